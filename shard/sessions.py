@@ -1,0 +1,107 @@
+"""Who inserted what: the table by which a server recognises a unit that it was sent before.
+
+A session is a client's; it holds the units that the client may still ask about, by seq (D9).
+Invariant: a unit has slots or has none, and a confirmed unit has slots.
+See docs/protocol.md, section 4, rules 8 and 9.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+#: A client that was silent for so long is forgotten.
+SESSION_TIMEOUT_NS: Final = 15 * 60 * 1_000_000_000
+
+
+class HeldUnit(msgspec.Struct, gc=False):
+    """A unit that this server was sent, or that its primary placed."""
+
+    client: bytes
+    seq: int
+    count: int
+    checksum: int
+    #: What the records hold; emptied once the store has it.
+    body: bytes = b""
+    #: Every record goes above this gsn.
+    after: int = 0
+    #: It goes after the unit with this seq.
+    follows: int = 0
+    #: The way back to the client; empty if its own copy has not come.
+    route: bytes = b""
+    #: Where it is: decided, or a backup's promise; None while it has no slots.
+    gsns: list[int] | None = None
+    #: The primary decided its slots.
+    confirmed: bool = False
+
+
+class Session(msgspec.Struct):
+    """One client at this shard."""
+
+    client: bytes
+    last_seen: int
+    #: Everything below is settled, and was forgotten if it was confirmed.
+    done_below: int = 1
+    units: dict[int, HeldUnit] = msgspec.field(default_factory=dict)
+    #: Units that wait for the one with this seq to be placed.
+    followers: dict[int, list[HeldUnit]] = msgspec.field(default_factory=dict)
+
+    def settle(self, done_below: int) -> None:
+        """Forget the confirmed units below `done_below`."""
+        if done_below <= self.done_below:
+            return
+        span = range(self.done_below, done_below)
+        for seq in span if len(span) <= len(self.units) else sorted(self.units):
+            unit = self.units.get(seq)
+            if unit is not None and seq < done_below and unit.confirmed:
+                del self.units[seq]
+        self.done_below = done_below
+
+    def confirm(self, unit: HeldUnit, gsns: list[int]) -> None:
+        """Take the primary's decision about a unit; forget it at once if it is settled."""
+        unit.gsns = gsns
+        unit.confirmed = True
+        unit.body = b""
+        if unit.seq < self.done_below:
+            self.units.pop(unit.seq, None)
+
+    def is_placed(self, seq: int) -> bool:
+        """Whether the unit `seq` has its slots (or is settled, or is no unit at all: 0)."""
+        if seq < self.done_below:
+            return True
+        unit = self.units.get(seq)
+        return unit is not None and unit.gsns is not None
+
+
+class Sessions:
+    """All sessions of a shard at one server."""
+
+    def __init__(self) -> None:
+        self.by_client: dict[bytes, Session] = {}
+
+    def open(self, client: bytes, now: int) -> Session:
+        """Return the client's session, a new one if it has none."""
+        session = self.by_client.get(client)
+        if session is None:
+            session = self.by_client[client] = Session(client, now)
+        else:
+            session.last_seen = now
+        return session
+
+    def silent(self, now: int, timeout_ns: int = SESSION_TIMEOUT_NS) -> list[Session]:
+        """Return the sessions of clients that were silent for too long."""
+        return [s for s in self.by_client.values() if now - s.last_seen >= timeout_ns]
+
+    def expire(self, client: bytes) -> Session | None:
+        """Forget a client."""
+        return self.by_client.pop(client, None)
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        for client, session in self.by_client.items():
+            assert client == session.client
+            for seq, unit in session.units.items():
+                assert seq == unit.seq
+                assert unit.gsns is not None or not unit.confirmed
+                assert seq >= session.done_below or not unit.confirmed

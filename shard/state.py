@@ -1,0 +1,131 @@
+"""What every part of a replica shares: who it is, what it holds, and the orders it is giving.
+
+One `ReplicaState` belongs to one replica; the parts (`primary`, `backup`, `readers`) read and change
+it, and `out` gathers the effects of the step that is under way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from shard.entry import Entry
+from shard.epochs import EpochClock
+from shard.sessions import Sessions
+from shard.stream import Stream
+from ziplog.node import Broadcast, Effect, Persist, Send
+from ziplog.view import NodeState, Replica
+from ziplog.wire import (
+    Decision,
+    InsertAck,
+    Limits,
+    Message,
+    Refused,
+)
+
+if TYPE_CHECKING:
+    from shard.entry import Store
+    from shard.sessions import HeldUnit
+    from ziplog.wire import RefusalCode
+
+
+class ReplicaConfig(msgspec.Struct, frozen=True):
+    """Who a replica is. All of it is known when its process starts."""
+
+    name: str
+    endpoint: str
+    shard: int
+    #: Its index among the replicas; 0 is the primary.
+    server: int
+    replicas: tuple[Replica, ...]
+    #: The nodes of the membership service.
+    mms: tuple[Replica, ...]
+    durability: Literal["memory", "disk"]
+    pid: int
+    limits: Limits
+    session_timeout_s: int = 900
+
+
+class ReplicaState:
+    """The state that a replica's parts share."""
+
+    def __init__(self, config: ReplicaConfig, store: Store, incarnation: int) -> None:
+        self.config: Final = config
+        self.store: Final = store
+        self.incarnation: Final = incarnation
+        self.shard: Final = config.shard
+        self.server: Final = config.server
+        #: 0 until the membership service told it.
+        self.cluster = 0
+        self.view = 0
+        self.state: NodeState = "starting"
+        self.trim = 0
+        self.clock: Final = EpochClock(config.shard)
+        self.stream: Final = Stream()
+        self.sessions: Final = Sessions()
+        #: No disk space: nothing new is accepted (D53).
+        self.full = False
+        #: Counts the acks sent: of two, the greater is the newer.
+        self.ack_counter = 0
+        #: Orders of the step under way.
+        self.out: list[Effect] = []
+        #: When the last insert came and when somebody last waited behind this shard, in ns.
+        self.last_insert = -(2**62)
+        self.last_want = -(2**62)
+        #: Records placed so far.
+        self.placed_records = 0
+
+    @property
+    def frontier(self) -> int:
+        """The first owned position that is not decided and stable yet."""
+        return self.clock.next_owned(self.stream.stable_end)
+
+    @property
+    def peers(self) -> tuple[bytes, ...]:
+        """The names of the other replicas."""
+        own = self.config.name
+        return tuple(r.name.encode() for r in self.config.replicas if r.name != own)
+
+    def send(self, dst: bytes, message: Message) -> None:
+        """Order a message to be sent."""
+        self.out.append(Send(dst, message))
+
+    def broadcast(self, dsts: tuple[bytes, ...], message: Message) -> None:
+        """Order one message to be sent to several."""
+        if dsts:
+            self.out.append(Broadcast(dsts, message))
+
+    def record(self, decision: Decision) -> None:
+        """Take a decision into the stream and the store."""
+        entry = Entry(self.stream.last + 1, self.view, decision)
+        self.stream.append(entry)
+        self.out.append(Persist(entry))
+
+    def ack(self, unit: HeldUnit) -> None:
+        """Tell the unit's client where this server holds it."""
+        assert unit.gsns is not None
+        self.ack_counter += 1
+        self.out.append(
+            Send(
+                unit.route,
+                InsertAck(
+                    self.cluster,
+                    self.shard,
+                    self.view,
+                    self.server,
+                    self.incarnation,
+                    unit.seq,
+                    self.ack_counter,
+                    unit.confirmed,
+                    unit.gsns,
+                ),
+            )
+        )
+
+    def refuse(self, route: bytes, request: int, code: RefusalCode, detail: str = "") -> None:
+        """Tell a client that its request will not be done, and why."""
+        self.send(
+            route,
+            Refused(self.cluster, self.shard, self.view, self.server, request, code, detail),
+        )

@@ -1,0 +1,346 @@
+"""A small world for pure nodes: virtual time, and links that delay, lose, repeat and reorder.
+
+Every message passes through the codec. A node's message to a name arrives with a route back, as it
+does on sockets. After every step all nodes check their invariants.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shard.entry import Entry, Mark
+from shard.replica import Replica, ReplicaConfig
+from shard.stream import end_of
+from ziplog import wire
+from ziplog.node import (
+    Broadcast,
+    Complete,
+    Connect,
+    Disconnect,
+    Drained,
+    Effect,
+    Event,
+    Halt,
+    Node,
+    Persist,
+    Persisted,
+    Propose,
+    Received,
+    Send,
+    Wakeup,
+)
+from ziplog.view import NO_DIGEST, Lease, Member, Placement, run_of
+from ziplog.view import Replica as Address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+US = 1_000
+MS = 1_000_000
+S = 1_000_000_000
+CLUSTER = 77
+
+
+class MemoryStore:
+    """The store of `shard.entry`, in a list."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self._ends: list[int] = []
+        self.last_fseq = 0
+        self.mark: Mark | None = None
+        self.backlog_bytes = 0
+
+    def append(self, entry: Entry) -> None:
+        if isinstance(entry.decision, Mark):
+            self.mark = entry.decision
+            return
+        self.last_fseq = entry.fseq
+        if not isinstance(entry.decision, wire.Expire):
+            self.entries.append(entry)
+            self._ends.append(end_of(entry, 0))
+
+    def find(self, gsn: int) -> Entry | None:
+        index = bisect_left(self._ends, gsn + 1)
+        if index == len(self.entries):
+            return None
+        entry = self.entries[index]
+        decision = entry.decision
+        if isinstance(decision, wire.Place):
+            return entry if gsn in decision.gsns else None
+        assert isinstance(decision, wire.Skip)
+        return entry if decision.start <= gsn < decision.stop else None
+
+    def scan(self, gsn: int, limit_bytes: int) -> list[Entry]:
+        result: list[Entry] = []
+        for entry in self.entries[bisect_left(self._ends, gsn + 1) :]:
+            result.append(entry)
+            if isinstance(entry.decision, wire.Place):
+                limit_bytes -= len(entry.decision.body or b"")
+            if limit_bytes <= 0:
+                break
+        return result
+
+    def last_record_below(self, gsn: int) -> int:
+        for entry in reversed(self.entries):
+            if isinstance(entry.decision, wire.Place):
+                below = [g for g in entry.decision.gsns if g < gsn]
+                if below:
+                    return below[-1]
+        return 0
+
+    def trim(self, gsn: int) -> None:
+        keep = bisect_left(self._ends, gsn + 1)
+        del self.entries[:keep], self._ends[:keep]
+
+
+@dataclass
+class Link:
+    """How messages travel from one node to another; the world's default unless set."""
+
+    delay: Callable[[], int] = lambda: 50 * US
+    lose: Callable[[], bool] = lambda: False
+    repeat: Callable[[], bool] = lambda: False
+
+
+@dataclass
+class Probe:
+    """A node that only records what it is sent."""
+
+    received: list[tuple[int, bytes, Any]] = field(default_factory=list)
+
+    def step(self, event: Event, now: int) -> list[Effect]:
+        if isinstance(event, Received):
+            self.received.append((now, event.src, event.message))
+        return []
+
+    def next_wakeup(self) -> int | None:
+        return None
+
+    def check(self) -> None:
+        pass
+
+    def of(self, kind: type) -> list[Any]:
+        """Return the messages of one kind, in order of arrival."""
+        return [message for _, _, message in self.received if isinstance(message, kind)]
+
+
+class World:
+    """Nodes by name, and the messages that are on their way."""
+
+    def __init__(self, link: Link | None = None) -> None:
+        self.now = 1 * S
+        self.nodes: dict[str, Node] = {}
+        self.stores: dict[str, MemoryStore] = {}
+        self.paused: set[str] = set()
+        self.link = link or Link()
+        self.links: dict[tuple[str, str], Link] = {}
+        self.halts: list[tuple[str, str]] = []
+        self.completed: dict[tuple[str, int], Any] = {}
+        self.proposed: list[tuple[str, bytes]] = []
+        self.trace: list[str] = []
+        self.tracing = False
+        self._queue: list[tuple[int, int, str, bytes, bytes]] = []
+        self._count = 0
+
+    def add(self, name: str, node: Node, store: MemoryStore | None = None) -> None:
+        self.nodes[name] = node
+        if store is not None:
+            self.stores[name] = store
+
+    # --- messages ---
+
+    def send(self, src: str, dst: str, message: wire.Message, *, reply: bool = False) -> None:
+        """Put a message on its way; a reply arrives with the peer's name, others with a route."""
+        if dst not in self.nodes:
+            return
+        link = self.links.get((src, dst), self.link)
+        frame = wire.encode(message)
+        route = src.encode() if reply else b"<" + src.encode()
+        if self.tracing:
+            self.trace.append(f"{src} -> {dst}: {describe(message)}")
+        for _ in range(2 if link.repeat() else 1):
+            if not link.lose():
+                self._count += 1
+                at = self.now + link.delay()
+                heapq.heappush(self._queue, (at, self._count, dst, route, frame))
+
+    def _route(self, src: str, dst: bytes, message: wire.Message) -> None:
+        if dst.startswith(b"<"):
+            self.send(src, dst[1:].decode(), message, reply=True)
+        else:
+            self.send(src, dst.decode(), message)
+
+    def inject(self, dst: str, event: Event) -> None:
+        """Step a node with an event, and let it end the batch."""
+        self._step(dst, event)
+        self._step(dst, Drained())
+
+    def _step(self, name: str, event: Event) -> None:
+        node = self.nodes[name]
+        for effect in node.step(event, self.now):
+            self._carry_out(name, effect)
+        node.check()
+
+    def _carry_out(self, name: str, effect: Effect) -> None:
+        match effect:
+            case Send(dst, message):
+                self._route(name, dst, message)
+            case Broadcast(dsts, message):
+                for dst in dsts:
+                    self._route(name, dst, message)
+            case Persist(entry):
+                self.stores[name].append(entry)
+                if entry.fseq:
+                    self._step(name, Persisted(entry.fseq))
+            case Halt(reason):
+                self.halts.append((name, reason))
+                self.paused.add(name)
+            case Complete(id, result):
+                self.completed[name, id] = result
+            case Propose(command):
+                self.proposed.append((name, command))
+            case Connect() | Disconnect():
+                pass
+
+    # --- time ---
+
+    def run(self, duration: int) -> None:
+        """Let time pass."""
+        self.run_until(lambda: False, duration)
+
+    def run_until(self, condition: Callable[[], bool], within: int = 10 * S) -> bool:
+        """Let time pass until the condition holds; whether it did."""
+        end = self.now + within
+        while not condition():
+            at = self._next()
+            if at is None or at > end:
+                self.now = end
+                return condition()
+            self.now = max(self.now, at)
+            self._turn()
+        return True
+
+    def _next(self) -> int | None:
+        times = [self._queue[0][0]] if self._queue else []
+        for name, node in self.nodes.items():
+            wakeup = node.next_wakeup() if name not in self.paused else None
+            if wakeup is not None:
+                times.append(wakeup)
+        return min(times, default=None)
+
+    def _turn(self) -> None:
+        """Deliver what is due, as one batch for each node, and wake those whose time has come."""
+        touched: list[str] = []
+        held: list[tuple[int, int, str, bytes, bytes]] = []
+        while self._queue and self._queue[0][0] <= self.now:
+            item = heapq.heappop(self._queue)
+            _, _, dst, route, frame = item
+            if dst in self.paused:
+                held.append(item)
+                continue
+            self._step(dst, Received(route, wire.decode(frame)))
+            if dst not in touched:
+                touched.append(dst)
+        for at, count, *rest in held:
+            heapq.heappush(self._queue, (max(at, self.now) + MS, count, *rest))  # type: ignore[misc]
+        for name in touched:
+            self._step(name, Drained())
+        for name, node in self.nodes.items():
+            wakeup = node.next_wakeup() if name not in self.paused else None
+            if wakeup is not None and wakeup <= self.now:
+                self._step(name, Wakeup())
+
+
+def describe(message: wire.Message) -> str:
+    """Return a message as one line of a trace: its kind and its telling fields."""
+    match message:
+        case wire.Insert():
+            return f"Insert seq={message.seq} after={message.after}"
+        case wire.InsertAck():
+            flag = "CONF" if message.confirmed else "SPEC"
+            return f"InsertAck seq={message.seq} {flag} {message.gsns}"
+        case wire.Forward():
+            what = []
+            for decision in message.decisions:
+                match decision:
+                    case wire.Place():
+                        body = "+body" if decision.body is not None else ""
+                        what.append(f"Place{body} seq={decision.seq} {decision.gsns}")
+                    case wire.Skip():
+                        what.append(f"Skip [{decision.start},{decision.stop})")
+                    case wire.Expire():
+                        what.append("Expire")
+            return f"Forward {message.first}: {'; '.join(what)} stable={message.stable}"
+        case wire.Report():
+            return f"Report held={message.held}"
+        case wire.Resend():
+            return f"Resend first={message.first} bodies={message.bodies}"
+        case wire.Deliver():
+            units = [unit.gsns for unit in message.units]
+            return f"Deliver [{message.start},{message.frontier}) {units}"
+        case wire.ReadReply():
+            return f"ReadReply {message.gsn} {message.answer} stable={message.stable}"
+        case wire.Refused():
+            return f"Refused {message.code}"
+        case wire.Want():
+            return f"Want {message.gsn}"
+    return type(message).__name__
+
+
+def address(name: str) -> Address:
+    return Address(name, f"127.0.0.1:{7000 + sum(name.encode()) % 900}")
+
+
+def shard_names(shard: int, f: int) -> list[str]:
+    return [f"shard-{shard}-{index}" for index in range(f + 1)]
+
+
+def placements(shards: int, f: int) -> list[Placement]:
+    return [
+        Placement(shard, 1, "live", tuple(address(name) for name in shard_names(shard, f)))
+        for shard in range(shards)
+    ]
+
+
+def first_lease(
+    shards: int, *, epochs: int = 16, epoch_size: int = 1 << 24, epoch_ms: int = 10
+) -> Lease:
+    members = tuple(Member(shard, 1, 1) for shard in range(shards))
+    return Lease(1, NO_DIGEST, 1, 0, epochs, epoch_size, epoch_ms, members)
+
+
+def add_shard(
+    world: World, shard: int, f: int = 1, *, durability: str = "memory", **config: Any
+) -> list[Replica]:
+    """Start the replicas of a shard, with a probe in the place of the membership service."""
+    if "mms-0" not in world.nodes:
+        world.add("mms-0", Probe())
+    names = shard_names(shard, f)
+    replicas = []
+    for index, name in enumerate(names):
+        own = ReplicaConfig(
+            name, address(name).endpoint, shard, index, tuple(map(address, names)),
+            (address("mms-0"),), durability, 1, wire.Limits(), **config,
+        )  # fmt: skip
+        store = MemoryStore()
+        replica = Replica(own, store, None, limbo=False, incarnation=index + 1, now=world.now)
+        world.add(name, replica, store)
+        replicas.append(replica)
+    return replicas
+
+
+def grant(
+    world: World, lease: Lease, shards: int, f: int = 1, *, starts_in_us: int = 0, trim: int = 0
+) -> None:
+    """Announce a lease to every replica."""
+    message = wire.LeaseAnnounced(
+        CLUSTER, [run_of(lease)], starts_in_us, placements(shards, f), trim
+    )
+    for shard in range(shards):
+        for name in shard_names(shard, f):
+            if name in world.nodes:
+                world.send("mms-0", name, message)

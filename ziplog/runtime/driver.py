@@ -1,0 +1,297 @@
+"""The loop under every server: feeds one node with events, carries its effects out in order.
+
+A turn: step what is waiting (at most 256 messages, so that deadlines are kept), what other threads
+posted, and `Wakeup` if it is due; then `Drained`; then sleep. Where entries must be on disk before
+anything is said (`flush_before_send`), whatever is sent after a `Persist` is held until the turn's
+end, and one flush serves all (docs/protocol.md, section 10). Invariant: no held frame leaves
+before every entry that was appended before it is flushed.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import structlog
+
+from ziplog.errors import LocalProtocolError, ProtocolError
+from ziplog.node import (
+    Broadcast,
+    Connect,
+    Disconnect,
+    Drained,
+    Effect,
+    Event,
+    Halt,
+    Node,
+    Persist,
+    Persisted,
+    Propose,
+    Received,
+    Send,
+    Wakeup,
+)
+from ziplog.runtime.tracing import halt
+from ziplog.wire import Heartbeat, Refused, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ziplog.runtime.transport import Transport
+    from ziplog.wire import Message
+
+#: Messages that a turn steps before it looks at the clock's deadline again.
+_BATCH: Final = 256
+#: Frames that wait for a flush; beyond, they are dropped (and repeated by the protocols).
+_MAX_HELD: Final = 10_000
+#: How long a flush that failed for lack of space is left alone.
+_FLUSH_RETRY_NS: Final = 50_000_000
+_COMPLAINT_INTERVAL_NS: Final = 1_000_000_000
+#: Says nothing about what is stored, so it need not wait for the disk.
+_NEEDS_NO_DISK: Final = (Refused, Heartbeat)
+
+_DRAINED: Final = Drained()
+_WAKEUP: Final = Wakeup()
+
+
+class EntryStore(Protocol):
+    """What the driver asks of a store."""
+
+    #: Stream position of the last entry appended.
+    last_fseq: int
+
+    def append(self, entry: Any) -> None:
+        """Take the next entry."""
+        ...
+
+    def flush(self) -> bool:
+        """Put everything on stable storage; False if there is no space for it now."""
+        ...
+
+
+class Driver:
+    """Runs one node on a transport until `stop`."""
+
+    #: Frames received that were no message.
+    bad_frames: int
+
+    def __init__(
+        self,
+        node: Node,
+        transport: Transport,
+        *,
+        store: EntryStore | None = None,
+        flush_before_send: bool = False,
+        propose: Callable[[bytes], None] | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        on_halt: Callable[[str, str], object] = halt,
+    ) -> None:
+        """Make a driver; the caller keeps, and closes, what it passes.
+
+        Args:
+            node: what to run.
+            transport: its frames.
+            store: where `Persist` goes.
+            flush_before_send: durability level `disk`.
+            propose: where `Propose` goes; it must not block.
+            clock: monotonic nanoseconds.
+            on_halt: gets a reason and the node's state; should not return.
+
+        """
+        self.bad_frames = 0
+        self._node, self._transport, self._store = node, transport, store
+        self._flush_before_send = flush_before_send
+        self._propose, self._clock, self._on_halt = propose, clock, on_halt
+        self._posted: deque[Event] = deque()
+        self._stopping = False
+        self._held: list[tuple[bytes, bytes]] = []
+        self._is_dirty = False
+        self._next_complaint = 0
+        self._log = structlog.get_logger()
+        self._handlers: dict[type[Effect], Callable[[Any], None]] = {
+            Send: self._send,
+            Broadcast: self._broadcast,
+            Connect: self._connect,
+            Disconnect: self._disconnect,
+            Persist: self._persist,
+            Propose: self._hand_over,
+            Halt: self._halt,
+        }
+
+    def run(self) -> None:
+        """Drive the node until `stop`. Our own errors in it end the process (`on_halt`)."""
+        try:
+            while not self._stopping:
+                self._turn()
+        except Exception as error:
+            self._log.exception("the node failed")
+            self._on_halt(f"{type(error).__name__}: {error}", _state(self._node))
+
+    def stop(self) -> None:
+        """Let `run` return after the current turn. From any thread, and from signal handlers."""
+        self._stopping = True
+        self._transport.wake()
+
+    def post(self, event: Event) -> None:
+        """Hand the node an event, in order. From any thread.
+
+        Nothing bounds the queue here: only what the node itself ordered may be posted.
+        """
+        self._posted.append(event)
+        self._transport.wake()
+
+    def _turn(self) -> None:
+        is_more = self._step_messages()
+        self._step_posted()
+        deadline = self._node.next_wakeup()
+        now = self._clock()
+        if deadline is not None and deadline <= now:
+            self._step(_WAKEUP, now)
+        self._step(_DRAINED, now)
+        retry = self._release() if self._is_dirty else None
+        if not is_more and not self._posted and not self._stopping:
+            self._transport.wait(self._pause(retry))
+
+    def _step_messages(self) -> bool:
+        """Step what is waiting; return whether there may be more."""
+        receive, step, carry_out, clock = (
+            self._transport.receive,
+            self._node.step,
+            self._carry_out,
+            self._clock,
+        )
+        for _ in range(_BATCH):
+            received = receive()
+            if received is None:
+                return False
+            src, frame = received
+            try:
+                message = decode(frame)
+            except ProtocolError as error:
+                self._complain(src, error)
+                continue
+            effects = step(Received(src, message), clock())
+            if effects:
+                carry_out(effects)
+        return True
+
+    def _step_posted(self) -> None:
+        posted = self._posted
+        for _ in range(len(posted)):
+            self._step(posted.popleft(), self._clock())
+
+    def _step(self, event: Event, now: int) -> None:
+        self._carry_out(self._node.step(event, now))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        handlers = self._handlers
+        for effect in effects:
+            handlers[type(effect)](effect)
+
+    def _pause(self, retry: int | None) -> int | None:
+        """Return how long to sleep at most, in nanoseconds."""
+        deadline = self._node.next_wakeup()
+        pause = None if deadline is None else max(deadline - self._clock(), 0)
+        if retry is None:
+            return pause
+        return retry if pause is None else min(pause, retry)
+
+    # --- effects -----------------------------------------------------------------------------
+
+    def _send(self, effect: Send) -> None:
+        frame = self._encode(effect.message)
+        if frame is None:
+            return
+        if self._is_dirty and not isinstance(effect.message, _NEEDS_NO_DISK):
+            self._hold(effect.dst, frame)
+        else:
+            self._transport.send(effect.dst, frame)
+
+    def _broadcast(self, effect: Broadcast) -> None:
+        frame = self._encode(effect.message)
+        if frame is None:
+            return
+        is_held = self._is_dirty and not isinstance(effect.message, _NEEDS_NO_DISK)
+        put = self._hold if is_held else self._transport.send
+        for dst in effect.dsts:
+            put(dst, frame)
+
+    def _encode(self, message: Message) -> bytes | None:
+        try:
+            return encode(message)
+        except LocalProtocolError as error:
+            self._complain(b"", error)
+            return None
+
+    def _hold(self, dst: bytes, frame: bytes) -> None:
+        if len(self._held) < _MAX_HELD:
+            self._held.append((dst, frame))
+        else:
+            self._transport.dropped += 1
+
+    def _connect(self, effect: Connect) -> None:
+        self._transport.connect(effect.name, effect.endpoint)
+
+    def _disconnect(self, effect: Disconnect) -> None:
+        self._transport.disconnect(effect.name)
+
+    def _persist(self, effect: Persist) -> None:
+        assert self._store is not None, "a node that persists needs a store"
+        self._store.append(effect.entry)
+        self._is_dirty = self._flush_before_send
+
+    def _hand_over(self, effect: Propose) -> None:
+        assert self._propose is not None, "a node that proposes needs consensus"
+        self._propose(effect.command)
+
+    def _halt(self, effect: Halt) -> None:
+        self._stopping = True
+        self._on_halt(effect.reason, _state(self._node))
+
+    # --- the disk, and complaints ------------------------------------------------------------
+
+    def _release(self) -> int | None:
+        """Flush and let go of what was held; return after how long to try again, if at all."""
+        store = self._store
+        assert store is not None, "only a store makes a turn dirty"
+        fseq = store.last_fseq
+        if not store.flush():
+            return _FLUSH_RETRY_NS
+        held, self._held, self._is_dirty = self._held, [], False
+        for dst, frame in held:
+            self._transport.send(dst, frame)
+        self._step(Persisted(fseq), self._clock())
+        return 0 if self._is_dirty else None
+
+    def _complain(self, src: bytes, error: ProtocolError) -> None:
+        """Count a bad frame; log at most one a second: whoever sends them may send many."""
+        self.bad_frames += 1
+        now = self._clock()
+        if now >= self._next_complaint:
+            self._next_complaint = now + _COMPLAINT_INTERVAL_NS
+            self._log.warning(
+                "frame dropped", src=src.hex(), error=str(error)[:500], so_far=self.bad_frames
+            )
+
+
+def run_process(driver: Driver, transport: Transport) -> None:
+    """Run a driver as its process's main loop, until SIGTERM or SIGINT; from the main thread."""
+    # A signal that comes just before the poll would not interrupt it; the byte does.
+    signal.set_wakeup_fd(transport.wake_fd, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: driver.stop())
+    # Keep the collector away from what lives for ever: a full pass costs milliseconds.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
+    try:
+        driver.run()
+    finally:
+        signal.set_wakeup_fd(-1)
+
+
+def _state(node: Node) -> str:
+    return repr(getattr(node, "__dict__", node))

@@ -1,0 +1,307 @@
+"""The only sockets: one ROUTER per process that listens, connects, and carries every frame.
+
+It drops rather than blocks: a frame that cannot be queued at once is gone, and counted. The
+protocols repeat what matters. A frame is one part behind its route; anything else is garbage.
+
+Invariant: `src` is a connected peer's name only if the frame came over our own connection to it.
+An inbound peer may choose the identity that a ROUTER knows it by, and libzmq stops the process
+when an outward connection is to get an identity that is taken; so outward connections are known
+to libzmq by unguessable routes, and inbound ones only by those that libzmq made up itself.
+(docs/protocol.md, section 4: rules of every server.)
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from typing import TYPE_CHECKING, Any, Final
+
+import zmq
+
+from ziplog.errors import ClosedError, ConfigError, UnavailableError
+from ziplog.wire import MAX_FRAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Frames that wait for one peer; the protocols bound their bytes (credit, windows).
+_SEND_QUEUE: Final = 10_000
+#: Frames of one peer that wait for us; behind them TCP holds the peer back.
+_RECEIVE_QUEUE: Final = 1_000
+_LINGER_MS: Final = 100
+_RECONNECT_MS: Final = 20
+_RECONNECT_MAX_MS: Final = 500
+_HEARTBEAT_MS: Final = 1_000
+_HEARTBEAT_TIMEOUT_MS: Final = 3_000
+#: How many frames in a row are followed by a question whether there is another.
+_ASK_FIRST: Final = 2
+#: Garbage that one `receive` passes over.
+_GARBAGE_LIMIT: Final = 64
+#: `select` knows no file descriptor from here on.
+_SELECT_LIMIT: Final = 1024
+#: Up to here, waits are timed in microseconds; longer ones in (rounded up) milliseconds.
+_EXACT_WAIT_NS: Final = 10_000_000
+_MAX_WAIT_NS: Final = 3_600_000_000_000
+
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_NOBLOCK_MORE: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+_POLLIN: Final = int(zmq.POLLIN)
+
+
+class Transport:
+    """Frames to and from peers. One thread at a time; only `wake` may be called from any."""
+
+    #: Frames that could not be sent: no such peer, or its queue is full.
+    dropped: int
+    #: Messages received that were no frame.
+    garbage: int
+
+    def __init__(self, bind: str | None = None) -> None:
+        """Listen at `bind` ("host:port"; port 0: any free one), or only connect if it is None.
+
+        Raises:
+            UnavailableError: the port is in use.
+            ConfigError: `bind` is no address of this machine.
+
+        """
+        self.dropped = self.garbage = 0
+        self._context = zmq.Context(io_threads=1)
+        self._socket = _router(self._context)
+        self._closed = False
+        try:
+            self._endpoint = None if bind is None else _bind(self._socket, bind)
+        except BaseException:
+            self._socket.close(0)
+            self._context.term()
+            raise
+        self._secret = b"\x01" + os.urandom(8)
+        self._connections = 0
+        self._endpoints: dict[bytes, str] = {}
+        self._routes: dict[bytes, bytes] = {}
+        self._names: dict[bytes, bytes] = {}
+        # Bound once, and below pyzmq's own Python layer, which costs 1-2 us a call.
+        backend: Any = super(zmq.Socket, self._socket)
+        self._send: Callable[[bytes, int], object] = backend.send
+        self._recv: Callable[[int], bytes] = backend.recv
+        self._get: Callable[[int], int] = backend.get
+        self._taken = 0
+        self._is_quiet = False
+        self._open_wake()
+
+    def _open_wake(self) -> None:
+        self._is_woken = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fds = (self._get(zmq.FD), self._wake_read)
+        self._epoll = select.epoll()
+        self._poll = select.poll()
+        for fd in self._fds:
+            self._epoll.register(fd, select.EPOLLIN)
+            self._poll.register(fd, select.POLLIN)
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where it listens, "host:port" with the actual port; None if it does not."""
+        return self._endpoint
+
+    @property
+    def wake_fd(self) -> int:
+        """For `signal.set_wakeup_fd`: a byte written here ends `wait`."""
+        return self._wake_write
+
+    def connect(self, name: bytes, endpoint: str) -> None:
+        """Let `name` reach the peer that listens at `endpoint` ("host:port"), for good.
+
+        The peer need not be there: frames wait for it, and it is connected again when lost.
+        A name that is connected to the same endpoint stays as it is; to another one, it moves.
+
+        Raises:
+            ConfigError: `endpoint` is no "host:port", or the name is empty or starts with a zero.
+
+        """
+        if not name or name[0] == 0:
+            raise ConfigError("name", name, "not empty, and start with another byte than 0")
+        if self._endpoints.get(name) == endpoint:
+            return
+        self.disconnect(name)
+        self._connect(name, endpoint)
+
+    def _connect(self, name: bytes, endpoint: str) -> None:
+        # A route serves one connection: what still comes over a former one has no name any more.
+        self._connections += 1
+        route = self._secret + self._connections.to_bytes(8, "big")
+        self._socket.set(zmq.CONNECT_ROUTING_ID, route)
+        try:
+            self._socket.connect(f"tcp://{endpoint}")
+        except zmq.ZMQError as error:
+            raise ConfigError("endpoint", endpoint, f"'host:port' ({error.strerror})") from error
+        self._endpoints[name] = endpoint
+        self._routes[name] = route
+        self._names[route] = name
+        self._is_quiet = False
+
+    def disconnect(self, name: bytes) -> None:
+        """Forget `name`; frames to it are dropped from now on. Nothing if it is not connected."""
+        endpoint = self._endpoints.pop(name, None)
+        if endpoint is None:
+            return
+        del self._names[self._routes.pop(name)]
+        self._socket.disconnect(f"tcp://{endpoint}")
+        # libzmq has cut every connection to this endpoint.
+        for other in [key for key, value in self._endpoints.items() if value == endpoint]:
+            del self._names[self._routes.pop(other)]
+            self._connect(other, endpoint)
+
+    def send(self, dst: bytes, frame: bytes) -> bool:
+        """Queue a frame for a connected name or for a route that `receive` gave.
+
+        Returns False, and counts, if it was dropped: nobody is there, or the queue is full.
+        """
+        try:
+            self._is_quiet = False
+            self._send(self._routes.get(dst, dst), _NOBLOCK_MORE)
+            self._send(frame, _NOBLOCK)
+        except zmq.ZMQError as error:
+            if self._closed:
+                raise ClosedError("this transport") from None
+            if error.errno not in {errno.EAGAIN, errno.EHOSTUNREACH}:
+                raise
+            self.dropped += 1
+            return False
+        return True
+
+    def receive(self) -> tuple[bytes, bytes] | None:
+        """Take the next frame that came in: (name or route of its sender, frame). Never blocks."""
+        for _ in range(_GARBAGE_LIMIT):
+            # To try and fail costs 4 us, to ask first 2. One frame is most often alone, and behind
+            # a few there are usually more.
+            if 0 < self._taken <= _ASK_FIRST and not self.ready():
+                break
+            try:
+                route = self._recv(_NOBLOCK)
+            except zmq.Again:
+                break
+            except zmq.ZMQError:
+                if self._closed:
+                    raise ClosedError("this transport") from None
+                raise
+            frame = self._recv(_NOBLOCK)
+            self._taken += 1
+            if self._get(zmq.RCVMORE):
+                self._drop_rest()
+                continue
+            name = self._names.get(route)
+            if name is not None:
+                return name, frame
+            if route[0] == 0:
+                return route, frame
+            self.garbage += 1
+        else:
+            return None
+        self._taken = 0
+        self._is_quiet = True
+        return None
+
+    def _drop_rest(self) -> None:
+        while self._get(zmq.RCVMORE):
+            self._recv(_NOBLOCK)
+        self.garbage += 1
+
+    def ready(self) -> bool:
+        """Whether `receive` would give something now."""
+        return bool(self._get(zmq.EVENTS) & _POLLIN)
+
+    def wait(self, timeout_ns: int | None) -> None:
+        """Sleep until input, `wake` or the time-out (None: none); may return early.
+
+        Up to 10 ms it is exact to about 0.1 ms; longer times are rounded up to milliseconds.
+        """
+        if self._is_woken:
+            self._clear_wake()
+        elif timeout_ns is not None and timeout_ns <= 0:
+            if self._is_quiet or not self.ready():
+                self._clear_wake()
+        elif self._is_quiet or not self.ready():
+            self._sleep(timeout_ns)
+
+    def _sleep(self, timeout_ns: int | None) -> None:
+        # libzmq's file descriptor reports changes only. That is enough here: since `ready` said
+        # no, or `receive` gave nothing, no call of ours has swallowed one.
+        if timeout_ns is None:
+            found = [fd for fd, _ in self._poll.poll()]
+        elif timeout_ns <= _EXACT_WAIT_NS and max(self._fds) < _SELECT_LIMIT:
+            found = select.select(self._fds, (), (), timeout_ns / 1e9)[0]
+        else:
+            waited_ms = -(-min(timeout_ns, _MAX_WAIT_NS) // 1_000_000)
+            found = [fd for fd, _ in self._poll.poll(waited_ms)]
+        if self._wake_read in found:
+            self._clear_wake()
+
+    def wake(self) -> None:
+        """End the current `wait`, or else the next. From any thread, and from signal handlers."""
+        if not self._is_woken:
+            self._is_woken = True
+            try:
+                os.write(self._wake_write, b"\0")
+            except BlockingIOError:  # The pipe is full of wake-ups.
+                return
+
+    def _clear_wake(self) -> None:
+        # In this order: a `wake` in between leaves its flag, and the next `wait` returns at once.
+        self._is_woken = False
+        try:
+            os.read(self._wake_read, 4096)
+        except BlockingIOError:
+            return
+
+    def fileno(self) -> int:
+        """A file descriptor for an event loop: readable means `wait(0)`, then `receive` to None.
+
+        It reports changes only, so ask `ready` again after the last `send`.
+        """
+        return self._epoll.fileno()
+
+    def close(self) -> None:
+        """Close everything; frames under way get 100 ms. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._is_woken = True  # So that no late `wake` writes to a descriptor of somebody else.
+        self._epoll.close()
+        self._socket.close(_LINGER_MS)
+        self._context.term()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+
+def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.ROUTER)
+    for option, value in (
+        # Without it, a frame for nobody and a frame beyond the high-water mark vanish silently.
+        (zmq.ROUTER_MANDATORY, 1),
+        (zmq.SNDHWM, _SEND_QUEUE),
+        (zmq.RCVHWM, _RECEIVE_QUEUE),
+        (zmq.MAXMSGSIZE, MAX_FRAME + 1024),
+        (zmq.LINGER, _LINGER_MS),
+        (zmq.RECONNECT_IVL, _RECONNECT_MS),
+        (zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS),
+        (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
+        (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS),
+        (zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS),
+    ):
+        socket.set(option, value)
+    return socket
+
+
+def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    try:
+        socket.bind(f"tcp://{endpoint}")
+    except zmq.ZMQError as error:
+        if error.errno == errno.EADDRINUSE:
+            advice = "stop the process that listens there, or choose another port"
+            raise UnavailableError(f"cannot listen at {endpoint}: it is in use; {advice}") from error
+        allowed = f"'host:port' of this machine ({error.strerror})"
+        raise ConfigError("bind", endpoint, allowed) from error
+    bound = socket.get(zmq.LAST_ENDPOINT)
+    assert isinstance(bound, bytes)
+    return bound.rstrip(b"\0").decode().removeprefix("tcp://")

@@ -1,8 +1,8 @@
 """A backup: it guesses what the primary will decide, and takes the primary's word when it comes.
 
-A unit is: arrived -> promised (acked with a guess) -> confirmed (the stream named it), or without slots
-when it was displaced or came while the backup was ahead (`guesses`). The stream is applied strictly in
-order; a gap or a missing body is asked for. docs/protocol.md, section 4, rules 1 to 6.
+A unit is: arrived -> promised (acked with a guess) -> confirmed (the stream named it), or without
+slots when it was displaced or came while the backup was ahead (`guesses`). The stream is applied
+strictly in order; a gap or a missing body is asked for. docs/protocol.md, section 4, rules 1 to 6.
 
 Invariant: what this server applied is a prefix of the primary's stream.
 """
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from shard.guesses import Guesses
 from shard.sessions import HeldUnit
-from shard.stream import end_of
+from shard.stream import end_after
 from ziplog.wire import Expire, Place, Report, Resend
 
 if TYPE_CHECKING:
+    from shard.entry import Entry
     from shard.sessions import Session
     from shard.state import ReplicaState
     from ziplog.wire import Decision, Forward
@@ -27,6 +28,8 @@ _MS: Final = 1_000_000
 BODY_GRACE_NS: Final = 2 * _MS
 #: A lost part of the stream is asked for again after so long.
 ASK_AGAIN_NS: Final = 5 * _MS
+#: Nothing heard for so long while something is not stable: the last word may have been lost.
+ASK_STABLE_NS: Final = 1000 * _MS
 #: While the primary's stream was heard of this lately, it says which epoch it is in.
 STREAM_FLOWS_NS: Final = 40 * _MS
 #: Decisions held back behind a missing body.
@@ -48,27 +51,31 @@ class Backup:
         self._primary: Final = state.config.replicas[0].name.encode()
         #: The stream from `stream.last + 1` on, as far as it was received and not yet applied.
         self._pending: deque[Decision] = deque()
+        #: The last decision that is known to exist, and the gsn after the last one received.
+        self._known = 0
+        self._known_end = 0
         #: When to ask for what is missing; None while nothing is.
         self._ask_due: int | None = None
         self._report_due = False
-        self._reported_durable = 0
         self._durable = state.stream.last
+        #: When the primary was heard last, and when it was asked last.
         self._heard_stream = -(2**62)
+        self._asked = -(2**62)
         #: Bodies of units that the primary has not placed yet.
         self._undecided_bytes = 0
 
     def restore(self) -> None:
         """After a restart: promises are kept, and other units wait for the primary's word."""
-        for session in self._state.sessions.by_client.values():
-            for unit in session.units.values():
-                if not unit.confirmed:
-                    self._undecided_bytes += len(unit.body)
-        self.guesses.restore(
+        undecided = [
             unit
             for session in self._state.sessions.by_client.values()
             for unit in session.units.values()
-            if unit.gsns is not None and not unit.confirmed
-        )
+            if not unit.confirmed
+        ]
+        self._undecided_bytes = sum(len(unit.body) for unit in undecided)
+        self.guesses.restore(undecided)
+        # What was sent while this server was away is lost.
+        self._ask_due = 0
 
     # --- inserts ---
 
@@ -81,8 +88,17 @@ class Backup:
         self._undecided_bytes += len(unit.body)
         if self._pending:
             self._apply(now)
-        if unit.gsns is None and session.is_placed(unit.follows) and self._may_promise():
+            if unit.gsns is not None or self._is_pending(unit):
+                return
+        if session.is_placed(unit.follows) and self._may_promise():
             self._promise(unit, now)
+
+    def _is_pending(self, unit: HeldUnit) -> bool:
+        """Whether the primary's word about a unit is here already, behind a missing body."""
+        return any(
+            type(d) is Place and d.seq == unit.seq and d.client == unit.client
+            for d in self._pending
+        )
 
     def _may_promise(self) -> bool:
         """At level `disk` only what is decided is stored, so only that is acked."""
@@ -93,9 +109,9 @@ class Backup:
 
     def _promise(self, unit: HeldUnit, now: int) -> None:
         state = self._state
-        flows = now - self._heard_stream < STREAM_FLOWS_NS
-        late = state.clock.epoch_ns // 4 if flows else 0
-        floor = max(state.stream.end, state.clock.due(now - late))
+        floor = max(state.stream.end, self._known_end)
+        if now - self._heard_stream >= STREAM_FLOWS_NS:
+            floor = max(floor, state.clock.due(now))
         if self.guesses.promise(unit, floor):
             state.ack(unit)
 
@@ -104,67 +120,79 @@ class Backup:
         if unit.gsns is not None:
             self._state.ack(unit)
 
+    def settled(self, session: Session, done_below: int, _now: int) -> None:
+        """Forget what the client calls settled."""
+        for unit in session.settle(done_below):
+            self._undecided_bytes -= len(unit.body)
+
     # --- the stream ---
 
-    def forwarded(self, forward: Forward, now: int) -> None:
-        """Take a part of the primary's stream."""
-        stream = self._state.stream
+    def forwarded(self, forward: Forward, now: int) -> list[Entry]:
+        """Take a part of the primary's stream; return what became stable."""
+        stream, pending = self._state.stream, self._pending
         self._heard_stream = now
         self._report_due = True
-        expected = stream.last + len(self._pending) + 1
-        if forward.first > expected:
-            self._ask_due = self._ask_due or now
-            return
+        self._known = max(self._known, forward.first + len(forward.decisions) - 1)
+        expected = stream.last + len(pending) + 1
         for fseq, decision in enumerate(forward.decisions, forward.first):
-            if fseq == expected and len(self._pending) < MAX_HELD_DECISIONS:
-                self._pending.append(decision)
+            if fseq == expected and len(pending) < MAX_HELD_DECISIONS:
+                pending.append(decision)
+                self._known_end = end_after(decision, self._known_end)
                 expected += 1
             elif stream.last < fseq < expected and type(decision) is Place and decision.body:
-                self._pending[fseq - stream.last - 1] = decision
+                pending[fseq - stream.last - 1] = decision
         self._apply(now)
-        stream.stabilise(min(forward.stable, stream.last))
+        news = stream.stabilise(min(forward.stable, stream.last))
         stream.make_durable(forward.durable)
+        return news
 
     def _apply(self, now: int) -> None:
         """Apply the stream as far as it can be: up to the first body that has not come."""
-        while self._pending:
-            decision = self._pending[0]
+        stream, pending = self._state.stream, self._pending
+        before = stream.last
+        while pending:
+            decision = pending[0]
             if type(decision) is Place:
                 if not self._apply_place(decision, now):
-                    self._ask_due = self._ask_due or now + BODY_GRACE_NS
-                    return
+                    break
             else:
                 self._apply_other(decision)
-            self._pending.popleft()
-        self._ask_due = None
+            pending.popleft()
+        if pending:
+            if self._ask_due is None or stream.last > before:
+                self._ask_due = now + BODY_GRACE_NS
+        elif stream.last < self._known:
+            self._ask_due = now if self._ask_due is None else min(self._ask_due, now + ASK_AGAIN_NS)
+        else:
+            self._ask_due = None
 
     def _apply_place(self, place: Place, now: int) -> bool:
-        state = self._state
+        state, gsns = self._state, place.gsns
         session = state.sessions.by_client.get(place.client)
         unit = session.units.get(place.seq) if session is not None else None
-        if unit is not None and unit.checksum != place.checksum:
-            unit = None if place.body is None else unit
-        body = place.body if unit is None or place.body is not None else unit.body
+        body = place.body
         if body is None:
-            return False
+            if unit is None or unit.checksum != place.checksum:
+                return False
+            body = unit.body
         if session is None:
             session = state.sessions.open(place.client, now)
         if unit is None:
-            unit = HeldUnit(place.client, place.seq, len(place.gsns), place.checksum)
+            unit = HeldUnit(place.client, place.seq, len(gsns), place.checksum)
             session.units[place.seq] = unit
         self._undecided_bytes -= len(unit.body)
-        kept = self.guesses.decide(place.gsns[-1] + 1, unit, place.gsns)
+        is_kept = unit.gsns == gsns and unit.checksum == place.checksum
+        self._displace(self.guesses.decide(gsns[-1] + 1, unit, gsns))
         state.record(
             Place(
-                place.client, place.seq, place.done_below, place.epoch, place.gsns,
-                place.checksum, body,
+                place.client, place.seq, place.done_below, place.epoch, gsns, place.checksum, body
             )
         )  # fmt: skip
-        session.settle(place.done_below)
-        session.confirm(unit, place.gsns)
-        unit.checksum = place.checksum
+        self.settled(session, place.done_below, now)
+        unit.checksum, unit.count = place.checksum, len(gsns)
+        session.confirm(unit, gsns)
         state.placed_records += unit.count
-        if unit.route and not kept:
+        if not is_kept:
             state.ack(unit)
         return True
 
@@ -172,13 +200,21 @@ class Backup:
         state = self._state
         state.record(decision)
         if type(decision) is Expire:
-            session = state.sessions.expire(decision.client)
-            for unit in session.units.values() if session is not None else ():
-                self.guesses.drop(unit)
-                self._undecided_bytes -= len(unit.body)
+            session = state.sessions.by_client.get(decision.client)
+            if session is not None:
+                session.forget_confirmed()
+                if not session.units:
+                    state.sessions.expire(decision.client)
         else:
-            end = end_of(state.stream.window[-1], state.stream.end)
-            self.guesses.decide(end, None, None)
+            self._displace(self.guesses.decide(state.stream.end, None, None))
+
+    def _displace(self, units: list[HeldUnit]) -> None:
+        """Forget those units that lost their slots and that their clients gave up."""
+        for unit in units:
+            session = self._state.sessions.by_client[unit.client]
+            if unit.seq < session.done_below:
+                del session.units[unit.seq]
+                self._undecided_bytes -= len(unit.body)
 
     def persisted(self, fseq: int) -> None:
         """Take the news that this server's own entries are on stable storage."""
@@ -204,14 +240,15 @@ class Backup:
 
     def woke(self, now: int) -> None:
         """Ask for what is missing."""
-        if self._ask_due is None or now < self._ask_due:
+        due = self.next_wakeup(now)
+        if due is None or now < due:
             return
         state = self._state
-        self._ask_due = now + ASK_AGAIN_NS
-        first = state.stream.last + len(self._pending) + 1
-        bodies = 0
-        if self._pending:
-            first, bodies = state.stream.last + 1, self._missing_bodies()
+        first = state.stream.last + 1
+        bodies = self._missing_bodies() if self._pending else 0
+        self._asked = now
+        if self._ask_due is not None:
+            self._ask_due = now + ASK_AGAIN_NS
         state.send(
             self._primary,
             Resend(state.cluster, state.shard, state.view, state.server, first, bodies),
@@ -228,11 +265,38 @@ class Backup:
                     missing = index
         return missing
 
-    def next_wakeup(self) -> int | None:
+    def expire_sessions(self, now: int) -> None:
+        """Forget what clients that were silent for too long left here without slots.
+
+        Their confirmed units go with the primary's `Expire`, their promises with its decisions.
+        """
+        state = self._state
+        for session in state.sessions.silent(now, state.config.session_timeout_s * 1000 * _MS):
+            for unit in [u for u in session.units.values() if u.gsns is None]:
+                del session.units[unit.seq]
+                self._undecided_bytes -= len(unit.body)
+            if not session.units:
+                state.sessions.expire(session.client)
+
+    def next_wakeup(self, _now: int) -> int | None:
         """Return when something becomes due."""
-        return self._ask_due
+        if self._ask_due is not None:
+            return self._ask_due
+        stream = self._state.stream
+        if stream.stable < stream.last:
+            return max(self._heard_stream, self._asked) + ASK_STABLE_NS
+        return None
 
     def check(self) -> None:
         """Assert the invariants."""
         self.guesses.check(self._state.stream.end)
-        assert self._undecided_bytes >= 0
+        undecided = [
+            unit
+            for session in self._state.sessions.by_client.values()
+            for unit in session.units.values()
+            if not unit.confirmed
+        ]
+        assert self._undecided_bytes == sum(len(unit.body) for unit in undecided)
+        promised = [unit for unit in undecided if unit.gsns is not None]
+        assert len(promised) == len(self.guesses.promised), "a promise was forgotten"
+        assert all(self.guesses.promised.get((u.gsns or [0])[0]) is u for u in promised)

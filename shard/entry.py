@@ -1,7 +1,7 @@
 """What a replica stores: the decided entries of its stream, and the store that keeps them.
 
-Entries are stored in stream order, and a primary only ever decides upwards, so that is gsn order too
-(docs/protocol.md, section 10).
+Entries are stored in stream order, and a primary only ever decides upwards, so that is gsn order
+too (docs/protocol.md, section 10).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Store(Protocol):
         ...
 
     def scan(self, gsn: int, limit_bytes: int) -> list[Entry]:
-        """Return the `Place` and `Skip` entries, in order, from the first that ends at or after `gsn`.
+        """Return `Place` and `Skip` entries, in order, from the first that reaches `gsn` or beyond.
 
         About `limit_bytes` of bodies; at least one entry if there is any.
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from ziplog.view import run_of
+from ziplog.view import LeaseRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ziplog.view import Lease, LeaseRun
+    from ziplog.view import Lease
 
 _NS_PER_MS: Final = 1_000_000
-#: Leases kept for subscribers that have not passed them yet.
-_KEPT_LEASES: Final = 64
+#: Runs of equal leases kept, for subscribers that have not passed them yet.
+_KEPT_RUNS: Final = 64
 #: How many leases of a run are verified one by one: more than a month of idleness.
 _MAX_VERIFIED: Final = 200_000
 
@@ -42,27 +42,30 @@ class EpochClock:
         self._began = 0
         #: Leases that are yet to begin, with the time when each does.
         self._coming: deque[tuple[int, Lease]] = deque()
-        #: The newest leases, the last one included, in order.
-        self.recent: deque[Lease] = deque(maxlen=_KEPT_LEASES)
+        #: The newest leases, the last one included, in order and without a gap.
+        self.recent: deque[LeaseRun] = deque(maxlen=_KEPT_RUNS)
 
     @property
     def last(self) -> Lease | None:
         """The last lease that this server holds."""
-        return self.recent[-1] if self.recent else None
+        return self.recent[-1].last if self.recent else None
 
     @property
     def limit(self) -> int:
         """The first gsn beyond every lease held; 0 if there is none."""
-        return self.recent[-1].stop if self.recent else 0
+        return self.recent[-1].last.stop if self.recent else 0
 
-    def restore(self, lease: Lease, now: int) -> None:
-        """Go on with a lease that was in force before a restart, in its last epoch."""
-        self.recent.append(lease)
-        self.lease = lease
+    def restore(self, runs: list[LeaseRun], now: int) -> None:
+        """Go on with the leases held before a restart, in the last epoch of the last one."""
+        self.recent.extend(runs)
+        self.lease = lease = runs[-1].last
         self._began = now - lease.epochs * lease.epoch_ms * _NS_PER_MS
 
     def announce(self, runs: Iterable[LeaseRun], begins: int, now: int) -> bool:
         """Take committed leases, the last of which begins at `begins`; False if all were known.
+
+        Leases between those held and the last one are over when the last one begins, or never
+        begin: time decides only what is taken next.
 
         Raises:
             LeaseConflictError: they contradict a lease held.
@@ -70,48 +73,45 @@ class EpochClock:
         """
         news = False
         for run in runs:
-            news |= self._verify(run)
+            news |= self._take_run(run)
         if news:
-            last = self.recent[-1]
             while self._coming and self._coming[-1][0] >= begins:
                 self._coming.pop()
-            self._coming.append((begins, last))
+            self._coming.append((begins, self.recent[-1].last))
         self.turn(now)
         return news
 
-    def _verify(self, run: LeaseRun) -> bool:
-        held = self.last
-        if held is None:
-            self._hold(run)
+    def _take_run(self, run: LeaseRun) -> bool:
+        """Verify a run and keep it; False if it holds nothing new, or leaves a gap."""
+        if not self.recent:
+            self.recent.append(run)
             return True
-        if run.last.number <= held.number:
-            if run.last.number == held.number and run.last != held:
-                raise LeaseConflictError(f"lease {held.number} was announced twice: {run.last}")
+        self._compare(run)
+        held = self.recent[-1]
+        last = held.last
+        if run.last.number <= last.number:
             return False
-        if run.first.number == held.number + 1:
-            if run.first.predecessor != held.digest or run.first.base != held.stop:
-                raise LeaseConflictError(f"lease {run.first.number} does not follow {held}")
-        elif run.first.number > held.number + 1:
+        if run.first.number > last.number + 1:
             return False  # a gap: the next heartbeat asks for what is missing
+        if run.first.number == last.number + 1:
+            if run.first.predecessor != last.digest or run.first.base != last.stop:
+                raise LeaseConflictError(f"lease {run.first.number} does not follow {last}")
+            if not last.repeats(run.first):
+                self.recent.append(run)
+                return True
         else:
-            self._verify_inside(run, held)
-        self._hold(run)
+            _verify_inside(run, last)
+        added = run.last.number - last.number
+        self.recent[-1] = LeaseRun(held.first, held.count + added, run.last)
         return True
 
-    def _verify_inside(self, run: LeaseRun, held: Lease) -> None:
-        steps = run.last.number - held.number
-        if steps > _MAX_VERIFIED:
-            return
-        lease = held
-        for _ in range(steps):
-            lease = lease.following()
-        if lease != run.last:
-            raise LeaseConflictError(f"lease {run.last.number} does not follow {held}")
-
-    def _hold(self, run: LeaseRun) -> None:
-        if run.count > 1 and (not self.recent or self.recent[-1].number < run.first.number):
-            self.recent.append(run.first)
-        self.recent.append(run.last)
+    def _compare(self, run: LeaseRun) -> None:
+        """Compare what is told again with what is held, where both are known exactly."""
+        for held in self.recent:
+            for known in (held.first, held.last):
+                for told in (run.first, run.last):
+                    if told.number == known.number and told != known:
+                        raise LeaseConflictError(f"lease {told.number} was announced twice: {told}")
 
     def turn(self, now: int) -> None:
         """Begin the leases that are due."""
@@ -152,9 +152,13 @@ class EpochClock:
         lease = self.lease
         if lease is not None and lease.base <= gsn < lease.stop:
             return lease
-        for other in reversed(self.recent):
-            if other.base <= gsn < other.stop:
-                return other
+        run = self._run_of(gsn)
+        return None if run is None else run.lease_at(gsn)
+
+    def _run_of(self, gsn: int) -> LeaseRun | None:
+        for run in reversed(self.recent):
+            if run.first.base <= gsn:
+                return run if gsn < run.last.stop else None
         return None
 
     def next_owned(self, gsn: int) -> int:
@@ -162,14 +166,23 @@ class EpochClock:
 
         That is the end of the leases held if they have no such position.
         """
-        for _ in range(_KEPT_LEASES + 1):
-            lease = self.lease_of(gsn)
-            if lease is None:
-                break
+        lease = self.lease
+        if lease is not None and lease.base <= gsn < lease.stop:
             owned = lease.next_owned(self.shard, gsn)
             if owned < lease.stop:
                 return owned
-            gsn = lease.stop
+            gsn = owned
+        while (run := self._run_of(gsn)) is not None:
+            # All leases of a run are alike: if the rest of one and the next have none, none has.
+            for _ in range(2):
+                lease = run.lease_at(gsn)
+                gsn = lease.next_owned(self.shard, gsn)
+                if gsn < lease.stop:
+                    return gsn
+                if gsn >= run.last.stop:
+                    break
+            else:
+                gsn = run.last.stop
         return gsn
 
     def take(self, floor: int, count: int) -> list[int]:
@@ -182,8 +195,21 @@ class EpochClock:
             gsns = lease.take(self.shard, gsn, count)
             if gsns:
                 return gsns
-            gsn = self.next_owned(lease.epoch_base(lease.epoch_at(gsn) + 1))
+            gsn = lease.epoch_base(lease.epoch_at(gsn) + 1)
+            if lease.schedule.slot_from(self.shard, lease.epoch_size) < count:
+                run = self._run_of(gsn - 1)
+                assert run is not None, "a lease of no run"
+                gsn = run.last.stop  # no epoch of these leases is large enough
+            gsn = self.next_owned(gsn)
         return []
+
+    @property
+    def epoch_slots(self) -> int:
+        """How many positions an epoch of the last lease has for this shard; 0: it is no member."""
+        last = self.last
+        if last is None or last.view_of(self.shard) is None:
+            return 0
+        return last.schedule.slot_from(self.shard, last.epoch_size)
 
     def epoch_at(self, gsn: int) -> int:
         """Return the epoch of a gsn that was just taken."""
@@ -199,16 +225,32 @@ class EpochClock:
     def slots_between(self, start: int, stop: int) -> int | None:
         """Return how many owned slots lie from `start` to `stop` (negative backwards).
 
-        None if they are not of one lease.
+        None if they are not of one epoch, or their lease is not known.
         """
         lease = self.lease_of(start)
         if lease is None or not lease.base <= stop < lease.stop:
             return None
+        if lease.epoch_at(start) != lease.epoch_at(stop):
+            return None
         return lease.slot(self.shard, stop) - lease.slot(self.shard, start)
 
-    def runs_after(self, number: int) -> list[LeaseRun]:
-        """Return the kept leases with a greater number, for a subscriber."""
-        last = self.last
-        if last is None or last.number <= number:
-            return []
-        return [run_of(lease) for lease in self.recent if lease.number > number]
+    def runs_after(self, number: int, digest: bytes) -> list[LeaseRun]:
+        """Return the kept leases that follow lease `number`, which has this digest; 0: all."""
+        found: list[LeaseRun] = []
+        for run in reversed(self.recent):
+            if run.last.number <= number:
+                break
+            found.append(run.after(number, digest) if run.first.number <= number else run)
+        return found[::-1]
+
+
+def _verify_inside(run: LeaseRun, held: Lease) -> None:
+    """Verify that a run which holds the lease `held` goes on with just that lease repeated."""
+    steps = run.last.number - held.number
+    if steps > _MAX_VERIFIED:
+        return
+    lease = held
+    for _ in range(steps):
+        lease = lease.following()
+    if lease != run.last:
+        raise LeaseConflictError(f"lease {run.last.number} does not follow {held}")

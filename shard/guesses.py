@@ -1,7 +1,7 @@
 """A backup's guesses: the slots that it promised to units before the primary decided them.
 
-A promise is broken only by the primary's own decision about that slot or that unit (D3). A unit that
-loses its slots, and one that never got any, waits without (D4). The next guess comes after the
+A promise is broken only by the primary's own decision about that slot or that unit (D3). A unit
+that loses its slots, and one that never got any, waits without (D4). The next guess comes after the
 highest decided and the highest promised slot (D5, docs/protocol.md section 4, rules 1 to 4).
 
 Invariant: promises are in increasing gsn order, disjoint, and above everything decided.
@@ -9,6 +9,7 @@ Invariant: promises are in increasing gsn order, disjoint, and above everything 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: So many decisions in a row with one offset, and the backup realigns.
 _REALIGN_AFTER: Final = 4
+#: A greater offset, in slots, is none to follow: the next epoch heals it.
+_MAX_OFFSET: Final = 65_536
 
 
 class Guesses:
@@ -28,7 +31,7 @@ class Guesses:
     def __init__(self, clock: EpochClock) -> None:
         self._clock: Final = clock
         #: Promised units by their first gsn, in increasing order.
-        self.promised: dict[int, HeldUnit] = {}
+        self.promised: OrderedDict[int, HeldUnit] = OrderedDict()
         #: The gsn after the last promise.
         self._promised_end = 0
         #: Slots to leave free before the next guess (this backup is behind).
@@ -43,7 +46,7 @@ class Guesses:
     def restore(self, units: Iterable[HeldUnit]) -> None:
         """Keep the promises that were made before a restart."""
         kept = [(unit.gsns[0], unit) for unit in units if unit.gsns is not None]
-        self.promised = dict(sorted(kept, key=itemgetter(0)))
+        self.promised = OrderedDict(sorted(kept, key=itemgetter(0)))
         self._shrink()
 
     def promise(self, unit: HeldUnit, floor: int) -> bool:
@@ -56,43 +59,46 @@ class Guesses:
             return False
         gsns = self._clock.take(max(floor, self._promised_end, unit.after + 1), unit.count)
         if gsns and self._skip_slots:
-            gsns = self._clock.take(gsns[0] + 1, self._skip_slots)
-            self._skip_slots = 0
-            gsns = self._clock.take(gsns[-1] + 1, unit.count) if gsns else []
+            gsns = self._leave_free(gsns, unit.count)
         if not gsns:
             return False
         unit.gsns = gsns
+        unit.guess = gsns[0]
         self.promised[gsns[0]] = unit
         self._promised_end = gsns[-1] + 1
         return True
 
-    def decide(self, end: int, unit: HeldUnit | None, gsns: list[int] | None) -> bool:
+    def _leave_free(self, gsns: list[int], count: int) -> list[int]:
+        """Return the gsns that come `_skip_slots` slots after these, if they are in one epoch."""
+        free = self._clock.take(gsns[0], self._skip_slots)
+        self._skip_slots = 0
+        if not free or free[0] != gsns[0]:
+            return gsns
+        return self._clock.take(free[-1] + 1, count)
+
+    def decide(self, end: int, unit: HeldUnit | None, gsns: list[int] | None) -> list[HeldUnit]:
         """Take a decision: all slots below `end`, and `unit` (if any) at `gsns`.
 
-        Every promise that it contradicts is broken. True if the unit was promised just that.
+        Every promise that it contradicts is broken. Returns the other units that lost their slots.
         """
-        kept = unit is not None and unit.gsns == gsns
-        if unit is not None and unit.gsns is not None and gsns is not None:
-            self._compare(unit.gsns[0], gsns[0])
-            del self.promised[unit.gsns[0]]
-        while self.promised:
-            first = next(iter(self.promised))
-            if first >= end:
-                break
-            self.promised.pop(first).gsns = None
+        promised = self.promised
+        if unit is not None and unit.guess and gsns is not None:
+            self._compare(unit.guess, gsns[0])
+            if unit.gsns is not None:
+                del promised[unit.gsns[0]]
+        displaced: list[HeldUnit] = []
+        while promised and (first := next(iter(promised))) < end:
+            loser = promised.pop(first)
+            loser.gsns = None
+            displaced.append(loser)
         self._shrink()
-        return kept
-
-    def drop(self, unit: HeldUnit) -> None:
-        """Forget a unit whose session has ended."""
-        if unit.gsns is not None and not unit.confirmed:
-            self.promised.pop(unit.gsns[0], None)
-            self._shrink()
+        return displaced
 
     def _shrink(self) -> None:
         """Guess on after the highest promise that is left."""
         if not self.promised:
             self._promised_end = 0
+            self._withheld = 0  # without a promise, no guess is ahead of the stream
         else:
             highest = self.promised[next(reversed(self.promised))].gsns
             assert highest is not None
@@ -103,7 +109,7 @@ class Guesses:
         if guessed < self._realigned_at:
             return
         offset = self._clock.slots_between(guessed, decided)
-        if not offset or offset != self._offset:
+        if not offset or abs(offset) > _MAX_OFFSET or offset != self._offset:
             self._offset = offset or 0
             self._same_offsets = 1 if offset else 0
             return

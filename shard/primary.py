@@ -9,7 +9,8 @@ Invariant: decisions go upwards in gsn, and a placed unit never moves.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from shard.entry import Mark
@@ -19,12 +20,16 @@ if TYPE_CHECKING:
     from shard.entry import Entry
     from shard.sessions import HeldUnit, Session
     from shard.state import ReplicaState
-    from ziplog.wire import Decision, LeaseHistory, Want
+    from ziplog.wire import Decision, LeaseHistory, RefusalCode, Want
+
+_Key = tuple[bytes, int]
 
 _MS: Final = 1_000_000
 #: Decided but unstable: above this, arrivals wait (D23).
 MAX_UNSTABLE_RECORDS: Final = 4096
 MAX_UNSTABLE_BYTES: Final = 16 * 1024 * 1024
+#: Above so many unstable decisions of any kind, no more no-ops are decided, and no session expires.
+MAX_UNSTABLE_DECISIONS: Final = 12_288
 #: Not yet written to disk: above this, arrivals wait.
 MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
 #: Waiting: above this, arrivals are refused.
@@ -33,8 +38,9 @@ MAX_WAITING_UNITS: Final = 65_536
 #: One frame carries at most so many bytes of bodies.
 MAX_FORWARD_BYTES: Final = 4 * 1024 * 1024
 MAX_FORWARD_DECISIONS: Final = 4096
-#: Nothing heard of a forward for so long: send it again.
+#: Nothing heard of a forward for so long: send it again, and then less and less often.
 RESEND_AFTER_NS: Final = 20 * _MS
+MAX_RESEND_AFTER_NS: Final = 1000 * _MS
 #: The backups learn what is stable at most so much later if nothing else is forwarded.
 SPREAD_AFTER_NS: Final = 5 * _MS
 #: A shard is active for so long after its last insert, and after somebody waited behind it.
@@ -43,6 +49,8 @@ ACTIVE_AFTER_WANT_NS: Final = 1000 * _MS
 #: A question to the membership service is asked again after so long.
 ASK_AGAIN_NS: Final = 100 * _MS
 MAX_FRONTIER_WAITERS: Final = 1024
+#: Questions to which an answer still counts.
+_MAX_QUESTIONS: Final = 256
 
 
 class Primary:
@@ -58,19 +66,27 @@ class Primary:
         #: The next decision that was not forwarded yet.
         self._next_forward = state.stream.stable + 1
         self._gathered: list[Decision] = []
-        #: When the oldest unanswered forward was sent last.
-        self._forwarded_at = 0
+        #: When to send again what was not reported; None while everything is.
+        self._resend_due: int | None = None
+        self._resend_after = RESEND_AFTER_NS
         #: What the backups were told last.
         self._spread_stable = 0
         self._spread_due: int | None = None
-        #: Units that wait for room or for a lease, in order of arrival.
-        self._waiting: deque[HeldUnit] = deque()
-        self._waiting_bytes = 0
-        #: Units whose `after` lies beyond the leases held, and when to ask about them again.
-        self._beyond: list[HeldUnit] = []
+        #: Units without slots, wherever they wait; their followers wait in their sessions.
+        self._undecided_units = 0
+        self._undecided_bytes = 0
+        #: Those that wait for room or for a lease, in order of arrival.
+        self._waiting: OrderedDict[_Key, HeldUnit] = OrderedDict()
+        #: Those whose `after` leaves them nothing in the leases held.
+        self._beyond: dict[_Key, HeldUnit] = {}
+        #: Questions about such positions: by request, the units that it was asked for.
+        self._questions: OrderedDict[int, list[HeldUnit]] = OrderedDict()
+        self._requests: Final = count(1)
         self._ask_due: int | None = None
-        #: Who waits for the frontier to pass a gsn: (gsn, route, request).
-        self._frontier_waiters: list[tuple[int, bytes, int]] = []
+        #: Up to which gsn somebody waits for this shard to decide.
+        self._wanted = 0
+        #: Who waits for the frontier to pass a gsn, by route and request.
+        self._frontier_waiters: dict[tuple[bytes, int], int] = {}
 
     @property
     def has_backups(self) -> bool:
@@ -82,8 +98,12 @@ class Primary:
         for session in self._state.sessions.by_client.values():
             for unit in session.units.values():
                 if unit.gsns is None:
-                    self._waiting.append(unit)
-                    self._waiting_bytes += len(unit.body)
+                    self._undecided_units += 1
+                    self._undecided_bytes += len(unit.body)
+                    if session.is_placed(unit.follows):
+                        self._waiting[unit.client, unit.seq] = unit
+                    else:
+                        session.followers.setdefault(unit.follows, []).append(unit)
         self._gathered = [
             _without_body(d) if type(d) is Place else d
             for d in (entry.decision for entry in self._state.stream.window)
@@ -94,25 +114,60 @@ class Primary:
 
     def arrived(self, session: Session, unit: HeldUnit, now: int) -> None:
         """Take a unit that this server has not seen before."""
-        state = self._state
-        if self._waiting_bytes > MAX_WAITING_BYTES or len(self._waiting) >= MAX_WAITING_UNITS:
+        if (
+            self._undecided_bytes > MAX_WAITING_BYTES
+            or self._undecided_units >= MAX_WAITING_UNITS
+        ):  # fmt: skip
             del session.units[unit.seq]
-            state.refuse(unit.route, unit.seq, "full", "too many inserts are waiting")
+            self._state.refuse(unit.route, unit.seq, "full", "too many inserts are waiting")
             return
+        self._undecided_units += 1
+        self._undecided_bytes += len(unit.body)
         if unit.follows and not session.is_placed(unit.follows):
             session.followers.setdefault(unit.follows, []).append(unit)
-            return
-        self._admit(unit, now)
+        elif self._waiting or not self._has_room() or not self._place(unit, now):
+            self._waiting[unit.client, unit.seq] = unit
+        if self._waiting:
+            self._admit_waiting(now)
 
     def copied(self, unit: HeldUnit) -> None:
         """Take another copy of a known unit: say again where it is."""
         if unit.gsns is not None:
             self._state.ack(unit)
 
-    def _admit(self, unit: HeldUnit, now: int) -> None:
-        if self._waiting or not self._has_room() or not self._place(unit, now):
-            self._waiting.append(unit)
-            self._waiting_bytes += len(unit.body)
+    def settled(self, session: Session, done_below: int, now: int) -> None:
+        """Forget what the client calls settled; nothing waits for it any more."""
+        for unit in session.settle(done_below):
+            self._forget(unit)
+        if session.followers:
+            for seq in sorted(seq for seq in session.followers if seq < done_below):
+                self._release(session, seq)
+            self._admit_waiting(now)
+
+    def _release(self, session: Session, seq: int) -> None:
+        """Let the followers of a unit wait for room only."""
+        for unit in session.followers.pop(seq, ()):
+            if session.units.get(unit.seq) is unit:
+                self._waiting[unit.client, unit.seq] = unit
+
+    def _forget(self, unit: HeldUnit) -> None:
+        """Count a unit no more that was taken out of its session undecided."""
+        self._undecided_units -= 1
+        self._undecided_bytes -= len(unit.body)
+        self._waiting.pop((unit.client, unit.seq), None)
+        self._beyond.pop((unit.client, unit.seq), None)
+
+    def _reject(self, unit: HeldUnit, code: RefusalCode, detail: str) -> None:
+        """Refuse a unit that was taken, and all that wait for it."""
+        state = self._state
+        session = state.sessions.by_client[unit.client]
+        rejected = [unit]
+        for victim in rejected:
+            rejected += session.followers.pop(victim.seq, ())
+            if session.units.get(victim.seq) is victim:
+                del session.units[victim.seq]
+                self._forget(victim)
+                state.refuse(victim.route, victim.seq, code, detail)
 
     def _has_room(self) -> bool:
         stream = self._state.stream
@@ -122,18 +177,20 @@ class Primary:
             and self._state.store.backlog_bytes < MAX_BACKLOG_BYTES
         )
 
+    def _may_skip(self) -> bool:
+        """Whether no-ops may be decided: who cannot take what was decided needs no more of them."""
+        stream = self._state.stream
+        return stream.last - stream.stable < MAX_UNSTABLE_DECISIONS
+
     def _place(self, unit: HeldUnit, now: int) -> bool:
-        """Decide the unit's positions; False if it has to wait for a lease."""
+        """Decide the unit's positions; False if it has to wait in line for a lease."""
         state, stream = self._state, self._state.stream
         clock = state.clock
-        if unit.after >= clock.limit:
-            self._beyond.append(unit)
-            self._ask_due = self._ask_due or now
-            return True
-        floor = max(clock.due(now), unit.after + 1)
-        gsns = clock.take(max(floor, stream.end), unit.count)
+        floor = max(clock.due(now), stream.end)
+        after = unit.after
+        gsns = clock.take(max(floor, after + 1), unit.count) if after < clock.limit else []
         if not gsns:
-            return False
+            return self._set_aside(unit, floor, now)
         if clock.next_owned(stream.end) < gsns[0]:
             self._decide(Skip(stream.end, gsns[0]))
         session = state.sessions.by_client[unit.client]
@@ -142,15 +199,30 @@ class Primary:
             unit.client, unit.seq, session.done_below, epoch, gsns, unit.checksum, unit.body
         )
         state.record(place)
-        self._gathered.append(
-            Place(unit.client, unit.seq, session.done_below, epoch, gsns, unit.checksum)
-        )
+        self._gathered.append(_without_body(place))
+        self._undecided_units -= 1
+        self._undecided_bytes -= len(unit.body)
         session.confirm(unit, gsns)
         state.placed_records += unit.count
         state.ack(unit)
-        for follower in session.followers.pop(unit.seq, ()):
-            if follower.seq in session.units:
-                self._admit(follower, now)
+        if session.followers:
+            self._release(session, unit.seq)
+        return True
+
+    def _set_aside(self, unit: HeldUnit, floor: int, now: int) -> bool:
+        """Take a unit for which the leases held have nothing; False if it must wait in line."""
+        clock = self._state.clock
+        if 0 < clock.epoch_slots < unit.count:
+            detail = f"an epoch has {clock.epoch_slots} positions of this shard"
+            self._reject(unit, "too-large", detail)
+        elif unit.after >= clock.limit:
+            self._beyond[unit.client, unit.seq] = unit
+            self._ask_due = self._ask_due or now
+        elif clock.take(floor, unit.count):
+            # Only its own `after` is in its way: the others need not wait behind it.
+            self._beyond[unit.client, unit.seq] = unit
+        else:
+            return False
         return True
 
     def _decide(self, decision: Decision) -> None:
@@ -159,58 +231,56 @@ class Primary:
 
     def _admit_waiting(self, now: int) -> None:
         """Place what was waiting, as far as there is room and lease for it."""
-        while self._waiting and self._has_room():
-            unit = self._waiting.popleft()
-            self._waiting_bytes -= len(unit.body)
-            session = self._state.sessions.by_client.get(unit.client)
-            if session is None or unit.seq not in session.units:
-                continue
+        waiting = self._waiting
+        while waiting and self._has_room():
+            key, unit = waiting.popitem(last=False)
             if not self._place(unit, now):
-                self._waiting.appendleft(unit)
-                self._waiting_bytes += len(unit.body)
+                waiting[key] = unit
+                waiting.move_to_end(key, last=False)
                 return
 
     # --- leases ---
 
     def leased(self, now: int) -> None:
         """Take the news that there is another lease."""
-        limit = self._state.clock.limit
-        ready = [unit for unit in self._beyond if unit.after < limit]
-        self._beyond = [unit for unit in self._beyond if unit.after >= limit]
-        for unit in ready:
-            self._admit(unit, now)
+        beyond, self._beyond = self._beyond, {}
+        self._waiting.update(beyond)
         self._admit_waiting(now)
 
-    def answered(self, history: LeaseHistory) -> None:
-        """Refuse the units that wait for a position that nobody was ever given."""
-        if history.runs:
-            return
-        state = self._state
-        for unit in [u for u in self._beyond if u.after == history.request]:
-            self._beyond.remove(unit)
-            session = state.sessions.by_client.get(unit.client)
-            if session is not None:
-                session.units.pop(unit.seq, None)
-            state.refuse(
-                unit.route, unit.seq, "no-such-position", f"nobody was ever given {unit.after}"
-            )
+    def answered(self, history: LeaseHistory) -> bool:
+        """Take an answer: positions that nobody was ever given are refused.
+
+        Returns whether the leases exist, and this server has not heard of them.
+        """
+        units = self._questions.pop(history.request, [])
+        limit = self._state.clock.limit
+        open_units = [
+            u for u in units if self._beyond.get((u.client, u.seq)) is u and u.after >= limit
+        ]
+        if not history.runs:
+            for unit in open_units:
+                detail = f"nobody was ever given {unit.after}"
+                self._reject(unit, "no-such-position", detail)
+        return bool(history.runs and open_units)
 
     def _ask(self, now: int) -> None:
         state = self._state
-        known = state.sessions.by_client
-        self._beyond = [
-            u for u in self._beyond if u.client in known and u.seq in known[u.client].units
-        ]
-        self._ask_due = now + ASK_AGAIN_NS if self._beyond else None
+        asked: dict[int, list[HeldUnit]] = {}
+        for unit in self._beyond.values():
+            if unit.after >= state.clock.limit:
+                asked.setdefault(unit.after, []).append(unit)
+        self._ask_due = now + ASK_AGAIN_NS if asked else None
         names = tuple(node.name.encode() for node in state.config.mms)
-        for after in sorted({unit.after for unit in self._beyond}):
-            state.broadcast(names, LeaseQuery(state.cluster, after, after))
+        for after in sorted(asked)[:_MAX_QUESTIONS]:
+            request = next(self._requests)
+            self._questions[request] = asked[after]
+            state.broadcast(names, LeaseQuery(state.cluster, request, after))
+        while len(self._questions) > _MAX_QUESTIONS or (self._questions and not asked):
+            self._questions.popitem(last=False)
 
     def turn_epoch(self, now: int) -> None:
         """Decide that the epochs before the clock's have no more records of this shard."""
-        due, stream = self._state.clock.due(now), self._state.stream
-        if due > stream.end and self._state.clock.next_owned(stream.end) < due:
-            self._decide(Skip(stream.end, due))
+        self._skip_to(self._state.clock.due(now))
 
     def is_active(self, now: int) -> bool:
         """Whether epochs are closed as they end (else when somebody needs it)."""
@@ -223,29 +293,41 @@ class Primary:
     # --- readers that wait ---
 
     def wanted(self, route: bytes, want: Want, now: int) -> None:
-        """Decide all positions up to the wanted one, and answer when they are stable (D49)."""
-        state, stream = self._state, self._state.stream
+        """Decide all positions up to the wanted one, and answer when they are stable (D49).
+
+        A gsn beyond the leases held is let be: who waits for it asks again.
+        """
+        state = self._state
         state.last_want = now
-        if stream.end <= want.gsn < state.clock.limit:
-            if state.clock.next_owned(stream.end) <= want.gsn:
-                self._decide(Skip(stream.end, want.gsn + 1))
-        if want.request and len(self._frontier_waiters) < MAX_FRONTIER_WAITERS:
-            self._frontier_waiters.append((want.gsn, route, want.request))
+        if want.gsn >= state.clock.limit:
+            return
+        self._wanted = max(self._wanted, want.gsn)
+        self._fill_wanted()
+        key = (route, want.request)
+        waiters = self._frontier_waiters
+        if want.request and (key in waiters or len(waiters) < MAX_FRONTIER_WAITERS):
+            waiters[key] = want.gsn
             self._answer_waiters()
 
+    def _fill_wanted(self) -> None:
+        """Decide up to where somebody waits, in one range."""
+        self._skip_to(self._wanted + 1)
+
+    def _skip_to(self, stop: int) -> None:
+        """Decide that all owned positions below `stop` that are not decided yet are no-ops."""
+        end = self._state.stream.end
+        if stop > end and self._may_skip() and self._state.clock.next_owned(end) < stop:
+            self._decide(Skip(end, stop))
+
     def _answer_waiters(self) -> None:
-        if not self._frontier_waiters:
-            return
         state, frontier = self._state, self._state.frontier
-        still: list[tuple[int, bytes, int]] = []
-        for gsn, route, request in self._frontier_waiters:
+        for key, gsn in list(self._frontier_waiters.items()):
             if gsn < frontier:
+                del self._frontier_waiters[key]
+                route, request = key
                 state.send(
                     route, Frontier(state.cluster, state.shard, state.view, request, frontier)
                 )
-            else:
-                still.append((gsn, route, request))
-        self._frontier_waiters = still
 
     # --- the stream to the backups ---
 
@@ -255,46 +337,52 @@ class Primary:
             return
         gathered, self._gathered = self._gathered, []
         if not self._held:
+            self._next_forward += len(gathered)
             return
-        self._forwarded_at = self._forwarded_at or now
+        if self._resend_due is None:
+            self._resend_due = now + self._resend_after
         for start in range(0, len(gathered), MAX_FORWARD_DECISIONS):
             decisions = gathered[start : start + MAX_FORWARD_DECISIONS]
             first, self._next_forward = self._next_forward, self._next_forward + len(decisions)
-            self._forward(self._state.peers, first, decisions)
+            self._spread(first, decisions)
+
+    def _spread(self, first: int, decisions: list[Decision]) -> None:
+        """Tell all backups decisions, and what is stable."""
+        self._spread_stable = self._state.stream.stable
+        self._spread_due = None
+        self._forward(self._state.peers, first, decisions)
 
     def _forward(self, dsts: tuple[bytes, ...], first: int, decisions: list[Decision]) -> None:
         state, stream = self._state, self._state.stream
-        self._spread_stable = stream.stable
-        self._spread_due = None
         state.broadcast(
             dsts,
             Forward(
-                state.cluster,
-                state.shard,
-                state.view,
-                state.incarnation,
-                first,
-                decisions,
-                stream.stable,
-                stream.durable,
+                state.cluster, state.shard, state.view, state.incarnation, first, decisions,
+                stream.stable, stream.durable,
             ),
-        )
+        )  # fmt: skip
 
     def reported(self, report: Report, now: int) -> None:
         """Take a backup's report of what it holds."""
-        if report.server not in self._held:
+        server = report.server
+        if server not in self._held:
             return
-        held = min(report.held, self._state.stream.last)
-        if held > self._held[report.server]:
-            self._held[report.server] = held
-            self._forwarded_at = now
-        self._durable[report.server] = max(self._durable[report.server], report.durable)
-        if min(self._held.values()) + 1 >= self._next_forward:
-            self._forwarded_at = 0
+        last = self._state.stream.last
+        held, durable = min(report.held, last), min(report.durable, last)
+        if held <= self._held[server] and durable <= self._durable[server]:
+            return
+        self._held[server] = max(self._held[server], held)
+        self._durable[server] = max(self._durable[server], durable)
+        self._resend_after = RESEND_AFTER_NS
+        lowest = min(*self._held.values(), *self._durable.values())
+        is_complete = lowest + 1 >= self._next_forward
+        self._resend_due = None if is_complete else now + self._resend_after
 
-    def persisted(self, fseq: int) -> None:
+    def persisted(self, fseq: int, now: int) -> None:
         """Take the news that this server's own entries are on stable storage."""
         self._own_durable = max(self._own_durable, fseq)
+        if self._waiting:
+            self._admit_waiting(now)
 
     def stabilise(self, now: int) -> list[Entry]:
         """Move the watermarks as far as all reports allow; return what became stable."""
@@ -302,17 +390,22 @@ class Primary:
         news = stream.stabilise(min(self._held.values(), default=stream.last))
         stream.make_durable(min([self._own_durable, *self._durable.values()]))
         if news:
-            self._answer_waiters()
+            if self._frontier_waiters:
+                self._answer_waiters()
             self._admit_waiting(now)
+            self._fill_wanted()
             if self._held and self._spread_due is None and self._spread_stable < stream.stable:
                 self._spread_due = now + SPREAD_AFTER_NS
         return news
 
     def resend(self, route: bytes, request: Resend) -> None:
         """Send a backup the part of the stream that it misses."""
-        self._send_again((route,), request.first, request.bodies)
+        self._send_again(route, request.first, request.bodies)
 
-    def _send_again(self, dsts: tuple[bytes, ...], first: int, bodies: int) -> None:
+    def _send_again(self, dst: bytes, first: int, bodies: int) -> None:
+        """Send one backup decisions again, or if there are none, what is stable."""
+        if first <= self._state.stream.stable:
+            return  # everybody has it: the question is old
         decisions: list[Decision] = []
         size = 0
         for entry in self._state.stream.after(first - 1)[:MAX_FORWARD_DECISIONS]:
@@ -321,50 +414,78 @@ class Primary:
             if type(decision) is Place:
                 if len(decisions) < bodies:
                     size += len(decision.body or b"")
+                    if decisions and size > MAX_FORWARD_BYTES:
+                        break
                 else:
                     decision = _without_body(decision)
             decisions.append(decision)
-            if size >= MAX_FORWARD_BYTES:
-                break
-        if decisions and first > self._state.stream.stable:
-            self._forward(dsts, first, decisions)
+        self._forward((dst,), first, decisions)
 
     # --- time ---
 
     def woke(self, now: int) -> None:
         """Do what has become due."""
-        state = self._state
         if self._ask_due is not None and now >= self._ask_due:
             self._ask(now)
         if self._waiting:
             self._admit_waiting(now)
         if self.is_active(now):
             self.turn_epoch(now)
-        if self._forwarded_at and now - self._forwarded_at >= RESEND_AFTER_NS:
-            self._forwarded_at = now
-            lowest = min(self._held.values())
-            self._send_again(state.peers, lowest + 1, 0)
+        if self._resend_due is not None and now >= self._resend_due:
+            self._resend_after = min(self._resend_after * 2, MAX_RESEND_AFTER_NS)
+            self._resend_due = now + self._resend_after
+            self._repeat()
         if self._spread_due is not None and now >= self._spread_due:
-            self._forward(state.peers, self._next_forward, [])
+            self._spread(self._next_forward, [])
+
+    def _repeat(self) -> None:
+        """Send every backup again what it has not reported."""
+        for server, held in self._held.items():
+            if min(held, self._durable[server]) + 1 < self._next_forward:
+                name = self._state.config.replicas[server].name.encode()
+                self._send_again(name, held + 1, 0)
 
     def expire_sessions(self, now: int) -> None:
-        """Forget the clients that were silent for too long."""
+        """Forget the clients that were silent for too long, and what of theirs still waits."""
         state = self._state
         for session in state.sessions.silent(now, state.config.session_timeout_s * 1000 * _MS):
-            if all(unit.confirmed for unit in session.units.values()):
-                state.sessions.expire(session.client)
-                self._decide(Expire(session.client))
+            if not self._may_skip():
+                return
+            for unit in [u for u in session.units.values() if u.gsns is None]:
+                self._forget(unit)
+            state.sessions.expire(session.client)
+            self._decide(Expire(session.client))
 
     def next_wakeup(self, now: int) -> int | None:
         """Return when something becomes due."""
-        due = [d for d in (self._ask_due, self._spread_due) if d is not None]
-        if self._forwarded_at:
-            due.append(self._forwarded_at + RESEND_AFTER_NS)
+        times = (self._ask_due, self._spread_due, self._resend_due)
+        due = [time for time in times if time is not None]
         if self.is_active(now) or self._waiting:
             turn = self._state.clock.next_turn(now)
             if turn is not None:
                 due.append(turn)
         return min(due, default=None)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        undecided: dict[_Key, HeldUnit] = {}
+        for session in self._state.sessions.by_client.values():
+            for unit in session.units.values():
+                assert unit.confirmed or unit.gsns is None, "a primary guesses nothing"
+                if unit.gsns is None:
+                    undecided[unit.client, unit.seq] = unit
+        assert self._undecided_units == len(undecided)
+        assert self._undecided_bytes == sum(len(unit.body) for unit in undecided.values())
+        for session in self._state.sessions.by_client.values():
+            for seq, units in session.followers.items():
+                assert not session.is_placed(seq), "a follower was forgotten"
+                for unit in units:
+                    assert undecided.pop((unit.client, unit.seq)) is unit
+        for waiting in (self._waiting, self._beyond):
+            for key, unit in waiting.items():
+                assert undecided.pop(key) is unit, "a unit waits twice, or was forgotten"
+        assert not undecided, "a unit without slots waits nowhere"
+        assert self._next_forward + len(self._gathered) == self._state.stream.last + 1
 
 
 def _without_body(place: Place) -> Place:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from shard.entry import UnreadableError
+from shard.stream import end_of
+from ziplog.view import NO_DIGEST
 from ziplog.wire import (
     Answer,
     Deliver,
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 #: What a unit counts beside its body.
 UNIT_OVERHEAD_BYTES: Final = 64
-#: One message carries about so much.
+#: One message carries about so much (but at least one unit).
 MAX_DELIVER_BYTES: Final = 512 * 1024
 #: A subscription without a sign of life for so long is dropped.
 SILENCE_NS: Final = 10_000_000_000
@@ -65,8 +67,9 @@ class Subscription(msgspec.Struct, gc=False):
     credit: int
     last_seen: int
     used: int = 0
-    #: The last lease that the reader was told.
+    #: The last lease that the reader was told, and its digest.
     lease: int = 0
+    digest: bytes = NO_DIGEST
 
 
 class Readers:
@@ -78,8 +81,10 @@ class Readers:
         self.subscriptions: Final[dict[tuple[bytes, int], Subscription]] = {}
         #: Subscriptions that were not sent all that is stable.
         self._behind: Final[dict[tuple[bytes, int], Subscription]] = {}
-        #: Subscriptions that were: all of them stand at this frontier.
+        #: Subscriptions that were stand at this frontier, or began beyond it.
         self._frontier = 0
+        #: The stream position that this frontier belongs to.
+        self._stable = state.stream.stable
 
     # --- single positions ---
 
@@ -115,18 +120,21 @@ class Readers:
         if type(decision) is Place:
             assert decision.body is not None, "the store keeps bodies"
             return Found("record", stable, decision.epoch, decision.body, decision.gsns)
+        if state.clock.owns(gsn) is False:
+            return Found("wrong-shard", stable=True)
         if type(decision) is Skip and stable:
             return Found("no-op", stable=True)
         if decision is None and gsn < stream.stable_end:
+            # All that it owns there is in the store: it owned nothing else.
             return Found("wrong-shard", stable=True)
         return self._find_guess(gsn)
 
     def _find_guess(self, gsn: int) -> Found:
         for unit in self._guesses.promised.values() if self._guesses is not None else ():
             assert unit.gsns is not None, "a promise has slots"
-            if gsn in unit.gsns:
-                epoch = self._state.clock.epoch_at(gsn)
-                return Found("record", False, epoch, unit.body, unit.gsns)  # noqa: FBT003
+            lease = self._state.clock.lease_of(gsn)
+            if gsn in unit.gsns and lease is not None:
+                return Found("record", False, lease.epoch_at(gsn), unit.body, unit.gsns)
         return Found("not-yet", stable=False)
 
     def tail(self, route: bytes, tail: Tail) -> None:
@@ -145,17 +153,23 @@ class Readers:
     # --- streams ---
 
     def subscribe(self, route: bytes, message: Subscribe, now: int) -> None:
-        """Begin a stream (again, if it is known)."""
+        """Begin a stream; a repetition of the message is a sign of life."""
         state = self._state
         self.stabilised([])
         key = (message.client, message.subscription)
-        if key not in self.subscriptions and len(self.subscriptions) >= MAX_SUBSCRIPTIONS:
+        subscription = self.subscriptions.get(key)
+        if subscription is not None:
+            subscription.last_seen = now
+        elif len(self.subscriptions) >= MAX_SUBSCRIPTIONS:
             state.refuse(
                 route, message.subscription, "full", f"{MAX_SUBSCRIPTIONS} subscriptions are open"
             )
             return
-        subscription = Subscription(route, message.subscription, message.start, message.credit, now)
-        self.subscriptions[key] = self._behind[key] = subscription
+        else:
+            subscription = Subscription(
+                route, message.subscription, message.start, message.credit, now
+            )
+            self.subscriptions[key] = self._behind[key] = subscription
         self._answer(key, subscription)
 
     def renew(self, route: bytes, message: Credit, now: int) -> None:
@@ -188,7 +202,13 @@ class Readers:
             self._deliver(subscription, subscription.sent, [])
 
     def stabilised(self, news: list[Entry]) -> None:
-        """Send what became stable, or the new frontier, to everyone who stands right before it."""
+        """Send what became stable, or the new frontier, to everyone who stands right before it.
+
+        `news` are all entries that became stable since the last call.
+        """
+        stable = self._state.stream.stable
+        assert self._stable + len(news) == stable, "readers were not told what became stable"
+        self._stable = stable
         frontier = self._state.frontier
         if frontier == self._frontier:
             return
@@ -231,7 +251,8 @@ class Readers:
         reached = subscription.sent
         if subscription.used < subscription.credit and subscription.sent < frontier:
             try:
-                units, reached = self._stable_from(subscription.sent)
+                allowance = subscription.credit - subscription.used
+                units, reached = self._stable_from(subscription.sent, allowance)
             except UnreadableError as error:
                 state.refuse(subscription.route, subscription.id, "not-ready", str(error))
                 self._drop(key)
@@ -242,24 +263,35 @@ class Readers:
         if always or reached > subscription.sent:
             self._deliver(subscription, max(reached, subscription.sent), units)
 
-    def _stable_from(self, start: int) -> tuple[list[Unit], int]:
-        """Return stable units from `start` on, and up to where that is complete."""
+    def _stable_from(self, start: int, allowance: int) -> tuple[list[Unit], int]:
+        """Return stable units from `start` on, and up to where that is complete.
+
+        Not more than `allowance` bytes, but at least one unit if there is any.
+        """
         state, stable = self._state, self._state.stream.stable
-        entries = state.store.scan(start, MAX_DELIVER_BYTES)
-        usable = [entry for entry in entries if entry.fseq <= stable]
-        if not usable or len(usable) < len(entries) or entries[-1].fseq == stable:
-            return _units(usable), state.frontier
-        last = usable[-1].decision
-        if type(last) is Place:
-            return _units(usable), last.gsns[-1] + 1
-        assert type(last) is Skip, "a scan gives places and skips"
-        return _units(usable), last.stop
+        limit = min(MAX_DELIVER_BYTES, allowance)
+        entries = state.store.scan(start, limit)
+        units: list[Unit] = []
+        reached, size = start, 0
+        for entry in entries:
+            if entry.fseq > stable:
+                return units, state.frontier
+            added = _units([entry])
+            size += _size(added)
+            if units and size > limit:
+                return units, reached
+            units += added
+            reached = max(reached, end_of(entry, reached))
+        # The store may have more; at its end, what is stable ends too.
+        is_all = not entries or entries[-1].fseq == stable
+        return units, state.frontier if is_all else reached
 
     def _deliver(self, subscription: Subscription, frontier: int, units: list[Unit]) -> None:
         state = self._state
-        leases = state.clock.runs_after(subscription.lease)
+        leases = state.clock.runs_after(subscription.lease, subscription.digest)
         if leases:
-            subscription.lease = leases[-1].last.number
+            last = leases[-1].last
+            subscription.lease, subscription.digest = last.number, last.digest
         start, subscription.sent = subscription.sent, frontier
         state.send(
             subscription.route,

@@ -2,9 +2,10 @@
 
     starting --LeaseAnnounced--> up            limbo (after a crash): stable reads only
 
-It refuses what is not of its cluster, shard and view, keeps the sessions, and hands the rest to its
-parts: `primary` or `backup` for inserts, `readers` for reads, `epochs` for leases. Every message may be
-lost, late, twice, from an older view, or from a server that forgot (docs/protocol.md, sections 3-9).
+It refuses what is not of its cluster, shard and view, keeps the sessions, and hands the rest to
+its parts: `primary` or `backup` for inserts, `readers` for reads, `epochs` for leases. Any message
+may be lost, late, twice, from an older view, or from a server that forgot (docs/protocol.md,
+sections 3 to 9).
 
 Invariants: `check()`, and those of the parts.
 """
@@ -21,7 +22,7 @@ from shard.entry import Entry, Mark
 from shard.epochs import LeaseConflictError
 from shard.primary import Primary
 from shard.readers import Readers
-from shard.sessions import HeldUnit, Session
+from shard.sessions import MAX_SESSIONS, HeldUnit, Session
 from shard.state import ReplicaConfig, ReplicaState
 from shard.stream import Watermark
 from ziplog.errors import ProtocolError
@@ -37,8 +38,9 @@ from ziplog.node import (
     StorageChanged,
     Wakeup,
 )
-from ziplog.view import NO_DIGEST, Lease
+from ziplog.view import NO_DIGEST, LeaseRun
 from ziplog.wire import (
+    MAX_FRAME,
     Credit,
     Forward,
     Heartbeat,
@@ -67,6 +69,8 @@ _MS: Final = 1_000_000
 HEARTBEAT_NS: Final = 1000 * _MS
 #: A mark is written at most so often.
 MARK_NS: Final = 100 * _MS
+#: The longest body of a unit: it must fit into a frame of any kind, leases and all.
+MAX_UNIT_BYTES: Final = MAX_FRAME * 9 // 16
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -76,7 +80,9 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     view: int
     trim: int
     ack_counter: int
-    lease: Lease | None
+    #: It was in limbo, and what it holds proves nothing.
+    limbo: bool
+    leases: list[LeaseRun]
     stable: Watermark
     durable: Watermark
     #: The entries after `stable`.
@@ -105,19 +111,19 @@ class Replica:
         """
         self._state: Final = ReplicaState(config, store, incarnation)
         self._now = now
-        if checkpoint is not None:
-            self._restore(msgspec.msgpack.decode(checkpoint, type=Checkpoint), now)
-        elif limbo:
+        saved = None if checkpoint is None else _decode(checkpoint)
+        if saved is not None and not saved.limbo:
+            self._restore(saved, now)
+        elif saved is not None or limbo:
             self._enter_limbo()
         self._primary = Primary(self._state) if config.server == 0 else None
         self._backup = Backup(self._state) if config.server != 0 else None
-        self._readers: Final = Readers(
-            self._state, self._backup.guesses if self._backup is not None else None
-        )
+        guesses = self._backup.guesses if self._backup is not None else None
+        self._readers: Final = Readers(self._state, guesses)
         role = self._primary or self._backup
         assert role is not None
         self._role: Final = role
-        if checkpoint is not None:
+        if saved is not None and not saved.limbo:
             role.restore()
         self._connected = False
         self._heartbeat_due = now
@@ -156,6 +162,7 @@ class Replica:
             self._woke()
         elif isinstance(event, Persisted):
             self._persisted(event.fseq)
+            self._drained()
         elif isinstance(event, StorageChanged):
             self._state.full = event.full
         out = self._state.out
@@ -167,9 +174,9 @@ class Replica:
         if not self._connected or self._readers.has_work:
             return self._now
         due = [self._heartbeat_due]
-        part = self._backup.next_wakeup() if self._backup else None
-        if self._primary is not None:
-            part = self._primary.next_wakeup(self._now)
+        part = None
+        if self._state.state == "up":
+            part = self._role.next_wakeup(self._now)
         if part is not None:
             due.append(part)
         if self._mark_due is not None:
@@ -182,8 +189,13 @@ class Replica:
         state = self._state
         if not self._accepts(route, message, message.seq):
             return
+        session = state.sessions.by_client.get(message.client)
+        if session is None and len(state.sessions.by_client) >= MAX_SESSIONS:
+            state.refuse(route, message.seq, "full", f"{MAX_SESSIONS} clients are known")
+            return
         session = state.sessions.open(message.client, self._now)
-        session.settle(message.done_below)
+        if message.done_below > session.done_below:
+            self._role.settled(session, message.done_below, self._now)
         state.last_insert = self._now
         unit = session.units.get(message.seq)
         if unit is None:
@@ -207,8 +219,6 @@ class Replica:
             state.refuse(route, request, "not-ready", f"{state.config.name} is {state.state}")
         elif message.view != state.view:
             state.refuse(route, request, "wrong-view", f"the view is {state.view}")
-        elif state.full:
-            state.refuse(route, request, "full", f"{state.config.name} has no disk space left")
         else:
             return True
         return False
@@ -220,9 +230,15 @@ class Replica:
         if seq < session.done_below:
             state.refuse(route, seq, "identity-reused", f"seq {seq} is settled")
             return None
+        if state.full:
+            state.refuse(route, seq, "full", f"{state.config.name} has no disk space left")
+            return None
         if seq >= session.done_below + limits.max_unsettled_units:
             detail = f"{limits.max_unsettled_units} units may be unsettled"
             state.refuse(route, seq, "full", detail)
+            return None
+        if message.follows >= seq:
+            state.refuse(route, seq, "malformed", "a unit follows one with a lower seq")
             return None
         try:
             body = decode_body(message.body, message.count)
@@ -230,7 +246,11 @@ class Replica:
             state.refuse(route, seq, "malformed", str(error))
             return None
         largest = max(map(len, body.payloads))
-        if largest > limits.max_payload_bytes or len(body.key or b"") > limits.max_key_bytes:
+        if (
+            largest > limits.max_payload_bytes
+            or len(body.key or b"") > limits.max_key_bytes
+            or len(message.body) > MAX_UNIT_BYTES
+        ):
             detail = f"payloads have at most {limits.max_payload_bytes} bytes"
             state.refuse(route, seq, "too-large", detail)
             return None
@@ -243,10 +263,9 @@ class Replica:
 
     def _forward(self, _route: bytes, message: Forward) -> None:
         if self._backup is not None and self._is_mine(message):
-            stable = self._state.stream.stable
-            self._backup.forwarded(message, self._now)
-            if self._state.stream.stable != stable:
-                self._stabilised([])
+            news = self._backup.forwarded(message, self._now)
+            if news:
+                self._stabilised(news)
 
     def _report(self, _route: bytes, message: Report) -> None:
         if self._primary is not None and self._is_mine(message):
@@ -337,14 +356,19 @@ class Replica:
                 self._primary.leased(self._now)
 
     def _lease_history(self, _route: bytes, message: LeaseHistory) -> None:
-        if self._primary is not None and message.cluster == self._state.cluster:
-            self._primary.answered(message)
+        if self._primary is None or message.cluster != self._state.cluster:
+            return
+        if self._primary.answered(message):
+            # This server misses leases; what it has, and so what it needs, is in its heartbeat.
+            self._heartbeat_due = self._now
 
     def _trim(self, gsn: int) -> None:
         state = self._state
         state.trim = gsn
         state.store.trim(gsn)
         self._readers.trimmed()
+        # The service counts on what the heartbeat says, so it must survive a crash.
+        self._mark()
         self._heartbeat_due = self._now
 
     def _halt(self, reason: str) -> None:
@@ -405,8 +429,8 @@ class Replica:
         if self._now >= self._heartbeat_due:
             self._heartbeat()
             self._readers.forget_silent(self._now)
-            if self._primary is not None and self._state.state == "up":
-                self._primary.expire_sessions(self._now)
+            if self._state.state == "up":
+                self._role.expire_sessions(self._now)
         if self._mark_due is not None and self._now >= self._mark_due:
             self._mark()
         self._drained()
@@ -434,7 +458,7 @@ class Replica:
 
     def _persisted(self, fseq: int) -> None:
         if self._primary is not None:
-            self._primary.persisted(fseq)
+            self._primary.persisted(fseq, self._now)
             self._stabilise()
         elif self._backup is not None:
             self._backup.persisted(fseq)
@@ -446,7 +470,8 @@ class Replica:
         state, stream = self._state, self._state.stream
         return msgspec.msgpack.encode(
             Checkpoint(
-                state.cluster, state.view, state.trim, state.ack_counter, state.clock.last,
+                state.cluster, state.view, state.trim, state.ack_counter,
+                state.state == "limbo", list(state.clock.recent),
                 stream.stable_mark,
                 stream.durable_mark,
                 list(stream.window),
@@ -462,13 +487,17 @@ class Replica:
         state.cluster, state.view = checkpoint.cluster, checkpoint.view
         state.trim, state.ack_counter = checkpoint.trim, checkpoint.ack_counter
         state.stream.restore(checkpoint.stable, checkpoint.durable, checkpoint.window)
-        if checkpoint.lease is not None:
-            state.clock.restore(checkpoint.lease, now)
+        if checkpoint.leases:
+            state.clock.restore(checkpoint.leases, now)
+        if checkpoint.view:
             state.state = "up"
         for client, done_below, units in checkpoint.sessions:
             session = state.sessions.open(client, now)
             session.done_below = done_below
-            session.units = {unit.seq: unit for unit in units}
+            for unit in units:
+                session.units[unit.seq] = unit
+                # The way back was one of connections that are gone: it may lead to another client.
+                unit.route = b""
 
     def _enter_limbo(self) -> None:
         state, mark = self._state, self._state.store.mark
@@ -485,8 +514,11 @@ class Replica:
         state.stream.check()
         state.sessions.check()
         self._readers.check()
-        if self._backup is not None:
-            self._backup.check()
+        self._role.check()
         if state.state == "up":
             assert state.cluster
             assert state.view
+
+
+def _decode(checkpoint: bytes) -> Checkpoint:
+    return msgspec.msgpack.decode(checkpoint, type=Checkpoint)

@@ -1,7 +1,8 @@
 """Who inserted what: the table by which a server recognises a unit that it was sent before.
 
 A session is a client's; it holds the units that the client may still ask about, by seq (D9).
-Invariant: a unit has slots or has none, and a confirmed unit has slots.
+What the client calls settled (`done_below`) is forgotten, but for promises: only the primary's
+word breaks them. Invariant: a confirmed unit has slots, and a settled one still held is a promise.
 See docs/protocol.md, section 4, rules 8 and 9.
 """
 
@@ -11,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-#: A client that was silent for so long is forgotten.
-SESSION_TIMEOUT_NS: Final = 15 * 60 * 1_000_000_000
+#: So many clients may have a session; more are refused.
+MAX_SESSIONS: Final = 65_536
 
 
 class HeldUnit(msgspec.Struct, gc=False):
@@ -34,6 +35,8 @@ class HeldUnit(msgspec.Struct, gc=False):
     gsns: list[int] | None = None
     #: The primary decided its slots.
     confirmed: bool = False
+    #: Where this backup's first guess began; 0: it made none. It outlives the promise.
+    guess: int = 0
 
 
 class Session(msgspec.Struct):
@@ -41,22 +44,32 @@ class Session(msgspec.Struct):
 
     client: bytes
     last_seen: int
-    #: Everything below is settled, and was forgotten if it was confirmed.
+    #: Everything below is settled.
     done_below: int = 1
     units: dict[int, HeldUnit] = msgspec.field(default_factory=dict)
-    #: Units that wait for the one with this seq to be placed.
+    #: At the primary: units that wait for the one with this seq to be placed.
     followers: dict[int, list[HeldUnit]] = msgspec.field(default_factory=dict)
 
-    def settle(self, done_below: int) -> None:
-        """Forget the confirmed units below `done_below`."""
+    def settle(self, done_below: int) -> list[HeldUnit]:
+        """Forget what is below `done_below`, but for promises.
+
+        Returns what was forgotten undecided: units that their client gave up.
+        """
+        dropped: list[HeldUnit] = []
         if done_below <= self.done_below:
-            return
+            return dropped
         span = range(self.done_below, done_below)
         for seq in span if len(span) <= len(self.units) else sorted(self.units):
             unit = self.units.get(seq)
-            if unit is not None and seq < done_below and unit.confirmed:
+            if unit is None or seq >= done_below:
+                continue
+            if unit.confirmed:
                 del self.units[seq]
+            elif unit.gsns is None:
+                del self.units[seq]
+                dropped.append(unit)
         self.done_below = done_below
+        return dropped
 
     def confirm(self, unit: HeldUnit, gsns: list[int]) -> None:
         """Take the primary's decision about a unit; forget it at once if it is settled."""
@@ -65,6 +78,11 @@ class Session(msgspec.Struct):
         unit.body = b""
         if unit.seq < self.done_below:
             self.units.pop(unit.seq, None)
+
+    def forget_confirmed(self) -> None:
+        """Forget the units whose slots are decided: the client was silent for too long."""
+        for seq in [seq for seq, unit in self.units.items() if unit.confirmed]:
+            del self.units[seq]
 
     def is_placed(self, seq: int) -> bool:
         """Whether the unit `seq` has its slots (or is settled, or is no unit at all: 0)."""
@@ -89,13 +107,13 @@ class Sessions:
             session.last_seen = now
         return session
 
-    def silent(self, now: int, timeout_ns: int = SESSION_TIMEOUT_NS) -> list[Session]:
+    def silent(self, now: int, timeout_ns: int) -> list[Session]:
         """Return the sessions of clients that were silent for too long."""
         return [s for s in self.by_client.values() if now - s.last_seen >= timeout_ns]
 
-    def expire(self, client: bytes) -> Session | None:
+    def expire(self, client: bytes) -> None:
         """Forget a client."""
-        return self.by_client.pop(client, None)
+        self.by_client.pop(client, None)
 
     def check(self) -> None:
         """Assert the invariant."""
@@ -104,4 +122,4 @@ class Sessions:
             for seq, unit in session.units.items():
                 assert seq == unit.seq
                 assert unit.gsns is not None or not unit.confirmed
-                assert seq >= session.done_below or not unit.confirmed
+                assert seq >= session.done_below or (unit.gsns is not None and not unit.confirmed)

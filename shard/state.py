@@ -1,7 +1,8 @@
 """What every part of a replica shares: who it is, what it holds, and the orders it is giving.
 
-One `ReplicaState` belongs to one replica; the parts (`primary`, `backup`, `readers`) read and change
-it, and `out` gathers the effects of the step that is under way.
+One `ReplicaState` belongs to one replica; the parts (`primary`, `backup`, `readers`) read and
+change it, and `out` gathers the effects of the step that is under way. Invariant: the frontier only
+ever grows (docs/protocol.md, sections 5 and 9).
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class ReplicaState:
         self.trim = 0
         self.clock: Final = EpochClock(config.shard)
         self.stream: Final = Stream()
+        self._frontier = 0
         self.sessions: Final = Sessions()
         #: No disk space: nothing new is accepted (D53).
         self.full = False
@@ -78,8 +80,10 @@ class ReplicaState:
 
     @property
     def frontier(self) -> int:
-        """The first owned position that is not decided and stable yet."""
-        return self.clock.next_owned(self.stream.stable_end)
+        """The first owned position that is not decided and stable yet, as far as is known."""
+        # It does not go back when leases that were once known are forgotten.
+        self._frontier = max(self._frontier, self.clock.next_owned(self.stream.stable_end))
+        return self._frontier
 
     @property
     def peers(self) -> tuple[bytes, ...]:
@@ -103,8 +107,10 @@ class ReplicaState:
         self.out.append(Persist(entry))
 
     def ack(self, unit: HeldUnit) -> None:
-        """Tell the unit's client where this server holds it."""
-        assert unit.gsns is not None
+        """Tell the unit's client where this server holds it, if the client's copy has come."""
+        if not unit.route:
+            return
+        assert unit.gsns is not None, "an ack names slots"
         self.ack_counter += 1
         self.out.append(
             Send(

@@ -8,15 +8,23 @@ Invariant: durable <= stable <= last, all of them only ever grow, and decisions 
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
-from shard.entry import Entry
 from ziplog.wire import Place, Skip
+
+if TYPE_CHECKING:
+    from shard.entry import Entry, Mark
+    from ziplog.wire import Decision
 
 
 def end_of(entry: Entry, before: int) -> int:
     """Return the gsn below which all owned positions are decided after `entry`."""
-    decision = entry.decision
+    return end_after(entry.decision, before)
+
+
+def end_after(decision: Decision | Mark, before: int) -> int:
+    """Return the gsn below which all owned positions are decided after a decision."""
     if type(decision) is Place:
         return decision.gsns[-1] + 1
     return decision.stop if type(decision) is Skip else before
@@ -113,8 +121,7 @@ class Stream:
 
     def after(self, fseq: int) -> list[Entry]:
         """Return the unstable entries that follow `fseq`."""
-        skipped = max(fseq - self.stable, 0)
-        return [entry for index, entry in enumerate(self.window) if index >= skipped]
+        return list(islice(self.window, max(fseq - self.stable, 0), None))
 
     def check(self) -> None:
         """Assert the invariant."""

@@ -1,7 +1,8 @@
 """A small world for pure nodes: virtual time, and links that delay, lose, repeat and reorder.
 
 Every message passes through the codec. A node's message to a name arrives with a route back, as it
-does on sockets. After every step all nodes check their invariants.
+does on sockets. What a node persists is in its store at once and flushed `flush_ns` later. After
+every step the node checks its invariants.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import heapq
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from shard.entry import Entry, Mark
 from shard.replica import Replica, ReplicaConfig
@@ -49,12 +51,15 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        #: Everything that was ever appended, marks and trimmed entries too.
+        self.history: list[Entry] = []
         self._ends: list[int] = []
         self.last_fseq = 0
         self.mark: Mark | None = None
         self.backlog_bytes = 0
 
     def append(self, entry: Entry) -> None:
+        self.history.append(entry)
         if isinstance(entry.decision, Mark):
             self.mark = entry.decision
             return
@@ -141,15 +146,51 @@ class World:
         self.halts: list[tuple[str, str]] = []
         self.completed: dict[tuple[str, int], Any] = {}
         self.proposed: list[tuple[str, bytes]] = []
+        #: What a node calls another one: its own names for endpoints that it connected to.
+        self._names: dict[tuple[str, bytes], str] = {}
+        self._called: dict[tuple[str, str], bytes] = {}
+        #: Every message that was ever sent: (from, to, message).
+        self.sent: list[tuple[str, str, wire.Message]] = []
         self.trace: list[str] = []
         self.tracing = False
+        #: How long a store's flush takes.
+        self.flush_ns = 0
+        #: What is on its way: when it arrives, a number, to whom, by which route, and the frame.
         self._queue: list[tuple[int, int, str, bytes, bytes]] = []
         self._count = 0
+        #: When a node's store will be flushed.
+        self._flushes: dict[str, int] = {}
+        self._configs: dict[str, ReplicaConfig] = {}
 
     def add(self, name: str, node: Node, store: MemoryStore | None = None) -> None:
         self.nodes[name] = node
         if store is not None:
             self.stores[name] = store
+
+    def start(self, config: ReplicaConfig, *, limbo: bool = False) -> Replica:
+        """Start a storage server with an empty store."""
+        self._configs[config.name] = config
+        store = MemoryStore()
+        incarnation = len(self._configs)
+        replica = Replica(config, store, None, limbo=limbo, incarnation=incarnation, now=self.now)
+        self.add(config.name, replica, store)
+        return replica
+
+    def restart(self, name: str, *, clean: bool = True) -> Replica:
+        """Stop a storage server and start it again; what is on its way to it may be lost."""
+        old = self.nodes[name]
+        assert isinstance(old, Replica)
+        self._count += 1
+        self._queue = [item for item in self._queue if item[2] != name]
+        heapq.heapify(self._queue)
+        self._flushes.pop(name, None)
+        replica = Replica(
+            self._configs[name], self.stores[name], old.checkpoint() if clean else None,
+            limbo=not clean, incarnation=1000 + self._count, now=self.now,
+        )  # fmt: skip
+        self.nodes[name] = replica
+        replica.check()
+        return replica
 
     # --- messages ---
 
@@ -159,7 +200,9 @@ class World:
             return
         link = self.links.get((src, dst), self.link)
         frame = wire.encode(message)
-        route = src.encode() if reply else b"<" + src.encode()
+        known = self._called.get((dst, src), src.encode())
+        route = known if reply else b"<" + src.encode()
+        self.sent.append((src, dst, message))
         if self.tracing:
             self.trace.append(f"{src} -> {dst}: {describe(message)}")
         for _ in range(2 if link.repeat() else 1):
@@ -172,7 +215,7 @@ class World:
         if dst.startswith(b"<"):
             self.send(src, dst[1:].decode(), message, reply=True)
         else:
-            self.send(src, dst.decode(), message)
+            self.send(src, self._names.get((src, dst), dst.decode()), message)
 
     def inject(self, dst: str, event: Event) -> None:
         """Step a node with an event, and let it end the batch."""
@@ -194,8 +237,7 @@ class World:
                     self._route(name, dst, message)
             case Persist(entry):
                 self.stores[name].append(entry)
-                if entry.fseq:
-                    self._step(name, Persisted(entry.fseq))
+                self._flushes.setdefault(name, self.now + self.flush_ns)
             case Halt(reason):
                 self.halts.append((name, reason))
                 self.paused.add(name)
@@ -203,7 +245,12 @@ class World:
                 self.completed[name, id] = result
             case Propose(command):
                 self.proposed.append((name, command))
-            case Connect() | Disconnect():
+            case Connect(called, endpoint):
+                for other in self.nodes:
+                    if address(other).endpoint == endpoint:
+                        self._names[name, called] = other
+                        self._called[name, other] = called
+            case Disconnect():
                 pass
 
     # --- time ---
@@ -226,6 +273,7 @@ class World:
 
     def _next(self) -> int | None:
         times = [self._queue[0][0]] if self._queue else []
+        times += [at for name, at in self._flushes.items() if name not in self.paused]
         for name, node in self.nodes.items():
             wakeup = node.next_wakeup() if name not in self.paused else None
             if wakeup is not None:
@@ -249,6 +297,10 @@ class World:
             heapq.heappush(self._queue, (max(at, self.now) + MS, count, *rest))  # type: ignore[misc]
         for name in touched:
             self._step(name, Drained())
+        for name, at in list(self._flushes.items()):
+            if at <= self.now and name not in self.paused:
+                del self._flushes[name]
+                self._step(name, Persisted(self.stores[name].last_fseq))
         for name, node in self.nodes.items():
             wakeup = node.next_wakeup() if name not in self.paused else None
             if wakeup is not None and wakeup <= self.now:
@@ -292,7 +344,8 @@ def describe(message: wire.Message) -> str:
 
 
 def address(name: str) -> Address:
-    return Address(name, f"127.0.0.1:{7000 + sum(name.encode()) % 900}")
+    port = 1024 + int.from_bytes(name.encode()[-8:], "big") % 60_000
+    return Address(name, f"127.0.0.1:{port}")
 
 
 def shard_names(shard: int, f: int) -> list[str]:
@@ -326,10 +379,7 @@ def add_shard(
             name, address(name).endpoint, shard, index, tuple(map(address, names)),
             (address("mms-0"),), durability, 1, wire.Limits(), **config,
         )  # fmt: skip
-        store = MemoryStore()
-        replica = Replica(own, store, None, limbo=False, incarnation=index + 1, now=world.now)
-        world.add(name, replica, store)
-        replicas.append(replica)
+        replicas.append(world.start(own))
     return replicas
 
 

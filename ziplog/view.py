@@ -16,7 +16,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from ziplog.gsn import MAX_ROUND, Schedule
-from ziplog.types import Epoch, Gsn, ShardId, View
+from ziplog.types import Epoch, ShardId, View
 
 ShardState = Literal["joining", "live", "parked", "recovering", "leaving", "finalized"]
 NodeState = Literal["starting", "up", "suspect", "down", "limbo"]
@@ -97,11 +97,12 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
         schedule, size = self.schedule, self.epoch_size
         if shard not in schedule.weights:
             return self.stop
-        if gsn < self.base:
-            gsn = self.base
+        gsn = max(gsn, self.base)
         rest = (gsn - self.base) % size
         offset = schedule.next_offset(shard, rest)
-        if offset >= size:  # nothing is left of this epoch: the first of the next one, if it has any
+        if (
+            offset >= size
+        ):  # nothing is left of this epoch: the first of the next one, if it has any
             first = schedule.offset(shard, 0)
             if first >= size:
                 return self.stop
@@ -168,24 +169,30 @@ class LeaseRun(msgspec.Struct, frozen=True, array_like=True):
         if gsn >= self.last.base:
             return self.last
         step = (gsn - self.first.base) // (self.first.stop - self.first.base)
-        return self.first if step == 0 else self._lease(step, NO_DIGEST)
+        return self.numbered(self.first.number + step, NO_DIGEST)
+
+    def numbered(self, number: int, predecessor: bytes) -> Lease:
+        """Return lease `number`; what `predecessor` says counts between the ends only."""
+        first, step = self.first, number - self.first.number
+        assert 0 <= step < self.count, "the lease is not of this run"
+        if step == 0:
+            return first
+        return (
+            self.last
+            if step == self.count - 1
+            else msgspec.structs.replace(
+                first,
+                number=number,
+                predecessor=predecessor,
+                base=first.base + step * (first.stop - first.base),
+                first_epoch=first.first_epoch + step * first.epochs,
+            )
+        )
 
     def after(self, number: int, digest: bytes) -> LeaseRun:
         """Return the part of this run that follows its lease `number`, whose digest is given."""
-        step = number + 1 - self.first.number
-        assert 0 < step < self.count, "no part of this run follows it"
-        first = self.last if step == self.count - 1 else self._lease(step, digest)
-        return LeaseRun(first, self.count - step, self.last)
-
-    def _lease(self, step: int, predecessor: bytes) -> Lease:
-        first = self.first
-        return msgspec.structs.replace(
-            first,
-            number=first.number + step,
-            predecessor=predecessor,
-            base=first.base + step * (first.stop - first.base),
-            first_epoch=first.first_epoch + step * first.epochs,
-        )
+        first = self.numbered(number + 1, digest)
+        return LeaseRun(first, self.last.number - number, self.last)
 
 
 def run_of(lease: Lease) -> LeaseRun:

@@ -1,6 +1,7 @@
 """Schedule arithmetic against a merge by exact fractions (thesis 4.2.3, Fig. 4.2)."""
 
 from fractions import Fraction
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -41,7 +42,9 @@ def test_published_vectors(weights: list[tuple[int, int]], owners: list[int]) ->
 
 
 @given(weights_of_shards, st.randoms(use_true_random=False))
-def test_the_owners_are_the_expected_arrival_merge(weights, random) -> None:
+def test_the_owners_are_the_expected_arrival_merge(
+    weights: list[tuple[int, int]], random: Random
+) -> None:
     expected = merged(weights) * 2
     random.shuffle(weights)
     schedule = Schedule(weights)
@@ -49,7 +52,7 @@ def test_the_owners_are_the_expected_arrival_merge(weights, random) -> None:
 
 
 @given(weights_of_shards, st.integers(0, 3))
-def test_every_offset_is_one_slot_of_one_shard(weights, rounds) -> None:
+def test_every_offset_is_one_slot_of_one_shard(weights: list[tuple[int, int]], rounds: int) -> None:
     schedule = Schedule(weights)
     start, stop = rounds * schedule.round_length, (rounds + 2) * schedule.round_length
     seen: dict[int, int] = {}
@@ -64,7 +67,9 @@ def test_every_offset_is_one_slot_of_one_shard(weights, rounds) -> None:
 
 
 @given(weights_of_shards, st.integers(0, 2000))
-def test_slot_from_and_next_offset_find_the_first_at_or_after(weights, offset) -> None:
+def test_slot_from_and_next_offset_find_the_first_at_or_after(
+    weights: list[tuple[int, int]], offset: int
+) -> None:
     schedule = Schedule(weights)
     for shard, weight in weights:
         slot = schedule.slot_from(shard, offset)
@@ -75,7 +80,9 @@ def test_slot_from_and_next_offset_find_the_first_at_or_after(weights, offset) -
 
 
 @given(weights_of_shards, st.integers(0, 500), st.integers(0, 200), st.integers(0, 10**6))
-def test_many_slots_at_once_are_the_slots_one_by_one(weights, slot, count, base) -> None:
+def test_many_slots_at_once_are_the_slots_one_by_one(
+    weights: list[tuple[int, int]], slot: int, count: int, base: int
+) -> None:
     schedule = Schedule(weights)
     for shard, _ in weights:
         single = [base + schedule.offset(shard, slot + index) for index in range(count)]

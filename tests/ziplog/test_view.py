@@ -62,7 +62,9 @@ def test_take_gives_consecutive_slots_of_one_epoch_or_nothing(lease: Lease, coun
     for shard in (member.shard for member in lease.members):
         owned = [gsn for gsn, owner in table.items() if owner == shard]
         for index, gsn in enumerate(owned):
-            run = [g for g in owned[index : index + count] if lease.epoch_at(g) == lease.epoch_at(gsn)]
+            run = [
+                g for g in owned[index : index + count] if lease.epoch_at(g) == lease.epoch_at(gsn)
+            ]
             assert lease.take(shard, gsn, count) == (run if len(run) == count else [])
             assert lease.slot(shard, gsn) == index
         assert lease.slot(shard, lease.stop) == len(owned)

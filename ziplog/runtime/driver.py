@@ -53,6 +53,7 @@ _COMPLAINT_INTERVAL_NS: Final = 1_000_000_000
 #: Says nothing about what is stored, so it need not wait for the disk.
 _NEEDS_NO_DISK: Final = (Refused, Heartbeat)
 
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _DRAINED: Final = Drained()
 _WAKEUP: Final = Wakeup()
 
@@ -126,7 +127,7 @@ class Driver:
         try:
             while not self._stopping:
                 self._turn()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is our error: stop
             self._log.exception("the node failed")
             self._on_halt(f"{type(error).__name__}: {error}", _state(self._node))
 
@@ -281,8 +282,10 @@ def run_process(driver: Driver, transport: Transport) -> None:
     """Run a driver as its process's main loop, until SIGTERM or SIGINT; from the main thread."""
     # A signal that comes just before the poll would not interrupt it; the byte does.
     signal.set_wakeup_fd(transport.wake_fd, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOP_SIGNALS:
         signal.signal(number, lambda *_: driver.stop())
+    # A process may hold them back while it starts.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     # Keep the collector away from what lives for ever: a full pass costs milliseconds.
     gc.collect()
     gc.freeze()

@@ -43,6 +43,7 @@ _SELECT_LIMIT: Final = 1024
 #: Up to here, waits are timed in microseconds; longer ones in (rounded up) milliseconds.
 _EXACT_WAIT_NS: Final = 10_000_000
 _MAX_WAIT_NS: Final = 3_600_000_000_000
+_MAX_PORT: Final = 65_535
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _NOBLOCK_MORE: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
@@ -123,6 +124,7 @@ class Transport:
             raise ConfigError("name", name, "not empty, and start with another byte than 0")
         if self._endpoints.get(name) == endpoint:
             return
+        _check("endpoint", endpoint)
         self.disconnect(name)
         self._connect(name, endpoint)
 
@@ -293,13 +295,23 @@ def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     return socket
 
 
+def _check(option: str, endpoint: str) -> None:
+    """Refuse what libzmq would take in its own way (it cuts port 99999 to 16 bits)."""
+    host, _, port = endpoint.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > _MAX_PORT:
+        raise ConfigError(option, endpoint, f"'host:port', with a port up to {_MAX_PORT}")
+
+
 def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    _check("bind", endpoint)
     try:
         socket.bind(f"tcp://{endpoint}")
     except zmq.ZMQError as error:
         if error.errno == errno.EADDRINUSE:
             advice = "stop the process that listens there, or choose another port"
-            raise UnavailableError(f"cannot listen at {endpoint}: it is in use; {advice}") from error
+            raise UnavailableError(
+                f"cannot listen at {endpoint}: it is in use; {advice}"
+            ) from error
         allowed = f"'host:port' of this machine ({error.strerror})"
         raise ConfigError("bind", endpoint, allowed) from error
     bound = socket.get(zmq.LAST_ENDPOINT)

@@ -1,0 +1,1 @@
+"""The membership service: it owns epochs, shards, views and the trim point."""

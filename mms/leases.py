@@ -1,0 +1,132 @@
+"""When the next lease is due, what it looks like, and when it starts.
+
+    no lease -> first lease, once the shards reported
+    lease runs -> half-way through, the next one is proposed -> it starts when this one ends
+    at once: work after idleness, other members, a new leader
+
+A lease has 16 epochs or more, so that short epochs do not mean many commands. Rule: at most one
+proposal is under way. Invariant: `starts` belongs to `last`, the last committed lease.
+
+See docs/protocol.md, section 3.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mms.state import MAX_LEASE_SIZE
+from ziplog.view import NO_DIGEST, Lease
+
+if TYPE_CHECKING:
+    from ziplog.view import Member
+
+_MS: Final = 1_000_000
+_EPOCHS: Final = 16
+_IDLE_EPOCH_MS: Final = 1000
+#: No lease is nominally shorter: consensus carries at most ten commands a second (D32).
+_MIN_LEASE_MS: Final = 160
+#: A proposal that is not committed after this time is made again.
+RETRY_NS: Final = 1000 * _MS
+#: Leases that start at once for new members' sake keep this distance.
+_MEMBERS_NS: Final = 1000 * _MS
+
+
+class LeasePlan:
+    """The timing of leases at the leader; elsewhere a record of them."""
+
+    def __init__(self, epoch_ms: int) -> None:
+        self._epoch_ms: Final = epoch_ms
+        self._idle_ms: Final = max(_IDLE_EPOCH_MS, epoch_ms)
+        #: The last committed lease, and when it starts by our clock, in ns.
+        self.last: Lease | None = None
+        self.starts = 0
+        self._before: Lease | None = None
+        self._proposed_at: int | None = None
+        self._at_once = True
+        self._members_at: int | None = None
+
+    def lead(self, now: int) -> None:
+        """Begin to lead: nobody knows when the last lease started, so the next does at once."""
+        self.starts = now
+        self._proposed_at = None
+        self._at_once = True
+
+    def due(self, now: int, *, active: bool, other_members: bool) -> int:
+        """Return when to propose the next lease, in ns; not later than `now`: now."""
+        if self._proposed_at is not None:
+            return self._proposed_at + RETRY_NS
+        last = self.last
+        if last is None or self._at_once or (active and last.epoch_ms != self._epoch_ms):
+            return now
+        half = self.starts + _length(last) // 2
+        if other_members:
+            since = self._members_at
+            return now if since is None else min(half, since + _MEMBERS_NS)
+        return half
+
+    def propose(
+        self, members: tuple[Member, ...], now: int, *, active: bool, other_members: bool
+    ) -> Lease:
+        """Return the lease to propose."""
+        last = self.last
+        epoch_ms = self._epoch_ms if active else self._idle_ms
+        epochs, epoch_size = shape(epoch_ms)
+        self._proposed_at = now
+        if last is None or (active and last.epoch_ms != epoch_ms) or other_members:
+            self._at_once = True
+        if other_members:
+            self._members_at = now
+        if last is None:
+            return Lease(1, NO_DIGEST, 1, 0, epochs, epoch_size, epoch_ms, members)
+        same = members == last.members
+        return last.following(
+            last.members if same else members,
+            epochs=epochs,
+            epoch_size=epoch_size,
+            epoch_ms=epoch_ms,
+        )
+
+    def committed(self, lease: Lease, now: int, *, leading: bool) -> None:
+        """Note that a lease was committed: it starts after the one before it, or at once.
+
+        When it starts is the leader's to say; the others take it that it does so now.
+        """
+        before = self.last
+        at_once = before is None or self._at_once or not leading
+        ends = now if before is None or at_once else self.starts + _length(before)
+        self._before, self.last, self.starts = before, lease, max(now, ends)
+        self._proposed_at, self._at_once = None, False
+
+    def restored(self, last: Lease | None, now: int) -> None:
+        """Note the last lease of a snapshot."""
+        self._before, self.last, self.starts = None, last, now
+
+    def current(self, now: int) -> list[Lease]:
+        """Return the lease that runs, and the one that will follow if it is committed."""
+        if self.last is None:
+            return []
+        if now < self.starts and self._before is not None:
+            return [self._before, self.last]
+        return [self.last]
+
+    def epoch(self, now: int) -> int:
+        """Return the epoch that servers are in, about."""
+        running = self.current(now)
+        if not running:
+            return 0
+        lease = running[0]
+        ends = self.starts if len(running) == 2 else self.starts + _length(lease)
+        index = lease.epochs - 1 - (ends - now) // (lease.epoch_ms * _MS)
+        return lease.first_epoch + min(max(index, 0), lease.epochs - 1)
+
+
+def shape(epoch_ms: int) -> tuple[int, int]:
+    """Return the number of epochs of a lease and their size in positions."""
+    epochs = _EPOCHS
+    while epochs * epoch_ms < _MIN_LEASE_MS:
+        epochs *= 2
+    return epochs, MAX_LEASE_SIZE // epochs
+
+
+def _length(lease: Lease) -> int:
+    return lease.epochs * lease.epoch_ms * _MS

@@ -1,0 +1,80 @@
+"""Questions that are answered behind a read barrier.
+
+    new -- a barrier is proposed for all new ones --> asked -- it is committed --> answered
+
+A leader that was deposed without knowing it would answer from an old state; one that has seen its
+own barrier applied has seen all that was committed before it. Questions share barriers, which keep
+a distance. Rule: a question is answered by a barrier proposed after it came. Invariant: no more
+than `MAX_PENDING` wait. See docs/protocol.md, section 3.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mms.state import Barrier
+from ziplog.wire import LeaseQuery, Trim
+
+_MS: Final = 1_000_000
+#: Questions that wait; more are refused.
+MAX_PENDING: Final = 256
+#: Barriers keep this distance.
+_DISTANCE_NS: Final = 50 * _MS
+#: A barrier that is not committed after this time never will be, as far as a client cares.
+_LOST_NS: Final = 2000 * _MS
+
+#: The way back, and what was asked.
+Question = tuple[bytes, LeaseQuery | Trim]
+
+
+class Questions:
+    """All questions that wait for consensus."""
+
+    def __init__(self, incarnation: int) -> None:
+        """`incarnation`: random, new in every process; makes the barriers' tokens unique."""
+        self._incarnation: Final = incarnation
+        self._new: list[Question] = []
+        #: By a barrier's token: when it was proposed, and who waits for it.
+        self._asked: dict[bytes, tuple[int, list[Question]]] = {}
+        self._barriers = 0
+        self._next_barrier_at = 0
+
+    def __len__(self) -> int:
+        return len(self._new) + sum(len(questions) for _, questions in self._asked.values())
+
+    def take(self, src: bytes, question: LeaseQuery | Trim) -> None:
+        """Let a question wait for the next barrier."""
+        assert len(self) < MAX_PENDING
+        self._new.append((src, question))
+
+    def next_wakeup(self) -> int | None:
+        """Return when the next barrier is due."""
+        return self._next_barrier_at if self._new else None
+
+    def raise_barrier(self, now: int) -> Barrier | None:
+        """Return the barrier to propose for the new questions, if one is due."""
+        if not self._new or now < self._next_barrier_at:
+            return None
+        self._barriers += 1
+        self._next_barrier_at = now + _DISTANCE_NS
+        token = self._incarnation.to_bytes(8, "big") + self._barriers.to_bytes(8, "big")
+        self._asked[token] = (now, self._new)
+        self._new = []
+        return Barrier(token)
+
+    def passed(self, barrier: Barrier) -> list[Question]:
+        """Return the questions that a committed barrier lets through."""
+        return self._asked.pop(barrier.token, (0, []))[1]
+
+    def lost(self, now: int) -> list[Question]:
+        """Forget, and return, the questions whose barrier did not come."""
+        tokens = [token for token, (at, _) in self._asked.items() if now >= at + _LOST_NS]
+        return [question for token in tokens for question in self._asked.pop(token)[1]]
+
+    def abandon(self) -> list[Question]:
+        """Forget, and return, all questions."""
+        every = [question for _, asked in self._asked.values() for question in asked]
+        every += self._new
+        self._asked.clear()
+        self._new = []
+        return every

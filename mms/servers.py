@@ -1,0 +1,133 @@
+"""The storage servers as their heartbeats show them: routes, states, frontiers.
+
+Rule: time is only ever used to guess who is up, never to decide what a position holds. Invariant: a
+frontier noted here never goes back, because what is below it is stable for ever.
+
+See docs/protocol.md, sections 3 and 5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ziplog.view import NodeState, Placement
+    from ziplog.wire import Heartbeat
+
+_S: Final = 1_000_000_000
+#: A server that was heard within this time is up; within the next one, suspect; then down.
+UP_NS: Final = 5 * _S // 2
+SUSPECT_NS: Final = 5 * _S
+#: A shard with a replica that is silent for so long is parked.
+SILENT_NS: Final = 3 * _S
+
+
+class Server:
+    """One replica of one shard."""
+
+    __slots__ = ("heard", "heartbeat", "index", "name", "route", "shard", "told", "told_at")
+
+    def __init__(self, name: str, shard: int, index: int, now: int) -> None:
+        self.name: Final = name
+        self.shard: Final = shard
+        #: Its place among the shard's replicas; 0 is the primary.
+        self.index: Final = index
+        #: The way to it: where its last heartbeat came from.
+        self.route = b""
+        self.heartbeat: Heartbeat | None = None
+        #: When it was heard last, in ns; before that, since when it is waited for.
+        self.heard = now
+        #: The number of the last lease that was announced to it, and when.
+        self.told = 0
+        self.told_at = 0
+
+    def state(self, now: int) -> NodeState:
+        """Return its state as the status document has it."""
+        silent = now - self.heard
+        if self.heartbeat is None:
+            return "starting" if silent < SUSPECT_NS else "down"
+        if silent < UP_NS:
+            return self.heartbeat.state
+        return "suspect" if silent < SUSPECT_NS else "down"
+
+
+class Servers:
+    """All storage servers of the cluster."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Server] = {}
+        self._by_shard: dict[int, list[Server]] = {}
+        self._frontiers: dict[int, int] = {}
+        #: Names of servers that were never heard, or said that they are in limbo.
+        self.missing: set[str] = set()
+        #: Silence counts from here on at the earliest: we heard nobody before.
+        self._listening_since = 0
+
+    def __iter__(self) -> Iterator[Server]:
+        return iter(self._by_name.values())
+
+    def place(self, placements: Iterable[Placement], now: int) -> None:
+        """Know the replicas of these shards."""
+        for placement in placements:
+            names = [replica.name for replica in placement.replicas]
+            old = self._by_shard.get(placement.shard, [])
+            if [server.name for server in old] == names:
+                continue
+            for server in old:
+                self._by_name.pop(server.name, None)
+                self.missing.discard(server.name)
+            new = [Server(name, placement.shard, index, now) for index, name in enumerate(names)]
+            self._by_shard[placement.shard] = new
+            self._by_name.update((server.name, server) for server in new)
+            self.missing.update(names)
+            self._frontiers.setdefault(placement.shard, 0)
+
+    def hear(self, route: bytes, heartbeat: Heartbeat, now: int) -> Server | None:
+        """Note a heartbeat; None if it is of nobody that is placed at that shard."""
+        server = self._by_name.get(heartbeat.node)
+        if server is None or server.shard != heartbeat.shard:
+            return None
+        before = server.heartbeat
+        if route != server.route or (
+            before is not None and before.incarnation != heartbeat.incarnation
+        ):
+            server.told = 0  # a new process, or a new connection of it: it may have missed things
+        server.route, server.heartbeat, server.heard = route, heartbeat, now
+        if heartbeat.state == "limbo":
+            self.missing.add(server.name)
+        else:
+            self.missing.discard(server.name)
+        self.reach(heartbeat.shard, heartbeat.frontier)
+        return server
+
+    def listen_from(self, now: int) -> None:
+        """Forgive silence before `now`: we did not listen."""
+        self._listening_since = now
+
+    def reach(self, shard: int, frontier: int) -> None:
+        """Note that all that a shard owns below `frontier` is stable."""
+        if frontier > self._frontiers.get(shard, frontier):
+            self._frontiers[shard] = frontier
+
+    def frontier(self, shard: int) -> int:
+        """Return the highest frontier that a shard reported."""
+        return self._frontiers[shard]
+
+    def replicas(self, shard: int) -> list[Server]:
+        """Return a shard's servers, the primary first."""
+        return self._by_shard[shard]
+
+    def has_reported(self, shard: int) -> bool:
+        """Whether every replica of the shard was heard and is fit to serve."""
+        return all(server.name not in self.missing for server in self._by_shard[shard])
+
+    def is_fit(self, shard: int, now: int) -> bool:
+        """Whether the shard can serve: no replica is silent or in limbo."""
+        since = self._listening_since
+        return all(
+            now - max(server.heard, since) < SILENT_NS
+            and (server.heartbeat is None or server.heartbeat.state != "limbo")
+            for server in self._by_shard[shard]
+        )

@@ -1,0 +1,137 @@
+"""Trims under way.
+
+    wanting    -- every shard's frontier reached the position --> committing
+    committing -- the trim point is committed --> refusing
+    refusing   -- every server that is up refuses what is below --> answered
+
+Rule: nothing is committed that is not stable (D45). Trims are bounded in number and in time; one
+that gives up before it is committed is answered `not-stable`. Invariant: a trim in `refusing` is
+committed. See docs/protocol.md, section 8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+from mms.servers import UP_NS
+from mms.state import SetTrim
+from ziplog.node import Propose, Send
+from ziplog.wire import TrimReply, Want
+
+if TYPE_CHECKING:
+    from mms.servers import Servers
+    from mms.state import ClusterState
+    from ziplog.node import Effect
+
+_S: Final = 1_000_000_000
+_GIVE_UP_NS: Final = 30 * _S
+#: WANTs are sent again after this time.
+_WANT_NS: Final = _S // 4
+#: A proposal that is not committed after this time is made again.
+_RETRY_NS: Final = _S
+
+
+class _Trim:
+    __slots__ = ("ends", "gsn", "phase", "proposed_at", "request", "route", "wanted_at")
+
+    def __init__(self, route: bytes, request: int, gsn: int, now: int) -> None:
+        self.route, self.request, self.gsn = route, request, gsn
+        self.ends = now + _GIVE_UP_NS
+        self.phase: Literal["wanting", "committing", "refusing"] = "wanting"
+        self.wanted_at: int | None = None
+        self.proposed_at: int | None = None
+
+
+class Trims:
+    """All trims that clients wait for."""
+
+    def __init__(self, state: ClusterState, servers: Servers) -> None:
+        self._state, self._servers = state, servers
+        self._pending: dict[tuple[bytes, int], _Trim] = {}
+        self._want_request = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def begin(self, route: bytes, request: int, gsn: int, now: int) -> None:
+        """Take a client's trim of a position that was given out; again is the same as once."""
+        self._pending.setdefault((route, request), _Trim(route, request, gsn, now))
+
+    def abandon(self) -> list[tuple[bytes, int]]:
+        """Forget all trims; return where each came from."""
+        abandoned = list(self._pending)
+        self._pending.clear()
+        return abandoned
+
+    def next_wakeup(self, now: int) -> int | None:
+        """Return when to `advance` at the latest."""
+        return now + _WANT_NS if self._pending else None
+
+    def advance(self, now: int) -> list[Effect]:
+        """Do what can be done now."""
+        effects: list[Effect] = []
+        for key, trim in list(self._pending.items()):
+            effects += self._want(trim, now)
+            effects += self._commit(trim, now)
+            answer = self._answer(trim, now)
+            if answer is not None:
+                del self._pending[key]
+                effects.append(answer)
+        return effects
+
+    def _want(self, trim: _Trim, now: int) -> list[Effect]:
+        if trim.phase != "wanting":
+            return []
+        if trim.gsn <= self._state.trim:
+            trim.phase = "refusing"
+            return []
+        behind = self._behind(trim.gsn)
+        if not behind:
+            trim.phase = "committing"
+            return []
+        if trim.wanted_at is not None and now < trim.wanted_at + _WANT_NS:
+            return []
+        trim.wanted_at = now
+        self._want_request += 1
+        return [
+            Send(primary.route, Want(self._state.cluster, shard, self._want_request, trim.gsn - 1))
+            for shard in behind
+            if (primary := self._servers.replicas(shard)[0]).route
+        ]
+
+    def _behind(self, gsn: int) -> list[int]:
+        """Return the shards that own a position below `gsn` that may not be stable."""
+        return [
+            shard
+            for shard, placement in self._state.placements.items()
+            if placement.state not in {"joining", "finalized"}
+            and self._servers.frontier(shard) < gsn
+        ]
+
+    def _commit(self, trim: _Trim, now: int) -> list[Effect]:
+        if trim.phase != "committing":
+            return []
+        if trim.gsn <= self._state.trim:
+            trim.phase = "refusing"
+            return []
+        if trim.proposed_at is not None and now < trim.proposed_at + _RETRY_NS:
+            return []
+        trim.proposed_at = now
+        return [Propose(SetTrim(trim.gsn).encode())]
+
+    def _answer(self, trim: _Trim, now: int) -> Effect | None:
+        cluster, committed = self._state.cluster, self._state.trim
+        if trim.phase != "refusing":
+            if now < trim.ends:
+                return None
+            return Send(trim.route, TrimReply(cluster, trim.request, committed, "not-stable"))
+        if now < trim.ends and not self._is_refused(trim.gsn, now):
+            return None
+        return Send(trim.route, TrimReply(cluster, trim.request, committed))
+
+    def _is_refused(self, gsn: int, now: int) -> bool:
+        return all(
+            server.heartbeat.trim >= gsn
+            for server in self._servers
+            if server.heartbeat is not None and now - server.heard < UP_NS
+        )

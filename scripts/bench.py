@@ -1,0 +1,407 @@
+"""Measure Ziplog beside its floors and its peers, in one run on one machine.
+
+    python scripts/bench.py latency      insert latency beside raw TCP, pyzmq, Redis and NATS
+    python scripts/bench.py paths        fast and slow path; share of the fast path over load
+    python scripts/bench.py throughput   pipelined insert_many into one shard
+    python scripts/bench.py sequential   from insert to delivery at a following subscriber
+    python scripts/bench.py idle         CPU of an idle cluster
+    python scripts/bench.py mms          the membership service with thousands of emulated shards
+    python scripts/bench.py all          everything above
+
+Targets take turns in rounds, so a machine whose speed drifts drifts for all of them; what counts
+are the ratios, each the median over rounds. `--json FILE` keeps the figures, `--picture FILE` (SVG or
+PNG, with matplotlib) draws those of `latency` and `paths`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import struct
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import psutil
+from floors import TcpFloor, ZmqFloor
+from hdrh.histogram import HdrHistogram
+from peers import Nats, Redis
+
+import ziplog
+from ziplog.local import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+Figures = dict[str, Any]
+
+_SPAWN = multiprocessing.get_context("spawn")
+_STAMP = struct.Struct("<q")
+
+
+class Target(Protocol):
+    """Something that takes a payload and returns when it is safe."""
+
+    name: str
+
+    def insert(self, payload: bytes) -> None:
+        """Put one payload."""
+        ...
+
+
+class ZiplogTarget:
+    """One blocking client of one shard."""
+
+    name = "Ziplog insert_after"
+
+    def __init__(self, log: ziplog.Log) -> None:
+        self.log = log
+
+    def insert(self, payload: bytes) -> None:
+        """Insert one record."""
+        self.log.insert_after(payload)
+
+
+@contextmanager
+def cluster(shards: int = 1, f: int = 1, **options: Any) -> Iterator[Cluster]:
+    """Run a cluster in a temporary folder."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ziplog-bench-") as folder,
+        Cluster(folder, shards=shards, f=f, **options) as running,
+    ):
+        yield running
+
+
+def histogram() -> HdrHistogram:
+    """Return an empty one, of nanoseconds up to a minute, three digits."""
+    return HdrHistogram(1, 60_000_000_000, 3)
+
+
+def micros(recorded: HdrHistogram) -> Figures:
+    """Return the percentiles of a histogram, in microseconds."""
+    return {
+        f"p{p:g}_us": recorded.get_value_at_percentile(p) / 1000 for p in (50, 99, 99.9)
+    } | {"count": recorded.get_total_count()}
+
+
+def timed(target: Target, payload: bytes, count: int, into: HdrHistogram) -> float:
+    """Insert `count` times; return the median in microseconds."""
+    values = []
+    clock = time.perf_counter_ns
+    for _ in range(count):
+        start = clock()
+        target.insert(payload)
+        values.append(clock() - start)
+    for value in values:
+        into.record_value(value)
+    return statistics.median(values) / 1000
+
+
+# --- latency -----------------------------------------------------------------------------------
+
+
+def latency(rounds: int, count: int, size: int) -> Figures:
+    """Insert latency, f=1, one client, beside the floors and the installed peers (P1, P2)."""
+    payload = os.urandom(size)
+    with ExitStack() as stack:
+        running = stack.enter_context(cluster())
+        log = stack.enter_context(running.connect())
+        targets: list[Target] = [
+            ZiplogTarget(log),
+            stack.enter_context(TcpFloor(size)),
+            stack.enter_context(ZmqFloor(size)),
+        ]
+        targets += [stack.enter_context(p()) for p in (Redis, Nats) if p.is_installed()]
+        recorded = {target.name: histogram() for target in targets}
+        medians: dict[str, list[float]] = {target.name: [] for target in targets}
+        for target in targets:
+            timed(target, payload, count, histogram())
+        for _ in progress(rounds, "latency"):
+            for target in targets:
+                medians[target.name].append(timed(target, payload, count, recorded[target.name]))
+        share = fast_share(log.stats())
+    ours = medians[ZiplogTarget.name]
+    return {
+        "size": size,
+        "fast_path_share": share,
+        "targets": {
+            name: micros(recorded[name])
+            | {"ratio": statistics.median(a / b for a, b in zip(ours, of, strict=True))}
+            for name, of in medians.items()
+        },
+    }
+
+
+def fast_share(stats: dict[str, Any]) -> float:
+    """Return which share of a client's inserts took the fast path."""
+    fast, slow = stats["fast_path"], stats["slow_path"]
+    return fast / max(fast + slow, 1)
+
+
+# --- fast and slow path ------------------------------------------------------------------------
+
+
+def insert_openly(
+    endpoint: str, rate_per_s: float, seconds: float, size: int, pipe: Connection
+) -> None:
+    """Insert at random times, `rate_per_s` on average (0: as fast as one call at a time goes)."""
+    rng = random.Random(os.getpid())
+    payload = rng.randbytes(size)
+    fast: list[int] = []
+    slow: list[int] = []
+    with ziplog.connect(endpoint) as log:
+        log.insert_after(payload)
+        pipe.send("ready")
+        pipe.recv()
+        stats = log.stats()
+        end = time.monotonic() + seconds
+        due = sorted(time.monotonic() + rng.random() * seconds
+                     for _ in range(int(rate_per_s * seconds)))
+        while time.monotonic() < end:
+            if rate_per_s:
+                if not due:
+                    break
+                time.sleep(max(0.0, due.pop(0) - time.monotonic()))
+            start = time.perf_counter_ns()
+            log.insert_after(payload)
+            took = time.perf_counter_ns() - start
+            now = log.stats()
+            (slow if now["slow_path"] > stats["slow_path"] else fast).append(took)
+            stats = now
+    pipe.send((fast, slow))
+
+
+def load(endpoint: str, clients: int, rate_per_s: float, seconds: float) -> Figures:
+    """Run client processes against one shard; return what both paths took."""
+    workers = []
+    for _ in range(clients):
+        here, there = _SPAWN.Pipe()
+        arguments = (endpoint, rate_per_s / clients, seconds, 4096, there)
+        worker = _SPAWN.Process(target=insert_openly, args=arguments)
+        worker.start()
+        workers.append((worker, here))
+    for _, pipe in workers:
+        pipe.recv()
+    for _, pipe in workers:
+        pipe.send("go")
+    fast, slow = histogram(), histogram()
+    for worker, pipe in workers:
+        for recorded, values in zip((fast, slow), pipe.recv(), strict=True):
+            for value in values:
+                recorded.record_value(value)
+        worker.join()
+    total = fast.get_total_count() + slow.get_total_count()
+    return {
+        "clients": clients,
+        "target_per_s": rate_per_s or None,
+        "per_s": total / seconds,
+        "fast_share": fast.get_total_count() / max(total, 1),
+        "fast": micros(fast),
+        "slow": micros(slow),
+    }
+
+
+def paths(seconds: float) -> Figures:
+    """The share of the fast path over clients and load, as thesis Fig. 4.4; slow / fast (P3)."""
+    points = []
+    with cluster() as running:
+        plan = [(n, rate) for n in (1, 2, 4, 8) for rate in (250, 1000, 2000, 0)]
+        for clients, rate in progress(plan, "paths"):
+            points.append(load(running.endpoint, clients, rate, seconds))
+    contended = [p for p in points if p["slow"]["count"] >= 50 and p["fast"]["count"] >= 50]
+    ratios = [p["slow"]["p50_us"] / p["fast"]["p50_us"] for p in contended]
+    return {"points": points, "slow_to_fast": statistics.median(ratios) if ratios else None}
+
+
+# --- throughput --------------------------------------------------------------------------------
+
+
+def throughput(seconds: float) -> Figures:
+    """`insert_many` of one client into one shard, f=1 (P4), and the same read back."""
+    result: Figures = {}
+    for size, batch in ((4096, 2048), (100, 16384)):
+        with cluster() as running, running.connect(timeout=60) as log:
+            payloads = [os.urandom(size) for _ in range(batch)]
+            log.insert_many(payloads)
+            rates = []
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                start = time.perf_counter()
+                log.insert_many(payloads)
+                rates.append(batch / (time.perf_counter() - start))
+            total = batch * (len(rates) + 1)
+            start = time.perf_counter()
+            with log.subscribe(follow=False) as subscription:
+                read = sum(1 for _ in subscription)
+            assert read == total, f"{read} records came back of {total}"
+            result[f"{size} B"] = {
+                "insert_per_s": statistics.median(rates),
+                "subscribe_per_s": read / (time.perf_counter() - start),
+            }
+    return result
+
+
+# --- from insert to delivery -------------------------------------------------------------------
+
+
+def follow(endpoint: str, count: int, pipe: Connection) -> None:
+    """Follow the log; send the nanoseconds from insert to delivery of `count` records."""
+    with ziplog.connect(endpoint) as log, log.subscribe(ziplog.RID_GENESIS) as subscription:
+        next(subscription)
+        pipe.send("ready")
+        delays = []
+        for record in subscription:
+            delays.append(time.monotonic_ns() - _STAMP.unpack_from(record.payload)[0])
+            if len(delays) == count:
+                break
+    pipe.send(delays)
+
+
+def sequential(count: int) -> Figures:
+    """Insert to delivery at a following subscriber, one client inserting one by one (P5)."""
+    result: Figures = {}
+    for shards in (1, 2):
+        with cluster(shards=shards) as running, running.connect() as log:
+            here, there = _SPAWN.Pipe()
+            follower = _SPAWN.Process(target=follow, args=(running.endpoint, count, there))
+            follower.start()
+            filler = bytes(4096 - _STAMP.size)
+            log.insert_after(_STAMP.pack(0) + filler)
+            here.recv()
+            inserts = histogram()
+            for _ in progress(count, f"sequential, {shards} shards"):
+                stamp = time.monotonic_ns()
+                log.insert_after(_STAMP.pack(stamp) + filler)
+                inserts.record_value(time.monotonic_ns() - stamp)
+            delivered = histogram()
+            for delay in here.recv():
+                delivered.record_value(delay)
+            follower.join()
+        result[f"{shards} shards"] = {
+            "insert": micros(inserts),
+            "delivery": micros(delivered),
+            "p50_ratio": delivered.get_value_at_percentile(50)
+            / inserts.get_value_at_percentile(50),
+        }
+    return result
+
+
+# --- idle --------------------------------------------------------------------------------------
+
+
+def idle(seconds: float) -> Figures:
+    """CPU of all processes of an idle cluster of 2 shards, f=1 (P11)."""
+    with cluster(shards=2) as running:
+        with running.connect() as log:
+            log.insert_after(b"once")
+        time.sleep(5)  # until the epochs have grown long
+        processes = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if any(part in ("mms", "shard") for part in process.cmdline())
+        ]
+        before = sum(sum(p.cpu_times()[:2]) for p in processes)
+        start = time.monotonic()
+        time.sleep(seconds)
+        used = sum(sum(p.cpu_times()[:2]) for p in processes) - before
+        return {"processes": len(processes), "core_share": used / (time.monotonic() - start)}
+
+
+def membership(seconds: float) -> Figures:
+    """The membership service with emulated shards (P8)."""
+    from mms.emulation import measure  # noqa: PLC0415  nothing else here needs it
+
+    return {str(shards): measure(shards, seconds) for shards in (100, 1000, 4000)}
+
+
+# --- what is printed ---------------------------------------------------------------------------
+
+
+def progress(what: Any, name: str) -> Iterator[Any]:
+    """Go through `what` (or a range) with a progress bar on a terminal."""
+    from rich.progress import track  # noqa: PLC0415  only a terminal needs it
+
+    items = list(range(what)) if isinstance(what, int) else what
+    return iter(track(items, name, disable=not sys.stderr.isatty(), transient=True))
+
+
+def table(name: str, figures: Figures, indent: str = "") -> None:
+    """Print figures as indented lines."""
+    print(f"{indent}{name}")
+    for key, value in figures.items():
+        if isinstance(value, dict):
+            table(str(key), value, indent + "  ")
+        elif isinstance(value, list):
+            for item in value:
+                table(str(key), item, indent + "  ")
+        else:
+            shown = f"{value:,.3f}" if isinstance(value, float) else value
+            print(f"{indent}  {key:<18} {shown}")
+
+
+def draw(results: Figures, path: Path) -> None:
+    """Draw latency and paths."""
+    import matplotlib as mpl  # noqa: PLC0415  optional
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415  optional
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
+    if "latency" in results:
+        targets = results["latency"]["targets"]
+        names = list(targets)
+        left.barh(names, [targets[n]["p99_us"] for n in names], color="#c6d8e8", label="p99")
+        left.barh(names, [targets[n]["p50_us"] for n in names], color="#2a6f97", label="p50")
+        left.set_xlabel("µs, one client, 4 KB, f=1")
+        left.invert_yaxis()
+        left.legend()
+    if "paths" in results:
+        points = results["paths"]["points"]
+        for clients in sorted({p["clients"] for p in points}):
+            own = sorted((p["per_s"], p["fast_share"]) for p in points if p["clients"] == clients)
+            right.plot(*zip(*own, strict=True), marker="o", label=f"{clients} clients")
+        right.set_xlabel("inserts/s into one shard")
+        right.set_ylabel("share of the fast path")
+        right.set_ylim(0, 1.02)
+        right.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    kinds: dict[str, Callable[[float], Figures]] = {
+        "latency": lambda scale: latency(max(3, int(10 * scale)), 400, 4096),
+        "paths": lambda scale: paths(max(1.0, 3 * scale)),
+        "throughput": lambda scale: throughput(max(2.0, 6 * scale)),
+        "sequential": lambda scale: sequential(max(500, int(5000 * scale))),
+        "idle": lambda scale: idle(max(3.0, 10 * scale)),
+        "mms": lambda scale: membership(max(2.0, 5 * scale)),
+    }
+    parser.add_argument("kind", choices=[*kinds, "all"])
+    parser.add_argument("--scale", type=float, default=1.0, help="longer (2) or shorter (0.2)")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--picture", type=Path, help="draw latency and paths here")
+    arguments = parser.parse_args()
+    chosen = list(kinds) if arguments.kind == "all" else [arguments.kind]
+    results: Figures = {}
+    for kind in chosen:
+        results[kind] = kinds[kind](arguments.scale)
+        table(kind, results[kind])
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    if arguments.picture:
+        draw(results, arguments.picture)
+
+
+if __name__ == "__main__":
+    main()

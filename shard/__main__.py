@@ -1,0 +1,171 @@
+"""The process of one storage server: `python -m shard --config cluster.toml --node NAME`.
+
+Logs to stderr; one `ready` line there once it listens. SIGTERM or SIGINT: a clean stop, which
+flushes and leaves a checkpoint, exit 0. Exit codes: 1 the port or the directory is in use, or the
+last flush failed; 2 bad usage or cluster file; 70 it stopped because to go on would do harm.
+Rule: the checkpoint is taken before the first message (docs/protocol.md, section 9).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from shard.datadir import DataDirectory
+from shard.replica import Replica, ReplicaConfig
+from shard.segments import SegmentStore
+from ziplog import view
+from ziplog.config import load
+from ziplog.errors import ConfigError, UnavailableError, ZiplogError
+from ziplog.runtime.driver import Driver, run_process
+from ziplog.runtime.tracing import configure
+from ziplog.runtime.transport import Transport
+from ziplog.wire import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ziplog.config import ClusterConfig, NodeConfig
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a storage server until it is told to stop; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m shard", description="A storage server.")
+    parser.add_argument("--config", type=Path, required=True, help="the cluster file")
+    parser.add_argument("--node", required=True, help="the server's name in it")
+    options = parser.parse_args(arguments)
+    try:
+        run(load(options.config), options.node)
+    except ConfigError as error:
+        print(f"shard: {error}", file=sys.stderr)
+        return 2
+    except ZiplogError as error:
+        print(f"shard: {options.node}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(config: ClusterConfig, name: str) -> None:
+    """Run the storage server `name` until SIGTERM or SIGINT.
+
+    Raises:
+        ZiplogError: it cannot start, or it could not stop cleanly; says why and what to do.
+
+    """
+    configure(name)
+    identity = replica_config(config, name)
+    directory = DataDirectory(config.data_dir / name, config.name, name)
+    try:
+        transport = Transport(bind=identity.endpoint)
+        try:
+            store = _open_store(config, directory)
+            _serve(identity, directory, transport, store)
+        finally:
+            transport.close()
+    finally:
+        directory.close()
+
+
+def replica_config(config: ClusterConfig, name: str) -> ReplicaConfig:
+    """Return what the replica `name` has to know of the cluster.
+
+    Raises:
+        ConfigError: no storage server has this name.
+
+    """
+    shard, server = config.shard_of(name)
+    return ReplicaConfig(
+        name=name,
+        endpoint=shard.replicas[server].endpoint,
+        shard=shard.id,
+        server=server,
+        replicas=_addresses(shard.replicas),
+        mms=_addresses(config.mms),
+        durability=config.durability,
+        pid=os.getpid(),
+        limits=Limits(
+            max_payload_bytes=config.max_payload_bytes,
+            max_key_bytes=config.max_key_bytes,
+            max_unsettled_units=config.max_unsettled_units,
+        ),
+        session_timeout_s=config.session_timeout_s,
+    )
+
+
+def _addresses(nodes: tuple[NodeConfig, ...]) -> tuple[view.Replica, ...]:
+    return tuple(view.Replica(node.name, node.endpoint) for node in nodes)
+
+
+def _open_store(config: ClusterConfig, directory: DataDirectory) -> SegmentStore:
+    try:
+        return SegmentStore.open(
+            directory.segments,
+            # At level `disk` the driver flushes, before every ack.
+            flush_interval_ms=config.flush_interval_ms if config.durability == "memory" else 0,
+            segment_bytes=config.segment_bytes,
+            cache_bytes=config.cache_bytes,
+            reserve_bytes=config.disk_reserve_bytes,
+        )
+    except OSError as error:
+        raise UnavailableError(f"cannot open {directory.segments}: {error}") from error
+
+
+def _serve(
+    identity: ReplicaConfig, directory: DataDirectory, transport: Transport, store: SegmentStore
+) -> None:
+    # A signal from here on must find the handlers that leave a checkpoint again.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    checkpoint = directory.take_checkpoint()
+    limbo = directory.was_used and checkpoint is None
+    replica = Replica(
+        identity,
+        store,
+        checkpoint,
+        limbo=limbo,
+        incarnation=secrets.randbits(63),
+        now=time.monotonic_ns(),
+    )
+    driver = Driver(
+        replica, transport, store=store, flush_before_send=identity.durability == "disk"
+    )
+    store.start(driver.post)
+    log = structlog.get_logger()
+    log.info(
+        "ready",
+        endpoint=transport.endpoint,
+        shard=identity.shard,
+        durability=identity.durability,
+        pid=identity.pid,
+        limbo=limbo,
+    )
+    run_process(driver, transport)
+    checkpoint = replica.checkpoint()
+    if not store.close():
+        raise UnavailableError(
+            f"no space in {directory.segments} for the last records: they are lost here, and the"
+            " next start will wait for recovery"
+        )
+    _leave(directory, checkpoint)
+    log.info("stopped")
+
+
+def _leave(directory: DataDirectory, checkpoint: bytes) -> None:
+    try:
+        directory.write_checkpoint(checkpoint)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot write a checkpoint to {directory.path}: {error}; the next start will wait for"
+            " recovery"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

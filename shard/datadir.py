@@ -1,0 +1,175 @@
+"""The data directory of one server: its lock, whose it is, and the checkpoint of a clean stop.
+
+Rule: a checkpoint serves one start. It is gone, for good, before the first message is handled, so
+that no two incarnations go on from the same one (docs/protocol.md, section 9). A directory from
+which a server started before, without a checkpoint now, means that it crashed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+from crc32c import crc32c
+
+from ziplog.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LOCK: Final = "lock"
+_IDENTITY: Final = "identity.json"
+_CHECKPOINT: Final = "checkpoint"
+#: Exists from the first start on.
+_STARTED: Final = "started"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Whose directory it is."""
+
+    cluster: str
+    node: str
+    #: Made with the directory; never the same for two.
+    server: str
+
+
+class DataDirectory:
+    """A locked data directory."""
+
+    #: Whose it is.
+    identity: Identity
+    #: Whether a server started from it before.
+    was_used: bool
+
+    def __init__(self, path: Path, cluster: str, node: str) -> None:
+        """Lock the directory of `node` of `cluster`, and make it if it does not exist.
+
+        Raises:
+            UnavailableError: another process has it.
+            ConfigError: it is of another node or cluster, or it cannot be used at all.
+
+        """
+        self.path = path
+        self._lock = _lock(path)
+        try:
+            self.identity = _identify(path, cluster, node)
+            self.was_used = (path / _STARTED).exists()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def segments(self) -> Path:
+        """Where the entries are."""
+        return self.path / "segments"
+
+    def take_checkpoint(self) -> bytes | None:
+        """Return the checkpoint of the last stop, and delete it; None if there is none.
+
+        From now on the directory counts as used. A damaged checkpoint is none (and logged).
+        """
+        checkpoint = _read_checkpoint(self.path / _CHECKPOINT)
+        (self.path / _STARTED).touch(mode=0o600)
+        (self.path / _CHECKPOINT).unlink(missing_ok=True)
+        _sync_directory(self.path)
+        return checkpoint
+
+    def write_checkpoint(self, checkpoint: bytes) -> None:
+        """Leave a checkpoint for the next start: all of it, or none.
+
+        Raises:
+            OSError: it could not be written; there is none.
+
+        """
+        checksum = crc32c(checkpoint).to_bytes(4, "little")
+        _write(self.path / _CHECKPOINT, checksum + checkpoint)
+
+    def close(self) -> None:
+        """Give the directory free. May be called twice."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _lock(path: Path) -> int:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+        fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        allowed = f"a directory that this user can write to ({error.strerror})"
+        raise ConfigError("data directory", str(path), allowed) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise UnavailableError(
+            f"data directory {path} is in use by process {holder}: stop that one first"
+        ) from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    return fd
+
+
+def _identify(path: Path, cluster: str, node: str) -> Identity:
+    """Read whose directory it is, or make it ours if it is nobody's."""
+    file = path / _IDENTITY
+    try:
+        identity = msgspec.json.decode(file.read_bytes(), type=Identity)
+    except FileNotFoundError:
+        identity = Identity(cluster, node, uuid.uuid4().hex)
+        _write(file, msgspec.json.encode(identity) + b"\n")
+        _sync_directory(path.parent)
+        return identity
+    except msgspec.MsgspecError as error:
+        allowed = f"what was written there ({error}); restore it, or move the directory away"
+        raise ConfigError("identity file", str(file), allowed) from error
+    if (identity.cluster, identity.node) != (cluster, node):
+        raise ConfigError(
+            "data directory",
+            str(path),
+            f"empty or that of node {node!r} of cluster {cluster!r}; it is that of"
+            f" {identity.node!r} of {identity.cluster!r}: choose another data_dir, or move it away",
+        )
+    return identity
+
+
+def _read_checkpoint(path: Path) -> bytes | None:
+    try:
+        contents = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    checkpoint = contents[4:]
+    if len(contents) < 4 or crc32c(checkpoint) != int.from_bytes(contents[:4], "little"):
+        structlog.get_logger().error("the checkpoint is damaged", file=str(path))
+        return None
+    return checkpoint
+
+
+def _write(path: Path, contents: bytes) -> None:
+    """Write a file so that after any crash it is there as a whole or as it was."""
+    fresh = path.with_name(path.name + ".tmp")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(fd)
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

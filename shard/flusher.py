@@ -1,0 +1,303 @@
+"""Puts entries on stable storage: one thread per store, group commit, rotation, a full disk.
+
+At level `memory` what was put is written and flushed at most one interval later, by the thread; at
+level `disk` whoever calls `flush` does it at once. Nothing wakes the thread while nothing comes.
+A write that fails for lack of space is repeated, at the same place, until it succeeds; a failed
+fdatasync ends the process, since nobody knows what it lost (docs/protocol.md, section 10).
+
+Invariant: entries reach the disk in order, and `flushed_bytes` never counts one that is not
+on stable storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+
+from ziplog.node import Event, Persisted, StorageChanged
+from ziplog.runtime.tracing import halt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from shard.segment import Segment
+
+_NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT}
+#: Entries of one write: it takes two buffers each, and the system takes 1,024.
+_WRITE_ENTRIES: Final = 512
+_FULL_RETRY_S: Final = 0.1
+_SHORTEST_PAUSE_S: Final = 0.001
+
+
+class _Write(NamedTuple):
+    segment: Segment
+    header: bytes
+    body: bytes
+    fseq: int
+
+
+class _Removal(NamedTuple):
+    names: list[str]
+
+
+class Flusher:
+    """The queue between a store and its files."""
+
+    #: Bytes of entries on stable storage since the store was opened.
+    flushed_bytes: int
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        interval_s: float,
+        reserve_bytes: int,
+        on_halt: Callable[[str], object] = halt,
+    ) -> None:
+        """Write to files in `directory`.
+
+        Args:
+            directory: exists.
+            interval_s: how long an entry may wait to be flushed; 0: until `flush` is called.
+            reserve_bytes: with less free space than this the store is full.
+            on_halt: ends the process; gets the reason.
+
+        """
+        self.flushed_bytes = 0
+        self._directory = directory
+        self._interval_s, self._reserve_bytes, self._on_halt = interval_s, reserve_bytes, on_halt
+        self._log = structlog.get_logger()
+        self._put_bytes = self._written_bytes = 0
+        self._written_fseq = self._flushed_fseq = self._reported_fseq = 0
+        self._queue: deque[_Write | _Removal] = deque()
+        self._batch: list[_Write] = []
+        self._segment: Segment | None = None
+        self._fd = -1
+        self._offset = 0
+        self._is_full = False
+        # Held by whoever writes: the thread, or a caller of `flush`.
+        self._writing = threading.Lock()
+        self._on_event: Callable[[Event], None] = lambda _: None
+        self._thread: threading.Thread | None = None
+        self._called = threading.Event()
+        self._closing = threading.Event()
+        self._is_awake = False
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes of entries put and not yet on stable storage."""
+        return self._put_bytes - self.flushed_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is too little space."""
+        return self._is_full
+
+    def start(self, on_event: Callable[[Event], None]) -> None:
+        """Start the thread; `on_event` is called from it (and from `flush`), and must be quick."""
+        self._on_event = on_event
+        self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
+        self._thread.start()
+
+    def put(self, segment: Segment, header: bytes, body: bytes, fseq: int) -> None:
+        """Take the next entry. It goes right behind the one before, or begins its segment."""
+        self._put_bytes += len(header) + len(body)
+        self._queue.append(_Write(segment, header, body, fseq))
+        if not self._is_awake and self._interval_s:
+            self._call()
+
+    def remove(self, names: list[str]) -> None:
+        """Delete files, in this order, once everything that was put before is flushed."""
+        self._queue.append(_Removal(names))
+        self._call()
+
+    def _call(self) -> None:
+        self._is_awake = True
+        self._called.set()
+
+    def flush(self) -> bool:
+        """Put everything on stable storage; False if there is no space for it now."""
+        with self._writing:
+            is_done = self._write_out()
+            self._sync()
+            self._look_at_space(is_done)
+            return is_done
+
+    def close(self) -> bool:
+        """Stop the thread and flush; False if something could not be written. May be repeated."""
+        self._closing.set()
+        self._called.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        is_done = self.flush()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd, self._segment = -1, None
+        return is_done
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._called.wait()
+                self._called.clear()
+                self._work()
+        except Exception as error:  # noqa: BLE001 - without this thread, nothing is ever durable
+            self._on_halt(f"the flusher failed: {type(error).__name__}: {error}")
+
+    def _work(self) -> None:
+        """Flush every interval until nothing came during one."""
+        took_s = 0.0
+        while not self._closing.is_set():
+            # What comes while a flush runs waits for its end, the pause, and its own flush.
+            pause_s = max(self._interval_s - 2 * took_s, _SHORTEST_PAUSE_S)
+            self._closing.wait(_FULL_RETRY_S if self._is_full else pause_s)
+            if not self._queue and not self._batch and not self._is_full:
+                self._is_awake = False
+                if not self._queue:  # Nothing came just now, and from now on `put` calls.
+                    return
+                self._is_awake = True
+            started = time.monotonic()
+            self.flush()
+            self._report()
+            took_s = time.monotonic() - started
+
+    def _report(self) -> None:
+        flushed = self._flushed_fseq
+        if flushed > self._reported_fseq:
+            self._reported_fseq = flushed
+            self._on_event(Persisted(flushed))
+
+    # --- writing; the lock is held -----------------------------------------------------------
+
+    def _write_out(self) -> bool:
+        """Write all that is waiting; False if the space ran out."""
+        try:
+            while self._batch or self._queue:
+                if not self._batch:
+                    self._gather()
+                if self._batch:
+                    self._write()
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                self._on_halt(f"writing to {self._directory} failed: {error}")
+                raise
+            return False
+        return True
+
+    def _gather(self) -> None:
+        """Take writes to one segment from the queue, or carry out one removal."""
+        queue, batch = self._queue, self._batch
+        while queue and len(batch) < _WRITE_ENTRIES:
+            item = queue[0]
+            if isinstance(item, _Removal):
+                if not batch:
+                    queue.popleft()
+                    self._remove(item.names)
+                return
+            if batch and item.segment is not batch[0].segment:
+                return
+            batch.append(item)
+            queue.popleft()
+
+    def _write(self) -> None:
+        batch = self._batch
+        segment = batch[0].segment
+        if segment is not self._segment:
+            self._turn_to(segment)
+        buffers: list[bytes] = []
+        for write in batch:
+            buffers.append(write.header)
+            buffers.append(write.body)
+        total = sum(map(len, buffers))
+        self._write_at(self._offset, buffers, total)
+        self._offset += total
+        self._written_bytes += total
+        self._written_fseq = batch[-1].fseq or self._written_fseq
+        batch.clear()
+
+    def _write_at(self, offset: int, buffers: list[bytes], total: int) -> None:
+        written = os.pwritev(self._fd, buffers, offset)
+        if written == total:
+            return
+        rest = memoryview(b"".join(buffers))
+        while written < total:
+            written += os.pwrite(self._fd, rest[written:], offset + written)
+
+    def _turn_to(self, segment: Segment) -> None:
+        """Seal the segment written so far, and open the file of the next one."""
+        self._sync()
+        path = self._directory / segment.name
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            sync_directory(self._directory)
+        except OSError as error:
+            self._on_halt(f"fsync of {self._directory} failed: {error}")
+            raise
+        if self._segment is not None:
+            os.close(self._fd)
+            self._seal(self._segment)
+        self._fd, self._segment, self._offset = fd, segment, segment.flushed
+
+    def _seal(self, segment: Segment) -> None:
+        """Write the index file; without it, the next start reads the whole segment instead."""
+        path = self._directory / segment.index_name
+        fresh = path.with_suffix(".tmp")
+        try:
+            fresh.write_bytes(segment.index())
+            fresh.replace(path)
+        except OSError as error:
+            self._log.warning("no index written", file=str(path), error=str(error))
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+
+    def _sync(self) -> None:
+        if self._segment is None or self.flushed_bytes == self._written_bytes:
+            return
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self._on_halt(f"fdatasync of {self._segment.name} failed: {error}")
+            raise
+        self._segment.flushed = self._offset
+        self._flushed_fseq = self._written_fseq
+        self.flushed_bytes = self._written_bytes
+
+    def _remove(self, names: list[str]) -> None:
+        self._sync()
+        for name in names:
+            (self._directory / name).unlink(missing_ok=True)
+        sync_directory(self._directory)
+
+    def _look_at_space(self, is_done: bool) -> None:
+        space = os.statvfs(self._directory)
+        free = space.f_bavail * space.f_frsize
+        # Some more than the reserve before it counts as room again, so that it does not flutter.
+        least = self._reserve_bytes + (self._reserve_bytes // 8 if self._is_full else 0)
+        is_full = not is_done or free < least
+        if is_full == self._is_full:
+            return
+        self._is_full = is_full
+        self._log.warning("disk full" if is_full else "disk has room again", free_bytes=free)
+        if is_full:
+            self._call()
+        self._on_event(StorageChanged(full=is_full))
+
+
+def sync_directory(directory: Path) -> None:
+    """Make new names in a directory, and removals from it, survive a crash of the machine."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

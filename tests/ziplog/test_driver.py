@@ -1,0 +1,441 @@
+"""The driver's order of things, with a transport in memory; and once on real sockets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import structlog
+
+from ziplog import wire
+from ziplog.node import (
+    Broadcast,
+    Complete,
+    Connect,
+    Disconnect,
+    Drained,
+    Effect,
+    Event,
+    Halt,
+    Persist,
+    Persisted,
+    Propose,
+    Received,
+    Send,
+    StorageChanged,
+    Wakeup,
+)
+from ziplog.runtime.driver import Driver
+from ziplog.runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def question(number: int) -> wire.Message:
+    return wire.Tail(cluster=1, shard=0, view=1, request=number)
+
+
+def refusal() -> wire.Refused:
+    return wire.Refused(cluster=1, shard=0, view=1, server=0, request=1, code="full")
+
+
+class FakeTransport:
+    """Frames come from a list; what is sent is written to the common story."""
+
+    def __init__(self, story: list[Any]) -> None:
+        self.story = story
+        self.incoming: deque[tuple[bytes, bytes]] = deque()
+        self.waits: list[int | None] = []
+        self.dropped = 0
+        self.on_wait: Callable[[], None] = lambda: None
+
+    def receive(self) -> tuple[bytes, bytes] | None:
+        return self.incoming.popleft() if self.incoming else None
+
+    def send(self, dst: bytes, frame: bytes) -> bool:
+        self.story.append((dst, wire.decode(frame)))
+        return True
+
+    def connect(self, name: bytes, endpoint: str) -> None:
+        self.story.append(("connect", name, endpoint))
+
+    def disconnect(self, name: bytes) -> None:
+        self.story.append(("disconnect", name))
+
+    def wait(self, timeout_ns: int | None) -> None:
+        self.waits.append(timeout_ns)
+        self.on_wait()
+
+    def wake(self) -> None:
+        self.story.append("wake")
+
+
+class FakeStore:
+    def __init__(self, story: list[Any]) -> None:
+        self.story = story
+        self.last_fseq = 0
+        self.has_room = True
+
+    def append(self, entry: Any) -> None:
+        self.last_fseq += 1
+        self.story.append(("append", entry))
+
+    def flush(self) -> bool:
+        self.story.append(("flush", self.has_room))
+        return self.has_room
+
+
+class FakeNode:
+    """Answers with what the test says."""
+
+    def __init__(self, answer: Callable[[Event], list[Effect]] = lambda _: []) -> None:
+        self.answer = answer
+        self.events: list[Event] = []
+        self.deadline: int | None = None
+
+    def step(self, event: Event, now: int) -> list[Effect]:  # noqa: ARG002
+        self.events.append(event)
+        if isinstance(event, Wakeup):
+            self.deadline = None
+        return self.answer(event)
+
+    def next_wakeup(self) -> int | None:
+        return self.deadline
+
+    def check(self) -> None:
+        return
+
+
+class World:
+    """A driver whose `run` ends at the n-th sleep."""
+
+    def __init__(
+        self, answer: Callable[[Event], list[Effect]] = lambda _: [], **given: Any
+    ) -> None:
+        self.story: list[Any] = []
+        self.halts: list[str] = []
+        self.now = 1_000
+        self.node = FakeNode(answer)
+        self.transport = FakeTransport(self.story)
+        self.store = FakeStore(self.story)
+        self.driver = Driver(
+            self.node,
+            self.transport,  # type: ignore[arg-type]
+            store=self.store,
+            propose=lambda command: self.story.append(("propose", command)),
+            clock=lambda: self.now,
+            on_halt=lambda reason, _: self.halts.append(reason),
+            **given,
+        )
+
+    def put(self, *numbers: int) -> None:
+        for number in numbers:
+            self.transport.incoming.append((b"peer", wire.encode(question(number))))
+
+    def run(self, sleeps: int = 1) -> None:
+        def count() -> None:
+            if len(self.transport.waits) >= sleeps:
+                self.driver.stop()
+
+        self.transport.on_wait = count
+        self.driver.run()
+        self.story[:] = [part for part in self.story if part != "wake"]
+
+
+def test_messages_first_then_posted_then_wakeup_then_drained() -> None:
+    world = World()
+    world.put(1, 2)
+    world.node.deadline = 500
+    world.driver.post(StorageChanged(full=True))
+    world.run()
+    assert world.node.events == [
+        Received(b"peer", question(1)),
+        Received(b"peer", question(2)),
+        StorageChanged(full=True),
+        Wakeup(),
+        Drained(),
+    ]
+
+
+def test_no_wakeup_before_its_time_and_sleep_until_it() -> None:
+    world = World()
+    world.node.deadline = 4_000
+    world.run()
+    assert Wakeup() not in world.node.events
+    assert world.transport.waits == [3_000]
+
+
+def test_without_a_deadline_it_sleeps_until_input() -> None:
+    world = World()
+    world.run()
+    assert world.transport.waits == [None]
+
+
+def test_a_flood_does_not_hold_back_the_deadline() -> None:
+    world = World()
+    world.put(*range(1_000))
+    world.node.deadline = 0
+    world.run()
+    kinds = [type(event).__name__ for event in world.node.events]
+    assert kinds.index("Wakeup") == 256
+    assert kinds.count("Received") == 1_000
+    assert kinds.count("Drained") == 4
+    assert len(world.transport.waits) == 1
+
+
+def test_effects_are_carried_out_in_order() -> None:
+    effects = [
+        Connect(b"a", "127.0.0.1:1"),
+        Send(b"a", question(1)),
+        Persist("entry"),
+        Broadcast((b"b", b"c"), question(2)),
+        Propose(b"command"),
+        Disconnect(b"a"),
+    ]
+    world = World(lambda event: effects if isinstance(event, Received) else [])
+    world.put(0)
+    world.run()
+    assert world.story == [
+        ("connect", b"a", "127.0.0.1:1"),
+        (b"a", question(1)),
+        ("append", "entry"),
+        (b"b", question(2)),
+        (b"c", question(2)),
+        ("propose", b"command"),
+        ("disconnect", b"a"),
+    ]
+
+
+def persist_and_ack(event: Event) -> list[Effect]:
+    if not isinstance(event, Received):
+        return []
+    number = event.message.request  # type: ignore[attr-defined]
+    return [Persist(number), Send(b"client", question(number)), Send(b"client", refusal())]
+
+
+def test_at_disk_one_flush_comes_before_the_acks_of_a_batch() -> None:
+    world = World(persist_and_ack, flush_before_send=True)
+    world.put(1, 2)
+    world.run()
+    assert world.story == [
+        ("append", 1),
+        (b"client", refusal()),  # promises nothing
+        ("append", 2),
+        (b"client", refusal()),
+        ("flush", True),
+        (b"client", question(1)),
+        (b"client", question(2)),
+    ]
+    assert world.node.events[-1] == Persisted(2)
+
+
+def test_at_disk_what_was_said_before_a_persist_is_not_held() -> None:
+    world = World(
+        lambda event: [Send(b"a", question(1)), Persist(1)] if isinstance(event, Received) else [],
+        flush_before_send=True,
+    )
+    world.put(0)
+    world.run()
+    assert world.story == [(b"a", question(1)), ("append", 1), ("flush", True)]
+
+
+def test_at_disk_broadcasts_are_held_too() -> None:
+    world = World(
+        lambda event: (
+            [Persist(1), Broadcast((b"a", b"b"), question(1))]
+            if isinstance(event, Received)
+            else []
+        ),
+        flush_before_send=True,
+    )
+    world.put(0)
+    world.run()
+    assert world.story == [
+        ("append", 1),
+        ("flush", True),
+        (b"a", question(1)),
+        (b"b", question(1)),
+    ]
+
+
+def test_at_disk_nothing_is_said_while_the_disk_is_full() -> None:
+    world = World(persist_and_ack, flush_before_send=True)
+    world.put(1)
+    world.store.has_room = False
+
+    def later() -> None:
+        assert (b"client", question(1)) not in world.story
+        assert Persisted(1) not in world.node.events
+        world.store.has_room = True
+        world.transport.on_wait = world.driver.stop
+
+    world.transport.on_wait = later
+    world.driver.run()
+    assert world.transport.waits[0] == 50_000_000
+    assert world.story.index(("flush", True)) < world.story.index((b"client", question(1)))
+    assert Persisted(1) in world.node.events
+
+
+def test_at_disk_held_frames_are_bounded() -> None:
+    world = World(
+        lambda event: (
+            [Persist(1), *[Send(b"a", question(1))] * 10_005] if isinstance(event, Received) else []
+        ),
+        flush_before_send=True,
+    )
+    world.put(0)
+    world.run()
+    assert world.transport.dropped == 5
+    assert world.story.count((b"a", question(1))) == 10_000
+
+
+def test_at_disk_what_persisted_orders_is_flushed_without_a_sleep() -> None:
+    def answer(event: Event) -> list[Effect]:
+        if isinstance(event, Received):
+            return [Persist(1)]
+        return [Persist("mark"), Send(b"a", question(9))] if event == Persisted(1) else []
+
+    world = World(answer, flush_before_send=True)
+    world.put(0)
+    world.run(sleeps=2)
+    assert world.transport.waits[0] == 0
+    flushes = [index for index, part in enumerate(world.story) if part == ("flush", True)]
+    assert world.story.index((b"a", question(9))) > flushes[1]
+
+
+def test_at_memory_nothing_is_flushed_or_held() -> None:
+    world = World(persist_and_ack)
+    world.put(1)
+    world.run()
+    assert world.story == [("append", 1), (b"client", question(1)), (b"client", refusal())]
+
+
+def test_bad_frames_are_counted_and_rarely_logged() -> None:
+    world = World()
+    world.transport.incoming.extend([(b"\0bad", os.urandom(40)) for _ in range(100)])
+    world.put(5)
+    with structlog.testing.capture_logs() as logs:
+        world.run()
+    assert world.driver.bad_frames == 100
+    assert Received(b"peer", question(5)) in world.node.events
+    assert [log["src"] for log in logs] == [b"\0bad".hex()]
+
+
+def test_a_message_too_long_is_our_error_and_stays_here() -> None:
+    huge = wire.StatusReply(cluster=1, request=1, document=bytes(wire.MAX_FRAME))
+    world = World(lambda event: [Send(b"a", huge)] if isinstance(event, Received) else [])
+    world.put(1)
+    with structlog.testing.capture_logs() as logs:
+        world.run()
+    assert len(logs) == 1
+    assert not world.story
+    assert not world.halts
+
+
+def test_halt_stops() -> None:
+    world = World(lambda event: [Halt("two owners")] if isinstance(event, Received) else [])
+    world.put(1)
+    world.driver.run()
+    assert world.halts == ["two owners"]
+    assert not world.transport.waits
+
+
+@pytest.mark.parametrize("effect", [Complete(1, None), None])
+def test_an_error_of_ours_halts(effect: Effect | None) -> None:
+    def answer(event: Event) -> list[Effect]:
+        assert effect is not None, "stable went back"
+        return [effect]
+
+    world = World(answer)
+    with structlog.testing.capture_logs():
+        world.driver.run()
+    assert len(world.halts) == 1
+
+
+def test_halt_ends_the_process_with_70() -> None:
+    program = (
+        "from ziplog.runtime import tracing\n"
+        "tracing.configure('shard-0-0')\n"
+        "import atexit; atexit.register(print, 'a checkpoint')\n"
+        "tracing.halt('two owners', 'state=1')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 70
+    assert not done.stdout
+    assert "node=shard-0-0" in done.stderr
+    assert 'reason="two owners"' in done.stderr
+
+
+@pytest.fixture
+def running() -> Iterator[Callable[[FakeNode], tuple[Driver, str]]]:
+    started: list[tuple[Driver, threading.Thread, Transport]] = []
+
+    def start(node: FakeNode) -> tuple[Driver, str]:
+        transport = Transport("127.0.0.1:0")
+        driver = Driver(node, transport)
+        thread = threading.Thread(target=driver.run)
+        thread.start()
+        started.append((driver, thread, transport))
+        assert transport.endpoint is not None
+        return driver, transport.endpoint
+
+    yield start
+    for driver, thread, transport in started:
+        driver.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+        transport.close()
+
+
+def test_on_real_sockets(running: Callable[[FakeNode], tuple[Driver, str]]) -> None:
+    def answer(event: Event) -> list[Effect]:
+        return [Send(event.src, event.message)] if isinstance(event, Received) else []
+
+    _, endpoint = running(FakeNode(answer))
+    client = Transport()
+    try:
+        client.connect(b"node", endpoint)
+        for number in range(100):
+            client.send(b"node", b"garbage")
+            client.send(b"node", wire.encode(question(number)))
+        answers: list[wire.Message] = []
+        deadline = time.monotonic() + 10
+        while len(answers) < 100:
+            assert time.monotonic() < deadline
+            received = client.receive()
+            if received is None:
+                client.wait(100_000_000)
+            else:
+                answers.append(wire.decode(received[1]))
+    finally:
+        client.close()
+    assert answers == [question(number) for number in range(100)]
+
+
+def test_events_posted_by_threads_arrive_in_order(
+    running: Callable[[FakeNode], tuple[Driver, str]],
+) -> None:
+    done = threading.Event()
+    node = FakeNode()
+
+    def answer(event: Event) -> list[Effect]:
+        if event == Persisted(1_000):
+            done.set()
+        return []
+
+    node.answer = answer
+    driver, _ = running(node)
+    for fseq in range(1_001):
+        driver.post(Persisted(fseq))
+    assert done.wait(10)
+    posted = [event.fseq for event in node.events if isinstance(event, Persisted)]
+    assert posted == list(range(1_001))

@@ -1,0 +1,358 @@
+"""Consensus on real sockets: one node and three, restarts, snapshots, and what ends a node."""
+
+import logging
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ziplog.errors import ConfigError, UnavailableError
+from ziplog.node import Committed, Event, LeaderChanged, PeersChanged, Restored
+from ziplog.runtime import raft as raft_module
+from ziplog.runtime.journal import JournalError
+from ziplog.runtime.raft import Raft
+
+
+class Words:
+    """A machine that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.words: list[bytes] = []
+
+    def apply(self, command: bytes) -> bytes:
+        self.words.append(command)
+        return b"%d" % len(self.words)
+
+    def snapshot(self) -> bytes:
+        return b"\n".join(self.words)
+
+    def restore(self, snapshot: bytes) -> None:
+        self.words = snapshot.split(b"\n")
+
+
+class Running:
+    """One node and everything that it said."""
+
+    def __init__(self, name: str, nodes: dict[str, str], directory: Path) -> None:
+        self.machine = Words()
+        self.events: list[Event] = []
+        self.fatal: list[str] = []
+        self.changed = threading.Condition()
+        self.raft = Raft(
+            name,
+            nodes,
+            directory / name,
+            self.machine,
+            on_event=self._tell,
+            on_fatal=self._tell_fatal,
+        )
+        self.raft.start()
+
+    def _tell(self, event: Event) -> None:
+        with self.changed:
+            self.events.append(event)
+            self.changed.notify_all()
+
+    def _tell_fatal(self, reason: str) -> None:
+        with self.changed:
+            self.fatal.append(reason)
+            self.changed.notify_all()
+
+    def wait(self, condition: Callable[[], object], timeout: float = 20.0) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, timeout), (self.raft.status(), self.events)
+
+    def wait_leader(self) -> None:
+        self.wait(lambda: any(isinstance(e, LeaderChanged) and e.leader for e in self.events))
+
+    def wait_committed(self, count: int) -> None:
+        self.wait(lambda: len(self.committed) == count)
+
+    def wait_connected(self, count: int) -> None:
+        self.wait(lambda: any(
+            isinstance(e, PeersChanged) and len(e.connected) == count for e in self.events
+        ))  # fmt: skip
+
+    def wait_other_leader(self, former: str) -> None:
+        self.wait(lambda: [e.leader for e in self.events if isinstance(e, LeaderChanged)][-1]
+                  not in {"", former})  # fmt: skip
+
+    def wait_trimmed(self) -> None:
+        poll(lambda: self.raft.status().entries < 5)
+
+    @property
+    def committed(self) -> list[bytes]:
+        return [event.command for event in self.events if isinstance(event, Committed)]
+
+
+def free_endpoints(count: int) -> list[str]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    endpoints = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
+    for one in sockets:
+        one.close()
+    return endpoints
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    running: list[Running] = []
+
+    def starter(name: str, nodes: dict[str, str]) -> Running:
+        running.append(Running(name, nodes, tmp_path))
+        return running[-1]
+
+    yield starter
+    for one in running:
+        one.raft.stop()
+
+
+def single() -> dict[str, str]:
+    return {"a": free_endpoints(1)[0]}
+
+
+def group() -> dict[str, str]:
+    return dict(zip("abc", free_endpoints(3), strict=True))
+
+
+def test_one_node_commits_in_order_and_says_so(start: Callable[..., Running]) -> None:
+    node = start("a", single())
+    node.wait_leader()
+    for index in range(50):
+        node.raft.propose(b"%d" % index)
+    node.wait_committed(50)
+    assert node.machine.words == node.committed == [b"%d" % index for index in range(50)]
+    results = [event.result for event in node.events if isinstance(event, Committed)]
+    assert results == [b"%d" % index for index in range(1, 51)]
+
+
+def test_a_lone_commit_does_not_wait_for_the_tick(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With ticks of ten seconds only a wake-up can bring these to an end in time.
+    node = start("a", single())
+    node.wait_leader()
+    monkeypatch.setattr(raft_module, "_LONE_TICK_S", 10.0)
+    for index in range(20):
+        node.raft.propose(b"%d" % index)
+        node.wait_committed(index + 1)
+    assert len(node.committed) == 20
+
+
+def test_a_restart_applies_everything_again(start: Callable[..., Running]) -> None:
+    nodes = single()
+    first = start("a", nodes)
+    first.raft.propose(b"one")
+    first.raft.propose(b"two")
+    first.wait_committed(2)
+    first.raft.stop()
+    second = start("a", nodes)
+    second.raft.propose(b"three")
+    second.wait_committed(3)
+    assert second.machine.words == [b"one", b"two", b"three"]
+
+
+def test_a_snapshot_stands_for_the_trimmed_entries(start: Callable[..., Running]) -> None:
+    nodes = single()
+    first = start("a", nodes)
+    for index in range(30):
+        first.raft.propose(b"%d" % index)
+    first.wait_committed(30)
+    first.raft.snapshot()
+    first.wait_trimmed()
+    first.raft.propose(b"after")
+    first.wait_committed(31)
+    first.raft.stop()
+    second = start("a", nodes)
+    second.wait(lambda: second.committed == [b"after"])
+    assert second.machine.words == first.machine.words
+    assert isinstance(second.events[0], Restored)
+
+
+def test_a_crash_between_snapshot_and_trim_loses_nothing(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = single()
+    first = start("a", nodes)
+    for index in range(20):
+        first.raft.propose(b"%d" % index)
+    first.wait_committed(20)
+    with monkeypatch.context() as patch:
+        patch.setattr("ziplog.runtime.journal.Journal.drop_first", lambda *_: None)
+        first.raft.snapshot()
+        poll((first.raft._journal.directory / "snapshot").exists)
+        for index in range(20, 40):
+            first.raft.propose(b"%d" % index)
+        first.wait_committed(40)
+        first.raft.stop()
+    second = start("a", nodes)
+    second.wait(lambda: len(second.machine.words) == 40)
+    assert second.machine.words == first.machine.words
+
+
+def test_three_nodes_agree_and_go_on_without_their_leader(start: Callable[..., Running]) -> None:
+    nodes = group()
+    running = {name: start(name, nodes) for name in nodes}
+    for node in running.values():
+        node.wait_leader()
+    leader = next(name for name, node in running.items() if poll_status(node).leader == name)
+    running[leader].raft.propose(b"by the leader")
+    follower = next(node for name, node in running.items() if name != leader)
+    follower.raft.propose(b"by a follower")
+    for node in running.values():
+        node.wait_committed(2)
+        node.wait_connected(2)
+    running.pop(leader).raft.stop()
+    for node in running.values():
+        node.wait_other_leader(leader)
+    next(iter(running.values())).raft.propose(b"without it")
+    for node in running.values():
+        node.wait_committed(3)
+    assert len({tuple(node.machine.words) for node in running.values()}) == 1
+
+
+# The library leaves the snapshot that it sends to the garbage collector.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")
+def test_a_node_that_was_away_gets_the_snapshot(start: Callable[..., Running]) -> None:
+    nodes = group()
+    present = [start(name, nodes) for name in "ab"]
+    present[0].wait_leader()
+    for index in range(20):
+        present[0].raft.propose(b"%d" % index)
+    for node in present:
+        node.wait_committed(20)
+        node.raft.snapshot()
+    for node in present:
+        node.wait_trimmed()
+    late = start("c", nodes)
+    late.wait(lambda: len(late.machine.words) == 20)
+    assert late.machine.words == present[0].machine.words
+    assert any(isinstance(event, Restored) for event in late.events)
+
+
+def test_a_read_barrier_comes_after_what_was_committed(start: Callable[..., Running]) -> None:
+    node = start("a", single())
+    node.wait_leader()
+    node.raft.propose(b"one")
+    seen: list[tuple[bool, list[bytes]]] = []
+    node.raft.read_barrier(lambda done: seen.append((done, list(node.machine.words))))
+    poll(lambda: seen)
+    assert seen == [(True, [b"one"])]
+    assert node.committed == [b"one"]
+    node.raft.stop()
+    node.raft.read_barrier(lambda done: seen.append((done, [])))
+    assert seen[1] == (False, [])
+
+
+def test_a_machine_that_raises_stops_the_node(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start("a", single())
+    node.wait_leader()
+
+    def fail(_self: Words, _command: bytes) -> bytes:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(Words, "apply", fail)
+    node.raft.propose(b"one")
+    node.wait(lambda: node.fatal)
+    assert "broken" in node.fatal[0]
+
+
+def test_a_failing_disk_stops_the_node(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start("a", single())
+    node.wait_leader()
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ziplog.runtime.journal.os.fdatasync", fail)
+    node.raft.propose(b"one")
+    node.wait(lambda: node.fatal)
+    assert "No space left on device" in node.fatal[0]
+    assert node.committed == []
+
+
+def test_truncating_applied_entries_stops_the_node(start: Callable[..., Running]) -> None:
+    node = start("a", single())
+    node.wait_leader()
+    logging.getLogger("pysyncobj.syncobj").critical("truncating already-applied log entries")
+    node.wait(lambda: node.fatal)
+    assert "truncating already-applied log entries" in node.fatal[0]
+
+
+def test_a_damaged_snapshot_stops_the_start(start: Callable[..., Running], tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "snapshot").write_bytes(b"ZIPSNAP1" + b"nonsense")
+    with pytest.raises(JournalError, match="is damaged"):
+        start("a", single())
+
+
+def test_a_taken_port_is_named(start: Callable[..., Running]) -> None:
+    nodes = single()
+    start("a", nodes)
+    with pytest.raises(UnavailableError, match=nodes["a"]):
+        start("b", {"b": nodes["a"]})
+
+
+def test_random_bytes_at_the_port_hurt_nobody(start: Callable[..., Running]) -> None:
+    nodes = single()
+    node = start("a", nodes)
+    node.wait_leader()
+    host, port = nodes["a"].split(":")
+    with socket.create_connection((host, int(port))) as peer:
+        peer.sendall(b"\x08\x00\x00\x00garbage!" * 20)
+    node.raft.propose(b"one")
+    node.wait(lambda: node.committed == [b"one"])
+    assert not node.fatal
+
+
+def test_outside_loopback_a_password_is_required(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="raft_password"):
+        Raft(
+            "a", {"a": "192.0.2.1:7000"}, tmp_path, Words(),
+            on_event=lambda _: None, on_fatal=lambda _: None,
+        )  # fmt: skip
+
+
+def test_unknown_names_of_the_library_are_noticed() -> None:
+    with pytest.raises(AssertionError, match="raftMinTimeot"):
+        raft_module._configuration("127.0.0.1:1", alone=True, raftMinTimeot=1)
+
+
+def test_the_import_leaves_the_socket_module_alone() -> None:
+    program = "import ziplog.runtime.raft, socket; print(socket.inet_ntop.__module__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "_socket"
+
+
+def test_an_idle_node_costs_next_to_nothing(start: Callable[..., Running]) -> None:
+    node = start("a", single())
+    node.wait_leader()
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    started = time.monotonic()
+    poll(lambda: time.monotonic() - started > 1.0, timeout=5.0)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used < 0.1
+
+
+def poll(condition: Callable[[], object], timeout: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.01)
+
+
+def poll_status(node: Running) -> raft_module.Status:
+    poll(lambda: node.raft.status().leader)
+    return node.raft.status()

@@ -1,0 +1,316 @@
+"""One ROUTER per process: frames arrive, are dropped and counted, and garbage hurts nobody."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+
+from ziplog.errors import ClosedError, ConfigError, UnavailableError
+from ziplog.runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Transport]]:
+    transports: list[Transport] = []
+
+    def start(bind: str | None = None) -> Transport:
+        transports.append(Transport(bind))
+        return transports[-1]
+
+    yield start
+    for transport in transports:
+        transport.close()
+
+
+def take(transport: Transport, within_s: float = 10) -> tuple[bytes, bytes]:
+    """Return the next frame, or fail."""
+    deadline = time.monotonic_ns() + int(within_s * SECOND)
+    while time.monotonic_ns() < deadline:
+        received = transport.receive()
+        if received is not None:
+            return received
+        transport.wait(SECOND // 10)
+    raise AssertionError("no frame came")
+
+
+def take_until(transport: Transport, condition: Callable[[], bool]) -> None:
+    """Receive (and forget) until the condition holds."""
+    deadline = time.monotonic_ns() + 10 * SECOND
+    while not condition():
+        assert time.monotonic_ns() < deadline, "the condition never held"
+        if transport.receive() is None:
+            transport.wait(SECOND // 100)
+
+
+def endpoint_of(transport: Transport) -> str:
+    assert transport.endpoint is not None
+    return transport.endpoint
+
+
+def test_a_request_and_its_answer(opened: Callable[..., Transport]) -> None:
+    server, client = opened("127.0.0.1:0"), opened()
+    client.connect(b"server", endpoint_of(server))
+    assert client.send(b"server", b"question")
+    route, frame = take(server)
+    assert frame == b"question"
+    assert server.send(route, b"answer")
+    assert take(client) == (b"server", b"answer")
+    assert client.dropped == server.dropped == client.garbage == server.garbage == 0
+
+
+def test_many_frames_come_in_order(opened: Callable[..., Transport]) -> None:
+    server, client = opened("127.0.0.1:0"), opened()
+    client.connect(b"server", endpoint_of(server))
+    for number in range(500):
+        assert client.send(b"server", b"%d" % number)
+    assert [take(server)[1] for _ in range(500)] == [b"%d" % number for number in range(500)]
+    assert server.receive() is None
+
+
+def test_frames_wait_for_a_peer_that_starts_later(opened: Callable[..., Transport]) -> None:
+    first = opened("127.0.0.1:0")
+    endpoint = endpoint_of(first)
+    first.close()
+    client = opened()
+    client.connect(b"server", endpoint)
+    assert client.send(b"server", b"early")
+    assert take(opened(endpoint))[1] == b"early"
+
+
+def test_a_name_outlives_a_restart_of_its_peer(opened: Callable[..., Transport]) -> None:
+    server, client = opened("127.0.0.1:0"), opened()
+    endpoint = endpoint_of(server)
+    client.connect(b"server", endpoint)
+    client.send(b"server", b"one")
+    take(server)
+    server.close()
+    again = opened(endpoint)
+    deadline = time.monotonic() + 10
+    while again.receive() is None:  # What was sent into the dying connection may be lost.
+        assert time.monotonic() < deadline
+        client.send(b"server", b"two")
+        again.wait(SECOND // 20)
+
+
+def test_a_frame_for_nobody_is_dropped_and_counted(opened: Callable[..., Transport]) -> None:
+    server, client = opened("127.0.0.1:0"), opened()
+    assert not client.send(b"server", b"x")
+    client.connect(b"server", endpoint_of(server))
+    assert client.send(b"server", b"y")
+    take(server)
+    client.disconnect(b"server")
+    client.disconnect(b"server")
+    assert not client.send(b"server", b"z")
+    assert client.dropped == 2
+
+
+def test_a_full_queue_drops_and_never_blocks(opened: Callable[..., Transport]) -> None:
+    client = opened()
+    client.connect(b"server", "127.0.0.1:9")
+    sent = sum(client.send(b"server", b"") for _ in range(12_000))
+    assert 0 < sent < 12_000
+    assert client.dropped == 12_000 - sent
+
+
+def test_a_name_moves_and_old_answers_have_no_name(opened: Callable[..., Transport]) -> None:
+    old, new, client = opened("127.0.0.1:0"), opened("127.0.0.1:0"), opened()
+    client.connect(b"server", endpoint_of(old))
+    client.connect(b"server", endpoint_of(old))
+    client.send(b"server", b"to the old one")
+    route, _ = take(old)
+    client.connect(b"server", endpoint_of(new))
+    client.send(b"server", b"to the new one")
+    assert take(new)[1] == b"to the new one"
+    old.send(route, b"too late")
+    new_route, _ = (client.send(b"server", b"again"), take(new))[1]
+    new.send(new_route, b"from the new one")
+    assert take(client) == (b"server", b"from the new one")
+
+
+def test_two_names_of_one_endpoint_are_apart(opened: Callable[..., Transport]) -> None:
+    server, client = opened("127.0.0.1:0"), opened()
+    client.connect(b"seed", endpoint_of(server))
+    client.connect(b"mms-0", endpoint_of(server))
+    client.disconnect(b"seed")
+    assert client.send(b"mms-0", b"still there")
+    route, frame = take(server)
+    assert frame == b"still there"
+    server.send(route, b"yes")
+    assert take(client) == (b"mms-0", b"yes")
+
+
+def test_a_peer_that_calls_itself_like_another_is_nobody(opened: Callable[..., Transport]) -> None:
+    # libzmq would stop the process at `connect` if the identity were in use.
+    server, other = opened("127.0.0.1:0"), opened("127.0.0.1:0")
+    context = zmq.Context()
+    try:
+        liar = context.socket(zmq.DEALER)
+        liar.setsockopt(zmq.ROUTING_ID, b"shard-0-1")
+        liar.setsockopt(zmq.LINGER, 0)
+        liar.connect(f"tcp://{server.endpoint}")
+        liar.send(b"I am shard-0-1")
+        take_until(server, lambda: server.garbage == 1)
+        server.connect(b"shard-0-1", endpoint_of(other))
+        server.send(b"shard-0-1", b"to the real one")
+        assert take(other)[1] == b"to the real one"
+    finally:
+        context.destroy(linger=0)
+
+
+def test_messages_of_several_parts_are_garbage(opened: Callable[..., Transport]) -> None:
+    server = opened("127.0.0.1:0")
+    context = zmq.Context()
+    try:
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(f"tcp://{server.endpoint}")
+        for number in range(100):
+            dealer.send_multipart([b"a", b"%d" % number, b"c"][: 2 + number % 2])
+        dealer.send(b"good")
+        assert take(server)[1] == b"good"
+        assert server.garbage == 100
+    finally:
+        context.destroy(linger=0)
+
+
+def test_bytes_that_are_no_zmq_hurt_nobody(opened: Callable[..., Transport]) -> None:
+    server, client = opened("127.0.0.1:0"), opened()
+    host, port = endpoint_of(server).split(":")
+    with socket.create_connection((host, int(port))) as raw:
+        raw.sendall(os.urandom(4096))
+        client.connect(b"server", endpoint_of(server))
+        client.send(b"server", b"fine")
+        assert take(server)[1] == b"fine"
+
+
+def test_a_port_in_use_is_named(opened: Callable[..., Transport]) -> None:
+    server = opened("127.0.0.1:0")
+    with pytest.raises(UnavailableError, match=endpoint_of(server)):
+        opened(server.endpoint)
+
+
+@pytest.mark.parametrize("bad", ["nonsense", "127.0.0.1:99999", "192.0.2.1:7400", ":::"])
+def test_a_bad_address_is_a_config_error(opened: Callable[..., Transport], bad: str) -> None:
+    with pytest.raises(ConfigError):
+        opened(bad)
+
+
+@pytest.mark.parametrize("bad", ["nonsense", "127.0.0.1:notaport", ""])
+def test_a_bad_peer_is_a_config_error(opened: Callable[..., Transport], bad: str) -> None:
+    with pytest.raises(ConfigError):
+        opened().connect(b"server", bad)
+
+
+@pytest.mark.parametrize("bad", [b"", b"\0abc"])
+def test_a_bad_name_is_a_config_error(opened: Callable[..., Transport], bad: bytes) -> None:
+    with pytest.raises(ConfigError):
+        opened().connect(bad, "127.0.0.1:7400")
+
+
+def test_wake_ends_a_wait_from_another_thread(opened: Callable[..., Transport]) -> None:
+    transport = opened()
+    for _ in range(100):
+        thread = threading.Thread(target=transport.wake)
+        thread.start()
+        transport.wait(None)
+        thread.join()
+        transport.wait(0)
+
+
+def test_a_wake_before_the_wait_counts(opened: Callable[..., Transport]) -> None:
+    transport = opened()
+    transport.wake()
+    transport.wake()
+    transport.wait(None)
+
+
+@pytest.mark.parametrize("timeout_ns", [0, -5, 1, 300_000, 3_000_000, 11_000_000])
+def test_a_wait_times_out(opened: Callable[..., Transport], timeout_ns: int) -> None:
+    transport = opened()
+    transport.wait(timeout_ns)
+    assert transport.receive() is None
+    transport.wait(timeout_ns)
+
+
+def test_no_frame_is_slept_through(opened: Callable[..., Transport]) -> None:
+    """libzmq's descriptor reports changes only; each way to miss one would hang here."""
+    server, client = opened("127.0.0.1:0"), opened()
+    client.connect(b"server", endpoint_of(server))
+
+    def echo() -> None:
+        left = 3_000
+        while left:
+            server.wait(None)
+            while (received := server.receive()) is not None:
+                server.send(*received)
+                left -= 1
+
+    thread = threading.Thread(target=echo, daemon=True)
+    thread.start()
+    taken = 0
+    while taken < 3_000:
+        count = min(1 + taken % 5, 3_000 - taken)
+        for _ in range(count):
+            client.send(b"server", b"x")
+        for _ in range(count):
+            while client.receive() is None:
+                client.wait(20 * SECOND)
+        taken += count
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_the_event_loop_s_descriptor(opened: Callable[..., Transport]) -> None:
+    server, client = opened("127.0.0.1:0"), opened()
+    client.connect(b"server", endpoint_of(server))
+    assert server.receive() is None
+    client.send(b"server", b"x")
+    for expected in (b"x", None):
+        assert select.select([server.fileno()], [], [], 10)[0]
+        server.wait(0)
+        received = server.receive()
+        while expected and received is None:  # The first report is of the connection only.
+            select.select([server.fileno()], [], [], 10)
+            server.wait(0)
+            received = server.receive()
+        assert received is None or received[1] == expected
+        server.wake()
+
+
+def test_a_byte_of_a_signal_ends_a_wait(opened: Callable[..., Transport]) -> None:
+    transport = opened()
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
+    signal.set_wakeup_fd(transport.wake_fd)
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        transport.wait(None)
+        assert seen == [signal.SIGUSR1]
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_closed_transport_says_so(opened: Callable[..., Transport]) -> None:
+    transport = opened("127.0.0.1:0")
+    transport.connect(b"server", "127.0.0.1:9")
+    transport.close()
+    transport.close()
+    transport.wake()
+    with pytest.raises(ClosedError):
+        transport.send(b"server", b"x")
+    with pytest.raises(ClosedError):
+        transport.receive()

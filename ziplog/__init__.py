@@ -1,0 +1,89 @@
+"""Ziplog: a sharded, replicated, totally ordered log.
+
+`connect` gives a client: insert records, read them, follow them in the log's order. `aio` is the
+same for asyncio, `policy` chooses shards, `local` starts a cluster on this machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ziplog import errors, policy
+from ziplog import policy as _policy
+from ziplog.client.blocking import Log, Subscription
+from ziplog.client.requests import Blocked
+from ziplog.errors import (
+    ClosedError,
+    ConfigError,
+    DeadlineError,
+    LocalProtocolError,
+    NoSuchRecordError,
+    OutcomeUnknownError,
+    ProtocolError,
+    RecordTooLargeError,
+    TrimmedError,
+    UnavailableError,
+    ZiplogError,
+)
+from ziplog.types import RID_GENESIS, RID_RECENT, Record, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ziplog import aio, local
+
+__all__ = [
+    "RID_GENESIS",
+    "RID_RECENT",
+    "Blocked",
+    "ClosedError",
+    "ConfigError",
+    "DeadlineError",
+    "LocalProtocolError",
+    "Log",
+    "NoSuchRecordError",
+    "OutcomeUnknownError",
+    "ProtocolError",
+    "Record",
+    "RecordId",
+    "RecordTooLargeError",
+    "Subscription",
+    "TrimmedError",
+    "UnavailableError",
+    "ZiplogError",
+    "aio",
+    "connect",
+    "errors",
+    "local",
+    "policy",
+]
+
+
+def connect(
+    bootstrap: str | Sequence[str],
+    *,
+    timeout: float | None = None,
+    policy: _policy.Policy | None = None,
+) -> Log:
+    """Connect to a log.
+
+    Args:
+        bootstrap: nodes of the membership service: "host:port", several separated by commas or in a
+            list, with or without "ziplog://" before them.
+        timeout: the default time-out of every call, and that of connecting, in seconds; 10 if None.
+        policy: chooses the shards of inserts; `ziplog.policy.random()` if None.
+
+    Raises:
+        ConfigError: `bootstrap` is none.
+        UnavailableError: nobody answered at the addresses given.
+
+    """
+    return Log(bootstrap, policy or _policy.random(), timeout)
+
+
+def __getattr__(name: str) -> Any:
+    """Load what few programs need when it is first used."""
+    if name in {"aio", "local", "testing"}:
+        return importlib.import_module(f"ziplog.{name}")
+    raise AttributeError(f"module 'ziplog' has no attribute {name!r}")

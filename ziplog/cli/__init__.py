@@ -1,0 +1,92 @@
+"""The command line `ziplog`.
+
+Rule: stdout carries data and nothing else; what a person should know goes to stderr. Exit codes: 0
+done, 1 the operation failed (one line says why and what to do), 2 bad usage, 130 Ctrl-C. Other
+packages add verbs through the entry-point group `ziplog.commands`, loaded when they are used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from ziplog.cli import demo, records, servers, settings, status
+from ziplog.cli.options import say
+from ziplog.errors import ConfigError, ZiplogError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_GROUP: Final = "ziplog.commands"
+
+
+class Verbs(TyperGroup):
+    """Our verbs and those of other packages; turns what goes wrong into one line and a code."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all verbs."""
+        return [*super().list_commands(ctx), *sorted(_foreign())]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a verb: one of ours, or else another package's."""
+        own = super().get_command(ctx, cmd_name)
+        foreign = _foreign()
+        if own is not None or cmd_name not in foreign:
+            return own
+        return typer.main.get_command(foreign[cmd_name].load())
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a verb."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except ConfigError as error:
+            say(f"error: {error}")
+            raise SystemExit(2) from None
+        except ZiplogError as error:
+            say(f"error: {error}")
+            raise SystemExit(1) from None
+        except BrokenPipeError:
+            # The reader has seen enough. The interpreter must not try to flush to it again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(0) from None
+        except OSError as error:
+            say(f"error: {error.filename or 'input or output'}: {error.strerror or error}")
+            raise SystemExit(1) from None
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+        return result
+
+
+def _foreign() -> Mapping[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=_GROUP)}
+
+
+app: Final = typer.Typer(
+    cls=Verbs,
+    help="Ziplog, a sharded, replicated, totally ordered shared log.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up")(servers.up)
+app.command("down")(servers.down)
+app.command("status")(status.status)
+app.command("insert")(records.insert)
+app.command("read")(records.read)
+app.command("tail")(records.tail)
+app.command("trim")(records.trim)
+app.command("demo")(demo.demo)
+app.add_typer(settings.app, name="config")
+
+
+def main() -> None:
+    """Run the command line with the arguments of this process."""
+    app()

@@ -1,0 +1,93 @@
+"""`ziplog demo`: a million real events through a cluster of its own, with a verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ziplog.demo import flights
+from ziplog.demo.run import Summary, run
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def demo(
+    events: Annotated[
+        int, typer.Option("--events", min=10, max=flights.ALL_EVENTS, help="How many events.")
+    ] = flights.ALL_EVENTS,
+    clients: Annotated[
+        int, typer.Option("--clients", min=1, max=16, help="How many processes insert.")
+    ] = 2,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", metavar="D", help="Keep the files here. [default: do not]"),
+    ] = None,
+) -> None:
+    """Start 2 shards x 2 replicas, insert real flights' events, follow them, check everything.
+
+    Exit code 1: something did not come back as it must.
+    """
+    with contextlib.ExitStack() as stack:
+        if data_dir is None:
+            home = stack.enter_context(tempfile.TemporaryDirectory(prefix="ziplog-demo-"))
+            directory = Path(home)
+        else:
+            directory = _new(data_dir)
+        summary = run(directory, events, clients, stack.enter_context(_progress(events)))
+    sys.stdout.write(_report(summary))
+    if not summary.passed:
+        raise typer.Exit(1)
+
+
+def _new(directory: Path) -> Path:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(os.scandir(directory)):
+        raise ConfigError("--data-dir", str(directory), "an empty directory, or a new one")
+    return directory
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
+    """Show three bars on a terminal, and nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
+    ) as bars:
+        names = {"convert": "flights to events", "insert": "inserted", "deliver": "delivered"}
+        tasks = {stage: bars.add_task(name, total=total) for stage, name in names.items()}
+        yield lambda stage, done: bars.update(tasks[stage], completed=done)
+
+
+def _report(summary: Summary) -> str:
+    lines = {
+        "cluster": f"{summary.shards} shards x {summary.replicas} replicas,"
+        f" durability {summary.durability}",
+        "inserted": f"{summary.inserted:,} by {summary.clients} clients",
+        "delivered": f"{summary.delivered:,}"
+        f" ({_verdict(summary.inserted == summary.delivered)}),"
+        f" same contents: {_verdict(summary.same_contents)}",
+        "order": f"gsns strictly increasing from {summary.first} to {summary.last},"
+        f" every chain in order ({summary.aircraft:,} aircraft):"
+        f" {_verdict(not summary.fault)}{summary.fault and ' ' + summary.fault}",
+        "throughput": f"{summary.batched / summary.insert_s:,.0f} records/s inserted,"
+        f" all delivered after {summary.total_s:.1f} s",
+        "insert": f"p50 {summary.p50_us:,.0f} us, p99 {summary.p99_us:,.0f} us"
+        f" ({summary.singles:,} single inserts after the load)",
+        "fast path": f"{summary.fast_path_share:.1%} of all inserts ({summary.retries:,} retries)",
+    }
+    return "".join(f"{name:<11} {text}\n" for name, text in lines.items())
+
+
+def _verdict(right: bool) -> str:
+    return "ok" if right else "WRONG"

@@ -1,0 +1,44 @@
+"""Options that several verbs take, and how the command line talks to people."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import ziplog
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
+
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap",
+        envvar="ZIPLOG_BOOTSTRAP",
+        metavar="HOST:PORT",
+        help="Nodes of the membership service, separated by commas.",
+    ),
+]
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Give up after so long."),
+]
+DataDir = Annotated[
+    Path,
+    typer.Option("--data-dir", metavar="D", help="The cluster's directory."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
+
+
+def connect(bootstrap: str, timeout: float) -> ziplog.Log:
+    """Return a client for one verb."""
+    return ziplog.connect(bootstrap, timeout=timeout)
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal something, in one line on stderr."""
+    line = " ".join(text.split())
+    sys.stderr.write(f"ziplog: {line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,159 @@
+"""`ziplog insert`, `read`, `tail` and `trim`: records from and to the shell."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
+
+import msgspec
+import typer
+
+import ziplog
+from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: `--lines` inserts so many lines in one go.
+_LINES_AT_ONCE: Final = 1024
+#: ... or so many bytes of them.
+_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
+
+Rid = Annotated[str, typer.Argument(metavar="RID", help="<gsn>@<shard>")]
+
+
+def insert(
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="The record; without it: --file.")
+    ] = None,
+    after: Annotated[
+        str, typer.Option("--after", metavar="RID", help="Put it after this record.")
+    ] = "genesis",
+    key: Annotated[str | None, typer.Option("--key", help="The record's key, as UTF-8.")] = None,
+    file: Annotated[
+        Path, typer.Option("--file", metavar="F", help="Read it from this file; '-': stdin.")
+    ] = Path("-"),
+    *,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Each line is a record, in this order.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Insert a record, or with --lines one for each line; prints their rids."""
+    rid = ziplog.RecordId.parse(after)
+    if text is not None and (lines or file != Path("-")):
+        raise ConfigError("TEXT", text, "left out with --file or --lines")
+    with connect(bootstrap, timeout) as log:
+        if text is not None:
+            _print_rids([log.insert_after(text.encode(), rid, key=key)])
+            return
+        with sys.stdin.buffer if file == Path("-") else file.open("rb") as source:
+            if not lines:
+                _print_rids([log.insert_after(source.read(), rid, key=key)])
+                return
+            for batch in _batches(source):
+                rids = log.insert_many(batch, rid, key=key)
+                _print_rids(rids)
+                rid = rids[-1]
+
+
+def read(
+    rid: Rid, *, json: Json = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = 10
+) -> None:
+    """Print a record's payload, byte for byte."""
+    wanted = ziplog.RecordId.parse(rid)
+    with connect(bootstrap, timeout) as log:
+        record = log.read_record(wanted)
+    sys.stdout.buffer.write(_as_json(record) if json else record.payload)
+    if not json and sys.stdout.isatty():
+        sys.stdout.buffer.write(b"\n")
+
+
+def tail(
+    start: Annotated[
+        str, typer.Option("--from", metavar="genesis|recent|RID", help="Begin here (inclusive).")
+    ] = "genesis",
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, metavar="N", help="Stop after N records.")
+    ] = None,
+    *,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for new records; Ctrl-C ends it.")
+    ] = False,
+    json: Json = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Print records in the log's order: rid, a tab, the payload as text."""
+    first = ziplog.RecordId.parse(start)
+    with connect(bootstrap, timeout) as log:
+        subscription = log.subscribe(first, follow=follow, timeout=None if follow else timeout)
+        with subscription:
+            _print_records(subscription, limit, json=json, follow=follow)
+
+
+def trim(rid: Rid, *, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = 30.0) -> None:
+    """Delete every record before RID, on all servers, for good."""
+    before = ziplog.RecordId.parse(rid)
+    with connect(bootstrap, timeout) as log:
+        log.trim(before)
+    say(f"everything before {before} is deleted")
+
+
+def _print_records(
+    subscription: ziplog.Subscription, limit: int | None, *, json: bool, follow: bool
+) -> None:
+    render = _as_json if json else _as_text
+    out = sys.stdout.buffer
+    for record in itertools.islice(subscription, limit):
+        out.write(render(record))
+        if follow and subscription.caught_up:
+            out.flush()
+
+
+def _print_rids(rids: list[ziplog.RecordId]) -> None:
+    sys.stdout.write("".join(f"{rid}\n" for rid in rids))
+
+
+def _batches(source: BinaryIO) -> Iterator[list[bytes]]:
+    """Cut the input into lists of lines (without their ends) of bounded count and size."""
+    batch: list[bytes] = []
+    size = 0
+    for line in source:
+        batch.append(line.removesuffix(b"\n").removesuffix(b"\r"))
+        size += len(line)
+        if len(batch) == _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _as_text(record: ziplog.Record) -> bytes:
+    text = record.payload.decode(errors="backslashreplace")
+    return f"{record.rid}\t{text}\n".encode(errors="backslashreplace")
+
+
+def _as_json(record: ziplog.Record) -> bytes:
+    fields: dict[str, Any] = {
+        "rid": str(record.rid),
+        "gsn": record.rid.gsn,
+        "shard": record.rid.shard,
+        "epoch": record.epoch,
+        "timestamp": record.timestamp.isoformat(),
+    }
+    fields |= _bytes_field("key", record.key)
+    fields |= _bytes_field("payload", record.payload)
+    return msgspec.json.encode(fields) + b"\n"
+
+
+def _bytes_field(name: str, value: bytes | None) -> dict[str, str | None]:
+    try:
+        return {name: None if value is None else value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_b64": base64.b64encode(value or b"").decode()}

@@ -1,0 +1,203 @@
+"""`ziplog up` and `ziplog down`: a cluster's processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from ziplog.cli.options import DataDir, Timeout, say
+from ziplog.config import Durability, load
+from ziplog.errors import ConfigError, UnavailableError
+from ziplog.local import Cluster
+from ziplog.supervisor import CLUSTER_FILE, environment, log_tail, python, running_pid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FIRST_PORT: Final = 7400
+_LEVELS: Final = {
+    "memory": "an insert is done when all {n} servers of its shard hold it in memory,"
+    " and on disk within {flush} ms",
+    "disk": "an insert is done when all {n} servers of its shard hold it on disk",
+}
+#: A node that ends is started again after so long, doubled each time up to the last, in seconds.
+_REVIVE_S: Final = (1.0, 32.0)
+_POLL_S: Final = 0.25
+_SUPERVISOR_LOG: Final = "supervisor"
+
+Shards = Annotated[int | None, typer.Option("--shards", min=1, help="Shards. [default: 2]")]
+Failures = Annotated[
+    int | None,
+    typer.Option("--f", min=0, max=15, help="Servers of a shard that may fail. [default: 1]"),
+]
+MmsNodes = Annotated[
+    int | None, typer.Option("--mms", help="Membership nodes: 1, 3 or 5. [default: 1]")
+]
+FailureHandlers = Annotated[
+    int | None,
+    typer.Option("--failure-handlers", min=0, help="Accepted; this version starts none."),
+]
+FirstPort = Annotated[
+    int | None,
+    typer.Option("--port", min=1, max=65535, help="The first of the ports. [default: 7400]"),
+]
+Level = Annotated[
+    Durability | None,
+    typer.Option("--durability", help="When an insert counts as done. [default: memory]"),
+]
+EpochMs = Annotated[
+    int | None,
+    typer.Option("--epoch-ms", min=1, max=60_000, help="Length of an epoch. [default: 10]"),
+]
+
+
+def up(
+    data_dir: DataDir,
+    shards: Shards = None,
+    f: Failures = None,
+    mms: MmsNodes = None,
+    failure_handlers: FailureHandlers = None,
+    port: FirstPort = None,
+    durability: Level = None,
+    epoch_ms: EpochMs = None,
+    timeout: Timeout = 30.0,
+    *,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once all is live.")] = False,
+) -> None:
+    """Start a cluster on this machine, or the one that is in the directory already.
+
+    Runs until Ctrl-C or `ziplog down`; prints the endpoint once the cluster is live.
+    """
+    asked = {
+        "shards": shards,
+        "f": f,
+        "mms": mms,
+        "failure_handlers": failure_handlers,
+        "port": port,
+        "durability": durability,
+        "epoch_ms": epoch_ms,
+    }
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    _refuse_contradictions(data_dir, given)
+    if detach:
+        _detach(data_dir, given, timeout)
+        return
+    # Until the cluster is live, being asked to stop interrupts whatever is going on.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    options = {"port": _FIRST_PORT, **given}
+    with Cluster(data_dir, timeout=timeout, accept_limbo=True, **options) as cluster:
+        stopped = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stopped.set())
+        _announce(cluster)
+        _watch(cluster, stopped)
+        say("stopping")
+
+
+def down(data_dir: DataDir, timeout: Timeout = 30.0) -> None:
+    """Stop the cluster that runs in a directory, cleanly; does nothing if none runs."""
+    pid = running_pid(data_dir)
+    if pid is None:
+        say(f"no cluster runs in {data_dir}")
+        return
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + timeout
+    while running_pid(data_dir) is not None:
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"process {pid} still runs after {timeout:g} s; wait, or: kill -KILL {pid}"
+            )
+        time.sleep(0.05)
+
+
+def _refuse_contradictions(data_dir: Path, given: dict[str, Any]) -> None:
+    """A cluster that exists keeps its shape: an option that says otherwise is a mistake."""
+    path = data_dir / CLUSTER_FILE
+    if not path.exists():
+        return
+    config = load(path)
+    is_so = {
+        "shards": len(config.shards),
+        "f": config.f,
+        "mms": len(config.mms),
+        "port": config.mms[0].port,
+        "durability": config.durability,
+        "epoch_ms": config.epoch_ms,
+    }
+    for name, value in given.items():
+        if value != is_so.get(name, value):
+            option = f"--{name.replace('_', '-')}"
+            allowed = f"left out or {is_so[name]!r}: the cluster in this directory is so"
+            raise ConfigError(option, value, allowed, str(path))
+
+
+def _announce(cluster: Cluster) -> None:
+    config = cluster.config
+    count = config.f + 1
+    level = _LEVELS[config.durability].format(n=count, flush=config.flush_interval_ms)
+    say(
+        f"cluster {config.name!r} is live at {cluster.endpoint}:"
+        f" {len(config.shards)} shards x {count} replicas,"
+        f" durability {config.durability}: {level}. Ctrl-C stops it."
+    )
+    sys.stdout.write(f"{cluster.endpoint}\n")
+    sys.stdout.flush()
+
+
+def _watch(cluster: Cluster, stopped: threading.Event) -> None:
+    """Start dead nodes again, ever more slowly, until `stopped`."""
+    pause, longest = _REVIVE_S
+    quiet_since = time.monotonic()
+    while not stopped.wait(_POLL_S):
+        dead = cluster.dead()
+        if not dead:
+            if time.monotonic() - quiet_since > 2 * longest:
+                pause = _REVIVE_S[0]
+            continue
+        say(f"{', '.join(dead)} ended; starting again in {pause:g} s")
+        if stopped.wait(pause):
+            return
+        for name in dead:
+            cluster.restart(name)
+        pause, quiet_since = min(2 * pause, longest), time.monotonic()
+
+
+def _detach(data_dir: Path, given: dict[str, Any], timeout: float) -> None:
+    """Run `ziplog up` as a process of its own and wait until it says where the cluster is."""
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    (data_dir / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
+    arguments = ("--data-dir", str(data_dir), f"--timeout={timeout}", *options)
+    with (data_dir / "logs" / f"{_SUPERVISOR_LOG}.log").open("ab") as log:
+        start = log.tell()
+        process = subprocess.Popen(  # noqa: S603 - ourselves
+            python("ziplog.cli", "up", *arguments),
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert process.stdout is not None
+    try:
+        with process.stdout:
+            endpoint = process.stdout.readline().decode()
+    except BaseException:
+        process.terminate()
+        raise
+    if not endpoint:
+        process.wait()
+        said = log_tail(data_dir, _SUPERVISOR_LOG, start)
+        raise UnavailableError(said.removeprefix("ziplog: error: "))
+    config = load(data_dir / CLUSTER_FILE)
+    say(
+        f"cluster {config.name!r} runs in the background (process {process.pid}), durability"
+        f" {config.durability}; stop it with: ziplog down --data-dir {data_dir}"
+    )
+    sys.stdout.write(endpoint)

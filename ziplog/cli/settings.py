@@ -1,0 +1,51 @@
+"""`ziplog config`: what a cluster file may say, and whether one is right."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from ziplog.cli.options import say
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump, load
+
+app: Final = typer.Typer(
+    help="Show or check a cluster file.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_EXAMPLE: Final = ClusterConfig(
+    name="local",
+    data_dir=Path("/var/lib/ziplog"),
+    mms=(NodeConfig("mms-0", "127.0.0.1", 7400, 7401),),
+    shards=(
+        ShardConfig(
+            0,
+            (
+                NodeConfig("shard-0-0", "127.0.0.1", 7402),
+                NodeConfig("shard-0-1", "127.0.0.1", 7403),
+            ),
+        ),
+    ),
+)
+
+
+@app.command()
+def show(
+    file: Annotated[
+        Path | None, typer.Argument(help="A cluster file; without one: an example.")
+    ] = None,
+) -> None:
+    """Print a cluster file with every key, its meaning, range and default."""
+    sys.stdout.write(dump(_EXAMPLE if file is None else load(file), explain=True))
+
+
+@app.command()
+def check(file: Annotated[Path, typer.Argument(help="The cluster file.")]) -> None:
+    """Check a cluster file; says nothing on stdout. Exit code 2: it is wrong."""
+    config = load(file)
+    say(
+        f"{file} is right: {len(config.mms)} membership nodes,"
+        f" {len(config.shards)} shards x {config.f + 1} replicas, durability {config.durability}"
+    )

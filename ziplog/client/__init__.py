@@ -1,0 +1,1 @@
+"""The client: a pure core of small state machines, and the façades that drive it."""

@@ -1,0 +1,450 @@
+"""The asyncio client: the core of the blocking one, driven by the event loop.
+
+The loop watches the transport's file descriptor, which reports changes only: so all is received
+whenever it is readable, and looked for again after everything that was sent. One timer stands for
+`next_wakeup`. Rule: all of it happens in the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ziplog.client import arguments
+from ziplog.client.engine import Engine
+from ziplog.client.reader import Reader
+from ziplog.client.requests import (
+    NEVER,
+    ConnectRequest,
+    ProgressRequest,
+    StatusRequest,
+    TailRequest,
+    UnsubscribeRequest,
+)
+from ziplog.errors import ClosedError, DeadlineError, UnavailableError
+from ziplog.types import RID_GENESIS, Record, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+    from typing import Self
+
+    from ziplog.client.arguments import BytesLike
+    from ziplog.client.requests import Batch, Blocked, Policy, Request
+    from ziplog.wire import Limits
+
+#: Messages stepped before the loop gets a turn.
+_BATCH: Final = 256
+#: Records that may be under way by `insert_nowait`, and their bytes.
+_MAX_FUTURES: Final = 65_536
+_MAX_FUTURE_BYTES: Final = 64 * 1024 * 1024
+
+
+class LoopEngine:
+    """The engine in an event loop."""
+
+    def __init__(self, endpoints: Sequence[str], policy: Policy) -> None:
+        self.engine: Final = Engine(endpoints, policy, self._answer)
+        self._loop: Final = asyncio.get_running_loop()
+        self._numbers: Final = itertools.count(1)
+        self._futures: Final[dict[int, asyncio.Future[Any]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = NEVER
+        self._is_pump_due = False
+        self.is_closed = False
+        self._fd: Final = self.engine.transport.fileno()
+        self._loop.add_reader(self._fd, self._readable)
+
+    def submit(self, request: Request) -> tuple[int, asyncio.Future[Any]]:
+        """Hand in a request; returns its number and a future of the answer."""
+        if self.is_closed:
+            raise ClosedError
+        number, future = next(self._numbers), self._loop.create_future()
+        self._futures[number] = future
+        self.engine.submit(number, request)
+        self._look_soon()
+        return number, future
+
+    async def call(self, request: Request) -> Any:
+        """Return the answer to a request; raises it if it is an exception."""
+        number, future = self.submit(request)
+        return await self.finish(number, future)
+
+    async def finish(self, number: int, future: asyncio.Future[Any]) -> Any:
+        """Wait for an answer; when this is cancelled, so is the call."""
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._futures.pop(number, None) is not None and not self.is_closed:
+                self.engine.cancel(number)
+                self._look_soon()
+            raise
+
+    def ask(self, request: Request) -> Any:
+        """Return the answer to a request that is answered at once."""
+        _, future = self.submit(request)
+        return future.result()
+
+    def _answer(self, number: int, result: Any) -> None:
+        future = self._futures.pop(number, None)
+        if future is None or future.done():
+            return
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    # --- driving ---
+
+    def _readable(self) -> None:
+        self.engine.transport.wait(0)
+        self._pump()
+
+    def _look_soon(self) -> None:
+        """Sending may have swallowed the sign that something came: look without it."""
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._is_pump_due = False
+        if self.is_closed:
+            return
+        engine = self.engine
+        for _ in range(_BATCH):
+            if not engine.receive():
+                break
+        engine.turn()
+        if engine.transport.ready():
+            self._look_soon()
+        due = engine.core.next_wakeup()
+        if due is not None and due < self._timer_due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_due = due
+            delay_s = max(due - time.monotonic_ns(), 0) / 1e9
+            self._timer = self._loop.call_later(delay_s, self._timed_out)
+
+    def _timed_out(self) -> None:
+        self._timer, self._timer_due = None, NEVER
+        self._pump()
+
+    def close(self) -> None:
+        """Fail what is under way, and close. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._loop.remove_reader(self._fd)
+        if self._timer is not None:
+            self._timer.cancel()
+        for number in list(self._futures):
+            self._answer(number, ClosedError())
+        self.engine.close()
+
+
+class AsyncLog:
+    """A client of one log for asyncio. As `ziplog.Log`, with coroutines where that one waits.
+
+    Belongs to the event loop in which it was connected.
+    """
+
+    def __init__(self, driver: LoopEngine, limits: Limits, timeout: float) -> None:
+        """Use `ziplog.aio.connect`."""
+        self._driver: Final = driver
+        self._core: Final = driver.engine.core
+        self._limits: Final = limits
+        self._timeout: Final = timeout
+        self._nowait: Final[set[asyncio.Future[RecordId]]] = set()
+        self._nowait_bytes = 0
+        self._failure: BaseException | None = None
+
+    async def __aenter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        """Flush, unless an exception is under way, and close."""
+        try:
+            if kind is None and not self._driver.is_closed:
+                await self.flush()
+        finally:
+            await self.close()
+
+    def __repr__(self) -> str:
+        return f"<ziplog.aio.AsyncLog of {self._core.description}>"
+
+    def _until(self, timeout: float | None) -> int:
+        return arguments.deadline(timeout, self._timeout)
+
+    # --- inserting ---
+
+    async def insert_after(
+        self,
+        payload: BytesLike,
+        after: RecordId = RID_GENESIS,
+        *,
+        key: BytesLike | str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+    ) -> RecordId:
+        """Insert one record at some position after another; see `ziplog.Log.insert_after`."""
+        request = arguments.insert((payload,), after, key, self._limits, self._until(timeout))
+        rids: list[RecordId] = await self._driver.call(request)
+        return rids[0]
+
+    async def insert_many(
+        self,
+        payloads: Iterable[BytesLike],
+        after: RecordId = RID_GENESIS,
+        *,
+        key: BytesLike | str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+    ) -> list[RecordId]:
+        """Insert records in their order, at one shard; see `ziplog.Log.insert_many`."""
+        request = arguments.insert(payloads, after, key, self._limits, self._until(timeout))
+        if not request.payloads:
+            return []
+        rids: list[RecordId] = await self._driver.call(request)
+        return rids
+
+    def insert_nowait(
+        self,
+        payload: BytesLike,
+        after: RecordId = RID_GENESIS,
+        *,
+        key: BytesLike | str | None = None,
+        timeout: float | None = None,
+    ) -> asyncio.Future[RecordId]:
+        """Begin to insert a record; returns a future of its rid.
+
+        Raises:
+            UnavailableError: 65,536 records or 64 MiB are under way; await `flush`.
+
+        """
+        request = arguments.insert((payload,), after, key, self._limits, self._until(timeout))
+        size = len(request.payloads[0])
+        if len(self._nowait) >= _MAX_FUTURES or self._nowait_bytes + size > _MAX_FUTURE_BYTES:
+            raise UnavailableError(
+                f"{len(self._nowait)} inserts are under way, and no more are allowed;"
+                " await flush() and try again"
+            )
+        _, answer = self._driver.submit(request)
+        future: asyncio.Future[RecordId] = asyncio.get_running_loop().create_future()
+        self._nowait.add(future)
+        self._nowait_bytes += size
+
+        def done(answer: asyncio.Future[list[RecordId]]) -> None:
+            self._nowait.discard(future)
+            self._nowait_bytes -= size
+            error = answer.exception()
+            if error is not None and self._failure is None:
+                self._failure = error
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+                # `flush` will raise it if nobody else looks.
+                future.exception()
+            else:
+                future.set_result(answer.result()[0])
+
+        answer.add_done_callback(done)
+        return future
+
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as above
+        """Wait until every `insert_nowait` so far is done; raise the first failure, if any."""
+        seconds = arguments.timeout_s(timeout, self._timeout)
+        late: set[asyncio.Future[RecordId]] = set()
+        if self._nowait:
+            _, late = await asyncio.wait(set(self._nowait), timeout=seconds)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if late:
+            raise DeadlineError(f"{len(late)} inserts were still under way after {seconds:g} s")
+
+    def set_policy(self, policy: Policy) -> None:
+        """Let `policy` choose the shards of later inserts (see `ziplog.policy`)."""
+        self._core.set_policy(arguments.policy(policy))
+
+    # --- reading ---
+
+    async def read_record(
+        self,
+        rid: RecordId,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+    ) -> Record:
+        """Return the record at a position; see `ziplog.Log.read_record`."""
+        record: Record = await self._driver.call(arguments.read(rid, self._until(timeout)))
+        return record
+
+    def subscribe(
+        self,
+        start: RecordId = RID_GENESIS,
+        *,
+        follow: bool = True,
+        timeout: float | None = None,
+    ) -> AsyncSubscription:
+        """Return an async iterator over all records from `start` on; see `ziplog.Log.subscribe`.
+
+        It may be awaited, which waits until it is open.
+        """
+        if timeout is not None:
+            arguments.timeout_s(timeout, 0)
+        request = arguments.subscribe(start, self._until(None), follow=follow)
+        limit = timeout if timeout is not None or follow else self._timeout
+        return AsyncSubscription(self._driver, *self._driver.submit(request), start, limit)
+
+    async def check_tail(
+        self,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+    ) -> RecordId:
+        """Return a position at or after all inserts that were complete before this call."""
+        rid: RecordId = await self._driver.call(TailRequest(self._until(timeout)))
+        return rid
+
+    # --- the cluster ---
+
+    async def trim(
+        self,
+        rid: RecordId,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+    ) -> None:
+        """Delete all records before `rid`; see `ziplog.Log.trim`."""
+        await self._driver.call(arguments.trim(rid, self._until(timeout)))
+
+    async def cluster(
+        self,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+    ) -> dict[str, Any]:
+        """Return the status document."""
+        document: bytes = await self._driver.call(StatusRequest(self._until(timeout)))
+        return arguments.status(document)
+
+    def stats(self) -> dict[str, int]:
+        """Return what this client did: counts since it was made."""
+        return msgspec.structs.asdict(self._core.counters)
+
+    async def close(self) -> None:
+        """Close; what is under way raises ClosedError. May be called again."""
+        self._driver.close()
+
+
+class AsyncSubscription:
+    """Records in gsn order, each once: an async iterator, and an async context manager."""
+
+    def __init__(
+        self,
+        driver: LoopEngine,
+        number: int,
+        opened: asyncio.Future[int],
+        start: RecordId,
+        timeout: float | None,
+    ) -> None:
+        self._driver: Final = driver
+        self._number: Final = number
+        self._opened: Final = opened
+        self._timeout: Final = timeout
+        self._reader: Final = Reader(start)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Wait until it is open; raises what `ziplog.Log.subscribe` raises."""
+        yield from asyncio.shield(self._opened).__await__()
+        return self
+
+    async def __aenter__(self) -> Self:
+        """Wait until it is open."""
+        return await self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[Record]:
+        """Return the subscription itself."""
+        return self
+
+    async def __anext__(self) -> Record:
+        """Return the next record; see `ziplog.Subscription`."""
+        for record in self._reader.batch:
+            return record
+        if not await self._fill(arguments.READ_AHEAD, self._timeout):
+            if self._reader.ended:
+                raise StopAsyncIteration
+            raise DeadlineError(f"no record came within {self._timeout:g} s")
+        return next(self._reader.batch)
+
+    async def fetch(
+        self,
+        max_records: int = 1000,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+    ) -> list[Record]:
+        """Return up to `max_records` records; see `ziplog.Subscription.fetch`."""
+        limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
+        arguments.fetch(self._number, max_records, NEVER)
+        if not self._reader.pending:
+            await self._fill(max_records, limit)
+        return self._reader.take(max_records)
+
+    async def _fill(self, max_records: int, limit: float | None) -> bool:
+        reader = self._reader
+        if reader.ended:
+            return False
+        if not self._opened.done() or self._opened.exception() is not None:
+            await self
+        until = NEVER if limit is None else arguments.deadline(limit, 0)
+        request = arguments.fetch(self._number, max_records, until)
+        batch: Batch = await self._driver.call(request)
+        return reader.fill(batch)
+
+    @property
+    def position(self) -> RecordId:
+        """Where a later subscription goes on without loss or repetition."""
+        self._look()
+        return self._reader.position
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything that the servers last reported was handed out."""
+        self._look()
+        return self._reader.caught_up
+
+    @property
+    def blocked_on(self) -> Blocked | None:
+        """The shard and the epoch that hold records back, if any do."""
+        self._look()
+        return self._reader.blocked_on
+
+    def _look(self) -> None:
+        is_open = self._opened.done() and not self._driver.is_closed
+        if self._reader.must_ask and is_open and self._opened.exception() is None:
+            self._reader.progress = self._driver.ask(ProgressRequest(NEVER, self._number))
+
+    async def close(self) -> None:
+        """End the subscription. May be called again."""
+        if self._reader.closed:
+            return
+        self._look()
+        self._reader.close()
+        if not self._driver.is_closed:
+            self._driver.ask(UnsubscribeRequest(NEVER, self._number))
+
+
+async def connect(
+    bootstrap: str | Sequence[str], policy: Policy, seconds: float | None
+) -> AsyncLog:
+    """Connect; see `ziplog.aio.connect`."""
+    timeout = arguments.timeout_s(seconds, arguments.DEFAULT_TIMEOUT_S)
+    driver = LoopEngine(arguments.endpoints(bootstrap), policy)
+    try:
+        limits = await driver.call(ConnectRequest(arguments.deadline(timeout, timeout)))
+    except BaseException:
+        driver.close()
+        raise
+    return AsyncLog(driver, limits, timeout)

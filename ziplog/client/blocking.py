@@ -1,0 +1,311 @@
+"""The blocking client: `Log`, and the subscription that it gives.
+
+Rule: every method checks what it is given (`arguments`), makes a request of it, and returns the
+engine's answer; each has a deadline. May be used from several threads (a subscription: from one
+at a time).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ziplog.client import arguments
+from ziplog.client.reader import Reader
+from ziplog.client.requests import (
+    NEVER,
+    ConnectRequest,
+    ProgressRequest,
+    StatusRequest,
+    TailRequest,
+    UnsubscribeRequest,
+)
+from ziplog.client.threads import SharedEngine
+from ziplog.errors import ClosedError, DeadlineError
+from ziplog.types import RID_GENESIS, Record, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from concurrent.futures import Future
+    from typing import Self
+
+    from ziplog.client.arguments import BytesLike
+    from ziplog.client.requests import Blocked, Policy
+
+
+class Log:
+    """A client of one log. Close it, or use it in a `with` statement.
+
+    Time-outs are seconds; None means the default given to `connect`. A method that runs into its
+    time-out raises `DeadlineError` (`OutcomeUnknownError` for an insert that may have happened); a
+    closed client raises `ClosedError`. Does not survive `os.fork`: connect again in the child.
+    """
+
+    def __init__(
+        self, bootstrap: str | Sequence[str], policy: Policy, timeout: float | None = None
+    ) -> None:
+        """Connect; see `ziplog.connect`."""
+        self._timeout: Final = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
+        self._shared: Final = SharedEngine(arguments.endpoints(bootstrap), policy)
+        self._core: Final = self._shared.engine.core
+        try:
+            self._limits: Final = self._shared.call(ConnectRequest(self._until(None)))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Flush, unless an exception is under way, and close."""
+        try:
+            if kind is None and not self._shared.is_closed:
+                self.flush()
+        finally:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<ziplog.Log of {self._core.description}>"
+
+    def _until(self, timeout: float | None) -> int:
+        if timeout is None:
+            return time.monotonic_ns() + int(self._timeout * 1e9)
+        return arguments.deadline(timeout, self._timeout)
+
+    # --- inserting ---
+
+    def insert_after(
+        self,
+        payload: BytesLike,
+        after: RecordId = RID_GENESIS,
+        *,
+        key: BytesLike | str | None = None,
+        timeout: float | None = None,
+    ) -> RecordId:
+        """Insert one record at some position after another; returns when all replicas have it.
+
+        Args:
+            payload: up to the cluster's limit (1 MiB by default); may be empty.
+            after: the record's gsn will be greater; it may be of any shard, empty or trimmed.
+            key: goes with the record, and may steer the policy; a str is encoded as UTF-8.
+            timeout: in seconds.
+
+        Raises:
+            NoSuchRecordError: `after` was never given to any shard.
+            RecordTooLargeError: payload or key; nothing was sent.
+            UnavailableError: nothing was inserted; try again.
+            OutcomeUnknownError: the record may have been inserted; do not simply try again.
+
+        """
+        request = arguments.insert((payload,), after, key, self._limits, self._until(timeout))
+        rids: list[RecordId] = self._shared.call(request)
+        return rids[0]
+
+    def insert_many(
+        self,
+        payloads: Iterable[BytesLike],
+        after: RecordId = RID_GENESIS,
+        *,
+        key: BytesLike | str | None = None,
+        timeout: float | None = None,
+    ) -> list[RecordId]:
+        """Insert records in their order, all at one shard, pipelined; returns all their rids.
+
+        On failure the error's `results` has the rid of each payload that is known to be in the log,
+        and None for each other. Arguments and errors are those of `insert_after`.
+        """
+        request = arguments.insert(payloads, after, key, self._limits, self._until(timeout))
+        if not request.payloads:
+            return []
+        rids: list[RecordId] = self._shared.call(request)
+        return rids
+
+    def insert_nowait(
+        self,
+        payload: BytesLike,
+        after: RecordId = RID_GENESIS,
+        *,
+        key: BytesLike | str | None = None,
+        timeout: float | None = None,
+    ) -> Future[RecordId]:
+        """Begin to insert a record; returns a future of its rid.
+
+        Blocks while 1,024 records or 16 MiB are under way. The future's callbacks run in a thread
+        of the client's and delay the others; they must not wait for futures of this client.
+        """
+        until = self._until(timeout)
+        request = arguments.insert((payload,), after, key, self._limits, until)
+        seconds = arguments.timeout_s(timeout, self._timeout)
+        return self._shared.submit(request, len(request.payloads[0]), seconds)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every `insert_nowait` so far is done; raise the first failure, if any."""
+        self._shared.flush(arguments.timeout_s(timeout, self._timeout))
+
+    def set_policy(self, policy: Policy) -> None:
+        """Let `policy` choose the shards of later inserts (see `ziplog.policy`)."""
+        self._core.set_policy(arguments.policy(policy))
+
+    # --- reading ---
+
+    def read_record(self, rid: RecordId, *, timeout: float | None = None) -> Record:
+        """Return the record at a position.
+
+        Raises:
+            NoSuchRecordError: there is none: undecided, a no-op, or another shard's position.
+            TrimmedError: it was trimmed.
+
+        """
+        record: Record = self._shared.call(arguments.read(rid, self._until(timeout)))
+        return record
+
+    def subscribe(
+        self,
+        start: RecordId = RID_GENESIS,
+        *,
+        follow: bool = True,
+        timeout: float | None = None,
+    ) -> Subscription:
+        """Return an iterator over all records from `start` on (inclusive), in gsn order.
+
+        Args:
+            start: any position; RID_RECENT: the last stable record.
+            follow: go on for ever; else end with the last record inserted before this call.
+            timeout: iteration raises DeadlineError after so long without a record. None: a
+                following iterator waits without limit, another one for the default.
+
+        Raises:
+            TrimmedError: records from `start` on were trimmed.
+
+        """
+        if timeout is not None:
+            arguments.timeout_s(timeout, 0)
+        until = self._until(None)
+        number: int = self._shared.call(arguments.subscribe(start, until, follow=follow))
+        limit = timeout if timeout is not None or follow else self._timeout
+        return Subscription(self._shared, number, start, limit)
+
+    def check_tail(self, *, timeout: float | None = None) -> RecordId:
+        """Return a position at or after all inserts that were complete before this call."""
+        rid: RecordId = self._shared.call(TailRequest(self._until(timeout)))
+        return rid
+
+    # --- the cluster ---
+
+    def trim(self, rid: RecordId, *, timeout: float | None = None) -> None:
+        """Delete all records before `rid`, once they are stable; the record of `rid` stays.
+
+        Raises:
+            NoSuchRecordError: `rid` was never given to any shard.
+
+        """
+        self._shared.call(arguments.trim(rid, self._until(timeout)))
+
+    def cluster(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Return the status document."""
+        document: bytes = self._shared.call(StatusRequest(self._until(timeout)))
+        return arguments.status(document)
+
+    def stats(self) -> dict[str, int]:
+        """Return what this client did: counts since it was made."""
+        return msgspec.structs.asdict(self._core.counters)
+
+    def close(self) -> None:
+        """Close; calls under way in other threads raise ClosedError. May be called again."""
+        self._shared.close()
+
+
+class Subscription:
+    """Records in gsn order, each once: an iterator, and a context manager."""
+
+    def __init__(
+        self, shared: SharedEngine, number: int, start: RecordId, timeout: float | None
+    ) -> None:
+        self._shared: Final = shared
+        self._number: Final = number
+        self._timeout: Final = timeout
+        self._reader: Final = Reader(start)
+
+    def __enter__(self) -> Self:
+        """Return the subscription."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def __iter__(self) -> Iterator[Record]:
+        """Return the subscription itself."""
+        return self
+
+    def __next__(self) -> Record:
+        """Return the next record; waits for it.
+
+        Raises:
+            DeadlineError: none came within the subscription's time-out.
+            TrimmedError: the next position was trimmed meanwhile.
+
+        """
+        for record in self._reader.batch:
+            return record
+        if not self._fill(arguments.READ_AHEAD, self._timeout):
+            if self._reader.ended:
+                raise StopIteration
+            raise DeadlineError(f"no record came within {self._timeout:g} s")
+        return next(self)
+
+    def fetch(self, max_records: int = 1000, timeout: float | None = None) -> list[Record]:
+        """Return up to `max_records` records: what is there, at least one.
+
+        Empty at the end, or when nothing came within `timeout` seconds (None: as iteration).
+        """
+        limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
+        arguments.fetch(self._number, max_records, NEVER)
+        if not self._reader.pending:
+            self._fill(max_records, limit)
+        return self._reader.take(max_records)
+
+    def _fill(self, max_records: int, timeout: float | None) -> bool:
+        reader = self._reader
+        if reader.ended:
+            return False
+        until = NEVER if timeout is None else arguments.deadline(timeout, 0)
+        return reader.fill(self._shared.call(arguments.fetch(self._number, max_records, until)))
+
+    @property
+    def position(self) -> RecordId:
+        """Where a later subscription goes on without loss or repetition."""
+        self._look()
+        return self._reader.position
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything that the servers last reported was handed out."""
+        self._look()
+        return self._reader.caught_up
+
+    @property
+    def blocked_on(self) -> Blocked | None:
+        """The shard and the epoch that hold records back, if any do."""
+        self._look()
+        return self._reader.blocked_on
+
+    def _look(self) -> None:
+        if self._reader.must_ask and not self._shared.is_closed:
+            self._reader.progress = self._shared.call(ProgressRequest(NEVER, self._number))
+
+    def close(self) -> None:
+        """End the subscription. May be called again."""
+        if self._reader.closed:
+            return
+        try:
+            self._look()
+            self._shared.call(UnsubscribeRequest(NEVER, self._number))
+        except ClosedError:
+            pass
+        finally:
+            self._reader.close()

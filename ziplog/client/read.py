@@ -1,0 +1,230 @@
+"""Reading one position.
+
+    asked the primary --silent, damaged--> asked the next --unstable, silent--> asked all replicas
+    asked all --all of one view say the same--> done;  --they differ--> asked all again
+
+Rule: a stable answer counts from any replica; an unstable one only if all replicas of one view, the
+primary among them, say the same (D42). See docs/protocol.md, section 6.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ziplog.errors import DeadlineError, NoSuchRecordError, TrimmedError, UnavailableError
+from ziplog.node import Broadcast
+from ziplog.types import Record, RecordId
+from ziplog.wire import Read, ReadReply
+
+if TYPE_CHECKING:
+    from ziplog.client.requests import ReadRequest
+    from ziplog.client.routing import Route, Routing
+    from ziplog.client.turn import Turn
+    from ziplog.wire import Refused
+
+_MS: Final = 1_000_000
+#: A silent replica is given so long.
+_PATIENCE_NS: Final = 50 * _MS
+#: Replicas that differ are asked again after so long, doubling up to `_PATIENCE_NS`.
+_FIRST_PAUSE_NS: Final = 2 * _MS
+
+
+class Reading:
+    """One read under way."""
+
+    __slots__ = ("asks_all", "call", "damaged", "pause", "replies", "request", "retry_at", "view")
+
+    def __init__(self, call: int, request: ReadRequest) -> None:
+        self.call: Final = call
+        self.request: Final = request
+        self.asks_all = False
+        #: The newest reply of each replica, all of `view`.
+        self.replies: dict[int, ReadReply] = {}
+        self.view = 0
+        #: Replicas that cannot read their own copy.
+        self.damaged: set[int] = set()
+        self.pause = _FIRST_PAUSE_NS
+        self.retry_at = 0
+
+
+class Reads:
+    """All reads of a client."""
+
+    def __init__(self, turn: Turn, routing: Routing) -> None:
+        self._turn: Final = turn
+        self._routing: Final = routing
+        self._readings: dict[int, Reading] = {}
+        self._requests: dict[int, int] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a read is under way."""
+        return bool(self._readings)
+
+    def start(self, call: int, request: ReadRequest) -> None:
+        """Take a call."""
+        turn, rid = self._turn, request.rid
+        if rid.gsn < 1:
+            turn.complete(call, NoSuchRecordError(rid, "it is before every record"))
+            return
+        number = turn.request()
+        reading = self._readings[number] = Reading(call, request)
+        self._requests[call] = number
+        turn.wake_at(request.deadline)
+        if self._routing.route(rid.shard) is None:
+            self._routing.refresh(lambda: self._ask_known(number))
+        else:
+            self._ask(number, reading)
+
+    def cancel(self, call: int) -> None:
+        """The user waits no longer."""
+        self._readings.pop(self._requests.pop(call, 0), None)
+
+    def _ask_known(self, number: int) -> None:
+        reading = self._readings.get(number)
+        if reading is not None and not reading.retry_at:
+            if self._routing.route(reading.request.rid.shard) is None:
+                shards = self._routing.shards
+                self._fail_missing(number, reading, f"there is no such shard, only {shards}")
+            else:
+                self._ask(number, reading)
+
+    def _ask(self, number: int, reading: Reading) -> None:
+        """Ask the primary first; everyone if that was not enough."""
+        turn, routing, rid = self._turn, self._routing, reading.request.rid
+        route = routing.route(rid.shard)
+        assert route is not None, "a reading of an unknown shard"
+        message = Read(routing.cluster, rid.shard, route.view, number, rid.gsn)
+        if reading.asks_all:
+            turn.effects.append(Broadcast(route.names, message))
+        else:
+            turn.send(route.names[0], message)
+        reading.retry_at = turn.now + _PATIENCE_NS
+        turn.wake_at(reading.retry_at)
+
+    # --- answers ---
+
+    def on_reply(self, reply: ReadReply) -> None:
+        """Take a replica's answer."""
+        reading = self._readings.get(reply.request)
+        route = self._routing.route(reply.shard)
+        if reading is None or route is None or reply.gsn != reading.request.rid.gsn:
+            return
+        match reply.answer:
+            case "record" if reply.stable:
+                self._finish(reply.request, reading, _record(reading.request.rid, reply))
+            case "no-op":
+                self._fail_missing(reply.request, reading, "the position is a no-op")
+            case "not-yet" if reply.server == 0 and reply.view == route.view:
+                self._fail_missing(reply.request, reading, "nothing was inserted there yet")
+            case "wrong-shard":
+                what = f"shard {reply.shard} does not own the position"
+                self._fail_missing(reply.request, reading, what)
+            case "trimmed":
+                self._find_first(reply.request, reply.first)
+            case "unknown":
+                self._note_damage(reply, reading, route)
+            case _:
+                self._compare(reply, reading, route)
+
+    def _compare(self, reply: ReadReply, reading: Reading, route: Route) -> None:
+        """Take an answer that counts only if all others are equal."""
+        if reply.view != reading.view:
+            if reply.view < reading.view:
+                return
+            reading.replies.clear()
+            reading.view = reply.view
+        if reply.view > route.view:
+            self._routing.refresh()
+        reading.replies[reply.server] = reply
+        if not reading.asks_all:
+            reading.asks_all = True
+            self._ask(reply.request, reading)
+            return
+        if len(reading.replies) < len(route.names) or reply.view != route.view:
+            return
+        record = _record(reading.request.rid, reply)
+        if all(
+            r.answer == "record" and _record(reading.request.rid, r) == record
+            for r in reading.replies.values()
+        ):
+            self._finish(reply.request, reading, record)
+            return
+        reading.replies.clear()
+        reading.retry_at = self._turn.now + reading.pause
+        reading.pause = min(reading.pause * 2, _PATIENCE_NS)
+        self._turn.wake_at(reading.retry_at)
+
+    def _note_damage(self, reply: ReadReply, reading: Reading, route: Route) -> None:
+        """A replica cannot tell: another one may; if none can, nobody will."""
+        reading.damaged.add(reply.server)
+        if len(reading.damaged) >= len(route.names):
+            what = f"no replica of shard {reply.shard} of {self._routing} can tell what is at"
+            self._finish(
+                reply.request, reading,
+                UnavailableError(f"{what} {reading.request.rid}: lost, or not recovered yet"),
+            )  # fmt: skip
+        elif not reading.asks_all:
+            reading.asks_all = True
+            self._ask(reply.request, reading)
+
+    def on_refused(self, refused: Refused) -> bool:
+        """Take a refusal: ask everyone, soon; False if it is of no read."""
+        reading = self._readings.get(refused.request)
+        if reading is None:
+            return False
+        self._turn.counters.redirects += refused.code == "redirect"
+        self._routing.refresh()
+        reading.asks_all = True
+        reading.retry_at = min(reading.retry_at, self._turn.now + reading.pause)
+        reading.pause = min(reading.pause * 2, _PATIENCE_NS)
+        self._turn.wake_at(reading.retry_at)
+        return True
+
+    def _find_first(self, number: int, first: int) -> None:
+        def found(shard: int) -> None:
+            reading = self._readings.get(number)
+            if reading is not None:
+                self._finish(number, reading, TrimmedError(RecordId(first, shard)))
+
+        self._routing.find_owner(first, found)
+
+    def _fail_missing(self, number: int, reading: Reading, reason: str) -> None:
+        self._finish(number, reading, NoSuchRecordError(reading.request.rid, reason))
+
+    def _finish(self, number: int, reading: Reading, result: Record | Exception) -> None:
+        del self._readings[number], self._requests[reading.call]
+        self._turn.counters.reads += not isinstance(result, Exception)
+        self._turn.complete(reading.call, result)
+
+    # --- time ---
+
+    def tick(self) -> None:
+        """Ask again what is due; end what is late."""
+        turn = self._turn
+        for number, reading in list(self._readings.items()):
+            rid, deadline = reading.request.rid, reading.request.deadline
+            if turn.now >= deadline:
+                heard = ", ".join(f"{r.server}: {r.answer}" for r in reading.replies.values())
+                what = f"shard {rid.shard} of {self._routing} did not tell what is at {rid}"
+                what += f" (replicas said: {heard or 'nothing'})"
+                self._finish(number, reading, DeadlineError(f"{what} before the deadline"))
+                continue
+            turn.wake_at(deadline)
+            if reading.retry_at:
+                if turn.now >= reading.retry_at:
+                    reading.asks_all = True
+                    turn.counters.retries += 1
+                    self._ask(number, reading)
+                turn.wake_at(reading.retry_at)
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        for number, reading in self._readings.items():
+            assert self._requests[reading.call] == number
+            assert all(reply.view == reading.view for reply in reading.replies.values())
+            assert self._turn.alarm <= reading.request.deadline, "a deadline would be missed"
+
+
+def _record(rid: RecordId, reply: ReadReply) -> Record:
+    return Record(rid, reply.payload, reply.key, reply.timestamp_us, reply.epoch)

@@ -1,0 +1,127 @@
+"""What the façades ask of the core, and what they get back.
+
+Every request has a `deadline` in monotonic nanoseconds; the core answers each exactly once, with a
+result or an exception, at the deadline at the latest (`NEVER`: without limit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ziplog.types import Record, RecordId
+
+#: Chooses a shard: (payload, key, ids of the live shards) -> id.
+Policy = Callable[[bytes, bytes | None, Sequence[int]], int]
+
+#: A deadline that does not come.
+NEVER: Final = 2**63 - 1
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """Base of all requests."""
+
+    deadline: int
+
+
+class ConnectRequest(Request, frozen=True, gc=False):
+    """Learn the cluster from the membership service. Result: its `wire.Limits`."""
+
+
+class InsertRequest(Request, frozen=True, gc=False):
+    """Insert payloads, in order, all after a gsn, at one shard. Result: a list of rids."""
+
+    payloads: list[bytes]
+    after: RecordId
+    key: bytes | None
+    timestamp_us: int
+
+
+class ReadRequest(Request, frozen=True, gc=False):
+    """Read one position. Result: a `Record`."""
+
+    rid: RecordId
+
+
+class TailRequest(Request, frozen=True, gc=False):
+    """Where does the log end? Result: the rid of the last record; RID_GENESIS if there is none."""
+
+
+class TrimRequest(Request, frozen=True, gc=False):
+    """Delete everything before a rid. Result: None."""
+
+    rid: RecordId
+
+
+class StatusRequest(Request, frozen=True, gc=False):
+    """How is the cluster? Result: the status document, JSON as bytes."""
+
+
+class SubscribeRequest(Request, frozen=True, gc=False):
+    """Begin a subscription. Result: its number."""
+
+    start: RecordId
+    follow: bool
+
+
+class FetchRequest(Request, frozen=True, gc=False):
+    """Take records that are due. Result: a `Batch`, empty at the deadline and at the end."""
+
+    subscription: int
+    max_records: int
+
+
+class ProgressRequest(Request, frozen=True, gc=False):
+    """How far is a subscription? Answered at once with a `Progress`."""
+
+    subscription: int
+
+
+class UnsubscribeRequest(Request, frozen=True, gc=False):
+    """End a subscription. Answered at once with None; fetches under way get an empty `Batch`."""
+
+    subscription: int
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """Records in gsn order."""
+
+    records: list[Record]
+    #: Nothing will ever follow.
+    ended: bool
+
+
+class Blocked(NamedTuple):
+    """What holds a subscription's records back: this shard's positions of this epoch."""
+
+    shard: int
+    epoch: int
+
+
+class Progress(msgspec.Struct, frozen=True, gc=False):
+    """How far a subscription is, of what the core handed out."""
+
+    #: Nothing below it is still to come.
+    position: RecordId
+    #: Everything that the servers last reported was handed out.
+    caught_up: bool
+    blocked_on: Blocked | None
+
+
+class Counters(msgspec.Struct):
+    """What a client did. Records, unless said otherwise."""
+
+    inserts: int = 0
+    #: Inserted without any backup having to correct its guess, and the others.
+    fast_path: int = 0
+    slow_path: int = 0
+    #: Units that were sent again.
+    retries: int = 0
+    #: Answers that sent us elsewhere.
+    redirects: int = 0
+    reads: int = 0
+    delivered: int = 0
+    #: Messages that a peer may not send.
+    protocol_errors: int = 0

@@ -1,0 +1,177 @@
+"""Which shards there are, in which view, and where their replicas listen.
+
+Learned from the membership service (`Hello`), again when a server's answer does not fit what is
+known. Rule: a view only ever grows. Invariant: `live` names just the routes in state "live".
+See docs/protocol.md, sections 3 and 4 (rule 7).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ziplog.view import ShardState
+from ziplog.wire import ClusterInfo, Hello, LeaseQuery, Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ziplog.client.service import Service
+    from ziplog.client.turn import Turn
+    from ziplog.view import Lease, Placement
+    from ziplog.wire import LeaseHistory
+
+_MS: Final = 1_000_000
+#: The service is not asked for the placements more often.
+_MIN_AGE_NS: Final = 100 * _MS
+#: While something waits, placements are no older than this.
+_MAX_AGE_NS: Final = 1_000 * _MS
+
+
+class Route(msgspec.Struct, frozen=True, gc=False):
+    """Where a shard is."""
+
+    shard: int
+    view: int
+    state: ShardState
+    #: Its replicas' connections, the primary's first.
+    names: tuple[bytes, ...]
+
+
+class Routing:
+    """The cluster as this client knows it."""
+
+    def __init__(self, turn: Turn, service: Service) -> None:
+        self._turn: Final = turn
+        self._service: Final = service
+        #: Empty until the first answer.
+        self.cluster_name = ""
+        self.limits = Limits()
+        #: The shards that take new records, in order.
+        self.live: tuple[int, ...] = ()
+        #: The newest lease known.
+        self.lease: Lease | None = None
+        #: Called with the shards whose routes have changed.
+        self.on_change: list[Callable[[list[int]], None]] = []
+        #: Called once after the next answer of the service.
+        self._once_fresh: list[Callable[[], None]] = []
+        self._placements: dict[int, Placement] = {}
+        #: The routes in use: their replicas are connected.
+        self._open: dict[int, Route] = {}
+        self._asking = False
+        self._fresh_at = -_MIN_AGE_NS
+        self._refresh_due = False
+
+    def __str__(self) -> str:
+        endpoints = ", ".join(self._service.endpoints)
+        return f"cluster {self.cluster_name!r} at {endpoints}" if self.cluster_name else endpoints
+
+    @property
+    def cluster(self) -> int:
+        """The cluster's number; 0 while it is not known."""
+        return self._service.cluster
+
+    # --- asking ---
+
+    def refresh(self, then: Callable[[], None] | None = None) -> None:
+        """Ask for the placements soon; `then` is called when a newer answer is here."""
+        if then is not None:
+            self._once_fresh.append(then)
+        if self._asking:
+            return
+        due = self._fresh_at + _MIN_AGE_NS
+        if self._turn.now < due:
+            self._refresh_due = True
+            self._turn.wake_at(due)
+            return
+        self._asking = True
+        self._refresh_due = False
+        self._service.ask(Hello, self._informed)
+
+    def tick(self, *, waiting: bool) -> None:
+        """Ask again if that is due; `waiting`: some call is under way."""
+        if self._asking:
+            return
+        if self._refresh_due or (waiting and self._turn.now >= self._fresh_at + _MAX_AGE_NS):
+            self.refresh()
+        elif waiting:
+            self._turn.wake_at(self._fresh_at + _MAX_AGE_NS)
+
+    def find_owner(self, gsn: int, then: Callable[[int], None]) -> None:
+        """Ask which shard owns `gsn`; `then` gets it, or 0 if nobody does."""
+
+        def answer(history: LeaseHistory) -> None:
+            lease = next((r.lease_at(gsn) for r in history.runs if gsn < r.last.stop), None)
+            then(lease.owner(gsn) if lease is not None and lease.base <= gsn else 0)
+
+        self._service.ask(lambda cluster, request: LeaseQuery(cluster, request, gsn), answer)
+
+    # --- learning ---
+
+    def _informed(self, info: ClusterInfo) -> None:
+        service = self._service
+        self._asking = False
+        self._fresh_at = self._turn.now
+        service.cluster = service.cluster or info.cluster
+        service.learn(info.mms)
+        self.cluster_name = info.name
+        self.limits = info.limits
+        if info.leases:
+            self.lease = info.leases[-1].last
+        self.learn(info.placements)
+        then, self._once_fresh = self._once_fresh, []
+        for call in then:
+            call()
+
+    def learn(self, placements: Iterable[Placement]) -> None:
+        """Take placements; those of older views than the known ones are passed over."""
+        changed: list[int] = []
+        for placement in placements:
+            known = self._placements.get(placement.shard)
+            if placement == known or (known is not None and placement.view < known.view):
+                continue
+            self._placements[placement.shard] = placement
+            changed.append(placement.shard)
+        if not changed:
+            return
+        states = self._placements
+        self.live = tuple(s for s in sorted(states) if states[s].state == "live")
+        self._close([route for s in changed if (route := self._open.pop(s, None)) is not None])
+        for listener in self.on_change:
+            listener(changed)
+
+    def _close(self, former: list[Route]) -> None:
+        """Forget the connections to endpoints where no replica is any more."""
+        still = {
+            replica.endpoint.encode()
+            for placement in self._placements.values()
+            for replica in placement.replicas
+        }
+        for route in former:
+            for name in route.names:
+                if name not in still:
+                    self._turn.disconnect(name)
+
+    def route(self, shard: int) -> Route | None:
+        """Return where a shard is, and see that its replicas are connected; None: unknown."""
+        route = self._open.get(shard)
+        if route is None:
+            placement = self._placements.get(shard)
+            if placement is None:
+                return None
+            names = tuple(self._turn.connect(replica.endpoint) for replica in placement.replicas)
+            route = Route(shard, placement.view, placement.state, names)
+            self._open[shard] = route
+        return route
+
+    @property
+    def shards(self) -> list[int]:
+        """All shards that ever were, in order."""
+        return sorted(self._placements)
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        assert all(self._placements[shard].state == "live" for shard in self.live)
+        for shard, route in self._open.items():
+            assert route.view == self._placements[shard].view, "an outdated route"

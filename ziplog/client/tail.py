@@ -1,0 +1,228 @@
+"""Where the log ends, and which record is the last that no reader will see change.
+
+    members asked --> replicas asked --all of one view answered--> (last stable asked) --> done
+
+Rule: the members come from the service's read barrier, and a shard's answer counts when all its
+replicas gave it in its current view (D50); every completed insert is on all of them, so the highest
+filled position bounds all of them. See docs/protocol.md, section 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ziplog.client.requests import NEVER
+from ziplog.errors import DeadlineError
+from ziplog.types import RID_GENESIS, RecordId
+from ziplog.wire import LeaseQuery, Tail, TailReply
+
+if TYPE_CHECKING:
+    from ziplog.client.routing import Route, Routing
+    from ziplog.client.service import Service
+    from ziplog.client.turn import Turn
+    from ziplog.wire import LeaseHistory, Refused
+
+_MS: Final = 1_000_000
+#: A silent replica is asked again after so long.
+_PATIENCE_NS: Final = 50 * _MS
+#: After so many times, the placements are asked for again.
+_STALE_AFTER: Final = 5
+
+
+class Tails(msgspec.Struct, frozen=True, gc=False):
+    """Where the log ends."""
+
+    #: The last record; RID_GENESIS if there is none.
+    last: RecordId
+    #: The last stable record below every shard's frontier; None if it was not asked for.
+    recent: RecordId | None
+
+
+class Survey(msgspec.Struct):
+    """One question to all shards."""
+
+    deadline: int
+    with_recent: bool
+    then: Callable[[Tails | DeadlineError], None]
+    #: Number of the present round: every round has its own.
+    number: int = 0
+    #: Number of the question to the service; 0 once it is answered.
+    question: int = 0
+    #: Below which position the last stable record is asked for; 0 in the first round.
+    below: int = 0
+    last: RecordId = RID_GENESIS
+    #: The shards asked, and each one's replies by server.
+    replies: dict[int, dict[int, TailReply]] = msgspec.field(default_factory=dict)
+    #: How often the replicas were asked in this round.
+    asked: int = 0
+    retry_at: int = NEVER
+
+
+class Surveys:
+    """All questions about the tail."""
+
+    def __init__(self, turn: Turn, service: Service, routing: Routing) -> None:
+        self._turn: Final = turn
+        self._service: Final = service
+        self._routing: Final = routing
+        self._surveys: dict[int, Survey] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a question is open."""
+        return bool(self._surveys)
+
+    def start(
+        self, deadline: int, then: Callable[[Tails | DeadlineError], None], *, with_recent: bool
+    ) -> Survey:
+        """Ask, and give `then` the answer."""
+        survey = Survey(deadline, with_recent, then)
+        self._turn.wake_at(deadline)
+        self._ask_members(survey)
+        return survey
+
+    def cancel(self, survey: Survey) -> None:
+        """Stop asking."""
+        self._surveys.pop(survey.number, None)
+        self._service.forget(survey.question)
+
+    def _begin_round(self, survey: Survey) -> None:
+        self._surveys.pop(survey.number, None)
+        survey.number = self._turn.request()
+        self._surveys[survey.number] = survey
+        survey.asked = 0
+        survey.retry_at = NEVER
+
+    def _ask_members(self, survey: Survey) -> None:
+        self._begin_round(survey)
+        self._service.forget(survey.question)
+        survey.replies.clear()
+        survey.below = 0
+        lease = self._routing.lease
+        gsn = lease.base if lease is not None else 1
+
+        def answered(history: LeaseHistory) -> None:
+            survey.question = 0
+            self._routing.learn(history.placements)
+            survey.replies = {placement.shard: {} for placement in history.placements}
+            self._ask(survey)
+            self._conclude(survey)
+
+        survey.question = self._service.ask(
+            lambda cluster, request: LeaseQuery(cluster, request, gsn), answered
+        )
+
+    def _ask(self, survey: Survey) -> None:
+        """Ask the replicas whose answers are missing."""
+        turn, routing = self._turn, self._routing
+        for shard, replies in survey.replies.items():
+            route = routing.route(shard)
+            assert route is not None, "a member without a placement"
+            message = Tail(routing.cluster, shard, route.view, survey.number, survey.below)
+            for server, name in enumerate(route.names):
+                if not _counts(replies.get(server), route):
+                    turn.send(name, message)
+        survey.asked += 1
+        survey.retry_at = turn.now + _PATIENCE_NS
+        turn.wake_at(survey.retry_at)
+
+    # --- answers ---
+
+    def on_reply(self, reply: TailReply) -> None:
+        """Take a replica's answer."""
+        survey = self._surveys.get(reply.request)
+        route = self._routing.route(reply.shard)
+        if survey is None or route is None or reply.shard not in survey.replies:
+            return
+        if reply.view == route.view:
+            survey.replies[reply.shard][reply.server] = reply
+            self._conclude(survey)
+        elif reply.view > route.view:
+            self._restart_soon(survey)
+
+    def on_refused(self, refused: Refused) -> bool:
+        """Take a refusal: ask again, from the members on; False if it is of no survey."""
+        survey = self._surveys.get(refused.request)
+        if survey is None:
+            return False
+        self._restart_soon(survey)
+        return True
+
+    def _restart_soon(self, survey: Survey) -> None:
+        survey.asked = _STALE_AFTER
+        survey.retry_at = min(survey.retry_at, self._turn.now + _PATIENCE_NS)
+        self._turn.wake_at(survey.retry_at)
+
+    def _missing(self, survey: Survey) -> list[str]:
+        """Return which replicas have not answered in the shard's present view."""
+        missing: list[str] = []
+        for shard, replies in survey.replies.items():
+            route = self._routing.route(shard)
+            assert route is not None, "a member without a placement"
+            for server, name in enumerate(route.names):
+                if not _counts(replies.get(server), route):
+                    missing.append(f"{name.decode()} (shard {shard})")
+        return missing
+
+    def _conclude(self, survey: Survey) -> None:
+        """If all answers are here, answer, or ask for the last stable record below them."""
+        if self._missing(survey):
+            return
+        if survey.below:
+            self._finish(survey, Tails(survey.last, self._recent(survey)))
+            return
+        primaries = [(replies[0].filled, shard) for shard, replies in survey.replies.items()]
+        filled, shard = max(primaries, default=(0, 0))
+        survey.last = RecordId(filled, shard) if filled else RID_GENESIS
+        if not survey.with_recent or not survey.replies:
+            self._finish(survey, Tails(survey.last, RID_GENESIS if survey.with_recent else None))
+            return
+        survey.below = min(
+            max(reply.frontier for reply in replies.values()) for replies in survey.replies.values()
+        )
+        survey.replies = {shard: {} for shard in survey.replies}
+        self._begin_round(survey)
+        self._ask(survey)
+
+    def _recent(self, survey: Survey) -> RecordId:
+        highest, shard = max(
+            (max(reply.last_below for reply in replies.values()), shard)
+            for shard, replies in survey.replies.items()
+        )
+        return RecordId(highest, shard) if highest else RID_GENESIS
+
+    def _finish(self, survey: Survey, result: Tails | DeadlineError) -> None:
+        self.cancel(survey)
+        survey.then(result)
+
+    # --- time ---
+
+    def tick(self) -> None:
+        """Ask again what is due; end what is late."""
+        turn = self._turn
+        for survey in list(self._surveys.values()):
+            if turn.now >= survey.deadline:
+                who = ", ".join(self._missing(survey)) or "the membership service"
+                what = f"{who} of {self._routing} did not tell where the log ends"
+                self._finish(survey, DeadlineError(f"{what} before the deadline"))
+                continue
+            if turn.now >= survey.retry_at:
+                turn.counters.retries += 1
+                if survey.asked >= _STALE_AFTER:
+                    self._ask_members(survey)
+                else:
+                    self._ask(survey)
+            turn.wake_at(min(survey.retry_at, survey.deadline))
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        for number, survey in self._surveys.items():
+            assert survey.number == number
+            assert self._turn.alarm <= min(survey.retry_at, survey.deadline)
+
+
+def _counts(reply: TailReply | None, route: Route) -> bool:
+    return reply is not None and reply.view == route.view

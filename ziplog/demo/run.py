@@ -1,0 +1,255 @@
+"""Runs the demo's processes and gathers what they found.
+
+2 shards x 2 replicas; several processes insert, each for its own aircraft; another process follows
+from the beginning and checks order, chains, count and contents. The last events are inserted one at
+a time, when the load is over, to see what a single insert takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import statistics
+import subprocess
+import threading
+import time
+import zlib
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+import ziplog
+from ziplog.demo import flights
+from ziplog.demo.parts import Delivered, Inserted, Progress, Report
+from ziplog.errors import UnavailableError
+from ziplog.local import Cluster
+from ziplog.supervisor import environment, python
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Self
+
+    from ziplog.config import ClusterConfig
+
+    #: Called with "convert", "insert" or "deliver", and how many are done.
+    OnProgress = Callable[[str, int], None]
+
+#: So many of the last events are inserted one by one (but at most a tenth of all).
+SINGLES: Final = 2000
+_BATCH: Final = 2048
+#: Without a sign from any process for so long, the demo gives up.
+_PATIENCE_S: Final = 90.0
+_decode: Final = msgspec.json.Decoder(Report).decode
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What came out."""
+
+    inserted: int
+    delivered: int
+    same_contents: bool
+    #: The first fault that the subscriber saw, or "".
+    fault: str
+    first: str
+    last: str
+    aircraft: int
+    shards: int
+    replicas: int
+    durability: str
+    clients: int
+    #: From the first insert to the last ack of the batches.
+    insert_s: float
+    #: From the first insert until the subscriber had the last record.
+    total_s: float
+    batched: int
+    p50_us: float
+    p99_us: float
+    singles: int
+    fast_path_share: float
+    retries: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything was as it must be."""
+        return self.inserted == self.delivered and self.same_contents and not self.fault
+
+
+def run(directory: Path, events: int, clients: int, on_progress: OnProgress) -> Summary:
+    """Run the demo in an empty directory.
+
+    Args:
+        directory: gets the cluster's files and those of the events.
+        events: how many, from 1 to `flights.ALL_EVENTS`.
+        clients: how many processes insert, from 1.
+        on_progress: is told how far it is.
+
+    Raises:
+        UnavailableError: the flights are not installed, or a process failed; says why.
+
+    """
+    shares, last = _write_events(directory, events, clients, on_progress)
+    with Cluster(directory / "cluster", name="demo") as cluster, _Workers(directory) as workers:
+        address = ("--bootstrap", cluster.endpoint)
+        began = time.monotonic()
+        workers.start("subscriber", "deliver", *address, "--records", str(events))
+        for share in shares:
+            workers.start(
+                "inserter", "insert", *address, "--file", str(share), "--batch", str(_BATCH)
+            )
+        batched = workers.inserted(len(shares), on_progress)
+        insert_s = time.monotonic() - began
+        after = str(max(ziplog.RecordId.parse(result.last) for result in batched))
+        workers.start("inserter", "insert", *address, "--file", str(last), "--after", after)
+        singles = workers.inserted(1, on_progress)[0]
+        delivered = workers.delivered(on_progress)
+        config = cluster.config
+        return _summary(config, batched, singles, delivered, insert_s, time.monotonic() - began)
+
+
+def _write_events(
+    directory: Path, count: int, clients: int, on_progress: OnProgress
+) -> tuple[list[Path], Path]:
+    """Write the events into a file for each client, and the last of them into one for singles."""
+    shares = [directory / f"events-{index}.jsonl" for index in range(clients)]
+    last = directory / "events-last.jsonl"
+    encode = msgspec.json.Encoder().encode
+    singly_from = count - min(SINGLES, max(1, count // 10))
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(path.open("wb")) for path in shares]
+        last_file = stack.enter_context(last.open("wb"))
+        for index, event in enumerate(flights.events(flights.read(), count)):
+            share = files[zlib.crc32(event.aircraft.encode()) % clients]
+            (share if index < singly_from else last_file).write(encode(event) + b"\n")
+            if index % 8192 == 0:
+                on_progress("convert", index)
+    on_progress("convert", count)
+    return shares, last
+
+
+def _summary(
+    config: ClusterConfig,
+    batched: list[Inserted],
+    singles: Inserted,
+    delivered: Delivered,
+    insert_s: float,
+    total_s: float,
+) -> Summary:
+    every = [*batched, singles]
+    fast = sum(result.fast_path for result in every)
+    units = fast + sum(result.slow_path for result in every)
+    contents = sum(result.checksum for result in every) % 2**64
+    cuts = statistics.quantiles(singles.latencies_us * 2, n=100, method="inclusive")
+    return Summary(
+        inserted=sum(result.records for result in every),
+        delivered=delivered.records,
+        same_contents=contents == delivered.checksum,
+        fault=delivered.fault,
+        first=delivered.first,
+        last=delivered.last,
+        aircraft=delivered.aircraft,
+        shards=len(config.shards),
+        replicas=config.f + 1,
+        durability=config.durability,
+        clients=len(batched),
+        insert_s=insert_s,
+        total_s=total_s,
+        batched=sum(result.records for result in batched),
+        p50_us=cuts[49],
+        p99_us=cuts[98],
+        singles=singles.records,
+        fast_path_share=fast / max(1, units),
+        retries=sum(result.retries for result in every),
+    )
+
+
+class _Workers:
+    """The processes of the demo and what they report."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory: Final = directory
+        self._processes: Final[list[subprocess.Popen[bytes]]] = []
+        #: (number of the process, its report; None: it ended).
+        self._reports: Final[queue.SimpleQueue[tuple[int, Report | None]]] = queue.SimpleQueue()
+        self._stages: Final[list[str]] = []
+        self._done: Final[list[int]] = []
+        self._inserted: list[Inserted] = []
+        self._delivered: Delivered | None = None
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the processes that still run."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def start(self, module: str, stage: str, *arguments: str) -> None:
+        """Start `python -m ziplog.demo.MODULE`; its progress counts for `stage`."""
+        number = len(self._processes)
+        with self._errors(number).open("wb") as errors:
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
+                python(f"ziplog.demo.{module}", *arguments),
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        self._processes.append(process)
+        self._stages.append(stage)
+        self._done.append(0)
+        threading.Thread(target=self._read, args=(number, process), daemon=True).start()
+
+    def inserted(self, count: int, on_progress: OnProgress) -> list[Inserted]:
+        """Wait for the results of `count` inserters and return them."""
+        while len(self._inserted) < count:
+            self._wait(on_progress)
+        results, self._inserted = self._inserted, []
+        return results
+
+    def delivered(self, on_progress: OnProgress) -> Delivered:
+        """Wait for the subscriber's result and return it."""
+        while self._delivered is None:
+            self._wait(on_progress)
+        return self._delivered
+
+    def _wait(self, on_progress: OnProgress) -> None:
+        try:
+            number, report = self._reports.get(timeout=_PATIENCE_S)
+        except queue.Empty:
+            raise UnavailableError(f"no process of the demo moved for {_PATIENCE_S:g} s") from None
+        match report:
+            case Progress(done=done):
+                self._done[number] = done
+            case Inserted(records=done):
+                self._done[number] = done
+                self._inserted.append(report)
+            case Delivered(records=done):
+                self._done[number] = done
+                self._delivered = report
+            case None:
+                self._check_end(number)
+        stage = self._stages[number]
+        done = sum(n for n, its in zip(self._done, self._stages, strict=True) if its == stage)
+        on_progress(stage, done)
+
+    def _check_end(self, number: int) -> None:
+        if self._processes[number].wait() != 0:
+            lines = self._errors(number).read_text(errors="replace").split("\n")
+            said = next((line for line in reversed(lines) if line), "it said nothing")
+            raise UnavailableError(f"a process of the demo failed: {said}")
+
+    def _read(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        # The pipe is closed under this thread's feet when the demo ends early.
+        with contextlib.suppress(ValueError):
+            for line in process.stdout:
+                self._reports.put((number, _decode(line)))
+        self._reports.put((number, None))
+
+    def _errors(self, number: int) -> Path:
+        return self._directory / f"worker-{number}.log"

@@ -1,0 +1,279 @@
+"""A real cluster on this machine: for tests, for the demo, and behind `ziplog up`.
+
+    with ziplog.local.Cluster("/tmp/log") as cluster, cluster.connect() as log:
+        log.insert_after(b"hello")
+
+Real processes, real sockets on loopback, real files; `kill` really kills. Rule: the cluster file in
+the data directory is the truth; a directory that has one is opened as it is. Invariant: when the
+constructor returns, every shard is live and every process up (or it raised, and nothing runs).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import random
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import ziplog
+from ziplog.config import ClusterConfig, Durability, NodeConfig, ShardConfig, dump
+from ziplog.errors import ConfigError, UnavailableError
+from ziplog.supervisor import CLUSTER_FILE, Supervisor
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+    from typing import Self
+
+_HOST: Final = "127.0.0.1"
+#: Free ports are looked for here: below the range from which Linux takes those of connections.
+_FREE_PORTS: Final = range(10_000, 32_000)
+_POLL_S: Final = 0.02
+
+
+class Cluster:
+    """A cluster of processes on this machine. Not for several threads at once."""
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str],
+        shards: int = 2,
+        f: int = 1,
+        mms: int = 1,
+        failure_handlers: int = 1,
+        durability: Durability = "memory",
+        *,
+        name: str = "local",
+        port: int | None = None,
+        epoch_ms: int = 10,
+        timeout: float = 30.0,
+        accept_limbo: bool = False,
+    ) -> None:
+        """Start a cluster in `data_dir`, or start the one that is there again.
+
+        Args:
+            data_dir: made if it is missing. If it holds a cluster already, that one is started as
+                its file says, and the arguments up to `epoch_ms` count for nothing.
+            shards: how many shards, from 1.
+            f: how many servers of a shard may fail, 0 to 15; each shard has f+1.
+            mms: nodes of the membership service: 1, 3 or 5.
+            failure_handlers: accepted for programs that name it; this version has no failure
+                handler, and starts no process for it.
+            durability: when an insert counts as done: "memory" or "disk".
+            name: the cluster's name.
+            port: the first of the ports to use, in order; None: any that are free.
+            epoch_ms: length of an epoch while there is work, 1 to 60,000 ms.
+            timeout: seconds until everything must be live.
+            accept_limbo: return also when a server was not shut down cleanly and is in limbo.
+
+        Raises:
+            ConfigError: an argument, the directory or its cluster file is not allowed.
+            UnavailableError: another process runs this cluster, or it did not come up; quotes the
+                log of the process that is to blame.
+
+        """
+        if failure_handlers < 0:
+            raise ConfigError("failure_handlers", failure_handlers, "0 or more")
+        directory = Path(data_dir).absolute()
+        is_new = not (directory / CLUSTER_FILE).exists()
+        if is_new:
+            nodes = 2 * mms + shards * (f + 1)
+            ports = _free_ports(nodes) if port is None else iter(range(port, port + nodes))
+            _write(directory, _layout(name, directory, shards, f, mms, ports, durability, epoch_ms))
+        self._supervisor: Final = Supervisor(directory)
+        atexit.register(self.stop)
+        try:
+            for node in self.nodes:
+                self._supervisor.start(node)
+            self._wait_live(timeout, accept_limbo=accept_limbo)
+        except BaseException:
+            self.stop()
+            if is_new:
+                _forget(directory, self.nodes)
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the cluster."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self.stop()
+
+    @property
+    def config(self) -> ClusterConfig:
+        """What the cluster file says."""
+        return self._supervisor.config
+
+    @property
+    def endpoint(self) -> str:
+        """What clients connect to: "host:port", several separated by commas."""
+        return self.config.bootstrap
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of all nodes, as in the status document."""
+        return list(self._supervisor.names)
+
+    def connect(self, **options: Any) -> ziplog.Log:
+        """Return a new client of this cluster; takes the options of `ziplog.connect`."""
+        return ziplog.connect(self.endpoint, **options)
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a running node."""
+        return self._supervisor.pid(name)
+
+    def kill(self, name: str) -> None:
+        """Kill a node (SIGKILL); returns when it is dead. Nothing happens if it was."""
+        self._supervisor.kill(name)
+
+    def pause(self, name: str) -> None:
+        """Freeze a running node (SIGSTOP); returns when it stands still."""
+        self._supervisor.pause(name)
+
+    def resume(self, name: str) -> None:
+        """Let a frozen node go on (SIGCONT)."""
+        self._supervisor.resume(name)
+
+    def restart(self, name: str) -> None:
+        """Start a dead node again from its data directory; nothing happens if it runs.
+
+        A storage server that was killed comes back in limbo (docs/protocol.md, section 9).
+        """
+        self._supervisor.start(name)
+
+    def dead(self) -> list[str]:
+        """Return the names of the nodes whose processes have ended."""
+        return self._supervisor.dead()
+
+    def stop(self) -> None:
+        """Stop all processes cleanly, and kill those that do not stop within 10 s. Idempotent."""
+        self._supervisor.stop()
+        atexit.unregister(self.stop)
+
+    def _wait_live(self, timeout: float, *, accept_limbo: bool) -> None:
+        deadline = time.monotonic() + timeout
+        seen = "the membership service does not answer"
+        with contextlib.ExitStack() as stack:
+            log: ziplog.Log | None = None
+            while True:
+                self._check_alive()
+                with contextlib.suppress(UnavailableError):
+                    log = log or stack.enter_context(self.connect(timeout=1.0))
+                    seen = _what_is_missing(log.cluster(), accept_limbo=accept_limbo)
+                if not seen:
+                    return
+                if time.monotonic() > deadline:
+                    raise UnavailableError(
+                        f"cluster in {self._directory} is not live after {timeout:g} s: {seen}"
+                    )
+                time.sleep(_POLL_S)
+
+    def _check_alive(self) -> None:
+        for name in self._supervisor.dead():
+            tail = self._supervisor.log_tail(name)
+            raise UnavailableError(f"{name} ended while the cluster started; its log ends: {tail}")
+
+    @property
+    def _directory(self) -> Path:
+        return self._supervisor.directory
+
+
+def _what_is_missing(status: dict[str, Any], *, accept_limbo: bool) -> str:
+    """Return what still keeps the cluster from being live, or ""."""
+    for node in status["mms"]:
+        if node["state"] != "up":
+            return f"{node['name']} is {node['state']}"
+    if not status["shards"]:
+        return "no shard is known yet"
+    for shard in status["shards"]:
+        states = {replica["name"]: replica["state"] for replica in shard["replicas"]}
+        limbo = [name for name, state in states.items() if state == "limbo"]
+        if limbo and not accept_limbo:
+            raise UnavailableError(
+                f"{' and '.join(limbo)} did not shut down cleanly and may have lost acknowledged"
+                " records; this version cannot recover a shard: start a new data directory"
+            )
+        if limbo:
+            continue
+        for name, state in states.items():
+            if state != "up":
+                return f"{name} is {state}"
+        if shard["state"] != "live":
+            return f"shard {shard['id']} is {shard['state']}"
+    return ""
+
+
+def _layout(
+    name: str,
+    directory: Path,
+    shards: int,
+    f: int,
+    mms: int,
+    ports: Iterator[int],
+    durability: Durability,
+    epoch_ms: int,
+) -> ClusterConfig:
+    """Return a cluster on loopback; the membership service has the first ports."""
+    endpoints = [next(ports) for _ in range(mms)]
+    return ClusterConfig(
+        name=name,
+        data_dir=directory,
+        durability=durability,
+        f=f,
+        epoch_ms=epoch_ms,
+        mms=tuple(
+            NodeConfig(f"mms-{index}", _HOST, port, next(ports))
+            for index, port in enumerate(endpoints)
+        ),
+        shards=tuple(
+            ShardConfig(
+                shard,
+                tuple(
+                    NodeConfig(f"shard-{shard}-{index}", _HOST, next(ports))
+                    for index in range(f + 1)
+                ),
+            )
+            for shard in range(shards)
+        ),
+    )
+
+
+def _write(directory: Path, config: ClusterConfig) -> None:
+    for node in config.nodes:
+        if (directory / node.name).exists():
+            allowed = f"without {node.name!r}, which another cluster may have left there"
+            raise ConfigError("data directory", str(directory), allowed)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = directory / CLUSTER_FILE
+        path.touch(mode=0o600)
+        path.write_text(dump(config), encoding="utf-8")
+    except OSError as error:
+        allowed = f"a directory that can be written ({error.strerror})"
+        raise ConfigError("data directory", str(directory), allowed) from error
+
+
+def _forget(directory: Path, nodes: list[str]) -> None:
+    """Remove a new cluster that did not come up: the next attempt may look different."""
+    (directory / CLUSTER_FILE).unlink()
+    for name in nodes:
+        shutil.rmtree(directory / name, ignore_errors=True)
+
+
+def _free_ports(count: int) -> Iterator[int]:
+    """Return ports that nobody listens on. Random ones: two clusters may start at the same time."""
+    with contextlib.ExitStack() as stack:
+        ports: list[int] = []
+        for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
+            probe = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind((_HOST, port))
+                ports.append(port)
+            if len(ports) == count:
+                return iter(ports)
+    raise UnavailableError(f"{count} free ports were not found on {_HOST}; close some programs")

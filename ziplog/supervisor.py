@@ -1,0 +1,265 @@
+"""Starts, signals and stops the processes of one cluster file on this machine.
+
+Rule: no process outlives its supervisor. A clean stop asks everybody to stop (SIGTERM: servers
+write their checkpoint and start again without harm) and kills who does not; should the supervisor
+itself be killed, the kernel sends the SIGTERM. Invariant: one supervisor per data directory,
+guarded by a lock on `supervisor.pid` (docs/protocol.md, section 9: a killed server is in limbo).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ziplog.config import load
+from ziplog.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+#: The cluster file's name in a data directory.
+CLUSTER_FILE: Final = "cluster.toml"
+_LOCK_FILE: Final = "supervisor.pid"
+_PR_SET_PDEATHSIG: Final = 1
+_PACKAGE_ROOT: Final = Path(__file__).resolve().parent.parent
+_LOG_TAIL_BYTES: Final = 2000
+_LOG_TAIL_LINES: Final = 5
+
+_libc: Final = ctypes.CDLL(None)
+
+
+class Supervisor:
+    """The processes of a cluster, one for each node of its file. Not for several threads."""
+
+    def __init__(self, directory: Path) -> None:
+        """Take charge of `directory`, which holds a cluster file. Nothing is started yet.
+
+        Raises:
+            ConfigError: there is no valid cluster file.
+            UnavailableError: another supervisor is in charge.
+
+        """
+        self.directory: Final = directory.absolute()
+        self._path: Final = self.directory / CLUSTER_FILE
+        self.config: Final = load(self._path)
+        self._logs: Final = self.directory / "logs"
+        self._logs.mkdir(mode=0o700, exist_ok=True)
+        self._processes: Final[dict[str, subprocess.Popen[bytes]]] = {}
+        #: Where the log of each node's present process begins.
+        self._log_starts: Final[dict[str, int]] = {}
+        self._lock: int | None = _take_lock(self.directory)
+        self.names: Final = tuple(node.name for node in self.config.nodes)
+
+    def __enter__(self) -> Self:
+        """Do nothing more."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop everything."""
+        self.stop()
+
+    def start(self, name: str) -> None:
+        """Start the process of a node, unless it runs."""
+        module = self._module(name)
+        if self.is_running(name):
+            return
+        command = python(module, "--config", str(self._path), "--node", name)
+        with (self._logs / f"{name}.log").open("ab") as log:
+            self._log_starts[name] = log.tell()
+            self._processes[name] = _starter.call(lambda: _spawn(command, log.fileno()))
+
+    def is_running(self, name: str) -> bool:
+        """Whether the node's process was started and has not ended."""
+        process = self._processes.get(name)
+        return process is not None and process.poll() is None
+
+    def dead(self) -> list[str]:
+        """Return the names of the processes that were started and have ended."""
+        return [name for name, process in self._processes.items() if process.poll() is not None]
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a running node.
+
+        Raises:
+            ConfigError: there is no such node.
+            UnavailableError: it does not run.
+
+        """
+        return self._running(name).pid
+
+    def kill(self, name: str) -> None:
+        """End a node without a chance to say goodbye (SIGKILL). Nothing happens if it is dead."""
+        self._module(name)
+        process = self._processes.get(name)
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def pause(self, name: str) -> None:
+        """Freeze a running node (SIGSTOP); returns when it stands still."""
+        process = self._running(name)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self, name: str) -> None:
+        """Let a frozen node go on (SIGCONT)."""
+        self._running(name).send_signal(signal.SIGCONT)
+
+    def log_tail(self, name: str) -> str:
+        """Return the last lines that a node's process wrote, joined to one."""
+        return log_tail(self.directory, name, self._log_starts.get(name, 0))
+
+    def stop(self, timeout_s: float = 10.0) -> list[str]:
+        """Stop everything and give up the directory. Idempotent.
+
+        Returns:
+            The names of those that had to be killed, `timeout_s` after they were asked to stop.
+
+        """
+        killed = []
+        for process in self._processes.values():
+            # A frozen process takes its SIGTERM only once it goes on.
+            process.terminate()
+            process.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + timeout_s
+        for name, process in self._processes.items():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                killed.append(name)
+                process.kill()
+                process.wait()
+        self._processes.clear()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        return killed
+
+    def _running(self, name: str) -> subprocess.Popen[bytes]:
+        self._module(name)
+        if not self.is_running(name):
+            raise UnavailableError(f"{name} does not run; restart it first")
+        return self._processes[name]
+
+    def _module(self, name: str) -> str:
+        return "mms" if self.config.node(name) in self.config.mms else "shard"
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of ours, with `environment()`, from any directory."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment, such that Python finds our packages."""
+    paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def log_tail(directory: Path, name: str, start: int = 0) -> str:
+    """Return the last lines of the log of `name`, from byte `start` on, joined to one."""
+    try:
+        with (directory / "logs" / f"{name}.log").open("rb") as log:
+            log.seek(max(start, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return "(no log)"
+    return " | ".join(line for line in lines[-_LOG_TAIL_LINES:] if line) or "(empty log)"
+
+
+def running_pid(directory: Path) -> int | None:
+    """Return the process id of the supervisor in charge of `directory`, or None."""
+    try:
+        descriptor = os.open(directory / _LOCK_FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.read(descriptor, 32).decode(errors="replace").strip()
+        return int(text) if text.isdecimal() else 0
+    else:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _take_lock(directory: Path) -> int:
+    descriptor = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 32).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise UnavailableError(
+            f"{directory} is in use by process {holder}; stop it"
+            f" (ziplog down --data-dir {directory}) or take another directory"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor
+
+
+def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 - our own interpreter and modules
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment(),
+        start_new_session=True,  # the terminal's Ctrl-C is for the supervisor, which tells the rest
+        preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, nothing is allocated
+    )
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+class _Starter:
+    """A thread that lives as long as this process and starts all others.
+
+    The kernel sends the death signal when the *thread* that started a process ends.
+    """
+
+    def __init__(self) -> None:
+        self._calls: Final[
+            queue.SimpleQueue[tuple[Callable[[], subprocess.Popen[bytes]], _Started]]
+        ] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._guard: Final = threading.Lock()
+
+    def call(self, spawn: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        """Run `spawn` in the thread and return what it returns."""
+        with self._guard:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="ziplog-starter", daemon=True
+                )
+                self._thread.start()
+        started: _Started = Future()
+        self._calls.put((spawn, started))
+        return started.result()
+
+    def _run(self) -> None:
+        while True:
+            spawn, started = self._calls.get()
+            try:
+                started.set_result(spawn())
+            except BaseException as error:  # noqa: BLE001 - raised again in `call`
+                started.set_exception(error)
+
+
+_Started = Future[subprocess.Popen[bytes]]
+_starter: Final = _Starter()

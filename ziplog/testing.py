@@ -1,0 +1,30 @@
+"""For tests of programs that use Ziplog: a pytest fixture with a real cluster.
+
+    def test_my_program(ziplog_cluster):
+        with ziplog_cluster.connect() as log:
+            log.insert_after(b"x")
+
+pytest finds it by itself where the package is installed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ziplog.local import Cluster
+
+
+@pytest.fixture
+def ziplog_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster of 2 shards x 2 replicas on loopback, stopped at the end of the test."""
+    # Imported late: pytest loads this module in every run, also where nobody wants a cluster.
+    from ziplog.local import Cluster  # noqa: PLC0415
+
+    with Cluster(tmp_path / "ziplog") as cluster:
+        yield cluster

@@ -469,7 +469,8 @@ class MembershipService:
         found = status.document(
             self.config, self.state, self.servers,
             name=self.name, pid=self._pid, connected=self._connected,
-            epoch=self.plan.epoch(self._now), finalized=decisions.finalized(self.state, self.servers), now=self._now,
+            epoch=self.plan.epoch(self._now),
+            finalized=decisions.finalized(self.state, self.servers), now=self._now,
         )  # fmt: skip
         self._send(src, StatusReply(self.state.cluster, message.request, found))
 

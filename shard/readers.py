@@ -83,8 +83,10 @@ class Readers:
         self._behind: Final[dict[tuple[bytes, int], Subscription]] = {}
         #: Subscriptions that were stand at this frontier, or began beyond it.
         self._frontier = 0
-        #: The stream position that this frontier belongs to.
+        #: The stream position that this frontier belongs to, and the frontier was held back there
+        #: because leases are missing.
         self._stable = state.stream.stable
+        self._is_held_back = True
 
     # --- single positions ---
 
@@ -210,15 +212,18 @@ class Readers:
         assert self._stable + len(news) == stable, "readers were not told what became stable"
         self._stable = stable
         frontier = self._state.frontier
+        was_held_back = self._is_held_back
+        self._is_held_back = self._state.stream.stable_end > frontier
         if frontier == self._frontier:
             return
+        is_all_news = not (was_held_back or self._is_held_back)
         units = _units(news)
         size = _size(units)
         for key, subscription in list(self.subscriptions.items()):
             if key in self._behind:
                 continue
             fits = subscription.used + size <= subscription.credit and size <= MAX_DELIVER_BYTES
-            if subscription.sent == self._frontier and fits:
+            if is_all_news and fits and subscription.sent == self._frontier:
                 subscription.used += size
                 self._deliver(subscription, frontier, units)
             else:
@@ -268,31 +273,36 @@ class Readers:
 
         Not more than `allowance` bytes, but at least one unit if there is any.
         """
-        state, stable = self._state, self._state.stream.stable
+        stable, frontier = self._state.stream.stable, self._state.frontier
         limit = min(MAX_DELIVER_BYTES, allowance)
-        entries = state.store.scan(start, limit)
+        entries = self._state.store.scan(start, limit)
         units: list[Unit] = []
         reached, size = start, 0
         for entry in entries:
-            if entry.fseq > stable:
-                return units, state.frontier
             added = _units([entry])
+            if entry.fseq > stable or (added and added[0].gsns[0] >= frontier):
+                return units, frontier
             size += _size(added)
             if units and size > limit:
                 return units, reached
             units += added
-            reached = max(reached, end_of(entry, reached))
+            reached = min(end_of(entry, reached), frontier)
         # The store may have more; at its end, what is stable ends too.
         is_all = not entries or entries[-1].fseq == stable
-        return units, state.frontier if is_all else reached
+        return units, frontier if is_all else reached
 
     def _deliver(self, subscription: Subscription, frontier: int, units: list[Unit]) -> None:
         state = self._state
-        leases = state.clock.runs_after(subscription.lease, subscription.digest)
-        if leases:
+        start, subscription.sent = subscription.sent, frontier
+        leases = [
+            run
+            for run in state.clock.runs_after(subscription.lease, subscription.digest)
+            if run.last.stop > start
+        ]
+        # Nobody misses a lost message that does not move the frontier: it tells nothing for good.
+        if leases and frontier > start:
             last = leases[-1].last
             subscription.lease, subscription.digest = last.number, last.digest
-        start, subscription.sent = subscription.sent, frontier
         state.send(
             subscription.route,
             Deliver(

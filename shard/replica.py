@@ -352,6 +352,7 @@ class Replica:
             self._trim(message.trim)
         if news:
             self._mark_due = self._mark_due or self._now + MARK_NS
+            self._readers.stabilised([])
             if self._primary is not None and state.state == "up":
                 self._primary.leased(self._now)
 

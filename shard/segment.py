@@ -60,6 +60,8 @@ class Found(NamedTuple):
 class _Index(msgspec.Struct, frozen=True, array_like=True):
     """What is known of a sealed segment without reading it."""
 
+    number: int
+    salt: int
     size: int
     ends: list[int]
     lasts: list[int]
@@ -136,6 +138,8 @@ class Segment:
     def index(self) -> bytes:
         """Return the contents of the index file."""
         index = _Index(
+            self.number,
+            self.salt,
             self.size,
             list(self.ends),
             list(self.lasts),
@@ -150,14 +154,14 @@ class Segment:
         return crc32c(body).to_bytes(4, "little") + body
 
     def take_index(self, contents: bytes, size: int) -> bool:
-        """Take an index over, if it is whole and speaks of a file of `size` bytes."""
+        """Take an index over, if it is whole and about this segment, of `size` bytes."""
         if crc32c(contents[4:]) != int.from_bytes(contents[:4], "little"):
             return False
         try:
             index = msgspec.msgpack.decode(contents[4:], type=_Index)
         except msgspec.MsgspecError:
             return False
-        if index.size != size:
+        if (index.number, index.salt, index.size) != (self.number, self.salt, size):
             return False
         self.size = self.flushed = size
         self.ends, self.lasts = array("Q", index.ends), array("Q", index.lasts)

@@ -80,9 +80,14 @@ class ReplicaState:
 
     @property
     def frontier(self) -> int:
-        """The first owned position that is not decided and stable yet, as far as is known."""
+        """The first owned position that is not decided and stable yet, as far as is known.
+
+        It lies within the leases held: who follows this server needs them to pass it (D44).
+        """
+        clock = self.clock
+        frontier = min(clock.next_owned(self.stream.stable_end), clock.limit)
         # It does not go back when leases that were once known are forgotten.
-        self._frontier = max(self._frontier, self.clock.next_owned(self.stream.stable_end))
+        self._frontier = max(self._frontier, frontier)
         return self._frontier
 
     @property

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shard.entry import Entry
 from shard.replica import Replica
-from tests.world import World, shard_names
+from tests.world import shard_names
 from ziplog import wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from shard.entry import Entry
     from tests.actors import Client, Job, Reader
+    from tests.world import World
     from ziplog.view import LeaseRun
 
 
@@ -79,7 +80,7 @@ def check_quiet(
     check_always(world, shards, f, clients)
     for client in clients:
         for job in client.jobs.values():
-            assert job.is_over or job.abandoned, f"{client.name} seq {job.seq} never ended"
+            assert client.is_stuck(job), f"{client.name} seq {job.seq} never ended"
     for shard in range(shards):
         names = shard_names(shard, f)
         truth = decided(world, names[0])
@@ -108,9 +109,9 @@ def _check_positions(shard: int, truth: Sequence[Entry], runs: Sequence[LeaseRun
     for entry in truth:
         decision = entry.decision
         if isinstance(decision, wire.Skip):
-            assert decision.start >= end
-            start, end = decision.start, decision.stop
-            assert all(owner(gsn) != shard for gsn in range(end if start > end else end, start))
+            assert end <= decision.start < decision.stop
+            assert all(owner(gsn) != shard for gsn in range(end, decision.start))
+            end = decision.stop
         elif isinstance(decision, wire.Place):
             run = next(run for run in runs if decision.gsns[0] < run.last.stop)
             lease = run.lease_at(decision.gsns[0])
@@ -123,9 +124,7 @@ def _check_positions(shard: int, truth: Sequence[Entry], runs: Sequence[LeaseRun
             end = decision.gsns[-1] + 1
 
 
-def _check_jobs(
-    client: Client, shard: int, placed: dict[tuple[bytes, int], wire.Place]
-) -> None:
+def _check_jobs(client: Client, shard: int, placed: dict[tuple[bytes, int], wire.Place]) -> None:
     for (at, seq), job in client.jobs.items():
         place = placed.get((client.id, seq)) if at == shard else None
         if place is None:

@@ -48,6 +48,8 @@ class PureCluster:
         self.f = f
         self.shards = shards
         self._calls = 0
+        #: Proposed commands: when each is committed, who proposed it, what it is.
+        self._commits: list[tuple[int, str, bytes]] = []
         self._start_service()
         for shard in range(shards):
             for index in range(f + 1):
@@ -95,21 +97,21 @@ class PureCluster:
 
     def run_until(self, condition: Any, within: int = 10 * S) -> bool:
         """Let time pass, and consensus with it, until the condition holds."""
-        end = self.world.now + within
-        while self.world.now < end:
-            step = min(COMMIT, end - self.world.now)
-            if self.world.run_until(lambda: condition() or bool(self.world.proposed), step):
-                if condition():
-                    return True
-                self.world.run(COMMIT)
+        world = self.world
+        end = world.now + within
+        while not condition():
+            self._commits += [(world.now + COMMIT, *what) for what in world.proposed]
+            world.proposed.clear()
+            due = min(self._commits[0][0] if self._commits else end, end)
+            if not world.run_until(lambda: condition() or bool(world.proposed), due - world.now):
+                if world.now >= end:
+                    return False
                 self._commit()
-        return bool(condition())
+        return True
 
     def _commit(self) -> None:
-        proposed, self.world.proposed = self.world.proposed, []
-        for name, command in proposed:
-            result = self.consensus.apply(command)
-            self.world.inject(name, Committed(command, result))
+        _, name, command = self._commits.pop(0)
+        self.world.inject(name, Committed(command, self.consensus.apply(command)))
 
     # --- clients ---
 

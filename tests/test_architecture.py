@@ -24,9 +24,14 @@ MAX_DOCSTRING_LINES = 15
 DOES_IO = {
     "mms.emulation",
     "shard.datadir",
+    "shard.flusher",
+    "shard.segment",
     "shard.segments",
     "ziplog.client.arguments",
+    "ziplog.client.asynchronous",
+    "ziplog.client.blocking",
     "ziplog.client.engine",
+    "ziplog.client.threads",
 }
 RUNS_FOREIGN_CODE = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 

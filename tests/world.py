@@ -10,8 +10,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-from zlib import crc32
+from typing import TYPE_CHECKING, Any, Literal
 
 from shard.entry import Entry, Mark
 from shard.replica import Replica, ReplicaConfig
@@ -44,6 +43,8 @@ US = 1_000
 MS = 1_000_000
 S = 1_000_000_000
 CLUSTER = 77
+#: Nothing keeps the world busy for so many turns at one moment.
+MAX_TURNS = 1000
 
 
 class MemoryStore:
@@ -262,11 +263,14 @@ class World:
     def run_until(self, condition: Callable[[], bool], within: int = 10 * S) -> bool:
         """Let time pass until the condition holds; whether it did."""
         end = self.now + within
+        turns = 0
         while not condition():
             at = self._next()
             if at is None or at > end:
                 self.now = end
                 return condition()
+            turns = turns + 1 if at <= self.now else 0
+            assert turns < MAX_TURNS, "somebody wants to be woken again and again"
             self.now = max(self.now, at)
             self._turn()
         return True
@@ -338,6 +342,8 @@ def describe(message: wire.Message) -> str:
             return f"ReadReply {message.gsn} {message.answer} stable={message.stable}"
         case wire.Refused():
             return f"Refused {message.code}"
+        case wire.Subscribe() | wire.Credit():
+            return f"{type(message).__name__} {message.subscription} credit={message.credit}"
         case wire.Want():
             return f"Want {message.gsn}"
     return type(message).__name__
@@ -367,7 +373,7 @@ def first_lease(
 
 
 def add_shard(
-    world: World, shard: int, f: int = 1, *, durability: str = "memory", **config: Any
+    world: World, shard: int, f: int = 1, *, durability: Literal["memory", "disk"] = "memory", **config: Any
 ) -> list[Replica]:
     """Start the replicas of a shard, with a probe in the place of the membership service."""
     if "mms-0" not in world.nodes:
@@ -394,3 +400,32 @@ def grant(
         for name in shard_names(shard, f):
             if name in world.nodes:
                 world.send("mms-0", name, message)
+
+
+def calm_world(shards: int = 1, f: int = 1, *, lease: Lease | None = None, **config: Any) -> World:
+    """Return a world whose shards have their first lease, with a probe `c` for a client."""
+    world = World()
+    for shard in range(shards):
+        add_shard(world, shard, f, **config)
+    world.add("c", Probe())
+    grant(world, lease or first_lease(shards), shards, f)
+    world.run(5 * MS)
+    return world
+
+
+def insert(
+    seq: int,
+    *,
+    shard: int = 0,
+    client: bytes = b"c" * 16,
+    done_below: int = 1,
+    follows: int = 0,
+    after: int = 0,
+    count: int = 1,
+    size: int = 0,
+    view: int = 1,
+) -> wire.Insert:
+    """Return an insert whose payloads tell which one it is."""
+    payloads = [b"%d/%d" % (seq, index) + bytes(size) for index in range(count)]
+    body = wire.encode_body(wire.Body(seq, None, payloads))
+    return wire.Insert(CLUSTER, shard, view, client, seq, done_below, follows, after, count, body)

@@ -157,14 +157,15 @@ class Cluster:
 
     def _wait_live(self, timeout: float, *, accept_limbo: bool) -> None:
         deadline = time.monotonic() + timeout
-        seen = "the membership service does not answer"
         with contextlib.ExitStack() as stack:
             log: ziplog.Log | None = None
             while True:
                 self._check_alive()
+                status: dict[str, Any] | None = None
                 with contextlib.suppress(UnavailableError):
                     log = log or stack.enter_context(self.connect(timeout=1.0))
-                    seen = _what_is_missing(log.cluster(), accept_limbo=accept_limbo)
+                    status = log.cluster()
+                seen = _what_is_missing(status, accept_limbo=accept_limbo)
                 if not seen:
                     return
                 if time.monotonic() > deadline:
@@ -183,8 +184,10 @@ class Cluster:
         return self._supervisor.directory
 
 
-def _what_is_missing(status: dict[str, Any], *, accept_limbo: bool) -> str:
+def _what_is_missing(status: dict[str, Any] | None, *, accept_limbo: bool) -> str:
     """Return what still keeps the cluster from being live, or ""."""
+    if status is None:
+        return "the membership service does not answer"
     for node in status["mms"]:
         if node["state"] != "up":
             return f"{node['name']} is {node['state']}"

@@ -100,9 +100,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
         gsn = max(gsn, self.base)
         rest = (gsn - self.base) % size
         offset = schedule.next_offset(shard, rest)
-        if (
-            offset >= size
-        ):  # nothing is left of this epoch: the first of the next one, if it has any
+        if offset >= size:
+            # Nothing is left of this epoch: the first of the next one, if epochs have any.
             first = schedule.offset(shard, 0)
             if first >= size:
                 return self.stop

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import ziplog
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
 from ziplog.supervisor import running_pid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import ziplog
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -186,12 +185,57 @@ def ziplog_cli(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[
     )
 
 
-def test_the_command_line_from_up_to_down(tmp_path: Path) -> None:
+def some_port() -> int:
+    """A port that is probably free, and those after it too."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    port = 20_000 + port % 10_000
-    directory = str(tmp_path / "data")
+        return 20_000 + int(probe.getsockname()[1]) % 10_000
+
+
+def test_up_starts_the_dead_again_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    arguments = ["up", "--data-dir", str(tmp_path / "data"), "--shards=1", f"--port={some_port()}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*ZIPLOG, *arguments], text=True, **pipes) as up:  # type: ignore[call-overload]
+        try:
+            endpoint = up.stdout.readline().strip()
+            with ziplog.connect(endpoint) as log:
+                rid = log.insert_after(b"x")
+                first = log.cluster()["mms"][0]["pid"]
+            os.kill(first, signal.SIGKILL)
+            wait_until(lambda: mms_pid(endpoint) not in {0, first}, "it is started again")
+            with ziplog.connect(endpoint) as log:
+                assert log.read_record(rid).payload == b"x"
+        finally:
+            up.send_signal(signal.SIGINT)
+            _, told = up.communicate(timeout=60)
+    assert up.returncode == 0, told
+    assert "durability memory" in told
+    assert "mms-0 ended; starting again" in told
+
+
+def mms_pid(endpoint: str) -> int:
+    try:
+        with ziplog.connect(endpoint, timeout=1.0) as log:
+            return int(log.cluster()["mms"][0]["pid"])
+    except UnavailableError:
+        return 0
+
+
+def test_ctrl_c_ends_a_following_tail_quietly(cluster: Cluster) -> None:
+    with cluster.connect() as log:
+        log.insert_after(b"seen")
+    command = [*ZIPLOG, "tail", "--follow", "--bootstrap", cluster.endpoint]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as tail:  # type: ignore[call-overload]
+        while b"seen" not in tail.stdout.readline():
+            pass
+        tail.send_signal(signal.SIGINT)
+        _, told = tail.communicate(timeout=60)
+    assert (tail.returncode, told) == (130, b"")
+
+
+def test_the_command_line_from_up_to_down(tmp_path: Path) -> None:
+    directory, port = str(tmp_path / "data"), some_port()
     up = ziplog_cli("up", "--data-dir", directory, "--shards=1", f"--port={port}", "--detach")
     try:
         assert (up.returncode, up.stdout) == (0, f"127.0.0.1:{port}\n"), up.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -46,7 +47,7 @@ def insert_chain(endpoint: str, name: str, count: int) -> tuple[list[Inserted], 
 def collect(endpoint: str, count: int) -> list[tuple[ziplog.RecordId, bytes]]:
     """Follow the log from its beginning for `count` records."""
     with ziplog.connect(endpoint) as log, log.subscribe(timeout=60) as records:
-        return [(record.rid, record.payload) for record, _ in zip(records, range(count), strict=False)]
+        return [(record.rid, record.payload) for record in islice(records, count)]
 
 
 def run_clients(
@@ -171,7 +172,7 @@ def test_a_subscription_can_be_continued_without_loss_or_repeat(log: ziplog.Log)
     for index in range(50):
         rids.append(log.insert_after(b"%d" % index, rids[-1]))
     with log.subscribe(start, follow=False) as first:
-        head = [record.rid for record, _ in zip(first, range(20), strict=False)]
+        head = [record.rid for record in islice(first, 20)]
         position = first.position
     with log.subscribe(position, follow=False) as second:
         tail = [record.rid for record in second]

@@ -41,6 +41,16 @@ def test_noise_changes_nothing() -> None:
         assert weights.of([0, 1, 2]) == [1, 2, 1]
 
 
+def test_a_rate_leaves_its_band_before_its_weight_changes() -> None:
+    weights = settled({0: 1000, 1: 2000})
+    for _ in range(10):
+        weights.observe({0: 1000, 1: 3000})  # nearer to 4 than to 2, but inside the band
+    assert weights.of([0, 1]) == [1, 2]
+    for _ in range(2):
+        weights.observe({0: 1000, 1: 3600})
+    assert weights.of([0, 1]) == [1, 4]
+
+
 def test_one_odd_look_changes_nothing_and_two_equal_ones_do() -> None:
     weights = settled({0: 1000, 1: 1000})
     weights.observe({0: 9000, 1: 1000})

@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 
 import ziplog
 from ziplog.cli import app
+from ziplog.demo.run import Summary
 from ziplog.errors import NoSuchRecordError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -183,9 +184,9 @@ def test_tail_json_has_the_fields_of_the_contract(log: FakeLog) -> None:
 
 
 def test_tail_begins_and_ends_where_it_is_told(log: FakeLog) -> None:
-    log.insert_many([b"a", b"b\xff", b"c"], ziplog.RID_GENESIS)
+    log.insert_many([b"a", b"b\xff\n", b"c"], ziplog.RID_GENESIS)
     result = run("tail", "--from", "2@0", "--limit", "1")
-    assert result.stdout == "2@0\tb\\xff\n"
+    assert result.stdout == "2@0\tb\\xff\\n\n"
     assert log.calls[-1] == ("subscribe", ziplog.RecordId(2, 0), False, 10.0)
     assert run("tail", "--from", "recent", "--follow").exit_code == 0
     assert log.calls[-1] == ("subscribe", ziplog.RID_RECENT, True, None)
@@ -276,6 +277,34 @@ def test_up_refuses_to_change_a_cluster_that_exists(tmp_path: Path) -> None:
 
 def test_down_where_nothing_runs_is_done(tmp_path: Path) -> None:
     assert run("down", "--data-dir", str(tmp_path)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "code"),
+    [({}, 0), ({"delivered": 99}, 1), ({"same_contents": False}, 1), ({"fault": "twice"}, 1)],
+    ids=["right", "one is missing", "other contents", "a fault in the order"],
+)
+def test_the_demo_fails_unless_everything_came_back(
+    monkeypatch: pytest.MonkeyPatch, spoilt: dict[str, Any], code: int
+) -> None:
+    right: dict[str, Any] = {
+        "inserted": 100, "delivered": 100, "same_contents": True, "fault": "", "first": "1@0",
+        "last": "100@1", "aircraft": 4, "shards": 2, "replicas": 2, "durability": "memory",
+        "clients": 2, "insert_s": 2.0, "total_s": 3.0, "batched": 90, "p50_us": 150.0,
+        "p99_us": 900.0, "singles": 10, "fast_path_share": 0.9, "retries": 0,
+    }  # fmt: skip
+
+    def run_demo(
+        _: Path, events: int, clients: int, on_progress: Callable[[str, int], None]
+    ) -> Summary:
+        on_progress("insert", events // clients)
+        return Summary(**{**right, **spoilt})
+
+    monkeypatch.setattr("ziplog.cli.demo.run", run_demo)
+    result = run("demo", "--events", "100")
+    assert result.exit_code == code
+    assert ("WRONG" in result.stdout) == bool(code)
+    assert result.stderr == ""
 
 
 def test_help_names_every_verb() -> None:

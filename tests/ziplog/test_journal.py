@@ -1,6 +1,9 @@
 """The consensus journal: what it wrote is there after any crash, and damage is never swallowed."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -187,3 +190,32 @@ def test_any_sequence_of_operations_survives_a_restart(
     assert again.entries == model
     assert (again.term, again.voted_for) == vote
     assert again.commit_index == commit
+
+
+def test_nothing_returns_before_it_is_on_stable_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for name in ("write", "fdatasync", "fsync"):
+        real = getattr(os, name)
+
+        def note(*arguments: Any, name: str = name, real: Callable[..., Any] = real) -> Any:
+            calls.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(f"ziplog.runtime.journal.os.{name}", note)
+    journal = Journal(tmp_path)
+    steps: list[Callable[[], None]] = [
+        lambda: journal.append(ENTRIES[0]),
+        lambda: journal.append(ENTRIES[1]),
+        lambda: journal.set_vote(3, "a"),
+        lambda: journal.keep_first(1),
+    ]
+    for step in steps:
+        calls.clear()
+        step()
+        assert calls == ["write", "fdatasync"]
+    calls.clear()
+    journal.drop_first(1)
+    assert calls == ["fsync", "fsync", "fsync"]  # the snapshot's name, the new file, its name
+    journal.close()

@@ -235,6 +235,21 @@ def test_a_node_that_was_away_gets_the_snapshot(start: Callable[..., Running]) -
     assert any(isinstance(event, Restored) for event in late.events)
 
 
+def test_a_leader_leads_once_the_entry_that_began_its_term_is_applied(
+    tmp_path: Path,
+) -> None:
+    node = Raft(
+        "a", group(), tmp_path, Words(), on_event=lambda _: None, on_fatal=lambda _: None
+    )  # fmt: skip
+    sync = node._sync
+    sync._SyncObj__raftState = 2  # elected
+    sync._SyncObj__noopIDx = 2
+    assert not sync.leads()
+    sync._SyncObj__raftLastApplied = 2
+    assert sync.leads()
+    node.stop()
+
+
 def test_a_read_barrier_comes_after_what_was_committed(start: Callable[..., Running]) -> None:
     node = start("a", single())
     node.wait_leader()

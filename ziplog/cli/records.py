@@ -135,7 +135,9 @@ def _batches(source: BinaryIO) -> Iterator[list[bytes]]:
 
 
 def _as_text(record: ziplog.Record) -> bytes:
+    # One line a record, whatever it holds; --json is the exact form.
     text = record.payload.decode(errors="backslashreplace")
+    text = text.replace("\n", "\\n").replace("\r", "\\r")
     return f"{record.rid}\t{text}\n".encode(errors="backslashreplace")
 
 

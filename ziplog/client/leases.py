@@ -87,7 +87,7 @@ class LeaseMap:
     def owner(self, gsn: int) -> int | None:
         """Return the shard that owns `gsn`, if it is known."""
         lease = self.lease_at(gsn)
-        return None if lease is None else lease.owner(gsn)
+        return lease.owner(gsn) if lease is not None and lease.members else None
 
     def spans(self, gsn: int) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Give (stop, members) for each run that reaches beyond `gsn`, in order."""

@@ -103,7 +103,8 @@ class Routing:
 
         def answer(history: LeaseHistory) -> None:
             lease = next((r.lease_at(gsn) for r in history.runs if gsn < r.last.stop), None)
-            then(lease.owner(gsn) if lease is not None and lease.base <= gsn else 0)
+            is_known = lease is not None and lease.base <= gsn and lease.members
+            then(lease.owner(gsn) if lease is not None and is_known else 0)
 
         self._service.ask(lambda cluster, request: LeaseQuery(cluster, request, gsn), answer)
 

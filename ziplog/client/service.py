@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ziplog.node import Broadcast
-from ziplog.wire import Message
+from ziplog.wire import (
+    ClusterInfo,
+    Hello,
+    LeaseHistory,
+    LeaseQuery,
+    Message,
+    StatusQuery,
+    StatusReply,
+    Trim,
+    TrimReply,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +35,12 @@ _MS: Final = 1_000_000
 #: A question without an answer is asked again, of all nodes, after so long (doubling each time).
 _FIRST_RETRY_NS: Final = 100 * _MS
 _LAST_RETRY_NS: Final = 1_000 * _MS
+_REPLIES: Final[dict[type[Message], type[Message]]] = {
+    Hello: ClusterInfo,
+    LeaseQuery: LeaseHistory,
+    StatusQuery: StatusReply,
+    Trim: TrimReply,
+}
 #: More endpoints than that are not remembered.
 _MAX_ENDPOINTS: Final = 16
 
@@ -87,9 +103,14 @@ class Service:
 
     def answered(self, reply: Any) -> None:
         """Take a reply; nothing happens if it was not asked for (any more)."""
-        question = self._questions.pop(reply.request, None)
-        if question is not None:
-            question.answer(reply)
+        question = self._questions.get(reply.request)
+        if question is None:
+            return
+        if type(reply) is not _REPLIES[type(question.message)]:
+            self._turn.counters.protocol_errors += 1
+            return
+        del self._questions[reply.request]
+        question.answer(reply)
 
     def not_leader(self, reply: NotLeader) -> None:
         """Go on to the leader that a node named."""

@@ -120,7 +120,7 @@ class Stream:
         self._pause = _FIRST_PAUSE_NS
         if deliver.start != self.frontier:
             return deliver.start < self.frontier
-        if not _is_sound(deliver):
+        if deliver.shard != self.shard or not _is_sound(deliver):
             self._turn.counters.protocol_errors += 1
             self._server += 1
             return False
@@ -153,6 +153,9 @@ class Stream:
         rows, units, shard = self._rows, self._units, self.shard
         while units and units[0].gsns[0] < stop:
             unit = units.popleft()
+            size = len(unit.body) + _UNIT_OVERHEAD_BYTES
+            self._buffered -= size
+            self._taken += size
             gsns, epoch = unit.gsns, unit.epoch
             body = decode_body(unit.body, len(gsns))
             key, timestamp_us = body.key, body.timestamp_us
@@ -160,9 +163,6 @@ class Stream:
                 (gsn, Record(RecordId(gsn, shard), payload, key, timestamp_us, epoch))
                 for gsn, payload in zip(gsns, body.payloads, strict=True)
             ]
-            size = len(unit.body) + _UNIT_OVERHEAD_BYTES
-            self._buffered -= size
-            self._taken += size
         if not rows:
             return rows
         self._rows = []

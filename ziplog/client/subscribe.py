@@ -99,16 +99,24 @@ class Subscription:
     # --- leases ---
 
     def surveyed(self, tails: Tails | DeadlineError, *, follow: bool) -> None:
-        """Take the answer about the tail, and go on with the leases."""
+        """Take the answer about the tail."""
         self.survey = None
         if isinstance(tails, DeadlineError):
             self._fail(tails)
             return
-        if tails.recent is not None:
-            self.position = max(tails.recent.gsn, 1)
         if not follow:
             self.last = tails.last.gsn
-        self.ask_leases()
+        if tails.recent is not None:
+            self.position = max(tails.recent.gsn, 1)
+            self.ask_leases()
+        else:
+            self._open_if_ready()
+
+    def _open_if_ready(self) -> None:
+        """Answer the call that opens it, once the tail and the leases are known."""
+        if self._error is None and not self.is_open and not self.survey and self._leases.stop:
+            self.is_open = True
+            self._turn.complete(self.number, self.number)
 
     def ask_leases(self) -> None:
         """Ask for the leases from where the known ones end."""
@@ -127,14 +135,12 @@ class Subscription:
     def _leases_told(self, history: LeaseHistory) -> None:
         self._question = 0
         self._routing.learn(history.placements)
-        self._take_leases(history.runs)
-        if not self.is_open and history.trim > self.position:
+        is_whole = self._take_leases(history.runs)
+        if history.trim > self.position and not (self.is_open and is_whole):
             first = RecordId(history.trim, self._leases.owner(history.trim) or 0)
             self._fail(TrimmedError(first))
         elif self._leases.stop:
-            if not self.is_open:
-                self.is_open = True
-                self._turn.complete(self.number, self.number)
+            self._open_if_ready()
             self._lease_due = self._turn.now + _NEXT_LEASE_NS
         elif self._attempts == 1:
             self.ask_leases()
@@ -142,11 +148,12 @@ class Subscription:
             self._lease_due = self._turn.now + _FIRST_LEASE_NS
         self._turn.wake_at(self._lease_due)
 
-    def _take_leases(self, runs: Iterable[LeaseRun]) -> None:
-        if not self._leases.extend(runs) and not self._question:
-            self.ask_leases()
+    def _take_leases(self, runs: Iterable[LeaseRun]) -> bool:
+        """Take leases; False if some before them are missing."""
+        is_whole = self._leases.extend(runs)
         self._open_streams()
         self.is_dirty = True
+        return is_whole
 
     def _open_streams(self) -> None:
         """Have a stream of every shard that owns positions from here on, and no other."""
@@ -177,7 +184,8 @@ class Subscription:
             self._open(stream)
         self.is_dirty = True
         if deliver.leases and deliver.leases[-1].last.stop > self._leases.stop:
-            self._take_leases(deliver.leases)
+            if not self._take_leases(deliver.leases) and not self._question:
+                self.ask_leases()
 
     def refused(self, stream: Stream, refused: Refused) -> None:
         """Take a server's refusal of a stream."""
@@ -191,8 +199,7 @@ class Subscription:
         """Take the news that the position no longer exists: the subscription fails."""
 
         def found(shard: int) -> None:
-            if self._error is None:
-                self._fail(TrimmedError(RecordId(trimmed.first, shard)))
+            self._fail(TrimmedError(RecordId(trimmed.first, shard)))
 
         if trimmed.first > self.position:
             self._routing.find_owner(trimmed.first, found)
@@ -266,7 +273,7 @@ class Subscription:
         """Return up to where all positions are known: the members' minimal frontier."""
         limit = self.position
         for stop, members in self._leases.spans(limit):
-            lowest = min(self._frontier(shard) for shard in members)
+            lowest = min((self._frontier(shard) for shard in members), default=stop)
             if lowest < stop:
                 limit = max(limit, lowest)
                 break
@@ -315,6 +322,8 @@ class Subscription:
     def tick(self) -> None:
         """Do what has become due."""
         turn = self._turn
+        if self.is_failed:
+            return
         if not self.is_open and turn.now >= self.deadline:
             what = f"{self._routing} did not tell the leases of gsn {self.position}"
             self._fail(DeadlineError(f"{what} before the deadline"))
@@ -336,10 +345,15 @@ class Subscription:
         self.is_dirty = True
 
     def _fail(self, error: ZiplogError) -> None:
-        if not self.is_open:
-            self._turn.complete(self.number, error)
+        """Let readers have what is ready, and then the error; the first error counts."""
+        if self._error is not None:
+            return
         self._error = error
-        self.serve()
+        if self.is_open:
+            self.serve()
+        else:
+            self._turn.complete(self.number, error)
+            self._turn.wake_at(self._turn.now)
 
     @property
     def is_failed(self) -> bool:
@@ -404,7 +418,7 @@ class Subscriptions:
                 lambda tails: subscription.surveyed(tails, follow=request.follow),
                 with_recent=is_recent,
             )
-        else:
+        if not is_recent:
             subscription.ask_leases()
 
     def fetch(self, call: int, request: FetchRequest) -> None:

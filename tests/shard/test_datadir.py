@@ -1,0 +1,154 @@
+"""A data directory has one process and one owner, and its checkpoint serves one start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shard.datadir import DataDirectory
+from ziplog.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., DataDirectory]]:
+    directories: list[DataDirectory] = []
+
+    def start(cluster: str = "demo", node: str = "shard-0-0") -> DataDirectory:
+        directories.append(DataDirectory(tmp_path / "data" / "shard-0-0", cluster, node))
+        return directories[-1]
+
+    yield start
+    for directory in directories:
+        directory.close()
+
+
+def test_a_first_start_is_no_restart(opened: Callable[..., DataDirectory]) -> None:
+    directory = opened()
+    assert not directory.was_used
+    assert directory.take_checkpoint() is None
+    assert directory.path.stat().st_mode & 0o777 == 0o700
+    assert {p.stat().st_mode & 0o777 for p in directory.path.iterdir()} == {0o600}
+
+
+def test_a_start_that_failed_early_does_not_count(opened: Callable[..., DataDirectory]) -> None:
+    opened().close()
+    assert not opened().was_used
+
+
+def test_a_start_after_a_crash_knows_it(opened: Callable[..., DataDirectory]) -> None:
+    first = opened()
+    first.take_checkpoint()
+    first.close()
+    second = opened()
+    assert second.was_used
+    assert second.take_checkpoint() is None
+
+
+def test_a_checkpoint_serves_one_start(opened: Callable[..., DataDirectory]) -> None:
+    first = opened()
+    first.take_checkpoint()
+    first.write_checkpoint(b"state")
+    first.close()
+    second = opened()
+    assert second.was_used
+    assert second.take_checkpoint() == b"state"
+    second.close()
+    third = opened()
+    assert third.was_used
+    assert third.take_checkpoint() is None
+
+
+@pytest.mark.parametrize("length", range(9))
+def test_a_damaged_checkpoint_is_none(opened: Callable[..., DataDirectory], length: int) -> None:
+    directory = opened()
+    directory.write_checkpoint(b"state")
+    path = directory.path / "checkpoint"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:length])
+    assert directory.take_checkpoint() is None
+    assert not path.exists()
+    path.write_bytes(whole[:length] + b"\xff" + whole[length + 1 :])
+    assert directory.take_checkpoint() is None
+
+
+def test_an_empty_checkpoint_is_one(opened: Callable[..., DataDirectory]) -> None:
+    directory = opened()
+    directory.write_checkpoint(b"")
+    assert directory.take_checkpoint() == b""
+
+
+def test_a_checkpoint_is_written_as_a_whole_or_not(
+    opened: Callable[..., DataDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = opened()
+
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="No space"):
+            directory.write_checkpoint(b"state")
+    assert directory.take_checkpoint() is None
+    assert not list(directory.path.glob("*.tmp"))
+
+
+def test_a_second_process_is_refused(opened: Callable[..., DataDirectory]) -> None:
+    first = opened()
+    with pytest.raises(UnavailableError, match=str(os.getpid())):
+        opened()
+    first.close()
+    first.close()
+    opened()
+
+
+def test_a_lock_ends_with_its_process(opened: Callable[..., DataDirectory], tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib, os, signal\n"
+        "from shard.datadir import DataDirectory\n"
+        "d = DataDirectory(pathlib.Path(sys.argv[1]), 'demo', 'shard-0-0')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = tmp_path / "data" / "shard-0-0"
+    done = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
+    assert done.returncode == -9
+    assert opened().identity.node == "shard-0-0"
+
+
+def test_an_identity_stays(opened: Callable[..., DataDirectory]) -> None:
+    first = opened()
+    first.close()
+    assert opened().identity == first.identity
+    assert len(first.identity.server) == 32
+
+
+@pytest.mark.parametrize(("cluster", "node"), [("other", "shard-0-0"), ("demo", "shard-0-1")])
+def test_somebody_else_s_directory_is_refused(
+    opened: Callable[..., DataDirectory], cluster: str, node: str
+) -> None:
+    opened().close()
+    with pytest.raises(ConfigError, match="choose another data_dir"):
+        opened(cluster, node)
+    opened()  # and the refused one holds no lock
+
+
+def test_a_damaged_identity_is_refused(opened: Callable[..., DataDirectory]) -> None:
+    directory = opened()
+    directory.close()
+    (directory.path / "identity.json").write_bytes(b"{")
+    with pytest.raises(ConfigError, match="identity"):
+        opened()
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="data directory"):
+        DataDirectory(tmp_path / "file" / "shard-0-0", "demo", "shard-0-0")

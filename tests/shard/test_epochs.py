@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from shard.epochs import EpochClock, LeaseConflictError
+from tests.world import MS, S, first_lease
+from ziplog.view import Lease, LeaseRun, Member, run_of
+
+
+def run_from(first: Lease, count: int) -> LeaseRun:
+    last = first
+    for _ in range(count - 1):
+        last = last.following()
+    return LeaseRun(first, count, last)
+
+
+def small_lease(weights: dict[int, int], *, epochs: int = 3, epoch_size: int = 7) -> Lease:
+    members = tuple(Member(shard, 1, weight) for shard, weight in sorted(weights.items()))
+    return Lease(1, bytes(8), 1, 0, epochs, epoch_size, 10, members)
+
+
+# --- the chain ---
+
+
+def test_one_lease_has_one_descriptor() -> None:
+    first = first_lease(2)
+    clock = EpochClock(0)
+    clock.announce([run_of(first)], S, S)
+    assert not clock.announce([run_of(first)], 5 * S, S)
+    with pytest.raises(LeaseConflictError):
+        clock.announce([run_of(replace(first, epoch_ms=11))], S, S)
+
+
+def test_old_lease_told_differently_is_noticed() -> None:
+    first = first_lease(1)
+    second = first.following(epoch_ms=20)
+    clock = EpochClock(0)
+    clock.announce([run_of(first), run_of(second)], S, S)
+    with pytest.raises(LeaseConflictError):
+        clock.announce([run_of(replace(first, epochs=17))], S, S)
+
+
+@pytest.mark.parametrize("change", [{"predecessor": b"12345678"}, {"base": 99}])
+def test_successor_must_follow(change: dict[str, object]) -> None:
+    first = first_lease(1)
+    clock = EpochClock(0)
+    clock.announce([run_of(first)], S, S)
+    with pytest.raises(LeaseConflictError):
+        clock.announce([run_of(replace(first.following(), **change))], S, S)
+
+
+def test_gap_is_left_and_filled_by_a_run() -> None:
+    first = first_lease(1)
+    run = run_from(first, 6)
+    clock = EpochClock(0)
+    clock.announce([run_of(first)], S, S)
+    assert not clock.announce([run_of(run.last)], S, S)
+    assert clock.limit == first.stop
+    assert clock.announce([run], S, S)  # it overlaps with what is held
+    assert clock.last == run.last
+    assert list(clock.recent) == [run]
+
+
+def test_forged_run_is_noticed() -> None:
+    first = first_lease(1)
+    clock = EpochClock(0)
+    clock.announce([run_of(first)], S, S)
+    forged = replace(run_from(first, 4).last, epoch_ms=99)
+    with pytest.raises(LeaseConflictError):
+        clock.announce([LeaseRun(first, 4, forged)], S, S)
+
+
+def test_idleness_takes_one_run_and_forgets_nothing() -> None:
+    lease = first_lease(2)
+    clock = EpochClock(0)
+    clock.announce([run_of(lease)], S, S)
+    for _ in range(500):
+        lease = lease.following()
+        assert clock.announce([run_of(lease)], S, S)
+    assert len(clock.recent) == 1
+    assert clock.next_owned(2) == 3
+    middle = first_lease(2).stop * 200
+    assert clock.lease_of(middle) is not None
+    assert clock.owns(3) is True
+    assert clock.owns(clock.limit) is None
+
+
+def test_reader_gets_what_follows_its_lease() -> None:
+    first = first_lease(1)
+    runs = [run_from(first, 3)]
+    runs.append(run_from(runs[0].last.following(epoch_ms=50), 2))
+    clock = EpochClock(0)
+    clock.announce(runs, S, S)
+    assert clock.runs_after(0, b"") == runs
+    assert clock.runs_after(5, runs[1].last.digest) == []
+    second = first.following()
+    rest = clock.runs_after(2, second.digest)
+    assert [run.first.number for run in rest] == [3, 4]
+    assert rest[0].first.predecessor == second.digest
+    assert rest[1:] == runs[1:]
+
+
+# --- time ---
+
+
+def test_epochs_pass_by_the_clock_and_the_last_one_stays() -> None:
+    lease = first_lease(1, epochs=4)
+    clock = EpochClock(0)
+    clock.announce([run_of(lease)], S, S)
+    bases = [clock.due(S + at * MS) for at in (0, 9, 10, 35, 40, 4000)]
+    assert bases == [lease.epoch_base(epoch) for epoch in (0, 0, 1, 3, 3, 3)]
+    assert clock.next_turn(S + 9 * MS) == S + 10 * MS
+    assert clock.next_turn(S + 35 * MS) is None
+
+
+def test_next_lease_begins_when_it_was_said_to() -> None:
+    first = first_lease(1, epochs=4)
+    clock = EpochClock(0)
+    clock.announce([run_of(first)], S, S)
+    second = first.following()
+    clock.announce([run_of(second)], S + 40 * MS, S + 15 * MS)
+    assert clock.due(S + 39 * MS) == first.epoch_base(3)
+    assert clock.next_turn(S + 35 * MS) == S + 40 * MS
+    assert clock.due(S + 40 * MS) == second.base
+    assert clock.due(S + 51 * MS) == second.epoch_base(5)
+
+
+def test_early_end_is_a_lease_that_begins_at_once() -> None:
+    first = first_lease(1, epochs=4)
+    second, third = first.following(), first.following().following()
+    clock = EpochClock(0)
+    clock.announce([run_of(first)], S, S)
+    clock.announce([run_of(second)], S + 40 * MS, S + 5 * MS)
+    clock.announce([run_of(third)], S + 6 * MS, S + 6 * MS)
+    assert clock.due(S + 6 * MS) == third.base
+    assert clock.due(S + 41 * MS) == third.epoch_base(third.first_epoch + 3)
+    # A late repetition changes nothing.
+    clock.announce([run_of(second)], S + 60 * MS, S + 50 * MS)
+    assert clock.due(S + 61 * MS) == third.epoch_base(third.first_epoch + 3)
+
+
+def test_first_lease_is_in_force_at_once() -> None:
+    clock = EpochClock(0)
+    assert clock.due(S) == 0
+    assert clock.next_turn(S) is None
+    clock.announce([run_of(first_lease(1))], 2 * S, S)
+    assert clock.due(S) == 1
+
+
+def test_restart_is_in_the_last_epoch() -> None:
+    run = run_from(first_lease(1, epochs=4), 3)
+    clock = EpochClock(0)
+    clock.restore([run], S)
+    assert clock.due(S) == run.last.epoch_base(run.last.first_epoch + 3)
+    assert clock.limit == run.last.stop
+    assert clock.lease_of(1) == run.first
+
+
+# --- positions ---
+
+weights = st.dictionaries(st.integers(0, 3), st.integers(1, 4), min_size=1, max_size=4)
+
+
+@st.composite
+def clocks(draw: st.DrawFn) -> tuple[EpochClock, list[Lease]]:
+    """Return a clock that holds several runs, and every single lease of them."""
+    leases: list[Lease] = []
+    runs: list[LeaseRun] = []
+    for _ in range(draw(st.integers(1, 3))):
+        sizes = draw(st.integers(1, 3)), draw(st.integers(1, 12))
+        shape = small_lease(draw(weights), epochs=sizes[0], epoch_size=sizes[1])
+        first = shape
+        if leases:
+            first = leases[-1].following(shape.members, epochs=sizes[0], epoch_size=sizes[1])
+        run = run_from(first, draw(st.integers(1, 4)))
+        lease = first
+        for _ in range(run.count):
+            leases.append(lease)
+            lease = lease.following()
+        runs.append(run)
+    clock = EpochClock(draw(st.integers(0, 3)))
+    clock.announce(runs, S, S)
+    clock.due(S + draw(st.integers(0, 50)) * MS)
+    return clock, leases
+
+
+def owned(leases: list[Lease], shard: int) -> list[tuple[int, int]]:
+    """Return (gsn, epoch) of every position of a shard."""
+    return [
+        (gsn, lease.epoch_at(gsn))
+        for lease in leases
+        for gsn in range(lease.base, lease.stop)
+        if lease.owner(gsn) == shard
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(clocks(), st.integers(1, 200))
+def test_next_owned_is_that_of_a_brute_force(
+    held: tuple[EpochClock, list[Lease]], gsn: int
+) -> None:
+    clock, leases = held
+    gsn = min(gsn, clock.limit)
+    later = [at for at, _ in owned(leases, clock.shard) if at >= gsn]
+    assert clock.next_owned(gsn) == (later[0] if later else clock.limit)
+
+
+@settings(max_examples=150, deadline=None)
+@given(clocks(), st.integers(1, 150), st.integers(1, 5))
+def test_take_is_that_of_a_brute_force(
+    held: tuple[EpochClock, list[Lease]], floor: int, count: int
+) -> None:
+    clock, leases = held
+    mine = [row for row in owned(leases, clock.shard) if row[0] >= floor]
+    pieces = (mine[at : at + count] for at in range(len(mine)))
+    fitting = (p for p in pieces if len(p) == count and p[0][1] == p[-1][1])
+    expected = next(fitting, [])
+    assert clock.take(floor, count) == [gsn for gsn, _ in expected]
+    if expected:
+        assert clock.epoch_at(expected[0][0]) == expected[0][1]
+        between = clock.slots_between(expected[0][0], expected[-1][0])
+        assert between == count - 1
+        assert clock.slots_between(expected[-1][0], expected[0][0]) == 1 - count
+
+
+def test_unit_that_no_epoch_can_hold_is_soon_known() -> None:
+    run = run_from(small_lease({0: 1, 1: 1}), 10_000)
+    clock = EpochClock(0)
+    clock.announce([run], S, S)
+    assert clock.epoch_slots == 4
+    assert clock.take(1, 5) == []
+    assert EpochClock(7).epoch_slots == 0
+
+
+def test_shard_without_weight_has_no_positions() -> None:
+    clock = EpochClock(5)
+    clock.announce([run_from(small_lease({0: 1}), 10_000)], S, S)
+    assert clock.take(1, 1) == []
+    assert clock.next_owned(3) == clock.limit
+    assert clock.epoch_slots == 0
+
+
+def test_offsets_between_epochs_say_nothing() -> None:
+    lease = small_lease({0: 1, 1: 1})
+    clock = EpochClock(0)
+    clock.announce([run_of(lease)], S, S)
+    assert clock.slots_between(1, 5) == 2
+    assert clock.slots_between(1, 8) is None
+    assert clock.slots_between(1, lease.stop) is None
+    assert clock.slots_between(lease.stop, 1) is None

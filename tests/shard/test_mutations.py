@@ -1,0 +1,213 @@
+"""Break each rule once: the storm's checkers must notice.
+
+Each mutant takes one rule out of the code. What is tested here are the checkers: a rule that can be
+broken unseen is not tested at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from shard.backup import Backup
+from shard.guesses import Guesses
+from shard.primary import Primary
+from shard.readers import Readers
+from shard.sessions import Session
+from shard.stream import Stream
+from tests.storm import Storm, Weather
+from ziplog import wire
+
+if TYPE_CHECKING:
+    from shard.sessions import HeldUnit
+
+#: Seeds that are tried until one notices.
+SEEDS = range(25)
+BAD = Weather(shards=1, steps=50, loss=0.15, delay_us=3000, epoch_size=200)
+
+
+def assert_noticed(weather: Weather = BAD) -> None:
+    for seed in SEEDS:
+        try:
+            Storm(seed, weather).run()
+        except AssertionError:
+            return
+    pytest.fail(f"the checkers noticed nothing in {len(SEEDS)} storms")
+
+
+def test_no_mutant_passes_all_storms() -> None:
+    for seed in SEEDS[:5]:
+        Storm(seed, BAD).run()
+
+
+def test_displaced_unit_gets_another_slot_from_the_backup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A displaced unit waits without slots for the primary (section 4, rule 2)."""
+    displace = Backup._displace
+
+    def mutant(self: Backup, units: list[HeldUnit]) -> None:
+        displace(self, units)
+        for unit in units:
+            if self.guesses.promise(unit, self._state.stream.end):
+                self._state.ack(unit)
+
+    monkeypatch.setattr(Backup, "_displace", mutant)
+    assert_noticed()
+
+
+def test_promise_moves_to_the_new_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never because of a new epoch (section 4, rule 1)."""
+    arrived = Backup.arrived
+
+    def mutant(self: Backup, session: Session, unit: HeldUnit, now: int) -> None:
+        floor = self._state.clock.due(now)
+        for old in [u for first, u in self.guesses.promised.items() if first < floor]:
+            assert old.gsns is not None
+            del self.guesses.promised[old.gsns[0]]
+            self.guesses._shrink()
+            if self.guesses.promise(old, floor):
+                self._state.ack(old)
+        arrived(self, session, unit, now)
+
+    monkeypatch.setattr(Backup, "arrived", mutant)
+    assert_noticed()
+
+
+def test_known_unit_is_placed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit that is known is never placed twice (section 4, rule 8)."""
+
+    def mutant(self: Primary, unit: HeldUnit) -> None:
+        entry = self._state.store.find(unit.gsns[0]) if unit.gsns is not None else None
+        gsns = self._state.clock.take(self._state.stream.end, unit.count)
+        if entry is not None and gsns:
+            again = replace(entry.decision, gsns=gsns, epoch=self._state.clock.epoch_at(gsns[0]))
+            self._state.record(again)
+            self._gathered.append(replace(again, body=None))
+
+    monkeypatch.setattr(Primary, "copied", mutant)
+    assert_noticed()
+
+
+def test_stable_counts_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup reports what it guessed as if it were decided."""
+    drained = Backup.drained
+
+    def mutant(self: Backup) -> None:
+        stream, guessed = self._state.stream, len(self.guesses.promised)
+        stream.last += guessed
+        drained(self)
+        stream.last -= guessed
+
+    monkeypatch.setattr(Backup, "drained", mutant)
+    assert_noticed()
+
+
+def test_gap_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup applies what comes, whatever is missing before it."""
+    forwarded = Backup.forwarded
+
+    def mutant(self: Backup, forward: wire.Forward, now: int) -> Any:
+        expected = self._state.stream.last + len(self._pending) + 1
+        if forward.first > expected:
+            forward = wire.Forward(
+                forward.cluster, forward.shard, forward.view, forward.incarnation, expected,
+                forward.decisions, forward.stable, forward.durable,
+            )  # fmt: skip
+        return forwarded(self, forward, now)
+
+    monkeypatch.setattr(Backup, "forwarded", mutant)
+    assert_noticed()
+
+
+def test_nothing_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No NACK. A body that only the primary was sent never comes."""
+    monkeypatch.setattr(Backup, "woke", lambda _self, _now: None)
+    monkeypatch.setattr(Backup, "next_wakeup", lambda _self, _now: None)
+    assert_noticed()
+
+
+def test_promise_survives_a_no_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The primary's no-op names the slot too."""
+    decide = Guesses.decide
+
+    def mutant(self: Guesses, end: int, unit: HeldUnit | None, gsns: list[int] | None) -> Any:
+        return [] if unit is None else decide(self, end, unit, gsns)
+
+    monkeypatch.setattr(Guesses, "decide", mutant)
+    assert_noticed()
+
+
+def test_every_older_promise_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The primary names a slot with another unit, and the backup keeps its own."""
+
+    def mutant(self: Guesses, _end: int, unit: HeldUnit | None, gsns: list[int] | None) -> Any:
+        if unit is not None and unit.gsns is not None and gsns is not None:
+            del self.promised[unit.gsns[0]]
+        return []
+
+    monkeypatch.setattr(Guesses, "decide", mutant)
+    assert_noticed()
+
+
+def test_promise_is_forgotten_when_its_client_settles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decision D3: `done_below` may pass a completed unit that the backup only guessed."""
+    settle = Session.settle
+
+    def mutant(self: Session, done_below: int) -> Any:
+        dropped = settle(self, done_below)
+        for seq in [s for s in self.units if s < done_below]:
+            dropped.append(self.units.pop(seq))
+        return dropped
+
+    monkeypatch.setattr(Session, "settle", mutant)
+    assert_noticed(Weather(shards=1, steps=80, loss=0.05, abandoned=0, epoch_size=200))
+
+
+def test_client_copy_after_the_primarys_word_is_not_acked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backup stays silent about a unit that it already has."""
+    monkeypatch.setattr(Backup, "copied", lambda _self, _unit: None)
+    assert_noticed()
+
+
+def test_follower_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 9: a chain that arrives in the wrong order is placed in the wrong order."""
+    monkeypatch.setattr(Session, "is_placed", lambda _self, _seq: True)
+    assert_noticed()
+
+
+def test_after_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thesis 4.2.1: a record goes after the rid that it names."""
+    arrived = Primary.arrived
+
+    def mutant(self: Primary, session: Session, unit: HeldUnit, now: int) -> None:
+        unit.after = 0
+        arrived(self, session, unit, now)
+
+    monkeypatch.setattr(Primary, "arrived", mutant)
+    assert_noticed()
+
+
+def test_unstable_records_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one server holds may still change its position."""
+    stabilise = Stream.stabilise
+    monkeypatch.setattr(Stream, "stabilise", lambda self, _fseq: stabilise(self, self.last))
+    assert_noticed()
+
+
+def test_news_do_not_reach_the_readers_of_a_backup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frontier moved, and its records were left out."""
+    stabilised = Readers.stabilised
+
+    def mutant(self: Readers, news: list[Any]) -> None:
+        self._stable = self._state.stream.stable
+        stabilised(self, [])
+
+    monkeypatch.setattr(Readers, "stabilised", mutant)
+    assert_noticed()
+
+
+def test_restart_forgets_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clean restart keeps the promises."""
+    monkeypatch.setattr(Backup, "restore", lambda _self: None)
+    assert_noticed()

@@ -1,0 +1,391 @@
+"""A client core under glass, and a small cluster that answers it in memory.
+
+`Glass` steps a core in virtual time and keeps what it sent and answered; its invariants are checked
+after every step. `FakeCluster` plays the membership service and the shards on the simplest possible
+model of the log; its network drops, repeats and reorders as its generator says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ziplog import wire
+from ziplog.client.core import ClientCore
+from ziplog.client.requests import (
+    NEVER,
+    Batch,
+    ConnectRequest,
+    FetchRequest,
+    InsertRequest,
+    Request,
+    SubscribeRequest,
+)
+from ziplog.node import Broadcast, Call, Cancelled, Complete, Drained, Received, Send, Wakeup
+from ziplog.types import RID_GENESIS, Record, RecordId
+from ziplog.view import NO_DIGEST, Lease, LeaseRun, Member, Placement, Replica, run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ziplog.client.requests import Policy
+
+MS = 1_000_000
+S = 1_000_000_000
+CLUSTER = 7
+SERVICE = "mms:1"
+CLIENT = b"c" * 16
+
+
+def endpoint(shard: int, server: int) -> str:
+    return f"s{shard}r{server}:1"
+
+
+def placement(shard: int, replicas: int = 2, view: int = 1, state: Any = "live") -> Placement:
+    servers = tuple(Replica(endpoint(shard, i), endpoint(shard, i)) for i in range(replicas))
+    return Placement(shard, view, state, servers)
+
+
+def lease(shards: Sequence[int] = (0,), number: int = 1, base: int = 1, size: int = 1000) -> Lease:
+    members = tuple(Member(shard, 1, 1) for shard in shards)
+    return Lease(number, NO_DIGEST, base, number - 1, 1, size, 10, members)
+
+
+def info(
+    request: int,
+    placements: Sequence[Placement],
+    leases: Sequence[LeaseRun],
+    limits: wire.Limits | None = None,
+) -> wire.ClusterInfo:
+    return wire.ClusterInfo(
+        CLUSTER, request, "fake", "memory", [SERVICE], list(placements), list(leases), 0,
+        limits or wire.Limits(),
+    )  # fmt: skip
+
+
+class Glass:
+    """One core, stepped by hand."""
+
+    def __init__(self, policy: Policy | None = None, *, endpoints: Sequence[str] = (SERVICE,)) -> None:
+        self.core = ClientCore(CLIENT, endpoints, policy or (lambda _p, _k, live: live[0]))
+        self.now = 5 * S
+        #: (name, message) of everything that was ordered to be sent, and not looked at.
+        self.sent: list[tuple[str, Any]] = []
+        self.answers: dict[int, Any] = {}
+        self.connected: list[str] = []
+        self._numbers = itertools.count(1)
+
+    def step(self, event: Any) -> None:
+        for effect in self.core.step(event, self.now):
+            match effect:
+                case Send(dst, message):
+                    self.sent.append((dst.decode(), message))
+                case Broadcast(dsts, message):
+                    self.sent += [(dst.decode(), message) for dst in dsts]
+                case Complete(call, result):
+                    assert call not in self.answers, "a call was answered twice"
+                    self.answers[call] = result
+                case _:
+                    self.connected.append(type(effect).__name__ + " " + effect.name.decode())  # type: ignore[attr-defined]
+        self.core.check()
+
+    def call(self, request: Request) -> int:
+        number = next(self._numbers)
+        self.step(Call(number, request))
+        return number
+
+    def cancel(self, call: int) -> None:
+        self.step(Cancelled(call))
+
+    def give(self, *messages: wire.Message) -> None:
+        """Let messages arrive, as one batch; each passes through the codec."""
+        for message in messages:
+            self.step(Received(b"somebody", wire.decode(wire.encode(message))))
+        self.step(Drained())
+
+    def pass_time(self, duration: int) -> None:
+        """Let time pass, with a wake-up whenever the core asks for one."""
+        end = self.now + duration
+        while (due := self.core.next_wakeup()) is not None and due <= end:
+            self.now = max(self.now, due)
+            self.step(Wakeup())
+        self.now = end
+
+    def take(self, kind: type) -> list[tuple[str, Any]]:
+        """Return what was sent of this kind since the last look at it, and forget it."""
+        found = [item for item in self.sent if isinstance(item[1], kind)]
+        self.sent = [item for item in self.sent if not isinstance(item[1], kind)]
+        return found
+
+    def connect(
+        self,
+        *placements: Placement,
+        leases: Sequence[LeaseRun] | None = None,
+        limits: wire.Limits | None = None,
+    ) -> None:
+        """Let the core learn these placements."""
+        call = self.call(ConnectRequest(self.until()))
+        self.inform(*placements, leases=leases, limits=limits)
+        assert isinstance(self.answers.pop(call), wire.Limits)
+
+    def inform(
+        self,
+        *placements: Placement,
+        leases: Sequence[LeaseRun] | None = None,
+        limits: wire.Limits | None = None,
+    ) -> None:
+        """Answer the open question about the cluster."""
+        asked = self.take(wire.Hello)
+        shards = [p.shard for p in placements]
+        known = [run_of(lease(shards))] if leases is None and shards else leases or ()
+        self.give(info(asked[-1][1].request, placements, known, limits))
+
+    def until(self, timeout: int = 10 * S) -> int:
+        return self.now + timeout
+
+    def insert(
+        self,
+        *payloads: bytes,
+        after: RecordId = RID_GENESIS,
+        key: bytes | None = None,
+        timeout: int = 10 * S,
+    ) -> int:
+        return self.call(InsertRequest(self.until(timeout), list(payloads), after, key, 0))
+
+
+def ack(
+    insert: wire.Insert, server: int, gsns: Sequence[int], counter: int = 1, **fields: Any
+) -> wire.InsertAck:
+    """Return a server's ack of an insert."""
+    confirmed = server == 0
+    made = wire.InsertAck(
+        CLUSTER, insert.shard, insert.view, server, 1, insert.seq, counter, confirmed, list(gsns)
+    )
+    return msgspec.structs.replace(made, **fields)
+
+
+def refused(
+    message: Any, server: int, code: wire.RefusalCode, request: int | None = None
+) -> wire.Refused:
+    """Return a server's refusal."""
+    number = message.seq if isinstance(message, wire.Insert) else request or message.request
+    return wire.Refused(CLUSTER, message.shard, message.view, server, number, code)
+
+
+class FakeCluster:
+    """A log of a few shards that own positions in turn, and a network that cannot be trusted.
+
+    Every shard places units at its next positions. A backup may first ack a wrong guess. What is
+    placed is stable at once. `frontier` moves with inserts and on `Want`.
+    """
+
+    def __init__(self, glass: Glass, seed: int, shards: int = 2, replicas: int = 2) -> None:
+        self.glass = glass
+        self.trim = 0
+        self.random = random.Random(seed)
+        self.shards, self.replicas = shards, replicas
+        self.lease = lease(range(shards), size=shards * 1_000_000)
+        self.placed: dict[tuple[int, int], list[int]] = {}
+        self.units: dict[int, list[tuple[list[int], bytes]]] = {s: [] for s in range(shards)}
+        self.frontiers = dict(enumerate(range(1, shards + 1)))
+        self.guessed: set[tuple[int, int]] = set()
+        #: Number of a subscription at a server: (shard, server, sent so far, credit).
+        self.streams: dict[int, list[int]] = {}
+        self.counter = itertools.count(1)
+        #: The share of messages that are lost, and that come twice.
+        self.loss = self.repetition = 0.0
+        self.in_flight: list[tuple[int, int, Callable[[], None]]] = []
+
+    # --- the network ---
+
+    def carry(self, deliver: Callable[[], None]) -> None:
+        copies = 2 if self.random.random() < self.repetition else 1
+        for _ in range(copies):
+            if self.random.random() >= self.loss:
+                at = self.glass.now + self.random.randrange(10_000, 2 * MS)
+                self.in_flight.append((at, next(self.counter), deliver))
+
+    def run(self, done: Callable[[], bool], within: int = 60 * S) -> None:
+        """Let time pass until `done`."""
+        end = self.glass.now + within
+        while not done():
+            assert self.glass.now < end, "it never came to an end"
+            sent, self.glass.sent = self.glass.sent, []
+            for name, message in sent:
+                self.carry(lambda name=name, message=message: self.serve(name, message))  # type: ignore[misc]
+            due = self.glass.core.next_wakeup()
+            times = [item[0] for item in self.in_flight] + ([due] if due is not None else [])
+            assert times, "nothing will ever happen"
+            self.glass.now = max(self.glass.now, min(times))
+            ready = sorted(item for item in self.in_flight if item[0] <= self.glass.now)
+            self.in_flight = [item for item in self.in_flight if item[0] > self.glass.now]
+            for _, _, deliver in ready:
+                deliver()
+            self.glass.step(Drained())
+            if due is not None and due <= self.glass.now:
+                self.glass.step(Wakeup())
+
+    def reply(self, message: wire.Message) -> None:
+        frame = wire.encode(message)
+        self.carry(lambda: self.glass.step(Received(b"somebody", wire.decode(frame))))
+
+    # --- the servers ---
+
+    def serve(self, name: str, message: Any) -> None:
+        """Let a server answer."""
+        server = int(name.split("r")[1].split(":")[0]) if name != SERVICE else 0
+        match message:
+            case wire.Hello():
+                self.reply(info(message.request, self.placements(), [run_of(self.lease)]))
+            case wire.LeaseQuery():
+                runs = [run_of(self.lease)]
+                self.reply(
+                    wire.LeaseHistory(
+                        CLUSTER, message.request, runs, self.placements(), self.trim
+                    )
+                )
+            case wire.Trim():
+                self.trim = message.gsn
+                self.reply(wire.TrimReply(CLUSTER, message.request, self.trim))
+            case wire.StatusQuery():
+                self.reply(wire.StatusReply(CLUSTER, message.request, b'{"cluster": "fake"}'))
+            case wire.Insert():
+                self.insert(server, message)
+            case wire.Tail():
+                last = max((gsns[-1] for gsns, _ in self.units[message.shard]), default=0)
+                self.reply(
+                    wire.TailReply(
+                        CLUSTER, message.shard, 1, server, message.request, last,
+                        self.frontiers[message.shard], last if last < message.below else 0,
+                    )
+                )  # fmt: skip
+            case wire.Subscribe():
+                self.streams[message.subscription] = [
+                    message.shard, server, message.start, message.credit,
+                ]  # fmt: skip
+                self.deliver(message.subscription)
+            case wire.Credit():
+                self.renew(message, server)
+            case wire.Unsubscribe():
+                self.streams.pop(message.subscription, None)
+            case wire.Want():
+                while self.frontiers[message.shard] <= message.gsn:
+                    self.frontiers[message.shard] += self.shards
+                self.push(message.shard)
+            case wire.Read():
+                self.read(server, message)
+
+    def placements(self) -> list[Placement]:
+        return [placement(shard, self.replicas) for shard in range(self.shards)]
+
+    def insert(self, server: int, message: wire.Insert) -> None:
+        key = (message.shard, message.seq)
+        if key not in self.placed:
+            if server or (message.follows and (message.shard, message.follows) not in self.placed):
+                return
+            gsn = self.frontiers[message.shard]
+            while gsn <= message.after:
+                gsn += self.shards
+            stop = gsn + message.count * self.shards
+            self.placed[key] = list(range(gsn, stop, self.shards))
+            self.frontiers[message.shard] = stop
+            self.units[message.shard].append((self.placed[key], message.body))
+            self.push(message.shard)
+        gsns = self.placed[key]
+        if server and key not in self.guessed and self.random.random() < 0.3:
+            self.guessed.add(key)
+            gsns = [gsn + self.shards for gsn in gsns]
+            self.reply(ack(message, server, gsns, next(self.counter)))
+            gsns = self.placed[key]
+        self.reply(ack(message, server, gsns, next(self.counter), confirmed=True))
+
+    def read(self, server: int, message: wire.Read) -> None:
+        if all(message.gsn not in gsns for gsns, _ in self.units[message.shard]):
+            self.reply(
+                wire.ReadReply(
+                    CLUSTER, message.shard, 1, server, message.request, message.gsn, "not-yet",
+                    stable=False,
+                )
+            )  # fmt: skip
+        for gsns, data in self.units[message.shard]:
+            if message.gsn in gsns:
+                body = wire.decode_body(data, len(gsns))
+                self.reply(
+                    wire.ReadReply(
+                        CLUSTER, message.shard, 1, server, message.request, message.gsn, "record",
+                        self.random.random() < 0.5, 0, 0, body.timestamp_us, body.key,
+                        body.payloads[gsns.index(message.gsn)],
+                    )
+                )  # fmt: skip
+
+    def push(self, shard: int) -> None:
+        for number, stream in self.streams.items():
+            if stream[0] == shard:
+                self.deliver(number)
+
+    def renew(self, message: wire.Credit, server: int) -> None:
+        stream = self.streams.get(message.subscription)
+        if stream is None or self.random.random() < self.loss / 5:
+            self.streams.pop(message.subscription, None)
+            number = message.subscription
+            self.reply(refused(message, server, "unknown-subscription", number))
+            return
+        stream[3] = max(stream[3], message.credit)
+        self.deliver(message.subscription)
+
+    def deliver(self, number: int) -> None:
+        """Send what the credit allows, from where the last message ended."""
+        shard, server, sent, credit = self.streams[number]
+        frontier = max(self.frontiers[shard], sent)
+        units: list[wire.Unit] = []
+        for gsns, body in self.units[shard]:
+            if gsns[-1] >= sent:
+                credit -= len(body) + 64
+                if credit < 0:
+                    frontier = max(gsns[0], sent)
+                    break
+                units.append(wire.Unit(0, gsns, body))
+        self.streams[number] = [shard, server, frontier, credit]
+        self.reply(
+            wire.Deliver(
+                CLUSTER, shard, 1, server, number, sent, frontier, units,
+                [run_of(self.lease)], max(self.frontiers[shard], frontier),
+            )
+        )  # fmt: skip
+
+    # --- what the client should see ---
+
+    @property
+    def log(self) -> list[tuple[int, bytes]]:
+        """All records by gsn."""
+        return sorted(
+            (gsn, payload)
+            for units in self.units.values()
+            for gsns, body in units
+            for gsn, payload in zip(gsns, wire.decode_body(body, len(gsns)).payloads, strict=True)
+        )
+
+    def result(self, call: int) -> Any:
+        """Wait for a call's end."""
+        self.run(lambda: call in self.glass.answers)
+        return self.glass.answers.pop(call)
+
+    def fetch_all(self, subscription: int) -> list[Record]:
+        """Fetch until the end of a subscription."""
+        records: list[Record] = []
+        while True:
+            batch = self.result(self.glass.call(FetchRequest(NEVER, subscription, 7)))
+            assert isinstance(batch, Batch), batch
+            records += batch.records
+            if batch.ended:
+                return records
+
+    def subscribe(self, start: RecordId = RID_GENESIS, *, follow: bool = False) -> int:
+        number = self.result(
+            self.glass.call(SubscribeRequest(self.glass.until(60 * S), start, follow))
+        )
+        assert isinstance(number, int), number
+        return number

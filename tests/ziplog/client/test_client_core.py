@@ -1,0 +1,350 @@
+"""What is under the calls: the service, routes, tails, trims, leases; and random input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ziplog.client.fakes import (
+    CLUSTER,
+    MS,
+    S,
+    SERVICE,
+    Glass,
+    ack,
+    info,
+    lease,
+    placement,
+    refused,
+)
+from ziplog import wire
+from ziplog.client.leases import LeaseMap
+from ziplog.client.requests import (
+    NEVER,
+    ConnectRequest,
+    FetchRequest,
+    ReadRequest,
+    StatusRequest,
+    SubscribeRequest,
+    TailRequest,
+    TrimRequest,
+)
+from ziplog.errors import DeadlineError, NoSuchRecordError, UnavailableError
+from ziplog.node import Call, Drained, Received, Wakeup
+from ziplog.types import RID_GENESIS, RecordId
+from ziplog.view import LeaseRun, Member, run_of
+
+# --- the service ---
+
+
+def test_connecting_asks_all_endpoints_and_names_them_when_nobody_answers() -> None:
+    glass = Glass(endpoints=["a:1", "b:2"])
+    call = glass.call(ConnectRequest(glass.until(2 * S)))
+    assert [name for name, _ in glass.sent] == ["a:1", "b:2"]
+    glass.pass_time(2 * S)
+    error = glass.answers[call]
+    assert type(error) is UnavailableError
+    assert "a:1, b:2" in str(error)
+
+
+def test_later_questions_go_to_the_leader_and_follow_it() -> None:
+    glass = Glass(endpoints=["a:1", "b:2"])
+    glass.connect(placement(0))
+    call = glass.call(StatusRequest(glass.until()))
+    [(name, question)] = glass.take(wire.StatusQuery)
+    assert name == SERVICE
+    glass.give(wire.NotLeader(CLUSTER, question.request, "new:3"))
+    [(name, again)] = glass.take(wire.StatusQuery)
+    assert (name, again.request) == ("new:3", question.request)
+    glass.give(wire.NotLeader(CLUSTER, question.request, SERVICE))
+    assert not glass.take(wire.StatusQuery), "two nodes send us to and fro"
+    glass.pass_time(150 * MS)
+    assert {name for name, _ in glass.take(wire.StatusQuery)} >= {SERVICE, "new:3", "a:1", "b:2"}
+    glass.give(wire.StatusReply(CLUSTER, question.request, b"{}"))
+    assert glass.answers[call] == b"{}"
+
+
+def test_a_message_of_another_cluster_is_dropped_and_counted() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    call = glass.insert(b"x")
+    insert = glass.take(wire.Insert)[0][1]
+    glass.give(*(ack(insert, server, [1], cluster=8) for server in (0, 1)))
+    assert call not in glass.answers
+    assert glass.core.counters.protocol_errors == 2
+
+
+def test_a_message_that_only_servers_may_get_is_counted() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    glass.give(wire.Report(CLUSTER, 0, 1, 1, 1, 1, 1))
+    assert glass.core.counters.protocol_errors == 1
+
+
+def test_a_client_with_nothing_under_way_is_quiet() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    glass.sent.clear()
+    glass.pass_time(3600 * S)
+    assert not glass.sent
+    assert glass.core.next_wakeup() is None
+
+
+def test_while_something_waits_the_placements_are_asked_for_once_a_second() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    glass.call(ReadRequest(glass.until(60 * S), RecordId(1, 0)))
+    times = 0
+    for _ in range(100):
+        glass.pass_time(100 * MS)
+        for _, hello in glass.take(wire.Hello):
+            times += 1
+            glass.give(info(hello.request, [placement(0)], []))
+    assert 8 <= times <= 12
+
+
+def test_an_older_view_does_not_replace_a_newer_one() -> None:
+    glass = Glass()
+    glass.connect(placement(0, view=3))
+    glass.insert(b"x", timeout=60 * S)
+    glass.pass_time(2 * S)
+    glass.take(wire.Insert)
+    glass.inform(placement(0, view=2))
+    glass.pass_time(2 * S)
+    assert {m.view for _, m in glass.take(wire.Insert)} == {3}
+
+
+def test_replicas_are_connected_when_they_are_needed_and_forgotten_when_they_moved() -> None:
+    glass = Glass()
+    glass.connect(*(placement(shard) for shard in range(100)))
+    assert len(glass.connected) == 1
+    glass.insert(b"x", timeout=60 * S)
+    assert glass.connected[1:] == ["Connect s0r0:1", "Connect s0r1:1"]
+    glass.pass_time(1100 * MS)
+    glass.inform(msgspec.structs.replace(placement(7), shard=0, view=2))
+    assert set(glass.connected[3:]) == {
+        "Disconnect s0r0:1", "Disconnect s0r1:1", "Connect s7r0:1", "Connect s7r1:1",
+    }  # fmt: skip
+
+
+# --- tails and trims ---
+
+
+def tailing(deadline: int = 10 * S) -> tuple[Glass, int]:
+    glass = Glass()
+    glass.connect(placement(0), placement(1))
+    call = glass.call(TailRequest(glass.until(deadline)))
+    question = glass.take(wire.LeaseQuery)[-1][1]
+    known = [placement(0), placement(1), placement(2)]
+    glass.give(wire.LeaseHistory(CLUSTER, question.request, [], known, 0))
+    return glass, call
+
+
+def tail_reply(tail: wire.Tail, server: int, filled: int, view: int = 1) -> wire.TailReply:
+    return wire.TailReply(CLUSTER, tail.shard, view, server, tail.request, filled, 50)
+
+
+def test_the_tail_is_asked_of_all_replicas_of_all_members() -> None:
+    glass, call = tailing()
+    tails = glass.take(wire.Tail)
+    assert sorted(name for name, _ in tails) == sorted(
+        f"s{shard}r{server}:1" for shard in (0, 1, 2) for server in (0, 1)
+    )
+    messages = {m.shard: m for _, m in tails}
+    for shard, message in messages.items():
+        # A backup's guess counts for nothing.
+        glass.give(tail_reply(message, 1, 999))
+        assert call not in glass.answers
+        glass.give(tail_reply(message, 0, 40 + shard))
+    assert glass.answers[call] == RecordId(42, 2)
+
+
+def test_the_tail_of_an_empty_log() -> None:
+    glass, call = tailing()
+    for name, message in glass.take(wire.Tail):
+        glass.give(tail_reply(message, int(name[3]), 0))
+    assert glass.answers[call] == RID_GENESIS
+
+
+def test_a_tail_of_two_views_does_not_count() -> None:
+    glass, call = tailing(2 * S)
+    for name, message in glass.take(wire.Tail):
+        view = 2 if name == "s1r0:1" else 1
+        glass.give(tail_reply(message, int(name[3]), 5, view))
+    assert not glass.answers
+    glass.pass_time(60 * MS)
+    assert glass.take(wire.LeaseQuery), "the members must be asked for again"
+    glass.pass_time(2 * S)
+    error = glass.answers[call]
+    assert isinstance(error, DeadlineError)
+
+
+def test_a_silent_replica_is_asked_again_and_named_at_the_deadline() -> None:
+    glass, call = tailing(120 * MS)
+    for name, message in glass.take(wire.Tail):
+        if name != "s1r1:1":
+            glass.give(tail_reply(message, int(name[3]), 5))
+    glass.pass_time(60 * MS)
+    assert [name for name, _ in glass.take(wire.Tail)] == ["s1r1:1"]
+    glass.pass_time(60 * MS)
+    assert "s1r1:1" in str(glass.answers[call])
+
+
+@pytest.mark.parametrize("error", ["", "no-such-position"])
+def test_trims(error: Any) -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    call = glass.call(TrimRequest(glass.until(), RecordId(9, 0)))
+    trim = glass.take(wire.Trim)[-1][1]
+    assert trim.gsn == 9
+    glass.give(wire.TrimReply(CLUSTER, trim.request, 9, error))
+    assert isinstance(glass.answers[call], NoSuchRecordError if error else type(None))
+
+
+def test_a_trim_of_what_is_not_stable_yet_is_asked_for_again() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    call = glass.call(TrimRequest(glass.until(), RecordId(9, 0)))
+    for error in ("not-stable", ""):
+        trim = glass.take(wire.Trim)[-1][1]
+        glass.give(wire.TrimReply(CLUSTER, trim.request, 9, error))  # type: ignore[arg-type]
+        glass.pass_time(110 * MS)
+    assert glass.answers[call] is None
+
+
+# --- leases ---
+
+
+@given(data=st.data())
+def test_leases_learned_in_any_pieces_are_as_good_as_all_at_once(data: st.DataObject) -> None:
+    all_leases = [lease([0], size=10)]
+    for _ in range(data.draw(st.integers(1, 12))):
+        members = data.draw(st.sampled_from([None, (Member(0, 1, 1), Member(1, 1, 1))]))
+        all_leases.append(all_leases[-1].following(members))
+    known = LeaseMap()
+    known.extend([run_of(all_leases[0])])
+    for _ in range(30):
+        start = data.draw(st.integers(0, len(all_leases) - 1))
+        stop = data.draw(st.integers(start + 1, len(all_leases)))
+        before = known.stop
+        is_whole = known.extend(runs_of(all_leases[start:stop]))
+        assert is_whole == (all_leases[start].base <= before)
+        assert known.stop == max(before, all_leases[stop - 1].stop if is_whole else 0)
+    for gsn in range(1, known.stop):
+        expected = next(one for one in all_leases if gsn < one.stop)
+        found = known.lease_at(gsn)
+        assert found is not None
+        assert (found.number, found.base, found.members) == (
+            expected.number, expected.base, expected.members,
+        )  # fmt: skip
+    assert known.lease_at(known.stop) is None
+
+
+def runs_of(leases: list[Any]) -> list[LeaseRun]:
+    """Run-length encode."""
+    runs: list[LeaseRun] = []
+    for one in leases:
+        if runs and runs[-1].last.repeats(one):
+            runs[-1] = LeaseRun(runs[-1].first, runs[-1].count + 1, one)
+        else:
+            runs.append(run_of(one))
+    return runs
+
+
+# --- anything a peer may send ---
+
+TYPES = [
+    wire.InsertAck, wire.Refused, wire.ReadReply, wire.Deliver, wire.Trimmed, wire.Frontier,
+    wire.TailReply, wire.NotLeader, wire.TrimReply, wire.StatusReply,
+]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_no_message_breaks_a_client(data: st.DataObject) -> None:
+    glass = Glass()
+    glass.connect(placement(0), placement(1), leases=[run_of(lease([0, 1]))])
+    subscription = glass.call(SubscribeRequest(glass.until(), RecordId(1, 0), True))
+    question = glass.take(wire.LeaseQuery)[-1][1]
+    glass.give(wire.LeaseHistory(CLUSTER, question.request, [run_of(lease([0, 1]))], [], 0))
+    requests = [
+        ReadRequest(glass.until(), RecordId(3, 0)),
+        TailRequest(glass.until()),
+        TrimRequest(glass.until(), RecordId(3, 0)),
+        FetchRequest(NEVER, subscription, 10),
+    ]
+    for request in requests:
+        glass.call(request)
+    glass.insert(b"x")
+    glass.insert(*[b"y"] * 300)
+    numbers = sorted({m.request for _, m in glass.sent if hasattr(m, "request")} | {1, 2})
+    numbers += sorted({m.subscription for _, m in glass.sent if hasattr(m, "subscription")})
+    small = st.integers(0, 12)
+    for _ in range(12):
+        kind = data.draw(st.sampled_from(TYPES))
+        fields: dict[str, Any] = {
+            "cluster": CLUSTER,
+            "shard": data.draw(st.integers(0, 3)),
+            "view": data.draw(st.integers(0, 2)),
+            "server": data.draw(st.integers(0, 3)),
+            "seq": data.draw(st.integers(0, 4)),
+            "counter": data.draw(small),
+            "incarnation": 1,
+            "confirmed": data.draw(st.booleans()),
+            "gsns": data.draw(st.lists(small, min_size=1, max_size=3)),
+            "code": data.draw(st.sampled_from(wire.RefusalCode.__args__)),  # type: ignore[attr-defined]
+            "answer": data.draw(st.sampled_from(wire.Answer.__args__)),  # type: ignore[attr-defined]
+            "units": data.draw(
+                st.lists(
+                    st.builds(
+                        wire.Unit, small, st.lists(small, min_size=1, max_size=2),
+                        st.sampled_from([b"", wire.encode_body(wire.Body(0, None, [b"x"]))]),
+                    ),
+                    max_size=2,
+                )
+            ),
+            "start": data.draw(st.integers(0, 3)),
+            "leader": data.draw(st.sampled_from(["", SERVICE, "x:1"])),
+            "document": b"{}",
+            "error": data.draw(st.sampled_from(["", "no-such-position", "not-stable"])),
+            "stable": data.draw(small) if kind is wire.Deliver else data.draw(st.booleans()),
+        }  # fmt: skip
+        for name in ("request", "subscription"):
+            fields[name] = data.draw(st.sampled_from(numbers))
+        for name in ("gsn", "frontier", "first", "filled", "trim", "last_below"):
+            fields[name] = data.draw(small)
+        known = {f: v for f, v in fields.items() if f in kind.__struct_fields__}
+        glass.give(kind(**known))
+        if data.draw(st.booleans()):
+            glass.pass_time(data.draw(st.integers(0, 2 * S)))
+
+
+def test_the_same_events_at_the_same_times_have_the_same_effects() -> None:
+    traces = []
+    for _ in range(2):
+        glass = Glass()
+        glass.connect(placement(0), placement(1))
+        calls = [glass.insert(b"x") for _ in range(3)]
+        insert = glass.take(wire.Insert)[0][1]
+        glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
+        glass.pass_time(3 * S)
+        traces.append((glass.sent, calls))
+    assert traces[0] == traces[1]
+
+
+def test_an_early_wakeup_and_an_unknown_cancellation_do_nothing() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    glass.insert(b"x")
+    glass.sent.clear()
+    glass.step(Wakeup())
+    glass.step(Drained())
+    glass.cancel(99)
+    glass.step(Received(b"", info(1, [], [])))
+    assert not glass.sent
+    with pytest.raises(KeyError):
+        glass.step(Call(5, "no request"))

@@ -1,0 +1,430 @@
+"""Inserts (docs/protocol.md, section 4; D8, D13)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ziplog.client.fakes import MS, S, FakeCluster, Glass, ack, placement, refused
+from ziplog import wire
+from ziplog.client.insert import LANE_BYTES, UNIT_BYTES, UNIT_RECORDS, cut
+from ziplog.errors import (
+    DeadlineError,
+    NoSuchRecordError,
+    OutcomeUnknownError,
+    ProtocolError,
+    RecordTooLargeError,
+    UnavailableError,
+)
+from ziplog.types import RecordId
+
+
+def connected(*, shards: int = 1, replicas: int = 2, policy: Any = None) -> Glass:
+    glass = Glass(policy)
+    glass.connect(*(placement(shard, replicas) for shard in range(shards)))
+    return glass
+
+
+def sent_insert(glass: Glass) -> wire.Insert:
+    inserts = glass.take(wire.Insert)
+    assert inserts
+    message = inserts[0][1]
+    assert all(other is message for _, other in inserts), "encoded more than once"
+    return message
+
+
+def test_an_insert_goes_to_all_replicas_and_completes_when_all_name_the_same_gsn() -> None:
+    glass = connected(replicas=3)
+    call = glass.insert(b"x")
+    names = [name for name, _ in glass.sent]
+    insert = sent_insert(glass)
+    assert names == ["s0r0:1", "s0r1:1", "s0r2:1"]
+    glass.give(ack(insert, 1, [4]), ack(insert, 0, [4]))
+    assert not glass.answers
+    glass.give(ack(insert, 2, [4]))
+    assert glass.answers[call] == [RecordId(4, 0)]
+    assert glass.core.counters.fast_path == glass.core.counters.inserts == 1
+
+
+def test_a_wrong_guess_does_not_complete_and_its_correction_is_the_slow_path() -> None:
+    glass = connected()
+    call = glass.insert(b"x")
+    insert = sent_insert(glass)
+    glass.give(ack(insert, 1, [6]), ack(insert, 0, [4]))
+    assert not glass.answers
+    glass.give(ack(insert, 1, [4], 2, confirmed=True))
+    assert glass.answers[call] == [RecordId(4, 0)]
+    assert glass.core.counters.slow_path == 1
+    assert glass.core.counters.fast_path == 0
+
+
+def test_no_majority_without_the_primary() -> None:
+    glass = connected(replicas=3)
+    glass.insert(b"x")
+    insert = sent_insert(glass)
+    glass.give(ack(insert, 1, [4]), ack(insert, 2, [4]), ack(insert, 1, [4], 2))
+    assert not glass.answers
+
+
+def test_acks_of_two_views_are_never_combined() -> None:
+    glass = connected()
+    call = glass.insert(b"x")
+    insert = sent_insert(glass)
+    glass.give(ack(insert, 0, [4]), ack(insert, 1, [4], view=2))
+    assert not glass.answers
+    glass.pass_time(120 * MS)
+    glass.inform(placement(0, view=2))
+    glass.pass_time(1)
+    again = glass.take(wire.Insert)[-1][1]
+    assert (again.view, again.seq, again.body) == (2, insert.seq, insert.body)
+    glass.give(ack(again, 0, [9]))
+    assert not glass.answers, "the ack of view 1 counted in view 2"
+    glass.give(ack(again, 1, [9]))
+    assert glass.answers[call] == [RecordId(9, 0)]
+
+
+def test_an_older_ack_that_comes_late_changes_nothing() -> None:
+    glass = connected()
+    call = glass.insert(b"x")
+    insert = sent_insert(glass)
+    glass.give(ack(insert, 1, [4], 7, confirmed=True), ack(insert, 1, [6], 3))
+    glass.give(ack(insert, 0, [4]))
+    assert glass.answers[call] == [RecordId(4, 0)]
+
+
+def test_a_silent_shard_gets_the_same_identity_again_with_growing_pauses() -> None:
+    glass = connected()
+    glass.insert(b"x", timeout=30 * S)
+    first = sent_insert(glass)
+    times = []
+    start = glass.now
+    for _ in range(400):
+        glass.pass_time(5 * MS)
+        for _, again in glass.take(wire.Insert):
+            assert again.seq == first.seq
+            times.append((glass.now - start) // MS)
+    sends = sorted(set(times))
+    assert sends[0] == 20
+    pauses = [b - a for a, b in zip(sends, sends[1:], strict=False)]
+    assert pauses == sorted(pauses), "the pause shrank"
+    assert pauses[-1] == 500
+    assert glass.core.counters.retries == len(sends)
+
+
+def test_done_below_is_the_lowest_open_seq() -> None:
+    glass = connected()
+    inserts = []
+    for _ in range(3):
+        glass.insert(b"x")
+        inserts.append(sent_insert(glass))
+    assert [i.seq for i in inserts] == [1, 2, 3]
+    assert [i.done_below for i in inserts] == [1, 1, 1]
+    glass.give(*(ack(inserts[1], server, [4]) for server in (0, 1)))
+    glass.insert(b"x")
+    assert sent_insert(glass).done_below == 1
+    glass.give(*(ack(inserts[0], server, [2]) for server in (0, 1)))
+    glass.insert(b"x")
+    assert sent_insert(glass).done_below == 3
+
+
+def test_many_payloads_become_chained_units_and_results_keep_their_order() -> None:
+    glass = connected()
+    call = glass.insert(*(b"%d" % i for i in range(2 * UNIT_RECORDS + 1)))
+    units = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
+    assert [u.count for u in units] == [UNIT_RECORDS, UNIT_RECORDS, 1]
+    assert [u.follows for u in units] == [0, units[0].seq, units[1].seq]
+    gsn = 1
+    placed = []
+    for unit in units:
+        placed.append(list(range(gsn, gsn + unit.count)))
+        gsn += unit.count + 10
+    for unit, gsns in reversed(list(zip(units, placed, strict=True))):
+        glass.give(ack(unit, 0, gsns), ack(unit, 1, gsns))
+    assert glass.answers[call] == [RecordId(g, 0) for gsns in placed for g in gsns]
+
+
+@given(st.lists(st.integers(0, 400_000), min_size=1, max_size=600))
+def test_cuts_cover_all_payloads_within_their_limits(sizes: list[int]) -> None:
+    payloads = [memoryview(bytes(400_000))[:size] for size in sizes]
+    cuts = cut(payloads)  # type: ignore[arg-type]
+    assert cuts[0][0] == 0
+    assert cuts[-1][1] == len(sizes)
+    for (start, stop), (following, _) in zip(cuts, [*cuts[1:], (len(sizes), 0)], strict=True):
+        assert stop == following
+        assert 1 <= stop - start <= UNIT_RECORDS
+        assert stop - start == 1 or sum(sizes[start:stop]) <= UNIT_BYTES
+
+
+def test_the_window_bounds_what_is_unsettled() -> None:
+    glass = Glass()
+    glass.connect(placement(0), limits=wire.Limits(max_unsettled_units=4))
+    calls = [glass.insert(b"x") for _ in range(6)]
+    inserts = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
+    assert [i.seq for i in inserts] == [1, 2, 3, 4]
+    glass.give(*(ack(inserts[1], server, [2]) for server in (0, 1)))
+    assert not glass.take(wire.Insert), "seq 5 is too far from the open seq 1"
+    glass.give(*(ack(inserts[0], server, [1]) for server in (0, 1)))
+    assert {m.seq for _, m in glass.take(wire.Insert)} == {5, 6}
+    assert calls[1] in glass.answers
+
+
+def test_the_window_bounds_bytes_too() -> None:
+    glass = connected()
+    glass.insert(*[bytes(200_000)] * 100)
+    sent = sum(len(m.body) for name, m in glass.take(wire.Insert) if name == "s0r0:1")
+    assert LANE_BYTES <= sent <= LANE_BYTES + UNIT_BYTES
+
+
+def test_small_calls_do_not_wait_for_the_end_of_a_large_one() -> None:
+    glass = connected()
+    glass.insert(*[bytes(200_000)] * 100)
+    first = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
+    small = glass.insert(b"small")
+    for number in (0, 1):
+        gsns = [number + 1]
+        glass.give(*(ack(first[number], server, gsns) for server in (0, 1)))
+    sent = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
+    assert any(wire.decode_body(m.body, m.count).payloads == [b"small"] for m in sent)
+    assert small not in glass.answers
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize("code", ["not-ready", "full", "wrong-view", "wrong-shard", "redirect"])
+def test_a_refused_insert_goes_to_another_shard_under_a_new_identity(
+    code: wire.RefusalCode,
+) -> None:
+    glass = connected(shards=2)
+    call = glass.insert(b"x")
+    insert = sent_insert(glass)
+    glass.give(refused(insert, 0, code))
+    assert not glass.take(wire.Insert), "one refusal proves nothing"
+    glass.give(refused(insert, 1, code))
+    moved = sent_insert(glass)
+    assert (moved.shard, moved.body) == (1, insert.body)
+    glass.give(*(ack(moved, server, [2]) for server in (0, 1)))
+    assert glass.answers[call] == [RecordId(2, 1)]
+    glass.core.set_policy(lambda _p, _k, _l: 0)
+    glass.insert(b"y")
+    assert sent_insert(glass).done_below == 2, "servers may forget the moved one"
+    assert glass.core.counters.redirects == (2 if code == "redirect" else 0)
+
+
+def test_an_insert_that_one_server_took_stays_although_the_other_refuses() -> None:
+    glass = connected(shards=2)
+    call = glass.insert(b"x", timeout=2 * S)
+    insert = sent_insert(glass)
+    glass.give(ack(insert, 1, [1]), refused(insert, 0, "redirect"))
+    glass.pass_time(3 * S)
+    assert {m.shard for _, m in glass.take(wire.Insert)} == {0}
+    assert isinstance(glass.answers[call], OutcomeUnknownError)
+
+
+def test_a_pinned_insert_waits_for_its_shard_with_the_same_identity() -> None:
+    glass = connected(shards=2, policy=lambda _p, _k, _l: 0)
+    call = glass.insert(b"x")
+    insert = sent_insert(glass)
+    for _ in range(3):
+        glass.give(refused(insert, 0, "not-ready"), refused(insert, 1, "not-ready"))
+        glass.pass_time(100 * MS)
+        assert {(m.shard, m.seq) for _, m in glass.take(wire.Insert)} == {(0, insert.seq)}
+    glass.give(*(ack(insert, server, [1]) for server in (0, 1)))
+    assert glass.answers[call] == [RecordId(1, 0)]
+
+
+def test_refused_by_all_until_the_deadline_is_unavailable_and_retriable() -> None:
+    glass = connected(policy=lambda _p, _k, _l: 0)
+    call = glass.insert(b"x", timeout=1 * S)
+    while not glass.answers:
+        for name, insert in glass.take(wire.Insert):
+            glass.give(refused(insert, int(name[3]), "full"))
+        glass.pass_time(MS)
+    error = glass.answers[call]
+    assert type(error) is UnavailableError
+    assert error.retriable
+    assert "fake" in str(error)
+
+
+def test_silence_until_the_deadline_is_an_unknown_outcome() -> None:
+    glass = connected()
+    call = glass.insert(b"x", timeout=1 * S)
+    insert = sent_insert(glass)
+    glass.pass_time(1 * S)
+    error = glass.answers.pop(call)
+    assert isinstance(error, OutcomeUnknownError)
+    assert not error.retriable
+    assert (error.shard, error.seq) == (0, insert.seq)
+    glass.take(wire.Insert)
+    glass.pass_time(6 * S)
+    assert {m.seq for _, m in glass.take(wire.Insert)} == {insert.seq}, "its fate is not known yet"
+    glass.give(*(ack(insert, server, [1]) for server in (0, 1)))
+    glass.pass_time(60 * S)
+    assert not glass.sent, "a client with nothing under way is quiet"
+
+
+def test_an_insert_that_was_never_sent_ends_as_a_deadline() -> None:
+    glass = Glass()
+    glass.connect()
+    call = glass.insert(b"x", timeout=1 * S)
+    glass.pass_time(1 * S)
+    assert type(glass.answers[call]) is DeadlineError
+    glass = connected(policy=lambda _p, _k, _l: 9)
+    call = glass.insert(b"x", timeout=1 * S)
+    glass.pass_time(1 * S)
+    assert type(glass.answers[call]) is DeadlineError
+    assert "shard 9" in str(glass.answers[call])
+
+
+def test_a_policys_shard_is_waited_for() -> None:
+    glass = connected(policy=lambda _p, _k, _l: 1)
+    glass.insert(b"x")
+    glass.pass_time(150 * MS)
+    glass.inform(placement(0), placement(1))
+    assert sent_insert(glass).shard == 1
+
+
+def test_a_position_that_was_never_given_out() -> None:
+    glass = connected()
+    after = RecordId(10**15, 3)
+    call = glass.insert(b"x", after=after)
+    insert = sent_insert(glass)
+    glass.give(refused(insert, 0, "no-such-position"))
+    error = glass.answers[call]
+    assert isinstance(error, NoSuchRecordError)
+    assert error.rid == after
+
+
+def test_it_is_not_believed_while_a_copy_is_under_way() -> None:
+    glass = connected()
+    call = glass.insert(b"x", after=RecordId(10**15, 3))
+    insert = sent_insert(glass)
+    glass.pass_time(20 * MS)
+    assert glass.take(wire.Insert)
+    glass.give(refused(insert, 0, "no-such-position"))
+    assert not glass.answers
+    glass.give(ack(insert, 0, [10**15 + 1]), ack(insert, 1, [10**15 + 1]))
+    assert glass.answers[call] == [RecordId(10**15 + 1, 0)]
+    call = glass.insert(b"x", after=RecordId(10**15, 3))
+    insert = sent_insert(glass)
+    glass.pass_time(20 * MS)
+    glass.give(refused(insert, 0, "no-such-position"))
+    glass.pass_time(20 * MS)
+    assert isinstance(glass.answers[call], NoSuchRecordError)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("too-large", RecordTooLargeError),
+        ("malformed", ProtocolError),
+        ("identity-reused", ProtocolError),
+    ],
+)
+def test_some_refusals_are_final(code: wire.RefusalCode, kind: type) -> None:
+    glass = connected()
+    call = glass.insert(b"x")
+    glass.give(refused(sent_insert(glass), 1, code))
+    assert isinstance(glass.answers[call], kind)
+
+
+def test_an_ack_of_impossible_positions_is_an_error_of_the_servers() -> None:
+    for gsns in ([3], [5, 5], [7, 6], [6]):
+        glass = connected()
+        call = glass.insert(b"x", b"y", after=RecordId(5, 0))
+        insert = sent_insert(glass)
+        glass.give(ack(insert, 0, gsns), ack(insert, 1, gsns))
+        assert isinstance(glass.answers[call], ProtocolError)
+        assert glass.core.counters.protocol_errors == 1
+
+
+def test_a_failed_insert_many_tells_what_is_in_the_log() -> None:
+    glass = connected()
+    call = glass.insert(*[b"x"] * (UNIT_RECORDS + 2), timeout=1 * S)
+    units = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
+    gsns = list(range(1, UNIT_RECORDS + 1))
+    glass.give(ack(units[0], 0, gsns), ack(units[0], 1, gsns))
+    glass.pass_time(1 * S)
+    error = glass.answers[call]
+    assert isinstance(error, OutcomeUnknownError)
+    assert error.results == [*(RecordId(gsn, 0) for gsn in gsns), None, None]
+
+
+def test_a_silent_shard_gets_no_new_records_for_a_while() -> None:
+    asked = []
+
+    def policy(_payload: bytes, _key: bytes | None, live: Any) -> int:
+        asked.append(list(live))
+        return int(live[0])
+
+    glass = connected(shards=2, policy=policy)
+    glass.insert(b"x")
+    glass.pass_time(25 * MS)
+    glass.insert(b"y")
+    assert asked == [[0, 1], [1]]
+    glass.take(wire.Insert)
+    glass.core.set_policy(lambda _p, _k, _l: 0)
+    glass.insert(b"z")
+    assert sent_insert(glass).shard == 0, "a pinned record was moved"
+
+
+def test_a_policy_that_raises_fails_the_call_with_its_own_error() -> None:
+    def policy(_payload: bytes, _key: bytes | None, _live: Any) -> int:
+        raise ZeroDivisionError
+
+    glass = connected(policy=policy)
+    assert isinstance(glass.answers[glass.insert(b"x")], ZeroDivisionError)
+    glass.core.set_policy(lambda _p, _k, _l: "0")  # type: ignore[arg-type,return-value]
+    assert isinstance(glass.answers[glass.insert(b"x")], TypeError)
+
+
+def test_a_cancelled_insert_is_repeated_until_its_fate_is_known() -> None:
+    glass = connected()
+    call = glass.insert(b"x")
+    insert = sent_insert(glass)
+    glass.cancel(call)
+    glass.pass_time(30 * MS)
+    assert {m.seq for _, m in glass.take(wire.Insert)} == {insert.seq}
+    glass.give(ack(insert, 0, [1]), ack(insert, 1, [1]))
+    assert not glass.answers
+    assert glass.core.counters.inserts == 1
+
+
+# --- over a network that cannot be trusted ---
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    loss=st.sampled_from([0.0, 0.1, 0.4]),
+    repetition=st.sampled_from([0.0, 0.3]),
+    counts=st.lists(st.integers(1, 700), min_size=1, max_size=12),
+)
+def test_every_record_is_in_the_log_once_and_where_the_client_was_told(
+    seed: int, loss: float, repetition: float, counts: list[int]
+) -> None:
+    glass = Glass(lambda _p, _k, live: live[seed % len(live)])
+    cluster = FakeCluster(glass, seed, replicas=1 + seed % 3)
+    glass.connect(*cluster.placements())
+    cluster.loss, cluster.repetition = loss, repetition
+    expected: dict[RecordId, bytes] = {}
+    after = RecordId(0, 0)
+    calls = {}
+    for number, count in enumerate(counts):
+        payloads = [b"%d-%d" % (number, i) for i in range(count)]
+        calls[glass.insert(*payloads, after=after, timeout=600 * S)] = (payloads, after)
+        if number % 3 == 2:
+            call = max(calls)
+            cluster.run(lambda call=call: call in glass.answers)
+            after = glass.answers[call][-1]
+    for call, (payloads, floor) in calls.items():
+        rids = cluster.result(call) if call not in glass.answers else glass.answers.pop(call)
+        assert rids == sorted(rids)
+        assert rids[0].gsn > floor.gsn
+        expected |= dict(zip(rids, payloads, strict=True))
+    assert cluster.log == sorted((rid.gsn, payload) for rid, payload in expected.items())
+    total = glass.core.counters
+    assert total.inserts == total.fast_path + total.slow_path == sum(counts)

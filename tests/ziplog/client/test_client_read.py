@@ -1,0 +1,202 @@
+"""Reads (docs/protocol.md, section 6; D19, D42)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ziplog.client.fakes import CLUSTER, MS, S, FakeCluster, Glass, lease, placement, refused
+from ziplog import wire
+from ziplog.client.requests import ReadRequest
+from ziplog.errors import DeadlineError, NoSuchRecordError, TrimmedError, UnavailableError
+from ziplog.types import Record, RecordId
+from ziplog.view import run_of
+
+RID = RecordId(5, 0)
+
+
+def reading(rid: RecordId = RID, *, replicas: int = 2) -> tuple[Glass, int]:
+    glass = Glass()
+    glass.connect(placement(0, replicas), placement(1, replicas))
+    return glass, glass.call(ReadRequest(glass.until(), rid))
+
+
+def asked(glass: Glass) -> tuple[list[str], wire.Read]:
+    reads = glass.take(wire.Read)
+    return [name for name, _ in reads], reads[-1][1]
+
+
+def reply(read: wire.Read, server: int, answer: wire.Answer, **fields: Any) -> wire.ReadReply:
+    stable = fields.pop("stable", True)
+    made = wire.ReadReply(
+        CLUSTER, read.shard, read.view, server, read.request, read.gsn, answer, stable,
+        0, 3, 77, b"k", b"payload",
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **fields)
+
+
+RECORD = Record(RID, b"payload", b"k", 77, 3)
+
+
+def test_a_stable_answer_of_one_replica_suffices() -> None:
+    glass, call = reading()
+    names, read = asked(glass)
+    assert names == ["s0r0:1"]
+    glass.give(reply(read, 0, "record"))
+    assert glass.answers[call] == RECORD
+
+
+def test_an_unstable_one_counts_only_if_all_replicas_say_the_same() -> None:
+    glass, call = reading(replicas=3)
+    _, read = asked(glass)
+    glass.give(reply(read, 0, "record", stable=False))
+    names, _ = asked(glass)
+    assert names == ["s0r0:1", "s0r1:1", "s0r2:1"]
+    glass.give(reply(read, 1, "record", stable=False), reply(read, 1, "record", stable=False))
+    assert not glass.answers
+    glass.give(reply(read, 2, "record", stable=False))
+    assert glass.answers[call] == RECORD
+
+
+def test_replicas_that_differ_are_asked_again_until_it_is_stable() -> None:
+    glass, call = reading()
+    _, read = asked(glass)
+    glass.give(
+        reply(read, 0, "record", stable=False),
+        reply(read, 1, "record", stable=False, payload=b"other"),
+    )
+    glass.take(wire.Read)
+    assert not glass.answers
+    glass.pass_time(3 * MS)
+    assert asked(glass)[0] == ["s0r0:1", "s0r1:1"]
+    glass.give(reply(read, 1, "record"))
+    assert glass.answers[call] == RECORD
+
+
+def test_a_backups_guess_is_not_a_record() -> None:
+    glass, call = reading()
+    _, read = asked(glass)
+    glass.give(reply(read, 1, "record", stable=False), reply(read, 0, "not-yet", stable=False))
+    assert isinstance(glass.answers[call], NoSuchRecordError)
+
+
+def test_answers_of_two_views_are_not_combined() -> None:
+    glass, _ = reading()
+    _, read = asked(glass)
+    glass.give(
+        reply(read, 0, "record", stable=False),
+        reply(read, 1, "record", stable=False, view=2),
+    )
+    assert not glass.answers
+
+
+def test_the_primarys_not_yet_is_final_at_once() -> None:
+    glass, call = reading()
+    _, read = asked(glass)
+    glass.give(reply(read, 1, "not-yet", stable=False))
+    assert not glass.answers
+    glass.give(reply(read, 0, "not-yet", stable=False))
+    assert isinstance(glass.answers[call], NoSuchRecordError)
+
+
+@pytest.mark.parametrize("answer", ["no-op", "wrong-shard"])
+def test_positions_without_a_record(answer: wire.Answer) -> None:
+    glass, call = reading()
+    _, read = asked(glass)
+    glass.give(reply(read, 0, answer))
+    error = glass.answers[call]
+    assert isinstance(error, NoSuchRecordError)
+    assert error.rid == RID
+
+
+def test_an_unknown_shard_is_looked_up_once() -> None:
+    glass, call = reading(RecordId(5, 9))
+    glass.pass_time(100 * MS)
+    glass.inform(placement(0), placement(1))
+    error = glass.answers[call]
+    assert isinstance(error, NoSuchRecordError)
+    assert "[0, 1]" in str(error)
+
+
+def test_a_shard_that_has_just_come() -> None:
+    glass, _ = reading(RecordId(5, 9))
+    glass.pass_time(100 * MS)
+    glass.inform(placement(0), placement(9))
+    assert asked(glass)[0] == ["s9r0:1"]
+
+
+def test_a_trimmed_position_names_the_first_one_and_its_owner() -> None:
+    glass, call = reading()
+    _, read = asked(glass)
+    glass.give(reply(read, 0, "trimmed", first=8))
+    question = glass.take(wire.LeaseQuery)[-1][1]
+    assert question.gsn == 8
+    runs = [run_of(lease([0, 1]))]
+    glass.give(wire.LeaseHistory(CLUSTER, question.request, runs, [], 8))
+    error = glass.answers[call]
+    assert isinstance(error, TrimmedError)
+    assert error.first == RecordId(8, 1)
+
+
+def test_damage_at_one_replica_is_made_good_by_the_other() -> None:
+    glass, call = reading()
+    _, read = asked(glass)
+    glass.give(reply(read, 0, "unknown"))
+    assert not glass.answers
+    assert asked(glass)[0] == ["s0r0:1", "s0r1:1"]
+    glass.give(reply(read, 1, "record"))
+    assert glass.answers[call] == RECORD
+
+
+def test_damage_everywhere_is_an_error() -> None:
+    glass, call = reading()
+    _, read = asked(glass)
+    glass.give(reply(read, 0, "unknown"), reply(read, 1, "unknown"))
+    assert isinstance(glass.answers[call], UnavailableError)
+
+
+def test_a_silent_or_unready_primary() -> None:
+    glass, call = reading()
+    _, read = asked(glass)
+    glass.give(refused(read, 0, "not-ready"))
+    glass.pass_time(60 * MS)
+    assert "s0r1:1" in asked(glass)[0]
+    glass.give(reply(read, 1, "record"))
+    assert glass.answers[call] == RECORD
+
+
+def test_silence_ends_at_the_deadline_and_leaves_nothing_behind() -> None:
+    glass, call = reading()
+    glass.pass_time(10 * S)
+    error = glass.answers[call]
+    assert isinstance(error, DeadlineError)
+    assert "5@0" in str(error)
+    glass.sent.clear()
+    glass.pass_time(60 * S)
+    assert not glass.take(wire.Read)
+
+
+def test_a_cancelled_read_sends_nothing_more() -> None:
+    glass, call = reading()
+    glass.sent.clear()
+    glass.cancel(call)
+    glass.pass_time(30 * S)
+    assert not glass.sent
+    assert not glass.answers
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), loss=st.sampled_from([0.0, 0.3]))
+def test_every_record_that_was_inserted_can_be_read(seed: int, loss: float) -> None:
+    glass = Glass(lambda payload, _k, live: live[len(payload) % len(live)])
+    cluster = FakeCluster(glass, seed)
+    glass.connect(*cluster.placements())
+    cluster.loss = loss
+    for payload in (b"", b"1", b"22", b"333"):
+        rids = cluster.result(glass.insert(payload, key=b"k", timeout=600 * S))
+        record = cluster.result(glass.call(ReadRequest(glass.until(600 * S), rids[0])))
+        assert record == Record(rids[0], payload, b"k", 0, 0)

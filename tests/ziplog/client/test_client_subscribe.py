@@ -1,0 +1,444 @@
+"""Subscriptions (docs/protocol.md, section 7; D43, D44, D49)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ziplog.client.fakes import (
+    CLUSTER,
+    MS,
+    S,
+    FakeCluster,
+    Glass,
+    lease,
+    placement,
+    refused,
+)
+from ziplog import wire
+from ziplog.client.requests import (
+    NEVER,
+    Batch,
+    Blocked,
+    FetchRequest,
+    Progress,
+    ProgressRequest,
+    SubscribeRequest,
+    UnsubscribeRequest,
+)
+from ziplog.client.stream import WINDOW_BYTES
+from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError
+from ziplog.types import RID_RECENT, RecordId
+from ziplog.view import LeaseRun, run_of
+
+
+class Reader(Glass):
+    """A core with one subscription over two shards that own odd and even gsns."""
+
+    def __init__(self, start: int = 1, *, shards: int = 2, leases: Any = None) -> None:
+        super().__init__()
+        self.connect(*(placement(s) for s in range(shards)))
+        rid = RecordId(start, 0)
+        self.subscription = self.call(SubscribeRequest(self.until(), rid, True))
+        self.tell_leases(*(leases or [run_of(lease(range(shards)))]))
+        assert self.answers.pop(self.subscription) == self.subscription
+        self.opened: dict[int, wire.Subscribe] = {}
+        self.look()
+
+    def tell_leases(self, *runs: LeaseRun, trim: int = 0) -> None:
+        question = self.take(wire.LeaseQuery)[-1][1]
+        known = [placement(s) for s in range(4)]
+        self.give(wire.LeaseHistory(CLUSTER, question.request, list(runs), known, trim))
+
+    def look(self) -> list[str]:
+        """Notice the streams that were opened; returns where."""
+        opened = self.take(wire.Subscribe)
+        self.opened |= {message.shard: message for _, message in opened}
+        return [name for name, _ in opened]
+
+    def deliver(
+        self, shard: int, start: int, frontier: int, *units: Any, **fields: Any
+    ) -> None:
+        made = [u if isinstance(u, wire.Unit) else unit(*u) for u in units]
+        number = fields.pop("number", None) or self.opened[shard].subscription
+        stable = fields.pop("stable", frontier)
+        leases = fields.pop("leases", [])
+        self.give(
+            wire.Deliver(
+                CLUSTER, shard, 1, 0, number, start, frontier, made, leases, stable
+            )
+        )  # fmt: skip
+
+    def fetch(self, timeout: int = NEVER, max_records: int = 1000) -> int:
+        until = timeout if timeout == NEVER else self.until(timeout)
+        return self.call(FetchRequest(until, self.subscription, max_records))
+
+    def gsns(self) -> list[int]:
+        """Return what is there now."""
+        call = self.fetch(0)
+        self.pass_time(0)
+        return [record.rid.gsn for record in self.batch(call).records]
+
+    def batch(self, call: int) -> Batch:
+        batch = self.answers.pop(call)
+        assert isinstance(batch, Batch), batch
+        return batch
+
+    def progress(self) -> Progress:
+        answer = self.answers.pop(self.call(ProgressRequest(NEVER, self.subscription)))
+        assert isinstance(answer, Progress)
+        return answer
+
+
+def unit(*gsns: int) -> wire.Unit:
+    payloads = [b"%d" % gsn for gsn in gsns]
+    return wire.Unit(0, list(gsns), wire.encode_body(wire.Body(0, None, payloads)))
+
+
+def test_it_opens_a_stream_at_each_primary_from_the_start_on() -> None:
+    glass = Reader(start=5)
+    assert {m.shard: m.start for m in glass.opened.values()} == {0: 5, 1: 5}
+
+
+def test_what_lies_below_all_frontiers_is_handed_out_in_gsn_order() -> None:
+    glass = Reader()
+    call = glass.fetch()
+    glass.deliver(0, 1, 7, [1], [3, 5])
+    assert not glass.answers, "shard 1 may still have gsn 2"
+    glass.deliver(1, 1, 4, [2])
+    records = glass.batch(call).records
+    assert [(r.rid, r.payload) for r in records] == [
+        (RecordId(1, 0), b"1"),
+        (RecordId(2, 1), b"2"),
+        (RecordId(3, 0), b"3"),
+    ]
+    glass.deliver(1, 4, 8)
+    assert glass.gsns() == [5]
+
+
+def test_a_start_inside_a_unit() -> None:
+    glass = Reader(start=5)
+    glass.deliver(0, 5, 9, [3, 5, 7])
+    glass.deliver(1, 5, 8, [6])
+    assert glass.gsns() == [5, 6, 7]
+
+
+def test_a_frontier_inside_a_unit_cuts_it() -> None:
+    glass = Reader()
+    glass.deliver(0, 1, 9, [1, 3, 5, 7])
+    glass.deliver(1, 1, 4)
+    assert glass.gsns() == [1, 3]
+    glass.deliver(1, 4, 8)
+    assert glass.gsns() == [5, 7]
+
+
+def test_a_gap_is_never_passed() -> None:
+    glass = Reader()
+    glass.deliver(0, 1, 3, [1])
+    glass.deliver(0, 5, 7, [5])
+    assert glass.look() == ["s0r0:1"], "it was not opened again"
+    assert glass.opened[0].start == 3
+    glass.deliver(1, 1, 8)
+    assert glass.gsns() == [1]
+    glass.deliver(0, 3, 7, [3], [5])
+    assert glass.gsns() == [3, 5]
+
+
+def test_a_repetition_and_an_old_streams_message_are_passed_over() -> None:
+    glass = Reader()
+    old = glass.opened[0].subscription
+    glass.deliver(0, 1, 3, [1])
+    glass.deliver(0, 1, 3, [1])
+    glass.deliver(0, 5, 7)
+    glass.look()
+    glass.deliver(0, 3, 5, [3], number=old)
+    glass.deliver(1, 1, 8)
+    assert glass.gsns() == [1]
+    assert not glass.look()
+
+
+@pytest.mark.parametrize(
+    "units", [[[3], [1]], [[1], [1]], [[5, 3]], [[9]], [[7, 9]]], ids=lambda u: f"{u}"
+)
+def test_units_out_of_order_or_place_are_refused(units: list[list[int]]) -> None:
+    glass = Reader(start=3)
+    glass.deliver(0, 3, 9, *units)
+    assert glass.look() == ["s0r1:1"], "the next replica is asked"
+    assert glass.core.counters.protocol_errors == 1
+    glass.deliver(1, 3, 10)
+    assert glass.gsns() == []
+
+
+def test_a_body_that_is_none_ends_the_subscription_and_nothing_else() -> None:
+    glass = Reader(shards=1, leases=[run_of(lease([0]))])
+    call = glass.fetch()
+    glass.deliver(0, 1, 9, wire.Unit(0, [1], b"nonsense"))
+    assert isinstance(glass.answers.pop(call), ProtocolError)
+
+
+# --- credit and signs of life ---
+
+
+def test_credit_is_renewed_as_records_are_handed_out() -> None:
+    glass = Reader(shards=1, leases=[run_of(lease([0], size=10_000))])
+    first = glass.opened[0].credit
+    assert first == WINDOW_BYTES
+    body = wire.encode_body(wire.Body(0, None, [bytes(500_000)]))
+    for gsn in range(1, 9):
+        glass.deliver(0, gsn, gsn + 1, wire.Unit(0, [gsn], body))
+    assert not glass.take(wire.Credit), "nothing was handed out yet"
+    assert glass.gsns() == list(range(1, 9))
+    credits_sent = [m.credit for _, m in glass.take(wire.Credit)]
+    assert credits_sent
+    assert credits_sent[-1] == first + 8 * (len(body) + 64)
+
+
+def test_a_stream_that_is_opened_again_gets_no_more_than_one_window() -> None:
+    glass = Reader()
+    body = wire.encode_body(wire.Body(0, None, [bytes(500_000)]))
+    for gsn in range(1, 11, 2):
+        glass.deliver(0, gsn, gsn + 2, wire.Unit(0, [gsn], body))
+    glass.deliver(0, 99, 101)
+    glass.look()
+    assert glass.opened[0].credit == WINDOW_BYTES - 5 * (len(body) + 64)
+
+
+def test_signs_of_life_and_another_replica_after_silence() -> None:
+    glass = Reader(shards=1, leases=[run_of(lease([0]))])
+    glass.deliver(0, 1, 3, [1])
+    glass.pass_time(600 * MS)
+    assert [m.subscription for _, m in glass.take(wire.Credit)] == [glass.opened[0].subscription]
+    glass.deliver(0, 3, 3)
+    glass.pass_time(1600 * MS)
+    assert glass.look() == ["s0r1:1"]
+    assert glass.opened[0].start == 3
+
+
+def test_a_server_that_forgot_the_subscription() -> None:
+    glass = Reader()
+    glass.deliver(0, 1, 3, [1])
+    message = glass.opened[0]
+    glass.give(refused(message, 0, "unknown-subscription", message.subscription))
+    assert glass.look() == ["s0r0:1"]
+    assert glass.opened[0].start == 3
+    assert glass.opened[0].subscription != message.subscription
+
+
+def test_a_server_that_refuses_is_left_for_the_next_one_after_a_pause() -> None:
+    glass = Reader()
+    message = glass.opened[0]
+    glass.give(refused(message, 0, "not-ready", message.subscription))
+    assert not glass.look()
+    glass.pass_time(25 * MS)
+    assert glass.look() == ["s0r1:1"]
+
+
+def test_a_new_view_opens_the_stream_again_where_it_was() -> None:
+    glass = Reader()
+    glass.deliver(0, 1, 5, [1])
+    glass.fetch()
+    glass.pass_time(1100 * MS)
+    glass.look()
+    glass.inform(placement(0, view=2), placement(1))
+    assert glass.look() == ["s0r1:1"] or glass.opened[0].view == 2
+    assert glass.opened[0].start == 5
+
+
+# --- wants and progress ---
+
+
+def test_the_shard_that_holds_others_back_is_told_once_in_a_while() -> None:
+    glass = Reader()
+    glass.fetch()
+    glass.deliver(1, 1, 8, [4], [6])
+    assert [(n, m.shard, m.gsn) for n, m in glass.take(wire.Want)] == [("s0r0:1", 0, 6)]
+    glass.deliver(1, 8, 10, [8])
+    assert not glass.take(wire.Want), "one is outstanding"
+    glass.pass_time(50 * MS)
+    assert [m.gsn for _, m in glass.take(wire.Want)] == [8]
+    glass.deliver(0, 1, 9)
+    glass.pass_time(200 * MS)
+    assert not glass.take(wire.Want)
+
+
+def test_nobody_is_asked_for_what_is_on_its_way() -> None:
+    glass = Reader()
+    glass.fetch()
+    glass.deliver(0, 1, 3, [1], stable=100)
+    glass.deliver(1, 1, 8, [4], [6])
+    assert {m.shard for _, m in glass.take(wire.Want)} == {1}
+
+
+def test_progress() -> None:
+    glass = Reader()
+    assert glass.progress() == Progress(RecordId(1, 0), caught_up=False, blocked_on=None)
+    glass.deliver(0, 1, 7, [1], [5])
+    glass.deliver(1, 1, 4)
+    assert glass.progress().position == RecordId(1, 0), "gsn 1 is still to come"
+    assert glass.gsns() == [1]
+    assert glass.progress() == Progress(
+        RecordId(4, 1), caught_up=False, blocked_on=Blocked(1, 0)
+    )
+    glass.deliver(1, 4, 8)
+    assert glass.gsns() == [5]
+    assert glass.progress() == Progress(RecordId(7, 0), caught_up=True, blocked_on=None)
+
+
+# --- leases ---
+
+
+def test_the_end_of_the_known_leases_is_not_passed() -> None:
+    first = lease([0], size=10)
+    glass = Reader(shards=1, leases=[run_of(first)])
+    glass.deliver(0, 1, 25, [1], [9], [20])
+    assert glass.gsns() == [1, 9]
+    assert glass.progress().position == RecordId(11, 0)
+    second = lease([0, 1], number=2, base=11, size=100)
+    glass.deliver(0, 25, 25, leases=[run_of(second)])
+    assert glass.look() == ["s1r0:1"], "a member that was not known before"
+    assert glass.gsns() == []
+    glass.deliver(1, 11, 30, [12])
+    assert glass.gsns() == [12, 20]
+
+
+def test_leases_that_nobody_announces_are_asked_for() -> None:
+    glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
+    glass.deliver(0, 1, 25, [20])
+    assert glass.gsns() == []
+    glass.pass_time(60 * MS)
+    glass.tell_leases(run_of(lease([0], number=2, base=11, size=100)))
+    assert glass.gsns() == [20]
+
+
+def test_a_missing_lease_in_between_is_asked_for() -> None:
+    glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
+    third = run_of(lease([0], number=3, base=21, size=10))
+    glass.deliver(0, 1, 25, [15], leases=[third])
+    assert glass.gsns() == []
+    glass.tell_leases(run_of(lease([0], number=2, base=11, size=10)), third)
+    assert glass.gsns() == [15]
+
+
+def test_a_start_that_nobody_was_given_yet() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    number = glass.call(SubscribeRequest(glass.until(), RecordId(10**9, 0), True))
+    for runs in ([], [run_of(lease([0]))]):
+        question = glass.take(wire.LeaseQuery)[-1][1]
+        glass.give(wire.LeaseHistory(CLUSTER, question.request, runs, [placement(0)], 0))
+    assert glass.answers[number] == number
+    assert [m.start for _, m in glass.take(wire.Subscribe)] == [10**9]
+
+
+# --- trims, ends, errors ---
+
+
+def test_a_trimmed_start_is_an_error_that_names_the_first_position() -> None:
+    glass = Glass()
+    glass.connect(placement(0), placement(1))
+    number = glass.call(SubscribeRequest(glass.until(), RecordId(0, 0), True))
+    question = glass.take(wire.LeaseQuery)[-1][1]
+    runs = [run_of(lease([0, 1]))]
+    glass.give(wire.LeaseHistory(CLUSTER, question.request, runs, [], 8))
+    error = glass.answers[number]
+    assert isinstance(error, TrimmedError)
+    assert error.first == RecordId(8, 1)
+    glass.pass_time(5 * S)
+    assert not glass.take(wire.Credit), "its streams are still open"
+
+
+def test_a_running_subscription_that_is_overtaken_by_a_trim() -> None:
+    glass = Reader()
+    glass.deliver(0, 1, 3, [1])
+    glass.deliver(1, 1, 4)
+    number = glass.opened[0].subscription
+    call = glass.fetch(max_records=1)
+    assert [r.rid.gsn for r in glass.batch(call).records] == [1]
+    call = glass.fetch()
+    glass.give(wire.Trimmed(CLUSTER, 0, 1, number, 8))
+    glass.tell_leases(run_of(lease([0, 1])))
+    error = glass.answers[call]
+    assert isinstance(error, TrimmedError)
+    assert error.first == RecordId(8, 1)
+
+
+def test_a_fetch_ends_at_its_deadline() -> None:
+    glass = Reader()
+    call = glass.fetch(2 * S)
+    glass.pass_time(2 * S - 1)
+    assert not glass.answers
+    glass.pass_time(1)
+    assert glass.batch(call) == Batch([], ended=False)
+
+
+def test_no_answer_about_leases() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    call = glass.call(SubscribeRequest(glass.until(2 * S), RecordId(1, 0), True))
+    glass.pass_time(2 * S)
+    assert isinstance(glass.answers[call], DeadlineError)
+
+
+def test_closing_ends_the_streams_and_the_readers() -> None:
+    glass = Reader()
+    call = glass.fetch()
+    glass.call(UnsubscribeRequest(NEVER, glass.subscription))
+    assert glass.batch(call) == Batch([], ended=True)
+    assert {m.shard for _, m in glass.take(wire.Unsubscribe)} == {0, 1}
+    assert isinstance(glass.answers.pop(glass.fetch()), ClosedError)
+    glass.sent.clear()
+    glass.pass_time(60 * S)
+    assert not glass.sent
+
+
+# --- over a network that cannot be trusted ---
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    loss=st.sampled_from([0.0, 0.2, 0.4]),
+    repetition=st.sampled_from([0.0, 0.3]),
+    shards=st.integers(1, 4),
+    counts=st.lists(st.integers(1, 300), max_size=10),
+    start=st.integers(0, 300),
+)
+def test_a_reader_gets_the_whole_log_in_order_each_record_once(
+    seed: int, loss: float, repetition: float, shards: int, counts: Sequence[int], start: int
+) -> None:
+    glass = Glass(lambda payload, _k, live: live[len(payload) % len(live)])
+    cluster = FakeCluster(glass, seed, shards)
+    glass.connect(*cluster.placements())
+    follower = cluster.subscribe(follow=True)
+    cluster.loss, cluster.repetition = loss, repetition
+    for number, count in enumerate(counts):
+        payloads = [b"x" * number + b"%d" % i for i in range(count)]
+        rids = cluster.result(glass.insert(*payloads, timeout=600 * S))
+        assert len(rids) == count
+    late = cluster.subscribe(RecordId(start, 0))
+    expected = [(gsn, payload) for gsn, payload in cluster.log if gsn >= start]
+    assert [(r.rid.gsn, r.payload) for r in cluster.fetch_all(late)] == expected
+    followed: list[tuple[int, bytes]] = []
+    while len(followed) < len(cluster.log):
+        batch = cluster.result(glass.call(FetchRequest(NEVER, follower, 100)))
+        followed += [(r.rid.gsn, r.payload) for r in batch.records]
+    assert followed == cluster.log
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_recent_begins_with_the_last_record(seed: int) -> None:
+    glass = Glass(lambda payload, _k, live: live[len(payload) % len(live)])
+    cluster = FakeCluster(glass, seed)
+    glass.connect(*cluster.placements())
+    assert cluster.fetch_all(cluster.subscribe(RID_RECENT)) == []
+    for payload in (b"1", b"22", b"333"):
+        cluster.result(glass.insert(payload))
+    for message in (wire.Want(CLUSTER, shard, 0, 50) for shard in (0, 1)):
+        cluster.serve("s0r0:1", message)
+    records = cluster.fetch_all(cluster.subscribe(RID_RECENT))
+    assert [record.payload for record in records] == [cluster.log[-1][1]]

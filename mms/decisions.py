@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ziplog.view import Placement, Replica
+from ziplog.view import Placement, Replica, fingerprint
 
 if TYPE_CHECKING:
     from mms.servers import Servers
@@ -34,7 +34,7 @@ def configured(config: ClusterConfig) -> list[Placement]:
 def first_changes(state: ClusterState, servers: Servers) -> list[Placement]:
     """Return the placements with which the shards that reported begin to work."""
     return [
-        _in_state(placement, "live")
+        _live(placement, servers)
         for shard, placement in state.placements.items()
         if servers.has_reported(shard)
     ]
@@ -51,7 +51,8 @@ def member_changes(state: ClusterState, servers: Servers, now: int) -> list[Plac
         fit = servers.is_fit(shard, now) and (is_live or servers.has_reported(shard))
         is_left = is_left or fit
         if fit != is_live:
-            changes.append(_in_state(placement, "live" if fit else "parked"))
+            changed = _live(placement, servers) if fit else _in_state(placement, "parked")
+            changes.append(changed)
     return changes if is_left else []
 
 
@@ -82,6 +83,24 @@ def finalized(state: ClusterState, servers: Servers) -> int:
         return last.first_epoch + last.epochs - 1
     lease = state.lease_at(frontier)
     return max(state.finalized, lease.epoch_at(frontier) - 1 if lease is not None else -1)
+
+
+def _live(placement: Placement, servers: Servers) -> Placement:
+    """Return the placement of a shard that takes records, and whose servers are known from now on.
+
+    Each with its data directory: one that comes back without it must not count (D2).
+    """
+    replicas = tuple(
+        msgspec.structs.replace(
+            replica, fingerprint=replica.fingerprint or fingerprint(server.heartbeat.identity)
+        )
+        if server.heartbeat is not None
+        else replica
+        for replica, server in zip(
+            placement.replicas, servers.replicas(placement.shard), strict=True
+        )
+    )
+    return msgspec.structs.replace(placement, state="live", replicas=replicas)
 
 
 def _in_state(placement: Placement, state: ShardState) -> Placement:

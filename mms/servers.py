@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ziplog.view import fingerprint
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -27,7 +29,9 @@ SILENT_NS: Final = 3 * _S
 class Server:
     """One replica of one shard."""
 
-    __slots__ = ("heard", "heartbeat", "index", "name", "route", "shard", "told", "told_at")
+    __slots__ = (
+        "fingerprint", "heard", "heartbeat", "index", "name", "route", "shard", "told", "told_at",
+    )  # fmt: skip
 
     def __init__(self, name: str, shard: int, index: int, now: int) -> None:
         self.name: Final = name
@@ -37,11 +41,25 @@ class Server:
         #: The way to it: where its last heartbeat came from.
         self.route = b""
         self.heartbeat: Heartbeat | None = None
+        #: Of the data directory that it must have; "": any, as it is not part of its shard yet.
+        self.fingerprint = ""
         #: When it was heard last, in ns; before that, since when it is waited for.
         self.heard = now
         #: The number of the last lease that was announced to it, and when.
         self.told = 0
         self.told_at = 0
+
+    def has_forgotten(self, heartbeat: Heartbeat) -> bool:
+        """Whether it does not have the data directory that this server is known with."""
+        return self.fingerprint not in {"", fingerprint(heartbeat.identity)}
+
+    @property
+    def is_in_limbo(self) -> bool:
+        """Whether it said that it may have forgotten something, or has."""
+        heartbeat = self.heartbeat
+        return heartbeat is not None and (
+            heartbeat.state == "limbo" or self.has_forgotten(heartbeat)
+        )
 
     def state(self, now: int) -> NodeState:
         """Return its state as the status document has it."""
@@ -49,7 +67,7 @@ class Server:
         if self.heartbeat is None:
             return "starting" if silent < SUSPECT_NS else "down"
         if silent < UP_NS:
-            return self.heartbeat.state
+            return "limbo" if self.is_in_limbo else self.heartbeat.state
         return "suspect" if silent < SUSPECT_NS else "down"
 
 
@@ -74,32 +92,47 @@ class Servers:
             names = [replica.name for replica in placement.replicas]
             old = self._by_shard.get(placement.shard, [])
             if [server.name for server in old] == names:
+                self._know(old, placement)
                 continue
             for server in old:
                 self._by_name.pop(server.name, None)
                 self.missing.discard(server.name)
             new = [Server(name, placement.shard, index, now) for index, name in enumerate(names)]
             self._by_shard[placement.shard] = new
+            self._know(new, placement)
             self._by_name.update((server.name, server) for server in new)
             self.missing.update(names)
             self._frontiers.setdefault(placement.shard, 0)
 
+    def _know(self, servers: list[Server], placement: Placement) -> None:
+        for server, replica in zip(servers, placement.replicas, strict=True):
+            server.fingerprint = replica.fingerprint
+
     def hear(self, route: bytes, heartbeat: Heartbeat, now: int) -> Server | None:
-        """Note a heartbeat; None if it is of nobody that is placed at that shard."""
+        """Note a heartbeat; None if it is of nobody that is placed at that shard.
+
+        A server with another data directory than the one that it is known with has forgotten what
+        it promised: it counts as being in limbo, and as nobody while the known one is heard.
+        """
         server = self._by_name.get(heartbeat.node)
         if server is None or server.shard != heartbeat.shard:
             return None
         before = server.heartbeat
+        has_forgotten = server.has_forgotten(heartbeat)
+        is_heard = before is not None and now - server.heard < SUSPECT_NS
+        if has_forgotten and is_heard and not server.is_in_limbo:
+            return None
         if route != server.route or (
             before is not None and before.incarnation != heartbeat.incarnation
         ):
             server.told = 0  # a new process, or a new connection of it: it may have missed things
         server.route, server.heartbeat, server.heard = route, heartbeat, now
-        if heartbeat.state == "limbo":
+        if server.is_in_limbo:
             self.missing.add(server.name)
         else:
             self.missing.discard(server.name)
-        self.reach(heartbeat.shard, heartbeat.frontier)
+        if not has_forgotten:
+            self.reach(heartbeat.shard, heartbeat.frontier)
         return server
 
     def listen_from(self, now: int) -> None:
@@ -110,6 +143,10 @@ class Servers:
         """Note that all that a shard owns below `frontier` is stable."""
         if frontier > self._frontiers.get(shard, frontier):
             self._frontiers[shard] = frontier
+
+    def is_of(self, route: bytes, shard: int) -> bool:
+        """Whether a route leads to a server of the shard."""
+        return any(server.route == route for server in self._by_shard.get(shard, ()))
 
     def frontier(self, shard: int) -> int:
         """Return the highest frontier that a shard reported."""
@@ -127,7 +164,6 @@ class Servers:
         """Whether the shard can serve: no replica is silent or in limbo."""
         since = self._listening_since
         return all(
-            now - max(server.heard, since) < SILENT_NS
-            and (server.heartbeat is None or server.heartbeat.state != "limbo")
+            now - max(server.heard, since) < SILENT_NS and not server.is_in_limbo
             for server in self._by_shard[shard]
         )

@@ -32,6 +32,7 @@ from mms.weights import Weights
 from ziplog.node import (
     Broadcast,
     Committed,
+    Complain,
     Halt,
     LeaderChanged,
     PeersChanged,
@@ -190,6 +191,7 @@ class MembershipService:
     def _received(self, src: bytes, message: Message) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
+            self._complain(src, message, "the membership service takes none")
             return
         if self.state.cluster and message.cluster not in {0, self.state.cluster}:
             self._refuse(src, message, "wrong-cluster", f"this is cluster {self.state.cluster}")
@@ -199,6 +201,9 @@ class MembershipService:
     def _refuse(self, src: bytes, message: Message, code: RefusalCode, detail: str) -> None:
         shard, request = getattr(message, "shard", 0), getattr(message, "request", 0)
         self._send(src, Refused(self.state.cluster, shard, 0, 0, request, code, detail))
+
+    def _complain(self, src: bytes, message: Message, why: str) -> None:
+        self._out.append(Complain(src, f"{type(message).__name__}: {why}"))
 
     def _send(self, dst: bytes, message: Message) -> None:
         self._out.append(Send(dst, message))
@@ -333,7 +338,10 @@ class MembershipService:
     def _heartbeat(self, src: bytes, message: Heartbeat) -> None:
         now = self._now
         server = self.servers.hear(src, message, now)
-        if server is None or not self._leading:
+        if server is None:
+            self._complain(src, message, f"{message.node} is another server, or none")
+            return
+        if not self._leading:
             return
         if message.active:
             self._active_until = now + ACTIVE_NS
@@ -398,7 +406,10 @@ class MembershipService:
         placements = list(state.placements.values()) if with_placements else []
         return LeaseAnnounced(state.cluster, runs, starts_in_us, placements, state.trim)
 
-    def _frontier(self, _src: bytes, message: Frontier) -> None:
+    def _frontier(self, src: bytes, message: Frontier) -> None:
+        if not self.servers.is_of(src, message.shard):
+            self._complain(src, message, f"it is not from shard {message.shard}")
+            return
         self.servers.reach(message.shard, message.frontier)
         if self._trims:
             self._out += self._trims.advance(self._now)

@@ -1,0 +1,1 @@
+"""Storage servers: the replicas of the shards."""

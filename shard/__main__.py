@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from shard.datadir import DataDirectory
@@ -63,6 +64,7 @@ def run(config: ClusterConfig, name: str) -> None:
     configure(name)
     identity = replica_config(config, name)
     directory = DataDirectory(config.data_dir / name, config.name, name)
+    identity = msgspec.structs.replace(identity, identity=directory.identity.server)
     try:
         transport = Transport(bind=identity.endpoint)
         try:

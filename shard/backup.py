@@ -40,6 +40,8 @@ MAX_PROMISED_UNITS: Final = 4096
 MAX_UNDECIDED_BYTES: Final = 64 * 1024 * 1024
 #: Not yet written to disk: above this, nothing more is reported.
 MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
+#: So many right guesses in a row, and the backup is in no hurry to hear of decisions.
+CALM_AFTER: Final = 64
 
 
 class Backup:
@@ -61,6 +63,8 @@ class Backup:
         #: When the primary was heard last, and when it was asked last.
         self._heard_stream = -(2**62)
         self._asked = -(2**62)
+        #: Decisions in a row that were guessed right.
+        self._kept_in_a_row = 0
         #: Bodies of units that the primary has not placed yet.
         self._undecided_bytes = 0
 
@@ -180,6 +184,7 @@ class Backup:
         if unit is None:
             unit = HeldUnit(place.client, place.seq, len(gsns), place.checksum)
             session.units[place.seq] = unit
+        assert not unit.confirmed, "the primary placed a unit twice"
         self._undecided_bytes -= len(unit.body)
         is_kept = unit.gsns == gsns and unit.checksum == place.checksum
         self._displace(self.guesses.decide(gsns[-1] + 1, unit, gsns))
@@ -192,7 +197,10 @@ class Backup:
         unit.checksum, unit.count = place.checksum, len(gsns)
         session.confirm(unit, gsns)
         state.placed_records += unit.count
-        if not is_kept:
+        if is_kept:
+            self._kept_in_a_row += 1
+        else:
+            self._kept_in_a_row = 0
             state.ack(unit)
         return True
 
@@ -218,8 +226,9 @@ class Backup:
 
     def persisted(self, fseq: int) -> None:
         """Take the news that this server's own entries are on stable storage."""
-        self._durable = max(self._durable, fseq)
-        self._report_due = True
+        if fseq > self._durable:
+            self._durable = fseq
+            self._report_due = True
 
     # --- the end of a batch, and time ---
 
@@ -235,6 +244,7 @@ class Backup:
             Report(
                 state.cluster, state.shard, state.view, state.server, state.incarnation,
                 last, min(self._durable, last),
+                state.is_followed or self._kept_in_a_row < CALM_AFTER,
             ),
         )  # fmt: skip
 

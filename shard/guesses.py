@@ -36,6 +36,9 @@ class Guesses:
         self._promised_end = 0
         #: Slots to leave free before the next guess (this backup is behind).
         self._skip_slots = 0
+        #: Units that lost their promises to no-ops, and their counts: the primary has most of them
+        #: placed already, right after the no-ops, though its word has not come.
+        self._adrift: dict[tuple[bytes, int], int] = {}
         #: Slots' worth of arrivals to leave without a guess (this backup is ahead).
         self._withheld = 0
         #: Guesses below this gsn were made before the last realignment and say nothing about it.
@@ -72,6 +75,7 @@ class Guesses:
         """Return the gsns that come `_skip_slots` slots after these, if they are in one epoch."""
         free = self._clock.take(gsns[0], self._skip_slots)
         self._skip_slots = 0
+        self._adrift.clear()
         if not free or free[0] != gsns[0]:
             return gsns
         return self._clock.take(free[-1] + 1, count)
@@ -83,14 +87,19 @@ class Guesses:
         """
         promised = self.promised
         if unit is not None and unit.guess and gsns is not None:
-            self._compare(unit.guess, gsns[0])
             if unit.gsns is not None:
                 del promised[unit.gsns[0]]
+            if self._adrift:
+                self._skip_slots -= self._adrift.pop((unit.client, unit.seq), 0)
+            self._compare(unit.guess, gsns[0])
         displaced: list[HeldUnit] = []
         while promised and (first := next(iter(promised))) < end:
             loser = promised.pop(first)
             loser.gsns = None
             displaced.append(loser)
+        if displaced and unit is None:
+            self._adrift = {(loser.client, loser.seq): loser.count for loser in displaced}
+            self._skip_slots = sum(self._adrift.values())
         self._shrink()
         return displaced
 
@@ -118,6 +127,7 @@ class Guesses:
             self._same_offsets = 0
             self._offset = 0
             self._realigned_at = self._promised_end
+            self._adrift.clear()
             if offset > 0:
                 self._skip_slots = offset
             else:

@@ -172,6 +172,7 @@ class Readers:
                 route, message.subscription, message.start, message.credit, now
             )
             self.subscriptions[key] = self._behind[key] = subscription
+            self._state.is_followed = True
         self._answer(key, subscription)
 
     def renew(self, route: bytes, message: Credit, now: int) -> None:
@@ -195,6 +196,7 @@ class Readers:
 
     def _drop(self, key: tuple[bytes, int]) -> None:
         self.subscriptions.pop(key, None)
+        self._state.is_followed = bool(self.subscriptions)
         self._behind.pop(key, None)
 
     def _answer(self, key: tuple[bytes, int], subscription: Subscription) -> None:
@@ -239,7 +241,7 @@ class Readers:
     @property
     def has_work(self) -> bool:
         """Whether `catch_up` has something to send."""
-        return any(s.used < s.credit for s in self._behind.values())
+        return bool(self._behind) and any(s.used < s.credit for s in self._behind.values())
 
     def _catch_up(
         self, key: tuple[bytes, int], subscription: Subscription, *, always: bool

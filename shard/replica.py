@@ -1,6 +1,8 @@
 """A storage server: one replica of one shard, as a deterministic node.
 
-    starting --LeaseAnnounced--> up            limbo (after a crash): stable reads only
+    starting --LeaseAnnounced--> up
+       --LeaseAnnounced, but its data directory is not the known one--> limbo
+    limbo (or after a crash): stable reads only
 
 It refuses what is not of its cluster, shard and view, keeps the sessions, and hands the rest to
 its parts: `primary` or `backup` for inserts, `readers` for reads, `epochs` for leases. Any message
@@ -27,6 +29,7 @@ from shard.state import ReplicaConfig, ReplicaState
 from shard.stream import Watermark
 from ziplog.errors import ProtocolError
 from ziplog.node import (
+    Complain,
     Connect,
     Drained,
     Effect,
@@ -37,8 +40,9 @@ from ziplog.node import (
     Received,
     StorageChanged,
     Wakeup,
+    Warn,
 )
-from ziplog.view import NO_DIGEST, LeaseRun
+from ziplog.view import NO_DIGEST, LeaseRun, Placement, fingerprint
 from ziplog.wire import (
     MAX_FRAME,
     Credit,
@@ -156,6 +160,8 @@ class Replica:
             handler = self._handlers.get(type(event.message))
             if handler is not None:
                 handler(event.src, event.message)
+            else:
+                self._complain(event.src, event.message, "a storage server takes none")
         elif isinstance(event, Drained):
             self._drained()
         elif isinstance(event, Wakeup):
@@ -173,15 +179,17 @@ class Replica:
         """Return when this node wants to be woken."""
         if not self._connected or self._readers.has_work:
             return self._now
-        due = [self._heartbeat_due]
-        part = None
+        earliest = self._heartbeat_due
+        if self._mark_due is not None and self._mark_due < earliest:
+            earliest = self._mark_due
         if self._state.state == "up":
-            part = self._role.next_wakeup(self._now)
-        if part is not None:
-            due.append(part)
-        if self._mark_due is not None:
-            due.append(self._mark_due)
-        return min(due)
+            due = self._role.next_wakeup(self._now)
+            if due is not None and due < earliest:
+                earliest = due
+        return earliest
+
+    def _complain(self, src: bytes, message: Message, why: str) -> None:
+        self._state.out.append(Complain(src, f"{type(message).__name__}: {why}"))
 
     # --- inserts and the stream ---
 
@@ -331,8 +339,10 @@ class Replica:
 
     # --- the membership service ---
 
-    def _lease_announced(self, _route: bytes, message: LeaseAnnounced) -> None:
+    def _lease_announced(self, route: bytes, message: LeaseAnnounced) -> None:
         state = self._state
+        if not self._is_from_service(route, message):
+            return
         if state.cluster not in (0, message.cluster):
             self._halt(f"told of cluster {message.cluster}, but this is {state.cluster}")
             return
@@ -343,11 +353,9 @@ class Replica:
         except LeaseConflictError as error:
             self._halt(str(error))
             return
-        view = next((p.view for p in message.placements if p.shard == state.shard), 0)
-        if state.state == "starting" and view and state.clock.lease is not None:
-            state.view = state.view or view
-            state.state = "up"
-            self._heartbeat_due = self._now
+        placement = next((p for p in message.placements if p.shard == state.shard), None)
+        if state.state == "starting" and placement and state.clock.lease is not None:
+            self._begin(placement)
         if message.trim > state.trim:
             self._trim(message.trim)
         if news:
@@ -356,7 +364,34 @@ class Replica:
             if self._primary is not None and state.state == "up":
                 self._primary.leased(self._now)
 
-    def _lease_history(self, _route: bytes, message: LeaseHistory) -> None:
+    def _begin(self, placement: Placement) -> None:
+        """Become part of the shard, unless this server was that before and has forgotten it."""
+        state, config = self._state, self._state.config
+        self._heartbeat_due = self._now
+        known = next((r.fingerprint for r in placement.replicas if r.name == config.name), "")
+        if known in {"", fingerprint(config.identity)}:
+            state.view = state.view or placement.view
+            state.state = "up"
+            return
+        state.state = "limbo"
+        state.out.append(Warn(
+            f"{config.name} is in limbo: shard {state.shard} knows it with another data directory."
+            " What was there is missing here: stop it, put that directory back, and start it"
+        ))  # fmt: skip
+
+    def _is_from_service(self, route: bytes, message: Message) -> bool:
+        """Whether a message came over this server's own connection to the membership service.
+
+        Who decides what a server halts on must not be just anybody who can reach its port.
+        """
+        if any(route == node.name.encode() for node in self._state.config.mms):
+            return True
+        self._complain(route, message, "it is no answer of the membership service")
+        return False
+
+    def _lease_history(self, route: bytes, message: LeaseHistory) -> None:
+        if not self._is_from_service(route, message):
+            return
         if self._primary is None or message.cluster != self._state.cluster:
             return
         if self._primary.answered(message):
@@ -387,7 +422,7 @@ class Replica:
                 state.incarnation, config.pid, state.state, self._is_active(), self._rate_per_s,
                 state.frontier, stream.durable_end,
                 last.number if last else 0, last.digest if last else NO_DIGEST, state.trim,
-                stream.stable_record, stream.durable_record,
+                stream.stable_record, stream.durable_record, config.identity,
             ),
         )  # fmt: skip
 
@@ -434,7 +469,6 @@ class Replica:
                 self._role.expire_sessions(self._now)
         if self._mark_due is not None and self._now >= self._mark_due:
             self._mark()
-        self._drained()
 
     def _connect(self) -> None:
         config = self._state.config

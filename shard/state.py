@@ -46,6 +46,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True):
     pid: int
     limits: Limits
     session_timeout_s: int = 900
+    #: The identity of its data directory: random, made with it. "": unknown.
+    identity: str = ""
 
 
 class ReplicaState:
@@ -75,6 +77,8 @@ class ReplicaState:
         #: When the last insert came and when somebody last waited behind this shard, in ns.
         self.last_insert = -(2**62)
         self.last_want = -(2**62)
+        #: Somebody subscribes to this server.
+        self.is_followed = False
         #: Records placed so far.
         self.placed_records = 0
 

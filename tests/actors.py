@@ -34,8 +34,8 @@ class Job:
     #: The newest ack of each server.
     acks: dict[int, wire.InsertAck] = field(default_factory=dict)
     gsns: list[int] | None = None
-    #: The first acks of all servers agreed.
-    fast: bool = True
+    #: Every backup had guessed where the primary would put it.
+    fast: bool = False
     refused: str = ""
     #: Its client does not send it again.
     abandoned: bool = False
@@ -125,7 +125,6 @@ class Client:
             if known is not None and known.counter >= message.counter:
                 return
             if known is not None and known.gsns != message.gsns:
-                job.fast = False
                 assert not known.confirmed, "a confirmed unit moved"
                 assert message.confirmed, "a promise moved"
             job.acks[message.server] = message
@@ -134,6 +133,7 @@ class Client:
                 assert job.gsns in (None, gsns), "a completed unit moved"
                 if job.gsns is None:
                     job.gsns = gsns
+                    job.fast = not any(a.confirmed for s, a in job.acks.items() if s)
                     self.on_complete(job)
         elif isinstance(message, wire.Refused):
             job = self.jobs[message.shard, message.request]

@@ -99,7 +99,8 @@ class Storm:
         known = run.first.number - 1
         for name, node in self.world.nodes.items():
             if isinstance(node, Replica):
-                self.world.send("mms-0", name, service.announce(known, self.world.now))
+                message = service.announce(known, self.world.now)
+                self.world.send("mms-0", name, message, reply=True)
 
     def grant(self) -> None:
         """Commit the next lease, or a few equal ones as a run."""
@@ -195,7 +196,8 @@ class Storm:
         )
         for shard in range(weather.shards):
             for name in shard_names(shard, weather.f):
-                world.send("mms-0", name, self.service.announce(1 << 60, world.now))
+                message = self.service.announce(1 << 60, world.now)
+                world.send("mms-0", name, message, reply=True)
 
     # --- the end ---
 

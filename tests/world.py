@@ -309,6 +309,7 @@ class World:
             wakeup = node.next_wakeup() if name not in self.paused else None
             if wakeup is not None and wakeup <= self.now:
                 self._step(name, Wakeup())
+                self._step(name, Drained())
 
 
 def describe(message: wire.Message) -> str:
@@ -332,7 +333,7 @@ def describe(message: wire.Message) -> str:
                         what.append("Expire")
             return f"Forward {message.first}: {'; '.join(what)} stable={message.stable}"
         case wire.Report():
-            return f"Report held={message.held}"
+            return f"Report held={message.held} durable={message.durable}"
         case wire.Resend():
             return f"Resend first={message.first} bodies={message.bodies}"
         case wire.Deliver():
@@ -373,7 +374,12 @@ def first_lease(
 
 
 def add_shard(
-    world: World, shard: int, f: int = 1, *, durability: Literal["memory", "disk"] = "memory", **config: Any
+    world: World,
+    shard: int,
+    f: int = 1,
+    *,
+    durability: Literal["memory", "disk"] = "memory",
+    **config: Any,
 ) -> list[Replica]:
     """Start the replicas of a shard, with a probe in the place of the membership service."""
     if "mms-0" not in world.nodes:
@@ -399,7 +405,7 @@ def grant(
     for shard in range(shards):
         for name in shard_names(shard, f):
             if name in world.nodes:
-                world.send("mms-0", name, message)
+                world.send("mms-0", name, message, reply=True)
 
 
 def calm_world(shards: int = 1, f: int = 1, *, lease: Lease | None = None, **config: Any) -> World:

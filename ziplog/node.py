@@ -138,6 +138,19 @@ class Complete(Effect, frozen=True, gc=False):
     result: Any
 
 
+class Complain(Effect, frozen=True, gc=False):
+    """A peer sent what it may not, and it was dropped: count it, and log it now and then."""
+
+    src: bytes
+    reason: str
+
+
+class Warn(Effect, frozen=True, gc=False):
+    """Log what an operator should know: one line, for what happens once."""
+
+    text: str
+
+
 class Halt(Effect, frozen=True, gc=False):
     """The node found that it cannot go on without doing harm: log why and stop the process."""
 

@@ -7,7 +7,7 @@ lives at one gsn of one shard, and the pair is its record identifier, `RecordId`
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -29,6 +29,7 @@ Fseq = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 #: 128 random bits, new in every client process.
 ClientId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
+_UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXT_FORM: Final = re.compile(r"(\d{1,19})@(\d{1,10})", re.ASCII)
 
 
@@ -87,4 +88,4 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     @property
     def timestamp(self) -> datetime:
         """When the client created it: an aware datetime in UTC."""
-        return datetime.fromtimestamp(self.timestamp_us / 1_000_000, UTC)
+        return _UNIX_EPOCH + timedelta(microseconds=self.timestamp_us)

@@ -204,6 +204,15 @@ class Replica(msgspec.Struct, frozen=True, array_like=True):
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
     endpoint: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    #: Of the data directory with which it became part of its shard; "" before that. Another
+    #: directory under the same name has forgotten what the server promised.
+    fingerprint: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+
+@lru_cache(maxsize=16_384)
+def fingerprint(identity: str) -> str:
+    """Return what everybody may know of a data directory's secret identity; of "": ""."""
+    return blake2b(identity.encode(), digest_size=16).hexdigest() if identity else ""
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True):

@@ -315,6 +315,8 @@ class Report(Message, tag=VERSION * 256 + 31, frozen=True, gc=False):
     incarnation: Unsigned
     held: Fseq
     durable: Fseq
+    #: Guesses failed lately, or readers wait here: tell me your decisions at once.
+    hurry: bool = True
 
 
 class Resend(Message, tag=VERSION * 256 + 32, frozen=True, gc=False):
@@ -355,6 +357,8 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     #: The last stable and the last durable record, inclusive; 0: none.
     stable_gsn: Gsn = 0
     durable_gsn: Gsn = 0
+    #: The identity of its data directory: a secret between the two.
+    identity: Name = ""
 
 
 class LeaseAnnounced(Message, tag=VERSION * 256 + 41, frozen=True, gc=False):

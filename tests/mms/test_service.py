@@ -13,6 +13,7 @@ from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
 from ziplog.node import (
     Broadcast,
     Committed,
+    Complain,
     Effect,
     Event,
     Halt,
@@ -24,7 +25,7 @@ from ziplog.node import (
     Send,
     Wakeup,
 )
-from ziplog.view import NO_DIGEST, Lease
+from ziplog.view import NO_DIGEST, Lease, fingerprint
 from ziplog.wire import (
     ClusterInfo,
     Frontier,
@@ -76,6 +77,7 @@ class FakeServer:
         self.name, self.shard = name, shard
         self.route = b"route " + name.encode()
         self.incarnation = 1
+        self.identity = f"directory of {name}"
         self.alive = True
         self.deaf = False
         self.state = "starting"
@@ -95,6 +97,7 @@ class FakeServer:
             CLUSTER if lease else 0, self.name, "127.0.0.1:1", self.shard, view, self.incarnation,
             99, self.state, self.active, self.rate, self.frontier, 0,  # type: ignore[arg-type]
             lease.number if lease else 0, lease.digest if lease else NO_DIGEST, self.trim, 7, 5,
+            self.identity,
         )  # fmt: skip
 
     def receive(self, message: Message) -> None:
@@ -134,6 +137,7 @@ class World:
         self.log: list[bytes] = []
         self.proposed: list[tuple[int, bytes]] = []
         self.sent: list[tuple[bytes, Message]] = []
+        self.complaints: list[str] = []
         self.is_cut_off = False
         self.servers = [
             FakeServer(node.name, shard.id)
@@ -171,6 +175,8 @@ class World:
             case Broadcast():
                 for dst in effect.dsts:
                     self.deliver(dst, effect.message)
+            case Complain():
+                self.complaints.append(effect.reason)
             case _:
                 raise AssertionError(effect)
 
@@ -492,6 +498,55 @@ def test_a_server_that_nobody_knows_is_ignored() -> None:
         server = FakeServer(node, shard)
         world.ask(server.heartbeat())
     assert world.sent == []
+    assert len(world.complaints) == 2
+
+
+def test_a_server_that_lost_its_directory_is_in_limbo_for_ever() -> None:
+    world = World().lead().run(5 * S)
+    server = world.servers[2]
+    frontier = server.frontier
+    # It comes back with an empty directory: nothing that it says gives it away but the identity.
+    server.alive, server.state, server.lease, server.frontier = False, "starting", None, 10**9
+    server.incarnation, server.identity = 2, "another directory"
+    world.run(10 * S)
+    server.alive = True
+    world.hear(server)
+    assert server.told[-1].placements[1].replicas[0].fingerprint == fingerprint(
+        "directory of shard-1-0"
+    )
+    # Whatever it makes of that.
+    for state in ("starting", "up"):
+        server.state = state
+        world.run(5 * S)
+        shard = world.status()["shards"][1]
+        assert (shard["state"], shard["replicas"][0]["state"]) == ("parked", "limbo")
+        assert [member.shard for member in world.lease.members] == [0]
+    assert world.service.servers.frontier(1) == frontier
+    # Nor is it forgotten by the service.
+    world.start()
+    world.lead().run(5 * S)
+    assert world.status()["shards"][1]["replicas"][0]["state"] == "limbo"
+    # With its directory, it is itself again.
+    server.identity, server.incarnation = "directory of shard-1-0", 3
+    world.run(5 * S)
+    assert world.status()["shards"][1]["state"] == "live"
+
+
+def test_a_name_alone_makes_no_server() -> None:
+    world = World().lead().run(5 * S)
+    stranger = FakeServer("shard-0-0", 0)
+    stranger.identity, stranger.route, stranger.state = "stranger", b"stranger", "limbo"
+    stranger.frontier = 2**63 - 1
+    world.run(S)
+    for _ in range(10):
+        world.ask(stranger.heartbeat(), b"stranger")
+        world.ask(Frontier(CLUSTER, 0, 1, 1, 2**63 - 1), b"stranger")
+        world.run(S)
+    assert len(world.complaints) == 20
+    assert world.answers(LeaseAnnounced, b"stranger") == []
+    shard = world.status()["shards"][0]
+    assert (shard["state"], shard["replicas"][0]["state"]) == ("live", "up")
+    assert world.service.servers.frontier(0) < 2**63 - 1
 
 
 # --- clients ---------------------------------------------------------------------------------

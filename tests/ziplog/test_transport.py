@@ -273,6 +273,21 @@ def test_no_frame_is_slept_through(opened: Callable[..., Transport]) -> None:
     assert not thread.is_alive()
 
 
+def test_a_send_that_swallows_the_news_of_a_frame(opened: Callable[..., Transport]) -> None:
+    server, client = opened("127.0.0.1:0"), opened()
+    client.connect(b"server", endpoint_of(server))
+    client.send(b"server", b"x")
+    route, _ = take(server)
+    while client.receive() is not None:
+        pass
+    server.send(route, b"answer")
+    assert select.select([client._fds[0]], [], [], 10)[0]
+    for _ in range(3_000):  # libzmq looks at its mailbox once in a while
+        client.send(b"nobody", b"")
+    client.wait(None)
+    assert take(client) == (b"server", b"answer")
+
+
 def test_the_event_loop_s_descriptor(opened: Callable[..., Transport]) -> None:
     server, client = opened("127.0.0.1:0"), opened()
     client.connect(b"server", endpoint_of(server))

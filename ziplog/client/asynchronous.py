@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ziplog.client.arguments import BytesLike
-    from ziplog.client.requests import Batch, Blocked, Policy, Request
+    from ziplog.client.requests import Blocked, Fetched, Policy, Request
     from ziplog.wire import Limits
 
 #: Messages stepped before the loop gets a turn.
@@ -400,7 +400,7 @@ class AsyncSubscription:
             await self
         until = NEVER if limit is None else arguments.deadline(limit, 0)
         request = arguments.fetch(self._number, max_records, until)
-        batch: Batch = await self._driver.call(request)
+        batch: Fetched = await self._driver.call(request)
         return reader.fill(batch)
 
     @property

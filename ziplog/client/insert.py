@@ -13,13 +13,11 @@ lie within the window that servers allow. See docs/protocol.md, section 4.
 
 from __future__ import annotations
 
-from collections import deque
-from operator import lt
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from ziplog.client.requests import NEVER
+from ziplog.client.lane import LANE_BYTES, MAX_PATIENCE_NS, Batch, Lane, Unit
 from ziplog.errors import (
     DeadlineError,
     NoSuchRecordError,
@@ -34,122 +32,21 @@ from ziplog.types import RecordId
 from ziplog.wire import Body, Insert, InsertAck, Refused, encode_body
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from ziplog.client.requests import InsertRequest, Policy
     from ziplog.client.routing import Route, Routing
     from ziplog.client.turn import Turn
 
 _MS: Final = 1_000_000
-#: A unit holds at most so many records and (unless it is a single one) bytes.
-UNIT_RECORDS: Final = 256
-UNIT_BYTES: Final = 256 * 1024
-#: Bytes that may be unsettled at a shard; a unit goes out if there is room for some of it.
-LANE_BYTES: Final = 4 * 1024 * 1024
-#: Patience before a unit is sent again: `_PATIENCE_FACTOR` times the recent p99, within limits.
-_MIN_PATIENCE_NS: Final = 20 * _MS
-_MAX_PATIENCE_NS: Final = 500 * _MS
-_PATIENCE_FACTOR: Final = 8
-#: Latencies from which the p99 is taken.
-_SAMPLES: Final = 64
 #: A shard that let us wait gets no new unpinned records for so long.
 _AVOID_NS: Final = 500 * _MS
-#: Pause before a refused unit is sent again, doubling up to `_MAX_PATIENCE_NS`.
+#: Pause before a refused unit is sent again, doubling up to `MAX_PATIENCE_NS`.
 _REFUSED_PAUSE_NS: Final = 2 * _MS
 #: Nobody waits for a doubtful unit any more: pauses up to this.
 _DOUBTFUL_PAUSE_NS: Final = 5_000 * _MS
 #: In one look, not more than this is sent again to a shard.
 _REPEAT_BYTES: Final = 1024 * 1024
-_SINGLE: Final = ((0, 1),)
-
-
-class Batch:
-    """One call: its payloads, cut into units."""
-
-    __slots__ = ("call", "cuts", "gsns", "open", "previous", "request", "sent", "shard")
-
-    def __init__(self, call: int, request: InsertRequest) -> None:
-        self.call: Final = call
-        self.request: Final = request
-        #: The payloads [start, stop) of each unit.
-        self.cuts: Final = cut(request.payloads) if len(request.payloads) > 1 else _SINGLE
-        #: Where each unit is; None while that is not known.
-        self.gsns: list[list[int] | None] = [None] * len(self.cuts)
-        #: Units without gsns.
-        self.open = len(self.cuts)
-        #: The shard that the policy chose last; -1 before it was asked.
-        self.shard = -1
-        #: Units that were sent, and the seq of the last of them.
-        self.sent = 0
-        self.previous = 0
-
-
-class Unit:
-    """One unit that was sent."""
-
-    __slots__ = (
-        "acks", "batch", "copies", "corrected", "first_sent", "index", "message", "pause",
-        "primary_copies", "refusals", "replicas", "retry_at", "verdict",
-    )  # fmt: skip
-
-    def __init__(self, batch: Batch, index: int, message: Insert, route: Route, now: int) -> None:
-        #: None once its call was answered: then it is doubtful.
-        self.batch: Batch | None = batch
-        self.index: Final = index
-        self.message = message
-        self.first_sent: Final = now
-        self.retry_at = NEVER
-        self.pause = 0
-        #: The newest ack of each replica, all of the message's view.
-        self.acks: dict[int, InsertAck] = {}
-        self.replicas = len(route.names)
-        #: A backup changed its word.
-        self.corrected = False
-        #: How many copies were sent and refused, of all replicas and views; and sent to primaries.
-        self.copies = self.replicas
-        self.refusals = 0
-        self.primary_copies = 1
-        #: How its call ends unless a server holds the unit after all.
-        self.verdict: ZiplogError | None = None
-
-    @property
-    def is_absent(self) -> bool:
-        """Whether no server can have taken it: every copy was refused."""
-        return not self.acks and self.refusals == self.copies
-
-
-class Lane:
-    """What this client has under way at one shard."""
-
-    __slots__ = (
-        "avoid_until", "bytes", "latencies", "next_seq", "patience", "queue", "shard", "unsettled",
-    )  # fmt: skip
-
-    def __init__(self, shard: int) -> None:
-        self.shard: Final = shard
-        self.next_seq = 1
-        #: By seq, in order.
-        self.unsettled: dict[int, Unit] = {}
-        #: What the bodies of the unsettled units hold.
-        self.bytes = 0
-        #: Calls with units that were not sent yet; they take turns.
-        self.queue: deque[Batch] = deque()
-        self.latencies: list[int] = []
-        self.patience = _MIN_PATIENCE_NS
-        self.avoid_until = 0
-
-    @property
-    def done_below(self) -> int:
-        """The lowest seq that is not settled."""
-        return next(iter(self.unsettled), self.next_seq)
-
-    def measure(self, latency: int) -> None:
-        """Learn how long an insert takes here."""
-        self.latencies.append(latency)
-        if len(self.latencies) == _SAMPLES:
-            p99 = sorted(self.latencies)[-2]
-            self.patience = min(max(_PATIENCE_FACTOR * p99, _MIN_PATIENCE_NS), _MAX_PATIENCE_NS)
-            self.latencies.clear()
 
 
 class Inserts:
@@ -295,7 +192,7 @@ class Inserts:
 
     def _settle(self, lane: Lane, unit: Unit, gsns: list[int]) -> None:
         message, batch, counters = unit.message, unit.batch, self._turn.counters
-        self._remove(lane, unit)
+        lane.settle(unit)
         lane.avoid_until = 0
         lane.measure(self._turn.now - unit.first_sent)
         counters.inserts += len(gsns)
@@ -304,7 +201,7 @@ class Inserts:
         else:
             counters.fast_path += len(gsns)
         if batch is not None:
-            if _is_allowed(message, gsns):
+            if unit.admits(gsns):
                 batch.gsns[unit.index] = gsns
                 batch.open -= 1
                 if not batch.open:
@@ -316,13 +213,9 @@ class Inserts:
         if lane.queue:
             self._fill(lane)
 
-    def _remove(self, lane: Lane, unit: Unit) -> None:
-        del lane.unsettled[unit.message.seq]
-        lane.bytes -= len(unit.message.body)
-
     def _complete(self, batch: Batch) -> None:
         del self._batches[batch.call]
-        self._turn.complete(batch.call, _rids(batch))
+        self._turn.complete(batch.call, batch.rids)
 
     def on_refused(self, refused: Refused) -> None:
         """Take a refusal of a unit: repeat it, move it, or fail its call."""
@@ -362,7 +255,7 @@ class Inserts:
             self._turn.wake_at(unit.retry_at)
 
     def _reject(self, lane: Lane, unit: Unit, error: ZiplogError) -> None:
-        self._remove(lane, unit)
+        lane.settle(unit)
         if unit.batch is not None:
             self._fail(unit.batch, error)
         self._fill(lane)
@@ -381,7 +274,7 @@ class Inserts:
                 self._dispatch(batch)
                 return
         if unit.is_absent:
-            pause = min(_REFUSED_PAUSE_NS << min(unit.primary_copies, 7), _MAX_PATIENCE_NS)
+            pause = min(_REFUSED_PAUSE_NS << min(unit.primary_copies, 7), MAX_PATIENCE_NS)
             unit.retry_at = min(unit.retry_at, turn.now + pause)
             turn.wake_at(unit.retry_at)
 
@@ -389,11 +282,11 @@ class Inserts:
         """Whether no server can have taken any of the batch's units."""
         if batch.open < len(batch.cuts):
             return False
-        return all(unit.is_absent for unit in lane.unsettled.values() if unit.batch is batch)
+        return all(unit.is_absent for unit in lane.of(batch))
 
     def _withdraw(self, lane: Lane, batch: Batch) -> None:
-        for unit in [u for u in lane.unsettled.values() if u.batch is batch]:
-            self._remove(lane, unit)
+        for unit in lane.of(batch):
+            lane.settle(unit)
         if batch in lane.queue:
             lane.queue.remove(batch)
         batch.sent = batch.previous = 0
@@ -468,7 +361,7 @@ class Inserts:
 
     def _send_again(self, lane: Lane, unit: Unit, route: Route) -> None:
         turn = self._turn
-        longest = _MAX_PATIENCE_NS if unit.batch is not None else _DOUBTFUL_PAUSE_NS
+        longest = MAX_PATIENCE_NS if unit.batch is not None else _DOUBTFUL_PAUSE_NS
         unit.pause = min(unit.pause * 2, longest)
         unit.retry_at = turn.now + unit.pause
         unit.copies += len(route.names)
@@ -482,7 +375,7 @@ class Inserts:
     def _expire(self, batch: Batch) -> None:
         """Its deadline has come: say what is known about it."""
         lane = self._lanes.get(batch.shard)
-        units = [u for u in lane.unsettled.values() if u.batch is batch] if lane else []
+        units = lane.of(batch) if lane else []
         doubtful = [unit for unit in units if not unit.is_absent]
         where = f"shard {batch.shard} of {self._routing}"
         if doubtful:
@@ -512,7 +405,7 @@ class Inserts:
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         if isinstance(error, ZiplogError) and len(batch.request.payloads) > 1:
-            error.results = _partial(batch)
+            error.results = batch.results
             # Some of it was done, so the whole must not simply be repeated.
             error.retriable = error.retriable and batch.open == len(batch.cuts)
         self._detach(batch)
@@ -525,10 +418,10 @@ class Inserts:
         lane = self._lanes.get(batch.shard)
         if lane is None:
             return
-        for unit in [u for u in lane.unsettled.values() if u.batch is batch]:
+        for unit in lane.of(batch):
             unit.batch = None
             if unit.is_absent:
-                self._remove(lane, unit)
+                lane.settle(unit)
         if batch in lane.queue:
             lane.queue.remove(batch)
         self._fill(lane)
@@ -536,53 +429,11 @@ class Inserts:
     def check(self) -> None:
         """Assert the invariants."""
         for shard, lane in self._lanes.items():
-            seqs = list(lane.unsettled)
             assert shard == lane.shard
-            assert all(map(lt, seqs, seqs[1:])), "seqs are out of order"
-            assert lane.next_seq - lane.done_below <= self._routing.limits.max_unsettled_units
-            assert lane.bytes == sum(len(u.message.body) for u in lane.unsettled.values())
+            lane.check(self._routing.limits.max_unsettled_units)
             for unit in lane.unsettled.values():
                 assert self._turn.alarm <= max(unit.retry_at, self._turn.now + lane.patience // 4)
-                assert all(ack.view == unit.message.view for ack in unit.acks.values())
                 assert unit.batch is None or unit.batch.call in self._batches
         for batch in self._batches.values():
             assert self._turn.alarm <= batch.request.deadline, "a deadline would be missed"
             assert batch.open == batch.gsns.count(None)
-
-
-def cut(payloads: list[bytes]) -> list[tuple[int, int]]:
-    """Cut payloads into units [start, stop): bounded in records and, but for one record, bytes."""
-    cuts: list[tuple[int, int]] = []
-    start = size = 0
-    for index, payload in enumerate(payloads):
-        size += len(payload)
-        if index > start and (size > UNIT_BYTES or index - start == UNIT_RECORDS):
-            cuts.append((start, index))
-            start, size = index, len(payload)
-    cuts.append((start, len(payloads)))
-    return cuts
-
-
-def _is_allowed(message: Insert, gsns: list[int]) -> bool:
-    return (
-        len(gsns) == message.count
-        and gsns[0] > message.after
-        and (len(gsns) == 1 or all(map(lt, gsns, gsns[1:])))
-    )
-
-
-def _rids(batch: Batch) -> list[RecordId]:
-    shard = batch.shard
-    return [RecordId(gsn, shard) for gsns in batch.gsns if gsns is not None for gsn in gsns]
-
-
-def _partial(batch: Batch) -> list[RecordId | None]:
-    return list(_partial_rids(batch))
-
-
-def _partial_rids(batch: Batch) -> Iterator[RecordId | None]:
-    for (start, stop), gsns in zip(batch.cuts, batch.gsns, strict=True):
-        if gsns is None:
-            yield from [None] * (stop - start)
-        else:
-            yield from (RecordId(gsn, batch.shard) for gsn in gsns)

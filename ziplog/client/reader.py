@@ -16,7 +16,7 @@ from ziplog.types import Record, RecordId
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ziplog.client.requests import Batch, Blocked
+    from ziplog.client.requests import Blocked, Fetched
 
 
 class Reader:
@@ -35,7 +35,7 @@ class Reader:
         self.ended = False
         self.closed = False
 
-    def fill(self, batch: Batch) -> bool:
+    def fill(self, batch: Fetched) -> bool:
         """Take the next records; False if there are none."""
         self._records = batch.records
         self.batch = iter(batch.records)

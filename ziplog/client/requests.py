@@ -67,7 +67,7 @@ class SubscribeRequest(Request, frozen=True, gc=False):
 
 
 class FetchRequest(Request, frozen=True, gc=False):
-    """Take records that are due. Result: a `Batch`, empty at the deadline and at the end."""
+    """Take records that are due. Result: a `Fetched`, empty at the deadline and at the end."""
 
     subscription: int
     max_records: int
@@ -80,12 +80,12 @@ class ProgressRequest(Request, frozen=True, gc=False):
 
 
 class UnsubscribeRequest(Request, frozen=True, gc=False):
-    """End a subscription. Answered at once with None; fetches under way get an empty `Batch`."""
+    """End a subscription. Answered at once with None; fetches under way get an empty `Fetched`."""
 
     subscription: int
 
 
-class Batch(msgspec.Struct, frozen=True, gc=False):
+class Fetched(msgspec.Struct, frozen=True, gc=False):
     """Records in gsn order."""
 
     records: list[Record]

@@ -103,13 +103,14 @@ class Service:
 
     def answered(self, reply: Any) -> None:
         """Take a reply; nothing happens if it was not asked for (any more)."""
-        question = self._questions.get(reply.request)
+        request: int = reply.request
+        question = self._questions.get(request)
         if question is None:
             return
         if type(reply) is not _REPLIES[type(question.message)]:
             self._turn.counters.protocol_errors += 1
             return
-        del self._questions[reply.request]
+        del self._questions[request]
         question.answer(reply)
 
     def not_leader(self, reply: NotLeader) -> None:

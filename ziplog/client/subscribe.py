@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ziplog.client.leases import LeaseMap
-from ziplog.client.requests import NEVER, Batch, Blocked, Progress
+from ziplog.client.requests import NEVER, Blocked, Fetched, Progress
 from ziplog.client.stream import Stream
 from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError, ZiplogError
 from ziplog.types import RecordId
@@ -183,9 +183,9 @@ class Subscription:
         if not stream.receive(deliver):
             self._open(stream)
         self.is_dirty = True
-        if deliver.leases and deliver.leases[-1].last.stop > self._leases.stop:
-            if not self._take_leases(deliver.leases) and not self._question:
-                self.ask_leases()
+        has_news = deliver.leases and deliver.leases[-1].last.stop > self._leases.stop
+        if has_news and not self._take_leases(deliver.leases) and not self._question:
+            self.ask_leases()
 
     def refused(self, stream: Stream, refused: Refused) -> None:
         """Take a server's refusal of a stream."""
@@ -237,17 +237,17 @@ class Subscription:
             self.fetches.popleft()
             self._turn.complete(fetch.call, result)
 
-    def _hand_out(self, max_records: int) -> Batch | Exception | None:
+    def _hand_out(self, max_records: int) -> Fetched | Exception | None:
         start, ready = self._taken, self._ready
         if start < len(ready):
             self._taken = min(start + max_records, len(ready))
             is_all = start == 0 and self._taken == len(ready)
             records = ready if is_all else ready[start : self._taken]
             self._turn.counters.delivered += len(records)
-            return Batch(records, ended=False)
+            return Fetched(records, ended=False)
         if self._error is not None:
             return self._error
-        return Batch([], ended=True) if self.position > self.last else None
+        return Fetched([], ended=True) if self.position > self.last else None
 
     def _merge(self) -> None:
         """Make ready what lies below all frontiers."""
@@ -335,7 +335,7 @@ class Subscription:
         for fetch in list(self.fetches):
             if turn.now >= fetch.request.deadline:
                 self.fetches.remove(fetch)
-                turn.complete(fetch.call, Batch([], ended=False))
+                turn.complete(fetch.call, Fetched([], ended=False))
             else:
                 turn.wake_at(fetch.request.deadline)
         for stream in list(self._streams.values()):
@@ -368,7 +368,7 @@ class Subscription:
             stream.close()
         self._streams.clear()
         for fetch in self.fetches:
-            self._turn.complete(fetch.call, Batch([], ended=True))
+            self._turn.complete(fetch.call, Fetched([], ended=True))
         self.fetches.clear()
 
     def check(self) -> None:

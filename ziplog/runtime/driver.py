@@ -20,6 +20,7 @@ import structlog
 from ziplog.errors import LocalProtocolError, ProtocolError
 from ziplog.node import (
     Broadcast,
+    Complain,
     Connect,
     Disconnect,
     Drained,
@@ -33,6 +34,7 @@ from ziplog.node import (
     Received,
     Send,
     Wakeup,
+    Warn,
 )
 from ziplog.runtime.tracing import halt
 from ziplog.wire import Heartbeat, Refused, decode, encode
@@ -76,7 +78,7 @@ class EntryStore(Protocol):
 class Driver:
     """Runs one node on a transport until `stop`."""
 
-    #: Frames received that were no message.
+    #: Frames received that were no message, or one that their sender may not send.
     bad_frames: int
 
     def __init__(
@@ -111,6 +113,8 @@ class Driver:
         self._held: list[tuple[bytes, bytes]] = []
         self._is_dirty = False
         self._next_complaint = 0
+        #: What the node said at the end of the last turn (asked once a turn: it costs a call).
+        self._deadline: int | None = None
         self._log = structlog.get_logger()
         self._handlers: dict[type[Effect], Callable[[Any], None]] = {
             Send: self._send,
@@ -119,12 +123,15 @@ class Driver:
             Disconnect: self._disconnect,
             Persist: self._persist,
             Propose: self._hand_over,
+            Complain: self._take_complaint,
+            Warn: self._warn,
             Halt: self._halt,
         }
 
     def run(self) -> None:
         """Drive the node until `stop`. Our own errors in it end the process (`on_halt`)."""
         try:
+            self._deadline = self._node.next_wakeup()
             while not self._stopping:
                 self._turn()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is our error: stop
@@ -147,12 +154,12 @@ class Driver:
     def _turn(self) -> None:
         is_more = self._step_messages()
         self._step_posted()
-        deadline = self._node.next_wakeup()
         now = self._clock()
-        if deadline is not None and deadline <= now:
+        if self._deadline is not None and self._deadline <= now:
             self._step(_WAKEUP, now)
         self._step(_DRAINED, now)
         retry = self._release() if self._is_dirty else None
+        self._deadline = self._node.next_wakeup()
         if not is_more and not self._posted and not self._stopping:
             self._transport.wait(self._pause(retry))
 
@@ -194,7 +201,7 @@ class Driver:
 
     def _pause(self, retry: int | None) -> int | None:
         """Return how long to sleep at most, in nanoseconds."""
-        deadline = self._node.next_wakeup()
+        deadline = self._deadline
         pause = None if deadline is None else max(deadline - self._clock(), 0)
         if retry is None:
             return pause
@@ -247,6 +254,12 @@ class Driver:
     def _hand_over(self, effect: Propose) -> None:
         assert self._propose is not None, "a node that proposes needs consensus"
         self._propose(effect.command)
+
+    def _take_complaint(self, effect: Complain) -> None:
+        self._complain(effect.src, ProtocolError(effect.reason))
+
+    def _warn(self, effect: Warn) -> None:
+        self._log.warning(effect.text)
 
     def _halt(self, effect: Halt) -> None:
         self._stopping = True

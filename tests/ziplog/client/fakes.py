@@ -17,8 +17,8 @@ from ziplog import wire
 from ziplog.client.core import ClientCore
 from ziplog.client.requests import (
     NEVER,
-    Batch,
     ConnectRequest,
+    Fetched,
     FetchRequest,
     InsertRequest,
     Request,
@@ -59,9 +59,10 @@ def info(
     placements: Sequence[Placement],
     leases: Sequence[LeaseRun],
     limits: wire.Limits | None = None,
+    service: str = SERVICE,
 ) -> wire.ClusterInfo:
     return wire.ClusterInfo(
-        CLUSTER, request, "fake", "memory", [SERVICE], list(placements), list(leases), 0,
+        CLUSTER, request, "fake", "memory", [service], list(placements), list(leases), 0,
         limits or wire.Limits(),
     )  # fmt: skip
 
@@ -69,7 +70,9 @@ def info(
 class Glass:
     """One core, stepped by hand."""
 
-    def __init__(self, policy: Policy | None = None, *, endpoints: Sequence[str] = (SERVICE,)) -> None:
+    def __init__(
+        self, policy: Policy | None = None, *, endpoints: Sequence[str] = (SERVICE,)
+    ) -> None:
         self.core = ClientCore(CLIENT, endpoints, policy or (lambda _p, _k, live: live[0]))
         self.now = 5 * S
         #: (name, message) of everything that was ordered to be sent, and not looked at.
@@ -184,6 +187,7 @@ class FakeCluster:
 
     def __init__(self, glass: Glass, seed: int, shards: int = 2, replicas: int = 2) -> None:
         self.glass = glass
+        self.service = SERVICE
         self.trim = 0
         self.random = random.Random(seed)
         self.shards, self.replicas = shards, replicas
@@ -236,16 +240,15 @@ class FakeCluster:
 
     def serve(self, name: str, message: Any) -> None:
         """Let a server answer."""
-        server = int(name.split("r")[1].split(":")[0]) if name != SERVICE else 0
+        server = int(name[3]) if name != SERVICE else 0
         match message:
             case wire.Hello():
-                self.reply(info(message.request, self.placements(), [run_of(self.lease)]))
+                leases = [run_of(self.lease)]
+                self.reply(info(message.request, self.placements(), leases, service=self.service))
             case wire.LeaseQuery():
                 runs = [run_of(self.lease)]
                 self.reply(
-                    wire.LeaseHistory(
-                        CLUSTER, message.request, runs, self.placements(), self.trim
-                    )
+                    wire.LeaseHistory(CLUSTER, message.request, runs, self.placements(), self.trim)
                 )
             case wire.Trim():
                 self.trim = message.gsn
@@ -279,6 +282,7 @@ class FakeCluster:
                 self.read(server, message)
 
     def placements(self) -> list[Placement]:
+        """Return where the shards are."""
         return [placement(shard, self.replicas) for shard in range(self.shards)]
 
     def insert(self, server: int, message: wire.Insert) -> None:
@@ -378,7 +382,7 @@ class FakeCluster:
         records: list[Record] = []
         while True:
             batch = self.result(self.glass.call(FetchRequest(NEVER, subscription, 7)))
-            assert isinstance(batch, Batch), batch
+            assert isinstance(batch, Fetched), batch
             records += batch.records
             if batch.ended:
                 return records

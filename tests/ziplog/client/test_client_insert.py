@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ziplog.client.fakes import MS, S, FakeCluster, Glass, ack, placement, refused
+from tests.ziplog.client.fakes import MS, FakeCluster, Glass, S, ack, placement, refused
 from ziplog import wire
-from ziplog.client.insert import LANE_BYTES, UNIT_BYTES, UNIT_RECORDS, cut
+from ziplog.client.lane import LANE_BYTES, UNIT_BYTES, UNIT_RECORDS, cut
 from ziplog.errors import (
     DeadlineError,
     NoSuchRecordError,
@@ -31,7 +33,7 @@ def connected(*, shards: int = 1, replicas: int = 2, policy: Any = None) -> Glas
 def sent_insert(glass: Glass) -> wire.Insert:
     inserts = glass.take(wire.Insert)
     assert inserts
-    message = inserts[0][1]
+    message: wire.Insert = inserts[0][1]
     assert all(other is message for _, other in inserts), "encoded more than once"
     return message
 
@@ -108,7 +110,7 @@ def test_a_silent_shard_gets_the_same_identity_again_with_growing_pauses() -> No
             times.append((glass.now - start) // MS)
     sends = sorted(set(times))
     assert sends[0] == 20
-    pauses = [b - a for a, b in zip(sends, sends[1:], strict=False)]
+    pauses = [b - a for a, b in pairwise(sends)]
     assert pauses == sorted(pauses), "the pause shrank"
     assert pauses[-1] == 500
     assert glass.core.counters.retries == len(sends)
@@ -417,9 +419,9 @@ def test_every_record_is_in_the_log_once_and_where_the_client_was_told(
         payloads = [b"%d-%d" % (number, i) for i in range(count)]
         calls[glass.insert(*payloads, after=after, timeout=600 * S)] = (payloads, after)
         if number % 3 == 2:
-            call = max(calls)
-            cluster.run(lambda call=call: call in glass.answers)
-            after = glass.answers[call][-1]
+            last = max(calls)
+            cluster.run(partial(glass.answers.__contains__, last))
+            after = glass.answers[last][-1]
     for call, (payloads, floor) in calls.items():
         rids = cluster.result(call) if call not in glass.answers else glass.answers.pop(call)
         assert rids == sorted(rids)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ziplog.client.fakes import CLUSTER, MS, S, FakeCluster, Glass, lease, placement, refused
+from tests.ziplog.client.fakes import CLUSTER, MS, FakeCluster, Glass, S, lease, placement, refused
 from ziplog import wire
 from ziplog.client.requests import ReadRequest
 from ziplog.errors import DeadlineError, NoSuchRecordError, TrimmedError, UnavailableError

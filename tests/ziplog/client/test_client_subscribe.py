@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ from hypothesis import strategies as st
 from tests.ziplog.client.fakes import (
     CLUSTER,
     MS,
-    S,
     FakeCluster,
     Glass,
+    S,
     lease,
     placement,
     refused,
@@ -22,8 +21,8 @@ from tests.ziplog.client.fakes import (
 from ziplog import wire
 from ziplog.client.requests import (
     NEVER,
-    Batch,
     Blocked,
+    Fetched,
     FetchRequest,
     Progress,
     ProgressRequest,
@@ -60,9 +59,7 @@ class Reader(Glass):
         self.opened |= {message.shard: message for _, message in opened}
         return [name for name, _ in opened]
 
-    def deliver(
-        self, shard: int, start: int, frontier: int, *units: Any, **fields: Any
-    ) -> None:
+    def deliver(self, shard: int, start: int, frontier: int, *units: Any, **fields: Any) -> None:
         made = [u if isinstance(u, wire.Unit) else unit(*u) for u in units]
         number = fields.pop("number", None) or self.opened[shard].subscription
         stable = fields.pop("stable", frontier)
@@ -83,9 +80,9 @@ class Reader(Glass):
         self.pass_time(0)
         return [record.rid.gsn for record in self.batch(call).records]
 
-    def batch(self, call: int) -> Batch:
+    def batch(self, call: int) -> Fetched:
         batch = self.answers.pop(call)
-        assert isinstance(batch, Batch), batch
+        assert isinstance(batch, Fetched), batch
         return batch
 
     def progress(self) -> Progress:
@@ -280,9 +277,7 @@ def test_progress() -> None:
     glass.deliver(1, 1, 4)
     assert glass.progress().position == RecordId(1, 0), "gsn 1 is still to come"
     assert glass.gsns() == [1]
-    assert glass.progress() == Progress(
-        RecordId(4, 1), caught_up=False, blocked_on=Blocked(1, 0)
-    )
+    assert glass.progress() == Progress(RecordId(4, 1), caught_up=False, blocked_on=Blocked(1, 0))
     glass.deliver(1, 4, 8)
     assert glass.gsns() == [5]
     assert glass.progress() == Progress(RecordId(7, 0), caught_up=True, blocked_on=None)
@@ -372,7 +367,7 @@ def test_a_fetch_ends_at_its_deadline() -> None:
     glass.pass_time(2 * S - 1)
     assert not glass.answers
     glass.pass_time(1)
-    assert glass.batch(call) == Batch([], ended=False)
+    assert glass.batch(call) == Fetched([], ended=False)
 
 
 def test_no_answer_about_leases() -> None:
@@ -387,7 +382,7 @@ def test_closing_ends_the_streams_and_the_readers() -> None:
     glass = Reader()
     call = glass.fetch()
     glass.call(UnsubscribeRequest(NEVER, glass.subscription))
-    assert glass.batch(call) == Batch([], ended=True)
+    assert glass.batch(call) == Fetched([], ended=True)
     assert {m.shard for _, m in glass.take(wire.Unsubscribe)} == {0, 1}
     assert isinstance(glass.answers.pop(glass.fetch()), ClosedError)
     glass.sent.clear()
@@ -408,7 +403,7 @@ def test_closing_ends_the_streams_and_the_readers() -> None:
     start=st.integers(0, 300),
 )
 def test_a_reader_gets_the_whole_log_in_order_each_record_once(
-    seed: int, loss: float, repetition: float, shards: int, counts: Sequence[int], start: int
+    seed: int, loss: float, repetition: float, shards: int, counts: list[int], start: int
 ) -> None:
     glass = Glass(lambda payload, _k, live: live[len(payload) % len(live)])
     cluster = FakeCluster(glass, seed, shards)

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from shard import replica as module
+from shard.replica import Checkpoint, Replica
+from tests.checkers import decided, places
+from tests.storm import Storm, Weather
+from tests.world import (
+    CLUSTER,
+    MS,
+    Probe,
+    S,
+    World,
+    add_shard,
+    calm_world,
+    first_lease,
+    grant,
+    insert,
+    placements,
+)
+from ziplog import wire
+from ziplog.node import Received, StorageChanged
+from ziplog.view import run_of
+
+PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
+
+
+def replica(world: World, name: str = PRIMARY) -> Replica:
+    node = world.nodes[name]
+    assert isinstance(node, Replica)
+    return node
+
+
+def probe(world: World, name: str = "c") -> Probe:
+    node = world.nodes[name]
+    assert isinstance(node, Probe)
+    return node
+
+
+def send(world: World, *messages: wire.Message, to: str = PRIMARY) -> None:
+    for message in messages:
+        world.send("c", to, message)
+    world.run(1 * MS)
+
+
+def refusals(world: World) -> list[tuple[int, str]]:
+    return [(refused.request, refused.code) for refused in probe(world).of(wire.Refused)]
+
+
+# --- storms: everything at once, then the verdict of tests/checkers.py ---
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10_000),
+    weather=st.builds(
+        Weather,
+        shards=st.integers(1, 2),
+        f=st.integers(0, 2),
+        steps=st.sampled_from((10, 40)),
+        loss=st.sampled_from((0.0, 0.05, 0.2)),
+        repeats=st.sampled_from((0.0, 0.2)),
+        delay_us=st.sampled_from((101, 1000, 4000)),
+        epoch_size=st.sampled_from((24, 200, 1 << 20)),
+        durability=st.sampled_from(("memory", "memory", "disk")),
+        restarts=st.booleans(),
+        trims=st.booleans(),
+        abandoned=st.sampled_from((0.0, 0.1)),
+        flush_us=st.sampled_from((0, 500, 5000)),
+    ),
+)
+def test_nothing_is_lost_doubled_or_stuck(seed: int, weather: Weather) -> None:
+    Storm(seed, weather).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_long_storms(seed: int) -> None:
+    Storm(seed, Weather(steps=200, f=1 + seed % 2, trims=seed % 3 == 0)).run()
+
+
+# --- who is refused what ---
+
+
+def test_other_clusters_shards_and_views_are_refused() -> None:
+    world = calm_world()
+    good = insert(1)
+    send(world, replace(good, cluster=CLUSTER + 1), replace(good, shard=4), replace(good, view=2))
+    send(world, replace(good, view=2), to=BACKUP)
+    assert [code for _, code in refusals(world)] == [
+        "wrong-cluster", "wrong-shard", "wrong-view", "wrong-view",
+    ]  # fmt: skip
+    assert {refused.view for refused in probe(world).of(wire.Refused)} == {1}
+    assert decided(world, PRIMARY) == []
+    assert not probe(world).of(wire.InsertAck)
+
+
+def test_traffic_of_other_views_between_replicas_counts_for_nothing() -> None:
+    """D1: neither a stream, nor a report, nor a question."""
+    world = calm_world()
+    world.paused.add(BACKUP)
+    send(world, insert(1))
+    world.paused.clear()
+    world.trace.clear()
+    stale = wire.Forward(CLUSTER, 0, 2, 1, 1, [wire.Skip(1, 9)], 1, 1)
+    world.inject(BACKUP, Received(b"<c", stale))
+    assert not any(isinstance(e.decision, wire.Skip) for e in decided(world, BACKUP)[:1])
+    before = replica(world)._primary._held[1]  # type: ignore[union-attr]
+    world.inject(PRIMARY, Received(b"<c", wire.Report(CLUSTER, 0, 2, 1, 1, 1, 1)))
+    assert replica(world)._primary._held[1] == before  # type: ignore[union-attr]
+    count = len(world.sent)
+    world.inject(PRIMARY, Received(b"<c", wire.Resend(CLUSTER, 0, 2, 1, 1, 5)))
+    assert not any(isinstance(m, wire.Forward) for _, _, m in world.sent[count:])
+
+
+def test_server_without_a_lease_is_not_ready() -> None:
+    world = World()
+    add_shard(world, 0)
+    world.add("c", Probe())
+    send(world, insert(1))
+    assert refusals(world) == [(1, "not-ready")]
+    heartbeat = probe(world, "mms-0").of(wire.Heartbeat)[0]
+    assert (heartbeat.cluster, heartbeat.state, heartbeat.lease) == (0, "starting", 0)
+
+
+def test_reused_identities_are_refused() -> None:
+    world = calm_world()
+    send(world, insert(1), insert(2, done_below=2))
+    send(world, insert(2, size=1), insert(2, count=2), insert(1))
+    assert refusals(world) == [
+        (2, "identity-reused"),
+        (2, "identity-reused"),
+        (1, "identity-reused"),
+    ]
+    assert [p.seq for p in places(world, PRIMARY)] == [1, 2]
+
+
+def test_malformed_units_are_refused() -> None:
+    world = calm_world()
+    good = insert(3)
+    send(
+        world,
+        replace(good, body=b"\xff\x00"),
+        replace(good, seq=4, count=2),
+        replace(good, seq=5, follows=5),
+        replace(good, seq=6, follows=9),
+    )
+    assert refusals(world) == [(seq, "malformed") for seq in (3, 4, 5, 6)]
+
+
+def test_large_payloads_keys_and_units_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = calm_world()
+    limits = wire.Limits()
+    key = wire.encode_body(wire.Body(1, bytes(limits.max_key_bytes + 1), [b""]))
+    send(world, insert(1, size=limits.max_payload_bytes), replace(insert(2), body=key))
+    monkeypatch.setattr(module, "MAX_UNIT_BYTES", 3000)
+    send(world, insert(3, count=10, size=400), insert(4, size=2000))
+    assert refusals(world) == [(1, "too-large"), (2, "too-large"), (3, "too-large")]
+
+
+def test_largest_unit_fits_into_every_frame() -> None:
+    """A forward with its body, and a delivery with it, can be sent."""
+    body = bytes(module.MAX_UNIT_BYTES)
+    gsns = [2**62 + index for index in range(wire.MAX_UNIT_RECORDS)]
+    place = wire.Place(b"c" * 16, 2**62, 2**62, 2**62, gsns, 2**32 - 1, body)
+    many = [replace(place, body=None, gsns=gsns[:1])] * 4096
+    assert wire.encode(wire.Forward(CLUSTER, 0, 1, 1, 1, [place, *many], 1, 1))
+    lease = first_lease(4000)
+    unit = wire.Unit(1, gsns, body)
+    runs = [run_of(lease)] * 64
+    assert wire.encode(wire.Deliver(CLUSTER, 0, 1, 0, 1, 1, 2, [unit], runs, 2))
+
+
+def test_window_of_unsettled_units_is_bounded() -> None:
+    world = calm_world()
+    limit = wire.Limits().max_unsettled_units
+    send(world, insert(limit), insert(limit + 1), insert(limit + 1, done_below=2))
+    assert refusals(world) == [(limit + 1, "full")]
+
+
+def test_number_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SESSIONS", 2)
+    world = calm_world()
+    for client in (b"a", b"b", b"c", b"a"):
+        send(world, insert(1, client=client * 16))
+    assert refusals(world) == [(1, "full")]
+
+
+def test_full_disk_refuses_what_is_new_and_acks_what_is_known() -> None:
+    world = calm_world()
+    send(world, insert(1))
+    world.inject(PRIMARY, StorageChanged(full=True))
+    send(world, insert(2), insert(1))
+    assert refusals(world) == [(2, "full")]
+    assert [ack.seq for ack in probe(world).of(wire.InsertAck)] == [1, 1]
+    world.inject(PRIMARY, StorageChanged(full=False))
+    send(world, insert(2))
+    assert [p.seq for p in places(world, PRIMARY)] == [1, 2]
+
+
+# --- leases and heartbeats ---
+
+
+def test_second_descriptor_of_a_lease_halts() -> None:
+    world = calm_world()
+    grant(world, first_lease(1, epoch_ms=99), 1)
+    world.run(1 * MS)
+    assert sorted(name for name, _ in world.halts) == [PRIMARY, BACKUP]
+    assert "announced twice" in world.halts[0][1]
+
+
+def test_another_cluster_halts() -> None:
+    world = calm_world()
+    other = wire.LeaseAnnounced(CLUSTER + 1, [run_of(first_lease(1))], 0, placements(1, 1), 0)
+    world.inject(PRIMARY, Received(b"mms-0", other))
+    assert [name for name, _ in world.halts] == [PRIMARY]
+
+
+def test_heartbeats_tell_what_the_service_counts_on() -> None:
+    world = calm_world()
+    send(world, insert(1))
+    send(world, insert(1), to=BACKUP)
+    world.run(2 * S)
+    for name in (PRIMARY, BACKUP):
+        last = [h for h in probe(world, "mms-0").of(wire.Heartbeat) if h.node == name][-1]
+        state = replica(world, name)._state
+        assert (last.state, last.view, last.lease) == ("up", 1, 1)
+        assert last.digest == first_lease(1).digest
+        assert last.frontier == state.frontier > 1
+        assert (last.stable_gsn, last.durable_gsn) == (1, 1)
+
+
+def test_trim_is_remembered_before_it_is_confirmed() -> None:
+    """The service commits a trim point by what heartbeats say, so a crash must not undo it."""
+    world = calm_world()
+    send(world, insert(1))
+    send(world, insert(1), to=BACKUP)
+    world.run(5 * MS)
+    order: list[str] = []
+    message = wire.LeaseAnnounced(CLUSTER, [], 0, placements(1, 1), 2)
+    effects = replica(world).step(Received(b"mms-0", message), world.now)
+    order += [type(effect).__name__ for effect in effects]
+    assert order == ["Persist"]
+    assert effects[0].entry.decision.trim == 2  # type: ignore[attr-defined]
+    world._carry_out(PRIMARY, effects[0])
+    world.restart(PRIMARY, clean=False)
+    send(world, wire.Read(CLUSTER, 0, 1, 1, 1))
+    assert probe(world).of(wire.ReadReply)[-1].answer == "trimmed"
+
+
+# --- limbo and checkpoints ---
+
+
+def test_limbo_refuses_everything_but_stable_reads() -> None:
+    world = calm_world()
+    send(world, insert(1))
+    send(world, insert(1), to=BACKUP)
+    world.run(300 * MS)
+    world.restart(BACKUP, clean=False)
+    world.tracing = True
+    send(world, insert(2))
+    send(world, insert(2), wire.Tail(CLUSTER, 0, 1, 1, 0), to=BACKUP)
+    world.run(100 * MS)
+    assert refusals(world) == [(2, "not-ready")]
+    assert not any("Report" in line or "Resend" in line for line in world.trace)
+    assert replica(world)._state.stream.stable < replica(world)._state.stream.last
+    grant(world, first_lease(1).following(), 1)
+    world.run(5 * MS)
+    assert replica(world, BACKUP)._state.state == "limbo"
+
+
+def test_checkpoint_taken_in_limbo_is_limbo() -> None:
+    """A clean stop does not make good what a crash lost."""
+    world = calm_world()
+    send(world, insert(1))
+    world.run(300 * MS)
+    world.restart(PRIMARY, clean=False)
+    world.restart(PRIMARY)
+    assert replica(world)._state.state == "limbo"
+    grant(world, first_lease(1), 1)
+    world.run(5 * MS)
+    assert replica(world)._state.state == "limbo"
+
+
+def test_checkpoint_holds_everything() -> None:
+    world = calm_world(f=1)
+    for seq in range(1, 6):
+        send(world, insert(seq, done_below=seq // 2), to=(PRIMARY, BACKUP)[seq % 2])
+    world.paused |= {PRIMARY, BACKUP}
+    for name in (PRIMARY, BACKUP):
+        before = replica(world, name).checkpoint()
+        world.restart(name)
+        after = replica(world, name).checkpoint()
+        old, new = (msgspec.msgpack.decode(c, type=Checkpoint) for c in (before, after))
+        for _, _, units in (*old.sessions, *new.sessions):
+            for unit in units:
+                unit.route = b""
+        assert new == old
+
+
+def test_first_start_without_anything_is_not_limbo() -> None:
+    world = World()
+    add_shard(world, 0)
+    grant(world, first_lease(1), 1)
+    world.run(2 * MS)
+    assert replica(world)._state.state == "up"
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.binary(max_size=40), max_size=10), st.integers(0, 3))
+def test_random_messages_break_nothing(bodies: list[bytes], kind: int) -> None:
+    world = calm_world()
+    for body in bodies:
+        number = int.from_bytes(body[:7], "big")
+        messages: list[Any] = [
+            wire.Insert(
+                CLUSTER, 0, 1, b"z" * 16, number, number // 3, number // 2, number, 1, body
+            ),
+            wire.Report(CLUSTER, 0, 1, 1, 1, 0, number),
+            wire.Resend(CLUSTER, 0, 1, 1, number, number % 65536),
+            wire.Want(CLUSTER, 0, number % 5, number),
+        ]
+        send(world, messages[kind])
+        send(world, wire.Read(CLUSTER, 0, 1, 1, number), wire.Tail(CLUSTER, 0, 1, 1, number))
+        send(world, wire.Credit(CLUSTER, 0, 1, b"z" * 16, number, number))
+    send(world, insert(1))
+    send(world, insert(1), to=BACKUP)
+    assert not world.halts
+    assert len({tuple(a.gsns) for a in probe(world).of(wire.InsertAck) if a.seq == 1}) >= 1

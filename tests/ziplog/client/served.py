@@ -1,0 +1,95 @@
+"""The fake cluster on real sockets: a membership service and a shard's replicas, in a thread."""
+
+from __future__ import annotations
+
+import select
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tests.ziplog.client.fakes import SERVICE, FakeCluster, Glass, endpoint
+from ziplog import wire
+from ziplog.runtime.transport import Transport
+from ziplog.view import Placement, Replica
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class ServedCluster(FakeCluster):
+    """Answers at once, unless it was told to be silent about a kind of message."""
+
+    def __init__(self, replicas: int = 2) -> None:
+        super().__init__(Glass(), seed=1, shards=1, replicas=replicas)
+        names = [SERVICE, *(endpoint(0, server) for server in range(replicas))]
+        self._transports = {name: Transport("127.0.0.1:0") for name in names}
+        self.endpoint = self.service = self._at(SERVICE)
+        self._reply_to: tuple[str, bytes] = ("", b"")
+        self._routes: dict[int, tuple[str, bytes]] = {}
+        #: Messages of these kinds get no answer.
+        self.silent: set[type] = set()
+        #: Every message that came in.
+        self.received: list[Any] = []
+        #: A frame to send before the next answer.
+        self.garbage: bytes | None = None
+        self.arrived = threading.Condition()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_stopping = True
+        self._transports[SERVICE].wake()
+        self._thread.join()
+        for transport in self._transports.values():
+            transport.close()
+
+    def _at(self, name: str) -> str:
+        found = self._transports[name].endpoint
+        assert found is not None
+        return found
+
+    def placements(self) -> list[Placement]:
+        addresses = [self._at(endpoint(0, server)) for server in range(self.replicas)]
+        return [Placement(0, 1, "live", tuple(Replica(a, a) for a in addresses))]
+
+    def wait_for_inserts(self, payload: bytes, count: int = 1) -> None:
+        """Wait until so many inserts that hold this payload came in."""
+
+        def came() -> bool:
+            inserts = [m for m in self.received if isinstance(m, wire.Insert)]
+            return sum(payload in m.body for m in inserts) >= count
+
+        with self.arrived:
+            assert self.arrived.wait_for(came, 10)
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            for name, transport in self._transports.items():
+                while (received := transport.receive()) is not None:
+                    self._take(name, *received)
+            if not any(transport.ready() for transport in self._transports.values()):
+                select.select([t.fileno() for t in self._transports.values()], [], [], 0.5)
+            self._transports[SERVICE].wait(0)
+
+    def _take(self, name: str, route: bytes, frame: bytes) -> None:
+        message = wire.decode(frame)
+        self._reply_to = (name, route)
+        if isinstance(message, wire.Subscribe):
+            self._routes[message.subscription] = self._reply_to
+        if type(message) not in self.silent:
+            self.serve(name, message)
+        with self.arrived:
+            self.received.append(message)
+            self.arrived.notify_all()
+
+    def reply(self, message: wire.Message) -> None:
+        name, route = self._reply_to
+        if self.garbage is not None:
+            self._transports[name].send(route, self.garbage)
+            self.garbage = None
+        if isinstance(message, wire.Deliver):
+            name, route = self._routes[message.subscription]
+        self._transports[name].send(route, wire.encode(message))

@@ -1,0 +1,81 @@
+"""The exception tree, and what each exception carries (contract, section 4)."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import ziplog
+from ziplog import errors
+from ziplog.errors import (
+    ClosedError,
+    ConfigError,
+    DeadlineError,
+    LocalProtocolError,
+    NoSuchRecordError,
+    OutcomeUnknownError,
+    ProtocolError,
+    RecordTooLargeError,
+    TrimmedError,
+    UnavailableError,
+    ZiplogError,
+)
+from ziplog.types import RecordId
+
+RID = RecordId(7, 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "kinds", "retriable", "said"),
+    [
+        (ConfigError("port", 0, "1 to 65535", "a.toml"), (ValueError,), False, "a.toml: port"),
+        (ClosedError(), (), False, "closed"),
+        (UnavailableError("no leader"), (), True, "no leader"),
+        (DeadlineError("late"), (UnavailableError, TimeoutError), True, "late"),
+        (OutcomeUnknownError("?", shard=1, seq=2), (TimeoutError,), False, "?"),
+        (RecordTooLargeError(9, 5), (ValueError,), False, "9 bytes"),
+        (NoSuchRecordError(RID, "a no-op"), (LookupError,), False, "7@2: a no-op"),
+        (TrimmedError(RID), (LookupError,), False, "7@2"),
+        (ProtocolError("bad"), (), False, "bad"),
+        (LocalProtocolError("ours"), (ProtocolError,), False, "ours"),
+    ],
+)
+def test_the_tree(error: ZiplogError, kinds: tuple[type, ...], retriable: bool, said: str) -> None:
+    assert isinstance(error, ZiplogError)
+    assert all(isinstance(error, kind) for kind in kinds)
+    assert error.retriable is retriable
+    assert said in str(error)
+    assert error.results == []
+    assert getattr(ziplog, type(error).__name__) is type(error)
+
+
+def test_an_unknown_outcome_is_not_unavailability() -> None:
+    assert not issubclass(OutcomeUnknownError, UnavailableError)
+
+
+def test_what_they_carry() -> None:
+    config = ConfigError("port", 0, "1 to 65535", "a.toml")
+    assert (config.name, config.value, config.allowed, config.where) == (
+        "port", 0, "1 to 65535", "a.toml",
+    )  # fmt: skip
+    large = RecordTooLargeError(9, 5, "key")
+    assert (large.size, large.limit) == (9, 5)
+    assert str(large).startswith("key")
+    assert TrimmedError(RID).first == RID
+    assert NoSuchRecordError(RID, "").rid == RID
+    unknown = OutcomeUnknownError("?", shard=1, seq=2)
+    assert (unknown.shard, unknown.seq) == (1, 2)
+
+
+def test_results_are_not_shared() -> None:
+    first, second = ClosedError(), ClosedError()
+    first.results.append(RID)
+    assert second.results == []
+
+
+def test_the_docstring_shows_the_whole_tree() -> None:
+    classes = [c for _, c in inspect.getmembers(errors, inspect.isclass)]
+    for one in classes:
+        if issubclass(one, ZiplogError):
+            assert one.__name__ in (errors.__doc__ or "")

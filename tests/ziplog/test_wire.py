@@ -1,0 +1,234 @@
+"""The codec: every message comes back as it was, and nothing else gets in."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, get_args
+
+import msgpack  # type: ignore[import-untyped]
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import inspect
+
+from ziplog import wire
+from ziplog.errors import LocalProtocolError, ProtocolError
+
+KINDS: tuple[type[wire.Message], ...] = get_args(wire.AnyMessage)
+MAX_ITEMS = 4
+
+
+def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
+    """Return a strategy for what a type admits, with the ends of every range."""
+    match kind:
+        case inspect.BoolType():
+            return st.booleans()
+        case inspect.NoneType():
+            return st.none()
+        case inspect.IntType():
+            low = kind.ge if kind.ge is not None else -(2**63)
+            high = kind.le if kind.le is not None else 2**63 - 1
+            if kind.lt is not None:
+                high = kind.lt - 1
+            return st.integers(low, high) | st.sampled_from([low, high])
+        case inspect.StrType():
+            most = min(kind.max_length or 40, 40)
+            return st.text(min_size=kind.min_length or 0, max_size=most)
+        case inspect.BytesType():
+            most = min(kind.max_length or 40, 40)
+            return st.binary(min_size=kind.min_length or 0, max_size=most)
+        case inspect.LiteralType():
+            return st.sampled_from(kind.values)
+        case inspect.ListType():
+            return lists(kind)
+        case inspect.VarTupleType():
+            return lists(kind).map(tuple)
+        case inspect.UnionType():
+            return st.one_of(*(values(one) for one in kind.types))
+        case inspect.StructType():
+            return st.builds(kind.cls, *(values(field.type) for field in kind.fields))
+    raise AssertionError(kind)
+
+
+def lists(kind: inspect.ListType | inspect.VarTupleType) -> st.SearchStrategy[list[Any]]:
+    most = min(kind.max_length or MAX_ITEMS, MAX_ITEMS)
+    return st.lists(values(kind.item_type), min_size=kind.min_length or 0, max_size=most)
+
+
+@functools.cache
+def messages_of(kind: type) -> st.SearchStrategy[Any]:
+    return values(inspect.type_info(kind))
+
+
+def plain(thing: Any) -> Any:
+    """Return what MessagePack should hold for it: arrays, led by tags."""
+    if isinstance(thing, msgspec.Struct):
+        fields = [plain(getattr(thing, name)) for name in thing.__struct_fields__]
+        tag = thing.__struct_config__.tag
+        return fields if tag is None else [tag, *fields]
+    if isinstance(thing, (list, tuple)):
+        return [plain(item) for item in thing]
+    return thing
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_message_comes_back_as_it_was(kind: type, data: st.DataObject) -> None:
+    message = data.draw(messages_of(kind))
+    frame = wire.encode(message)
+    assert wire.decode(frame) == message
+    assert type(wire.decode(frame)) is kind
+    # Another implementation of MessagePack reads the same, and writes what is read here.
+    assert msgpack.unpackb(frame) == plain(message)
+    assert wire.decode(msgpack.packb(plain(message))) == message
+
+
+def test_tags_carry_the_version_and_are_all_different() -> None:
+    tags = [kind.__struct_config__.tag for kind in KINDS]
+    assert len(set(tags)) == len(tags)
+    assert {tag // 256 for tag in tags if isinstance(tag, int)} == {wire.VERSION}
+
+
+def test_the_tags_and_fields_that_are_in_use_stay_as_they_are() -> None:
+    # Fields are only ever added at the end: old programs know these by their places.
+    assert KINDS[0].__struct_config__.tag == 257
+    assert KINDS[0].__struct_fields__ == (
+        "cluster", "shard", "view", "client", "seq", "done_below", "follows", "after", "count",
+        "body",
+    )  # fmt: skip
+    assert wire.InsertAck.__struct_config__.tag == 258
+    assert wire.InsertAck.__struct_fields__ == (
+        "cluster", "shard", "view", "server", "incarnation", "seq", "counter", "confirmed", "gsns",
+    )  # fmt: skip
+    assert wire.Deliver.__struct_config__.tag == 271
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_a_protocol_error(frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode(frame)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_damaged_frame_is_a_protocol_error_or_another_message(data: st.DataObject) -> None:
+    frame = bytearray(wire.encode(data.draw(messages_of(data.draw(st.sampled_from(KINDS))))))
+    for _ in range(data.draw(st.integers(1, 3))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(frame)))
+    for damaged in (bytes(frame), bytes(frame[:cut])):
+        try:
+            assert isinstance(wire.decode(damaged), wire.Message)
+        except ProtocolError:
+            continue
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_every_limit_of_every_field_is_checked(kind: type, data: st.DataObject) -> None:
+    message = plain(data.draw(messages_of(kind)))
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    for index, field in enumerate(info.fields, 1):
+        for wrong in wrong_values(field.type):
+            changed = [*message[:index], wrong, *message[index + 1 :]]
+            with pytest.raises(ProtocolError):
+                wire.decode(msgpack.packb(changed))
+    required = sum(field.required for field in info.fields)
+    with pytest.raises(ProtocolError):
+        wire.decode(msgpack.packb(message[:required]))
+
+
+def wrong_values(kind: inspect.Type) -> list[Any]:
+    """Return values just beyond a type's limits, and of other types."""
+    match kind:
+        case inspect.IntType():
+            low = [kind.ge - 1] if kind.ge is not None else []
+            high = [kind.le + 1] if kind.le is not None else []
+            over = [kind.lt] if kind.lt is not None else []
+            return [*low, *high, *over, "1", None, 1.5]
+        case inspect.StrType():
+            return [b"bytes", 5, *(["x" * (kind.max_length + 1)] if kind.max_length else [])]
+        case inspect.BytesType():
+            short = [b"x" * (kind.min_length - 1)] if kind.min_length else []
+            is_small = kind.max_length is not None and kind.max_length < 2**20
+            long = [b"x" * (kind.max_length + 1)] if kind.max_length and is_small else []
+            return ["text", 5, *short, *long]
+        case inspect.BoolType():
+            return [0, None, "true"]
+        case inspect.LiteralType():
+            return ["no such word", 5, None]
+        case inspect.ListType() | inspect.VarTupleType():
+            return [5, None, b"", *([[]] if kind.min_length else [])]
+    return [{}]
+
+
+def test_lists_of_gsns_are_bounded() -> None:
+    ack = plain(wire.InsertAck(1, 0, 1, 0, 1, 1, 1, False, [1]))
+    ack[-1] = list(range(wire.MAX_UNIT_RECORDS))
+    wire.decode(msgpack.packb(ack))
+    ack[-1] = list(range(wire.MAX_UNIT_RECORDS + 1))
+    with pytest.raises(ProtocolError):
+        wire.decode(msgpack.packb(ack))
+
+
+def test_frames_are_bounded_in_both_directions() -> None:
+    body = bytes(wire.MAX_FRAME)
+    insert = wire.Insert(1, 0, 1, b"c" * 16, 1, 1, 0, 0, 1, body)
+    with pytest.raises(LocalProtocolError, match="Insert"):
+        wire.encode(insert)
+    with pytest.raises(ProtocolError, match="at most"):
+        wire.decode(body + b"\0")
+
+
+def test_deeply_nested_input_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode(b"\x91" * 100_000)
+    with pytest.raises(ProtocolError):
+        wire.decode_body(b"\x91" * 100_000, 1)
+
+
+def test_what_follows_a_message_is_a_protocol_error() -> None:
+    frame = wire.encode(wire.Hello(1, 2))
+    with pytest.raises(ProtocolError):
+        wire.decode(frame + b"\0")
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    hello = wire.Hello(1, 2)
+    assert wire.decode(msgpack.packb([*plain(hello), "a field that comes later"])) == hello
+
+
+# --- bodies ---
+
+
+@given(
+    timestamp_us=st.integers(-(2**62), 2**62 - 1),
+    key=st.none() | st.binary(max_size=40),
+    payloads=st.lists(st.binary(max_size=40), min_size=1, max_size=8),
+)
+def test_a_body_comes_back_as_it_was(
+    timestamp_us: int, key: bytes | None, payloads: list[bytes]
+) -> None:
+    body = wire.Body(timestamp_us, key, payloads)
+    data = wire.encode_body(body)
+    assert wire.decode_body(data, len(payloads)) == body
+    assert msgpack.unpackb(data) == [timestamp_us, key, payloads]
+    for count in (len(payloads) - 1, len(payloads) + 1):
+        with pytest.raises(ProtocolError):
+            wire.decode_body(data, count)
+
+
+@given(st.binary(max_size=100))
+def test_random_bytes_are_no_body(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode_body(data, 1)
+
+
+def test_an_empty_record_differs_from_none() -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode_body(msgpack.packb([0, None, []]), 0)
+    assert wire.decode_body(msgpack.packb([0, b"", [b""]]), 1) == wire.Body(0, b"", [b""])

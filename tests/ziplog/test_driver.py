@@ -375,6 +375,22 @@ def test_halt_ends_the_process_with_70() -> None:
     assert 'reason="two owners"' in done.stderr
 
 
+def test_a_log_that_nobody_takes_stops_no_server() -> None:
+    program = (
+        "import os, structlog\n"
+        "from ziplog.runtime import tracing\n"
+        "tracing.configure('shard-0-0')\n"
+        "reader, writer = os.pipe()\n"
+        "os.dup2(writer, 2); os.close(writer); os.close(reader)\n"
+        "structlog.get_logger().warning('frame dropped')\n"
+        "print('still here')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert done.stdout == "still here\n"
+
+
 @pytest.fixture
 def running() -> Iterator[Callable[[FakeNode], tuple[Driver, str]]]:
     started: list[tuple[Driver, threading.Thread, Transport]] = []

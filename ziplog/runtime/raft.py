@@ -1,9 +1,10 @@
 """Consensus: the one door to PySyncObj, of which exactly release 0.3.17 is used.
 
 Six operations: `propose`, `read_barrier`, `on_event` (what was applied, who leads), the machine's
-`snapshot` and `restore`, and `status`. The library's own journal, snapshot file and thread are
-replaced: ours are on disk before they return, and ours ends the process when the log can no
-longer be trusted. Callbacks come on the tick thread: they must only put something into a queue.
+`snapshot` and `restore`, and `status`. The library's own journal, snapshot file, thread and
+decoding are replaced: ours are on disk before they return, ours ends the process when the log can
+no longer be trusted, and ours runs no code that a peer sent. Callbacks come on the tick thread:
+they must only put something into a queue.
 
 Invariant: an event `Committed` is given once for every command, in log order, from the last
 `Restored` on. See docs/protocol.md, section 3.
@@ -15,19 +16,26 @@ import ipaddress
 import logging
 import os
 import socket
+import struct
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.node import Committed, LeaderChanged, PeersChanged, Restored
+from ziplog.runtime import plain
 from ziplog.runtime.journal import Entry, Journal, JournalError
 from ziplog.runtime.snapshot import Snapshot
 
 _inet_ntop = socket.inet_ntop
 
 import pysyncobj.config  # noqa: E402 - importing it replaces socket.inet_ntop by a Windows one
+import pysyncobj.pickle  # noqa: E402
 import pysyncobj.syncobj  # noqa: E402
+import pysyncobj.tcp_connection  # noqa: E402
+import pysyncobj.tcp_server  # noqa: E402
+import pysyncobj.transport  # noqa: E402
 
 socket.inet_ntop = _inet_ntop
 
@@ -47,6 +55,13 @@ _LONE_TICK_S: Final = 0.25
 MAX_PROPOSALS: Final = 1000
 #: A command, in bytes; a journal record holds it and a little more.
 MAX_COMMAND: Final = 16 * 1024 * 1024
+#: Connections of which nobody knows yet whose they are; above, some are closed.
+_MAX_STRANGERS: Final = 64
+#: The longest frame of such a connection, in bytes.
+_STRANGER_FRAME: Final = 4096
+#: How often a tick reads from one connection: who sends without end must not stop the others.
+_READS_A_TICK: Final = 64
+_COMPLAINT_INTERVAL_S: Final = 1.0
 #: The journal is trimmed behind a snapshot when it is that long, or so old (seconds).
 _COMPACT_ENTRIES: Final = 4096
 _COMPACT_S: Final = 600
@@ -384,6 +399,76 @@ def _given_journal(journal: _LibraryJournal) -> _LibraryJournal:
 pysyncobj.syncobj.createJournal = _given_journal
 
 
+class _Connection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc] # it has no types
+    """A connection that takes plain values of limited length, and only so much at a time."""
+
+    #: The longest frame that it takes now, in bytes.
+    longest = plain.MAX_FRAME
+
+    def _TcpConnection__tryReadBuffer(self) -> None:  # noqa: N802 - the library's name
+        for _ in range(_READS_A_TICK):
+            if not self._TcpConnection__processRead():
+                break
+        self._TcpConnection__lastReadTime = pysyncobj.tcp_connection.monotonicTime()
+
+    def _TcpConnection__processParseMessage(self) -> Any:  # noqa: N802 - the library's name
+        buffer = self._TcpConnection__readBuffer
+        if len(buffer) >= _FRAME_LENGTH.size:
+            (length,) = _FRAME_LENGTH.unpack_from(buffer)
+            if not 0 < length <= self.longest:
+                _complain(f"a frame of {length} bytes; 1 to {self.longest} are allowed")
+                self.disconnect()
+                return None
+        before = self.state
+        message = super()._TcpConnection__processParseMessage()
+        if message is None and self.state != before:
+            _complain("a frame that is no message")
+        return message
+
+
+class _Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it has no types
+    """The library's connections, for the nodes of the group only."""
+
+    def _onNewIncomingConnection(self, conn: Any) -> None:  # noqa: N802
+        if len(self._unknownConnections) >= _MAX_STRANGERS:
+            self._unknownConnections.pop().disconnect()
+        conn.longest = _STRANGER_FRAME
+        super()._onNewIncomingConnection(conn)
+
+    def _onIncomingMessageReceived(self, conn: Any, message: Any) -> None:  # noqa: N802
+        is_handshake = self._syncObj.encryptor and not conn.sendRandKey
+        if not is_handshake and not (isinstance(message, str) and message in self._nodeAddrToNode):
+            _complain("the first message of a peer that is no node of the group")
+            conn.disconnect()
+            return
+        conn.longest = _Connection.longest
+        super()._onIncomingMessageReceived(conn, message)
+
+    def _onMessageReceived(self, node: Any, message: Any) -> None:  # noqa: N802
+        try:
+            super()._onMessageReceived(node, message)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            _complain(f"a message of node {node} that is none: {error!r}")
+
+
+_FRAME_LENGTH: Final = struct.Struct("i")
+_complained_at = -_COMPLAINT_INTERVAL_S
+
+
+def _complain(what: str) -> None:
+    """Log what a peer sent; at most one a second, for whoever sends that may send much."""
+    global _complained_at  # noqa: PLW0603 - one consensus port a process
+    now = time.monotonic()
+    if now >= _complained_at + _COMPLAINT_INTERVAL_S:
+        _complained_at = now
+        log.warning("consensus port: dropped %s", what)
+
+
+pysyncobj.pickle.dumps, pysyncobj.pickle.loads = plain.dumps, plain.loads
+pysyncobj.tcp_connection.zlib = plain
+pysyncobj.tcp_server.TcpConnection = pysyncobj.transport.TcpConnection = _Connection
+
+
 class _FatalLines(logging.Handler):
     """Turns the library's worst news into a stop: the machines may have diverged."""
 
@@ -417,7 +502,7 @@ def _join(
         deserializer=snapshot.read,
         password=password,
     )
-    return _Sync(nodes[name], others, conf, consumers=[consumer])
+    return _Sync(nodes[name], others, conf, consumers=[consumer], transportClass=_Transport)
 
 
 def _refuse_taken(endpoint: str) -> None:

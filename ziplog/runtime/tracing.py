@@ -6,10 +6,12 @@ for a record: what happens often is counted.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import sys
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TextIO, cast
 
 import structlog
 
@@ -26,12 +28,14 @@ def configure(node: str, level: str = "info") -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             _Named(node),
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "node", "event"]),
+            structlog.processors.LogfmtRenderer(
+                key_order=["timestamp", "level", "node", "event"], bool_as_flag=False
+            ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Stderr())),
         cache_logger_on_first_use=True,
     )
 
@@ -49,12 +53,26 @@ class _Named:
         return event
 
 
+class _Stderr(io.TextIOBase):
+    """Standard error as it is now; what cannot be written (a closed pipe) stops no server."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+
+
 def halt(reason: str, state: str = "") -> NoReturn:
     """Say why, and end the process at once with code 70: no checkpoint, no last message.
 
     From any thread. What was promised is in what others hold; a restart without a checkpoint is
     in limbo, which is the point (docs/protocol.md, section 9).
     """
-    structlog.get_logger().critical("halted", reason=reason, state=state[:8192])
-    sys.stderr.flush()
-    os._exit(HALTED)
+    try:
+        structlog.get_logger().critical("halted", reason=reason, state=state[:8192])
+    finally:
+        os._exit(HALTED)

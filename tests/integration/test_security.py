@@ -1,0 +1,509 @@
+"""Strangers at every port of real processes: nothing that they send hurts anybody else.
+
+What a stranger can do who speaks the protocol well is another matter: messages are not
+authenticated, which is why everything listens on loopback only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import socket
+import struct
+import threading
+import time
+import zlib
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+
+import msgspec
+import pytest
+import zmq
+
+import ziplog
+from ziplog import wire
+from ziplog.local import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ziplog.config import NodeConfig
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+DEADLINE_S: Final = 30.0
+LARGEST: Final = 2**63 - 1
+STRANGER: Final = b"stranger" * 2
+_Kind = TypeVar("_Kind", bound=wire.Message)
+#: What witnesses insert.
+PAYLOADS: Final = {b"start", b"witness", b"end"}
+GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("strangers"), shards=2, mms=3) as running:
+        pids = {name: running.pid(name) for name in running.nodes}
+        yield running
+        assert running.dead() == []
+        assert {name: running.pid(name) for name in running.nodes} == pids
+
+
+@pytest.fixture(scope="module")
+def number(cluster: Cluster) -> int:
+    """The cluster's number, which every client learns."""
+    with Stranger(cluster.config.mms[0]) as stranger:
+        info = stranger.ask(wire.Hello(0, 1), wire.ClusterInfo)
+        return info.cluster
+
+
+def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+        time.sleep(0.02)
+
+
+class Witness:
+    """A client that inserts, and one that follows, while something bad goes on."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._log = cluster.connect()
+        self._reader = cluster.connect()
+        self._start = self._log.insert_after(b"start")
+        self._inserted = [self._start]
+        self._delivered: list[ziplog.RecordId] = []
+        self._over = threading.Event()
+        self._failures: list[Exception] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(what,))
+            for what in (self._insert, self._follow)
+        ]
+
+    def _run(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self._failures.append(error)
+
+    def _insert(self) -> None:
+        while not self._over.is_set():
+            self._inserted.append(self._log.insert_after(b"witness", self._inserted[-1]))
+            self._over.wait(0.002)
+        self._inserted.append(self._log.insert_after(b"end", self._inserted[-1]))
+
+    def _follow(self) -> None:
+        with self._reader.subscribe(self._start, timeout=DEADLINE_S) as records:
+            for record in records:
+                if record.payload in PAYLOADS:
+                    self._delivered.append(record.rid)
+                if record.payload == b"end":
+                    return
+
+    def __enter__(self) -> Witness:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        count = len(self._inserted)
+        try:
+            # Inserts and deliveries go on after it, too.
+            wait_until(lambda: bool(self._failures) or len(self._inserted) > count + 10, "inserts")
+            self._over.set()
+            for thread in self._threads:
+                thread.join()
+            assert self._failures == []
+            assert self._delivered == self._inserted
+            for rid in self._inserted[:: max(1, len(self._inserted) // 20)]:
+                assert self._log.read_record(rid).payload in PAYLOADS
+        finally:
+            self._over.set()
+            self._log.close()
+            self._reader.close()
+
+
+class Stranger:
+    """Somebody who speaks ZMTP, and maybe the protocol."""
+
+    def __init__(self, node: NodeConfig) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 5000)
+        self.socket.setsockopt(zmq.SNDTIMEO, 5000)
+        self.socket.connect(f"tcp://{node.endpoint}")
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+        self._context.term()
+
+    def send(self, message: wire.Message | bytes) -> None:
+        frame = message if isinstance(message, bytes) else wire.encode(message)
+        self.socket.send(frame)
+
+    def ask(self, message: wire.Message, kind: type[_Kind]) -> _Kind:
+        """Send a message until an answer of this kind comes."""
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end:
+            self.send(message)
+            if self.socket.poll(500):
+                answer = wire.decode(self.socket.recv())
+                if isinstance(answer, kind):
+                    return answer
+        raise AssertionError(f"no {kind.__name__} within {DEADLINE_S} s")
+
+
+def servers(cluster: Cluster) -> list[NodeConfig]:
+    return [node for shard in cluster.config.shards for node in shard.replicas]
+
+
+def log_of(cluster: Cluster, node: NodeConfig) -> str:
+    return (cluster.config.data_dir / "logs" / f"{node.name}.log").read_text()
+
+
+def complaints(cluster: Cluster, node: NodeConfig, words: str = "frame dropped") -> int:
+    return log_of(cluster, node).count(words)
+
+
+# --- bytes -----------------------------------------------------------------------------------
+
+
+def zmtp(mechanism: bytes, rest: bytes) -> bytes:
+    return GREETING + mechanism.ljust(20, b"\0") + b"\0" * 32 + rest
+
+
+NOISE: Final = random.Random(7).randbytes(100_000)
+READY: Final = b"\x04\x29\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
+BYTES: Final = [
+    b"\n",
+    NOISE,
+    b"\xff" * 1000,
+    b"\0" * 1000,
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + NOISE[:500],
+    GREETING,
+    zmtp(b"NULL", NOISE),
+    zmtp(b"CURVE", NOISE),
+    zmtp(b"PLAIN", b"\x04\x05HELLO"),
+    zmtp(b"NULL", READY + b"\x02" + struct.pack(">Q", 2**63 - 1) + NOISE),
+    zmtp(b"NULL", READY + b"\x02" + struct.pack(">Q", 2**32) + NOISE),
+    zmtp(b"NULL", READY.replace(b"DEALER", b"ROUTER") + b"\x01\x01a\x00\x01b"),
+    zmtp(b"NULL", READY + b"\x04\x05\x04PING" + b"\x04\xff" * 50),
+    b"\x01\x00" + NOISE[:100],
+]
+
+
+def library_frame(message: object) -> bytes:
+    """A frame as the consensus library frames them; bytes are a message as it is encoded."""
+    encoded = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
+    data = zlib.compress(encoded)
+    return struct.pack("i", len(data)) + data
+
+
+def pour(port: int, data: bytes) -> None:
+    """Send bytes, whether they are wanted or not."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), timeout=5) as connection,
+    ):
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        # Until the other side has had enough, or says nothing more.
+        connection.settimeout(0.05)
+        while connection.recv(4096):
+            pass
+
+
+def test_random_bytes_at_every_port(cluster: Cluster) -> None:
+    ports = [node.port for node in cluster.config.nodes]
+    ports += [node.raft_port for node in cluster.config.mms if node.raft_port is not None]
+    with Witness(cluster):
+        for port, data in itertools.product(ports, BYTES):
+            pour(port, data)
+
+
+@pytest.mark.parametrize("claim", [False, True])
+def test_the_consensus_port_takes_no_code_and_no_nonsense(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, *, claim: bool
+) -> None:
+    mark = tmp_path_factory.mktemp("exploit") / "mark"
+    nodes = cluster.config.mms
+    hostile = [
+        # A pickle that makes a file.
+        library_frame(b"cbuiltins\nopen\n(S'%s'\nS'w'\ntR." % str(mark).encode()),
+        library_frame(["status"]),
+        library_frame(["transfer"]),
+        library_frame(["set_version", 99]),
+        library_frame("readonly"),
+        library_frame({"type": "append_entries"}),
+        library_frame({1: 2}),
+        library_frame(None),
+        library_frame([]),
+        struct.pack("i", -5) + b"x" * 100,
+        struct.pack("i", 2**31 - 1) + NOISE,
+        struct.pack("i", 2**20) + NOISE * 12,
+        struct.pack("i", 20) + NOISE[:20],
+        struct.pack("i", 0) + NOISE[:20],
+    ]
+    if claim:
+        # Who says that it is a node is believed, but a message that is none changes nothing.
+        hostile = [
+            library_frame("127.0.0.1:%d" % nodes[1].raft_port) + frame
+            for frame in [
+                hostile[0],
+                library_frame({"type": "append_entries", "term": "x"}),
+                library_frame({"type": "request_vote"}),
+                library_frame({"no": "type"}),
+                library_frame(["list"]),
+                library_frame(7),
+                *hostile[-5:],
+            ]
+        ]
+    with Witness(cluster):
+        for node, data in itertools.product(nodes[:1] if claim else nodes, hostile):
+            assert node.raft_port is not None
+            pour(node.raft_port, data)
+        wait_until(lambda: complaints(cluster, nodes[0], "consensus port") > 0, "a complaint")
+        # Consensus still works: a position is trimmed only by a committed command.
+        with cluster.connect() as log:
+            log.trim(log.insert_after(b"kept"), timeout=DEADLINE_S)
+    assert not mark.exists()
+
+
+def test_who_pours_into_the_consensus_port_stops_nobody(cluster: Cluster) -> None:
+    over = threading.Event()
+    port = cluster.config.mms[0].raft_port
+
+    def flood() -> None:
+        while not over.is_set():
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), timeout=5) as connection,
+            ):
+                connection.sendall(struct.pack("i", 4000))
+                while not over.is_set():
+                    connection.sendall(NOISE)
+
+    threads = [threading.Thread(target=flood) for _ in range(2)]
+    with Witness(cluster), cluster.connect() as log:
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(3):
+                log.trim(log.insert_after(b"kept"), timeout=DEADLINE_S)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+
+# --- frames ----------------------------------------------------------------------------------
+
+
+def test_frames_that_are_no_message(cluster: Cluster, number: int) -> None:
+    good = wire.encode(wire.Read(number, 0, 1, 1, 1))
+    fields = msgspec.msgpack.decode(good)
+    frames = [
+        b"",
+        b"\0",
+        b"\xc1",
+        NOISE,
+        good[:-1],
+        good + b"\0",
+        b"\xdd\xff\xff\xff\xff",  # a list of 2**32 - 1
+        b"\x91" * 5000,  # lists in lists
+        msgspec.msgpack.encode([fields[0] + 256, *fields[1:]]),  # another version
+        msgspec.msgpack.encode([255, *fields[1:]]),
+        msgspec.msgpack.encode([fields[0], -1, *fields[2:]]),
+        msgspec.msgpack.encode([fields[0], *fields[1:-1], 2**63]),
+        msgspec.msgpack.encode([*fields[:-1], "1"]),
+        msgspec.msgpack.encode(fields[:2]),
+        msgspec.msgpack.encode({"type": fields[0]}),
+        bytes(wire.MAX_FRAME),
+    ]
+    with Witness(cluster):
+        for node in cluster.config.nodes:
+            before = complaints(cluster, node)
+            with Stranger(node) as stranger:
+                for frame in frames:
+                    stranger.send(frame)
+                stranger.socket.send_multipart([b"a", b"b", b"c"])
+                stranger.socket.send_multipart([b"", good])
+                # Still answered over the same connection.
+                if node in servers(cluster):
+                    shard = cluster.config.shard_of(node.name)[0].id
+                    stranger.ask(wire.Read(number, shard, 1, 1, 1), wire.ReadReply)
+                else:
+                    stranger.ask(wire.Hello(number, 1), wire.ClusterInfo)
+            with Stranger(node) as stranger:
+                # Longer than any frame may be: that connection is cut.
+                stranger.send(bytes(wire.MAX_FRAME + 4096))
+            wait_until(lambda: complaints(cluster, node) > before, f"a line of {node.name}")  # noqa: B023
+
+
+def test_what_is_of_another_cluster_shard_or_view_is_refused(cluster: Cluster, number: int) -> None:
+    body = wire.encode_body(wire.Body(0, None, [b"stranger"]))
+
+    def insert(cluster: int, shard: int, view: int) -> wire.Insert:
+        return wire.Insert(cluster, shard, view, STRANGER, 1, 1, 0, 0, 1, body)
+
+    with Witness(cluster):
+        for node in servers(cluster):
+            shard = cluster.config.shard_of(node.name)[0].id
+            with Stranger(node) as stranger:
+                for message, code in (
+                    (insert(number ^ 1, shard, 1), "wrong-cluster"),
+                    (insert(number, shard + 1, 1), "wrong-shard"),
+                    (insert(number, shard, 2), "wrong-view"),
+                    (insert(number, shard, 2**32 - 1), "wrong-view"),
+                ):
+                    assert stranger.ask(message, wire.Refused).code == code
+        with Stranger(cluster.config.mms[0]) as stranger:
+            assert stranger.ask(wire.Hello(number ^ 1, 1), wire.Refused).code == "wrong-cluster"
+    with cluster.connect() as log:
+        first = ziplog.RecordId.parse(log.cluster()["trimmed_before"])
+        assert all(record.payload != b"stranger" for record in log.subscribe(first, follow=False))
+
+
+def test_inserts_that_no_client_of_ours_sends(cluster: Cluster, number: int) -> None:
+    body = wire.encode_body(wire.Body(0, None, [b"stranger"]))
+    good = wire.Insert(number, 0, 1, STRANGER, 1, 1, 0, 0, 1, body)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"seq": LARGEST}, "full"),
+        ({"body": b""}, "malformed"),
+        ({"body": NOISE}, "malformed"),
+        ({"count": 2}, "malformed"),
+        ({"seq": 5, "follows": 5}, "malformed"),
+        ({"seq": 5, "follows": LARGEST}, "malformed"),
+        ({"body": wire.encode_body(wire.Body(0, None, [bytes(2**20 + 1)]))}, "too-large"),
+        ({"body": wire.encode_body(wire.Body(0, bytes(4097), [b""]))}, "too-large"),
+        (
+            {"count": 12, "body": wire.encode_body(wire.Body(0, None, [bytes(2**20)] * 12))},
+            "too-large",
+        ),
+        ({"after": LARGEST}, "no-such-position"),
+        ({"seq": 0}, "identity-reused"),
+        ({"seq": 3, "done_below": LARGEST}, "identity-reused"),
+    ]
+    with Witness(cluster), Stranger(cluster.config.shards[0].replicas[0]) as stranger:
+        for changes, code in cases:
+            message = msgspec.structs.replace(good, **changes)
+            refused = stranger.ask(message, wire.Refused)
+            assert refused.code == code, changes
+
+
+# --- messages of every kind, with every extreme value ----------------------------------------
+
+
+#: Believed by the other replicas of their shard: with the right view, whoever sends them is one.
+TRUSTED: Final = (wire.Forward, wire.Report)
+
+
+def extremes(kind: type[wire.Message], cluster: int, shard: int, view: int) -> list[bytes]:
+    """Return frames of a message whose other fields have extreme values, valid or not."""
+    known = {"cluster": cluster, "shard": shard, "view": view}
+    names = kind.__struct_fields__
+    tag = kind.__struct_config__.tag
+    values: list[Any] = [0, 1, LARGEST, STRANGER, "", [], [1], True, "up", b"", NO_PLACE]
+    found = []
+    for name, value in itertools.product([n for n in names if n not in known], values):
+        fields = [tag, *(known.get(n, _default(n)) for n in names)]
+        fields[1 + names.index(name)] = value
+        found.append(msgspec.msgpack.encode(fields))
+    found.append(msgspec.msgpack.encode([tag, *(known.get(n, _default(n)) for n in names)]))
+    return found
+
+
+NO_PLACE: Final = [[1, STRANGER, 1, 1, 1, [1], 0, None]]
+
+
+def _default(name: str) -> Any:
+    if name in {"client"}:
+        return STRANGER
+    if name == "digest":
+        return bytes(8)
+    if name in {"body", "payload", "document"}:
+        return wire.encode_body(wire.Body(0, None, [b""]))
+    if name in {"gsns"}:
+        return [1]
+    if name in {"decisions", "units", "leases", "runs", "placements", "mms"}:
+        return []
+    if name in {"node", "endpoint", "name", "leader", "detail", "identity"}:
+        return "shard-0-0"
+    return {"state": "limbo", "code": "full", "answer": "record", "durability": "memory"}.get(
+        name, 1
+    )
+
+
+def test_every_kind_of_message_with_every_extreme_value(cluster: Cluster, number: int) -> None:
+    kinds = get_args(wire.AnyMessage)
+    with Witness(cluster):
+        for node in cluster.config.nodes:
+            is_server = node in servers(cluster)
+            shard = cluster.config.shard_of(node.name)[0].id if is_server else 0
+            with Stranger(node) as stranger:
+                for kind in kinds:
+                    for view in (1, 7):
+                        if not (kind in TRUSTED and view == 1):
+                            for frame in extremes(kind, number, shard, view):
+                                stranger.send(frame)
+                    for frame in extremes(kind, number ^ 1, shard, 1):
+                        stranger.send(frame)
+    for node in cluster.config.nodes:
+        wait_until(lambda: complaints(cluster, node) > 0, f"a line of {node.name}")  # noqa: B023
+
+
+def test_a_lease_or_a_halt_order_of_a_stranger_is_nothing(cluster: Cluster, number: int) -> None:
+    for node in servers(cluster):
+        with Stranger(node) as stranger:
+            for of in (number, number ^ 1):
+                stranger.send(wire.LeaseAnnounced(of, [], 0, [], LARGEST))
+                stranger.send(wire.LeaseHistory(of, 1, [], [], LARGEST))
+        wait_until(
+            lambda: "LeaseAnnounced" in log_of(cluster, node),  # noqa: B023
+            f"a line of {node.name}",
+        )
+    with Witness(cluster):
+        pass
+
+
+# --- too much --------------------------------------------------------------------------------
+
+
+def test_a_client_that_connects_200_times(cluster: Cluster) -> None:
+    with Witness(cluster), contextlib.ExitStack() as stack:
+        ports = [node.port for node in cluster.config.nodes]
+        ports += [node.raft_port or 0 for node in cluster.config.mms]
+        for port in ports:
+            for _ in range(200):
+                connection = socket.create_connection(("127.0.0.1", port), timeout=5)
+                stack.enter_context(connection)
+        with cluster.connect() as log:
+            log.trim(log.insert_after(b"kept"), timeout=DEADLINE_S)
+
+
+def test_a_subscriber_that_never_reads_and_one_that_floods_credit(
+    cluster: Cluster, number: int
+) -> None:
+    with cluster.connect() as log, Witness(cluster):
+        log.set_policy(ziplog.policy.pin(0))
+        start = log.insert_after(b"start")
+        log.insert_many([bytes(100_000)] * 100)
+        node = cluster.config.shards[0].replicas[0]
+        with Stranger(node) as silent, Stranger(node) as greedy:
+            silent.socket.setsockopt(zmq.RCVHWM, 1)
+            for subscription in range(1, 20):
+                silent.send(
+                    wire.Subscribe(number, 0, 1, STRANGER, subscription, start.gsn, LARGEST)
+                )
+            for credit in range(3000):
+                greedy.send(
+                    wire.Credit(number, 0, 1, STRANGER, credit % 40, LARGEST - credit)
+                )
+            log.insert_many([bytes(100_000)] * 100)
+            with cluster.connect() as reader:
+                found = [r.payload for r in reader.subscribe(start, follow=False)]
+    assert found.count(bytes(100_000)) == 200

@@ -87,9 +87,9 @@ def histogram() -> HdrHistogram:
 
 def micros(recorded: HdrHistogram) -> Figures:
     """Return the percentiles of a histogram, in microseconds."""
-    return {
-        f"p{p:g}_us": recorded.get_value_at_percentile(p) / 1000 for p in (50, 99, 99.9)
-    } | {"count": recorded.get_total_count()}
+    return {f"p{p:g}_us": recorded.get_value_at_percentile(p) / 1000 for p in (50, 99, 99.9)} | {
+        "count": recorded.get_total_count()
+    }
 
 
 def timed(target: Target, payload: bytes, count: int, into: HdrHistogram) -> float:
@@ -163,8 +163,9 @@ def insert_openly(
         pipe.recv()
         stats = log.stats()
         end = time.monotonic() + seconds
-        due = sorted(time.monotonic() + rng.random() * seconds
-                     for _ in range(int(rate_per_s * seconds)))
+        due = sorted(
+            time.monotonic() + rng.random() * seconds for _ in range(int(rate_per_s * seconds))
+        )
         while time.monotonic() < end:
             if rate_per_s:
                 if not due:

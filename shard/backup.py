@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from shard.guesses import Guesses
 from shard.sessions import HeldUnit
-from shard.stream import end_after
+from shard.stream import STREAM_FLOWS_NS, end_after
 from ziplog.wire import Expire, Place, Report, Resend
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ BODY_GRACE_NS: Final = 2 * _MS
 ASK_AGAIN_NS: Final = 5 * _MS
 #: Nothing heard for so long while something is not stable: the last word may have been lost.
 ASK_STABLE_NS: Final = 1000 * _MS
-#: While the primary's stream was heard of this lately, it says which epoch it is in.
-STREAM_FLOWS_NS: Final = 40 * _MS
 #: Decisions held back behind a missing body.
 MAX_HELD_DECISIONS: Final = 16_384
 #: Promised, but not decided: above this, arrivals get no guess.

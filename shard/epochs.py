@@ -129,6 +129,17 @@ class EpochClock:
         index = (now - self._began) // (lease.epoch_ms * _NS_PER_MS)
         return lease.base + max(0, min(index, lease.epochs - 1)) * lease.epoch_size
 
+    def begun(self, now: int) -> int:
+        """Return the first gsn of the lease that is in force; 0 without one."""
+        if self._coming:
+            self.turn(now)
+        return self.lease.base if self.lease is not None else 0
+
+    @property
+    def next_begin(self) -> int | None:
+        """When the next lease begins, in ns; None if none is known."""
+        return self._coming[0][0] if self._coming else None
+
     def next_turn(self, now: int) -> int | None:
         """Return when the next epoch begins, in ns; None if no next one is known."""
         lease = self.lease

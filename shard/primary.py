@@ -14,6 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from shard.entry import Mark
+from shard.stream import STREAM_FLOWS_NS
 from ziplog.wire import Expire, Forward, Frontier, LeaseQuery, Place, Report, Resend, Skip
 
 if TYPE_CHECKING:
@@ -49,9 +50,8 @@ MAX_LINGERING: Final = 64
 #: While inserts flow, an epoch may end so late.
 TURN_LATE_NS: Final = 2 * _MS
 _NEVER: Final = 2**63
-#: A shard is active for so long after its last insert, and after somebody waited behind it.
-ACTIVE_AFTER_INSERT_NS: Final = 200 * _MS
-ACTIVE_AFTER_WANT_NS: Final = 1000 * _MS
+#: A shard is watched for so long after somebody waited behind it.
+WATCHED_AFTER_WANT_NS: Final = 1000 * _MS
 #: A question to the membership service is asked again after so long.
 ASK_AGAIN_NS: Final = 100 * _MS
 MAX_FRONTIER_WAITERS: Final = 1024
@@ -201,7 +201,7 @@ class Primary:
         """Decide the unit's positions; False if it has to wait in line for a lease."""
         state, stream = self._state, self._state.stream
         clock = state.clock
-        floor = max(clock.due(now - self._lateness(now)), stream.end)
+        floor = max(self._floor(now), stream.end)
         self._placed_at = now
         after = unit.after
         gsns = clock.take(max(floor, after + 1), unit.count) if after < clock.limit else []
@@ -295,25 +295,28 @@ class Primary:
         while len(self._questions) > _MAX_QUESTIONS or (self._questions and not asked):
             self._questions.popitem(last=False)
 
-    def turn_epoch(self, now: int) -> None:
-        """Decide that the epochs before the clock's have no more records of this shard."""
-        self._skip_to(self._state.clock.due(now))
+    def _floor(self, now: int) -> int:
+        """Return the first gsn that a record may get, by the clock.
 
-    def _lateness(self, now: int) -> int:
-        """Return how late epochs end now: while inserts flow, behind a batch and not before one.
-
-        The token that ends an epoch is then at the backups before the next insert, which they
-        would otherwise guess into the former epoch.
+        While inserts flow the backups take the epoch from the stream, not from their clocks. So it
+        ends a little late, behind a batch: its token is then at the backups before the next insert,
+        which they would otherwise guess into the former epoch. And only leases end if nobody reads.
         """
-        return TURN_LATE_NS if now - self._placed_at < TURN_LATE_NS else 0
+        clock, gap = self._state.clock, now - self._placed_at
+        if gap >= STREAM_FLOWS_NS:
+            return clock.due(now)
+        late = now - TURN_LATE_NS if gap < TURN_LATE_NS else now
+        return clock.due(late) if self._is_watched(now) else clock.begun(late)
 
-    def is_active(self, now: int) -> bool:
-        """Whether epochs are closed as they end (else when somebody needs it)."""
+    def _end_epoch(self, now: int) -> None:
+        """Behind a batch: decide that what is over has no more records of this shard."""
+        clock = self._state.clock
+        self._skip_to(clock.due(now) if self._is_watched(now) else clock.begun(now))
+
+    def _is_watched(self, now: int) -> bool:
+        """Whether somebody waits for positions to be decided."""
         state = self._state
-        return (
-            now - state.last_insert < ACTIVE_AFTER_INSERT_NS
-            or now - state.last_want < ACTIVE_AFTER_WANT_NS
-        )
+        return state.is_followed or now - state.last_want < WATCHED_AFTER_WANT_NS
 
     # --- readers that wait ---
 
@@ -360,7 +363,7 @@ class Primary:
         """Forward what was decided since the last batch."""
         if not self._gathered:
             return
-        self.turn_epoch(now)
+        self._end_epoch(now)
         if self._may_linger():
             self._linger_due = self._linger_due or now + LINGER_NS
             if now < self._linger_due:
@@ -478,8 +481,8 @@ class Primary:
             self._ask(now)
         if self._waiting:
             self._admit_waiting(now)
-        if self.is_active(now):
-            self.turn_epoch(now - self._lateness(now))
+        if self._is_watched(now) or now - self._placed_at < STREAM_FLOWS_NS:
+            self._skip_to(self._floor(now))
         if self._resend_due is not None and now >= self._resend_due:
             self._resend_after = min(self._resend_after * 2, MAX_RESEND_AFTER_NS)
             self._resend_due = now + self._resend_after
@@ -511,12 +514,20 @@ class Primary:
         for due in (self._ask_due, self._spread_due, self._resend_due, self._linger_due):
             if due is not None and due < earliest:
                 earliest = due
-        if self.is_active(now) or self._waiting:
-            late = self._lateness(now)
-            turn = self._state.clock.next_turn(now - late)
-            if turn is not None and turn + late < earliest:
-                earliest = turn + late
+        turn = self._next_end(now)
+        if turn is not None and turn < earliest:
+            earliest = turn
         return earliest if earliest != _NEVER else None
+
+    def _next_end(self, now: int) -> int | None:
+        """Return when an epoch or a lease has to be ended, at the latest."""
+        clock, gap = self._state.clock, now - self._placed_at
+        late = TURN_LATE_NS if gap < TURN_LATE_NS else 0
+        if self._waiting or self._is_watched(now):
+            turn = clock.next_turn(now - late)
+        else:
+            turn = clock.next_begin if gap < STREAM_FLOWS_NS else None
+        return None if turn is None else turn + late
 
     def check(self) -> None:
         """Assert the invariants."""

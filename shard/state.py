@@ -59,6 +59,10 @@ class ReplicaState:
         self.incarnation: Final = incarnation
         self.shard: Final = config.shard
         self.server: Final = config.server
+        #: The names of the other replicas.
+        self.peers: Final = tuple(
+            replica.name.encode() for replica in config.replicas if replica.name != config.name
+        )
         #: 0 until the membership service told it.
         self.cluster = 0
         self.view = 0
@@ -93,12 +97,6 @@ class ReplicaState:
         # It does not go back when leases that were once known are forgotten.
         self._frontier = max(self._frontier, frontier)
         return self._frontier
-
-    @property
-    def peers(self) -> tuple[bytes, ...]:
-        """The names of the other replicas."""
-        own = self.config.name
-        return tuple(r.name.encode() for r in self.config.replicas if r.name != own)
 
     def send(self, dst: bytes, message: Message) -> None:
         """Order a message to be sent."""

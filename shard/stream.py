@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ziplog.wire import Place, Skip
 
@@ -28,6 +28,10 @@ def end_after(decision: Decision | Mark, before: int) -> int:
     if type(decision) is Place:
         return decision.gsns[-1] + 1
     return decision.stop if type(decision) is Skip else before
+
+
+#: While the stream was heard of this lately, it says which epoch the shard is in, not a clock.
+STREAM_FLOWS_NS: Final = 40_000_000
 
 
 class Watermark(NamedTuple):

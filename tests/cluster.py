@@ -80,9 +80,7 @@ class PureCluster:
             tuple(map(address, names)), (address("mms-0"),), "memory", 1, Limits(),
         )  # fmt: skip
         store = MemoryStore()
-        replica = Replica(
-            own, store, None, limbo=False, incarnation=index + 1, now=self.world.now
-        )
+        replica = Replica(own, store, None, limbo=False, incarnation=index + 1, now=self.world.now)
         self.world.add(names[index], replica, store)
 
     def replicas(self) -> list[Any]:

@@ -34,7 +34,9 @@ def alice(cluster: PureCluster) -> Client:
 
 def sent(cluster: PureCluster, src: str, kind: type) -> list[Any]:
     """Return the messages of one kind that a node has sent, in order."""
-    return [message for who, _, message in cluster.world.sent if who == src and type(message) is kind]
+    return [
+        message for who, _, message in cluster.world.sent if who == src and type(message) is kind
+    ]
 
 
 # --- 4.2.1 Ziplog API ---
@@ -164,9 +166,7 @@ def test_4_2_2_a_missing_gsn_holds_later_records_back(cluster: PureCluster) -> N
 def test_4_2_3_every_gsn_belongs_to_exactly_one_shard() -> None:
     """'(i) no gsn belongs to more than one shard, and (ii) each ... belongs to some shard.'"""
     schedule = Schedule([(1, 3), (2, 2), (7, 5)])
-    owned = [
-        schedule.offsets(shard, 0, schedule.slot_from(shard, 1000)) for shard in (1, 2, 7)
-    ]
+    owned = [schedule.offsets(shard, 0, schedule.slot_from(shard, 1000)) for shard in (1, 2, 7)]
     assert sorted(sum(owned, [])) == list(range(1000))
 
 
@@ -377,5 +377,3 @@ def test_4_2_4_a_stable_record_stays_where_it_is(cluster: PureCluster, alice: Cl
     for n in range(20):
         alice.insert(b"more %d" % n, rids[-1])
     assert [(r.rid, r.payload) for r in alice.read_all()][: len(first)] == first
-
-

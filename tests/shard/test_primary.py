@@ -292,12 +292,28 @@ def test_unit_is_never_split_over_epochs() -> None:
     assert decided(world, PRIMARY)[1].decision == wire.Skip(4, 6)
 
 
-def test_active_shard_closes_its_epochs_and_an_idle_one_is_quiet() -> None:
+def ends(world: World) -> list[int]:
+    return [e.decision.stop for e in decided(world, PRIMARY) if isinstance(e.decision, wire.Skip)]
+
+
+def test_watched_shard_closes_its_epochs() -> None:
     world = calm_world()
-    send(world, insert(1))
+    send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 1, 1, 1 << 20), insert(1))
     world.run(60 * MS)
-    ends = [e.decision.stop for e in decided(world, PRIMARY) if isinstance(e.decision, wire.Skip)]
-    assert ends == [first_lease(1).epoch_base(epoch) for epoch in range(1, 7)]
+    assert ends(world) == [first_lease(1).epoch_base(epoch) for epoch in range(1, 7)]
+
+
+def test_shard_that_nobody_reads_closes_leases_only() -> None:
+    world = calm_world(lease=first_lease(1, epochs=2))
+    for seq in range(1, 40):
+        send(world, insert(seq))
+        world.run(1 * MS)
+        if seq == 5:
+            grant(world, first_lease(1, epochs=2).following(), 1, starts_in_us=15_000)
+    assert ends(world) == [first_lease(1, epochs=2).stop]
+
+
+def test_idle_shard_is_quiet() -> None:
     idle = calm_world()
     idle.run(3 * S)
     assert decided(idle, PRIMARY) == []

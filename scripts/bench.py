@@ -9,8 +9,8 @@
     python scripts/bench.py all          everything above
 
 Targets take turns in rounds, so a machine whose speed drifts drifts for all of them; what counts
-are the ratios, each the median over rounds. `--json FILE` keeps the figures, `--picture FILE` (SVG or
-PNG, with matplotlib) draws those of `latency` and `paths`.
+are the ratios, each the median over rounds. `--json FILE` keeps the figures, `--picture FILE` (SVG
+or PNG, with matplotlib) draws those of `latency` and `paths`.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def insert_openly(
     endpoint: str, rate_per_s: float, seconds: float, size: int, pipe: Connection
 ) -> None:
     """Insert at random times, `rate_per_s` on average (0: as fast as one call at a time goes)."""
-    rng = random.Random(os.getpid())
+    rng = random.Random(os.getpid())  # noqa: S311  only arrival times
     payload = rng.randbytes(size)
     fast: list[int] = []
     slow: list[int] = []

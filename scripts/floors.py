@@ -1,7 +1,7 @@
-"""What a two-message-delay insert at f=1 costs at the least: one client, two servers, both answers.
+"""What a two-message-delay insert at f=1 costs at the least: one client, two servers.
 
-Each floor sends a payload to two echo servers, processes of their own on loopback, and waits until both
-sent it back. Nothing is decoded, ordered, or kept.
+Each floor sends a payload to two echo servers, processes of their own on loopback, and waits until
+both sent it back. Nothing is decoded, ordered, or kept.
 """
 
 from __future__ import annotations

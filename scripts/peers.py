@@ -1,7 +1,7 @@
 """Other logs, for comparison: used if their servers and Python clients are installed.
 
-Redis: `XADD` then `WAIT 1`, one replica (asynchronous replication, no consensus). NATS JetStream: a
-stream with three replicas (Raft, no fsync per message). All on loopback, data in a temporary folder.
+Redis: `XADD` then `WAIT 1`, one replica (asynchronous replication, no consensus). NATS JetStream:
+a stream with three replicas (Raft, no fsync per message). All on loopback, in temporary folders.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Nats(Peer):
         self._loop = asyncio.new_event_loop()
         self._stream: Any = self._loop.run_until_complete(self._open(ports[0]))
 
-    async def _open(self, port: int) -> Any:  # noqa: ANN401
+    async def _open(self, port: int) -> Any:
         import nats  # noqa: PLC0415  an optional peer
 
         end = time.monotonic() + 30
@@ -142,7 +142,7 @@ class Nats(Peer):
         super().__exit__(*details)
 
 
-def _until(condition: Any, within_s: float = 30) -> None:  # noqa: ANN401
+def _until(condition: Any, within_s: float = 30) -> None:
     end = time.monotonic() + within_s
     while True:
         try:

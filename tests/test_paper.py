@@ -1,12 +1,13 @@
 """The thesis, claim by claim: one test for each, in the order of sections 4.2.1 to 4.2.4.
 
-Quotations are from Cong Ding, *Building a Scalable Shared Log* (Cornell 2020). The tests run the real
-state machines of servers, membership service and clients in virtual time; a message takes 50 us.
+Quotations are from Cong Ding, *Building a Scalable Shared Log* (Cornell 2020). The tests run the
+real state machines of servers, membership service and clients in virtual time; a message takes
+50 us.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import pytest
@@ -150,7 +151,7 @@ def test_4_2_2_records_come_in_increasing_order_without_skipping_any(
 
 
 def test_4_2_2_a_missing_gsn_holds_later_records_back(cluster: PureCluster) -> None:
-    """'It must hold off processing records with larger gsns until it receives the missing record.'"""
+    """'It must hold off processing records with larger gsns until it receives the missing one.'"""
     client = cluster.client("carol", policy.pin(1))
     later = client.insert(b"at shard 1")
     cluster.world.paused.add("shard-0-1")  # nothing of shard 0 can become stable
@@ -167,7 +168,7 @@ def test_4_2_3_every_gsn_belongs_to_exactly_one_shard() -> None:
     """'(i) no gsn belongs to more than one shard, and (ii) each ... belongs to some shard.'"""
     schedule = Schedule([(1, 3), (2, 2), (7, 5)])
     owned = [schedule.offsets(shard, 0, schedule.slot_from(shard, 1000)) for shard in (1, 2, 7)]
-    assert sorted(sum(owned, [])) == list(range(1000))
+    assert sorted(chain.from_iterable(owned)) == list(range(1000))
 
 
 def test_4_2_3_fig_4_2_expected_arrivals_are_projected_onto_one_axis() -> None:
@@ -286,7 +287,7 @@ def test_4_2_4_the_primarys_order_wins_and_replicas_hold_the_same(cluster: PureC
 def test_4_2_4_an_overwritten_record_had_no_ack_of_the_primary_there(
     cluster: PureCluster,
 ) -> None:
-    """'The client that issued R' could not have concluded that Ziplog had given R' position gsn.'"""
+    """'The client that issued R' could not have concluded that Ziplog had given R' [its] gsn.'"""
     first, second, a, b = contended(cluster)
     first.end(a)
     second.end(b)

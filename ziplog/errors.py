@@ -1,16 +1,16 @@
 """Every exception that leaves this library. Exceptions carry data; the text is built from it.
 
-    ZiplogError                     .retriable: bool
-    ├── ConfigError                 also a ValueError
-    ├── ClosedError                 the client was closed
-    ├── UnavailableError            nothing was done; safe to retry
-    │   └── DeadlineError           also a TimeoutError
-    ├── OutcomeUnknownError         also a TimeoutError; an insert that may have happened
-    ├── RecordTooLargeError         .size, .limit
-    ├── NoSuchRecordError           the position holds no record
-    ├── TrimmedError                .first: the first position still there
-    └── ProtocolError               a peer sent what it may not
-        └── LocalProtocolError      we did
+ZiplogError                     .retriable: bool
+├── ConfigError                 also a ValueError
+├── ClosedError                 the client was closed
+├── UnavailableError            nothing was done; safe to retry
+│   └── DeadlineError           also a TimeoutError
+├── OutcomeUnknownError         also a TimeoutError; an insert that may have happened
+├── RecordTooLargeError         .size, .limit
+├── NoSuchRecordError           the position holds no record
+├── TrimmedError                .first: the first position still there
+└── ProtocolError               a peer sent what it may not
+    └── LocalProtocolError      we did
 """
 
 from __future__ import annotations

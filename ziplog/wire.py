@@ -263,9 +263,7 @@ class TailReply(Message, tag=VERSION * 256 + 20, frozen=True, gc=False):
 # --- between the replicas of a shard ---------------------------------------------------------
 
 
-class Place(
-    msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1
-):
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """The primary put a unit at these gsns. The body travels only when a backup asked for it."""
 
     client: ClientId
@@ -518,5 +516,3 @@ def decode_body(body: bytes, count: int) -> Body:
     if len(decoded.payloads) != count:
         raise ProtocolError(f"body holds {len(decoded.payloads)} records instead of {count}")
     return decoded
-
-

@@ -39,7 +39,7 @@ MAX_UNDECIDED_BYTES: Final = 64 * 1024 * 1024
 #: Not yet written to disk: above this, nothing more is reported.
 MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
 #: So many right guesses in a row, and the backup is in no hurry to hear of decisions.
-CALM_AFTER: Final = 64
+CALM_AFTER: Final = 256
 
 
 class Backup:

@@ -439,7 +439,9 @@ class Primary:
     def stabilise(self, now: int) -> list[Entry]:
         """Move the watermarks as far as all reports allow; return what became stable."""
         stream = self._state.stream
-        news = stream.stabilise(min(self._held.values(), default=stream.last))
+        # Alone, at level `disk`, only what is on its disk: what is stable may be told at once.
+        alone = self._own_durable if self._state.config.durability == "disk" else stream.last
+        news = stream.stabilise(min(self._held.values(), default=alone))
         stream.make_durable(min([self._own_durable, *self._durable.values()]))
         if news:
             if self._frontier_waiters:

@@ -43,6 +43,8 @@ MAX_DELIVER_BYTES: Final = 512 * 1024
 #: A subscription without a sign of life for so long is dropped.
 SILENCE_NS: Final = 10_000_000_000
 MAX_SUBSCRIPTIONS: Final = 4096
+#: No reader is given more before it asks again: it may have stopped reading.
+MAX_CREDIT_BYTES: Final = 32 * 1024 * 1024
 
 
 class Found(msgspec.Struct, frozen=True, gc=False):
@@ -168,9 +170,8 @@ class Readers:
             )
             return
         else:
-            subscription = Subscription(
-                route, message.subscription, message.start, message.credit, now
-            )
+            credit = min(message.credit, MAX_CREDIT_BYTES)
+            subscription = Subscription(route, message.subscription, message.start, credit, now)
             self.subscriptions[key] = self._behind[key] = subscription
             self._state.is_followed = True
         self._answer(key, subscription)
@@ -187,7 +188,8 @@ class Readers:
             return
         subscription.route = route
         subscription.last_seen = now
-        subscription.credit = max(subscription.credit, message.credit)
+        credit = min(message.credit, subscription.used + MAX_CREDIT_BYTES)
+        subscription.credit = max(subscription.credit, credit)
         self._answer(key, subscription)
 
     def unsubscribe(self, message: Unsubscribe) -> None:

@@ -116,7 +116,8 @@ class Replica:
         self._state: Final = ReplicaState(config, store, incarnation)
         self._now = now
         saved = None if checkpoint is None else _decode(checkpoint)
-        if saved is not None and not saved.limbo:
+        goes_on = saved is not None and not saved.limbo and self._is_stored(saved)
+        if saved is not None and goes_on:
             self._restore(saved, now)
         elif saved is not None or limbo:
             self._enter_limbo()
@@ -127,7 +128,7 @@ class Replica:
         role = self._primary or self._backup
         assert role is not None
         self._role: Final = role
-        if saved is not None and not saved.limbo:
+        if goes_on:
             role.restore()
         self._connected = False
         self._heartbeat_due = now
@@ -516,6 +517,19 @@ class Replica:
                 ],
             )
         )  # fmt: skip
+
+    def _is_stored(self, checkpoint: Checkpoint) -> bool:
+        """Whether the store has what the checkpoint follows: its files may have been lost."""
+        state, window = self._state, checkpoint.window
+        last = window[-1].fseq if window else checkpoint.stable.fseq
+        is_all_trimmed = not window and checkpoint.trim >= checkpoint.stable.end
+        if state.store.last_fseq == last or is_all_trimmed:
+            return True
+        state.out.append(Warn(
+            f"{state.config.name} is in limbo: its store ends at entry {state.store.last_fseq}, but"
+            f" it had {last} when it stopped. Stop it, put the missing files back, and start it"
+        ))  # fmt: skip
+        return False
 
     def _restore(self, checkpoint: Checkpoint, now: int) -> None:
         state = self._state

@@ -198,6 +198,7 @@ class SegmentStore:
         """Return the stored entry whose positions reach over `gsn`."""
         segment = self._segment_of(gsn)
         if segment is None:
+            self._check_trimmed(gsn)
             return None
         if gsn > segment.last:
             self._check_torn(segment, gsn)
@@ -240,6 +241,7 @@ class SegmentStore:
         """Add the entries of the block of `gsn`; return where to go on, and what is left."""
         segment = self._segment_of(gsn)
         if segment is None:
+            self._check_trimmed(gsn)
             return self._bases[0], left
         if gsn > segment.last:
             self._check_torn(segment, gsn)
@@ -296,6 +298,10 @@ class SegmentStore:
     def _next_base(self, segment: Segment) -> int:
         index = bisect_right(self._bases, segment.base)
         return self._bases[index] if index < len(self._bases) else self._recent.first
+
+    def _check_trimmed(self, gsn: int) -> None:
+        if gsn >= max(self._trim, 1):
+            raise UnreadableError(f"gsn {gsn} was in a segment that is missing")
 
     def _check_torn(self, segment: Segment, gsn: int) -> None:
         if segment.is_torn:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from mms.service import MembershipService
 from mms.state import ClusterState
-from tests.world import MS, S, World, address, shard_names
+from shard.replica import Replica, ReplicaConfig
+from tests.world import MS, MemoryStore, S, World, address, shard_names
 from ziplog import policy
 from ziplog.client.core import ClientCore
 from ziplog.client.requests import (
@@ -26,8 +27,6 @@ from ziplog.client.requests import (
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
 from ziplog.node import Call, Committed, LeaderChanged
 from ziplog.types import RID_GENESIS, Record, RecordId
-from shard.replica import Replica, ReplicaConfig
-from tests.world import MemoryStore
 from ziplog.wire import Limits
 
 if TYPE_CHECKING:

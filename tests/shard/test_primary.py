@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from shard import primary as module
+from shard.backup import CALM_AFTER
 from shard.replica import Replica
 from tests.actors import Service
 from tests.checkers import decided, places
@@ -20,14 +23,13 @@ from tests.world import (
     grant,
     insert,
     placements,
+    shard_names,
 )
 from ziplog import wire
 from ziplog.node import Received
 from ziplog.view import Lease, run_of
 
 if TYPE_CHECKING:
-    import pytest
-
     from shard.primary import Primary
 
 PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
@@ -502,3 +504,53 @@ def test_lease_of_another_shape_is_used_from_its_base() -> None:
     grant(world, second, 1)
     send(world, insert(2))
     assert placed(world)[-1][1] == [second.base]
+
+
+# --- calm shards ---
+
+
+def forwards(world: World) -> list[wire.Forward]:
+    sent = [message for who, _, message in world.sent if who == PRIMARY]
+    return [m for m in sent if isinstance(m, wire.Forward) and m.decisions]
+
+
+def insert_everywhere(world: World, seq: int, pause: int) -> None:
+    for server in shard_names(0, 1):
+        world.send("c", server, insert(seq))
+    world.run(pause)
+
+
+def become_calm(world: World) -> int:
+    for seq in range(1, CALM_AFTER + 2):
+        insert_everywhere(world, seq, 200 * US)
+    return CALM_AFTER + 2
+
+
+def test_calm_shard_forwards_several_decisions_at_once() -> None:
+    world = calm_world(lease=first_lease(1, epoch_ms=1000))
+    first = become_calm(world)
+    world.sent.clear()
+    for seq in range(first, first + 100):
+        insert_everywhere(world, seq, 100 * US)
+    world.run(5 * MS)
+    assert len(forwards(world)) <= 25
+    assert sum(len(message.decisions) for message in forwards(world)) == 100
+
+
+@pytest.mark.parametrize(
+    "disturbance",
+    [wire.Subscribe(CLUSTER, 0, 1, b"r" * 16, 1, 1, 1 << 20), None],
+    ids=["a reader", "a wrong guess"],
+)
+def test_what_ends_the_calm(disturbance: wire.Subscribe | None) -> None:
+    world = calm_world(lease=first_lease(1, epoch_ms=1000))
+    first = become_calm(world)
+    if disturbance is not None:
+        send(world, disturbance)
+    else:  # an insert that the backup hears of from the primary only
+        send(world, insert(first), run=5 * MS)
+        first += 1
+    world.sent.clear()
+    for seq in range(first, first + 10):
+        insert_everywhere(world, seq, 300 * US)
+    assert len(forwards(world)) == 10

@@ -198,6 +198,19 @@ def test_credit_is_kept_and_renewed() -> None:
     assert [units for _, _, units in sent(world)[2:]] == [[[gsn] for gsn in range(4, 11)]]
 
 
+def test_who_never_reads_is_not_sent_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CREDIT_BYTES", 5000)
+    world = calm_world()
+    put(world, *[insert(seq, size=1000) for seq in range(1, 30)])
+    subscribe(world, 1, 2**63 - 1)
+    world.run(20 * MS)
+    (subscription,) = replica(world)._readers.subscriptions.values()
+    assert subscription.used < 5000 + 1200
+    world.send("c", PRIMARY, wire.Credit(CLUSTER, 0, 1, b"c" * 16, 1, 2**63 - 1))
+    world.run(20 * MS)
+    assert 8000 < subscription.used < 2 * (5000 + 1200)
+
+
 def test_unit_larger_than_the_credit_comes_alone() -> None:
     world = calm_world()
     put(world, insert(1, size=5000), insert(2))

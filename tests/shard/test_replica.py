@@ -26,8 +26,8 @@ from tests.world import (
     placements,
 )
 from ziplog import wire
-from ziplog.node import Received, StorageChanged
-from ziplog.view import run_of
+from ziplog.node import Complain, Received, StorageChanged, Warn
+from ziplog.view import fingerprint, run_of
 
 PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
 
@@ -214,6 +214,48 @@ def test_second_descriptor_of_a_lease_halts() -> None:
     world.run(1 * MS)
     assert sorted(name for name, _ in world.halts) == [PRIMARY, BACKUP]
     assert "announced twice" in world.halts[0][1]
+
+
+def test_what_a_stranger_announces_counts_for_nothing() -> None:
+    world = calm_world()
+    lease = first_lease(1, epoch_ms=99)
+    for message in (
+        wire.LeaseAnnounced(CLUSTER, [run_of(lease)], 0, placements(1, 1), 2**63 - 1),
+        wire.LeaseAnnounced(CLUSTER + 1, [run_of(first_lease(1))], 0, placements(1, 1), 0),
+        wire.LeaseHistory(CLUSTER, 1, [], [], 0),
+        wire.Hello(CLUSTER, 1),
+    ):
+        for route in (b"<mms-0", b"<c", b"\0abcd", b""):
+            (effect,) = replica(world).step(Received(route, message), world.now)
+            assert isinstance(effect, Complain)
+            assert effect.src == route
+            assert type(message).__name__ in effect.reason
+    assert world.halts == []
+    assert replica(world)._state.trim == 0
+
+
+@pytest.mark.parametrize("known", ["", "its own", "another's"])
+def test_server_is_part_of_its_shard_only_with_the_directory_that_is_known(known: str) -> None:
+    world = World()
+    add_shard(world, 0, identity="its own")
+    world.add("c", Probe())
+    (placement,) = placements(1, 1)
+    replicas = [
+        replace(one, fingerprint=fingerprint(known)) for one in placement.replicas
+    ]
+    placement = replace(placement, replicas=tuple(replicas))
+    message = wire.LeaseAnnounced(CLUSTER, [run_of(first_lease(1))], 0, [placement], 0)
+    effects = replica(world).step(Received(b"mms-0", message), world.now)
+    warnings = [effect.text for effect in effects if isinstance(effect, Warn)]
+    world.run(1 * MS)
+    (last,) = {h.state for h in probe(world, "mms-0").of(wire.Heartbeat) if h.node == PRIMARY}
+    if known == "another's":
+        assert last == "limbo"
+        assert ["another data directory" in text for text in warnings] == [True]
+        send(world, insert(1))
+        assert refusals(world) == [(1, "not-ready")]
+    else:
+        assert (last, warnings) == ("up", [])
 
 
 def test_another_cluster_halts() -> None:

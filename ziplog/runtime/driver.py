@@ -37,7 +37,17 @@ from ziplog.node import (
     Warn,
 )
 from ziplog.runtime.tracing import halt
-from ziplog.wire import Heartbeat, Refused, decode, encode
+from ziplog.wire import (
+    Deliver,
+    Frontier,
+    Heartbeat,
+    ReadReply,
+    Refused,
+    TailReply,
+    Trimmed,
+    decode,
+    encode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,8 +62,8 @@ _MAX_HELD: Final = 10_000
 #: How long a flush that failed for lack of space is left alone.
 _FLUSH_RETRY_NS: Final = 50_000_000
 _COMPLAINT_INTERVAL_NS: Final = 1_000_000_000
-#: Says nothing about what is stored, so it need not wait for the disk.
-_NEEDS_NO_DISK: Final = (Refused, Heartbeat)
+#: Says nothing about what is stored, or only about what is stable, which is on every disk.
+_NEEDS_NO_DISK: Final = (Refused, Heartbeat, Deliver, Trimmed, TailReply, Frontier)
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _DRAINED: Final = Drained()
@@ -213,7 +223,7 @@ class Driver:
         frame = self._encode(effect.message)
         if frame is None:
             return
-        if self._is_dirty and not isinstance(effect.message, _NEEDS_NO_DISK):
+        if self._is_dirty and _needs_disk(effect.message):
             self._hold(effect.dst, frame)
         else:
             self._transport.send(effect.dst, frame)
@@ -222,7 +232,7 @@ class Driver:
         frame = self._encode(effect.message)
         if frame is None:
             return
-        is_held = self._is_dirty and not isinstance(effect.message, _NEEDS_NO_DISK)
+        is_held = self._is_dirty and _needs_disk(effect.message)
         put = self._hold if is_held else self._transport.send
         for dst in effect.dsts:
             put(dst, frame)
@@ -289,6 +299,13 @@ class Driver:
             self._log.warning(
                 "frame dropped", src=src.hex(), error=str(error)[:500], so_far=self.bad_frames
             )
+
+
+def _needs_disk(message: Message) -> bool:
+    """Whether a message may only be sent once everything before it is on stable storage."""
+    if isinstance(message, ReadReply):
+        return not message.stable
+    return not isinstance(message, _NEEDS_NO_DISK)
 
 
 def run_process(driver: Driver, transport: Transport) -> None:

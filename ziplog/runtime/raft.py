@@ -55,6 +55,8 @@ _LONE_TICK_S: Final = 0.25
 MAX_PROPOSALS: Final = 1000
 #: A command, in bytes; a journal record holds it and a little more.
 MAX_COMMAND: Final = 16 * 1024 * 1024
+#: Connections that wait to be accepted.
+_BACKLOG: Final = 256
 #: Connections of which nobody knows yet whose they are; above, some are closed.
 _MAX_STRANGERS: Final = 64
 #: The longest frame of such a connection, in bytes.
@@ -428,6 +430,13 @@ class _Connection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc]
 
 class _Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it has no types
     """The library's connections, for the nodes of the group only."""
+
+    def _maybeBind(self) -> None:  # noqa: N802
+        was_ready = self.ready
+        super()._maybeBind()
+        if self.ready and not was_ready:
+            # The library's queue of 5 turns nodes away while strangers call.
+            self._server._TcpServer__socket.listen(_BACKLOG)  # noqa: SLF001
 
     def _onNewIncomingConnection(self, conn: Any) -> None:  # noqa: N802
         if len(self._unknownConnections) >= _MAX_STRANGERS:

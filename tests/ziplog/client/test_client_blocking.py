@@ -6,6 +6,7 @@ import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import ziplog
 from tests.ziplog.client.served import ServedCluster
 from ziplog import RID_GENESIS, RID_RECENT, RecordId, wire
+from ziplog.client import threads
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -30,6 +32,12 @@ def _log(cluster: ServedCluster) -> Iterator[ziplog.Log]:
     log = ziplog.connect(cluster.endpoint)
     yield log
     log.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for the driver role must be given it; looking now and then is not enough."""
+    monkeypatch.setattr(threads, "_LOOK_S", 3600.0)
 
 
 @pytest.fixture(name="ctrl_c")
@@ -175,7 +183,7 @@ def test_ctrl_c_leaves_the_client_usable(
 ) -> None:
     subscription = log.subscribe()
     with ThreadPoolExecutor(1) as pool:
-        driving = None if is_alone else pool.submit(subscription.fetch)
+        driving = None if is_alone else pool.submit(lambda: list(islice(subscription, 20)))
         for number in range(20):
             cluster.silent.add(wire.Insert)
             payload = b"interrupted %d;" % number
@@ -193,9 +201,36 @@ def test_ctrl_c_leaves_the_client_usable(
             cluster.silent.clear()
             log.insert_after(b"y")
             log._core.check()
+            assert not log._core._inserts.waiting, "the core still thinks that somebody waits"
         if driving is not None:
-            assert driving.result(10)
+            assert len(driving.result(10)) == 20
+    assert not log._shared._tickets
     assert len(list(log.subscribe(follow=False))) >= 20
+
+
+def test_ctrl_c_never_tears_a_step_apart(
+    cluster: ServedCluster, log: ziplog.Log, ctrl_c: Any
+) -> None:
+    def policy(_payload: bytes, _key: bytes | None, _live: Any) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+    log.set_policy(policy)
+    with pytest.raises(KeyboardInterrupt):
+        log.insert_after(b"in the middle")
+    cluster.wait_for_inserts(b"in the middle")
+    log.set_policy(ziplog.policy.random())
+    log.insert_after(b"x")
+    assert signal.getsignal(signal.SIGINT) is ctrl_c
+
+
+def test_ctrl_c_at_the_very_end_of_a_call_is_not_lost(log: ziplog.Log, ctrl_c: Any) -> None:
+    subscription = log.subscribe()
+    log._shared._interrupt = (signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt):
+        _ = subscription.position
+    assert subscription.position == RecordId(1, 0)
+    assert signal.getsignal(signal.SIGINT) is ctrl_c
 
 
 def test_a_handler_of_ctrl_c_that_returns_lets_the_call_go_on(

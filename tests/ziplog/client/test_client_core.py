@@ -183,6 +183,25 @@ def test_a_tail_of_two_views_does_not_count() -> None:
     assert isinstance(error, DeadlineError)
 
 
+def test_a_view_that_changes_meanwhile_voids_its_answers() -> None:
+    glass, call = tailing()
+    first, *others = glass.take(wire.Tail)
+    for name, message in others:
+        glass.give(tail_reply(message, int(name[3]), 5))
+    glass.insert(b"x")
+    glass.pass_time(40 * MS)
+    glass.call(StatusRequest(glass.until()))
+    glass.core._routing.learn([placement(2, view=2)])
+    glass.give(tail_reply(first[1], 0, 5))
+    assert call not in glass.answers, "shard 2 answered in its former view"
+    glass.pass_time(20 * MS)
+    again = glass.take(wire.Tail)
+    assert {(name, m.view) for name, m in again} == {("s2r0:1", 2), ("s2r1:1", 2)}
+    for name, message in again:
+        glass.give(tail_reply(message, int(name[3]), 7, 2))
+    assert glass.answers[call] == RecordId(7, 2)
+
+
 def test_a_silent_replica_is_asked_again_and_named_at_the_deadline() -> None:
     glass, call = tailing(120 * MS)
     for name, message in glass.take(wire.Tail):

@@ -226,6 +226,15 @@ def test_an_insert_that_one_server_took_stays_although_the_other_refuses() -> No
     assert isinstance(glass.answers[call], OutcomeUnknownError)
 
 
+def test_a_refusal_that_comes_twice_proves_nothing_about_the_other_server() -> None:
+    glass = connected(shards=2)
+    glass.insert(b"x")
+    insert = sent_insert(glass)
+    glass.give(ack(insert, 1, [1]), refused(insert, 0, "full"), refused(insert, 0, "full"))
+    glass.pass_time(100 * MS)
+    assert {m.shard for _, m in glass.take(wire.Insert)} == {0}
+
+
 def test_a_pinned_insert_waits_for_its_shard_with_the_same_identity() -> None:
     glass = connected(shards=2, policy=lambda _p, _k, _l: 0)
     call = glass.insert(b"x")

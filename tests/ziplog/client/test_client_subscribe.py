@@ -361,6 +361,26 @@ def test_a_running_subscription_that_is_overtaken_by_a_trim() -> None:
     assert error.first == RecordId(8, 1)
 
 
+def test_without_follow_it_ends_with_the_tail_of_its_beginning() -> None:
+    glass = Reader()
+    number = glass.call(SubscribeRequest(glass.until(), RecordId(1, 0), False))
+    known = [placement(0), placement(1)]
+    for _, question in glass.take(wire.LeaseQuery):
+        runs = [run_of(lease([0, 1]))]
+        glass.give(wire.LeaseHistory(CLUSTER, question.request, runs, known, 0))
+    for name, tail in glass.take(wire.Tail):
+        server, filled = int(name[3]), 3 if tail.shard == 0 else 2
+        glass.give(wire.TailReply(CLUSTER, tail.shard, 1, server, tail.request, filled, 1))
+    assert glass.answers.pop(number) == number
+    glass.subscription = number
+    glass.look()
+    glass.deliver(0, 1, 9, [1], [3], [5])
+    glass.deliver(1, 1, 10, [2], [4])
+    assert glass.gsns() == [1, 2, 3]
+    call = glass.fetch()
+    assert glass.batch(call) == Fetched([], ended=True)
+
+
 def test_a_fetch_ends_at_its_deadline() -> None:
     glass = Reader()
     call = glass.fetch(2 * S)

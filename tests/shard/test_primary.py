@@ -523,6 +523,7 @@ def insert_everywhere(world: World, seq: int, pause: int) -> None:
 def become_calm(world: World) -> int:
     for seq in range(1, CALM_AFTER + 2):
         insert_everywhere(world, seq, 200 * US)
+    world.run(5 * MS)
     return CALM_AFTER + 2
 
 

@@ -50,7 +50,7 @@ format: $(BIN)/.installed
 	$(BIN)/ruff format .
 
 bench: $(BIN)/.installed
-	$(BIN)/python scripts/bench.py
+	$(BIN)/python scripts/bench.py all
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

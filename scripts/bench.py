@@ -1,6 +1,7 @@
 """Measure Ziplog beside its floors and its peers, in one run on one machine.
 
     python scripts/bench.py latency      insert latency beside raw TCP, pyzmq, Redis and NATS
+    python scripts/bench.py cpu          where an insert's CPU time goes, beside the pyzmq floor
     python scripts/bench.py paths        fast and slow path; share of the fast path over load
     python scripts/bench.py throughput   pipelined insert_many into one shard
     python scripts/bench.py sequential   from insert to delivery at a following subscriber
@@ -144,6 +145,49 @@ def fast_share(stats: dict[str, Any]) -> float:
     """Return which share of a client's inserts took the fast path."""
     fast, slow = stats["fast_path"], stats["slow_path"]
     return fast / max(fast + slow, 1)
+
+
+# --- CPU ---------------------------------------------------------------------------------------
+
+
+def cpu_of(target: Target, processes: dict[str, psutil.Process], count: int) -> Figures:
+    """Return the CPU time of each process, and of its busiest threads, in µs an insert."""
+    payload = os.urandom(4096)
+    timed(target, payload, count // 10, histogram())
+    before = {name: threads_of(process) for name, process in processes.items()}
+    timed(target, payload, count, histogram())
+    result: Figures = {}
+    for name, process in processes.items():
+        spent = {
+            thread: tuple((now - then) / count * 1e6 for now, then in zip(times, was, strict=True))
+            for thread, times in threads_of(process).items()
+            if (was := before[name].get(thread))
+        }
+        busiest = sorted(spent.values(), key=sum, reverse=True)[:3]
+        result[name] = {
+            "total_us": sum(map(sum, spent.values())),
+            "threads": ", ".join(f"{user:.0f} user + {kernel:.0f} sys" for user, kernel in busiest),
+        }
+    result["total_us"] = sum(of["total_us"] for of in result.values())
+    return result
+
+
+def threads_of(process: psutil.Process) -> dict[int, tuple[float, float]]:
+    """Return the seconds that each thread has spent, in user code and in the kernel."""
+    return {thread.id: (thread.user_time, thread.system_time) for thread in process.threads()}
+
+
+def cpu(count: int) -> Figures:
+    """Where the CPU time of an insert goes: one client, 4 KB, f=1, and the pyzmq floor."""
+    with cluster() as running, running.connect() as log, ZmqFloor(4096) as floor:
+        shard = log.cluster()["shards"][0]
+        servers = {r["name"]: psutil.Process(r["pid"]) for r in shard["replicas"]}
+        echoes = {f"echo {pid}": psutil.Process(pid) for pid in floor.pids}
+        own = {"client": psutil.Process()}
+        return {
+            ZiplogTarget.name: cpu_of(ZiplogTarget(log), own | servers, count),
+            floor.name: cpu_of(floor, own | echoes, count),
+        }
 
 
 # --- fast and slow path ------------------------------------------------------------------------
@@ -382,6 +426,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     kinds: dict[str, Callable[[float], Figures]] = {
         "latency": lambda scale: latency(max(3, int(10 * scale)), 400, 4096),
+        "cpu": lambda scale: cpu(max(2000, int(10_000 * scale))),
         "paths": lambda scale: paths(max(1.0, 3 * scale)),
         "throughput": lambda scale: throughput(max(2.0, 6 * scale)),
         "sequential": lambda scale: sequential(max(500, int(5000 * scale))),

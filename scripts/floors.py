@@ -60,6 +60,11 @@ class Floor:
 
     serve = staticmethod(_echo_tcp)
 
+    @property
+    def pids(self) -> list[int]:
+        """The servers' processes."""
+        return [server.pid for server in self._servers if server.pid is not None]
+
     def __enter__(self) -> Self:
         return self
 

@@ -16,6 +16,7 @@ import structlog
 from ziplog import wire
 from ziplog.node import (
     Broadcast,
+    Complain,
     Complete,
     Connect,
     Disconnect,
@@ -30,6 +31,7 @@ from ziplog.node import (
     Send,
     StorageChanged,
     Wakeup,
+    Warn,
 )
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.transport import Transport
@@ -281,6 +283,49 @@ def test_at_disk_nothing_is_said_while_the_disk_is_full() -> None:
     assert world.transport.waits[0] == 50_000_000
     assert world.story.index(("flush", True)) < world.story.index((b"client", question(1)))
     assert Persisted(1) in world.node.events
+
+
+def test_at_disk_what_is_stable_is_told_while_the_disk_is_full() -> None:
+    def reply(*, stable: bool) -> wire.ReadReply:
+        return wire.ReadReply(1, 0, 1, 0, 1, 7, "record", stable)
+
+    told = [
+        wire.Deliver(1, 0, 1, 0, 1, 1, 8, []),
+        wire.Trimmed(1, 0, 1, 1, 5),
+        wire.TailReply(1, 0, 1, 0, 1, 7, 8),
+        wire.Frontier(1, 0, 1, 1, 8),
+        reply(stable=True),
+    ]
+    messages = [*told, reply(stable=False), wire.Report(1, 0, 1, 1, 1, 7, 7)]
+    world = World(
+        lambda event: (
+            [Persist(1), *[Send(b"a", message) for message in messages]]
+            if isinstance(event, Received)
+            else []
+        ),
+        flush_before_send=True,
+    )
+    world.put(0)
+    world.store.has_room = False
+    world.run()
+    assert [part[1] for part in world.story if part[0] == b"a"] == told
+
+
+def test_a_node_that_complains_and_warns_is_heard() -> None:
+    world = World(
+        lambda event: (
+            [Complain(b"\0abc", "Hello: nobody asked"), Warn("the roof is on fire")]
+            if isinstance(event, Received)
+            else []
+        )
+    )
+    world.put(1, 2, 3)
+    with structlog.testing.capture_logs() as logs:
+        world.run()
+    assert world.driver.bad_frames == 3
+    assert [log["event"] for log in logs].count("frame dropped") == 1
+    assert "Hello: nobody asked" in str(logs)
+    assert [log["event"] for log in logs].count("the roof is on fire") == 3
 
 
 def test_at_disk_held_frames_are_bounded() -> None:

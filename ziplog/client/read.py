@@ -205,7 +205,9 @@ class Reads:
         for number, reading in list(self._readings.items()):
             rid, deadline = reading.request.rid, reading.request.deadline
             if turn.now >= deadline:
-                heard = ", ".join(f"{r.server}: {r.answer}" for r in reading.replies.values())
+                answers = dict.fromkeys(reading.damaged, "unknown")
+                answers |= {reply.server: reply.answer for reply in reading.replies.values()}
+                heard = ", ".join(f"{server}: {answer}" for server, answer in answers.items())
                 what = f"shard {rid.shard} of {self._routing} did not tell what is at {rid}"
                 what += f" (replicas said: {heard or 'nothing'})"
                 self._finish(number, reading, DeadlineError(f"{what} before the deadline"))

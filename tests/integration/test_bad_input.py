@@ -262,9 +262,11 @@ def nothing(_: socket.socket) -> None:
 def test_somebody_else_listens_at_the_bootstrap_address(
     serve: Callable[[socket.socket], None],
 ) -> None:
-    with listening(serve) as endpoint:
-        with pytest.raises(UnavailableError, match=re.escape(endpoint)):
-            ziplog.connect(endpoint, timeout=SHORT_S)
+    with (
+        listening(serve) as endpoint,
+        pytest.raises(UnavailableError, match=re.escape(endpoint)),
+    ):
+        ziplog.connect(endpoint, timeout=SHORT_S)
 
 
 def test_nobody_listens_at_the_bootstrap_addresses() -> None:
@@ -298,9 +300,12 @@ def test_a_storage_server_is_no_bootstrap_address(cluster: Cluster) -> None:
 
 
 def test_one_good_address_of_several_suffices(cluster: Cluster) -> None:
-    with listening(nothing) as silent, listening(garbage) as loud:
-        with ziplog.connect(f"{silent},{loud},{cluster.endpoint}") as log:
-            assert log.read_record(log.insert_after(b"found")).payload == b"found"
+    with (
+        listening(nothing) as silent,
+        listening(garbage) as loud,
+        ziplog.connect(f"{silent},{loud},{cluster.endpoint}") as log,
+    ):
+        assert log.read_record(log.insert_after(b"found")).payload == b"found"
 
 
 @pytest.mark.parametrize("text", ["", "localhost", "a:b", "127.0.0.1:0", "127.0.0.1:65536", "x:1,"])
@@ -324,9 +329,9 @@ def test_a_closed_client_says_so(cluster: Cluster) -> None:
         lambda: log.insert_nowait(b"x"),
         log.flush,
         lambda: log.read_record(rid),
-        lambda: log.subscribe(),
+        log.subscribe,
         lambda: next(subscription),
-        lambda: subscription.fetch(),
+        subscription.fetch,
         lambda: log.trim(rid),
         log.check_tail,
         log.cluster,
@@ -437,9 +442,11 @@ def test_two_processes_on_one_data_directory(
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     """A cluster of which only the files are left."""
-    with Cluster(tmp_path_factory.mktemp("stopped"), shards=1, f=1) as cluster:
-        with cluster.connect() as log:
-            log.insert_after(b"x")
+    with (
+        Cluster(tmp_path_factory.mktemp("stopped"), shards=1, f=1) as cluster,
+        cluster.connect() as log,
+    ):
+        log.insert_after(b"x")
     return cluster
 
 

@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pytest
 
@@ -69,7 +69,7 @@ class Load:
                 self.acked[name].append((after, payload))
             self._over.wait(0.001)
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         self.wait_progress()

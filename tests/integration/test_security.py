@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, get_args
 
 import msgspec
 import pytest
@@ -100,7 +100,7 @@ class Witness:
                 if record.payload == b"end":
                     return
 
-    def __enter__(self) -> Witness:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
@@ -133,7 +133,7 @@ class Stranger:
         self.socket.setsockopt(zmq.SNDTIMEO, 5000)
         self.socket.connect(f"tcp://{node.endpoint}")
 
-    def __enter__(self) -> Stranger:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -266,7 +266,7 @@ def test_the_consensus_port_takes_no_code_and_no_nonsense(
     if claim:
         # Who says that it is a node is believed, but a message that is none changes nothing.
         hostile = [
-            library_frame("127.0.0.1:%d" % nodes[1].raft_port) + frame
+            library_frame(f"127.0.0.1:{nodes[1].raft_port}") + frame
             for frame in [
                 hostile[0],
                 library_frame({"type": "append_entries", "term": "x"}),
@@ -436,13 +436,13 @@ NO_PLACE: Final = [[1, STRANGER, 1, 1, 1, [1], 0, None]]
 
 
 def _default(name: str) -> Any:
-    if name in {"client"}:
+    if name == "client":
         return STRANGER
     if name == "digest":
         return bytes(8)
     if name in {"body", "payload", "document"}:
         return wire.encode_body(wire.Body(0, None, [b""]))
-    if name in {"gsns"}:
+    if name == "gsns":
         return [1]
     if name in {"decisions", "units", "leases", "runs", "placements", "mms"}:
         return []

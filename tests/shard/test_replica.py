@@ -240,9 +240,7 @@ def test_server_is_part_of_its_shard_only_with_the_directory_that_is_known(known
     add_shard(world, 0, identity="its own")
     world.add("c", Probe())
     (placement,) = placements(1, 1)
-    replicas = [
-        replace(one, fingerprint=fingerprint(known)) for one in placement.replicas
-    ]
+    replicas = [replace(one, fingerprint=fingerprint(known)) for one in placement.replicas]
     placement = replace(placement, replicas=tuple(replicas))
     message = wire.LeaseAnnounced(CLUSTER, [run_of(first_lease(1))], 0, [placement], 0)
     effects = replica(world).step(Received(b"mms-0", message), world.now)

@@ -3,8 +3,8 @@
 A turn: step what is waiting (at most 256 messages, so that deadlines are kept), what other threads
 posted, and `Wakeup` if it is due; then `Drained`; then sleep. Where entries must be on disk before
 anything is said (`flush_before_send`), what is sent after a `Persist` is held until the turn's end,
-and one flush serves all (docs/protocol.md, section 10); only what is stable may be told meanwhile. Invariant: no held frame leaves
-before every entry that was appended before it is flushed.
+and one flush serves all (docs/protocol.md, section 10); only what is stable may be told meanwhile.
+Invariant: no held frame leaves before every entry that was appended before it is flushed.
 """
 
 from __future__ import annotations

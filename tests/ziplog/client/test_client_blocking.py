@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -190,7 +191,7 @@ def test_ctrl_c_leaves_the_client_usable(
 
             def interrupt(payload: bytes = payload) -> None:
                 cluster.wait_for_inserts(payload)
-                signal.raise_signal(signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
 
             interrupter = threading.Thread(target=interrupt)
             interrupter.start()
@@ -243,7 +244,7 @@ def test_a_handler_of_ctrl_c_that_returns_lets_the_call_go_on(
 
         def interrupt() -> None:
             cluster.wait_for_inserts(b"x")
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
             cluster.silent.clear()
 
         thread = threading.Thread(target=interrupt)

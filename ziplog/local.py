@@ -198,8 +198,9 @@ def _what_is_missing(status: dict[str, Any] | None, *, accept_limbo: bool) -> st
         limbo = [name for name, state in states.items() if state == "limbo"]
         if limbo and not accept_limbo:
             raise UnavailableError(
-                f"{' and '.join(limbo)} did not shut down cleanly and may have lost acknowledged"
-                " records; this version cannot recover a shard: start a new data directory"
+                f"{' and '.join(limbo)} did not shut down cleanly, or without all of its files now,"
+                " and may have lost acknowledged records; this version cannot recover a shard: put"
+                " missing files back, or start a new data directory"
             )
         if limbo:
             continue

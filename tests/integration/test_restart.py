@@ -366,9 +366,10 @@ def free_bytes(path: Path) -> int:
     return space.f_bavail * space.f_frsize
 
 
-@pytest.mark.parametrize("reserve", [0, 8 * 1024 * 1024])
-@pytest.mark.parametrize("durability", ["memory", "disk"])
-def test_a_full_disk(tmp_path: Path, small_disk: Path, reserve: int, durability: Any) -> None:
+@pytest.mark.parametrize(
+    ("durability", "reserve"), [("memory", 0), ("memory", 8 * 1024 * 1024), ("disk", 0)]
+)
+def test_a_full_disk(tmp_path: Path, small_disk: Path, durability: Any, reserve: int) -> None:
     directory = tmp_path / "data"
     with Cluster(directory, shards=1, durability=durability):
         pass

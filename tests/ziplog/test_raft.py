@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -371,3 +372,51 @@ def poll(condition: Callable[[], object], timeout: float = 20.0) -> None:
 def poll_status(node: Running) -> raft_module.Status:
     poll(lambda: node.raft.status().leader)
     return node.raft.status()
+
+
+# --- what a follower takes ---
+
+
+def appended(prev: int, terms: list[int], commit: int, prev_term: int = 1) -> dict[str, Any]:
+    entries = [(b"", prev + n, term) for n, term in enumerate(terms, 1)]
+    return {
+        "type": "append_entries",
+        "prevLogIdx": prev,
+        "prevLogTerm": prev_term,
+        "entries": entries,
+        "commit_index": commit,
+    }
+
+
+def held(first: int, terms: list[int]) -> list[Any]:
+    return [(b"", first + n, term) for n, term in enumerate(terms)]
+
+
+@pytest.mark.parametrize(
+    ("own", "message", "left", "stays"),
+    [
+        (held(3, [1]), appended(3, [1, 1], 9), [4, 5], False),
+        # Late or repeated: everything is held, and more behind it. All of that stays.
+        (held(3, [1, 1]), appended(3, [1], 9), [], True),
+        (held(3, [1, 1, 1]), appended(3, [], 9), [], True),
+        # Half of it is news.
+        (held(3, [1, 1]), appended(3, [1, 1], 9), [5], False),
+        # An entry of another term contradicts what is held from there on.
+        (held(3, [1, 1, 1]), appended(3, [1, 2], 9), [5], False),
+    ],
+)
+def test_only_contradicted_entries_are_replaced(
+    own: list[Any], message: dict[str, Any], left: list[int], stays: bool
+) -> None:
+    news, keeps_tail = raft_module._news(own, message)
+    assert [index for _, index, _ in news["entries"]] == left
+    assert keeps_tail is stays
+    last = message["prevLogIdx"] + len(message["entries"])
+    assert news["commit_index"] == min(message["commit_index"], last)
+    assert news["prevLogIdx"] + len(left) == last
+
+
+def test_entries_behind_an_unknown_one_are_left_to_the_library() -> None:
+    message = appended(3, [1], 9)
+    assert raft_module._news([], message) == (message, False)
+    assert raft_module._news(held(3, [2]), message) == (message, False)

@@ -362,8 +362,61 @@ class _LibraryJournal:
         self._journal.flush_commit()
 
 
+def _news(own: list[Any], message: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return an `append_entries` without the entries that are held already.
+
+    `own` are the entries held from `prevLogIdx` on, as (command, index, term). The second result is
+    whether what is held behind the message's entries stays: it does unless one contradicts it
+    (Raft, section 5.3). Nothing behind them counts as committed by this message.
+    """
+    entries = message.get("entries", [])
+    if not own or own[0][2] != message["prevLogTerm"]:
+        return message, False
+    known = 0
+    for ours, theirs in zip(own[1:], entries, strict=False):
+        if ours[2] != theirs[2]:
+            break
+        known += 1
+    verified = message["prevLogIdx"] + len(entries)
+    news = message | {
+        "prevLogIdx": message["prevLogIdx"] + known,
+        "prevLogTerm": own[known][2],
+        "entries": entries[known:],
+        "commit_index": min(message["commit_index"], verified),
+    }
+    return news, not news["entries"]
+
+
 class _Sync(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
     """The library's node. Its name-mangled methods can be replaced here, and only here."""
+
+    #: The message under way contradicts nothing that is held behind its entries.
+    _keeps_tail = False
+
+    def _SyncObj__onMessageReceived(self, node: Any, message: dict[str, Any]) -> None:  # noqa: N802
+        """Take a message; the library would delete all behind `prevLogIdx`, equal or not."""
+        if (
+            message["type"] == "append_entries"
+            and message["term"] >= self._SyncObj__raftCurrentTerm
+            and "prevLogIdx" in message
+            and message.get("transmission") is None
+        ):
+            count = len(message.get("entries", [])) + 1
+            own = super()._SyncObj__getEntries(message["prevLogIdx"], count)
+            message, self._keeps_tail = _news(own, message)
+        try:
+            super()._SyncObj__onMessageReceived(node, message)
+        finally:
+            self._keeps_tail = False
+
+    def _SyncObj__getEntries(  # noqa: N802
+        self, first: int | None, count: int | None = None, size: int | None = None
+    ) -> list[Any]:
+        """Return entries held; to who asks which ones to delete, none behind those that stay."""
+        if self._keeps_tail and count is None:
+            count = 1
+        entries: list[Any] = super()._SyncObj__getEntries(first, count, size)
+        return entries
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802 - the library's hook in every tick
         before = self._getRaftLogSize()

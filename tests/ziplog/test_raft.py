@@ -16,6 +16,7 @@ import pytest
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.node import Committed, Event, LeaderChanged, PeersChanged, Restored
 from ziplog.runtime import raft as raft_module
+from ziplog.runtime.conflict import news
 from ziplog.runtime.journal import JournalError
 from ziplog.runtime.raft import Raft
 
@@ -408,15 +409,15 @@ def held(first: int, terms: list[int]) -> list[Any]:
 def test_only_contradicted_entries_are_replaced(
     own: list[Any], message: dict[str, Any], left: list[int], stays: bool
 ) -> None:
-    news, keeps_tail = raft_module._news(own, message)
-    assert [index for _, index, _ in news["entries"]] == left
+    rest, keeps_tail = news(own, message)
+    assert [index for _, index, _ in rest["entries"]] == left
     assert keeps_tail is stays
     last = message["prevLogIdx"] + len(message["entries"])
-    assert news["commit_index"] == min(message["commit_index"], last)
-    assert news["prevLogIdx"] + len(left) == last
+    assert rest["commit_index"] == min(message["commit_index"], last)
+    assert rest["prevLogIdx"] + len(left) == last
 
 
 def test_entries_behind_an_unknown_one_are_left_to_the_library() -> None:
     message = appended(3, [1], 9)
-    assert raft_module._news([], message) == (message, False)
-    assert raft_module._news(held(3, [2]), message) == (message, False)
+    assert news([], message) == (message, False)
+    assert news(held(3, [2]), message) == (message, False)

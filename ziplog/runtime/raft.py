@@ -16,28 +16,16 @@ import ipaddress
 import logging
 import os
 import socket
-import struct
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.node import Committed, LeaderChanged, PeersChanged, Restored
-from ziplog.runtime import plain
+from ziplog.runtime.conflict import news
 from ziplog.runtime.journal import Entry, Journal, JournalError
+from ziplog.runtime.links import Transport
 from ziplog.runtime.snapshot import Snapshot
-
-_inet_ntop = socket.inet_ntop
-
-import pysyncobj.config  # noqa: E402 - importing it replaces socket.inet_ntop by a Windows one
-import pysyncobj.pickle  # noqa: E402
-import pysyncobj.syncobj  # noqa: E402
-import pysyncobj.tcp_connection  # noqa: E402
-import pysyncobj.tcp_server  # noqa: E402
-import pysyncobj.transport  # noqa: E402
-
-socket.inet_ntop = _inet_ntop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,15 +43,6 @@ _LONE_TICK_S: Final = 0.25
 MAX_PROPOSALS: Final = 1000
 #: A command, in bytes; a journal record holds it and a little more.
 MAX_COMMAND: Final = 16 * 1024 * 1024
-#: Connections that wait to be accepted.
-_BACKLOG: Final = 256
-#: Connections of which nobody knows yet whose they are; above, some are closed.
-_MAX_STRANGERS: Final = 64
-#: The longest frame of such a connection, in bytes.
-_STRANGER_FRAME: Final = 4096
-#: How often a tick reads from one connection: who sends without end must not stop the others.
-_READS_A_TICK: Final = 64
-_COMPLAINT_INTERVAL_S: Final = 1.0
 #: The journal is trimmed behind a snapshot when it is that long, or so old (seconds).
 _COMPACT_ENTRIES: Final = 4096
 _COMPACT_S: Final = 600
@@ -362,31 +341,6 @@ class _LibraryJournal:
         self._journal.flush_commit()
 
 
-def _news(own: list[Any], message: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return an `append_entries` without the entries that are held already.
-
-    `own` are the entries held from `prevLogIdx` on, as (command, index, term). The second result is
-    whether what is held behind the message's entries stays: it does unless one contradicts it
-    (Raft, section 5.3). Nothing behind them counts as committed by this message.
-    """
-    entries = message.get("entries", [])
-    if not own or own[0][2] != message["prevLogTerm"]:
-        return message, False
-    known = 0
-    for ours, theirs in zip(own[1:], entries, strict=False):
-        if ours[2] != theirs[2]:
-            break
-        known += 1
-    verified = message["prevLogIdx"] + len(entries)
-    news = message | {
-        "prevLogIdx": message["prevLogIdx"] + known,
-        "prevLogTerm": own[known][2],
-        "entries": entries[known:],
-        "commit_index": min(message["commit_index"], verified),
-    }
-    return news, not news["entries"]
-
-
 class _Sync(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
     """The library's node. Its name-mangled methods can be replaced here, and only here."""
 
@@ -403,7 +357,7 @@ class _Sync(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         ):
             count = len(message.get("entries", [])) + 1
             own = super()._SyncObj__getEntries(message["prevLogIdx"], count)
-            message, self._keeps_tail = _news(own, message)
+            message, self._keeps_tail = news(own, message)
         try:
             super()._SyncObj__onMessageReceived(node, message)
         finally:
@@ -454,83 +408,6 @@ def _given_journal(journal: _LibraryJournal) -> _LibraryJournal:
 pysyncobj.syncobj.createJournal = _given_journal
 
 
-class _Connection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc] # it has no types
-    """A connection that takes plain values of limited length, and only so much at a time."""
-
-    #: The longest frame that it takes now, in bytes.
-    longest = plain.MAX_FRAME
-
-    def _TcpConnection__tryReadBuffer(self) -> None:  # noqa: N802 - the library's name
-        for _ in range(_READS_A_TICK):
-            if not self._TcpConnection__processRead():
-                break
-        self._TcpConnection__lastReadTime = pysyncobj.tcp_connection.monotonicTime()
-
-    def _TcpConnection__processParseMessage(self) -> Any:  # noqa: N802 - the library's name
-        buffer = self._TcpConnection__readBuffer
-        if len(buffer) >= _FRAME_LENGTH.size:
-            (length,) = _FRAME_LENGTH.unpack_from(buffer)
-            if not 0 < length <= self.longest:
-                _complain(f"a frame of {length} bytes; 1 to {self.longest} are allowed")
-                self.disconnect()
-                return None
-        before = self.state
-        message = super()._TcpConnection__processParseMessage()
-        if message is None and self.state != before:
-            _complain("a frame that is no message")
-        return message
-
-
-class _Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it has no types
-    """The library's connections, for the nodes of the group only."""
-
-    def _maybeBind(self) -> None:  # noqa: N802
-        was_ready = self.ready
-        super()._maybeBind()
-        if self.ready and not was_ready:
-            # The library's queue of 5 turns nodes away while strangers call.
-            self._server._TcpServer__socket.listen(_BACKLOG)  # noqa: SLF001
-
-    def _onNewIncomingConnection(self, conn: Any) -> None:  # noqa: N802
-        if len(self._unknownConnections) >= _MAX_STRANGERS:
-            self._unknownConnections.pop().disconnect()
-        conn.longest = _STRANGER_FRAME
-        super()._onNewIncomingConnection(conn)
-
-    def _onIncomingMessageReceived(self, conn: Any, message: Any) -> None:  # noqa: N802
-        is_handshake = self._syncObj.encryptor and not conn.sendRandKey
-        if not is_handshake and not (isinstance(message, str) and message in self._nodeAddrToNode):
-            _complain("the first message of a peer that is no node of the group")
-            conn.disconnect()
-            return
-        conn.longest = _Connection.longest
-        super()._onIncomingMessageReceived(conn, message)
-
-    def _onMessageReceived(self, node: Any, message: Any) -> None:  # noqa: N802
-        try:
-            super()._onMessageReceived(node, message)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            _complain(f"a message of node {node} that is none: {error!r}")
-
-
-_FRAME_LENGTH: Final = struct.Struct("i")
-_complained_at = -_COMPLAINT_INTERVAL_S
-
-
-def _complain(what: str) -> None:
-    """Log what a peer sent; at most one a second, for whoever sends that may send much."""
-    global _complained_at  # noqa: PLW0603 - one consensus port a process
-    now = time.monotonic()
-    if now >= _complained_at + _COMPLAINT_INTERVAL_S:
-        _complained_at = now
-        log.warning("consensus port: dropped %s", what)
-
-
-pysyncobj.pickle.dumps, pysyncobj.pickle.loads = plain.dumps, plain.loads
-pysyncobj.tcp_connection.zlib = plain
-pysyncobj.tcp_server.TcpConnection = pysyncobj.transport.TcpConnection = _Connection
-
-
 class _FatalLines(logging.Handler):
     """Turns the library's worst news into a stop: the machines may have diverged."""
 
@@ -564,7 +441,7 @@ def _join(
         deserializer=snapshot.read,
         password=password,
     )
-    return _Sync(nodes[name], others, conf, consumers=[consumer], transportClass=_Transport)
+    return _Sync(nodes[name], others, conf, consumers=[consumer], transportClass=Transport)
 
 
 def _refuse_taken(endpoint: str) -> None:

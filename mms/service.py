@@ -194,7 +194,9 @@ class MembershipService:
             self._complain(src, message, "the membership service takes none")
             return
         if self.state.cluster and message.cluster not in {0, self.state.cluster}:
-            self._refuse(src, message, "wrong-cluster", f"this is cluster {self.state.cluster}")
+            here = f"this is cluster {self.state.cluster}"
+            self._complain(src, message, f"it is of cluster {message.cluster}, and {here}")
+            self._refuse(src, message, "wrong-cluster", here)
             return
         handler(src, message)
 

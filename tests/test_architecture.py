@@ -125,7 +125,7 @@ def test_nothing_can_run_code_that_a_peer_sent(path: Path) -> None:
 
 def test_only_the_adapter_knows_the_consensus_library() -> None:
     users = {name_of(path) for path in SOURCES if "pysyncobj" in imported(parse(path))}
-    assert users <= {"ziplog/runtime/raft.py", "ziplog/runtime/journal.py"}
+    assert users <= {"ziplog/runtime/raft.py", "ziplog/runtime/links.py"}
 
 
 def test_only_the_runtime_knows_the_socket_library() -> None:

@@ -12,18 +12,18 @@ import logging
 import socket
 import struct
 import time
+from _socket import inet_ntop
 from typing import Any, Final
+
+import pysyncobj.pickle
+import pysyncobj.tcp_connection
+import pysyncobj.tcp_server
+import pysyncobj.transport
 
 from ziplog.runtime import plain
 
-_inet_ntop = socket.inet_ntop
-
-import pysyncobj.pickle  # noqa: E402 - importing it replaces socket.inet_ntop by a Windows one
-import pysyncobj.tcp_connection  # noqa: E402
-import pysyncobj.tcp_server  # noqa: E402
-import pysyncobj.transport  # noqa: E402
-
-socket.inet_ntop = _inet_ntop
+# Importing the library has replaced it by one for Windows.
+socket.inet_ntop = inet_ntop
 
 log = logging.getLogger(__name__)
 

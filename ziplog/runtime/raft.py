@@ -20,6 +20,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import pysyncobj.config
+import pysyncobj.syncobj
+
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.node import Committed, LeaderChanged, PeersChanged, Restored
 from ziplog.runtime.conflict import news

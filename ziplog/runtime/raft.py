@@ -119,6 +119,9 @@ class Raft:
         self._on_event: Final = on_event
         self._on_fatal: Final = on_fatal
         self._journal: Final = Journal(directory)
+        # Whoever wakes the thread must not write to a pipe that it has just closed.
+        self._open_or_closed = threading.Lock()
+        self._is_closed = False
         self._stopping = False
         self._reason = ""
         self._status = Status("", is_leader=False, connected=(), term=0, applied=0, entries=0)
@@ -232,14 +235,18 @@ class Raft:
             self._on_event(PeersChanged(status.connected))
 
     def _wake(self) -> None:
-        self._sync.wake()
+        with self._open_or_closed:
+            if not self._is_closed:
+                self._sync.wake()
 
     def _die(self, reason: str) -> None:
         self._reason = self._reason or reason
 
     def _close(self) -> None:
         _library_log.removeHandler(self._fatal_lines)
-        self._sync.close()
+        with self._open_or_closed:
+            self._is_closed = True
+            self._sync.close()
         self._journal.close()
 
 

@@ -20,6 +20,9 @@ from ziplog.types import Epoch, ShardId, View
 
 ShardState = Literal["joining", "live", "parked", "recovering", "leaving", "finalized"]
 NodeState = Literal["starting", "up", "suspect", "down", "limbo"]
+#: What a storage server says of itself: it serves its view; it promised a recovery to store nothing
+#: more; it holds all of a new view, which has not begun; what it holds may be old.
+ServerState = Literal["starting", "up", "frozen", "joined", "limbo"]
 
 #: The digest that the first lease names as its predecessor's.
 NO_DIGEST: Final = b"\0" * 8

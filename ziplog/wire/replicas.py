@@ -1,0 +1,150 @@
+"""Between the replicas of a shard (docs/protocol.md, sections 4, 5 and 11)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ziplog.types import ClientId, Epoch, Fseq, Gsn, Seq, ShardId, View
+from ziplog.view import ServerState
+from ziplog.wire.base import VERSION, Checksum, Gsns, Message, Unsigned
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
+    """The primary put a unit at these gsns. The body travels only when a backup asked for it."""
+
+    client: ClientId
+    seq: Seq
+    done_below: Seq
+    epoch: Epoch
+    gsns: Gsns
+    checksum: Checksum
+    body: bytes | None = None
+
+
+class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
+    """Every position that the shard owns in [start, stop) is a no-op."""
+
+    start: Gsn
+    stop: Gsn
+
+
+class Expire(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
+    """The client was silent for so long that its session is forgotten (D9)."""
+
+    client: ClientId
+
+
+Decision = Place | Skip | Expire
+
+
+class Forward(Message, tag=VERSION * 256 + 30, frozen=True, gc=False):
+    """The primary's decisions, in its order: number `first` and those after it (D7)."""
+
+    shard: ShardId
+    view: View
+    incarnation: Unsigned
+    first: Fseq
+    decisions: list[Decision]
+    #: Up to here (inclusive), every replica holds the stream; up to `durable`, on stable storage.
+    stable: Fseq
+    durable: Fseq
+
+
+class Report(Message, tag=VERSION * 256 + 31, frozen=True, gc=False):
+    """A backup holds the stream up to `held` (inclusive), and up to `durable` on stable storage."""
+
+    shard: ShardId
+    view: View
+    server: Annotated[int, Meta(ge=0, lt=16)]
+    incarnation: Unsigned
+    held: Fseq
+    durable: Fseq
+    #: Guesses failed lately, or readers wait here: tell me your decisions at once.
+    hurry: bool = True
+
+
+class Resend(Message, tag=VERSION * 256 + 32, frozen=True, gc=False):
+    """A backup misses the stream from `first` on, or the bodies of some of it (D7: NACK)."""
+
+    shard: ShardId
+    view: View
+    server: Annotated[int, Meta(ge=0, lt=16)]
+    first: Fseq
+    #: Send bodies along with this many decisions; the rest need none.
+    bodies: Annotated[int, Meta(ge=0, le=65536)]
+
+
+class Beat(Message, tag=VERSION * 256 + 33, frozen=True, gc=False):
+    """A replica is there, and what it is (docs/protocol.md, section 11)."""
+
+    shard: ShardId
+    view: View
+    server: Annotated[int, Meta(ge=0, lt=16)]
+    incarnation: Unsigned
+    state: ServerState
+
+
+class Logged(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An entry of a replica's log, as one replica sends it to another; a `Place` has its body."""
+
+    fseq: Fseq
+    view: View
+    decision: Decision
+
+
+class SettledUnit(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A unit that a session remembers: where it is."""
+
+    seq: Seq
+    gsns: Gsns
+    checksum: Checksum
+
+
+class SessionTable(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a session remembers: the units from `done_below` on that have their slots."""
+
+    client: ClientId
+    done_below: Seq
+    units: list[SettledUnit]
+
+
+class Fetch(Message, tag=VERSION * 256 + 34, frozen=True, gc=False):
+    """Send me your log behind my last entry; then the sessions from number `session` on.
+
+    `view` is that of the recovery, or of both servers, if one repairs its files.
+    """
+
+    shard: ShardId
+    view: View
+    server: Annotated[int, Meta(ge=0, lt=16)]
+    #: The last entry of the one that asks, and the view of that entry; 0 and 0: it has none.
+    after: Fseq
+    after_view: View
+    #: How many sessions it has already.
+    session: Unsigned
+
+
+class Fetched(Message, tag=VERSION * 256 + 35, frozen=True, gc=False):
+    """A part of the log, or of the sessions.
+
+    If `keep < after`: the one that asks must drop its entries behind `keep`, and ask again.
+    Otherwise `entries` follow `after` without a gap, unless the first one shows that everything
+    before was trimmed. Once `after` is `last`, sessions follow; `sessions_left` counts the rest.
+    """
+
+    shard: ShardId
+    view: View
+    server: Annotated[int, Meta(ge=0, lt=16)]
+    #: Repeats the question.
+    after: Fseq
+    session: Unsigned
+    keep: Fseq
+    last: Fseq
+    entries: list[Logged]
+    sessions: list[SessionTable]
+    sessions_left: Unsigned
+    #: The trim point of the one that sends.
+    trim: Gsn

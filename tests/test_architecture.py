@@ -13,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted(
-    path for package in ("ziplog", "mms", "failure_handler", "shard") for path in (ROOT / package).rglob("*.py")
+    path
+    for package in ("ziplog", "mms", "failure_handler", "shard")
+    for path in (ROOT / package).rglob("*.py")
 )
 EVERYTHING = SOURCES + sorted(
     path for folder in ("tests", "scripts") for path in (ROOT / folder).rglob("*.py")

@@ -98,7 +98,7 @@ class Deliver(Message, tag=VERSION * 256 + 15, frozen=True, gc=False):
     frontier: Gsn
     units: list[Unit]
     #: Leases that the client needs to go past the ones it was sent before (D44).
-    leases: list[LeaseRun] = []
+    leases: list[LeaseRun] = []  # noqa: RUF012 - msgspec copies it
     #: What the shard could send if credit allowed: its stable frontier.
     stable: Gsn = 0
 

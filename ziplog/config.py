@@ -95,7 +95,12 @@ class NodeConfig:
     port: Annotated[int, Key("The port of its messages.", int, low=1, high=65535)]
     raft_port: Annotated[
         int | None,
-        Key("For a membership node, and only there: its consensus port.", int, low=1, high=65535),
+        Key(
+            "For a membership node or a failure handler, and only there: its consensus port.",
+            int,
+            low=1,
+            high=65535,
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -169,6 +174,16 @@ class ClusterConfig:
         int,
         Key("Inserts that a client may have under way at a shard.", int, low=1, high=65_536),
     ] = 1024
+    suspicion_ms: Annotated[
+        int,
+        Key(
+            "A storage server that is silent for so long is suspected to have failed.",
+            int,
+            low=100,
+            high=60_000,
+            unit="ms",
+        ),
+    ] = 1000
     session_timeout_s: Annotated[
         int,
         Key(
@@ -211,6 +226,9 @@ class ClusterConfig:
         _check_fields(self, " in [cluster]")
         if len(self.mms) not in {1, 3, 5}:
             raise ConfigError("number of [[mms]] nodes", len(self.mms), "1, 3 or 5")
+        if len(self.failure_handlers) not in {0, 1, 3, 5}:
+            count = len(self.failure_handlers)
+            raise ConfigError("number of [[failure_handler]] nodes", count, "0, 1, 3 or 5")
         if not self.shards:
             raise ConfigError("number of [[shard]] tables", 0, "at least 1")
         _check_nodes(self)
@@ -441,9 +459,11 @@ def _check_nodes(config: ClusterConfig) -> None:
             raise ConfigError(
                 f"number of replicas of shard {shard.id}", len(shard.replicas), allowed
             )
+    agreeing = (*config.mms, *config.failure_handlers)
     for node in config.nodes:
-        if (node.raft_port is not None) != (node in config.mms):
-            allowed = "given" if node in config.mms else "left out: only [[mms]] nodes have one"
+        if (node.raft_port is not None) != (node in agreeing):
+            only = "left out: only [[mms]] and [[failure_handler]] nodes have one"
+            allowed = "given" if node in agreeing else only
             raise ConfigError(f"raft_port of node {node.name!r}", node.raft_port, allowed)
 
 

@@ -26,7 +26,7 @@ from ziplog.supervisor import CLUSTER_FILE, Supervisor
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Self
 
 _HOST: Final = "127.0.0.1"
@@ -52,6 +52,7 @@ class Cluster:
         epoch_ms: int = 10,
         timeout: float = 30.0,
         accept_limbo: bool = False,
+        launcher: Sequence[str] = (),
     ) -> None:
         """Start a cluster in `data_dir`, or start the one that is there again.
 
@@ -61,14 +62,16 @@ class Cluster:
             shards: how many shards, from 1.
             f: how many servers of a shard may fail, 0 to 15; each shard has f+1.
             mms: nodes of the membership service: 1, 3 or 5.
-            failure_handlers: accepted for programs that name it; this version has no failure
-                handler, and starts no process for it.
+            failure_handlers: nodes of the failure handler: 0, 1, 3 or 5. Without one, a shard
+                whose server was killed stays out of service.
             durability: when an insert counts as done: "memory" or "disk".
             name: the cluster's name.
             port: the first of the ports to use, in order; None: any that are free.
             epoch_ms: length of an epoch while there is work, 1 to 60,000 ms.
             timeout: seconds until everything must be live.
             accept_limbo: return also when a server was not shut down cleanly and is in limbo.
+            launcher: a script and its first arguments that run each node's module in place of
+                `python -m`, for the injection of faults.
 
         Raises:
             ConfigError: an argument, the directory or its cluster file is not allowed.
@@ -77,14 +80,25 @@ class Cluster:
 
         """
         if failure_handlers < 0:
-            raise ConfigError("failure_handlers", failure_handlers, "0 or more")
+            raise ConfigError("failure_handlers", failure_handlers, "0, 1, 3 or 5")
         directory = Path(data_dir).absolute()
         is_new = not (directory / CLUSTER_FILE).exists()
         if is_new:
-            nodes = 2 * mms + shards * (f + 1)
-            ports = _free_ports(nodes) if port is None else iter(range(port, port + nodes))
-            _write(directory, _layout(name, directory, shards, f, mms, ports, durability, epoch_ms))
-        self._supervisor: Final = Supervisor(directory)
+            count = 2 * (mms + failure_handlers) + shards * (f + 1)
+            ports = _free_ports(count) if port is None else iter(range(port, port + count))
+            membership, handlers = _raft("mms", mms, ports), _raft("fh", failure_handlers, ports)
+            config = ClusterConfig(
+                name=name,
+                data_dir=directory,
+                durability=durability,
+                f=f,
+                epoch_ms=epoch_ms,
+                mms=membership,
+                failure_handlers=handlers,
+                shards=_shards(shards, f, ports),
+            )
+            _write(directory, config)
+        self._supervisor: Final = Supervisor(directory, launcher=launcher)
         atexit.register(self.stop)
         try:
             for node in self.nodes:
@@ -175,7 +189,10 @@ class Cluster:
                 time.sleep(_POLL_S)
 
     def _check_alive(self) -> None:
+        handlers = {node.name for node in self.config.failure_handlers}
         for name in self._supervisor.dead():
+            if name in handlers:
+                continue
             tail = self._supervisor.log_tail(name)
             raise UnavailableError(f"{name} ended while the cluster started; its log ends: {tail}")
 
@@ -191,6 +208,9 @@ def _what_is_missing(status: dict[str, Any] | None, *, accept_limbo: bool) -> st
     for node in status["mms"]:
         if node["state"] != "up":
             return f"{node['name']} is {node['state']}"
+    for node in status["failure_handlers"]:
+        if node["state"] != "up":
+            return f"failure handler {node['name']} is {node['state']}"
     if not status["shards"]:
         return "no shard is known yet"
     for shard in status["shards"]:
@@ -212,38 +232,23 @@ def _what_is_missing(status: dict[str, Any] | None, *, accept_limbo: bool) -> st
     return ""
 
 
-def _layout(
-    name: str,
-    directory: Path,
-    shards: int,
-    f: int,
-    mms: int,
-    ports: Iterator[int],
-    durability: Durability,
-    epoch_ms: int,
-) -> ClusterConfig:
-    """Return a cluster on loopback; the membership service has the first ports."""
-    endpoints = [next(ports) for _ in range(mms)]
-    return ClusterConfig(
-        name=name,
-        data_dir=directory,
-        durability=durability,
-        f=f,
-        epoch_ms=epoch_ms,
-        mms=tuple(
-            NodeConfig(f"mms-{index}", _HOST, port, next(ports))
-            for index, port in enumerate(endpoints)
-        ),
-        shards=tuple(
-            ShardConfig(
-                shard,
-                tuple(
-                    NodeConfig(f"shard-{shard}-{index}", _HOST, next(ports))
-                    for index in range(f + 1)
-                ),
-            )
-            for shard in range(shards)
-        ),
+def _raft(prefix: str, count: int, ports: Iterator[int]) -> tuple[NodeConfig, ...]:
+    """Return nodes that agree by Raft; the ports that clients see come first."""
+    mine = [next(ports) for _ in range(count)]
+    return tuple(
+        NodeConfig(f"{prefix}-{index}", _HOST, port, next(ports)) for index, port in enumerate(mine)
+    )
+
+
+def _shards(count: int, f: int, ports: Iterator[int]) -> tuple[ShardConfig, ...]:
+    return tuple(
+        ShardConfig(
+            shard,
+            tuple(
+                NodeConfig(f"shard-{shard}-{index}", _HOST, next(ports)) for index in range(f + 1)
+            ),
+        )
+        for shard in range(count)
     )
 
 
@@ -278,6 +283,6 @@ def _free_ports(count: int) -> Iterator[int]:
             with contextlib.suppress(OSError):
                 probe.bind((_HOST, port))
                 ports.append(port)
-            if len(ports) == count:
+            if len(ports) >= count:
                 return iter(ports)
     raise UnavailableError(f"{count} free ports were not found on {_HOST}; close some programs")

@@ -25,7 +25,7 @@ from ziplog.config import load
 from ziplog.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Self
 
 #: The cluster file's name in a data directory.
@@ -42,8 +42,13 @@ _libc: Final = ctypes.CDLL(None)
 class Supervisor:
     """The processes of a cluster, one for each node of its file. Not for several threads."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, launcher: Sequence[str] = ()) -> None:
         """Take charge of `directory`, which holds a cluster file. Nothing is started yet.
+
+        Args:
+            directory: the cluster's data directory.
+            launcher: a script and its first arguments that run a node's module in place of
+                `python -m`: it gets the module's name, then the module's own arguments.
 
         Raises:
             ConfigError: there is no valid cluster file.
@@ -55,6 +60,7 @@ class Supervisor:
         self.config: Final = load(self._path)
         self._logs: Final = self.directory / "logs"
         self._logs.mkdir(mode=0o700, exist_ok=True)
+        self._launcher: Final = tuple(launcher)
         self._processes: Final[dict[str, subprocess.Popen[bytes]]] = {}
         #: Where the log of each node's present process begins.
         self._log_starts: Final[dict[str, int]] = {}
@@ -74,7 +80,8 @@ class Supervisor:
         module = self._module(name)
         if self.is_running(name):
             return
-        command = python(module, "--config", str(self._path), "--node", name)
+        arguments = ("--config", str(self._path), "--node", name)
+        command = python(module, *arguments, launcher=self._launcher)
         with (self._logs / f"{name}.log").open("ab") as log:
             self._log_starts[name] = log.tell()
             self._processes[name] = _starter.call(lambda: _spawn(command, log.fileno()))
@@ -153,12 +160,15 @@ class Supervisor:
         return self._processes[name]
 
     def _module(self, name: str) -> str:
-        return "mms" if self.config.node(name) in self.config.mms else "shard"
+        node = self.config.node(name)
+        if node in self.config.failure_handlers:
+            return "failure_handler"
+        return "mms" if node in self.config.mms else "shard"
 
 
-def python(module: str, *arguments: str) -> list[str]:
+def python(module: str, *arguments: str, launcher: Sequence[str] = ()) -> list[str]:
     """Return the command that runs a module of ours, with `environment()`, from any directory."""
-    return [sys.executable, "-P", "-m", module, *arguments]
+    return [sys.executable, *(launcher or ("-P", "-m")), module, *arguments]
 
 
 def environment() -> dict[str, str]:

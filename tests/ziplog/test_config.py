@@ -22,6 +22,7 @@ def example(**changes: object) -> ClusterConfig:
         name="demo",
         data_dir=Path("/tmp/demo"),
         mms=(NodeConfig("mms-0", "127.0.0.1", 7400, 7401),),
+        failure_handlers=(NodeConfig("fh-0", "127.0.0.1", 7404, 7405),),
         shards=(
             ShardConfig(
                 0,
@@ -39,20 +40,22 @@ def example(**changes: object) -> ClusterConfig:
 def configs(draw: st.DrawFn) -> ClusterConfig:
     f = draw(st.integers(0, 3))
     mms = draw(st.sampled_from([1, 3]))
+    handlers = draw(st.sampled_from([0, 1, 3]))
     shards = draw(st.integers(1, 3))
-    count = mms + shards * (f + 1)
+    count = mms + handlers + shards * (f + 1)
     names = draw(st.lists(NAMES, min_size=count, max_size=count, unique=True))
-    ports = draw(st.lists(st.integers(1, 65535), min_size=count + mms, max_size=count + mms,
-                          unique=True))  # fmt: skip
+    both = count + mms + handlers
+    ports = draw(st.lists(st.integers(1, 65535), min_size=both, max_size=both, unique=True))
     ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=shards, max_size=shards, unique=True))
     numbers = {
         name: draw(st.integers(key.low, key.high))
         for name, (key, _) in keys_of(ClusterConfig).items()
         if key.type is int and name != "f"
     }
-    membership = tuple(
-        NodeConfig(names.pop(), "127.0.0.1", ports.pop(), ports.pop()) for _ in range(mms)
-    )
+    agreeing = [
+        NodeConfig(names.pop(), "127.0.0.1", ports.pop(), ports.pop())
+        for _ in range(mms + handlers)
+    ]
     return ClusterConfig(
         name=draw(NAMES),
         data_dir=Path("/") / draw(TEXTS),
@@ -60,7 +63,8 @@ def configs(draw: st.DrawFn) -> ClusterConfig:
         f=f,
         insecure=draw(st.booleans()),
         raft_password=draw(st.none() | TEXTS.map(lambda text: text + "x" * 16)),
-        mms=membership,
+        mms=tuple(agreeing[:mms]),
+        failure_handlers=tuple(agreeing[mms:]),
         shards=tuple(
             ShardConfig(
                 shard,
@@ -123,7 +127,10 @@ def test_a_relative_data_directory_is_beside_the_file(tmp_path: Path) -> None:
         ('"shard-0-1"', '"shard-0-0"', "used once"),
         ("f = 1", "f = 2", "f + 1 = 3"),
         ("raft_port = 7401", "", "raft_port of node 'mms-0' is None"),
-        ("port = 7402", "port = 7402, raft_port = 9", "only [[mms]] nodes have one"),
+        ("port = 7402", "port = 7402, raft_port = 9", "only [[mms]] and [[failure_handler]] nodes"),
+        ("raft_port = 7405", "", "raft_port of node 'fh-0' is None"),
+        ("port = 7405", "port = 7402", "used once"),
+        ("suspicion_ms = 1000", "suspicion_ms = 99", "100 to 60000 ms"),
         ('host = "localhost"', 'host = "10.0.0.1"', "insecure = true"),
         ('host = "localhost"', 'host = "a b"', "a host name or an IPv4 address"),
         ("[[mms]]", "[[failure_handler]]", "[[mms]]"),
@@ -174,6 +181,13 @@ def test_an_even_number_of_membership_nodes_is_refused(count: int) -> None:
     nodes = tuple(NodeConfig(f"m{i}", "127.0.0.1", 100 + i, 200 + i) for i in range(count))
     with pytest.raises(ConfigError, match="1, 3 or 5"):
         example(mms=nodes)
+
+
+@pytest.mark.parametrize("count", [2, 4, 7])
+def test_an_even_number_of_failure_handlers_is_refused(count: int) -> None:
+    nodes = tuple(NodeConfig(f"h{i}", "127.0.0.1", 100 + i, 200 + i) for i in range(count))
+    with pytest.raises(ConfigError, match="0, 1, 3 or 5"):
+        example(failure_handlers=nodes)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data directory with a cluster file, and servers that only wait."""
-    for package, source in (("mms", IDLE), ("shard", STUBBORN)):
+    for package, source in (("mms", IDLE), ("failure_handler", IDLE), ("shard", STUBBORN)):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
         (tmp_path / package / "__main__.py").write_text(source)
@@ -44,6 +44,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         data_dir=tmp_path,
         f=0,
         mms=(NodeConfig("mms-0", "127.0.0.1", 7400, 7401),),
+        failure_handlers=(NodeConfig("fh-0", "127.0.0.1", 7403, 7404),),
         shards=(ShardConfig(0, (NodeConfig("shard-0-0", "127.0.0.1", 7402),)),),
     )
     (tmp_path / CLUSTER_FILE).write_text(dump(config))
@@ -72,6 +73,18 @@ def test_a_node_is_told_its_file_and_name(directory: Path) -> None:
         ready(running, "mms-0")
         said = f"ready --config {directory / CLUSTER_FILE} --node mms-0"
         assert running.log_tail("mms-0") == said == log_tail(directory, "mms-0")
+
+
+def test_a_launcher_stands_in_for_the_interpreters_own_way_to_run_a_module(
+    directory: Path,
+) -> None:
+    launcher = directory / "launcher.py"
+    launcher.write_text(IDLE)
+    with Supervisor(directory, launcher=(str(launcher), "slowly")) as running:
+        for name, module in (("fh-0", "failure_handler"), ("shard-0-0", "shard")):
+            ready(running, name)
+            said = f"ready slowly {module} --config {directory / CLUSTER_FILE} --node {name}"
+            assert running.log_tail(name) == said
 
 
 def test_a_running_node_is_not_started_twice(directory: Path) -> None:

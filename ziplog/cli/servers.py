@@ -42,7 +42,7 @@ MmsNodes = Annotated[
 ]
 FailureHandlers = Annotated[
     int | None,
-    typer.Option("--failure-handlers", min=0, help="Accepted; this version starts none."),
+    typer.Option("--failure-handlers", help="Failure handlers: 0, 1, 3 or 5. [default: 1]"),
 ]
 FirstPort = Annotated[
     int | None,
@@ -127,6 +127,7 @@ def _refuse_contradictions(data_dir: Path, given: dict[str, Any]) -> None:
         "shards": len(config.shards),
         "f": config.f,
         "mms": len(config.mms),
+        "failure_handlers": len(config.failure_handlers),
         "port": config.mms[0].port,
         "durability": config.durability,
         "epoch_ms": config.epoch_ms,

@@ -19,12 +19,13 @@ _EXAMPLE: Final = ClusterConfig(
     name="local",
     data_dir=Path("/var/lib/ziplog"),
     mms=(NodeConfig("mms-0", "127.0.0.1", 7400, 7401),),
+    failure_handlers=(NodeConfig("fh-0", "127.0.0.1", 7402, 7403),),
     shards=(
         ShardConfig(
             0,
             (
-                NodeConfig("shard-0-0", "127.0.0.1", 7402),
-                NodeConfig("shard-0-1", "127.0.0.1", 7403),
+                NodeConfig("shard-0-0", "127.0.0.1", 7404),
+                NodeConfig("shard-0-1", "127.0.0.1", 7405),
             ),
         ),
     ),
@@ -47,5 +48,6 @@ def check(file: Annotated[Path, typer.Argument(help="The cluster file.")]) -> No
     config = load(file)
     say(
         f"{file} is right: {len(config.mms)} membership nodes,"
+        f" {len(config.failure_handlers)} failure handlers,"
         f" {len(config.shards)} shards x {config.f + 1} replicas, durability {config.durability}"
     )

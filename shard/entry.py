@@ -12,7 +12,7 @@ import msgspec
 
 from ziplog.types import Fseq, Gsn, View
 from ziplog.view import Digest
-from ziplog.wire import Cluster, Expire, Place, Skip, Unsigned
+from ziplog.wire import Cluster, Expire, Place, SessionTable, Skip, Unsigned
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
@@ -29,25 +29,58 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     digest: Digest
 
 
+class Table(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
+    """What the sessions hold at this place of the log. Takes no stream position either."""
+
+    sessions: list[SessionTable]
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One decided entry. A `Place` here always has its body; a `Mark` has fseq 0."""
+    """One decided entry. A `Place` here always has its body; a `Mark` or `Table` has fseq 0."""
 
     fseq: Fseq
     view: View
-    decision: Place | Skip | Expire | Mark
+    decision: Place | Skip | Expire | Mark | Table
 
 
 class UnreadableError(Exception):
     """The stored bytes of a position fail their checksum: the answer is `unknown` (D18, D19)."""
 
 
-class Store(Protocol):
-    """Keeps entries. Everything appended is found at once, flushed or not."""
+class FullError(Exception):
+    """There is no disk space for a change of the log now; nothing was changed (D53)."""
 
-    #: The last entry's stream position; 0 if there is none.
+
+class Store(Protocol):
+    """Keeps entries. Everything appended is found at once, flushed or not.
+
+    Entries are numbered without gaps, and their views only grow along the log.
+    """
+
+    #: The last entry's stream position; 0 if there never was one.
     last_fseq: int
     #: The last `Mark`, if any.
     mark: Mark | None
+
+    @property
+    def first_fseq(self) -> int:
+        """The first entry that is kept; `last_fseq + 1` if there is none."""
+        ...
+
+    @property
+    def last_view(self) -> int:
+        """The view of the last entry that is kept; 0 if there is none."""
+        ...
+
+    @property
+    def last_end(self) -> int:
+        """The gsn after the last decided position; 1 if there never was one."""
+        ...
+
+    @property
+    def flushed_fseq(self) -> int:
+        """The last entry on stable storage."""
+        ...
 
     @property
     def backlog_bytes(self) -> int:
@@ -55,7 +88,36 @@ class Store(Protocol):
         ...
 
     def append(self, entry: Entry) -> None:
-        """Take the next entry."""
+        """Take the next entry, or a `Mark` or `Table`."""
+        ...
+
+    def view_at(self, fseq: int) -> int:
+        """Return the view of an entry; 0 if it is not kept."""
+        ...
+
+    def last_of(self, view: int) -> int:
+        """Return the last entry whose view is `view` or less; 0 if none is kept."""
+        ...
+
+    def read_after(self, fseq: int, limit_bytes: int) -> list[Entry]:
+        """Return the entries after `fseq`, in order and without a gap; `Expire` too.
+
+        They begin with the first that is kept if that is later. About `limit_bytes` of bodies; at
+        least one entry if there is any.
+
+        Raises:
+            UnreadableError: the first of them is damaged.
+
+        """
+        ...
+
+    def last_table(self) -> tuple[int, list[SessionTable]]:
+        """Return the last `Table`, and the last entry before it; 0 and nothing: there is none.
+
+        Raises:
+            UnreadableError: it is damaged.
+
+        """
         ...
 
     def find(self, gsn: int) -> Entry | None:
@@ -84,4 +146,26 @@ class Store(Protocol):
 
     def trim(self, gsn: int) -> None:
         """Give back the space of what lies wholly below `gsn`."""
+        ...
+
+    def truncate(self, fseq: int) -> None:
+        """Drop every entry after `fseq`, for good; the next one is `fseq + 1`. Slow.
+
+        No crash brings them back, before or after it returns it is all of them or none.
+
+        Raises:
+            FullError: there is no space for it.
+
+        """
+        ...
+
+    def reset(self, fseq: int, gsn: int) -> None:
+        """Drop everything, for good: the next entry is `fseq + 1`, at `gsn` or later. Slow.
+
+        What is below `gsn` counts as trimmed, and what was before as stable.
+
+        Raises:
+            FullError: there is no space for it.
+
+        """
         ...

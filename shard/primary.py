@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from shard.entry import Mark
 from shard.stream import STREAM_FLOWS_NS
-from ziplog.wire import Expire, Forward, Frontier, LeaseQuery, Place, Report, Resend, Skip
+from ziplog.wire import Expire, Forward, Frontier, LeaseQuery, Place, Report, Resend, Skip, Synced
 
 if TYPE_CHECKING:
     from shard.entry import Entry
     from shard.sessions import HeldUnit, Session
     from shard.state import ReplicaState
-    from ziplog.wire import Decision, LeaseHistory, RefusalCode, Want
+    from ziplog.wire import Decision, LeaseHistory, RefusalCode, Sync, Want
 
 _Key = tuple[bytes, int]
 
@@ -101,6 +101,8 @@ class Primary:
         self._wanted = 0
         #: Who waits for the frontier to pass a gsn, by route and request.
         self._frontier_waiters: dict[tuple[bytes, int], int] = {}
+        #: Who waits for a gsn to be durable, by route and request.
+        self._sync_waiters: dict[tuple[bytes, int], int] = {}
 
     @property
     def has_backups(self) -> bool:
@@ -357,6 +359,21 @@ class Primary:
                     route, Frontier(state.cluster, state.shard, state.view, request, frontier)
                 )
 
+    def sync(self, route: bytes, sync: Sync) -> None:
+        """Answer when all up to a gsn is on stable storage at all replicas."""
+        waiters, key = self._sync_waiters, (route, sync.request)
+        if key in waiters or len(waiters) < MAX_FRONTIER_WAITERS:
+            waiters[key] = sync.gsn
+            self._answer_syncs()
+
+    def _answer_syncs(self) -> None:
+        state, durable = self._state, self._state.stream.durable_end
+        for key, gsn in list(self._sync_waiters.items()):
+            if gsn < durable:
+                del self._sync_waiters[key]
+                route, request = key
+                state.send(route, Synced(state.cluster, state.shard, state.view, request, durable))
+
     # --- the stream to the backups ---
 
     def drained(self, now: int) -> None:
@@ -443,6 +460,8 @@ class Primary:
         alone = self._own_durable if self._state.config.durability == "disk" else stream.last
         news = stream.stabilise(min(self._held.values(), default=alone))
         stream.make_durable(min([self._own_durable, *self._durable.values()]))
+        if self._sync_waiters:
+            self._answer_syncs()
         if news:
             if self._frontier_waiters:
                 self._answer_waiters()

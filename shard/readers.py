@@ -9,7 +9,7 @@ Invariant: what a stream sent lies below the frontier, and is contiguous.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -19,6 +19,7 @@ from ziplog.view import NO_DIGEST
 from ziplog.wire import (
     Answer,
     Deliver,
+    Located,
     Place,
     ReadReply,
     Skip,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from shard.entry import Entry
     from shard.guesses import Guesses
     from shard.state import ReplicaState
-    from ziplog.wire import Credit, Read, Subscribe, Tail, Unsubscribe
+    from ziplog.wire import Credit, Locate, Read, Subscribe, Tail, Unsubscribe
 
 #: What a unit counts beside its body.
 UNIT_OVERHEAD_BYTES: Final = 64
@@ -79,7 +80,7 @@ class Readers:
 
     def __init__(self, state: ReplicaState, guesses: Guesses | None) -> None:
         self._state: Final = state
-        self._guesses: Final = guesses
+        self._guesses = guesses
         self.subscriptions: Final[dict[tuple[bytes, int], Subscription]] = {}
         #: Subscriptions that were not sent all that is stable.
         self._behind: Final[dict[tuple[bytes, int], Subscription]] = {}
@@ -89,6 +90,10 @@ class Readers:
         #: because leases are missing.
         self._stable = state.stream.stable
         self._is_held_back = True
+
+    def begin_view(self, guesses: Guesses | None) -> None:
+        """Go on in the next view, with the guesses of that one."""
+        self._guesses = guesses
 
     # --- single positions ---
 
@@ -120,6 +125,8 @@ class Readers:
         stable = entry is not None and entry.fseq <= stream.stable
         if state.state == "limbo" and not stable:
             return Found("unknown", stable=False)
+        if state.state != "up" and not stable:
+            return Found("not-yet", stable=False)
         decision = entry.decision if entry is not None else None
         if type(decision) is Place:
             assert decision.body is not None, "the store keeps bodies"
@@ -154,6 +161,31 @@ class Readers:
             ),
         )  # fmt: skip
 
+    def locate(self, route: bytes, locate: Locate) -> None:
+        """Tell a client what became of a unit that it sent in some view (D13)."""
+        state = self._state
+        session = state.sessions.by_client.get(locate.client)
+        unit = session.units.get(locate.seq) if session is not None else None
+        verdict: Literal["present", "absent", "pending"] = "pending"
+        gsns: list[int] = []
+        if unit is not None:
+            if unit.confirmed and unit.gsns and unit.gsns[-1] < state.stream.stable_end:
+                verdict, gsns = "present", unit.gsns
+        elif (
+            # All that older views had is settled, and stable: a record of theirs would be here.
+            locate.view < state.view
+            and state.stream.stable >= state.view_base
+            and (session is None or locate.seq >= session.done_below)
+        ):
+            verdict = "absent"
+        state.send(
+            route,
+            Located(
+                state.cluster, state.shard, state.view, state.server, locate.client, locate.seq,
+                verdict, gsns,
+            ),
+        )  # fmt: skip
+
     # --- streams ---
 
     def subscribe(self, route: bytes, message: Subscribe, now: int) -> None:
@@ -164,6 +196,9 @@ class Readers:
         subscription = self.subscriptions.get(key)
         if subscription is not None:
             subscription.last_seen = now
+        elif state.state in {"starting", "limbo"} and message.start >= state.frontier:
+            state.refuse(route, message.subscription, "not-ready", f"it is {state.state}")
+            return
         elif len(self.subscriptions) >= MAX_SUBSCRIPTIONS:
             state.refuse(
                 route, message.subscription, "full", f"{MAX_SUBSCRIPTIONS} subscriptions are open"
@@ -185,6 +220,10 @@ class Readers:
             self._state.refuse(
                 route, message.subscription, "unknown-subscription", "subscribe again"
             )
+            return
+        if self._state.state == "limbo" and key not in self._behind:
+            self._drop(key)
+            self._state.refuse(route, message.subscription, "not-ready", "it is in limbo")
             return
         subscription.route = route
         subscription.last_seen = now
@@ -321,6 +360,14 @@ class Readers:
             if subscription.sent < self._state.trim:
                 self._behind[key] = subscription
                 self._catch_up(key, subscription, always=False)
+
+    def dismiss(self) -> None:
+        """End all streams: another replica serves what follows."""
+        for key, subscription in list(self.subscriptions.items()):
+            self._state.refuse(
+                subscription.route, subscription.id, "not-ready", "it has left its view"
+            )
+            self._drop(key)
 
     def forget_silent(self, now: int) -> None:
         """Drop the subscriptions that gave no sign of life."""

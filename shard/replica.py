@@ -1,13 +1,13 @@
 """A storage server: one replica of one shard, as a deterministic node.
 
-    starting --LeaseAnnounced--> up
-       --LeaseAnnounced, but its data directory is not the known one--> limbo
-    limbo (or after a crash): stable reads only
+    starting --LeaseAnnounced--> up (with a data directory that is not the known one: limbo)
+    up --Freeze--> frozen --ViewDecided--> joined --LeaseAnnounced--> up, in the next view
+    limbo (after a crash, or when a higher view is heard of) --ViewDecided, the log--> joined
 
-It refuses what is not of its cluster, shard and view, keeps the sessions, and hands the rest to
-its parts: `primary` or `backup` for inserts, `readers` for reads, `epochs` for leases. Any message
-may be lost, late, twice, from an older view, or from a server that forgot (docs/protocol.md,
-sections 3 to 9).
+It refuses what is not of its cluster, shard and view, keeps the sessions, and hands the rest to its
+parts: `primary` or `backup` for inserts, `readers`, `epochs` for leases, `health`, `recovery` and
+`joining`. Any message may be lost, late, twice, of an older view, or from a server that forgot
+(docs/protocol.md, sections 3 to 11).
 
 Invariants: `check()`, and those of the parts.
 """
@@ -16,18 +16,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from crc32c import crc32c
 
+from shard.admission import accepts, take
 from shard.backup import Backup
+from shard.checkpoint import save, start
 from shard.entry import Entry, Mark
 from shard.epochs import LeaseConflictError
+from shard.health import STALE_NS, Health
+from shard.heartbeat import Heart
+from shard.joining import Joining, serve
 from shard.primary import Primary
 from shard.readers import Readers
-from shard.sessions import MAX_SESSIONS, HeldUnit, Session
+from shard.recovery import Recovery
+from shard.sessions import MAX_SESSIONS, HeldUnit
 from shard.state import ReplicaConfig, ReplicaState
-from shard.stream import Watermark
-from ziplog.errors import ProtocolError
 from ziplog.node import (
     Complain,
     Connect,
@@ -42,57 +45,43 @@ from ziplog.node import (
     Wakeup,
     Warn,
 )
-from ziplog.view import NO_DIGEST, LeaseRun, Placement, fingerprint
+from ziplog.view import NO_DIGEST, Placement, fingerprint
 from ziplog.wire import (
-    MAX_FRAME,
+    Beat,
     Credit,
+    Fetch,
+    Fetched,
     Forward,
-    Heartbeat,
+    Freeze,
     Insert,
     LeaseAnnounced,
     LeaseHistory,
+    Locate,
     Read,
     Report,
     Resend,
     Subscribe,
+    Sync,
     Tail,
     Unsubscribe,
+    ViewDecided,
     Want,
-    decode_body,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shard.entry import Store
+    from shard.guesses import Guesses
     from ziplog.wire import Message
 
-__all__ = ["Checkpoint", "Replica", "ReplicaConfig"]
+__all__ = ["Replica", "ReplicaConfig"]
 
 _MS: Final = 1_000_000
-HEARTBEAT_NS: Final = 1000 * _MS
 #: A mark is written at most so often.
 MARK_NS: Final = 100 * _MS
-#: The longest body of a unit: it must fit into a frame of any kind, leases and all.
-MAX_UNIT_BYTES: Final = MAX_FRAME * 9 // 16
-
-
-class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that a replica needs to go on where it stopped (D20)."""
-
-    cluster: int
-    view: int
-    trim: int
-    ack_counter: int
-    #: It was in limbo, and what it holds proves nothing.
-    limbo: bool
-    leases: list[LeaseRun]
-    stable: Watermark
-    durable: Watermark
-    #: The entries after `stable`.
-    window: list[Entry]
-    #: Per session: client, done_below, its units.
-    sessions: list[tuple[bytes, int, list[HeldUnit]]]
+#: After so much of the log, what the sessions hold is stored.
+TABLE_BYTES: Final = 16 * 1024 * 1024
 
 
 class Replica:
@@ -115,28 +104,20 @@ class Replica:
         """
         self._state: Final = ReplicaState(config, store, incarnation)
         self._now = now
-        saved = None if checkpoint is None else _decode(checkpoint)
-        goes_on = saved is not None and not saved.limbo and self._is_stored(saved)
-        if saved is not None and goes_on:
-            self._restore(saved, now)
-        elif saved is not None or limbo:
-            self._enter_limbo()
-        self._primary = Primary(self._state) if config.server == 0 else None
-        self._backup = Backup(self._state) if config.server != 0 else None
-        guesses = self._backup.guesses if self._backup is not None else None
-        self._readers: Final = Readers(self._state, guesses)
-        role = self._primary or self._backup
-        assert role is not None
-        self._role: Final = role
+        goes_on = start(self._state, checkpoint, now, limbo=limbo)
+        self._health: Final = Health(self._state, now)
+        self._recovery: Final = Recovery(self._state)
+        self._joining: Joining | None = None
+        self._primary: Primary | None = None
+        self._backup: Backup | None = None
+        self._role = self._take_role()
+        self._readers = Readers(self._state, self._guesses)
         if goes_on:
-            role.restore()
+            self._role.restore()
         self._connected = False
-        self._heartbeat_due = now
+        self._heartbeat: Final = Heart(self._state, now)
         self._mark_due: int | None = None
         self._marked = (0, 0, 0)
-        self._was_active = False
-        self._rate_from = (now, 0)
-        self._rate_per_s = 0
         self._handlers: Final[dict[type[Message], Callable[[bytes, Any], None]]] = {
             Insert: self._insert,
             Forward: self._forward,
@@ -150,12 +131,33 @@ class Replica:
             Tail: self._tail,
             LeaseAnnounced: self._lease_announced,
             LeaseHistory: self._lease_history,
+            Locate: self._locate,
+            Sync: self._sync,
+            Beat: self._beat,
+            Freeze: self._freeze,
+            ViewDecided: self._view_decided,
+            Fetch: self._fetch,
+            Fetched: self._fetched,
         }
+
+    def _take_role(self) -> Primary | Backup:
+        """Begin as the primary or a backup of a view."""
+        if self._state.server == 0:
+            self._primary = Primary(self._state)
+            return self._primary
+        self._backup = Backup(self._state)
+        return self._backup
+
+    @property
+    def _guesses(self) -> Guesses | None:
+        return self._backup.guesses if self._backup is not None else None
 
     # --- the one door ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
         """Take one event; see `ziplog.node`."""
+        if now - self._now > STALE_NS:
+            self._health.missed(now)
         self._now = now
         if isinstance(event, Received):
             handler = self._handlers.get(type(event.message))
@@ -180,11 +182,17 @@ class Replica:
         """Return when this node wants to be woken."""
         if not self._connected or self._readers.has_work:
             return self._now
-        earliest = self._heartbeat_due
+        earliest = self._heartbeat.due
         if self._mark_due is not None and self._mark_due < earliest:
             earliest = self._mark_due
         if self._state.state == "up":
             due = self._role.next_wakeup(self._now)
+            if due is not None and due < earliest:
+                earliest = due
+        for due in (
+            self._health.next_wakeup(),
+            self._joining.next_wakeup() if self._joining is not None else None,
+        ):
             if due is not None and due < earliest:
                 earliest = due
         return earliest
@@ -196,7 +204,7 @@ class Replica:
 
     def _insert(self, route: bytes, message: Insert) -> None:
         state = self._state
-        if not self._accepts(route, message, message.seq):
+        if not accepts(state, route, message):
             return
         session = state.sessions.by_client.get(message.client)
         if session is None and len(state.sessions.by_client) >= MAX_SESSIONS:
@@ -208,7 +216,7 @@ class Replica:
         state.last_insert = self._now
         unit = session.units.get(message.seq)
         if unit is None:
-            unit = self._take(route, message, session)
+            unit = take(state, route, message, session)
             if unit is not None:
                 self._role.arrived(session, unit, self._now)
         elif unit.checksum != crc32c(message.body) or unit.count != message.count:
@@ -217,58 +225,6 @@ class Replica:
         else:
             unit.route = route
             self._role.copied(unit)
-
-    def _accepts(self, route: bytes, message: Insert, request: int) -> bool:
-        state = self._state
-        if message.cluster != state.cluster and state.cluster:
-            state.refuse(route, request, "wrong-cluster", f"this is cluster {state.cluster}")
-        elif message.shard != state.shard:
-            state.refuse(route, request, "wrong-shard", f"this is shard {state.shard}")
-        elif state.state != "up":
-            state.refuse(route, request, "not-ready", f"{state.config.name} is {state.state}")
-        elif message.view != state.view:
-            state.refuse(route, request, "wrong-view", f"the view is {state.view}")
-        else:
-            return True
-        return False
-
-    def _take(self, route: bytes, message: Insert, session: Session) -> HeldUnit | None:
-        """Return the unit of an insert that is new here, or refuse it."""
-        state, limits = self._state, self._state.config.limits
-        seq = message.seq
-        if seq < session.done_below:
-            state.refuse(route, seq, "identity-reused", f"seq {seq} is settled")
-            return None
-        if state.full:
-            state.refuse(route, seq, "full", f"{state.config.name} has no disk space left")
-            return None
-        if seq >= session.done_below + limits.max_unsettled_units:
-            detail = f"{limits.max_unsettled_units} units may be unsettled"
-            state.refuse(route, seq, "full", detail)
-            return None
-        if message.follows >= seq:
-            state.refuse(route, seq, "malformed", "a unit follows one with a lower seq")
-            return None
-        try:
-            body = decode_body(message.body, message.count)
-        except ProtocolError as error:
-            state.refuse(route, seq, "malformed", str(error))
-            return None
-        largest = max(map(len, body.payloads))
-        if (
-            largest > limits.max_payload_bytes
-            or len(body.key or b"") > limits.max_key_bytes
-            or len(message.body) > MAX_UNIT_BYTES
-        ):
-            detail = f"payloads have at most {limits.max_payload_bytes} bytes"
-            state.refuse(route, seq, "too-large", detail)
-            return None
-        unit = HeldUnit(
-            message.client, seq, message.count, crc32c(message.body), message.body,
-            message.after, message.follows, route,
-        )  # fmt: skip
-        session.units[seq] = unit
-        return unit
 
     def _forward(self, _route: bytes, message: Forward) -> None:
         if self._backup is not None and self._is_mine(message):
@@ -309,7 +265,12 @@ class Replica:
 
     def _reads(self, message: Message, shard: int) -> bool:
         state = self._state
-        return message.cluster == state.cluster and shard == state.shard and state.cluster != 0
+        return (
+            message.cluster == state.cluster
+            and shard == state.shard
+            and state.cluster != 0
+            and not self._health.is_stale
+        )
 
     def _read(self, route: bytes, message: Read) -> None:
         if self._reads(message, message.shard):
@@ -328,7 +289,7 @@ class Replica:
             self._readers.unsubscribe(message)
 
     def _tail(self, route: bytes, message: Tail) -> None:
-        if self._reads(message, message.shard) and self._state.state == "up":
+        if self._reads(message, message.shard) and self._state.state in {"up", "joined"}:
             self._readers.tail(route, message)
 
     def _want(self, route: bytes, message: Want) -> None:
@@ -354,9 +315,10 @@ class Replica:
         except LeaseConflictError as error:
             self._halt(str(error))
             return
+        self._health.touched()
         placement = next((p for p in message.placements if p.shard == state.shard), None)
-        if state.state == "starting" and placement and state.clock.lease is not None:
-            self._begin(placement)
+        if placement is not None and state.clock.lease is not None:
+            self._placed(placement)
         if message.trim > state.trim:
             self._trim(message.trim)
         if news:
@@ -365,10 +327,24 @@ class Replica:
             if self._primary is not None and state.state == "up":
                 self._primary.leased(self._now)
 
+    def _placed(self, placement: Placement) -> None:
+        """Take the news of what the membership service has committed about this shard."""
+        state = self._state
+        if state.state == "starting":
+            self._begin(placement)
+        elif state.state != "limbo" and placement.view > state.view:
+            self._leave(placement.view)
+        elif (
+            state.state == "joined"
+            and placement.state == "live"
+            and placement.view == state.view
+        ):  # fmt: skip
+            self._begin_view()
+
     def _begin(self, placement: Placement) -> None:
         """Become part of the shard, unless this server was that before and has forgotten it."""
         state, config = self._state, self._state.config
-        self._heartbeat_due = self._now
+        self._heartbeat.due = self._now
         known = next((r.fingerprint for r in placement.replicas if r.name == config.name), "")
         if known in {"", fingerprint(config.identity)}:
             state.view = state.view or placement.view
@@ -397,7 +373,7 @@ class Replica:
             return
         if self._primary.answered(message):
             # This server misses leases; what it has, and so what it needs, is in its heartbeat.
-            self._heartbeat_due = self._now
+            self._heartbeat.due = self._now
 
     def _trim(self, gsn: int) -> None:
         state = self._state
@@ -406,43 +382,18 @@ class Replica:
         self._readers.trimmed()
         # The service counts on what the heartbeat says, so it must survive a crash.
         self._mark()
-        self._heartbeat_due = self._now
+        self._heartbeat.due = self._now
 
     def _halt(self, reason: str) -> None:
         self._state.out.append(Halt(reason))
-
-    def _heartbeat(self) -> None:
-        state, stream, config = self._state, self._state.stream, self._state.config
-        last = state.clock.last
-        self._measure_rate()
-        self._heartbeat_due = self._now + HEARTBEAT_NS
-        state.broadcast(
-            tuple(node.name.encode() for node in config.mms),
-            Heartbeat(
-                state.cluster, config.name, config.endpoint, state.shard, state.view,
-                state.incarnation, config.pid, state.state, self._is_active(), self._rate_per_s,
-                state.frontier, stream.durable_end,
-                last.number if last else 0, last.digest if last else NO_DIGEST, state.trim,
-                stream.stable_record, stream.durable_record, config.identity,
-            ),
-        )  # fmt: skip
-
-    def _is_active(self) -> bool:
-        return self._now - self._state.last_insert < HEARTBEAT_NS
-
-    def _measure_rate(self) -> None:
-        since, count = self._rate_from
-        elapsed = self._now - since
-        if elapsed >= HEARTBEAT_NS // 4:
-            placed = self._state.placed_records
-            self._rate_per_s = (placed - count) * 1_000_000_000 // elapsed
-            self._rate_from = (self._now, placed)
 
     # --- the end of a batch, and time ---
 
     def _drained(self) -> None:
         state = self._state
-        if self._primary is not None:
+        if state.state != "up":
+            pass
+        elif self._primary is not None:
             if not self._primary.has_backups:
                 self._stabilise()
             self._primary.drained(self._now)
@@ -450,10 +401,7 @@ class Replica:
             self._backup.drained()
         if self._readers.has_work:
             self._readers.catch_up()
-        active = self._is_active()
-        if active and not self._was_active and state.state == "up":
-            self._heartbeat_due = min(self._heartbeat_due, self._now)
-        self._was_active = active
+        self._heartbeat.drained(self._now)
 
     def _woke(self) -> None:
         if not self._connected:
@@ -463,8 +411,11 @@ class Replica:
                 self._primary.woke(self._now)
             elif self._backup is not None:
                 self._backup.woke(self._now)
-        if self._now >= self._heartbeat_due:
-            self._heartbeat()
+        self._health.woke(self._now, self._recovery.number)
+        if self._joining is not None:
+            self._joining.woke(self._now)
+        if self._now >= self._heartbeat.due:
+            self._heartbeat.beat(self._now)
             self._readers.forget_silent(self._now)
             if self._state.state == "up":
                 self._role.expire_sessions(self._now)
@@ -474,7 +425,7 @@ class Replica:
     def _connect(self) -> None:
         config = self._state.config
         self._connected = True
-        for node in (*config.mms, *config.replicas):
+        for node in (*config.mms, *config.handlers, *config.replicas):
             if node.name != config.name:
                 self._state.out.append(Connect(node.name.encode(), node.endpoint))
 
@@ -493,69 +444,135 @@ class Replica:
         state.out.append(Persist(Entry(0, state.view, mark)))
 
     def _persisted(self, fseq: int) -> None:
-        if self._primary is not None:
+        self._state.persisted = max(self._state.persisted, fseq)
+        if self._state.state != "up":
+            self._recovery.persisted()
+            self._join()
+        elif self._primary is not None:
             self._primary.persisted(fseq, self._now)
             self._stabilise()
         elif self._backup is not None:
             self._backup.persisted(fseq)
 
-    # --- stopping and starting ---
+    # --- recovery ---
+
+    def _beat(self, _route: bytes, message: Beat) -> None:
+        state = self._state
+        if message.cluster != state.cluster or message.shard != state.shard:
+            return
+        if message.view > state.view and message.state in {"up", "joined"} and self._is_in_view():
+            self._leave(message.view)
+        self._health.beaten(message, self._now)
+        self._settle_view()
+
+    def _is_in_view(self) -> bool:
+        return self._state.state in {"up", "frozen", "joined"}
+
+    def _leave(self, view: int) -> None:
+        """Stop: the shard goes on, or has gone on, without this server."""
+        self._joining = None
+        self._recovery.leave(view)
+        self._readers.dismiss()
+        self._health.hurry(self._now)
+        self._heartbeat.due = self._now
+
+    def _is_from_handler(self, route: bytes, message: Message) -> bool:
+        """Whether a message came over this server's own connection to the failure handler."""
+        if any(route == node.name.encode() for node in self._state.config.handlers):
+            self._health.touched()
+            state = self._state
+            return message.cluster == state.cluster and state.cluster != 0
+        self._complain(route, message, "it is not from the failure handler")
+        return False
+
+    def _freeze(self, route: bytes, message: Freeze) -> None:
+        if not self._is_from_handler(route, message) or message.shard != self._state.shard:
+            return
+        promised: list[HeldUnit] = []
+        if self._backup is not None and self._state.state == "up":
+            promised = list(self._backup.guesses.promised.values())
+        if self._recovery.freeze(route, message, promised, self._now):
+            self._joining = None
+            self._health.hurry(self._now)
+
+    def _view_decided(self, route: bytes, message: ViewDecided) -> None:
+        if not self._is_from_handler(route, message) or message.shard != self._state.shard:
+            return
+        if self._recovery.enter(message):
+            self._health.hurry(self._now)
+            self._settle_view()
+        elif self._recovery.follows(message) and (
+            self._joining is None or self._joining.decision != message
+        ):
+            if self._state.state != "limbo":
+                self._leave(message.view)
+            self._recovery.number = message.view
+            self._joining = Joining(self._state, message, self._now)
+            self._joining.woke(self._now)
+
+    def _settle_view(self) -> None:
+        """What the survivor holds is stable once all that were there at the decision hold it."""
+        state, decision = self._state, self._recovery.entered
+        if decision is None or state.stream.stable == state.stream.last:
+            return
+        others = set(range(len(state.config.replicas))) - {state.server, *decision.absent}
+        if all(self._health.has_joined(server) for server in others):
+            self._stabilised(state.stream.stabilise(state.stream.last))
+
+    def _fetch(self, route: bytes, message: Fetch) -> None:
+        state = self._state
+        if (
+            message.cluster == state.cluster
+            and message.shard == state.shard
+            and message.view == state.view
+            and state.state in {"up", "joined"}
+        ):
+            serve(state, route, message)
+
+    def _fetched(self, route: bytes, message: Fetched) -> None:
+        state = self._state
+        if message.cluster != state.cluster or message.shard != state.shard:
+            return
+        if self._joining is not None:
+            self._joining.fetched(route, message, self._now)
+            self._join()
+
+    def _join(self) -> None:
+        """Join the view, if all of it is here."""
+        if self._joining is None or not self._joining.joined(self._now):
+            return
+        decision = self._joining.decision
+        self._state.view, self._state.view_base = decision.view, decision.last
+        self._state.state = "joined"
+        self._joining = None
+        self._readers = Readers(self._state, self._guesses)
+        self._health.hurry(self._now)
+        self._heartbeat.due = self._now
+
+    def _begin_view(self) -> None:
+        """All replicas have joined: the view begins."""
+        self._stabilised(self._recovery.begin())
+        self._role = self._take_role()
+        self._role.restore()
+        self._readers.begin_view(self._guesses)
+        self._health.begin_view(self._now)
+        self._heartbeat.due = self._now
+
+    def _locate(self, route: bytes, message: Locate) -> None:
+        if self._reads(message, message.shard) and self._state.state in {"up", "joined"}:
+            self._readers.locate(route, message)
+
+    def _sync(self, route: bytes, message: Sync) -> None:
+        if self._reads(message, message.shard) and self._state.state == "up":
+            if message.view != self._state.view:
+                detail = f"the view is {self._state.view}"
+                self._state.refuse(route, message.request, "wrong-view", detail)
+            elif self._primary is not None:
+                self._primary.sync(route, message)
 
     def checkpoint(self) -> bytes:
         """Return what a clean restart needs. Nothing may be stepped after it."""
-        state, stream = self._state, self._state.stream
-        return msgspec.msgpack.encode(
-            Checkpoint(
-                state.cluster, state.view, state.trim, state.ack_counter,
-                state.state == "limbo", list(state.clock.recent),
-                stream.stable_mark,
-                stream.durable_mark,
-                list(stream.window),
-                [
-                    (s.client, s.done_below, [s.units[seq] for seq in sorted(s.units)])
-                    for s in state.sessions.by_client.values()
-                ],
-            )
-        )  # fmt: skip
-
-    def _is_stored(self, checkpoint: Checkpoint) -> bool:
-        """Whether the store has what the checkpoint follows: its files may have been lost."""
-        state, window = self._state, checkpoint.window
-        last = window[-1].fseq if window else checkpoint.stable.fseq
-        is_all_trimmed = not window and checkpoint.trim >= checkpoint.stable.end
-        if state.store.last_fseq == last or is_all_trimmed:
-            return True
-        state.out.append(Warn(
-            f"{state.config.name} is in limbo: its store ends at entry {state.store.last_fseq}, but"
-            f" it had {last} when it stopped. Stop it, put the missing files back, and start it"
-        ))  # fmt: skip
-        return False
-
-    def _restore(self, checkpoint: Checkpoint, now: int) -> None:
-        state = self._state
-        state.cluster, state.view = checkpoint.cluster, checkpoint.view
-        state.trim, state.ack_counter = checkpoint.trim, checkpoint.ack_counter
-        state.stream.restore(checkpoint.stable, checkpoint.durable, checkpoint.window)
-        if checkpoint.leases:
-            state.clock.restore(checkpoint.leases, now)
-        if checkpoint.view:
-            state.state = "up"
-        for client, done_below, units in checkpoint.sessions:
-            session = state.sessions.open(client, now)
-            session.done_below = done_below
-            for unit in units:
-                session.units[unit.seq] = unit
-                # The way back was one of connections that are gone: it may lead to another client.
-                unit.route = b""
-
-    def _enter_limbo(self) -> None:
-        state, mark = self._state, self._state.store.mark
-        state.state = "limbo"
-        if mark is not None:
-            state.cluster, state.trim = mark.cluster, mark.trim
-            record = state.store.last_record_below(mark.frontier)
-            known = Watermark(mark.stable, mark.frontier, record)
-            state.stream.restore(known, known, [])
+        return save(self._state)
 
     def check(self) -> None:
         """Assert the invariants of this replica and of its parts."""
@@ -563,11 +580,10 @@ class Replica:
         state.stream.check()
         state.sessions.check()
         self._readers.check()
-        self._role.check()
+        self._recovery.check()
+        self._health.check()
+        if state.state == "up":
+            self._role.check()
         if state.state == "up":
             assert state.cluster
             assert state.view
-
-
-def _decode(checkpoint: bytes) -> Checkpoint:
-    return msgspec.msgpack.decode(checkpoint, type=Checkpoint)

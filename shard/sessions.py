@@ -8,9 +8,16 @@ See docs/protocol.md, section 4, rules 8 and 9.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+from ziplog.wire import Expire, Place, SessionTable, SettledUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shard.entry import Entry
 
 #: So many clients may have a session; more are refused.
 MAX_SESSIONS: Final = 65_536
@@ -115,6 +122,53 @@ class Sessions:
         """Forget a client."""
         self.by_client.pop(client, None)
 
+    # --- what survives a view (docs/protocol.md, section 11) ---
+
+    def drop_undecided(self) -> None:
+        """Forget the units that have no decided slots: their clients send them again."""
+        for session in self.by_client.values():
+            session.followers.clear()
+            for seq in [seq for seq, unit in session.units.items() if not unit.confirmed]:
+                del session.units[seq]
+            for unit in session.units.values():
+                unit.route = b""
+
+    def tables(self) -> list[SessionTable]:
+        """Return what is decided, in the order of clients."""
+        return [
+            SessionTable(
+                client,
+                session.done_below,
+                [
+                    SettledUnit(unit.seq, unit.gsns, unit.checksum)
+                    for unit in session.units.values()
+                    if unit.confirmed and unit.gsns is not None
+                ],
+            )
+            for client, session in sorted(self.by_client.items())
+        ]
+
+    def install(self, tables: Iterable[SessionTable], now: int) -> None:
+        """Know just what the tables say."""
+        self.by_client.clear()
+        for table in tables:
+            session = self.open(table.client, now)
+            session.done_below = table.done_below
+            for unit in table.units:
+                session.units[unit.seq] = _held(table.client, unit)
+
+    def replay(self, entry: Entry, now: int) -> None:
+        """Take an entry that was decided after what is known here."""
+        decision = entry.decision
+        if type(decision) is Place:
+            session = self.open(decision.client, now)
+            session.settle(decision.done_below)
+            if decision.seq >= session.done_below:
+                unit = SettledUnit(decision.seq, decision.gsns, decision.checksum)
+                session.units[decision.seq] = _held(decision.client, unit)
+        elif type(decision) is Expire:
+            self.expire(decision.client)
+
     def check(self) -> None:
         """Assert the invariant."""
         for client, session in self.by_client.items():
@@ -123,3 +177,7 @@ class Sessions:
                 assert seq == unit.seq
                 assert unit.gsns is not None or not unit.confirmed
                 assert seq >= session.done_below or (unit.gsns is not None and not unit.confirmed)
+
+
+def _held(client: bytes, unit: SettledUnit) -> HeldUnit:
+    return HeldUnit(client, unit.seq, len(unit.gsns), unit.checksum, gsns=unit.gsns, confirmed=True)

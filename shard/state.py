@@ -16,12 +16,13 @@ from shard.epochs import EpochClock
 from shard.sessions import Sessions
 from shard.stream import Stream
 from ziplog.node import Broadcast, Effect, Persist, Send
-from ziplog.view import NodeState, Replica
+from ziplog.view import Replica, ServerState
 from ziplog.wire import (
     Decision,
     InsertAck,
     Limits,
     Message,
+    Place,
     Refused,
 )
 
@@ -48,6 +49,10 @@ class ReplicaConfig(msgspec.Struct, frozen=True):
     session_timeout_s: int = 900
     #: The identity of its data directory: random, made with it. "": unknown.
     identity: str = ""
+    #: The nodes of the failure handler; none: nobody watches anybody, and nothing is recovered.
+    handlers: tuple[Replica, ...] = ()
+    #: A peer that is silent for so long is suspected to have failed.
+    suspicion_ms: int = 1000
 
 
 class ReplicaState:
@@ -66,12 +71,18 @@ class ReplicaState:
         #: 0 until the membership service told it.
         self.cluster = 0
         self.view = 0
-        self.state: NodeState = "starting"
+        #: Everything up to this entry was settled before the view began.
+        self.view_base = 0
+        self.state: ServerState = "starting"
         self.trim = 0
         self.clock: Final = EpochClock(config.shard)
         self.stream: Final = Stream()
         self._frontier = 0
         self.sessions: Final = Sessions()
+        #: The entry up to which this server's own log is on its disk.
+        self.persisted = store.last_fseq
+        #: What was recorded since the last table of sessions was stored, in bytes.
+        self.bytes_since_table = 0
         #: No disk space: nothing new is accepted (D53).
         self.full = False
         #: Counts the acks sent: of two, the greater is the newer.
@@ -107,9 +118,11 @@ class ReplicaState:
         if dsts:
             self.out.append(Broadcast(dsts, message))
 
-    def record(self, decision: Decision) -> None:
-        """Take a decision into the stream and the store."""
-        entry = Entry(self.stream.last + 1, self.view, decision)
+    def record(self, decision: Decision, view: int | None = None) -> None:
+        """Take a decision, of the present view unless another one is given, into the log."""
+        entry = Entry(self.stream.last + 1, self.view if view is None else view, decision)
+        if type(decision) is Place and decision.body is not None:
+            self.bytes_since_table += len(decision.body)
         self.stream.append(entry)
         self.out.append(Persist(entry))
 

@@ -46,19 +46,16 @@ class Stream:
     """The decided stream at one replica."""
 
     def __init__(self) -> None:
+        self.restore(Watermark(0, 1, 0), Watermark(0, 1, 0), [])
+
+    def restore(self, stable: Watermark, durable: Watermark, window: list[Entry]) -> None:
+        """Begin, or begin anew, with the watermarks and what follows `stable`."""
         #: The last decided entry; every owned position below `end` is decided.
-        self.last = 0
-        self.end = 1
+        self.last, self.end, self.last_record = stable
         #: Every replica holds the entries up to here; their positions lie below `stable_end`.
-        self.stable = 0
-        self.stable_end = 1
-        #: The same, on stable storage.
-        self.durable = 0
-        self.durable_end = 1
-        #: The last records at or below these watermarks; 0: none.
-        self.last_record = 0
-        self.stable_record = 0
-        self.durable_record = 0
+        self.stable, self.stable_end, self.stable_record = stable
+        #: The same, on stable storage. `..._record` is the last record at or below; 0: none.
+        self.durable, self.durable_end, self.durable_record = durable
         #: Entries after `stable`, in order: what may still have to be sent again.
         self.window: deque[Entry] = deque()
         #: What they hold, to bound it.
@@ -66,12 +63,6 @@ class Stream:
         self.window_bytes = 0
         # Where entries end that are stable but not durable yet.
         self._undurable: deque[Watermark] = deque()
-
-    def restore(self, stable: Watermark, durable: Watermark, window: list[Entry]) -> None:
-        """Go on after a restart with the watermarks and what follows `stable`."""
-        self.last, self.end, self.last_record = stable
-        self.stable, self.stable_end, self.stable_record = stable
-        self.durable, self.durable_end, self.durable_record = durable
         if stable.fseq > durable.fseq:
             self._undurable.append(stable)
         for entry in window:

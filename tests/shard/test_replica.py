@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shard import replica as module
-from shard.replica import Checkpoint, Replica
+from shard import admission as module
+from shard.checkpoint import Checkpoint
+from shard.replica import Replica
 from tests.checkers import decided, places
 from tests.storm import Storm, Weather
 from tests.world import (

@@ -11,7 +11,7 @@ from ziplog.types import Fseq, Gsn, ShardId, View
 from ziplog.view import LeaseRun, ServerState
 from ziplog.wire.base import VERSION, Message, Name, Request, Unsigned
 
-#: Blake2b over the entries that a recovery added, see `shard.recovery`.
+#: Blake2b over the end of a log, see `shard.recovery.digest_of`.
 LogDigest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
@@ -45,6 +45,8 @@ class Freeze(Message, tag=VERSION * 256 + 61, frozen=True, gc=False):
     limit: Gsn
     #: The last leases before `limit`, for servers that were not told of them.
     runs: list[LeaseRun]
+    #: Of the process that is asked: another one knows less. 0: any.
+    incarnation: Unsigned = 0
 
 
 class Frozen(Message, tag=VERSION * 256 + 62, frozen=True, gc=False):

@@ -146,5 +146,6 @@ class Fetched(Message, tag=VERSION * 256 + 35, frozen=True, gc=False):
     entries: list[Logged]
     sessions: list[SessionTable]
     sessions_left: Unsigned
-    #: The trim point of the one that sends.
+    #: The trim point of the one that sends, and up to where it knows the log to be stable.
     trim: Gsn
+    stable: Fseq

@@ -1,0 +1,108 @@
+"""What a replica leaves when it stops cleanly, and how it starts: with that, anew, or in limbo.
+
+Rule: only a server that was up goes on from a checkpoint; any other one may have promised something
+that it does not know any more, or holds only a part (docs/protocol.md, sections 9 and 11).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shard.entry import Entry
+from shard.sessions import HeldUnit
+from shard.stream import Watermark
+from ziplog.node import Warn
+from ziplog.view import LeaseRun
+
+if TYPE_CHECKING:
+    from shard.state import ReplicaState
+
+
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+    """Everything that a replica needs to go on where it stopped (D20)."""
+
+    cluster: int
+    view: int
+    trim: int
+    ack_counter: int
+    #: It was not up, and what it holds proves nothing.
+    limbo: bool
+    leases: list[LeaseRun]
+    stable: Watermark
+    durable: Watermark
+    #: The entries after `stable`.
+    window: list[Entry]
+    #: Per session: client, done_below, its units.
+    sessions: list[tuple[bytes, int, list[HeldUnit]]]
+
+
+def save(state: ReplicaState) -> bytes:
+    """Return what a clean restart needs. Nothing may be stepped after it."""
+    stream = state.stream
+    return msgspec.msgpack.encode(
+        Checkpoint(
+            state.cluster, state.view, state.trim, state.ack_counter,
+            state.state in {"frozen", "joined", "limbo"}, list(state.clock.recent),
+            stream.stable_mark,
+            stream.durable_mark,
+            list(stream.window),
+            [
+                (s.client, s.done_below, [s.units[seq] for seq in sorted(s.units)])
+                for s in state.sessions.by_client.values()
+            ],
+        )
+    )  # fmt: skip
+
+
+def start(state: ReplicaState, saved: bytes | None, now: int, *, limbo: bool) -> bool:
+    """Take up what there is; whether the server goes on from its checkpoint."""
+    checkpoint = None if saved is None else msgspec.msgpack.decode(saved, type=Checkpoint)
+    if checkpoint is not None and not checkpoint.limbo and _is_stored(state, checkpoint):
+        _restore(state, checkpoint, now)
+        return True
+    if checkpoint is not None or limbo:
+        _enter_limbo(state)
+    return False
+
+
+def _is_stored(state: ReplicaState, checkpoint: Checkpoint) -> bool:
+    """Whether the store has what the checkpoint follows: its files may have been lost."""
+    window = checkpoint.window
+    last = window[-1].fseq if window else checkpoint.stable.fseq
+    is_all_trimmed = not window and checkpoint.trim >= checkpoint.stable.end
+    if state.store.last_fseq == last or is_all_trimmed:
+        return True
+    state.out.append(Warn(
+        f"{state.config.name} is in limbo: its store ends at entry {state.store.last_fseq}, but"
+        f" it had {last} when it stopped. Stop it, put the missing files back, and start it"
+    ))  # fmt: skip
+    return False
+
+
+def _restore(state: ReplicaState, checkpoint: Checkpoint, now: int) -> None:
+    state.cluster, state.view = checkpoint.cluster, checkpoint.view
+    state.trim, state.ack_counter = checkpoint.trim, checkpoint.ack_counter
+    state.stream.restore(checkpoint.stable, checkpoint.durable, checkpoint.window)
+    if checkpoint.leases:
+        state.clock.restore(checkpoint.leases, now)
+    if checkpoint.view:
+        state.state = "up"
+    for client, done_below, units in checkpoint.sessions:
+        session = state.sessions.open(client, now)
+        session.done_below = done_below
+        for unit in units:
+            session.units[unit.seq] = unit
+            # The way back was one of connections that are gone: it may lead to another client.
+            unit.route = b""
+
+
+def _enter_limbo(state: ReplicaState) -> None:
+    mark = state.store.mark
+    state.state = "limbo"
+    if mark is not None:
+        state.cluster, state.trim = mark.cluster, mark.trim
+        record = state.store.last_record_below(mark.frontier)
+        known = Watermark(mark.stable, mark.frontier, record)
+        state.stream.restore(known, known, [])

@@ -1,0 +1,143 @@
+"""Who of the shard's replicas is there, as this one hears it (docs/protocol.md, section 11).
+
+Every replica tells the others four times per suspicion time that it is there, and in which view. A
+peer that is silent for so long, in limbo, or in an older view is suspected. Rule: time that this
+server itself did not run accuses nobody. Invariant: nobody is suspected who was just heard to be
+fine, in this view.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ziplog.wire import Beat, Suspect
+
+if TYPE_CHECKING:
+    from shard.state import ReplicaState
+
+_MS: Final = 1_000_000
+#: All servers of a shard are started at about the same time: nobody is suspected before that.
+STARTUP_NS: Final = 4000 * _MS
+#: While something is wrong, the failure handler is told so so often.
+TELL_NS: Final = 100 * _MS
+#: After so long without running, this server may have missed everything.
+STALE_NS: Final = 5000 * _MS
+
+
+class Health:
+    """What one replica knows of the others."""
+
+    def __init__(self, state: ReplicaState, now: int) -> None:
+        self._state: Final = state
+        config = state.config
+        self._others: Final = [s for s in range(len(config.replicas)) if s != state.server]
+        self._handlers: Final = tuple(node.name.encode() for node in config.handlers)
+        self._suspicion_ns: Final = config.suspicion_ms * _MS
+        self._beat_ns: Final = self._suspicion_ns // 4
+        #: When each peer was last heard to be fine, and what it said last.
+        self._heard: Final = dict.fromkeys(self._others, now + STARTUP_NS)
+        self._beats: Final[dict[int, Beat]] = {}
+        #: Peers that said that they are not fit for this view.
+        self._unfit: Final[set[int]] = set()
+        #: Silence counts from here on at the earliest.
+        self._listening_since = now
+        self._beat_due = now
+        self._looked = now
+        self._tell_due = now
+        #: This server did not run for long and has heard nobody since.
+        self.is_stale = False
+
+    def missed(self, now: int) -> None:
+        """Note that this server did not run: whom it did not hear may have spoken."""
+        self._listening_since = now
+        if self._others:
+            self.is_stale = True
+
+    def touched(self) -> None:
+        """Note that somebody who would know of a higher view was heard."""
+        self.is_stale = False
+
+    def beaten(self, beat: Beat, now: int) -> None:
+        """Take a peer's sign of life."""
+        if beat.server not in self._heard:
+            return
+        self.touched()
+        self._beats[beat.server] = beat
+        if beat.view == self._state.view and beat.state in {"up", "frozen", "joined"}:
+            self._heard[beat.server] = now
+            self._unfit.discard(beat.server)
+        elif beat.state == "limbo" or 0 < beat.view < self._state.view:
+            self._unfit.add(beat.server)
+            self._tell_due = min(self._tell_due, now)
+
+    def has_joined(self, server: int) -> bool:
+        """Whether a peer said last that it holds all of the view that this server is in."""
+        beat = self._beats.get(server)
+        return beat is not None and beat.view == self._state.view and beat.state in {"joined", "up"}
+
+    def begin_view(self, now: int) -> None:
+        """Everybody was there when this view began."""
+        self._unfit.clear()
+        for server in self._others:
+            self._heard[server] = now
+
+    def suspects(self, now: int) -> list[int]:
+        """Return the peers that have probably failed, by index."""
+        since = self._listening_since
+        return [
+            server
+            for server, heard in self._heard.items()
+            if server in self._unfit or now - max(heard, since) >= self._suspicion_ns
+        ]
+
+    def woke(self, now: int, recovery: int) -> None:
+        """Say that this server is there; tell the handler what is wrong."""
+        if not self._handlers or not self._state.cluster:
+            return
+        if now - self._looked > self._suspicion_ns // 2:
+            self._listening_since = now
+        self._looked = now
+        if now >= self._beat_due:
+            self._beat_due = now + self._beat_ns
+            self._beat()
+        if now >= self._tell_due:
+            suspects = self.suspects(now)
+            if suspects or self._state.state in {"frozen", "joined", "limbo"}:
+                self._tell_due = now + TELL_NS
+                self._tell(suspects, recovery)
+            else:
+                self._tell_due = self._beat_due
+
+    def hurry(self, now: int) -> None:
+        """Something has changed that the others should know at once."""
+        self._beat_due = self._tell_due = now
+
+    def next_wakeup(self) -> int | None:
+        """Return when something becomes due."""
+        if not self._handlers or not self._state.cluster:
+            return None
+        return min(self._beat_due, self._tell_due)
+
+    def _beat(self) -> None:
+        state = self._state
+        state.broadcast(
+            state.peers,
+            Beat(
+                state.cluster, state.shard, state.view, state.server, state.incarnation, state.state
+            ),
+        )
+
+    def _tell(self, suspects: list[int], recovery: int) -> None:
+        state = self._state
+        state.broadcast(
+            self._handlers,
+            Suspect(
+                state.cluster, state.config.name, state.shard, state.view, state.server,
+                state.incarnation, state.state, suspects, state.store.last_fseq,
+                state.store.last_view, recovery, state.config.identity,
+            ),
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        assert self._state.server not in self._heard

@@ -1,0 +1,192 @@
+"""How a replica takes over the log of the one that a recovery chose; and how that one gives it.
+
+It asks for what follows its last entry; the answer is more of the log, or where the two logs part
+(as in Raft: the same number and view, the same log up to there). Then come the sessions. Rule: one
+question at a time, repeated until answered. Invariant: what this server knew to be stable stays
+(docs/protocol.md, section 11).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from shard.entry import Entry, UnreadableError
+from shard.recovery import digest_of, entries_after, is_same, mark_at, start_of
+from ziplog.node import Halt, Persist, Warn
+from ziplog.wire import Fetch, Fetched, Logged
+
+if TYPE_CHECKING:
+    from shard.state import ReplicaState
+    from ziplog.wire import SessionTable, ViewDecided
+
+_MS: Final = 1_000_000
+#: A question is asked again after so long.
+_ASK_AGAIN_NS: Final = 100 * _MS
+#: One answer holds about so many bytes of entries, or so many units of sessions.
+_ANSWER_BYTES: Final = 2 * 1024 * 1024
+_ANSWER_UNITS: Final = 16_384
+#: With more that is not on disk yet, nothing more is asked for.
+_MAX_BACKLOG_BYTES: Final = 64 * 1024 * 1024
+
+
+class Joining:
+    """One replica on its way into a view."""
+
+    def __init__(self, state: ReplicaState, decision: ViewDecided, now: int) -> None:
+        self._state: Final = state
+        self.decision: Final = decision
+        self._survivor: Final = state.config.replicas[decision.survivor].name.encode()
+        #: The last entry that this server holds, or has ordered to be stored.
+        self._after = state.store.last_fseq
+        self._after_view = state.store.last_view
+        self._sessions: list[SessionTable] = []
+        #: What the survivor knew to be stable.
+        self._stable = 0
+        #: All of it has come.
+        self._is_complete = False
+        self._ask_due = now
+
+    # --- asking ---
+
+    def woke(self, now: int) -> None:
+        """Ask (again), if that is due."""
+        if now < self._ask_due or self._is_complete:
+            return
+        self._ask_due = now + _ASK_AGAIN_NS
+        state = self._state
+        if state.full or state.store.backlog_bytes > _MAX_BACKLOG_BYTES:
+            return
+        state.send(
+            self._survivor,
+            Fetch(
+                state.cluster, state.shard, self.decision.view, state.server,
+                self._after, self._after_view, len(self._sessions),
+            ),
+        )  # fmt: skip
+
+    def next_wakeup(self) -> int | None:
+        """Return when to ask again."""
+        return None if self._is_complete else self._ask_due
+
+    # --- taking ---
+
+    def fetched(self, route: bytes, answer: Fetched, now: int) -> None:
+        """Take an answer to the last question."""
+        if (
+            route != self._survivor
+            or answer.view != self.decision.view
+            or (answer.after, answer.session) != (self._after, len(self._sessions))
+            or self._is_complete
+        ):
+            return
+        self._stable = max(self._stable, min(answer.stable, answer.last))
+        if answer.keep < answer.after:
+            self._cut(answer.keep)
+        elif answer.entries:
+            self._take(answer)
+        elif answer.after == answer.last:
+            self._sessions += answer.sessions
+            self._is_complete = answer.sessions_left == 0
+        self._ask_due = now
+        self.woke(now)
+
+    def _cut(self, keep: int) -> None:
+        """Drop what the survivor does not have: it was never acked by all."""
+        state, store = self._state, self._state.store
+        stable = state.stream.stable
+        if keep == self._after - 1:
+            # The survivor has nothing of our last entry's view there: all of that view goes.
+            keep = max(min(keep, store.last_of(self._after_view - 1)), min(keep, stable))
+        if keep < stable:
+            state.out.append(Halt(
+                f"view {self.decision.view} of shard {state.shard} has other entries from number"
+                f" {keep + 1} on, but {stable} was stable here: two histories were decided"
+            ))  # fmt: skip
+            return
+        store.truncate(keep)
+        state.persisted = min(state.persisted, keep)
+        self._after, self._after_view = keep, store.view_at(keep)
+
+    def _take(self, answer: Fetched) -> None:
+        state = self._state
+        entries = [Entry(e.fseq, e.view, e.decision) for e in answer.entries]
+        first = entries[0]
+        if first.fseq != self._after + 1:
+            start = next(filter(None, map(start_of, entries)), 1)
+            state.store.reset(first.fseq - 1, start)
+            state.trim = max(state.trim, answer.trim)
+        state.out += map(Persist, entries)
+        last = entries[-1]
+        self._after, self._after_view = last.fseq, last.view
+
+    def joined(self, now: int) -> bool:
+        """Whether all of it is here and on disk; then the sessions are those of the survivor."""
+        state = self._state
+        if not self._is_complete or state.persisted < self._after:
+            return False
+        if not is_same(digest_of(state.store), self.decision.digest):
+            state.out.append(Halt(
+                f"the log of view {self.decision.view} of shard {state.shard} is not the one that"
+                " was decided"
+            ))  # fmt: skip
+            return False
+        state.sessions.install(self._sessions, now)
+        self._restore_stream()
+        return True
+
+    def _restore_stream(self) -> None:
+        """Stand where the survivor stands."""
+        store, stream = self._state.store, self._state.stream
+        stable, durable = stream.stable_mark, stream.durable_mark
+        if self._stable > stable.fseq:
+            stable = mark_at(store, self._stable)
+        if durable.fseq < store.first_fseq - 1:
+            durable = mark_at(store, store.first_fseq - 1)
+        stream.restore(stable, durable, list(entries_after(store, stable.fseq)))
+
+
+def serve(state: ReplicaState, route: bytes, question: Fetch) -> None:
+    """Answer a replica that takes over this one's log, or repairs its own."""
+    store = state.store
+    after, last = question.after, store.last_fseq
+    keep = _common(state, after, question.after_view)
+    entries: list[Entry] = []
+    sessions: list[SessionTable] = []
+    left = 0
+    if keep == after and after < last:
+        try:
+            entries = store.read_after(after, _ANSWER_BYTES)
+        except UnreadableError as error:
+            state.out.append(Warn(f"replica {question.server} cannot be given the log: {error}"))
+            return
+    elif keep == after:
+        sessions, left = _some_sessions(state, question.session)
+    state.send(
+        route,
+        Fetched(
+            state.cluster, state.shard, state.view, state.server, after, question.session,
+            keep, last, [Logged(e.fseq, e.view, e.decision) for e in entries],  # type: ignore[arg-type]
+            sessions, left, state.trim, state.stream.stable,
+        ),
+    )  # fmt: skip
+
+
+def _common(state: ReplicaState, after: int, view: int) -> int:
+    """Return up to where a log whose last entry is this one may be kept, as far as is known."""
+    store = state.store
+    if after < store.first_fseq or (after <= store.last_fseq and store.view_at(after) == view):
+        return after
+    return min(after - 1, store.last_of(view))
+
+
+def _some_sessions(state: ReplicaState, start: int) -> tuple[list[SessionTable], int]:
+    """Return sessions from number `start` on, and how many are left after them."""
+    tables = state.sessions.tables()
+    chosen: list[SessionTable] = []
+    units = 0
+    for table in tables[start:]:
+        units += len(table.units) + 1
+        if chosen and units > _ANSWER_UNITS:
+            break
+        chosen.append(table)
+    return chosen, max(len(tables) - start - len(chosen), 0)

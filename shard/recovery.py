@@ -1,0 +1,252 @@
+"""A replica's part in the recovery of its shard: the promise, the roll-forward, the new view.
+
+    up, joined, limbo --Freeze--> frozen: it stores nothing more in its view
+    frozen --ViewDecided for it--> joined in the new view
+    any --ViewDecided for another, or a higher view heard of--> limbo, follows (`joining`)
+
+Rule: what was acked here stays at its slot; every other position below the limit becomes a no-op.
+The log that results is on disk before anybody hears of it. Invariant: of two recoveries, the one
+with the higher number counts (docs/protocol.md, section 11; T 4.2.5; D20 to D26).
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from shard.entry import UnreadableError
+from shard.epochs import LeaseConflictError
+from shard.stream import Watermark
+from ziplog.node import Halt, Warn
+from ziplog.wire import Frozen, Place, Skip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shard.entry import Entry, Store
+    from shard.sessions import HeldUnit
+    from shard.state import ReplicaState
+    from ziplog.wire import Freeze, ViewDecided
+
+#: A digest covers at most so many entries.
+_MAX_DIGESTED: Final = 4096
+_UNKNOWN_DIGEST: Final = b"\0" * 16
+#: What is read from the store at once.
+_READ_BYTES: Final = 4 * 1024 * 1024
+
+
+class Recovery:
+    """What one replica promised and decided to be."""
+
+    def __init__(self, state: ReplicaState) -> None:
+        self._state: Final = state
+        #: The highest recovery that this server froze for, or follows; 0: none.
+        self.number = 0
+        #: Who is to be told of the promise, once its entries are on disk; empty: nobody.
+        self._route = b""
+        self._decided_end = 0
+        self._rolled_forward = 0
+        #: The decision that this server entered its view with, until the view begins.
+        self.entered: ViewDecided | None = None
+
+    # --- the promise ---
+
+    def freeze(self, route: bytes, message: Freeze, promised: Iterable[HeldUnit], now: int) -> bool:
+        """Promise, if the recovery is the newest one; again is the same. Whether it did.
+
+        `promised` are the units whose slots this server guessed and acked, in gsn order.
+        """
+        state = self._state
+        if not self._concerns(message) or message.recovery < self.number:
+            return False
+        if state.state != "frozen" or message.recovery > self.number:
+            if state.state == "limbo" and not self._wake(now):
+                return False
+            self._roll_forward(message, promised, now)
+            self.number = message.recovery
+            state.state = "frozen"
+        self._route = route
+        self.persisted()
+        return True
+
+    def _concerns(self, message: Freeze) -> bool:
+        """Whether it is for this process, about the view that it is in."""
+        state = self._state
+        if message.incarnation not in {0, state.incarnation}:
+            return False
+        if state.state == "limbo":
+            return message.view >= state.view
+        return (
+            state.state in {"up", "frozen", "joined"}
+            and message.view == state.view
+            and message.recovery > state.view
+        )
+
+    def _wake(self, now: int) -> bool:
+        """Take what is on disk for all that is known: everybody has forgotten something."""
+        state, store = self._state, self._state.store
+        stream = state.stream
+        if store.last_fseq < stream.stable:
+            state.out.append(Warn(
+                f"{state.config.name} cannot lead a recovery: its store ends at entry"
+                f" {store.last_fseq}, but {stream.stable} was stable. Put the missing files back"
+            ))  # fmt: skip
+            return False
+        try:
+            window = list(entries_after(store, stream.stable))
+            fseq, tables = store.last_table()
+            state.sessions.install(tables, now)
+            for entry in entries_after(store, fseq):
+                state.sessions.replay(entry, now)
+        except UnreadableError as error:
+            state.out.append(Warn(
+                f"{state.config.name} cannot lead a recovery: {error}. Put back what is missing, or"
+                " start another replica of the shard that has it"
+            ))  # fmt: skip
+            return False
+        stream.restore(stream.stable_mark, stream.durable_mark, window)
+        return True
+
+    def _roll_forward(self, message: Freeze, promised: Iterable[HeldUnit], now: int) -> None:
+        state, clock, stream = self._state, self._state.clock, self._state.stream
+        try:
+            clock.announce(message.runs, now, now)
+        except LeaseConflictError as error:
+            state.out.append(Halt(str(error)))
+            return
+        view = message.recovery
+        self._decided_end = stream.end
+        self._rolled_forward = 0
+        for unit in list(promised):
+            gsns = unit.gsns
+            assert gsns is not None, "a promise has slots"
+            session = state.sessions.by_client[unit.client]
+            if clock.next_owned(stream.end) < gsns[0]:
+                state.record(Skip(stream.end, gsns[0]), view)
+            epoch = clock.epoch_at(gsns[0])
+            state.record(
+                Place(
+                    unit.client, unit.seq, session.done_below, epoch, gsns, unit.checksum, unit.body
+                ),
+                view,
+            )
+            session.confirm(unit, gsns)
+            self._rolled_forward += unit.count
+        if stream.end < message.limit:
+            state.record(Skip(stream.end, message.limit), view)
+        state.sessions.drop_undecided()
+
+    def persisted(self) -> None:
+        """Say what was promised, if it is on disk now."""
+        state, stream = self._state, self._state.stream
+        if not self._route or state.state != "frozen" or state.persisted < stream.last:
+            return
+        route, self._route = self._route, b""
+        state.send(
+            route,
+            Frozen(
+                state.cluster, state.shard, state.view, self.number, state.server,
+                state.incarnation, stream.stable, self._decided_end, stream.last,
+                self._rolled_forward, digest_of(state.store),
+            ),
+        )  # fmt: skip
+
+    # --- the decision ---
+
+    def enter(self, decision: ViewDecided) -> bool:
+        """Enter the view that was decided, if it is this server's own state; whether it did."""
+        state = self._state
+        if (
+            state.state != "frozen"
+            or decision.view != self.number
+            or decision.survivor != state.server
+            or decision.incarnation != state.incarnation
+        ):
+            return False
+        assert decision.last == state.stream.last, "another state was decided than the one told"
+        state.view = decision.view
+        state.state = "joined"
+        state.view_base = decision.last
+        self.entered = decision
+        return True
+
+    def follows(self, decision: ViewDecided) -> bool:
+        """Whether the decision makes this server follow another one."""
+        state = self._state
+        return (
+            decision.survivor != state.server
+            and decision.view >= self.number
+            and decision.view > state.view
+        )
+
+    def leave(self, number: int) -> None:
+        """Leave the view: forget all but what is known to be stable."""
+        state = self._state
+        self.number = max(self.number, number)
+        self._route, self.entered = b"", None
+        state.state = "limbo"
+        stable, durable = state.stream.stable_mark, state.stream.durable_mark
+        state.stream.restore(stable, durable, [])
+        state.sessions.by_client.clear()
+
+    def begin(self) -> list[Entry]:
+        """The view begins: every replica holds the whole log, on its disk. Return what is news."""
+        state, stream = self._state, self._state.stream
+        assert stream.last == state.store.last_fseq, "a view begins with another log"
+        state.state = "up"
+        self.number, self.entered = state.view, None
+        news = stream.stabilise(stream.last)
+        stream.make_durable(stream.last)
+        return news
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        assert self._state.state != "frozen" or self.number > self._state.view
+
+
+def digest_of(store: Store) -> bytes:
+    """Return the digest of the log's end: its last entries of one view, 4,096 at most.
+
+    Sixteen zeros if they are not all there any more.
+    """
+    last = store.last_fseq
+    base = max(store.last_of(store.last_view - 1), last - _MAX_DIGESTED) if last else 0
+    if store.first_fseq > base + 1:
+        return _UNKNOWN_DIGEST
+    digest = blake2b(digest_size=16)
+    for entry in entries_after(store, base):
+        digest.update(msgspec.msgpack.encode(entry))
+    return digest.digest()
+
+
+def is_same(digest: bytes, other: bytes) -> bool:
+    """Whether two digests may be of the same log."""
+    return digest == other or _UNKNOWN_DIGEST in {digest, other}
+
+
+def mark_at(store: Store, fseq: int) -> Watermark:
+    """Return where entry `fseq` ends; of an entry that was trimmed: where the log begins."""
+    if fseq >= store.last_fseq:
+        end = store.last_end
+    else:
+        end = next((start_of(entry) for entry in entries_after(store, fseq) if start_of(entry)), 0)
+        end = end or store.last_end
+    return Watermark(fseq, end, store.last_record_below(end))
+
+
+def start_of(entry: Entry) -> int:
+    """Return the first gsn of an entry; 0 if it has none."""
+    decision = entry.decision
+    if type(decision) is Place:
+        return decision.gsns[0]
+    return decision.start if type(decision) is Skip else 0
+
+
+def entries_after(store: Store, fseq: int) -> Iterable[Entry]:
+    """Give all entries after `fseq`."""
+    while fseq < store.last_fseq:
+        entries = store.read_after(fseq, _READ_BYTES)
+        yield from entries
+        fseq = entries[-1].fseq

@@ -1,0 +1,591 @@
+"""One shard through a recovery, step by step, with a probe in the place of the failure handler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from shard.entry import Entry, Mark
+from shard.replica import Replica
+from tests.checkers import decided, places
+from tests.world import (
+    CLUSTER,
+    MS,
+    MemoryStore,
+    Probe,
+    S,
+    World,
+    address,
+    add_shard,
+    first_lease,
+    grant,
+    insert,
+    placements,
+    shard_names,
+)
+from ziplog import wire
+from ziplog.node import Complain, Received
+from ziplog.view import run_of
+
+PRIMARY, BACKUP, THIRD = "shard-0-0", "shard-0-1", "shard-0-2"
+LEASE = first_lease(1)
+
+
+def start(f: int = 1, **config: Any) -> World:
+    """Return a shard that is up, whose servers watch each other, with a handler that only hears."""
+    world = World()
+    world.add("fh-0", Probe())
+    add_shard(world, 0, f, handlers=(address("fh-0"),), **config)
+    world.add("c", Probe())
+    grant(world, LEASE, 1, f)
+    world.run(5 * MS)
+    return world
+
+
+def replica(world: World, name: str) -> Replica:
+    node = world.nodes[name]
+    assert isinstance(node, Replica)
+    return node
+
+
+def heard(world: World, kind: type, by: str = "fh-0") -> list[Any]:
+    node = world.nodes[by]
+    assert isinstance(node, Probe)
+    return node.of(kind)
+
+
+def acks(world: World, view: int = 1) -> list[tuple[int, int, list[int]]]:
+    return [
+        (ack.seq, ack.server, ack.gsns) for ack in heard(world, wire.InsertAck, "c")
+        if ack.view == view
+    ]  # fmt: skip
+
+
+def send(world: World, message: wire.Message, *names: str) -> None:
+    for name in names:
+        world.send("c", name, message)
+    world.run(2 * MS)
+
+
+def order(world: World, message: wire.Message, *names: str) -> None:
+    """Send something as the handler does: over the server's own connection."""
+    for name in names:
+        world.send("fh-0", name, message, reply=True)
+    world.run(2 * MS)
+
+
+def freeze(recovery: int = 2, view: int = 1, limit: int = LEASE.stop) -> wire.Freeze:
+    return wire.Freeze(CLUSTER, 0, view, recovery, limit, [run_of(LEASE)])
+
+
+def decision(frozen: wire.Frozen, *absent: int) -> wire.ViewDecided:
+    return wire.ViewDecided(
+        CLUSTER, 0, frozen.recovery, frozen.server, frozen.incarnation, frozen.last,
+        frozen.digest, list(absent),
+    )  # fmt: skip
+
+
+def promise(world: World, name: str, recovery: int = 2, view: int = 1) -> wire.Frozen:
+    """Let a server freeze, and return what it promised."""
+    order(world, freeze(recovery, view), name)
+    assert world.run_until(
+        lambda: any(m.recovery == recovery for m in heard(world, wire.Frozen)), 1 * S
+    )
+    frozen = [m for m in heard(world, wire.Frozen) if m.recovery == recovery][-1]
+    assert isinstance(frozen, wire.Frozen)
+    return frozen
+
+
+def joined(world: World, *names: str) -> bool:
+    return all(replica(world, name)._state.state == "joined" for name in names)
+
+
+def begin(world: World, view: int, f: int = 1) -> None:
+    """Announce what the membership service commits once all have joined."""
+    placed = replace(placements(1, f)[0], view=view)
+    lease = LEASE.following((replace(LEASE.members[0], view=view),))
+    message = wire.LeaseAnnounced(CLUSTER, [run_of(lease)], 0, [placed], 0)
+    for name in shard_names(0, f):
+        world.send("mms-0", name, message, reply=True)
+    world.run(5 * MS)
+
+
+def recover(world: World, survivor: str, *others: str, view: int = 2, f: int = 1) -> wire.Frozen:
+    frozen = promise(world, survivor, view, view - 1)
+    order(world, decision(frozen), survivor, *others)
+    assert world.run_until(lambda: joined(world, survivor, *others), 2 * S)
+    begin(world, view, f)
+    return frozen
+
+
+def log(world: World, name: str) -> list[Entry]:
+    """Return a server's log as it is, not as it once was."""
+    store = world.stores[name]
+    return store.read_after(0, 1 << 40) if store.last_fseq else []
+
+
+# --- suspicion ---
+
+
+def test_nobody_is_suspected_while_all_are_there() -> None:
+    world = start()
+    world.run(10 * S)
+    assert not heard(world, wire.Suspect)
+    assert heard(world, wire.Heartbeat, "mms-0")
+
+
+def test_silent_peer_is_suspected_after_the_suspicion_time_and_until_it_speaks() -> None:
+    world = start()
+    world.run(6 * S)
+    world.paused.add(PRIMARY)
+    world.run(900 * MS)
+    assert not heard(world, wire.Suspect)
+    world.run(400 * MS)
+    told = heard(world, wire.Suspect)
+    assert {(m.node, m.state, m.view, tuple(m.suspects)) for m in told} == {(BACKUP, "up", 1, (0,))}
+    world.paused.clear()
+    world.run(500 * MS)
+    count = len(heard(world, wire.Suspect))
+    world.run(3 * S)
+    assert len(heard(world, wire.Suspect)) == count
+
+
+def test_server_that_stood_still_accuses_nobody() -> None:
+    world = start()
+    world.run(6 * S)
+    world.paused |= {PRIMARY, BACKUP}
+    world.run(3 * S)
+    world.paused.clear()
+    world.run(2 * S)
+    assert not heard(world, wire.Suspect)
+
+
+def test_peer_in_limbo_is_suspected_at_once() -> None:
+    world = start()
+    world.run(100 * MS)
+    world.restart(BACKUP, clean=False)
+    world.run(400 * MS)
+    told = {(m.node, m.state, tuple(m.suspects)) for m in heard(world, wire.Suspect)}
+    assert (PRIMARY, "up", (1,)) in told
+    assert (BACKUP, "limbo", ()) in told
+
+
+# --- the promise ---
+
+
+def test_survivor_rolls_forward_what_it_acked_and_nothing_more() -> None:
+    """T 4.2.5: filled positions stay, the others become no-ops, up to the limit."""
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.run(100 * MS)
+    world.paused.add(PRIMARY)
+    send(world, insert(2), BACKUP)
+    send(world, insert(3, after=40), BACKUP)
+    guessed = {seq: gsns for seq, server, gsns in acks(world) if server == 1}
+    frozen = promise(world, BACKUP)
+    held = {place.seq: place.gsns for place in places(world, BACKUP)}
+    assert held == guessed
+    assert frozen.rolled_forward == 2
+    assert (frozen.server, frozen.view, frozen.recovery) == (1, 1, 2)
+    end = 1
+    for entry in log(world, BACKUP):
+        what = entry.decision
+        assert not isinstance(what, Mark)
+        if isinstance(what, wire.Skip):
+            assert what.start == end
+            end = what.stop
+        elif isinstance(what, wire.Place):
+            assert what.gsns[0] == end
+            end = what.gsns[-1] + 1
+    assert end == LEASE.stop
+    views = [entry.view for entry in log(world, BACKUP)]
+    assert views == sorted(views)
+    assert views[-1] == 2
+
+
+def test_frozen_server_takes_nothing_and_reports_nothing() -> None:
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.run(100 * MS)
+    promise(world, BACKUP)
+    before = log(world, BACKUP)
+    sent = len(world.sent)
+    send(world, insert(2), PRIMARY, BACKUP)
+    world.run(100 * MS)
+    assert log(world, BACKUP) == before
+    assert [m.code for m in heard(world, wire.Refused, "c")] == ["not-ready"]
+    assert not any(isinstance(m, wire.Report) for src, _, m in world.sent[sent:] if src == BACKUP)
+    assert replica(world, PRIMARY)._state.stream.stable < replica(world, PRIMARY)._state.stream.last
+
+
+def test_promise_is_told_only_once_it_is_on_disk() -> None:
+    world = start()
+    world.flush_ns = 40 * MS
+    order(world, freeze(), BACKUP)
+    world.run(30 * MS)
+    assert not heard(world, wire.Frozen)
+    world.run(20 * MS)
+    assert heard(world, wire.Frozen)
+
+
+def test_promise_is_kept_for_the_newest_recovery_only() -> None:
+    world = start()
+    first = promise(world, BACKUP, 5)
+    order(world, freeze(4), BACKUP)
+    assert [m.recovery for m in heard(world, wire.Frozen)] == [5]
+    again = promise(world, BACKUP, 5)
+    assert (again.last, again.digest) == (first.last, first.digest)
+    newer = promise(world, BACKUP, 7)
+    assert (newer.last, newer.digest) == (first.last, first.digest), "it had settled all"
+    order(world, decision(first), BACKUP)
+    assert replica(world, BACKUP)._state.state == "frozen", "an older recovery counts no more"
+    order(world, decision(newer), BACKUP)
+    assert replica(world, BACKUP)._state.view == 7
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        freeze(view=2),
+        replace(freeze(), cluster=CLUSTER + 1),
+        replace(freeze(), shard=3),
+        replace(freeze(), incarnation=999),
+    ],
+)
+def test_promise_is_given_to_nobody_else(message: wire.Freeze) -> None:
+    world = start()
+    order(world, message, BACKUP)
+    assert replica(world, BACKUP)._state.state == "up"
+
+
+def test_stranger_cannot_freeze_a_server() -> None:
+    world = start()
+    effects = replica(world, BACKUP).step(Received(b"<c", freeze()), world.now)
+    assert any(isinstance(effect, Complain) for effect in effects)
+    assert replica(world, BACKUP)._state.state == "up"
+
+
+def test_clean_stop_of_a_frozen_server_ends_in_limbo() -> None:
+    """D20: the promise survives, as no checkpoint of a frozen server counts."""
+    world = start()
+    promise(world, BACKUP)
+    world.restart(BACKUP, clean=True)
+    assert replica(world, BACKUP)._state.state == "limbo"
+
+
+# --- the decision, and joining ---
+
+
+def test_shard_goes_on_in_the_next_view_with_everything_it_had() -> None:
+    world = start()
+    for seq in range(1, 4):
+        send(world, insert(seq), PRIMARY, BACKUP)
+    world.restart(PRIMARY, clean=False)
+    send(world, insert(4), BACKUP)
+    before = {place.seq: place.gsns for place in places(world, BACKUP)}
+    recover(world, BACKUP, PRIMARY)
+    assert log(world, PRIMARY) == log(world, BACKUP)
+    assert {replica(world, n)._state.state for n in (PRIMARY, BACKUP)} == {"up"}
+    held = {place.seq: place.gsns for place in places(world, BACKUP)}
+    assert held.items() >= before.items()
+    send(world, insert(5, view=2), PRIMARY, BACKUP)
+    world.run(50 * MS)
+    (mine, other) = [gsns for seq, _, gsns in acks(world, 2) if seq == 5]
+    assert mine == other
+    assert mine[0] >= LEASE.stop, "the former lease is settled"
+
+
+def test_retry_in_the_new_view_returns_the_position_that_the_record_has() -> None:
+    """T 4.2.5, D9: the table of sessions is part of what is recovered, at every replica."""
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.paused.add(PRIMARY)
+    send(world, insert(2), BACKUP)
+    was = {seq: gsns for seq, server, gsns in acks(world) if server == 1}
+    world.paused.clear()
+    world.restart(PRIMARY, clean=False)
+    recover(world, BACKUP, PRIMARY)
+    for seq in (1, 2):
+        send(world, insert(seq, view=2), PRIMARY, BACKUP)
+    again = acks(world, 2)
+    assert {(seq, server) for seq, server, _ in again} == {(1, 0), (1, 1), (2, 0), (2, 1)}
+    assert all(was[seq] == gsns for seq, _, gsns in again)
+
+
+def test_what_only_the_dead_server_held_is_placed_anew() -> None:
+    world = start()
+    world.paused.add(BACKUP)
+    send(world, insert(1), PRIMARY)
+    (was,) = [gsns for _, _, gsns in acks(world)]
+    world.paused.clear()
+    world.restart(PRIMARY, clean=False)
+    replica(world, BACKUP)._state.sessions.by_client.clear()
+    frozen = promise(world, BACKUP)
+    assert frozen.rolled_forward == 0
+    order(world, decision(frozen), BACKUP, PRIMARY)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 1 * S)
+    begin(world, 2)
+    send(world, insert(1, view=2), PRIMARY, BACKUP)
+    world.run(50 * MS)
+    now = {tuple(gsns) for _, _, gsns in acks(world, 2)}
+    assert len(now) == 1
+    assert tuple(was) not in now
+    assert log(world, PRIMARY) == log(world, BACKUP)
+
+
+def test_log_that_was_not_chosen_is_cut_off() -> None:
+    """The primary decided more than the survivor has: none of it can have been acked by both."""
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.run(50 * MS)
+    world.paused.add(BACKUP)
+    for seq in range(2, 6):
+        send(world, insert(seq), PRIMARY)
+    ahead = [place.seq for place in places(world, PRIMARY)]
+    assert ahead == [1, 2, 3, 4, 5]
+    world._queue.clear()
+    world.paused.clear()
+    world.restart(PRIMARY, clean=False)
+    recover(world, BACKUP, PRIMARY)
+    assert log(world, PRIMARY) == log(world, BACKUP)
+    assert [p.decision.seq for p in log(world, PRIMARY) if isinstance(p.decision, wire.Place)] == [1]
+
+
+def test_lost_data_directory_is_filled_again() -> None:
+    world = start()
+    for seq in range(1, 30):
+        send(world, insert(seq, size=3000, done_below=max(seq - 5, 1)), PRIMARY, BACKUP)
+    world.stores[BACKUP] = MemoryStore()
+    world.restart(BACKUP, clean=False)
+    recover(world, PRIMARY, BACKUP)
+    assert log(world, BACKUP) == log(world, PRIMARY)
+    states = [replica(world, name)._state for name in (PRIMARY, BACKUP)]
+    assert states[0].sessions.tables() == states[1].sessions.tables()
+    assert states[1].stream.stable == states[1].stream.last
+
+
+def test_lost_data_directory_is_filled_from_the_trim_point_on() -> None:
+    world = start()
+    for seq in range(1, 30):
+        send(world, insert(seq), PRIMARY, BACKUP)
+    gsns = [place.gsns[0] for place in places(world, PRIMARY)]
+    grant(world, LEASE, 1, trim=gsns[20])
+    world.run(5 * MS)
+    world.stores[BACKUP] = MemoryStore()
+    world.restart(BACKUP, clean=False)
+    recover(world, PRIMARY, BACKUP)
+    send(world, wire.Read(CLUSTER, 0, 2, 1, gsns[3]), BACKUP)
+    send(world, wire.Read(CLUSTER, 0, 2, 2, gsns[25]), BACKUP)
+    answers = [(m.request, m.answer) for m in heard(world, wire.ReadReply, "c")]
+    assert answers == [(1, "trimmed"), (2, "record")]
+
+
+def test_server_that_would_have_to_drop_what_was_stable_stops() -> None:
+    """Stable is for ever: two decided histories are worse than a server that is gone."""
+    world = start()
+    for seq in range(1, 5):
+        send(world, insert(seq), PRIMARY, BACKUP)
+    world.run(300 * MS)
+    forged = wire.ViewDecided(CLUSTER, 0, 2, 0, 1, 1, b"x" * 16, [])
+    order(world, forged, BACKUP)
+    joining = replica(world, BACKUP)._joining
+    assert joining is not None
+    last = joining._after
+    answer = wire.Fetched(CLUSTER, 0, 2, 0, last, 0, 1, 1, [], [], 0, 0, 0)
+    world.inject(BACKUP, Received(PRIMARY.encode(), answer))
+    assert [name for name, _ in world.halts] == [BACKUP]
+    assert world.stores[BACKUP].last_fseq == last
+
+
+def test_other_log_than_the_decided_one_stops_the_server() -> None:
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.restart(PRIMARY, clean=False)
+    frozen = promise(world, BACKUP)
+    order(world, decision(replace(frozen, digest=b"y" * 16)), PRIMARY)
+    order(world, decision(frozen), BACKUP)
+    world.run(1 * S)
+    assert [name for name, _ in world.halts] == [PRIMARY]
+
+
+def test_second_recovery_starts_from_the_first_ones_view() -> None:
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.restart(PRIMARY, clean=False)
+    recover(world, BACKUP, PRIMARY)
+    send(world, insert(2, view=2), PRIMARY, BACKUP)
+    world.run(50 * MS)
+    world.restart(BACKUP, clean=False)
+    frozen = promise(world, PRIMARY, 9, 2)
+    order(world, decision(frozen), PRIMARY, BACKUP)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 1 * S)
+    assert log(world, PRIMARY) == log(world, BACKUP)
+    assert [p.seq for p in places(world, PRIMARY)] == [1, 2]
+    assert {e.view for e in log(world, PRIMARY)} <= {1, 2, 9}
+
+
+def test_attempt_that_was_not_decided_is_cut_off_by_the_one_that_was() -> None:
+    world = start(f=2)
+    send(world, insert(1), PRIMARY, BACKUP, THIRD)
+    world.run(50 * MS)
+    world.paused.add(PRIMARY)
+    send(world, insert(2), BACKUP)
+    abandoned = promise(world, BACKUP, 2)
+    assert abandoned.rolled_forward == 1
+    frozen = promise(world, THIRD, 3)
+    world.paused.clear()
+    world.restart(PRIMARY, clean=False)
+    order(world, decision(frozen), PRIMARY, BACKUP, THIRD)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP, THIRD), 2 * S)
+    begin(world, 3, f=2)
+    assert log(world, PRIMARY) == log(world, BACKUP) == log(world, THIRD)
+    assert [e.decision.seq for e in log(world, THIRD) if isinstance(e.decision, wire.Place)] == [1]
+
+
+def test_all_in_limbo_the_longest_log_is_taken_up() -> None:
+    """D17: sessions and all come from the disk."""
+    world = start(durability="disk")
+    for seq in range(1, 8):
+        send(world, insert(seq), PRIMARY, BACKUP)
+    world.run(100 * MS)
+    was = {place.seq: place.gsns for place in places(world, PRIMARY)}
+    for name in (PRIMARY, BACKUP):
+        world.restart(name, clean=False)
+    world.run(50 * MS)
+    recover(world, PRIMARY, BACKUP)
+    for seq in range(1, 8):
+        send(world, insert(seq, view=2), PRIMARY, BACKUP)
+    world.run(50 * MS)
+    assert {(seq, tuple(gsns)) for seq, _, gsns in acks(world, 2)} == {
+        (seq, tuple(gsns)) for seq, gsns in was.items()
+    }
+
+
+# --- who may say what meanwhile ---
+
+
+def test_zombie_primary_neither_completes_an_insert_nor_moves_what_is_stable() -> None:
+    """D26: paused, replaced, and back: it knows nothing of the new view."""
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.run(100 * MS)
+    world.paused.add(PRIMARY)
+    frozen = promise(world, BACKUP)
+    order(world, decision(frozen, 0), BACKUP)
+    assert joined(world, BACKUP)
+    world._queue.clear()  # it hears of nothing
+    world.paused.clear()
+    stable = replica(world, PRIMARY)._state.stream.stable
+    send(world, insert(2), PRIMARY, BACKUP)
+    assert {server for seq, server, _ in acks(world) if seq == 2} <= {0}
+    assert replica(world, PRIMARY)._state.stream.stable == stable
+    world.run(300 * MS)
+    assert replica(world, PRIMARY)._state.state == "limbo", "a beat of the new view was heard"
+    send(world, insert(3), PRIMARY)
+    assert not [1 for seq, _, _ in acks(world) if seq == 3]
+    send(world, wire.Read(CLUSTER, 0, 1, 1, acks(world)[0][2][0]), PRIMARY)
+    assert [(m.answer, m.stable) for m in heard(world, wire.ReadReply, "c")] == [("record", True)]
+
+
+def test_server_that_stood_still_for_long_tells_nothing_before_it_heard_somebody() -> None:
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.run(1 * S)
+    world.paused.add(PRIMARY)
+    world.run(6 * S)
+    gsn = acks(world)[0][2][0]
+    world.now += 1
+    effects = replica(world, PRIMARY).step(
+        Received(b"<c", wire.Read(CLUSTER, 0, 1, 1, gsn)), world.now
+    )
+    assert not effects
+    world.paused.clear()
+    world.run(600 * MS)
+    send(world, wire.Read(CLUSTER, 0, 1, 2, gsn), PRIMARY)
+    assert [m.request for m in heard(world, wire.ReadReply, "c")] == [2]
+
+
+def test_survivor_alone_tells_what_it_holds_once_it_is_decided() -> None:
+    world = start()
+    world.paused.add(PRIMARY)
+    send(world, insert(1), BACKUP)
+    gsn = acks(world)[0][2][0]
+    frozen = promise(world, BACKUP)
+    send(world, wire.Read(CLUSTER, 0, 1, 1, gsn), BACKUP)
+    order(world, decision(frozen, 0), BACKUP)
+    send(world, wire.Read(CLUSTER, 0, 1, 2, gsn), BACKUP)
+    answers = [(m.request, m.answer, m.stable) for m in heard(world, wire.ReadReply, "c")]
+    assert answers == [(1, "not-yet", False), (2, "record", True)]
+
+
+def test_survivor_of_three_waits_for_the_other_one_that_is_there() -> None:
+    """With f = 2, what one of two survivors alone holds may be lost with the second failure."""
+    world = start(f=2)
+    world.paused.add(PRIMARY)
+    send(world, insert(1), BACKUP)
+    frozen = promise(world, BACKUP)
+    order(world, decision(frozen, 0), BACKUP)
+    stream = replica(world, BACKUP)._state.stream
+    assert stream.stable < stream.last
+    order(world, decision(frozen, 0), THIRD)
+    assert world.run_until(lambda: joined(world, BACKUP, THIRD), 1 * S)
+    world.run(300 * MS)
+    assert stream.stable == stream.last
+
+
+def test_clients_learn_what_became_of_their_inserts() -> None:
+    """D13: absent is said in a later view only."""
+    world = start()
+    world.paused.add(PRIMARY)
+    send(world, insert(1), BACKUP)
+    (gsns,) = [gsns for _, _, gsns in acks(world)]
+    one, two = (wire.Locate(CLUSTER, 0, 1, b"c" * 16, seq) for seq in (1, 2))
+    send(world, one, BACKUP)
+    send(world, two, BACKUP)
+    assert {m.verdict for m in heard(world, wire.Located, "c")} == {"pending"}
+    frozen = promise(world, BACKUP)
+    send(world, one, BACKUP)
+    assert len(heard(world, wire.Located, "c")) == 2, "a frozen server knows nothing for good"
+    order(world, decision(frozen, 0), BACKUP)
+    send(world, one, BACKUP)
+    send(world, two, BACKUP)
+    late = heard(world, wire.Located, "c")[2:]
+    assert [(m.seq, m.view, m.verdict, m.gsns) for m in late] == [
+        (1, 2, "present", gsns),
+        (2, 2, "absent", []),
+    ]
+    send(world, replace(two, view=2), BACKUP)
+    assert heard(world, wire.Located, "c")[-1].verdict == "pending", "a copy may be on its way"
+
+
+def test_sync_is_answered_when_all_replicas_have_it_on_disk() -> None:
+    world = start()
+    world.flush_ns = 30 * MS
+    send(world, insert(1), PRIMARY, BACKUP)
+    gsn = acks(world)[0][2][0]
+    send(world, wire.Sync(CLUSTER, 0, 1, 7, gsn), PRIMARY)
+    assert not heard(world, wire.Synced, "c")
+    assert world.run_until(lambda: bool(heard(world, wire.Synced, "c")), 1 * S)
+    (synced,) = heard(world, wire.Synced, "c")
+    assert synced.durable > gsn
+    assert replica(world, BACKUP)._state.persisted >= 1
+    send(world, wire.Sync(CLUSTER, 0, 2, 8, gsn), PRIMARY)
+    assert [m.code for m in heard(world, wire.Refused, "c")] == ["wrong-view"]
+
+
+def test_both_copies_of_everything_are_harmless() -> None:
+    """Every message of a recovery twice, and late ones again when all is over."""
+    world = start()
+    world.link.repeat = lambda: True
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.restart(PRIMARY, clean=False)
+    frozen = recover(world, BACKUP, PRIMARY)
+    before = [log(world, name) for name in (PRIMARY, BACKUP)]
+    order(world, freeze(), PRIMARY, BACKUP)
+    order(world, decision(frozen), PRIMARY, BACKUP)
+    world.run(1 * S)
+    assert {replica(world, n)._state.state for n in (PRIMARY, BACKUP)} == {"up"}
+    assert [log(world, name) for name in (PRIMARY, BACKUP)] == before
+    assert decided(world, PRIMARY)

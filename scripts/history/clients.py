@@ -1,0 +1,340 @@
+"""What a client of the workload does, and a subscriber, each as a process of its own.
+
+Rule: the call is recorded before it is made, the result after it was given, whatever it was;
+only the public API is used. What is done next depends on the seed and on what was seen.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import deque
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+import ziplog
+from history import events
+from history.events import Recorder, now
+from history.payloads import PER_CLIENT, number_of, payload
+from ziplog import RID_GENESIS, RID_RECENT, OutcomeUnknownError, RecordId, TrimmedError, ZiplogError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
+
+OPERATIONS: Final = ("insert", "nowait", "batch", "read", "scan", "sync", "tail", "trim")
+#: Rids that a client remembers, of its own and of others.
+_MEMORY: Final = 2000
+#: Errors of unknown outcome that wait to be resolved.
+_MAX_DOUBTS: Final = 500
+_RESOLVE_S: Final = 1.0
+#: Records that one scan takes.
+_SCAN: Final = 2000
+_TEXT: Final = 300
+_RETRY_S: Final = 0.2
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What the processes of a workload have in common."""
+
+    bootstrap: str
+    directory: str
+    mix: dict[str, int]
+    seed: int = 1
+    payload_bytes: int = 100
+    chains: bool = True
+    #: Operations a second of one client; 0: as many as it can.
+    rate_per_s: float = 0.0
+    timeout_s: float = 5.0
+    #: Of one client; 0: until it is stopped.
+    operations: int = 0
+
+    def recorder(self, process: str) -> Recorder:
+        """Begin the history of a process."""
+        note = msgspec.to_builtins(self)
+        return Recorder(Path(self.directory) / f"{process}{events.SUFFIX}", process, plan=note)
+
+
+class Stopped:
+    """Becomes true with SIGTERM."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        signal.signal(signal.SIGTERM, self._set)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _set(self, *_: object) -> None:
+        self._is_set = True
+
+    def __bool__(self) -> bool:
+        return self._is_set
+
+
+def failed(op: int, error: Exception) -> events.Failed:
+    """Return the line of an operation that raised."""
+    rids = getattr(error, "results", None) or []
+    return events.Failed(
+        op,
+        now(),
+        type(error).__name__,
+        retriable=bool(getattr(error, "retriable", False)),
+        text=str(error)[:_TEXT],
+        gsns=[rid.gsn if rid else 0 for rid in rids],
+        shards=[rid.shard if rid else 0 for rid in rids],
+        first=error.first.gsn if isinstance(error, TrimmedError) else 0,
+    )
+
+
+def delivered(op: int, records: Sequence[ziplog.Record]) -> events.Delivered:
+    """Return the line of delivered records."""
+    return events.Delivered(
+        op,
+        now(),
+        [record.rid.gsn for record in records],
+        [record.rid.shard for record in records],
+        [number_of(record.payload) for record in records],
+    )
+
+
+def batches(subscription: Iterator[ziplog.Record], size: int) -> Iterator[list[ziplog.Record]]:
+    """Go through all records of a subscription, up to `size` at a time."""
+    while batch := list(islice(subscription, size)):
+        yield batch
+
+
+def connected(plan: Plan, stopped: Stopped) -> ziplog.Log | None:
+    """Connect, as often as it takes; None if it was stopped first."""
+    while not stopped:
+        try:
+            return ziplog.connect(plan.bootstrap, timeout=plan.timeout_s)
+        except ZiplogError:
+            time.sleep(_RETRY_S)
+    return None
+
+
+def run_client(plan: Plan, number: int) -> None:
+    """Be client `number` until SIGTERM, or as many operations as planned."""
+    stopped = Stopped()
+    with plan.recorder(f"client-{number}") as recorder:
+        log = connected(plan, stopped)
+        if log is not None:
+            client = Client(plan, number, log, recorder)
+            try:
+                client.run(stopped)
+            finally:
+                log.close()
+
+
+class Client:
+    """Inserts, reads and asks, one call at a time."""
+
+    def __init__(self, plan: Plan, number: int, log: ziplog.Log, recorder: Recorder) -> None:
+        self._plan: Final = plan
+        self._log: Final = log
+        self._recorder: Final = recorder
+        self._random: Final = random.Random(f"{plan.seed} {number}")  # noqa: S311 - no secret
+        self._next_payload = number * PER_CLIENT
+        self._own: Final[deque[RecordId]] = deque(maxlen=_MEMORY)
+        self._learned: Final[deque[RecordId]] = deque(maxlen=_MEMORY)
+        #: Inserts of unknown outcome: their number, how many records, and what was raised.
+        self._doubts: Final[deque[tuple[int, OutcomeUnknownError]]] = deque(maxlen=_MAX_DOUBTS)
+        self._actions: Final[dict[str, Callable[[], None]]] = {
+            "insert": self._insert,
+            "nowait": self._nowait,
+            "batch": self._batch,
+            "read": self._read,
+            "scan": self._scan,
+            "sync": self._sync,
+            "tail": self._tail,
+            "trim": self._trim,
+        }
+
+    def run(self, stopped: Stopped) -> None:
+        """Act until stopped; then wait for what is under way and resolve what is in doubt."""
+        mix, plan = self._plan.mix, self._plan
+        names, weights = list(mix), list(mix.values())
+        due, done = time.monotonic(), 0
+        while not stopped and (done < plan.operations or not plan.operations):
+            self._actions[self._random.choices(names, weights)[0]]()
+            done += 1
+            if self._doubts and self._random.random() < 0.2:
+                self._resolve()
+            if plan.rate_per_s:
+                due = max(due + 1 / plan.rate_per_s, time.monotonic() - 1.0)
+                time.sleep(max(0.0, due - time.monotonic()))
+        self._flush()
+        for _ in range(2 * len(self._doubts)):
+            if self._doubts:
+                self._resolve()
+
+    # --- inserting ---
+
+    def _payload(self) -> tuple[int, bytes]:
+        self._next_payload += 1
+        return self._next_payload, payload(self._next_payload, self._plan.payload_bytes)
+
+    def _after(self) -> RecordId:
+        if not self._plan.chains:
+            return RID_GENESIS
+        kind = self._random.random()
+        if kind < 0.5 and self._own:
+            return self._own[-1]
+        if kind < 0.8 and self._learned:
+            return self._random.choice(self._learned)
+        return RID_GENESIS
+
+    def _call_insert(self, after: RecordId, payloads: list[int]) -> int:
+        op = self._recorder.next_op()
+        self._recorder.call(events.Insert(op, now(), after.gsn, payloads))
+        return op
+
+    def _inserted(self, op: int, rids: Sequence[RecordId]) -> None:
+        gsns, shards = [rid.gsn for rid in rids], [rid.shard for rid in rids]
+        self._recorder.result(events.Inserted(op, now(), gsns, shards))
+        self._own.extend(rids)
+
+    def _insert_failed(self, op: int, error: Exception) -> None:
+        self._recorder.result(failed(op, error))
+        if isinstance(error, OutcomeUnknownError):
+            self._doubts.append((op, error))
+
+    def _insert(self) -> None:
+        number, contents = self._payload()
+        after = self._after()
+        op = self._call_insert(after, [number])
+        try:
+            self._inserted(op, [self._log.insert_after(contents, after)])
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what the client saw
+            self._insert_failed(op, error)
+
+    def _batch(self) -> None:
+        rows = [self._payload() for _ in range(self._random.randint(2, 20))]
+        after = self._after()
+        op = self._call_insert(after, [number for number, _ in rows])
+        try:
+            self._inserted(op, self._log.insert_many([contents for _, contents in rows], after))
+        except Exception as error:  # noqa: BLE001
+            self._insert_failed(op, error)
+
+    def _nowait(self) -> None:
+        for _ in range(self._random.randint(1, 8)):
+            number, contents = self._payload()
+            after = self._after()
+            op = self._call_insert(after, [number])
+            try:
+                future = self._log.insert_nowait(contents, after)
+            except Exception as error:  # noqa: BLE001
+                self._insert_failed(op, error)
+            else:
+                future.add_done_callback(self._when_done(op))
+        if self._random.random() < 0.3:
+            self._flush()
+
+    def _when_done(self, op: int) -> Callable[[Future[RecordId]], None]:
+        def done(future: Future[RecordId]) -> None:
+            error = future.exception()
+            if error is None:
+                self._inserted(op, [future.result()])
+            elif isinstance(error, Exception):
+                self._insert_failed(op, error)
+
+        return done
+
+    def _flush(self) -> None:
+        try:
+            self._log.flush()
+        except ZiplogError:
+            return  # each insert has said it for itself
+
+    def _resolve(self) -> None:
+        of, error = self._doubts.popleft()
+        op = self._recorder.next_op()
+        self._recorder.call(events.Resolve(op, now(), of))
+        try:
+            answer: Any = error.resolve(_RESOLVE_S)  # type: ignore[attr-defined,unused-ignore]
+        except OutcomeUnknownError as again:
+            self._recorder.result(failed(op, again))
+            self._doubts.append((of, again))
+        except Exception as other:  # noqa: BLE001
+            self._recorder.result(failed(op, other))
+        else:
+            rids = answer if isinstance(answer, list) else [answer]
+            gsns = [rid.gsn if rid else 0 for rid in rids]
+            shards = [rid.shard if rid else 0 for rid in rids]
+            self._recorder.result(events.Resolved(op, now(), gsns, shards))
+            self._own.extend(rid for rid in rids if rid)
+
+    # --- reading ---
+
+    def _read(self) -> None:
+        known = self._learned if self._learned and self._random.random() < 0.5 else self._own
+        if not known:
+            return
+        rid = self._random.choice(known)
+        if self._random.random() < 0.1:  # perhaps nothing, perhaps a record of somebody else
+            rid = RecordId(rid.gsn + self._random.randint(1, 4), rid.shard)
+        op = self._recorder.next_op()
+        self._recorder.call(events.Read(op, now(), *rid))
+        try:
+            record = self._log.read_record(rid)
+            self._recorder.result(events.Found(op, now(), number_of(record.payload)))
+        except Exception as error:  # noqa: BLE001
+            self._recorder.result(failed(op, error))
+
+    def _scan(self) -> None:
+        """Read some way along from somewhere, to the end if it is near."""
+        kind = self._random.random()
+        if kind < 0.5:
+            start = RID_RECENT
+        elif kind < 0.9 and self._own:
+            start = self._random.choice(self._own)
+        else:
+            start = RID_GENESIS
+        op = self._recorder.next_op()
+        self._recorder.call(events.Subscribe(op, now(), start.gsn, follow=False))
+        try:
+            with self._log.subscribe(start, follow=False) as subscription:
+                for batch in batches(subscription, _SCAN):
+                    self._recorder.result(delivered(op, batch))
+                    self._learned.extend(record.rid for record in batch[-50:])
+                    if len(batch) == _SCAN:
+                        return  # far enough
+                self._recorder.result(events.Ended(op, now()))
+        except Exception as error:  # noqa: BLE001
+            self._recorder.result(failed(op, error))
+
+    # --- the rest ---
+
+    def _sync(self) -> None:
+        op = self._recorder.next_op()
+        self._recorder.call(events.Sync(op, now()))
+        try:
+            rid: RecordId = self._log.sync()  # type: ignore[attr-defined,unused-ignore]
+            self._recorder.result(events.Synced(op, now(), rid.gsn))
+        except Exception as error:  # noqa: BLE001
+            self._recorder.result(failed(op, error))
+
+    def _tail(self) -> None:
+        op = self._recorder.next_op()
+        self._recorder.call(events.Tail(op, now()))
+        try:
+            self._recorder.result(events.TailIs(op, now(), self._log.check_tail().gsn))
+        except Exception as error:  # noqa: BLE001
+            self._recorder.result(failed(op, error))
+
+    def _trim(self) -> None:
+        """Trim the oldest tenth of what this client remembers."""
+        if len(self._own) < 100:
+            return
+        rid = self._own[len(self._own) // 10]
+        op = self._recorder.next_op()
+        self._recorder.call(events.Trim(op, now(), rid.gsn))
+        try:
+            self._log.trim(rid)
+            self._recorder.result(events.Trimmed(op, now()))
+        except Exception as error:  # noqa: BLE001
+            self._recorder.result(failed(op, error))

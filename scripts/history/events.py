@@ -1,0 +1,306 @@
+"""The lines of a history file, how they are written, and how they are read.
+
+A file is what one process did: a `Header`, then one JSON array a line, whose first element names
+the kind. Rule: the line of a call is with the kernel before the call is made, so that a process
+that is killed at any moment leaves at most calls without a result, and half of its last line.
+Times are CLOCK_MONOTONIC in nanoseconds, comparable between processes of one machine.
+The form is documented for others in docs/history.md.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Self
+
+VERSION: Final = 1
+SUFFIX: Final = ".history"
+#: Lines of results that wait for the next call, in bytes.
+_MAX_WAITING: Final = 64 * 1024
+
+
+class HistoryError(Exception):
+    """A history that cannot be read: which file, which line, and why."""
+
+
+class _Line(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    pass
+
+
+class Header(_Line, frozen=True, tag="history"):
+    """The first line: whose history it is."""
+
+    version: int
+    process: str
+    note: dict[str, Any] = {}
+
+
+class Call(_Line, frozen=True):
+    """The beginning of an operation."""
+
+    #: Counts up in a file.
+    op: int
+    at: int
+
+
+class Insert(Call, frozen=True, tag="insert"):
+    """`insert_after`, `insert_many`, `insert_nowait`: payloads, in order, after a gsn."""
+
+    after: int
+    payloads: list[int]
+
+
+class Resolve(Call, frozen=True, tag="resolve"):
+    """`OutcomeUnknownError.resolve` of the insert `of`."""
+
+    of: int
+
+
+class Read(Call, frozen=True, tag="read"):
+    """`read_record`."""
+
+    gsn: int
+    shard: int
+
+
+class Subscribe(Call, frozen=True, tag="subscribe"):
+    """`subscribe`; -1: RID_RECENT."""
+
+    start: int
+    follow: bool
+    #: The subscription whose `position` is `start`: the two are one.
+    resumes: int = 0
+
+
+class Sync(Call, frozen=True, tag="sync"):
+    """`sync`."""
+
+
+class Tail(Call, frozen=True, tag="tail"):
+    """`check_tail`."""
+
+
+class Trim(Call, frozen=True, tag="trim"):
+    """`trim`: everything before a gsn."""
+
+    gsn: int
+
+
+class Result(_Line, frozen=True):
+    """What an operation returned. A subscription has many."""
+
+    op: int
+    at: int
+
+
+class Inserted(Result, frozen=True, tag="inserted"):
+    """The rids, one for each payload."""
+
+    gsns: list[int]
+    shards: list[int]
+
+
+class Resolved(Result, frozen=True, tag="resolved"):
+    """The rids, one for each payload; gsn 0: it will never exist."""
+
+    gsns: list[int]
+    shards: list[int]
+
+
+class Found(Result, frozen=True, tag="found"):
+    """The payload read."""
+
+    payload: int
+
+
+class Delivered(Result, frozen=True, tag="delivered"):
+    """Records of a subscription, in its order."""
+
+    gsns: list[int]
+    shards: list[int]
+    payloads: list[int]
+
+
+class Ended(Result, frozen=True, tag="ended"):
+    """A subscription with `follow=False` handed out its last record."""
+
+
+class Synced(Result, frozen=True, tag="synced"):
+    """What `sync` returned."""
+
+    gsn: int
+
+
+class TailIs(Result, frozen=True, tag="tail_is"):
+    """What `check_tail` returned."""
+
+    gsn: int
+
+
+class Trimmed(Result, frozen=True, tag="trimmed"):
+    """`trim` returned."""
+
+
+class Failed(Result, frozen=True, tag="failed"):
+    """An operation raised; it ends a subscription too."""
+
+    error: str
+    retriable: bool
+    text: str = ""
+    #: The `results` of a failed `insert_many`; gsn 0: None.
+    gsns: list[int] = []
+    shards: list[int] = []
+    #: The `first` of a TrimmedError.
+    first: int = 0
+
+
+class Losses(_Line, frozen=True, tag="losses"):
+    """Positions that the cluster says may be lost: (shard, start, stop)."""
+
+    at: int
+    ranges: list[tuple[int, int, int]]
+
+
+class Fault(_Line, frozen=True, tag="fault"):
+    """What was done to the cluster, for those who read along; no rule looks at it."""
+
+    at: int
+    text: str
+
+
+Event = (
+    Header
+    | Insert
+    | Resolve
+    | Read
+    | Subscribe
+    | Sync
+    | Tail
+    | Trim
+    | Inserted
+    | Resolved
+    | Found
+    | Delivered
+    | Ended
+    | Synced
+    | TailIs
+    | Trimmed
+    | Failed
+    | Losses
+    | Fault
+)
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(Event).decode
+
+
+class Recorder:
+    """Writes the history of one process. For any threads; after `close`, what comes is dropped."""
+
+    def __init__(self, path: Path, process: str, **note: Any) -> None:
+        """Begin a file, which must not exist.
+
+        Args:
+            path: the file; its name should end in `SUFFIX`.
+            process: the process's name, unlike all others of the history.
+            note: what a reader may want to know.
+
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o644)
+        self._lock: Final = threading.Lock()
+        self._waiting = bytearray()
+        self._ops = 0
+        self.call(Header(VERSION, process, {"pid": os.getpid(), "time": time.time(), **note}))
+
+    def __enter__(self) -> Self:
+        """Do nothing more."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        self.close()
+
+    def next_op(self) -> int:
+        """Return the number of a new operation. For one thread."""
+        self._ops += 1
+        return self._ops
+
+    def call(self, event: Event) -> None:
+        """Write a line, and all before it, at once."""
+        with self._lock:
+            self._waiting += _encode(event) + b"\n"
+            self._flush()
+
+    def result(self, event: Event) -> None:
+        """Write a line soon: with the next call, when there are many, or at the end."""
+        with self._lock:
+            self._waiting += _encode(event) + b"\n"
+            if len(self._waiting) >= _MAX_WAITING:
+                self._flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._waiting and self._file >= 0:
+            del self._waiting[: os.write(self._file, self._waiting)]
+
+    def close(self) -> None:
+        """Write what waits, and close the file. May be called twice."""
+        with self._lock:
+            if self._file >= 0:
+                self._flush()
+                os.close(self._file)
+                self._file = -1
+
+
+def now() -> int:
+    """Return the time of an event."""
+    return time.monotonic_ns()
+
+
+def read(path: Path) -> Iterator[tuple[int, Event]]:
+    """Go through the lines of a history file: (number from 1, event).
+
+    A last line without an end is what a killed process left, and is passed over.
+
+    Raises:
+        HistoryError: the file cannot be read, or a line is none.
+
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    yield number, _decode(line)
+    except OSError as error:
+        raise HistoryError(f"{path}: cannot be read ({error.strerror})") from error
+    except msgspec.MsgspecError as error:
+        raise HistoryError(f"{path}:{number}: no line of a history ({error})") from error
+
+
+def files_of(paths: list[Path]) -> list[Path]:
+    """Return the history files that `paths` name, where a directory stands for those in it.
+
+    Raises:
+        HistoryError: there are none.
+
+    """
+    found: list[Path] = []
+    for path in paths:
+        found += sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    if not found:
+        places = ", ".join(map(str, paths))
+        raise HistoryError(f"no history in {places}: files there end in {SUFFIX}")
+    return found

@@ -1,0 +1,385 @@
+"""What a history says, gathered from its files, in columns: a million operations fit in memory.
+
+Rule: here is only put together what belongs together (calls and results); what it means is for
+`history.rules`. A call without a result is one whose outcome nobody knows.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from history import events
+from history.events import HistoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+#: What became of a record.
+UNKNOWN, ACKED, NEVER = 0, 1, 2
+#: Errors of an insert that say that nothing was inserted.
+DID_NOT_HAPPEN: Final = frozenset(
+    {
+        "UnavailableError",
+        "DeadlineError",
+        "NoSuchRecordError",
+        "RecordTooLargeError",
+        "ConfigError",
+    }
+)
+#: Later than everything.
+END: Final = 2**63 - 1
+#: A source is a file's index and a line's number in one integer.
+_LINE_BITS: Final = 40
+
+
+class Violation(NamedTuple):
+    """A rule that was broken, and where it shows."""
+
+    rule: str
+    text: str
+    source: int
+    #: The position and the payload that it is about, if it is about one.
+    gsn: int = 0
+    payload: int = 0
+
+
+@dataclass
+class Records:
+    """All records that somebody tried to insert, by columns."""
+
+    payload: array[int] = field(default_factory=lambda: array("q"))
+    called: array[int] = field(default_factory=lambda: array("q"))
+    #: When it was known where it is; `END` if that was never known.
+    acked: array[int] = field(default_factory=lambda: array("q"))
+    after: array[int] = field(default_factory=lambda: array("q"))
+    #: Where its client was told that it is; 0: it was not told.
+    gsn: array[int] = field(default_factory=lambda: array("q"))
+    shard: array[int] = field(default_factory=lambda: array("q"))
+    state: array[int] = field(default_factory=lambda: array("b"))
+    source: array[int] = field(default_factory=lambda: array("q"))
+    #: 1: of the same call as the record before it.
+    goes_on: array[int] = field(default_factory=lambda: array("b"))
+    #: From a payload to its index in the columns.
+    index: dict[int, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.payload)
+
+
+class Batch(NamedTuple):
+    """Records that were delivered together: up to index `stop` of the columns, at a time."""
+
+    stop: int
+    at: int
+    source: int
+
+
+@dataclass
+class Subscription:
+    """One subscription, with all those that went on where it had stopped."""
+
+    start: int
+    source: int
+    #: When the last of them was called.
+    called: int
+    gsns: array[int] = field(default_factory=lambda: array("q"))
+    shards: array[int] = field(default_factory=lambda: array("q"))
+    payloads: array[int] = field(default_factory=lambda: array("q"))
+    batches: list[Batch] = field(default_factory=list)
+    #: When each part of it was called, and how many records had been delivered by then.
+    parts: list[tuple[int, int]] = field(default_factory=list)
+    #: It has `follow=False` and handed out everything that it had to.
+    ended: bool = False
+    #: Its end, in time: of its last part.
+    at: int = END
+    failed: events.Failed | None = None
+
+
+class Reading(NamedTuple):
+    """One `read_record` with a result."""
+
+    called: int
+    at: int
+    gsn: int
+    shard: int
+    source: int
+    #: The payload, or what was raised.
+    result: int | events.Failed
+
+
+class Told(NamedTuple):
+    """One `sync` or `check_tail` with a result."""
+
+    process: int
+    called: int
+    at: int
+    gsn: int
+    source: int
+
+
+class Trimming(NamedTuple):
+    """One `trim`; `at` is `END` if it did not return."""
+
+    called: int
+    at: int
+    gsn: int
+    source: int
+
+
+class Observed:
+    """Everything that is known of a history."""
+
+    def __init__(self) -> None:
+        self.files: Final[list[Path]] = []
+        self.records: Final = Records()
+        self.subscriptions: Final[list[Subscription]] = []
+        self.readings: Final[list[Reading]] = []
+        self.syncs: Final[list[Told]] = []
+        self.tails: Final[list[Told]] = []
+        self.trims: Final[list[Trimming]] = []
+        #: (shard, start, stop)
+        self.losses: set[tuple[int, int, int]] = set()
+        #: What is wrong by itself, whatever others saw.
+        self.violations: Final[list[Violation]] = []
+        self.operations = 0
+        self.lines = 0
+
+    def where(self, source: int) -> str:
+        """Return "file:line" of a source."""
+        return f"{self.files[source >> _LINE_BITS].name}:{source & ((1 << _LINE_BITS) - 1)}"
+
+    def process_of(self, source: int) -> int:
+        """Return the index of the file of a source."""
+        return source >> _LINE_BITS
+
+
+def gather(paths: Iterable[Path]) -> Observed:
+    """Read history files.
+
+    Raises:
+        HistoryError: one cannot be read, or is no history.
+
+    """
+    observed = Observed()
+    for path in paths:
+        process = len(observed.files)
+        observed.files.append(path)
+        _Process(observed, process << _LINE_BITS, path).take()
+    return observed
+
+
+class _Process:
+    """Takes the lines of one file."""
+
+    def __init__(self, observed: Observed, base: int, path: Path) -> None:
+        self._observed: Final = observed
+        self._records: Final = observed.records
+        self._base: Final = base
+        self._path: Final = path
+        self._source = base
+        #: Calls without a result so far, by number, with what is known of them.
+        self._open: Final[dict[int, Any]] = {}
+        #: Inserts whose outcome is unknown: the first record, and how many.
+        self._doubts: Final[dict[int, tuple[int, int]]] = {}
+        self._subscriptions: Final[dict[int, Subscription]] = {}
+        self._handlers: Final[dict[type, Callable[[Any], None]]] = {
+            events.Insert: self._insert,
+            events.Inserted: self._inserted,
+            events.Delivered: self._delivered,
+            events.Read: self._call,
+            events.Found: self._found,
+            events.Failed: self._failed,
+            events.Resolve: self._resolve,
+            events.Resolved: self._resolved,
+            events.Subscribe: self._subscribe,
+            events.Ended: self._ended,
+            events.Sync: self._call,
+            events.Synced: self._synced,
+            events.Tail: self._call,
+            events.TailIs: self._tail_is,
+            events.Trim: self._call,
+            events.Trimmed: self._trimmed,
+            events.Losses: self._losses,
+            events.Fault: lambda _: None,
+        }
+
+    def take(self) -> None:
+        """Take all lines."""
+        handlers, base, number = self._handlers, self._base, 0
+        for number, event in events.read(self._path):
+            self._source = base + number
+            if number == 1:
+                self._header(event)
+                continue
+            try:
+                handlers[type(event)](event)
+            except KeyError:
+                what = "a second header" if isinstance(event, events.Header) else "no call for it"
+                raise HistoryError(f"{self._path}:{number}: {what}") from None
+        self._observed.lines += number
+        for call, source in (entry for entry in self._open.values() if len(entry) == 2):
+            if isinstance(call, events.Trim):
+                self._observed.trims.append(Trimming(call.at, END, call.gsn, source))
+
+    def _header(self, event: events.Event) -> None:
+        if not isinstance(event, events.Header) or event.version != events.VERSION:
+            raise HistoryError(f"{self._path}:1: no header of version {events.VERSION}")
+
+    def _blame(self, rule: str, text: str, gsn: int = 0, payload: int = 0) -> None:
+        self._observed.violations.append(Violation(rule, text, self._source, gsn, payload))
+
+    def _call(self, event: events.Call) -> None:
+        self._observed.operations += 1
+        self._open[event.op] = (event, self._source)
+
+    # --- inserts ---
+
+    def _insert(self, event: events.Insert) -> None:
+        self._observed.operations += 1
+        records = self._records
+        first = len(records)
+        for number in event.payloads:
+            if number in records.index:
+                raise HistoryError(
+                    f"{self._path}:{self._source - self._base}: payload {number} was inserted"
+                    " before: whoever writes a history numbers each payload anew"
+                )
+            records.index[number] = len(records)
+            records.payload.append(number)
+            records.called.append(event.at)
+            records.acked.append(END)
+            records.after.append(event.after)
+            records.gsn.append(0)
+            records.shard.append(0)
+            records.state.append(UNKNOWN)
+            records.source.append(self._source)
+            records.goes_on.append(len(records) - 1 > first)
+        self._open[event.op] = (first, len(event.payloads), events.Insert)
+
+    def _inserted(self, event: events.Inserted) -> None:
+        first, count, _ = self._open.pop(event.op)
+        if not count == len(event.gsns) == len(event.shards):
+            self._blame("results", f"an insert of {count} records returned {len(event.gsns)} rids")
+            return
+        for index, gsn in enumerate(event.gsns, first):
+            self._ack(index, gsn, event.shards[index - first], event.at)
+
+    def _ack(self, index: int, gsn: int, shard: int, at: int) -> None:
+        records = self._records
+        payload, known = records.payload[index], records.gsn[index]
+        if gsn < 1:
+            self._blame("results", f"payload {payload} was acknowledged at {gsn}", gsn, payload)
+        elif known and (known, records.shard[index]) != (gsn, shard):
+            told = f"{known}@{records.shard[index]}"
+            self._blame(
+                "resolve", f"payload {payload} is at {told}, and now at {gsn}@{shard}", gsn, payload
+            )
+        elif records.state[index] == NEVER:
+            self._blame("resolve", f"payload {payload} did not exist, and does", gsn, payload)
+        elif not known:
+            records.gsn[index], records.shard[index] = gsn, shard
+            records.acked[index], records.state[index] = at, ACKED
+
+    def _resolve(self, event: events.Resolve) -> None:
+        self._observed.operations += 1
+        first, count = self._doubts[event.of]
+        self._open[event.op] = (first, count, events.Resolve)
+
+    def _resolved(self, event: events.Resolved) -> None:
+        first, count, _ = self._open.pop(event.op)
+        if not count == len(event.gsns) == len(event.shards):
+            self._blame("results", f"resolve: {len(event.gsns)} answers for {count} records")
+            return
+        for index, gsn in enumerate(event.gsns, first):
+            if gsn:
+                self._ack(index, gsn, event.shards[index - first], event.at)
+            elif self._records.state[index] == ACKED:
+                payload = self._records.payload[index]
+                self._blame("resolve", f"payload {payload} was there, and never was", 0, payload)
+            else:
+                self._records.state[index] = NEVER
+
+    # --- what failed ---
+
+    def _failed(self, event: events.Failed) -> None:
+        if event.op in self._subscriptions:
+            subscription = self._subscriptions[event.op]
+            subscription.failed, subscription.at = event, event.at
+            return
+        entry = self._open.pop(event.op)
+        if len(entry) == 3:
+            first, count, kind = entry
+            if kind is events.Insert:
+                self._insert_failed(event, first, count)
+            return
+        call, source = entry
+        if isinstance(call, events.Read):
+            reading = Reading(call.at, event.at, call.gsn, call.shard, source, event)
+            self._observed.readings.append(reading)
+        elif isinstance(call, events.Trim):
+            self._observed.trims.append(Trimming(call.at, END, call.gsn, source))
+
+    def _insert_failed(self, event: events.Failed, first: int, count: int) -> None:
+        for index, gsn in enumerate(event.gsns[:count], first):
+            if gsn:
+                self._ack(index, gsn, event.shards[index - first], event.at)
+        if event.error not in DID_NOT_HAPPEN:
+            self._doubts[event.op] = (first, count)
+            return
+        state = self._records.state
+        for index in range(first, first + count):
+            if state[index] == UNKNOWN:
+                state[index] = NEVER
+
+    # --- the rest ---
+
+    def _subscribe(self, event: events.Subscribe) -> None:
+        self._observed.operations += 1
+        if event.resumes:
+            subscription = self._subscriptions[event.resumes]
+            subscription.failed, subscription.at = None, END
+        else:
+            subscription = Subscription(event.start, self._source, event.at)
+            self._observed.subscriptions.append(subscription)
+        subscription.called = event.at
+        subscription.parts.append((event.at, len(subscription.gsns)))
+        self._subscriptions[event.op] = subscription
+
+    def _delivered(self, event: events.Delivered) -> None:
+        subscription = self._subscriptions[event.op]
+        if not len(event.gsns) == len(event.shards) == len(event.payloads):
+            raise HistoryError(f"{self._path}:{self._source - self._base}: columns differ")
+        subscription.gsns.extend(event.gsns)
+        subscription.shards.extend(event.shards)
+        subscription.payloads.extend(event.payloads)
+        subscription.batches.append(Batch(len(subscription.gsns), event.at, self._source))
+
+    def _ended(self, event: events.Ended) -> None:
+        subscription = self._subscriptions[event.op]
+        subscription.ended, subscription.at = True, event.at
+
+    def _found(self, event: events.Found) -> None:
+        call, source = self._open.pop(event.op)
+        reading = Reading(call.at, event.at, call.gsn, call.shard, source, event.payload)
+        self._observed.readings.append(reading)
+
+    def _synced(self, event: events.Synced) -> None:
+        self._observed.syncs.append(self._told(event))
+
+    def _tail_is(self, event: events.TailIs) -> None:
+        self._observed.tails.append(self._told(event))
+
+    def _told(self, event: events.Synced | events.TailIs) -> Told:
+        call, source = self._open.pop(event.op)
+        process = self._observed.process_of(source)
+        return Told(process, call.at, event.at, event.gsn, source)
+
+    def _trimmed(self, event: events.Trimmed) -> None:
+        call, source = self._open.pop(event.op)
+        self._observed.trims.append(Trimming(call.at, event.at, call.gsn, source))
+
+    def _losses(self, event: events.Losses) -> None:
+        self._observed.losses.update(event.ranges)

@@ -1,0 +1,90 @@
+"""Clients that drive a cluster and write down what they did and saw, for check_history.py.
+
+    python scripts/workload.py --bootstrap 127.0.0.1:7400 --history DIR --seconds 20
+
+Each client and each subscriber is a process of its own, with a history file of its own
+(docs/history.md); they use the public API only. At the end a fresh subscriber reads the whole log,
+and some of its records once more one by one. Exit codes: 0 done, 1 the log cannot be read at the
+end, 2 bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from history.clients import OPERATIONS, Plan
+from history.payloads import MIN_BYTES
+from history.workload import Workload, read_all
+
+import ziplog
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MIX: Final = "insert=60,nowait=15,batch=5,read=12,scan=2,tail=3,sync=3"
+
+
+def mix(text: str) -> dict[str, int]:
+    """Read "name=weight,..."; raises ValueError."""
+    found = {}
+    for part in text.split(","):
+        name, _, weight = part.partition("=")
+        if name not in OPERATIONS:
+            raise ValueError(f"{name!r} is none of {', '.join(OPERATIONS)}")
+        found[name] = int(weight)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the arguments say; return the exit code."""
+    parser = argparse.ArgumentParser(description="Drive a cluster and record what is seen of it.")
+    parser.add_argument("--bootstrap", required=True, help="host:port of the membership service")
+    parser.add_argument("--history", required=True, type=Path, help="a directory for the history")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--subscribers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument(
+        "--operations", type=int, help="of each client; ends earlier than --seconds"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--mix", type=mix, default=mix(_MIX), help=f"weights, as {_MIX}")
+    parser.add_argument("--payload", type=int, default=100, help=f"bytes, from {MIN_BYTES}")
+    parser.add_argument("--rate", type=float, default=0.0, help="operations a second, each client")
+    parser.add_argument("--timeout", type=float, default=5.0, help="deadline of a call, in seconds")
+    parser.add_argument("--chains", action="store_true", help="insert after what was seen before")
+    parser.add_argument("--no-final", action="store_true", help="do not read the log at the end")
+    options = parser.parse_args(arguments)
+    if options.payload < MIN_BYTES:
+        parser.error(f"--payload is {options.payload}; it must be {MIN_BYTES} or more")
+    plan = Plan(
+        bootstrap=options.bootstrap,
+        directory=str(options.history),
+        seed=options.seed,
+        mix=options.mix,
+        payload_bytes=options.payload,
+        chains=options.chains,
+        rate_per_s=options.rate,
+        timeout_s=options.timeout,
+        operations=options.operations or 0,
+    )
+    with Workload(plan, options.clients, options.subscribers) as workload:
+        end = time.monotonic() + options.seconds
+        while time.monotonic() < end and workload.clients_running():
+            time.sleep(0.1)
+            workload.note_losses()
+    if not options.no_final:
+        try:
+            count = read_all(plan)
+        except ziplog.ZiplogError as error:
+            print(f"workload: the log cannot be read at the end: {error}", file=sys.stderr)
+            return 1
+        print(f"{count} records in the log")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import random
 import shutil
 import socket
@@ -22,12 +23,15 @@ from typing import TYPE_CHECKING, Any, Final
 import ziplog
 from ziplog.config import ClusterConfig, Durability, NodeConfig, ShardConfig, dump
 from ziplog.errors import ConfigError, UnavailableError
+from ziplog.supervision import Supervision
 from ziplog.supervisor import CLUSTER_FILE, Supervisor
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
     from typing import Self
+
+log = logging.getLogger(__name__)
 
 _HOST: Final = "127.0.0.1"
 #: Free ports are looked for here: below the range from which Linux takes those of connections.
@@ -52,6 +56,7 @@ class Cluster:
         epoch_ms: int = 10,
         timeout: float = 30.0,
         accept_limbo: bool = False,
+        supervise: bool | None = None,
         launcher: Sequence[str] = (),
     ) -> None:
         """Start a cluster in `data_dir`, or start the one that is there again.
@@ -69,7 +74,11 @@ class Cluster:
             port: the first of the ports to use, in order; None: any that are free.
             epoch_ms: length of an epoch while there is work, 1 to 60,000 ms.
             timeout: seconds until everything must be live.
-            accept_limbo: return also when a server was not shut down cleanly and is in limbo.
+            accept_limbo: return also when a server that was not shut down cleanly is in limbo: at
+                once if there is no failure handler, else when `timeout` was too short for it.
+            supervise: start dead nodes again after 0.2 s (ever more slowly those that keep dying),
+                and kill and start those that the failure handler cannot reach for 2 s. None: where
+                there is a failure handler.
             launcher: a script and its first arguments that run each node's module in place of
                 `python -m`, for the injection of faults.
 
@@ -99,11 +108,14 @@ class Cluster:
             )
             _write(directory, config)
         self._supervisor: Final = Supervisor(directory, launcher=launcher)
+        self._supervision: Supervision | None = None
         atexit.register(self.stop)
         try:
             for node in self.nodes:
                 self._supervisor.start(node)
             self._wait_live(timeout, accept_limbo=accept_limbo)
+            if bool(self.config.failure_handlers) if supervise is None else supervise:
+                self._supervision = Supervision(self._supervisor)
         except BaseException:
             self.stop()
             if is_new:
@@ -142,11 +154,17 @@ class Cluster:
         return self._supervisor.pid(name)
 
     def kill(self, name: str) -> None:
-        """Kill a node (SIGKILL); returns when it is dead. Nothing happens if it was."""
+        """Kill a node (SIGKILL); returns when it is dead. Nothing happens if it was.
+
+        A supervised cluster starts it again by itself.
+        """
         self._supervisor.kill(name)
 
     def pause(self, name: str) -> None:
-        """Freeze a running node (SIGSTOP); returns when it stands still."""
+        """Freeze a running node (SIGSTOP); returns when it stands still.
+
+        A supervised cluster kills and starts a storage server that its recovery waits for.
+        """
         self._supervisor.pause(name)
 
     def resume(self, name: str) -> None:
@@ -156,7 +174,8 @@ class Cluster:
     def restart(self, name: str) -> None:
         """Start a dead node again from its data directory; nothing happens if it runs.
 
-        A storage server that was killed comes back in limbo (docs/protocol.md, section 9).
+        A storage server that was killed comes back in limbo, and takes part again once its shard is
+        recovered (docs/protocol.md, sections 9 and 11).
         """
         self._supervisor.start(name)
 
@@ -166,26 +185,30 @@ class Cluster:
 
     def stop(self) -> None:
         """Stop all processes cleanly, and kill those that do not stop within 10 s. Idempotent."""
+        if self._supervision is not None:
+            self._supervision.stop()
         self._supervisor.stop()
         atexit.unregister(self.stop)
 
     def _wait_live(self, timeout: float, *, accept_limbo: bool) -> None:
         deadline = time.monotonic() + timeout
         with contextlib.ExitStack() as stack:
-            log: ziplog.Log | None = None
+            client: ziplog.Log | None = None
             while True:
                 self._check_alive()
                 status: dict[str, Any] | None = None
                 with contextlib.suppress(UnavailableError):
-                    log = log or stack.enter_context(self.connect(timeout=1.0))
-                    status = log.cluster()
-                seen = _what_is_missing(status, accept_limbo=accept_limbo)
-                if not seen:
+                    client = client or stack.enter_context(self.connect(timeout=1.0))
+                    status = client.cluster()
+                missing = self._what_is_missing(status, accept_limbo=accept_limbo)
+                if not missing:
                     return
                 if time.monotonic() > deadline:
-                    raise UnavailableError(
-                        f"cluster in {self._directory} is not live after {timeout:g} s: {seen}"
-                    )
+                    said = f"not live after {timeout:g} s: {missing}"
+                    if not (accept_limbo and status is not None and _is_recovering(status)):
+                        raise UnavailableError(f"cluster in {self._directory} is {said}")
+                    log.warning("the cluster goes on without a part: %s", said)
+                    return
                 time.sleep(_POLL_S)
 
     def _check_alive(self) -> None:
@@ -196,40 +219,45 @@ class Cluster:
             tail = self._supervisor.log_tail(name)
             raise UnavailableError(f"{name} ended while the cluster started; its log ends: {tail}")
 
+    def _what_is_missing(self, status: dict[str, Any] | None, *, accept_limbo: bool) -> str:
+        """Return what still keeps the cluster from being live, or ""."""
+        if status is None:
+            return "the membership service does not answer"
+        for node in (*status["mms"], *status["failure_handlers"]):
+            if node["state"] != "up":
+                return f"{node['name']} is {node['state']}"
+        if not status["shards"]:
+            return "no shard is known yet"
+        for shard in status["shards"]:
+            limbo = _limbo(shard)
+            if limbo and not self.config.failure_handlers:
+                if accept_limbo:
+                    continue
+                raise UnavailableError(
+                    f"{' and '.join(limbo)} did not shut down cleanly, or without all of its files"
+                    " now, and may have lost acknowledged records; without a failure handler no"
+                    " shard is recovered: put missing files back, or start a new data directory"
+                )
+            absent = [
+                f"{replica['name']} is {replica['state']}"
+                for replica in shard["replicas"]
+                if replica["state"] != "up"
+            ]
+            if absent or shard["state"] != "live":
+                return f"shard {shard['id']} is {shard['state']}, {', '.join(absent)}".rstrip(", ")
+        return ""
+
     @property
     def _directory(self) -> Path:
         return self._supervisor.directory
 
 
-def _what_is_missing(status: dict[str, Any] | None, *, accept_limbo: bool) -> str:
-    """Return what still keeps the cluster from being live, or ""."""
-    if status is None:
-        return "the membership service does not answer"
-    for node in status["mms"]:
-        if node["state"] != "up":
-            return f"{node['name']} is {node['state']}"
-    for node in status["failure_handlers"]:
-        if node["state"] != "up":
-            return f"failure handler {node['name']} is {node['state']}"
-    if not status["shards"]:
-        return "no shard is known yet"
-    for shard in status["shards"]:
-        states = {replica["name"]: replica["state"] for replica in shard["replicas"]}
-        limbo = [name for name, state in states.items() if state == "limbo"]
-        if limbo and not accept_limbo:
-            raise UnavailableError(
-                f"{' and '.join(limbo)} did not shut down cleanly, or without all of its files now,"
-                " and may have lost acknowledged records; this version cannot recover a shard: put"
-                " missing files back, or start a new data directory"
-            )
-        if limbo:
-            continue
-        for name, state in states.items():
-            if state != "up":
-                return f"{name} is {state}"
-        if shard["state"] != "live":
-            return f"shard {shard['id']} is {shard['state']}"
-    return ""
+def _is_recovering(status: dict[str, Any]) -> bool:
+    return any(shard["state"] == "recovering" or _limbo(shard) for shard in status["shards"])
+
+
+def _limbo(shard: dict[str, Any]) -> list[str]:
+    return [replica["name"] for replica in shard["replicas"] if replica["state"] == "limbo"]
 
 
 def _raft(prefix: str, count: int, ports: Iterator[int]) -> tuple[NodeConfig, ...]:

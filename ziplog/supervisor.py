@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.config import load
 from ziplog.errors import UnavailableError
+from ziplog.revival import Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,7 +41,7 @@ _libc: Final = ctypes.CDLL(None)
 
 
 class Supervisor:
-    """The processes of a cluster, one for each node of its file. Not for several threads."""
+    """The processes of a cluster, one for each node of its file. For any thread."""
 
     def __init__(self, directory: Path, *, launcher: Sequence[str] = ()) -> None:
         """Take charge of `directory`, which holds a cluster file. Nothing is started yet.
@@ -61,7 +62,11 @@ class Supervisor:
         self._logs: Final = self.directory / "logs"
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._launcher: Final = tuple(launcher)
+        #: Held by whoever looks at the processes or changes them, also while a process dies.
+        self._guard: Final = threading.RLock()
         self._processes: Final[dict[str, subprocess.Popen[bytes]]] = {}
+        #: When each node's present process was started, in monotonic nanoseconds.
+        self._started: Final[dict[str, int]] = {}
         #: Where the log of each node's present process begins.
         self._log_starts: Final[dict[str, int]] = {}
         self._lock: int | None = _take_lock(self.directory)
@@ -76,24 +81,60 @@ class Supervisor:
         self.stop()
 
     def start(self, name: str) -> None:
-        """Start the process of a node, unless it runs."""
+        """Start the process of a node, unless it runs.
+
+        Raises:
+            ConfigError: there is no such node.
+            UnavailableError: the supervisor was stopped.
+            OSError: the machine cannot start another process now.
+
+        """
         module = self._module(name)
-        if self.is_running(name):
-            return
         arguments = ("--config", str(self._path), "--node", name)
         command = python(module, *arguments, launcher=self._launcher)
-        with (self._logs / f"{name}.log").open("ab") as log:
-            self._log_starts[name] = log.tell()
-            self._processes[name] = _starter.call(lambda: _spawn(command, log.fileno()))
+        with self._guard:
+            if self._lock is None:
+                raise UnavailableError(f"the cluster in {self.directory} was stopped; open it anew")
+            if self.is_running(name):
+                return
+            self._started[name] = time.monotonic_ns()
+            with (self._logs / f"{name}.log").open("ab") as log:
+                self._log_starts[name] = log.tell()
+                self._processes[name] = _starter.call(lambda: _spawn(command, log.fileno()))
+
+    def replace(self, name: str) -> None:
+        """Kill a node (SIGKILL) and start it again; raises what `start` raises."""
+        with self._guard:
+            self.kill(name)
+            self.start(name)
 
     def is_running(self, name: str) -> bool:
         """Whether the node's process was started and has not ended."""
-        process = self._processes.get(name)
-        return process is not None and process.poll() is None
+        with self._guard:
+            process = self._processes.get(name)
+            return process is not None and process.poll() is None
+
+    def processes(self) -> dict[str, Process]:
+        """Return what is known of each process that was started, by node."""
+        with self._guard:
+            return {
+                name: Process(self._started[name], process.poll() is not None)
+                for name, process in self._processes.items()
+            }
 
     def dead(self) -> list[str]:
         """Return the names of the processes that were started and have ended."""
-        return [name for name, process in self._processes.items() if process.poll() is not None]
+        return [name for name, process in self.processes().items() if process.is_dead]
+
+    def how_it_ended(self, name: str) -> str:
+        """Return in words how a dead node's process ended: "ended (signal 9)"."""
+        with self._guard:
+            code = self._processes[name].poll()
+        if code is None:
+            return "runs"
+        if code < 0:
+            return f"ended (signal {-code})"
+        return f"ended (exit code {code}; its log ends: {self.log_tail(name)})"
 
     def pid(self, name: str) -> int:
         """Return the process id of a running node.
@@ -108,16 +149,18 @@ class Supervisor:
     def kill(self, name: str) -> None:
         """End a node without a chance to say goodbye (SIGKILL). Nothing happens if it is dead."""
         self._module(name)
-        process = self._processes.get(name)
-        if process is not None:
-            process.kill()
-            process.wait()
+        with self._guard:
+            process = self._processes.get(name)
+            if process is not None:
+                process.kill()
+                process.wait()
 
     def pause(self, name: str) -> None:
         """Freeze a running node (SIGSTOP); returns when it stands still."""
-        process = self._running(name)
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        with self._guard:
+            process = self._running(name)
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self, name: str) -> None:
         """Let a frozen node go on (SIGCONT)."""
@@ -134,6 +177,14 @@ class Supervisor:
             The names of those that had to be killed, `timeout_s` after they were asked to stop.
 
         """
+        with self._guard:
+            killed = self._end_all(timeout_s)
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
+            return killed
+
+    def _end_all(self, timeout_s: float) -> list[str]:
         killed = []
         for process in self._processes.values():
             # A frozen process takes its SIGTERM only once it goes on.
@@ -148,16 +199,14 @@ class Supervisor:
                 process.kill()
                 process.wait()
         self._processes.clear()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
         return killed
 
     def _running(self, name: str) -> subprocess.Popen[bytes]:
         self._module(name)
-        if not self.is_running(name):
-            raise UnavailableError(f"{name} does not run; restart it first")
-        return self._processes[name]
+        with self._guard:
+            if not self.is_running(name):
+                raise UnavailableError(f"{name} does not run; restart it first")
+            return self._processes[name]
 
     def _module(self, name: str) -> str:
         node = self.config.node(name)

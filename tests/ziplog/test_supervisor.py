@@ -4,68 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.ziplog.nodes import IDLE, exists, make, ready, rewrite, wait_until
 from ziplog import supervisor
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.supervisor import CLUSTER_FILE, Supervisor, log_tail, running_pid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-IDLE = """
-import signal, sys
-print("ready", *sys.argv[1:], flush=True)
-while True:
-    signal.pause()
-"""
-STUBBORN = f"""
-import signal
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-{IDLE}
-"""
 
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data directory with a cluster file, and servers that only wait."""
-    for package, source in (("mms", IDLE), ("failure_handler", IDLE), ("shard", STUBBORN)):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").touch()
-        (tmp_path / package / "__main__.py").write_text(source)
+    make(tmp_path)
     monkeypatch.setattr(supervisor, "_PACKAGE_ROOT", tmp_path)
-    config = ClusterConfig(
-        name="demo",
-        data_dir=tmp_path,
-        f=0,
-        mms=(NodeConfig("mms-0", "127.0.0.1", 7400, 7401),),
-        failure_handlers=(NodeConfig("fh-0", "127.0.0.1", 7403, 7404),),
-        shards=(ShardConfig(0, (NodeConfig("shard-0-0", "127.0.0.1", 7402),)),),
-    )
-    (tmp_path / CLUSTER_FILE).write_text(dump(config))
     return tmp_path
-
-
-def wait_until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def ready(running: Supervisor, name: str) -> int:
-    running.start(name)
-    wait_until(lambda: "ready" in running.log_tail(name))
-    return running.pid(name)
-
-
-def exists(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def test_a_node_is_told_its_file_and_name(directory: Path) -> None:
@@ -97,11 +50,13 @@ def test_a_running_node_is_not_started_twice(directory: Path) -> None:
 def test_the_log_of_an_earlier_process_is_not_blamed_on_this_one(directory: Path) -> None:
     with Supervisor(directory) as running:
         ready(running, "mms-0")
-    (directory / "mms" / "__main__.py").write_text("raise SystemExit(3)")
+    rewrite(directory, "mms", "raise SystemExit(3)")
     with Supervisor(directory) as running:
         running.start("mms-0")
         wait_until(lambda: running.dead() == ["mms-0"])
         assert running.log_tail("mms-0") == "(empty log)"
+        said = "ended (exit code 3; its log ends: (empty log))"
+        assert running.how_it_ended("mms-0") == said
 
 
 def test_a_killed_node_is_dead_until_it_is_started(directory: Path) -> None:
@@ -112,11 +67,31 @@ def test_a_killed_node_is_dead_until_it_is_started(directory: Path) -> None:
         running.kill("mms-0")
         assert not exists(pid)
         assert running.dead() == ["mms-0"]
+        assert running.how_it_ended("mms-0") == "ended (signal 9)"
         for act in (running.pid, running.pause, running.resume):
             with pytest.raises(UnavailableError, match="mms-0 does not run"):
                 act("mms-0")
         running.start("mms-0")
         assert running.dead() == []
+
+
+def test_a_node_is_replaced_in_one_step_and_its_age_is_known(directory: Path) -> None:
+    with Supervisor(directory) as running:
+        pid = ready(running, "mms-0")
+        before = running.processes()["mms-0"]
+        running.pause("mms-0")
+        running.replace("mms-0")
+        assert not exists(pid)
+        after = running.processes()["mms-0"]
+        assert (before.is_dead, after.is_dead) == (False, False)
+        assert before.started < after.started
+
+
+def test_nothing_is_started_in_a_directory_that_was_given_up(directory: Path) -> None:
+    running = Supervisor(directory)
+    running.stop()
+    with pytest.raises(UnavailableError, match="was stopped"):
+        running.start("mms-0")
 
 
 def test_stop_ends_the_frozen_and_kills_the_stubborn(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ziplog.cli.options import DataDir, Timeout, say
-from ziplog.config import Durability, load
+from ziplog.config import ClusterConfig, Durability, load
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
 from ziplog.supervisor import CLUSTER_FILE, environment, log_tail, python, running_pid
@@ -27,9 +28,6 @@ _LEVELS: Final = {
     " and on disk within {flush} ms",
     "disk": "an insert is done when all {n} servers of its shard hold it on disk",
 }
-#: A node that ends is started again after so long, doubled each time up to the last, in seconds.
-_REVIVE_S: Final = (1.0, 32.0)
-_POLL_S: Final = 0.25
 _SUPERVISOR_LOG: Final = "supervisor"
 
 Shards = Annotated[int | None, typer.Option("--shards", min=1, help="Shards. [default: 2]")]
@@ -73,7 +71,8 @@ def up(
 ) -> None:
     """Start a cluster on this machine, or the one that is in the directory already.
 
-    Runs until Ctrl-C or `ziplog down`; prints the endpoint once the cluster is live.
+    Starts processes that die again, and kills storage servers that the failure handler cannot
+    reach. Runs until Ctrl-C or `ziplog down`; prints the endpoint once the cluster is live.
     """
     asked = {
         "shards": shards,
@@ -92,12 +91,15 @@ def up(
     # Until the cluster is live, being asked to stop interrupts whatever is going on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = {"port": _FIRST_PORT, **given}
-    with Cluster(data_dir, timeout=timeout, accept_limbo=True, **options) as cluster:
+    logging.getLogger("ziplog").addHandler(_Tell(logging.WARNING))
+    with Cluster(
+        data_dir, timeout=timeout, accept_limbo=True, supervise=True, **options
+    ) as cluster:
         stopped = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())
         _announce(cluster)
-        _watch(cluster, stopped)
+        stopped.wait()
         say("stopping")
 
 
@@ -139,35 +141,30 @@ def _refuse_contradictions(data_dir: Path, given: dict[str, Any]) -> None:
             raise ConfigError(option, value, allowed, str(path))
 
 
+class _Tell(logging.Handler):
+    """Tells the person at the terminal what is logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it."""
+        say(record.getMessage())
+
+
 def _announce(cluster: Cluster) -> None:
     config = cluster.config
-    count = config.f + 1
-    level = _LEVELS[config.durability].format(n=count, flush=config.flush_interval_ms)
     say(
         f"cluster {config.name!r} is live at {cluster.endpoint}:"
-        f" {len(config.shards)} shards x {count} replicas,"
-        f" durability {config.durability}: {level}. Ctrl-C stops it."
+        f" {len(config.shards)} shards x {config.f + 1} replicas, {_durability(config)}."
+        " Ctrl-C stops it."
     )
     sys.stdout.write(f"{cluster.endpoint}\n")
     sys.stdout.flush()
 
 
-def _watch(cluster: Cluster, stopped: threading.Event) -> None:
-    """Start dead nodes again, ever more slowly, until `stopped`."""
-    pause, longest = _REVIVE_S
-    quiet_since = time.monotonic()
-    while not stopped.wait(_POLL_S):
-        dead = cluster.dead()
-        if not dead:
-            if time.monotonic() - quiet_since > 2 * longest:
-                pause = _REVIVE_S[0]
-            continue
-        say(f"{', '.join(dead)} ended; starting again in {pause:g} s")
-        if stopped.wait(pause):
-            return
-        for name in dead:
-            cluster.restart(name)
-        pause, quiet_since = min(2 * pause, longest), time.monotonic()
+def _durability(config: ClusterConfig) -> str:
+    """Return the level and what it means."""
+    level = _LEVELS[config.durability]
+    means = level.format(n=config.f + 1, flush=config.flush_interval_ms)
+    return f"durability {config.durability}: {means}"
 
 
 def _detach(data_dir: Path, given: dict[str, Any], timeout: float) -> None:
@@ -198,7 +195,7 @@ def _detach(data_dir: Path, given: dict[str, Any], timeout: float) -> None:
         raise UnavailableError(said.removeprefix("ziplog: error: "))
     config = load(data_dir / CLUSTER_FILE)
     say(
-        f"cluster {config.name!r} runs in the background (process {process.pid}), durability"
-        f" {config.durability}; stop it with: ziplog down --data-dir {data_dir}"
+        f"cluster {config.name!r} runs in the background (process {process.pid}),"
+        f" {_durability(config)}; stop it with: ziplog down --data-dir {data_dir}"
     )
     sys.stdout.write(endpoint)

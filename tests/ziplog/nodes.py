@@ -1,0 +1,66 @@
+"""A data directory whose nodes are processes that do nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
+from ziplog.supervisor import CLUSTER_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ziplog.supervisor import Supervisor
+
+IDLE = """
+import signal, sys
+print("ready", *sys.argv[1:], flush=True)
+while True:
+    signal.pause()
+"""
+STUBBORN = f"""
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+{IDLE}
+"""
+
+
+def make(directory: Path, *, handler_port: int = 7403) -> None:
+    """Write a cluster file, and servers that only wait."""
+    for package, source in (("mms", IDLE), ("failure_handler", IDLE), ("shard", STUBBORN)):
+        (directory / package).mkdir()
+        (directory / package / "__init__.py").touch()
+        rewrite(directory, package, source)
+    config = ClusterConfig(
+        name="demo",
+        data_dir=directory,
+        f=0,
+        mms=(NodeConfig("mms-0", "127.0.0.1", 7400, 7401),),
+        failure_handlers=(NodeConfig("fh-0", "127.0.0.1", handler_port, 7404),),
+        shards=(ShardConfig(0, (NodeConfig("shard-0-0", "127.0.0.1", 7402),)),),
+    )
+    (directory / CLUSTER_FILE).write_text(dump(config))
+
+
+def rewrite(directory: Path, package: str, source: str) -> None:
+    """Let the nodes of this package be another program from their next start on."""
+    (directory / package / "__main__.py").write_text(source)
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def ready(running: Supervisor, name: str) -> int:
+    running.start(name)
+    wait_until(lambda: "ready" in running.log_tail(name))
+    return running.pid(name)
+
+
+def exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

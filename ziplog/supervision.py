@@ -1,0 +1,120 @@
+"""Keeps a cluster's processes alive: a thread beside a supervisor.
+
+It looks at the processes ten times a second and asks the failure handlers which nodes they miss;
+`ziplog.revival` says what follows. Every node that it starts or kills is logged as a warning. Rule:
+all that it does goes through the supervisor's lock. Invariant: after `stop` it does nothing more.
+See docs/protocol.md, section 11 (joining).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from ziplog.errors import ProtocolError
+from ziplog.revival import Death, Revival
+from ziplog.runtime.transport import Transport
+from ziplog.wire import Orders, OrdersQuery, decode, encode
+
+if TYPE_CHECKING:
+    from ziplog.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+_S: Final = 1_000_000_000
+_LOOK_NS: Final = _S // 10
+#: The failure handlers are asked so often, or with every look while something is amiss.
+_CALM_NS: Final = _S // 2
+
+
+class Supervision:
+    """Starts what is dead and kills what the failure handler cannot reach, until `stop`."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        """Begin.
+
+        Args:
+            supervisor: whose processes these are; it must not be stopped before this is.
+
+        """
+        self._supervisor: Final = supervisor
+        self._revival: Final = Revival()
+        self._transport: Final = Transport()
+        self._handlers: Final = [
+            handler.name.encode() for handler in supervisor.config.failure_handlers
+        ]
+        for handler in supervisor.config.failure_handlers:
+            self._transport.connect(handler.name.encode(), handler.endpoint)
+        self._request = 0
+        self._asked = -_CALM_NS
+        self._stopped: Final = threading.Event()
+        self._thread: Final = threading.Thread(
+            target=self._run, name="ziplog-supervision", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it; returns when the last thing that it does is done. Idempotent."""
+        self._stopped.set()
+        self._transport.wake()
+        self._thread.join()
+        self._transport.close()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._revive()
+            self._ask()
+            self._transport.wait(_LOOK_NS)
+            self._take()
+
+    def _revive(self) -> None:
+        supervisor = self._supervisor
+        for found in self._revival.look(supervisor.processes(), time.monotonic_ns()):
+            if isinstance(found, Death):
+                how = supervisor.how_it_ended(found.node)
+                log.warning("%s %s; starting again in %g s", found.node, how, found.pause_ns / _S)
+                continue
+            try:
+                supervisor.start(found.node)
+            except OSError as error:
+                log.warning("%s cannot be started: %s", found.node, error)
+
+    def _ask(self) -> None:
+        now = time.monotonic_ns()
+        if now - self._asked < (_LOOK_NS if self._revival.is_amiss else _CALM_NS):
+            return
+        self._asked = now
+        self._request += 1
+        # Cluster 0: a supervisor does not know the number. All are asked; only the leader answers.
+        query = encode(OrdersQuery(0, self._request))
+        for handler in self._handlers:
+            self._transport.send(handler, query)
+
+    def _take(self) -> None:
+        while (received := self._transport.receive()) is not None:
+            source, frame = received
+            try:
+                message = decode(frame)
+            except ProtocolError as error:
+                log.warning("%s sent no message: %s", source.decode(errors="replace"), error)
+                continue
+            # An answer to an earlier question may be older than what is known by now.
+            if isinstance(message, Orders) and message.request == self._request:
+                self._obey(message)
+
+    def _obey(self, message: Orders) -> None:
+        supervisor = self._supervisor
+        recoveries = {order.node: order.recovery for order in message.orders}
+        now = time.monotonic_ns()
+        for name in self._revival.ordered(recoveries, supervisor.processes(), now):
+            log.warning(
+                "%s runs, but cannot be reached; killing it and starting it again for recovery %d",
+                name,
+                recoveries[name],
+            )
+            try:
+                supervisor.replace(name)
+            except OSError as error:
+                log.warning("%s cannot be started: %s", name, error)

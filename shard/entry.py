@@ -29,6 +29,16 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     digest: Digest
 
 
+def mark_of_reset(mark: Mark, fseq: int, gsn: int) -> Mark:
+    """Return a mark as it is once the log begins anew after `fseq`, at `gsn` (`Store.reset`)."""
+    return msgspec.structs.replace(
+        mark,
+        stable=max(mark.stable, fseq),
+        frontier=max(mark.frontier, gsn),
+        trim=max(mark.trim, gsn),
+    )
+
+
 class Table(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
     """What the sessions hold at this place of the log. Takes no stream position either."""
 

@@ -1,7 +1,8 @@
 """Processes that stop, die, freeze, forget or run out of disk while clients insert.
 
 What holds throughout: an acknowledged record is in the log exactly once, one whose outcome is
-unknown at most once, and nothing hangs.
+unknown at most once, and nothing hangs. These clusters have no failure handler: what is dead stays
+dead, and what is in limbo stays in limbo.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def log_text(cluster: Cluster, name: str) -> str:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """For tests after which everything is as it was."""
-    with Cluster(tmp_path_factory.mktemp("restart"), shards=2) as running:
+    with Cluster(tmp_path_factory.mktemp("restart"), shards=2, failure_handlers=0) as running:
         yield running
 
 
@@ -225,7 +226,10 @@ def test_nobodys_insert_fails_while_the_membership_service_is_dead(
 
 
 def test_a_group_of_three_goes_on_without_one(tmp_path: Path) -> None:
-    with Cluster(tmp_path, shards=1, mms=3) as cluster, cluster.connect() as log:
+    with (
+        Cluster(tmp_path, shards=1, mms=3, failure_handlers=0) as cluster,
+        cluster.connect() as log,
+    ):
         (leader,) = [node["name"] for node in log.cluster()["mms"] if node["leader"]]
         with Load(cluster, pinned(0), timeout=5.0) as load:
             cluster.kill(leader)
@@ -255,7 +259,7 @@ def test_a_group_of_three_goes_on_without_one(tmp_path: Path) -> None:
 
 @pytest.fixture
 def doomed(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, shards=2) as running:
+    with Cluster(tmp_path, shards=2, failure_handlers=0) as running:
         yield running
 
 
@@ -374,7 +378,7 @@ def free_bytes(path: Path) -> int:
 )
 def test_a_full_disk(tmp_path: Path, small_disk: Path, durability: Any, reserve: int) -> None:
     directory = tmp_path / "data"
-    with Cluster(directory, shards=1, durability=durability):
+    with Cluster(directory, shards=1, durability=durability, failure_handlers=0):
         pass
     for name in ("shard-0-0", "shard-0-1"):
         shutil.rmtree(directory / name)

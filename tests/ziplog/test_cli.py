@@ -30,7 +30,11 @@ STATUS = {
     "mms": [
         {"name": "mms-0", "endpoint": "127.0.0.1:1", "pid": 1, "leader": True, "state": "up"},
     ],
-    "failure_handlers": [],
+    "failure_handlers": [
+        {"name": "fh-0", "endpoint": "127.0.0.1:5", "pid": 5, "leader": True, "state": "up"},
+        {"name": "fh-1", "endpoint": "127.0.0.1:6", "pid": 6, "leader": False, "state": "down"},
+    ],
+    "losses": [],
     "shards": [
         {
             "id": 0,
@@ -203,8 +207,33 @@ def test_status_json_is_the_document(log: FakeLog) -> None:
 
 
 def test_status_is_a_table_for_people(log: FakeLog) -> None:
-    table = run("status").stdout
-    assert all(word in table for word in ("mms-0", "shard-0-0", "primary", "memory"))
+    result = run("status")
+    assert (result.exit_code, result.stderr) == (0, "")
+    first, *rows = result.stdout.splitlines()
+    assert "demo: durability memory, epoch 812" in first
+    for name, role in (("fh-0", "handler leader"), ("fh-1", "handler"), ("shard-0-0", "primary")):
+        assert [cell.strip() for row in rows if name in row for cell in row.split("│")[1:3]] == [
+            name,
+            role,
+        ]
+    assert "view 1" in result.stdout
+    assert "lost" not in result.stdout
+    assert "recovering" not in result.stdout
+
+
+def test_status_says_what_recovers_and_what_may_be_lost(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recovering = {**STATUS["shards"][0], "state": "recovering", "view": 4}  # type: ignore[index]
+    losses = [{"shard": n, "start": 10, "stop": 20, "epochs": [n, 9]} for n in range(7)]
+    monkeypatch.setattr(
+        log, "cluster", lambda: {**STATUS, "shards": [recovering], "losses": losses}
+    )
+    told = run("status").stdout
+    assert "shard 0 is recovering" in told
+    assert "shard 6 may have lost records: positions 10 to 19, epochs 6 to 9\n" in told
+    assert [n for n in range(7) if f"shard {n} may have lost" in told] == [2, 3, 4, 5, 6]
+    assert "and 2 earlier losses" in told
 
 
 def test_the_bootstrap_comes_from_the_option_or_the_environment(log: FakeLog) -> None:

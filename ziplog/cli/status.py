@@ -8,13 +8,15 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
 
 _WATCH_S: Final = 1.0
+#: So many of the last losses stand below the table.
+_LOSSES_SHOWN: Final = 5
 
 
 def status(
@@ -24,7 +26,7 @@ def status(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Show epoch, shards and nodes; --json prints the status document."""
+    """Show durability, epoch, nodes, shards and possible losses; --json: the status document."""
     with connect(bootstrap, timeout) as log:
         if not watch:
             _print(log.cluster(), json=json)
@@ -34,17 +36,36 @@ def status(
                 _print(log.cluster(), json=json)
                 sys.stdout.flush()
                 time.sleep(_WATCH_S)
-        with Live(_table(log.cluster()), auto_refresh=False) as live:
+        with Live(_view(log.cluster()), auto_refresh=False) as live:
             while True:
                 time.sleep(_WATCH_S)
-                live.update(_table(log.cluster()), refresh=True)
+                live.update(_view(log.cluster()), refresh=True)
 
 
 def _print(document: dict[str, Any], *, json: bool) -> None:
     if json:
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
     else:
-        Console(file=sys.stdout, highlight=False).print(_table(document))
+        Console(file=sys.stdout, highlight=False).print(_view(document))
+
+
+def _view(document: dict[str, Any]) -> Group:
+    """Return the document for people: a table, and what needs attention."""
+    lines = [
+        f"shard {shard['id']} is recovering: it takes no records until all its servers are back"
+        for shard in document["shards"]
+        if shard["state"] == "recovering"
+    ]
+    losses = document.get("losses", [])  # A service of the first version names none.
+    for loss in losses[-_LOSSES_SHOWN:]:
+        first, last = loss["epochs"]
+        lines.append(
+            f"shard {loss['shard']} may have lost records: positions {loss['start']} to"
+            f" {loss['stop'] - 1}, epochs {first} to {last}"
+        )
+    if len(losses) > _LOSSES_SHOWN:
+        lines.append(f"and {len(losses) - _LOSSES_SHOWN} earlier losses: --json shows all")
+    return Group(_table(document), *lines)
 
 
 def _table(document: dict[str, Any]) -> Table:
@@ -57,8 +78,8 @@ def _table(document: dict[str, Any]) -> Table:
         role = "mms leader" if node["leader"] else "mms"
         table.add_row(node["name"], role, node["state"], node["endpoint"], str(node["pid"]), "")
     for node in document["failure_handlers"]:
-        row = (node["name"], "failure handler", node["state"], node["endpoint"], str(node["pid"]))
-        table.add_row(*row, "")
+        role = "handler leader" if node["leader"] else "handler"
+        table.add_row(node["name"], role, node["state"], node["endpoint"], str(node["pid"]), "")
     for shard in document["shards"]:
         about = (
             f"{shard['id']} {shard['state']}, view {shard['view']}, {shard['rate_per_s']}/s,"

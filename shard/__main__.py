@@ -99,6 +99,8 @@ def replica_config(config: ClusterConfig, name: str) -> ReplicaConfig:
             max_unsettled_units=config.max_unsettled_units,
         ),
         session_timeout_s=config.session_timeout_s,
+        handlers=_addresses(config.failure_handlers),
+        suspicion_ms=config.suspicion_ms,
     )
 
 

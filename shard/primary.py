@@ -13,7 +13,7 @@ from collections import OrderedDict
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from shard.entry import Mark
+from shard.entry import Mark, Table
 from shard.stream import STREAM_FLOWS_NS
 from ziplog.wire import Expire, Forward, Frontier, LeaseQuery, Place, Report, Resend, Skip, Synced
 
@@ -123,7 +123,7 @@ class Primary:
         self._gathered = [
             _without_body(d) if type(d) is Place else d
             for d in (entry.decision for entry in self._state.stream.window)
-            if not isinstance(d, Mark)
+            if not isinstance(d, Mark | Table)
         ]
         self._is_urgent = True
 
@@ -483,7 +483,7 @@ class Primary:
         size = 0
         for entry in self._state.stream.after(first - 1)[:MAX_FORWARD_DECISIONS]:
             decision = entry.decision
-            assert not isinstance(decision, Mark), "a mark takes no position of the stream"
+            assert not isinstance(decision, Mark | Table), "a mark takes no position of the stream"
             if type(decision) is Place:
                 if len(decisions) < bodies:
                     size += len(decision.body or b"")

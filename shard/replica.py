@@ -21,7 +21,7 @@ from crc32c import crc32c
 from shard.admission import accepts, take
 from shard.backup import Backup
 from shard.checkpoint import save, start
-from shard.entry import Entry, Mark
+from shard.entry import Entry, Mark, Table
 from shard.epochs import LeaseConflictError
 from shard.health import STALE_NS, Health
 from shard.heartbeat import Heart
@@ -442,6 +442,9 @@ class Replica:
             marked[2], last.digest if last else NO_DIGEST,
         )  # fmt: skip
         state.out.append(Persist(Entry(0, state.view, mark)))
+        if state.bytes_since_table > TABLE_BYTES:
+            state.bytes_since_table = 0
+            state.out.append(Persist(Entry(0, state.view, Table(state.sessions.tables()))))
 
     def _persisted(self, fseq: int) -> None:
         self._state.persisted = max(self._state.persisted, fseq)

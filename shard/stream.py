@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ziplog.wire import Place, Skip
 
 if TYPE_CHECKING:
-    from shard.entry import Entry, Mark
+    from shard.entry import Entry, Mark, Table
     from ziplog.wire import Decision
 
 
@@ -23,7 +23,7 @@ def end_of(entry: Entry, before: int) -> int:
     return end_after(entry.decision, before)
 
 
-def end_after(decision: Decision | Mark, before: int) -> int:
+def end_after(decision: Decision | Mark | Table, before: int) -> int:
     """Return the gsn below which all owned positions are decided after a decision."""
     if type(decision) is Place:
         return decision.gsns[-1] + 1

@@ -17,8 +17,8 @@ from tests.world import (
     Probe,
     S,
     World,
-    address,
     add_shard,
+    address,
     first_lease,
     grant,
     insert,
@@ -120,6 +120,14 @@ def recover(world: World, survivor: str, *others: str, view: int = 2, f: int = 1
     return frozen
 
 
+def crash(world: World, name: str, f: int = 1) -> None:
+    """Restart a server without a checkpoint; the membership service tells it where it is."""
+    world.restart(name, clean=False)
+    message = wire.LeaseAnnounced(CLUSTER, [run_of(LEASE)], 0, placements(1, f), 0)
+    world.send("mms-0", name, message, reply=True)
+    world.run(1 * MS)
+
+
 def log(world: World, name: str) -> list[Entry]:
     """Return a server's log as it is, not as it once was."""
     store = world.stores[name]
@@ -165,7 +173,7 @@ def test_server_that_stood_still_accuses_nobody() -> None:
 def test_peer_in_limbo_is_suspected_at_once() -> None:
     world = start()
     world.run(100 * MS)
-    world.restart(BACKUP, clean=False)
+    crash(world, BACKUP)
     world.run(400 * MS)
     told = {(m.node, m.state, tuple(m.suspects)) for m in heard(world, wire.Suspect)}
     assert (PRIMARY, "up", (1,)) in told
@@ -282,7 +290,7 @@ def test_shard_goes_on_in_the_next_view_with_everything_it_had() -> None:
     world = start()
     for seq in range(1, 4):
         send(world, insert(seq), PRIMARY, BACKUP)
-    world.restart(PRIMARY, clean=False)
+    crash(world, PRIMARY)
     send(world, insert(4), BACKUP)
     before = {place.seq: place.gsns for place in places(world, BACKUP)}
     recover(world, BACKUP, PRIMARY)
@@ -305,7 +313,7 @@ def test_retry_in_the_new_view_returns_the_position_that_the_record_has() -> Non
     send(world, insert(2), BACKUP)
     was = {seq: gsns for seq, server, gsns in acks(world) if server == 1}
     world.paused.clear()
-    world.restart(PRIMARY, clean=False)
+    crash(world, PRIMARY)
     recover(world, BACKUP, PRIMARY)
     for seq in (1, 2):
         send(world, insert(seq, view=2), PRIMARY, BACKUP)
@@ -320,7 +328,7 @@ def test_what_only_the_dead_server_held_is_placed_anew() -> None:
     send(world, insert(1), PRIMARY)
     (was,) = [gsns for _, _, gsns in acks(world)]
     world.paused.clear()
-    world.restart(PRIMARY, clean=False)
+    crash(world, PRIMARY)
     replica(world, BACKUP)._state.sessions.by_client.clear()
     frozen = promise(world, BACKUP)
     assert frozen.rolled_forward == 0
@@ -347,10 +355,12 @@ def test_log_that_was_not_chosen_is_cut_off() -> None:
     assert ahead == [1, 2, 3, 4, 5]
     world._queue.clear()
     world.paused.clear()
-    world.restart(PRIMARY, clean=False)
+    crash(world, PRIMARY)
     recover(world, BACKUP, PRIMARY)
     assert log(world, PRIMARY) == log(world, BACKUP)
-    assert [p.decision.seq for p in log(world, PRIMARY) if isinstance(p.decision, wire.Place)] == [1]
+    assert [p.decision.seq for p in log(world, PRIMARY) if isinstance(p.decision, wire.Place)] == [
+        1
+    ]
 
 
 def test_lost_data_directory_is_filled_again() -> None:
@@ -358,7 +368,7 @@ def test_lost_data_directory_is_filled_again() -> None:
     for seq in range(1, 30):
         send(world, insert(seq, size=3000, done_below=max(seq - 5, 1)), PRIMARY, BACKUP)
     world.stores[BACKUP] = MemoryStore()
-    world.restart(BACKUP, clean=False)
+    crash(world, BACKUP)
     recover(world, PRIMARY, BACKUP)
     assert log(world, BACKUP) == log(world, PRIMARY)
     states = [replica(world, name)._state for name in (PRIMARY, BACKUP)]
@@ -374,7 +384,7 @@ def test_lost_data_directory_is_filled_from_the_trim_point_on() -> None:
     grant(world, LEASE, 1, trim=gsns[20])
     world.run(5 * MS)
     world.stores[BACKUP] = MemoryStore()
-    world.restart(BACKUP, clean=False)
+    crash(world, BACKUP)
     recover(world, PRIMARY, BACKUP)
     send(world, wire.Read(CLUSTER, 0, 2, 1, gsns[3]), BACKUP)
     send(world, wire.Read(CLUSTER, 0, 2, 2, gsns[25]), BACKUP)
@@ -402,7 +412,7 @@ def test_server_that_would_have_to_drop_what_was_stable_stops() -> None:
 def test_other_log_than_the_decided_one_stops_the_server() -> None:
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
-    world.restart(PRIMARY, clean=False)
+    crash(world, PRIMARY)
     frozen = promise(world, BACKUP)
     order(world, decision(replace(frozen, digest=b"y" * 16)), PRIMARY)
     order(world, decision(frozen), BACKUP)
@@ -413,11 +423,11 @@ def test_other_log_than_the_decided_one_stops_the_server() -> None:
 def test_second_recovery_starts_from_the_first_ones_view() -> None:
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
-    world.restart(PRIMARY, clean=False)
+    crash(world, PRIMARY)
     recover(world, BACKUP, PRIMARY)
     send(world, insert(2, view=2), PRIMARY, BACKUP)
     world.run(50 * MS)
-    world.restart(BACKUP, clean=False)
+    crash(world, BACKUP)
     frozen = promise(world, PRIMARY, 9, 2)
     order(world, decision(frozen), PRIMARY, BACKUP)
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 1 * S)
@@ -436,7 +446,7 @@ def test_attempt_that_was_not_decided_is_cut_off_by_the_one_that_was() -> None:
     assert abandoned.rolled_forward == 1
     frozen = promise(world, THIRD, 3)
     world.paused.clear()
-    world.restart(PRIMARY, clean=False)
+    crash(world, PRIMARY, f=2)
     order(world, decision(frozen), PRIMARY, BACKUP, THIRD)
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP, THIRD), 2 * S)
     begin(world, 3, f=2)
@@ -452,7 +462,7 @@ def test_all_in_limbo_the_longest_log_is_taken_up() -> None:
     world.run(100 * MS)
     was = {place.seq: place.gsns for place in places(world, PRIMARY)}
     for name in (PRIMARY, BACKUP):
-        world.restart(name, clean=False)
+        crash(world, name)
     world.run(50 * MS)
     recover(world, PRIMARY, BACKUP)
     for seq in range(1, 8):
@@ -580,7 +590,7 @@ def test_both_copies_of_everything_are_harmless() -> None:
     world = start()
     world.link.repeat = lambda: True
     send(world, insert(1), PRIMARY, BACKUP)
-    world.restart(PRIMARY, clean=False)
+    crash(world, PRIMARY)
     frozen = recover(world, BACKUP, PRIMARY)
     before = [log(world, name) for name in (PRIMARY, BACKUP)]
     order(world, freeze(), PRIMARY, BACKUP)

@@ -187,7 +187,7 @@ def test_window_of_unsettled_units_is_bounded() -> None:
 
 
 def test_number_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_SESSIONS", 2)
+    monkeypatch.setattr("shard.replica.MAX_SESSIONS", 2)
     world = calm_world()
     for client in (b"a", b"b", b"c", b"a"):
         send(world, insert(1, client=client * 16))

@@ -69,7 +69,8 @@ def test_what_is_inserted_is_read_and_delivered(cluster: Cluster) -> None:
 def test_its_nodes_are_those_of_the_status_document(cluster: Cluster) -> None:
     with cluster.connect() as log:
         document = log.cluster()
-    nodes = [*document["mms"], *(n for shard in document["shards"] for n in shard["replicas"])]
+    replicas = [node for shard in document["shards"] for node in shard["replicas"]]
+    nodes = [*document["mms"], *document["failure_handlers"], *replicas]
     assert [node["name"] for node in nodes] == cluster.nodes
     assert {node["name"]: node["pid"] for node in nodes} == {
         name: cluster.pid(name) for name in cluster.nodes
@@ -113,8 +114,10 @@ def test_a_stopped_cluster_leaves_no_process_and_comes_back_with_its_records(
         assert log.insert_after(b"more") > rid
 
 
-def test_a_killed_server_comes_back_in_limbo_and_says_so(tmp_path: Path) -> None:
-    with Cluster(tmp_path, shards=1) as cluster, cluster.connect() as log:
+def test_without_a_failure_handler_a_killed_server_stays_dead_and_then_in_limbo(
+    tmp_path: Path,
+) -> None:
+    with Cluster(tmp_path, shards=1, failure_handlers=0) as cluster, cluster.connect() as log:
         log.insert_after(b"x")
         cluster.kill("shard-0-1")
         assert cluster.dead() == ["shard-0-1"]
@@ -147,7 +150,13 @@ def test_a_port_in_use_is_blamed_and_nothing_stays_behind(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [({"mms": 2}, "1, 3 or 5"), ({"shards": 0}, "at least 1"), ({"durability": "ram"}, "'disk'")],
+    [
+        ({"mms": 2}, "1, 3 or 5"),
+        ({"failure_handlers": 2}, "0, 1, 3 or 5"),
+        ({"failure_handlers": -1}, "0, 1, 3 or 5"),
+        ({"shards": 0}, "at least 1"),
+        ({"durability": "ram"}, "'disk'"),
+    ],
 )
 def test_a_shape_that_no_cluster_has_is_refused(
     tmp_path: Path, arguments: dict[str, object], said: str
@@ -210,7 +219,7 @@ def test_up_starts_the_dead_again_until_it_is_told_to_stop(tmp_path: Path) -> No
             _, told = up.communicate(timeout=60)
     assert up.returncode == 0, told
     assert "durability memory" in told
-    assert "mms-0 ended; starting again" in told
+    assert "mms-0 ended (signal 9); starting again in 0.2 s" in told
 
 
 def mms_pid(endpoint: str) -> int:
@@ -239,7 +248,7 @@ def test_the_command_line_from_up_to_down(tmp_path: Path) -> None:
     up = ziplog_cli("up", "--data-dir", directory, "--shards=1", f"--port={port}", "--detach")
     try:
         assert (up.returncode, up.stdout) == (0, f"127.0.0.1:{port}\n"), up.stderr
-        assert "durability memory" in up.stderr
+        assert "durability memory: an insert is done when all 2 servers" in up.stderr
         bootstrap = f"--bootstrap=127.0.0.1:{port}"
         inserted = ziplog_cli("insert", bootstrap, "--lines", stdin="one\ntwo\nthree\n")
         assert inserted.returncode == 0, inserted.stderr

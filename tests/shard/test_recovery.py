@@ -499,6 +499,16 @@ def test_zombie_primary_neither_completes_an_insert_nor_moves_what_is_stable() -
     assert [(m.answer, m.stable) for m in heard(world, wire.ReadReply, "c")] == [("record", True)]
 
 
+def test_other_views_are_refused_after_a_recovery() -> None:
+    """D1: a copy of the old view that comes late is not placed."""
+    world = start()
+    crash(world, PRIMARY)
+    recover(world, BACKUP, PRIMARY)
+    send(world, insert(1), PRIMARY, BACKUP)
+    assert [m.code for m in heard(world, wire.Refused, "c")] == ["wrong-view", "wrong-view"]
+    assert not places(world, PRIMARY)
+
+
 def test_server_that_stood_still_for_long_tells_nothing_before_it_heard_somebody() -> None:
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)

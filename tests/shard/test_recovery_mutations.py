@@ -1,0 +1,181 @@
+"""Break each rule of a recovery once: the test that holds it must fail.
+
+The first ones are those of which model checking showed that leaving one out loses records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from shard import admission, checkpoint, joining, recovery
+from shard import replica as module
+from shard.health import Health
+from shard.joining import Joining
+from shard.readers import Readers
+from shard.recovery import Recovery
+from shard.replica import Replica
+from shard.sessions import Sessions
+from tests.shard import test_recovery as held
+
+Patch = pytest.MonkeyPatch
+Mutant = Callable[[Patch], None]
+
+
+def without_the_promise(patch: Patch) -> None:
+    """D20: the survivor's state is taken, and it goes on as before."""
+    freeze = Recovery.freeze
+
+    def mutant(self: Recovery, *args: Any) -> bool:
+        done = freeze(self, *args)
+        if done:
+            self._state.state = "up"
+        return done
+
+    patch.setattr(Recovery, "freeze", mutant)
+
+
+def only_what_the_primary_confirmed(patch: Patch) -> None:
+    """D22: promises are not rolled forward."""
+    roll = Recovery._roll_forward
+    patch.setattr(Recovery, "_roll_forward", lambda s, m, _promised, now: roll(s, m, [], now))
+
+
+def restart_in_the_same_view(patch: Patch) -> None:
+    """D2: a server that was frozen goes on from its checkpoint."""
+    save = checkpoint.save
+
+    def mutant(state: Any) -> bytes:
+        was, state.state = state.state, "up"
+        saved = save(state)
+        state.state = was
+        return saved
+
+    patch.setattr(module, "save", mutant)
+
+
+def views_do_not_matter(patch: Patch) -> None:
+    """D1: an insert of an older view is taken."""
+    accepts = admission.accepts
+
+    def mutant(state: Any, route: bytes, message: Any) -> bool:
+        return accepts(state, route, replace(message, view=state.view))
+
+    patch.setattr(module, "accepts", mutant)
+    patch.setattr(Health, "beaten", lambda *_: None)
+    patch.setattr(Replica, "_beat", lambda *_: None)
+
+
+def an_older_recovery_counts(patch: Patch) -> None:
+    """D21: of two recoveries of one view, both may be decided."""
+
+    def mutant(self: Recovery, decision: Any) -> bool:
+        self._state.view, self._state.state = decision.view, "joined"
+        self.entered = decision
+        return True
+
+    patch.setattr(Recovery, "enter", mutant)
+
+
+def sessions_are_forgotten(patch: Patch) -> None:
+    """D9: a copy that comes after the recovery is placed once more."""
+    patch.setattr(Sessions, "install", lambda self, _tables, _now: self.by_client.clear())
+
+
+def an_undecided_log_is_kept(patch: Patch) -> None:
+    """D25: a server keeps what the survivor does not have."""
+    patch.setattr(joining, "_common", lambda _state, after, _view: after)
+
+
+def stable_entries_are_dropped(patch: Patch) -> None:
+    """D43: what was stable is cut off with the rest."""
+
+    def mutant(self: Joining, keep: int) -> None:
+        self._state.store.mark = None
+        self._state.store.truncate(keep)
+        self._after, self._after_view = keep, self._state.store.view_at(keep)
+
+    patch.setattr(Joining, "_cut", mutant)
+
+
+def any_log_will_do(patch: Patch) -> None:
+    patch.setattr(joining, "is_same", lambda *_: True)
+
+
+def told_before_it_is_on_disk(patch: Patch) -> None:
+    persisted = Recovery.persisted
+
+    def mutant(self: Recovery) -> None:
+        self._state.persisted = self._state.stream.last
+        patch.setattr(recovery, "digest_of", lambda _store: bytes(16))
+        persisted(self)
+
+    patch.setattr(Recovery, "persisted", mutant)
+
+
+def survivor_waits_for_nobody(patch: Patch) -> None:
+    patch.setattr(Health, "has_joined", lambda *_: True)
+
+
+def absent_within_the_view(patch: Patch) -> None:
+    """D13: a refusal within a view proves nothing."""
+    locate = Readers.locate
+    patch.setattr(Readers, "locate", lambda self, route, m: locate(self, route, replace(m, view=0)))
+
+
+def silence_of_ones_own_counts(patch: Patch) -> None:
+    patch.setattr(Health, "missed", lambda *_: None)
+    woke = Health.woke
+
+    def mutant(self: Health, now: int, number: int) -> None:
+        self._looked = now
+        woke(self, now, number)
+
+    patch.setattr(Health, "woke", mutant)
+
+
+MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
+    (without_the_promise, held.test_frozen_server_takes_nothing_and_reports_nothing),
+    (
+        only_what_the_primary_confirmed,
+        held.test_survivor_rolls_forward_what_it_acked_and_nothing_more,
+    ),
+    (restart_in_the_same_view, held.test_clean_stop_of_a_frozen_server_ends_in_limbo),
+    (views_do_not_matter, held.test_other_views_are_refused_after_a_recovery),
+    (
+        views_do_not_matter,
+        held.test_zombie_primary_neither_completes_an_insert_nor_moves_what_is_stable,
+    ),
+    (an_older_recovery_counts, held.test_promise_is_kept_for_the_newest_recovery_only),
+    (sessions_are_forgotten, held.test_lost_data_directory_is_filled_again),
+    (
+        sessions_are_forgotten,
+        held.test_retry_in_the_new_view_returns_the_position_that_the_record_has,
+    ),
+    (an_undecided_log_is_kept, held.test_log_that_was_not_chosen_is_cut_off),
+    (
+        an_undecided_log_is_kept,
+        held.test_attempt_that_was_not_decided_is_cut_off_by_the_one_that_was,
+    ),
+    (stable_entries_are_dropped, held.test_server_that_would_have_to_drop_what_was_stable_stops),
+    (any_log_will_do, held.test_other_log_than_the_decided_one_stops_the_server),
+    (told_before_it_is_on_disk, held.test_promise_is_told_only_once_it_is_on_disk),
+    (survivor_waits_for_nobody, held.test_survivor_of_three_waits_for_the_other_one_that_is_there),
+    (absent_within_the_view, held.test_clients_learn_what_became_of_their_inserts),
+    (silence_of_ones_own_counts, held.test_server_that_stood_still_accuses_nobody),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test"), MUTANTS, ids=[f"{m.__name__}-{t.__name__[5:45]}" for m, t in MUTANTS]
+)
+def test_breaking_the_rule_is_noticed(
+    mutant: Mutant, test: Callable[[], None], monkeypatch: Patch
+) -> None:
+    test()
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, KeyError)):
+        test()

@@ -5,13 +5,14 @@
     python scripts/bench.py paths        fast and slow path; share of the fast path over load
     python scripts/bench.py throughput   pipelined insert_many into one shard
     python scripts/bench.py sequential   from insert to delivery at a following subscriber
+    python scripts/bench.py failure      throughput around the kill of a storage server
     python scripts/bench.py idle         CPU of an idle cluster
     python scripts/bench.py mms          the membership service with thousands of emulated shards
     python scripts/bench.py all          everything above
 
 Targets take turns in rounds, so a machine whose speed drifts drifts for all of them; what counts
 are the ratios, each the median over rounds. `--json FILE` keeps the figures, `--picture FILE` (SVG
-or PNG, with matplotlib) draws those of `latency` and `paths`.
+or PNG, with matplotlib) draws those of `latency` and `paths`, or those of `failure`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import failure
 import psutil
 from floors import TcpFloor, ZmqFloor
 from hdrh.histogram import HdrHistogram
@@ -339,6 +341,17 @@ def sequential(count: int) -> Figures:
     return result
 
 
+# --- failure -----------------------------------------------------------------------------------
+
+
+def kills(seconds: float) -> Figures:
+    """Throughput of 6 shards, f=1, around the kill of a backup and of a primary (P6)."""
+    return {
+        role: failure.measure(seconds, shards=6, per_s=100, victim=victim)
+        for role, victim in (("backup", 1), ("primary", 0))
+    }
+
+
 # --- idle --------------------------------------------------------------------------------------
 
 
@@ -382,6 +395,8 @@ def table(name: str, figures: Figures, indent: str = "") -> None:
     """Print figures as indented lines."""
     print(f"{indent}{name}")
     for key, value in figures.items():
+        if key == "windows":
+            continue  # for the picture
         if isinstance(value, dict):
             table(str(key), value, indent + "  ")
         elif isinstance(value, list):
@@ -430,6 +445,7 @@ def main() -> None:
         "paths": lambda scale: paths(max(1.0, 3 * scale)),
         "throughput": lambda scale: throughput(max(2.0, 6 * scale)),
         "sequential": lambda scale: sequential(max(500, int(5000 * scale))),
+        "failure": lambda scale: kills(max(4.0, 6 * scale)),
         "idle": lambda scale: idle(max(3.0, 10 * scale)),
         "mms": lambda scale: membership(max(2.0, 5 * scale)),
     }
@@ -446,7 +462,10 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
     if arguments.picture:
-        draw(results, arguments.picture)
+        if arguments.kind == "failure":
+            failure.draw(results["failure"], arguments.picture)
+        else:
+            draw(results, arguments.picture)
 
 
 if __name__ == "__main__":

@@ -189,10 +189,11 @@ class Replica:
             due = self._role.next_wakeup(self._now)
             if due is not None and due < earliest:
                 earliest = due
-        for due in (
-            self._health.next_wakeup(),
-            self._joining.next_wakeup() if self._joining is not None else None,
-        ):
+        due = self._health.next_wakeup()
+        if due is not None and due < earliest:
+            earliest = due
+        if self._joining is not None:
+            due = self._joining.next_wakeup()
             if due is not None and due < earliest:
                 earliest = due
         return earliest

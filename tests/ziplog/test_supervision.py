@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import pytest
 
 from tests.ziplog.nodes import exists, make, ready, rewrite, wait_until
 from ziplog import revival, supervisor
+from ziplog.errors import UnavailableError
 from ziplog.runtime.transport import Transport
 from ziplog.supervision import Supervision
 from ziplog.supervisor import CLUSTER_FILE, Supervisor
@@ -216,3 +218,30 @@ def test_a_stop_in_the_middle_of_a_start_leaves_no_process(
     stopper.join()
     assert processes_of(directory) == set()
     supervision.stop()
+
+
+def test_many_threads_may_meddle_with_one_node(
+    directory: Path, running: Supervisor, supervision: Supervision
+) -> None:
+    acts = (running.start, running.kill, running.replace, running.pause, running.resume)
+    faults: list[BaseException] = []
+
+    def meddle(seed: int) -> None:
+        choice = random.Random(seed)
+        for _ in range(40):
+            try:
+                choice.choice(acts)("mms-0")
+            except UnavailableError:
+                continue
+            except BaseException as error:  # noqa: BLE001 - told below
+                faults.append(error)
+
+    threads = [threading.Thread(target=meddle, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    supervision.stop()
+    running.stop(timeout_s=0.5)
+    assert processes_of(directory) == set()

@@ -33,6 +33,7 @@ from ziplog.node import (
     Send,
     Wakeup,
 )
+from ziplog.runtime.driver import needs_disk
 from ziplog.view import NO_DIGEST, Lease, Member, Placement, run_of
 from ziplog.view import Replica as Address
 
@@ -159,6 +160,16 @@ class MemoryStore:
         if mark is not None:
             self.mark = mark_of_reset(mark, fseq, gsn)
 
+    def lose(self, appended: int) -> None:
+        """Forget all but the first so many things that were appended: a crash."""
+        history = self.history[:appended]
+        first = next((entry.fseq for entry in self.history if entry.fseq), self.last_fseq + 1)
+        base = self._base
+        MemoryStore.__init__(self)
+        self.last_fseq, self.last_end, self._base = first - 1, base, base
+        for entry in history:
+            self.append(entry)
+
 
 def within(entries: list[Entry], limit_bytes: int) -> list[Entry]:
     """Return the first entries, about so many bytes; at least one if there is any."""
@@ -228,8 +239,11 @@ class World:
         #: What is on its way: when it arrives, a number, to whom, by which route, and the frame.
         self._queue: list[tuple[int, int, str, bytes, bytes]] = []
         self._count = 0
-        #: When a node's store will be flushed.
+        #: When a node's store will be flushed, and how much of what was appended is.
         self._flushes: dict[str, int] = {}
+        self._flushed: dict[str, int] = {}
+        #: What may only be sent once the store is flushed (level `disk`).
+        self._held: dict[str, list[tuple[bytes, wire.Message]]] = {}
         self._configs: dict[str, ReplicaConfig] = {}
 
     def add(self, name: str, node: Node, store: MemoryStore | None = None) -> None:
@@ -253,7 +267,10 @@ class World:
         self._count += 1
         self._queue = [item for item in self._queue if item[2] != name]
         heapq.heapify(self._queue)
+        if not clean and name in self._flushes:
+            self.stores[name].lose(self._flushed.get(name, 0))
         self._flushes.pop(name, None)
+        self._held.pop(name, None)
         replica = Replica(
             self._configs[name], self.stores[name], old.checkpoint() if clean else None,
             limbo=not clean, incarnation=1000 + self._count, now=self.now,
@@ -301,10 +318,10 @@ class World:
     def _carry_out(self, name: str, effect: Effect) -> None:
         match effect:
             case Send(dst, message):
-                self._route(name, dst, message)
+                self._send_or_hold(name, dst, message)
             case Broadcast(dsts, message):
                 for dst in dsts:
-                    self._route(name, dst, message)
+                    self._send_or_hold(name, dst, message)
             case Persist(entry):
                 self.stores[name].append(entry)
                 self._flushes.setdefault(name, self.now + self.flush_ns)
@@ -322,6 +339,14 @@ class World:
                         self._called[name, other] = called
             case Disconnect():
                 pass
+
+    def _send_or_hold(self, name: str, dst: bytes, message: wire.Message) -> None:
+        """At level `disk`, what rests on the disk is said after the flush, as by the driver."""
+        is_dirty = name in self._flushes and self._configs[name].durability == "disk"
+        if is_dirty and needs_disk(message):
+            self._held.setdefault(name, []).append((dst, message))
+        else:
+            self._route(name, dst, message)
 
     # --- time ---
 
@@ -373,6 +398,9 @@ class World:
         for name, at in list(self._flushes.items()):
             if at <= self.now and name not in self.paused:
                 del self._flushes[name]
+                self._flushed[name] = len(self.stores[name].history)
+                for dst, message in self._held.pop(name, []):
+                    self._route(name, dst, message)
                 self._step(name, Persisted(self.stores[name].last_fseq))
         for name, node in self.nodes.items():
             wakeup = node.next_wakeup() if name not in self.paused else None

@@ -291,6 +291,7 @@ def test_trim_is_remembered_before_it_is_confirmed() -> None:
     assert order == ["Persist"]
     assert effects[0].entry.decision.trim == 2  # type: ignore[attr-defined]
     world._carry_out(PRIMARY, effects[0])
+    world.run(1 * MS)
     world.restart(PRIMARY, clean=False)
     send(world, wire.Read(CLUSTER, 0, 1, 1, 1))
     assert probe(world).of(wire.ReadReply)[-1].answer == "trimmed"

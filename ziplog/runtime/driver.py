@@ -38,11 +38,15 @@ from ziplog.node import (
 )
 from ziplog.runtime.tracing import halt
 from ziplog.wire import (
+    Beat,
     Deliver,
     Frontier,
     Heartbeat,
+    Located,
     ReadReply,
     Refused,
+    Suspect,
+    Synced,
     TailReply,
     Trimmed,
     decode,
@@ -63,7 +67,9 @@ _MAX_HELD: Final = 10_000
 _FLUSH_RETRY_NS: Final = 50_000_000
 _COMPLAINT_INTERVAL_NS: Final = 1_000_000_000
 #: Says nothing about what is stored, or only about what is stable, which is on every disk.
-_NEEDS_NO_DISK: Final = (Refused, Heartbeat, Deliver, Trimmed, TailReply, Frontier)
+_NEEDS_NO_DISK: Final = (
+    Refused, Heartbeat, Deliver, Trimmed, TailReply, Frontier, Synced, Located, Beat, Suspect,
+)  # fmt: skip
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _DRAINED: Final = Drained()
@@ -223,7 +229,7 @@ class Driver:
         frame = self._encode(effect.message)
         if frame is None:
             return
-        if self._is_dirty and _needs_disk(effect.message):
+        if self._is_dirty and needs_disk(effect.message):
             self._hold(effect.dst, frame)
         else:
             self._transport.send(effect.dst, frame)
@@ -232,7 +238,7 @@ class Driver:
         frame = self._encode(effect.message)
         if frame is None:
             return
-        is_held = self._is_dirty and _needs_disk(effect.message)
+        is_held = self._is_dirty and needs_disk(effect.message)
         put = self._hold if is_held else self._transport.send
         for dst in effect.dsts:
             put(dst, frame)
@@ -301,7 +307,7 @@ class Driver:
             )
 
 
-def _needs_disk(message: Message) -> bool:
+def needs_disk(message: Message) -> bool:
     """Whether a message may only be sent once everything before it is on stable storage."""
     if isinstance(message, ReadReply):
         return not message.stable

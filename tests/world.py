@@ -342,7 +342,8 @@ class World:
 
     def _send_or_hold(self, name: str, dst: bytes, message: wire.Message) -> None:
         """At level `disk`, what rests on the disk is said after the flush, as by the driver."""
-        is_dirty = name in self._flushes and self._configs[name].durability == "disk"
+        config = self._configs.get(name)
+        is_dirty = name in self._flushes and config is not None and config.durability == "disk"
         if is_dirty and needs_disk(message):
             self._held.setdefault(name, []).append((dst, message))
         else:

@@ -221,7 +221,9 @@ class World:
         self.now = 1 * S
         self.nodes: dict[str, Node] = {}
         self.stores: dict[str, MemoryStore] = {}
+        #: Nodes that stand still, and nodes that are not there: what is sent to these is lost.
         self.paused: set[str] = set()
+        self.down: set[str] = set()
         self.link = link or Link()
         self.links: dict[tuple[str, str], Link] = {}
         self.halts: list[tuple[str, str]] = []
@@ -260,17 +262,26 @@ class World:
         self.add(config.name, replica, store)
         return replica
 
+    def kill(self, name: str) -> None:
+        """End a node; what is on its way to it, and what it did not flush, is lost."""
+        self.down.add(name)
+        self.paused.discard(name)
+        self._queue = [item for item in self._queue if item[2] != name]
+        heapq.heapify(self._queue)
+        if name in self._flushes:
+            self.stores[name].lose(self._flushed.get(name, 0))
+        self._flushes.pop(name, None)
+        self._held.pop(name, None)
+
     def restart(self, name: str, *, clean: bool = True) -> Replica:
         """Stop a storage server and start it again; what is on its way to it may be lost."""
         old = self.nodes[name]
         assert isinstance(old, Replica)
         self._count += 1
-        self._queue = [item for item in self._queue if item[2] != name]
-        heapq.heapify(self._queue)
-        if not clean and name in self._flushes:
-            self.stores[name].lose(self._flushed.get(name, 0))
-        self._flushes.pop(name, None)
-        self._held.pop(name, None)
+        if clean:
+            self._flushes.pop(name, None)
+        self.kill(name)
+        self.down.discard(name)
         replica = Replica(
             self._configs[name], self.stores[name], old.checkpoint() if clean else None,
             limbo=not clean, incarnation=1000 + self._count, now=self.now,
@@ -283,7 +294,7 @@ class World:
 
     def send(self, src: str, dst: str, message: wire.Message, *, reply: bool = False) -> None:
         """Put a message on its way; a reply arrives with the peer's name, others with a route."""
-        if dst not in self.nodes:
+        if dst not in self.nodes or dst in self.down:
             return
         link = self.links.get((src, dst), self.link)
         frame = wire.encode(message)
@@ -374,10 +385,13 @@ class World:
         times = [self._queue[0][0]] if self._queue else []
         times += [at for name, at in self._flushes.items() if name not in self.paused]
         for name, node in self.nodes.items():
-            wakeup = node.next_wakeup() if name not in self.paused else None
+            wakeup = node.next_wakeup() if self._runs(name) else None
             if wakeup is not None:
                 times.append(wakeup)
         return min(times, default=None)
+
+    def _runs(self, name: str) -> bool:
+        return name not in self.paused and name not in self.down
 
     def _turn(self) -> None:
         """Deliver what is due, as one batch for each node, and wake those whose time has come."""
@@ -404,7 +418,7 @@ class World:
                     self._route(name, dst, message)
                 self._step(name, Persisted(self.stores[name].last_fseq))
         for name, node in self.nodes.items():
-            wakeup = node.next_wakeup() if name not in self.paused else None
+            wakeup = node.next_wakeup() if self._runs(name) else None
             if wakeup is not None and wakeup <= self.now:
                 self._step(name, Wakeup())
                 self._step(name, Drained())

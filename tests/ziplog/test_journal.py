@@ -63,7 +63,7 @@ def test_a_journal_goes_on_after_a_torn_tail(tmp_path: Path) -> None:
     assert reopened(tmp_path).entries == expected
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 5, b"\0" * 8, b"ZIPRA", b"ZIPRAFT1"])
+@pytest.mark.parametrize("content", [b"", b"\0" * 5, b"\0" * 8, b"ZIPRA", b"ZIPRAFT2"])
 def test_a_file_from_a_crash_before_the_first_record_opens_empty(
     tmp_path: Path, content: bytes
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_trim_that_a_crash_cut_short_is_finished(tmp_path: Path) -> None:
 
 def test_a_rewrite_that_a_crash_cut_short_changes_nothing(tmp_path: Path) -> None:
     written(tmp_path)
-    (tmp_path / "journal.new").write_bytes(b"ZIPRAFT1 half of")
+    (tmp_path / "journal.new").write_bytes(b"ZIPRAFT2 half of")
     journal = Journal(tmp_path)
     assert journal.entries == ENTRIES
     journal.drop_first(2)

@@ -1,34 +1,41 @@
-"""What a Raft follower takes of an `append_entries`: what it does not hold, and no more than that.
+"""What a Raft follower takes of entries: what it does not hold, and no more than that.
 
-Rule (Raft, section 5.3): entries are deleted only if one that came contradicts them, and nothing
-behind the last entry of a message counts as committed by it.
+Rule (Raft, section 5.3): entries are deleted only if one that came contradicts them
+(docs/protocol.md, section 12).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ziplog.runtime.journal import Entry
 
 
-def news(own: list[Any], message: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return an `append_entries` without the entries that are held already.
+class Comparison(NamedTuple):
+    """How entries that came fit to those that are held."""
 
-    `own` are the entries held from `prevLogIdx` on, as (command, index, term). The second result is
-    whether what is held behind the message's entries stays: it does unless one contradicts it
-    (Raft, section 5.3). Nothing behind them counts as committed by this message.
+    #: So many of them, from the first on, are held already.
+    known: int
+    #: The next one is held with another term: it and all behind it must go.
+    contradicts: bool
+
+
+def compare(
+    own: Sequence[Entry], previous_term: int | None, came: Sequence[Entry]
+) -> Comparison | None:
+    """Compare what came, behind an entry of `previous_term`, with what is held.
+
+    `own` are the entries held, from that previous one on. None: it is not the one that is held, so
+    nothing of what came may be taken.
     """
-    entries = message.get("entries", [])
-    if not own or own[0][2] != message["prevLogTerm"]:
-        return message, False
+    if not own or own[0].term != previous_term:
+        return None
     known = 0
-    for ours, theirs in zip(own[1:], entries, strict=False):
-        if ours[2] != theirs[2]:
-            break
+    for ours, theirs in zip(own[1:], came, strict=False):
+        if ours.term != theirs.term:
+            return Comparison(known, contradicts=True)
         known += 1
-    verified = message["prevLogIdx"] + len(entries)
-    rest = message | {
-        "prevLogIdx": message["prevLogIdx"] + known,
-        "prevLogTerm": own[known][2],
-        "entries": entries[known:],
-        "commit_index": min(message["commit_index"], verified),
-    }
-    return rest, not rest["entries"]
+    return Comparison(known, contradicts=False)

@@ -4,15 +4,17 @@ One append-only file of records, each with its length and a CRC32C; a record is 
 (fdatasync) when the call that wrote it returns. Because of that at most the last record can be
 torn, and it is cut off on open; damage anywhere else is refused, for the entry may be committed.
 The front is trimmed by writing a new file and renaming it. A failed write or sync ends the journal:
-what the kernel dropped cannot be written again (docs/protocol.md, section 10).
+what the kernel dropped cannot be written again (docs/protocol.md, sections 10 and 12).
 
-Invariant: the file says what `entries`, `term`, `voted_for` and `commit_index` say.
+Invariant: the file says what `entries`, `term`, `voted_for`, `commit_index`, `identity` and
+`is_voter` say.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -21,9 +23,10 @@ from crc32c import crc32c
 from ziplog.errors import ZiplogError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-_MAGIC: Final = b"ZIPRAFT1"
+_MAGIC: Final = b"ZIPRAFT2"
 #: No record is longer, in bytes.
 MAX_RECORD: Final = 64 * 1024 * 1024
 #: Length and checksum, four bytes each, little endian.
@@ -59,7 +62,21 @@ class _Commit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     index: _Number
 
 
-_Record = Entry | _Vote | _Keep | _Commit
+class _Entries(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
+    """Several at once: as one record they are there together, or not at all."""
+
+    entries: tuple[Entry, ...]
+
+
+class _Identity(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
+    identity: str
+
+
+class _Voter(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=7):
+    founders: dict[str, str]
+
+
+_Record = Entry | _Vote | _Keep | _Commit | _Entries | _Identity | _Voter
 _decoder: Final[msgspec.msgpack.Decoder[_Record]] = msgspec.msgpack.Decoder(_Record)
 
 
@@ -82,6 +99,12 @@ class Journal:
         #: A lower bound of what is committed; on disk after `flush_commit`.
         self.commit_index = 1
         self._flushed_commit = 1
+        #: Random, made with the file: a node that lost its directory has another one.
+        self.identity = ""
+        #: Whether this node's votes and acknowledgements count.
+        self.is_voter = False
+        #: The identities with which the group began, by endpoint, if this node knows them.
+        self.founders: dict[str, str] = {}
         self._file = self._directory = -1
         self._failed = False
         try:
@@ -111,6 +134,7 @@ class Journal:
         except OSError as error:
             raise self._error("cannot be read", error) from error
         if len(data) <= len(_MAGIC) and not data.strip(b"\0" + _MAGIC):
+            self.identity = secrets.token_hex(16)
             self._rewrite()  # new, or cut off by a crash before its first record
             return
         if not data.startswith(_MAGIC):
@@ -142,15 +166,32 @@ class Journal:
     def _take(self, record: _Record, at: int) -> None:
         match record:
             case Entry():
-                if self.entries and record.index != self.entries[-1].index + 1:
-                    raise self._error(f"has a gap in front of entry {record.index}, byte {at}")
-                self.entries.append(record)
+                self._take_entries((record,), at)
+            case _Entries():
+                self._take_entries(record.entries, at)
             case _Vote():
                 self.term, self.voted_for = record.term, record.voted_for
             case _Keep():
                 del self.entries[record.count :]
             case _Commit():
                 self.commit_index = self._flushed_commit = record.index
+            case _Identity():
+                self.identity = record.identity
+            case _Voter():
+                self.is_voter, self.founders = True, record.founders
+
+    def _take_entries(self, entries: Sequence[Entry], at: int) -> None:
+        for entry in entries:
+            if self.entries and entry.index != self.entries[-1].index + 1:
+                raise self._error(f"has a gap in front of entry {entry.index}, byte {at}")
+            self.entries.append(entry)
+
+    def since(self, index: int | None, count: int) -> list[Entry]:
+        """Return up to `count` entries from `index` on; none if that one is not held."""
+        if index is None or not self.entries or index < self.entries[0].index:
+            return []
+        start = index - self.entries[0].index
+        return self.entries[start : start + count]
 
     # --- writing ---
 
@@ -164,6 +205,24 @@ class Journal:
         assert not self.entries or entry.index == self.entries[-1].index + 1, "a gap in the log"
         self._write(entry)
         self.entries.append(entry)
+
+    def extend(self, entries: Sequence[Entry]) -> None:
+        """Add the next entries; they are on stable storage, all of them, when this returns.
+
+        Raises:
+            JournalError: they may not be.
+
+        """
+        if entries:
+            indexes = [entry.index for entry in (*self.entries[-1:], *entries)]
+            assert indexes == list(range(indexes[0], indexes[-1] + 1)), "a gap in the log"
+            self._write(_Entries(tuple(entries)))
+            self.entries.extend(entries)
+
+    def delete_from(self, index: int) -> None:
+        """Delete the entry with this index, which is held, and all behind it, durably."""
+        assert self.since(index, 1), "deletes what it does not hold"
+        self.keep_first(index - self.entries[0].index)
 
     def keep_first(self, count: int) -> None:
         """Delete all entries but the first `count`, durably."""
@@ -183,20 +242,33 @@ class Journal:
         self.drop_first(len(self.entries))
 
     def align(self, first: Entry) -> None:
-        """Finish a trim that a crash cut short: the entry that a snapshot names becomes the first.
+        """Trim behind a snapshot: the last entry before those that it stands for becomes the first.
 
         Nothing happens if the journal does not hold that very entry.
+
+        Raises:
+            JournalError: there is a gap between the snapshot and the journal.
+
         """
-        for position, entry in enumerate(self.entries):
-            if entry == first:
-                self.drop_first(position)
-                return
+        if self.entries and self.entries[0].index > first.index:
+            raise self._error(
+                f"begins with entry {self.entries[0].index}, behind the snapshot beside it, which"
+                f" ends after entry {first.index}: files of two copies of this directory were mixed"
+            )
+        if self.since(first.index, 1) == [first]:
+            self.drop_first(first.index - self.entries[0].index)
 
     def set_vote(self, term: int, voted_for: str | None) -> None:
         """Remember the term and whom this node voted for in it, durably."""
         if (term, voted_for) != (self.term, self.voted_for):
             self._write(_Vote(term, voted_for))
             self.term, self.voted_for = term, voted_for
+
+    def set_voter(self, founders: Mapping[str, str]) -> None:
+        """Remember that this node counts, and the identities of the founders, durably."""
+        if not self.is_voter:
+            self._write(_Voter(dict(founders)))
+            self.is_voter, self.founders = True, dict(founders)
 
     def flush_commit(self) -> None:
         """Write the commit index, if it moved: a restart then need not wait for a leader."""
@@ -219,8 +291,15 @@ class Journal:
 
     def _rewrite(self) -> None:
         self._refuse_failed()
-        frames = [_frame(_Vote(self.term, self.voted_for)), _frame(_Commit(self.commit_index))]
-        data = b"".join([_MAGIC, *frames, *map(_frame, self.entries)])
+        records: list[_Record] = [
+            _Identity(self.identity),
+            _Vote(self.term, self.voted_for),
+            _Commit(self.commit_index),
+            *self.entries,
+        ]
+        if self.is_voter:
+            records.insert(1, _Voter(self.founders))
+        data = b"".join([_MAGIC, *map(_frame, records)])
         fresh = self._path.with_suffix(".new")
         try:
             fresh.unlink(missing_ok=True)
@@ -229,7 +308,7 @@ class Journal:
             if self._file >= 0:
                 os.close(self._file)
             self._file = file
-            with os.fdopen(os.dup(file), "wb") as stream:
+            with os.fdopen(file, "wb", closefd=False) as stream:
                 stream.write(data)
             os.fsync(file)
             fresh.rename(self._path)

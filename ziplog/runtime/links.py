@@ -1,9 +1,10 @@
 """The consensus library's connections, so that anybody may call at the port and nothing happens.
 
 The library would unpickle what it is sent (which is to run it), read from a caller for as long as
-he sends, keep what he announces, and do what any caller asks. Rule: a connection takes plain
-values, of limited length, so much at a time, and only from nodes of the group. Who they are is
-known by name only; a password makes sure of it (docs/protocol.md, section 3).
+he sends, keep what he announces, do what any caller asks, and close its port when the process lacks
+a file descriptor. Rule: a connection takes plain values, of limited length, so much at a time, and
+only from nodes of the group, one connection each. Who they are is known by name only; a password
+makes sure of it (docs/protocol.md, section 12).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from _socket import inet_ntop
 from typing import Any, Final
 
 import pysyncobj.pickle
+import pysyncobj.poller
 import pysyncobj.tcp_connection
 import pysyncobj.tcp_server
 import pysyncobj.transport
@@ -35,8 +37,13 @@ _MAX_STRANGERS: Final = 64
 _STRANGER_FRAME: Final = 4096
 #: How often a tick reads from one connection: who sends without end must not stop the others.
 _READS_A_TICK: Final = 64
+#: How long a port takes nobody after it could not.
+_PAUSE_S: Final = 0.2
 _COMPLAINT_INTERVAL_S: Final = 1.0
 _FRAME_LENGTH: Final = struct.Struct("i")
+_READ: Final = pysyncobj.poller.POLL_EVENT_TYPE.READ
+_WRITE: Final = pysyncobj.poller.POLL_EVENT_TYPE.WRITE
+_ERROR: Final = pysyncobj.poller.POLL_EVENT_TYPE.ERROR
 
 
 class Connection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc] # it has no types
@@ -44,6 +51,14 @@ class Connection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc] 
 
     #: The longest frame that it takes now, in bytes.
     longest = plain.MAX_FRAME
+
+    def send(self, message: Any) -> None:
+        """Send a message; what the socket does not take at once follows when it can."""
+        super().send(message)
+        if self.getSendBufferSize() > 0 and self.fileno() is not None:
+            self._TcpConnection__poller.subscribe(
+                self.fileno(), self._TcpConnection__processConnection, _READ | _WRITE | _ERROR
+            )
 
     def _TcpConnection__tryReadBuffer(self) -> None:  # noqa: N802 - the library's name
         for _ in range(_READS_A_TICK):
@@ -66,6 +81,51 @@ class Connection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc] 
         return message
 
 
+class Server(pysyncobj.tcp_server.TcpServer):  # type: ignore[misc] # it has no types
+    """A port that stays open when it cannot take a caller, and tries again later."""
+
+    _is_paused_until = 0.0
+
+    def _TcpServer__onNewConnection(self, descriptor: int, _event: int) -> None:  # noqa: N802
+        try:
+            connected, _ = self._TcpServer__socket.accept()
+        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+            return  # who called has left
+        except OSError as error:
+            # The caller stays in the queue: without a pause he would keep this thread busy.
+            _complain(f"a caller, for the system refuses ({error.strerror})")
+            self._TcpServer__poller.unsubscribe(descriptor)
+            self._is_paused_until = time.monotonic() + _PAUSE_S
+            return
+        try:
+            connection = self._connection(connected)
+        except OSError:  # who called has left
+            connected.close()
+            return
+        self._TcpServer__onNewConnectionCallback(connection)
+
+    def _connection(self, connected: socket.socket) -> Connection:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._TcpServer__sendBufferSize)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._TcpServer__recvBufferSize)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setblocking(False)
+        return Connection(
+            poller=self._TcpServer__poller,
+            socket=connected,
+            timeout=self._TcpServer__connectionTimeout,
+            sendBufferSize=self._TcpServer__sendBufferSize,
+            recvBufferSize=self._TcpServer__recvBufferSize,
+        )
+
+    def resume(self) -> None:
+        """Take callers again, if a pause is over."""
+        if self._is_paused_until and time.monotonic() >= self._is_paused_until:
+            self._is_paused_until = 0.0
+            self._TcpServer__poller.subscribe(
+                self._TcpServer__fileno, self._TcpServer__onNewConnection, _READ | _ERROR
+            )
+
+
 class Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it has no types
     """The library's connections, for the nodes of the group only."""
 
@@ -75,6 +135,17 @@ class Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it ha
         if self.ready and not was_ready:
             # The library's queue of 5 turns nodes away while strangers call.
             self._server._TcpServer__socket.listen(_BACKLOG)  # noqa: SLF001
+
+    def _onTick(self) -> None:  # noqa: N802
+        super()._onTick()
+        self._server.resume()
+
+    def _connectIfNecessarySingle(self, node: Any) -> bool:  # noqa: N802
+        try:
+            return bool(super()._connectIfNecessarySingle(node))
+        except OSError as error:  # it must not end the tick: the next one tries again
+            _complain(f"the connection to {node}, for the system refuses ({error.strerror})")
+            return False
 
     def _onNewIncomingConnection(self, conn: Any) -> None:  # noqa: N802
         if len(self._unknownConnections) >= _MAX_STRANGERS:
@@ -89,6 +160,8 @@ class Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it ha
             conn.disconnect()
             return
         conn.longest = Connection.longest
+        if not is_handshake and (former := self._connections.get(self._nodeAddrToNode[message])):
+            former.disconnect()  # what is left in it was said by the node's former process
         super()._onIncomingMessageReceived(conn, message)
 
     def _onMessageReceived(self, node: Any, message: Any) -> None:  # noqa: N802
@@ -112,4 +185,4 @@ def _complain(what: str) -> None:
 
 pysyncobj.pickle.dumps, pysyncobj.pickle.loads = plain.dumps, plain.loads
 pysyncobj.tcp_connection.zlib = plain
-pysyncobj.tcp_server.TcpConnection = pysyncobj.transport.TcpConnection = Connection
+pysyncobj.transport.TcpServer, pysyncobj.transport.TcpConnection = Server, Connection

@@ -7,48 +7,42 @@ no longer be trusted, and ours runs no code that a peer sent. Callbacks come on 
 they must only put something into a queue.
 
 Invariant: an event `Committed` is given once for every command, in log order, from the last
-`Restored` on. See docs/protocol.md, section 3.
+`Restored` on. See docs/protocol.md, section 12.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import logging
-import os
 import socket
 import threading
-from pathlib import Path
+import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pysyncobj.config
 import pysyncobj.syncobj
 
 from ziplog.errors import ConfigError, UnavailableError
-from ziplog.node import Committed, LeaderChanged, PeersChanged, Restored
-from ziplog.runtime.conflict import news
-from ziplog.runtime.journal import Entry, Journal, JournalError
-from ziplog.runtime.links import Transport
-from ziplog.runtime.snapshot import Snapshot
+from ziplog.node import LeaderChanged, PeersChanged
+from ziplog.runtime.journal import Journal, JournalError
+from ziplog.runtime.library import MAX_PROPOSALS, Consumer, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from ziplog.node import Event
 
 log = logging.getLogger(__name__)
-_library_log = logging.getLogger("pysyncobj.syncobj")
 
 #: Longest sleep of the tick thread; commands and messages wake it at once.
 _TICK_S: Final = 0.05
 #: The same for a leader without other nodes: no time-out of its own can come.
 _LONE_TICK_S: Final = 0.25
-#: Commands handed over and not applied yet.
-MAX_PROPOSALS: Final = 1000
+#: After a tick that failed: the next one may fail as well.
+_FAILED_TICK_S: Final = 0.01
 #: A command, in bytes; a journal record holds it and a little more.
 MAX_COMMAND: Final = 16 * 1024 * 1024
-#: The journal is trimmed behind a snapshot when it is that long, or so old (seconds).
-_COMPACT_ENTRIES: Final = 4096
-_COMPACT_S: Final = 600
 
 
 class Machine(Protocol):
@@ -81,6 +75,9 @@ class Status(NamedTuple):
     applied: int
     #: Entries in the journal.
     entries: int
+    #: This node's votes and acknowledgements count. A node with a new directory has yet to learn
+    #: everything, or to meet all the others, before it becomes a voter.
+    is_voter: bool
 
 
 class Raft:
@@ -124,20 +121,18 @@ class Raft:
         self._is_closed = False
         self._stopping = False
         self._reason = ""
-        self._status = Status("", is_leader=False, connected=(), term=0, applied=0, entries=0)
+        self._status = Status(
+            "", is_leader=False, connected=(), term=0, applied=0, entries=0, is_voter=False
+        )
         self._proposals = threading.BoundedSemaphore(MAX_PROPOSALS)
-        self._consumer: Final = _Consumer(machine, on_event, self._die)
-        self._fatal_lines: Final = _FatalLines(self._die)
+        self._consumer: Final = Consumer(machine, on_event, self._die)
         try:
             _refuse_taken(nodes[name])
-            path = directory / "snapshot"
-            if path.exists():  # finish what a crash between snapshot and trim left undone
-                self._journal.align(Snapshot.read(path).previous)
-            self._sync: Final = _join(nodes, name, self._journal, path, self._consumer, password)
+            self._sync: Final = join(nodes, name, self._journal, self._consumer, password)
         except BaseException:
             self._journal.close()
             raise
-        _library_log.addHandler(self._fatal_lines)
+        self._sync.addOnTickCallback(self._publish)  # before the tick sleeps
         self._thread: Final = threading.Thread(target=self._run, name="raft", daemon=True)
 
     # --- the operations ---
@@ -194,7 +189,6 @@ class Raft:
         try:
             while not self._stopping and not self._reason:
                 self._tick()
-                self._publish()
         except JournalError as error:
             self._die(str(error))
         except BaseException as error:  # whatever ends this thread must be told
@@ -212,8 +206,9 @@ class Raft:
         except (AssertionError, JournalError):
             raise
         except Exception:
-            # A peer sent what the library cannot handle; it has dropped the message.
+            # A peer sent what the library cannot handle, or the system lacks something for now.
             log.warning("a consensus tick failed", exc_info=True)
+            time.sleep(_FAILED_TICK_S)
 
     def _publish(self) -> None:
         sync, before = self._sync, self._status
@@ -225,6 +220,7 @@ class Raft:
             term=sync.raftCurrentTerm,
             applied=sync.raftLastApplied,
             entries=len(self._journal.entries),
+            is_voter=sync.is_voter,
         )
         if status.leader == self._name and not status.is_leader:
             status = status._replace(leader="")  # elected, but not up to date yet
@@ -243,215 +239,10 @@ class Raft:
         self._reason = self._reason or reason
 
     def _close(self) -> None:
-        _library_log.removeHandler(self._fatal_lines)
         with self._open_or_closed:
             self._is_closed = True
             self._sync.close()
         self._journal.close()
-
-
-# --- how the library is dressed ---------------------------------------------------------------
-
-
-class _Consumer(pysyncobj.syncobj.SyncObjConsumer):  # type: ignore[misc] # it has no types
-    """The one replicated method."""
-
-    def __init__(
-        self, machine: Machine, on_event: Callable[[Event], None], die: Callable[[str], None]
-    ) -> None:
-        super().__init__()
-        self._machine, self._on_event, self.die = machine, on_event, die
-
-    @pysyncobj.syncobj.replicated  # type: ignore[untyped-decorator]
-    def apply(self, command: bytes) -> bytes:
-        if not command:  # a read barrier
-            return b""
-        try:
-            result = self._machine.apply(command)
-        except BaseException as error:
-            self.die(f"a committed command of {len(command)} bytes raised {error!r}")
-            raise
-        self._on_event(Committed(command, result))
-        return result
-
-    def take_snapshot(self) -> bytes:
-        return self._machine.snapshot()
-
-    def restore(self, state: bytes) -> None:
-        self._machine.restore(state)
-        self._on_event(Restored(state))
-
-
-class _LibrarySnapshot:
-    """Our snapshot file under the library's names."""
-
-    def __init__(self, consumer: _Consumer) -> None:
-        self._consumer: Final = consumer
-
-    def write(self, path: str, entries: tuple[Any, ...]) -> None:
-        """Write a snapshot that ends with `entries`: (last, the one before, _)."""
-        last, previous = Entry(*entries[0]), Entry(*entries[1])
-        Snapshot(previous, last, self._consumer.take_snapshot()).write(Path(path))
-
-    def read(self, path: str) -> tuple[Any, ...]:
-        """Restore the machine; return (last, the one before, the group) for the library."""
-        try:
-            found = Snapshot.read(Path(path))
-            self._consumer.restore(found.state)
-        except Exception as error:  # the library would go on with an empty machine
-            self._consumer.die(f"the snapshot {path} cannot be restored: {error}")
-            raise
-        return _plain(found.last), _plain(found.previous), set[Any]()
-
-
-class _LibraryJournal:
-    """Our journal under the library's names."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal: Final = journal
-
-    def add(self, command: bytes, idx: int, term: int) -> None:
-        self._journal.append(Entry(command, idx, term))
-
-    def clear(self) -> None:
-        self._journal.clear()
-
-    def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803
-        self._journal.keep_first(entryFrom)
-
-    def deleteEntriesTo(self, entryTo: int) -> None:  # noqa: N802, N803
-        self._journal.drop_first(entryTo)
-
-    def __getitem__(self, item: int | slice) -> Any:
-        found = self._journal.entries[item]
-        return [_plain(entry) for entry in found] if isinstance(found, list) else _plain(found)
-
-    def __len__(self) -> int:
-        return len(self._journal.entries)
-
-    def _destroy(self) -> None:
-        """Nothing: its owner closes the journal."""
-
-    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
-        self._journal.commit_index = raftCommitIndex
-
-    def getRaftCommitIndex(self) -> int:  # noqa: N802
-        return self._journal.commit_index
-
-    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
-        self._journal.set_vote(term, votedForNodeId)
-
-    def getCurrentTerm(self) -> int:  # noqa: N802
-        return self._journal.term
-
-    def getVotedForNodeId(self) -> str | None:  # noqa: N802
-        return self._journal.voted_for
-
-    def onOneSecondTimer(self) -> None:  # noqa: N802
-        self._journal.flush_commit()
-
-
-class _Sync(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
-    """The library's node. Its name-mangled methods can be replaced here, and only here."""
-
-    #: The message under way contradicts nothing that is held behind its entries.
-    _keeps_tail = False
-
-    def _SyncObj__onMessageReceived(self, node: Any, message: dict[str, Any]) -> None:  # noqa: N802
-        """Take a message; the library would delete all behind `prevLogIdx`, equal or not."""
-        if (
-            message["type"] == "append_entries"
-            and message["term"] >= self._SyncObj__raftCurrentTerm
-            and "prevLogIdx" in message
-            and message.get("transmission") is None
-        ):
-            count = len(message.get("entries", [])) + 1
-            own = super()._SyncObj__getEntries(message["prevLogIdx"], count)
-            message, self._keeps_tail = news(own, message)
-        try:
-            super()._SyncObj__onMessageReceived(node, message)
-        finally:
-            self._keeps_tail = False
-
-    def _SyncObj__getEntries(  # noqa: N802
-        self, first: int | None, count: int | None = None, size: int | None = None
-    ) -> list[Any]:
-        """Return entries held; to who asks which ones to delete, none behind those that stay."""
-        if self._keeps_tail and count is None:
-            count = 1
-        entries: list[Any] = super()._SyncObj__getEntries(first, count, size)
-        return entries
-
-    def _checkCommandsToApply(self) -> None:  # noqa: N802 - the library's hook in every tick
-        before = self._getRaftLogSize()
-        super()._checkCommandsToApply()
-        if not self.otherNodes and self._getRaftLogSize() != before:
-            self.wake()  # alone, nothing else would end the sleep before the commit
-
-    def leads(self) -> bool:
-        """Whether this node leads and has applied the no-op that began its term."""
-        noop: int | None = self._SyncObj__noopIDx
-        return bool(self._isLeader()) and noop is not None and self.raftLastApplied >= noop
-
-    def leader_id(self) -> str:
-        leader = self._getLeader()
-        return leader.id if leader is not None else ""
-
-    def connected_nodes(self) -> list[Any]:
-        return [node for node in self.otherNodes if self.isNodeConnected(node)]
-
-    def wake(self) -> None:
-        self._SyncObj__pipeNotifier.notify()
-
-    def close(self) -> None:
-        self.destroy()
-        notifier = self._SyncObj__pipeNotifier
-        os.close(notifier._PipeNotifier__pipeR)  # noqa: SLF001 - the library leaks them
-        os.close(notifier._PipeNotifier__pipeW)  # noqa: SLF001
-
-
-def _given_journal(journal: _LibraryJournal) -> _LibraryJournal:
-    """Stand in for the library's `createJournal`: the configured journal is the journal."""
-    return journal
-
-
-pysyncobj.syncobj.createJournal = _given_journal
-
-
-class _FatalLines(logging.Handler):
-    """Turns the library's worst news into a stop: the machines may have diverged."""
-
-    def __init__(self, die: Callable[[str], None]) -> None:
-        super().__init__(logging.CRITICAL)
-        self._die = die
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._die(
-            f"consensus: {record.getMessage()}. Stop, keep a copy of this node's directory, empty"
-            " it, and start the node again: it learns everything from the other nodes"
-        )
-
-
-def _join(
-    nodes: Mapping[str, str],
-    name: str,
-    journal: Journal,
-    path: Path,
-    consumer: _Consumer,
-    password: str | None,
-) -> _Sync:
-    others = [endpoint for node, endpoint in nodes.items() if node != name]
-    snapshot = _LibrarySnapshot(consumer)
-    conf = _configuration(
-        nodes[name],
-        alone=not others,
-        journalFile=_LibraryJournal(journal),
-        fullDumpFile=str(path),
-        serializer=snapshot.write,
-        deserializer=snapshot.read,
-        password=password,
-    )
-    return _Sync(nodes[name], others, conf, consumers=[consumer], transportClass=Transport)
 
 
 def _refuse_taken(endpoint: str) -> None:
@@ -466,33 +257,6 @@ def _refuse_taken(endpoint: str) -> None:
                 f"cannot listen at {endpoint} for consensus ({error.strerror}): stop the process"
                 " that does, or change host or raft_port in the cluster file"
             ) from error
-
-
-def _configuration(bind: str, *, alone: bool, **given: Any) -> pysyncobj.config.SyncObjConf:
-    """Return the library's configuration, whose unknown names it would take in silence."""
-    options = {
-        **given,
-        "autoTick": False,  # our own thread ticks, and its death is noticed
-        "bindAddress": bind,
-        "maxBindRetries": 1,
-        "bindRetryTime": 1.0,
-        "dynamicMembershipChange": False,
-        "useFork": False,
-        "appendEntriesUseBatch": False,
-        "commandsQueueSize": MAX_PROPOSALS,
-        "connectionRetryTime": 0.2,
-        "leaderFallbackTimeout": 1.0,
-        "logCompactionMinEntries": _COMPACT_ENTRIES,
-        "logCompactionMinTime": _COMPACT_S,
-        # Alone there is nobody to wait for.
-        "appendEntriesPeriod": 0.01 if alone else 0.1,
-        "raftMinTimeout": 0.05 if alone else 0.5,
-        "raftMaxTimeout": 0.06 if alone else 1.2,
-    }
-    conf = pysyncobj.config.SyncObjConf(**options)
-    unknown = set(options) - set(vars(conf))
-    assert not unknown, f"pysyncobj knows no {unknown}"
-    return conf
 
 
 def _check_password(endpoints: Any, password: str | None) -> None:
@@ -511,8 +275,3 @@ def _is_loopback(endpoint: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _plain(entry: Entry) -> tuple[bytes, int, int]:
-    """Return an entry as the library keeps them."""
-    return entry.command, entry.index, entry.term

@@ -1,7 +1,7 @@
 """The snapshot file of a consensus node: the whole state, and where in the log it stands.
 
-Rule: it is on stable storage before it gets its name, and its checksum is right before it is used;
-one that came from the leader is synced when it is read (docs/protocol.md, section 10).
+Rule: it is on stable storage, and its checksum is right, before it gets its name; also if it came
+from the leader (docs/protocol.md, sections 10 and 12).
 """
 
 from __future__ import annotations
@@ -28,6 +28,24 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     last: Entry
     state: bytes
 
+    def encode(self) -> bytes:
+        """Return it as a file has it."""
+        body = msgspec.msgpack.encode(self)
+        return _head(body) + body
+
+    @classmethod
+    def decode(cls, data: bytes) -> Snapshot:
+        """Return the snapshot that a file's content is.
+
+        Raises:
+            ValueError: it is none, or is damaged.
+
+        """
+        body = data[_START:]
+        if data[:_START] != _head(body):
+            raise ValueError("the checksum is wrong")
+        return msgspec.msgpack.decode(body, type=cls)
+
     def write(self, path: Path) -> None:
         """Put it into a file, durably; the caller renames that.
 
@@ -35,11 +53,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
             OSError: the disk refuses.
 
         """
-        body = msgspec.msgpack.encode(self)
-        with open(path, "wb", opener=_private) as file:
-            file.write(_head(body) + body)
-            file.flush()
-            os.fsync(file.fileno())
+        store(self.encode(), path)
 
     @classmethod
     def read(cls, path: Path) -> Snapshot:
@@ -55,13 +69,26 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
                 os.fsync(file.fileno())
         except OSError as error:
             raise JournalError(f"snapshot {path} cannot be read ({error.strerror})") from error
-        body = data[_START:]
-        if data[:_START] != _head(body):
+        try:
+            return cls.decode(data)
+        except ValueError as error:
             raise JournalError(
                 f"snapshot {path} is damaged: empty its directory, and the node learns everything"
                 " from the other nodes (if there are none, restore a copy)"
-            )
-        return msgspec.msgpack.decode(body, type=cls)
+            ) from error
+
+
+def store(encoded: bytes, path: Path) -> None:
+    """Put an encoded snapshot into a file, durably; the caller renames that.
+
+    Raises:
+        OSError: the disk refuses.
+
+    """
+    with open(path, "wb", opener=_private) as file:
+        file.write(encoded)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _head(body: bytes) -> bytes:

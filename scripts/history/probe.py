@@ -1,0 +1,134 @@
+"""A client that asks whether the cluster is whole: everything up, and an insert works everywhere.
+
+What it inserts is in the history like anybody's.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import ziplog
+from history import events
+from history.clients import failed
+from history.events import now
+from history.payloads import PER_CLIENT, payload
+from ziplog import ZiplogError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from history.clients import Plan
+
+#: The probe's number among the clients.
+_NUMBER: Final = 999
+_TIMEOUT_S: Final = 1.0
+_POLL_S: Final = 0.02
+
+
+class Probe:
+    """Asks, and inserts one record at a time."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Prepare; connects when it is asked for the first time."""
+        self._plan: Final = plan
+        self._recorder: Final = plan.recorder("probe")
+        self._log: ziplog.Log | None = None
+        self._next = _NUMBER * PER_CLIENT
+
+    def __enter__(self) -> Self:
+        """Do nothing more."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close everything."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the client and its history. Idempotent."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        self._recorder.close()
+
+    def _connected(self) -> ziplog.Log:
+        self._log = self._log or ziplog.connect(self._plan.bootstrap, timeout=_TIMEOUT_S)
+        return self._log
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the status document; None if nobody answers."""
+        try:
+            return self._connected().cluster()
+        except ZiplogError:
+            return None
+
+    def ailing(self) -> dict[str, str]:
+        """Return what is not as it should be: nodes and shards ("shard 0"), and how they are."""
+        status = self.status()
+        return {"the membership service": "silent"} if status is None else ailing_in(status)
+
+    def insert(self, shard: int) -> None:
+        """Insert a record at a shard.
+
+        Raises:
+            ZiplogError: it could not be inserted, or nobody knows.
+
+        """
+        log = self._connected()
+        log.set_policy(ziplog.policy.pin(shard))
+        self._next += 1
+        op = self._recorder.next_op()
+        self._recorder.call(events.Insert(op, now(), 0, [self._next]))
+        try:
+            rid = log.insert_after(payload(self._next, self._plan.payload_bytes))
+        except ZiplogError as error:
+            self._recorder.result(failed(op, error))
+            raise
+        self._recorder.result(events.Inserted(op, now(), [rid.gsn], [rid.shard]))
+
+    def wait_whole(self, timeout_s: float) -> float:
+        """Wait until everything is up and an insert works at each shard; return the seconds.
+
+        Raises:
+            TimeoutError: it is not whole by then; says what is missing.
+
+        """
+        began = time.monotonic()
+        missing: dict[str, str] = {}
+        while time.monotonic() < began + timeout_s:
+            missing = self.ailing() or self._refusing()
+            if not missing:
+                return time.monotonic() - began
+            time.sleep(_POLL_S)
+        raise TimeoutError(f"not whole after {timeout_s:g} s: {missing}")
+
+    def _refusing(self) -> dict[str, str]:
+        refusing = {}
+        for shard in (self.status() or {"shards": []})["shards"]:
+            try:
+                self.insert(shard["id"])
+            except ZiplogError as error:
+                refusing[f"shard {shard['id']}"] = f"takes no insert: {error}"
+        return refusing
+
+    def leader(self, group: str) -> str | None:
+        """Return the leader's name among "mms" or "failure_handlers"; None if it is not known."""
+        for node in (self.status() or {}).get(group, ()):
+            if node.get("leader") and node["state"] == "up":
+                return str(node["name"])
+        return None
+
+
+def ailing_in(status: dict[str, Any]) -> dict[str, str]:
+    """Return the nodes and shards of a status document that are not as they should be."""
+    found = {}
+    for node in (*status["mms"], *status.get("failure_handlers", ())):
+        if node["state"] != "up":
+            found[node["name"]] = node["state"]
+    for shard in status["shards"]:
+        if shard["state"] != "live":
+            found[f"shard {shard['id']}"] = shard["state"]
+        for replica in shard["replicas"]:
+            if replica["state"] != "up":
+                found[replica["name"]] = replica["state"]
+    return found

@@ -1,0 +1,90 @@
+"""What is wrong with a node on purpose: a small file per node, which its process looks at.
+
+Rule: the file is replaced as a whole; no file means no fault. A process asks at most once in 20 ms
+whether it changed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FOLDER: Final = "faults"
+_LOOK_NS: Final = 20_000_000
+
+
+class Ills(msgspec.Struct, frozen=True):
+    """What is wrong with a node."""
+
+    #: Nodes to which nothing of what it sends gets.
+    silent_to: frozenset[str] = frozenset()
+    #: Clients (whoever is no node) reach it as little as it reaches them.
+    no_clients: bool = False
+    #: How late everything is that it sends, in milliseconds.
+    send_ms: float = 0.0
+    #: How long a flush of its disk takes longer, in milliseconds.
+    flush_ms: float = 0.0
+    #: How many bytes its disk still takes; None: as many as there are.
+    disk_bytes: int | None = None
+
+
+_WELL: Final = Ills()
+
+
+def path_of(data_dir: Path, node: str) -> Path:
+    """Return the file of a node."""
+    return data_dir / _FOLDER / f"{node}.json"
+
+
+def read(data_dir: Path, node: str) -> Ills:
+    """Return what is wrong with a node."""
+    try:
+        return msgspec.json.decode(path_of(data_dir, node).read_bytes(), type=Ills)
+    except FileNotFoundError:
+        return _WELL
+
+
+def write(data_dir: Path, node: str, ills: Ills) -> None:
+    """Let this be wrong with a node from now on, and nothing else."""
+    path = path_of(data_dir, node)
+    if ills == _WELL:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.encode(ills))
+    fresh.replace(path)
+
+
+class Patient:
+    """What is wrong with one node, looked up now and then."""
+
+    def __init__(self, data_dir: Path, node: str) -> None:
+        self._data_dir, self._node = data_dir, node
+        self._path = path_of(data_dir, node)
+        self._ills = _WELL
+        self._seen: tuple[int, int] | None = None
+        self._look_at = 0
+
+    def ills(self) -> Ills:
+        """Return what is wrong, as of 20 ms ago."""
+        now = time.monotonic_ns()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_NS
+            self._look()
+        return self._ills
+
+    def _look(self) -> None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            self._ills, self._seen = _WELL, None
+            return
+        if (found.st_mtime_ns, found.st_ino) != self._seen:
+            self._seen = found.st_mtime_ns, found.st_ino
+            self._ills = read(self._data_dir, self._node)

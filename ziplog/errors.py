@@ -5,7 +5,7 @@ ZiplogError                     .retriable: bool
 ├── ClosedError                 the client was closed
 ├── UnavailableError            nothing was done; safe to retry
 │   └── DeadlineError           also a TimeoutError
-├── OutcomeUnknownError         also a TimeoutError; an insert that may have happened
+├── OutcomeUnknownError         also a TimeoutError; an insert that may have happened; .resolve()
 ├── RecordTooLargeError         .size, .limit
 ├── NoSuchRecordError           the position holds no record
 ├── TrimmedError                .first: the first position still there
@@ -15,9 +15,11 @@ ZiplogError                     .retriable: bool
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ziplog.types import RecordId
 
 
@@ -62,11 +64,38 @@ class DeadlineError(UnavailableError, TimeoutError):
 
 
 class OutcomeUnknownError(ZiplogError, TimeoutError):
-    """The deadline passed while an insert was under way: it may have happened."""
+    """The deadline passed while an insert was under way: it may have happened.
 
-    def __init__(self, message: str, *, shard: int, seq: int) -> None:
+    The client goes on finding out, until it is closed; `resolve` tells what it found.
+    """
+
+    def __init__(self, message: str, *, shard: int, seq: int, doubt: object = None) -> None:
         self.shard, self.seq = shard, seq
+        #: What the client that raised this needs to find out.
+        self.doubt = doubt
+        #: How to ask it: the argument is the time-out. None: no client raised this.
+        self.resolver: Callable[[float | None], Any] | None = None
         super().__init__(message)
+
+    def resolve(self, timeout: float | None = None) -> Any:
+        """Wait until it is known what became of the insert, and return that.
+
+        Of a single insert: its RecordId, or None if it never will exist (then it may be repeated).
+        Of `insert_many`: a list with one or the other for each payload, which `results` holds too.
+        For an asyncio client this is a coroutine. May be called again, and from any thread that may
+        use the client.
+
+        Args:
+            timeout: in seconds; None: the client's default.
+
+        Raises:
+            OutcomeUnknownError: it is still not known at the time-out.
+            ClosedError: the client was closed, or this error is not one that a client raised.
+
+        """
+        if self.resolver is None:
+            raise ClosedError("the client of this error")
+        return self.resolver(timeout)
 
 
 class RecordTooLargeError(ZiplogError, ValueError):

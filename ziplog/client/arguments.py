@@ -12,21 +12,24 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from ziplog.client.doubt import Doubt
 from ziplog.client.requests import (
     NEVER,
     FetchRequest,
     InsertRequest,
     ReadRequest,
+    ResolveRequest,
     SubscribeRequest,
     TrimRequest,
 )
-from ziplog.errors import ConfigError, ProtocolError, RecordTooLargeError
+from ziplog.errors import ClosedError, ConfigError, ProtocolError, RecordTooLargeError
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ziplog.client.requests import Policy
+    from ziplog.errors import OutcomeUnknownError
     from ziplog.wire import Limits
 
 #: How long a call may take unless the user says otherwise.
@@ -90,8 +93,10 @@ def insert(
     key: BytesLike | str | None,
     limits: Limits,
     until: int,
+    *,
+    many: bool = False,
 ) -> InsertRequest:
-    """Return a request to insert copies of `payloads`.
+    """Return a request to insert copies of `payloads`; `many`: the user gave a list.
 
     Raises:
         TypeError: a payload is not bytes-like, or `after` no RecordId.
@@ -110,7 +115,7 @@ def insert(
         key = _key(key, limits.max_key_bytes)
     if after is not RID_GENESIS:
         check_rid("after", after)
-    return InsertRequest(until, copies, after, key, time.time_ns() // 1000)
+    return InsertRequest(until, copies, after, key, time.time_ns() // 1000, many)
 
 
 def _payload(payload: object, limit: int) -> bytes:
@@ -150,6 +155,28 @@ def check_rid(name: str, rid: object) -> None:
         raise ConfigError(name, str(rid), "a position: RID_RECENT is for subscribe only")
     if rid.gsn >= 2**63 or not 0 <= rid.shard < 2**31:
         raise ConfigError(name, str(rid), "a gsn below 2**63 and a shard below 2**31")
+
+
+def resolve(error: OutcomeUnknownError, until: int) -> ResolveRequest:
+    """Return a request for what became of the insert that ended with this error.
+
+    Raises:
+        ClosedError: no client raised it.
+
+    """
+    if not isinstance(error.doubt, Doubt):
+        raise ClosedError("the client of this error")
+    return ResolveRequest(until, error.doubt)
+
+
+def resolved(
+    error: OutcomeUnknownError, rids: list[RecordId | None]
+) -> RecordId | list[RecordId | None] | None:
+    """Return what the user gets of the answer, and keep it in the error of an `insert_many`."""
+    if not cast("Doubt", error.doubt).many:
+        return rids[0]
+    error.results = list(rids)
+    return rids
 
 
 def read(rid: RecordId, until: int) -> ReadRequest:

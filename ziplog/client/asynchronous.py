@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -22,14 +23,15 @@ from ziplog.client.requests import (
     ConnectRequest,
     ProgressRequest,
     StatusRequest,
+    SyncRequest,
     TailRequest,
     UnsubscribeRequest,
 )
-from ziplog.errors import ClosedError, DeadlineError, UnavailableError
+from ziplog.errors import ClosedError, DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RID_GENESIS, Record, RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
     from typing import Self
 
     from ziplog.client.arguments import BytesLike
@@ -55,6 +57,8 @@ class LoopEngine:
         self._timer_due = NEVER
         self._is_pump_due = False
         self.is_closed = False
+        #: Finds out what became of an insert: (its error, time-out in seconds).
+        self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
         self._fd: Final = self.engine.transport.fileno()
         self._loop.add_reader(self._fd, self._readable)
 
@@ -92,6 +96,8 @@ class LoopEngine:
         future = self._futures.pop(number, None)
         if future is None or future.done():
             return
+        if isinstance(result, OutcomeUnknownError) and self.resolve is not None:
+            result.resolver = partial(self.resolve, result)
         if isinstance(result, Exception):
             future.set_exception(result)
         else:
@@ -155,6 +161,7 @@ class AsyncLog:
         """Use `ziplog.aio.connect`."""
         self._driver: Final = driver
         self._core: Final = driver.engine.core
+        driver.resolve = self._resolve
         self._limits: Final = limits
         self._timeout: Final = timeout
         self._nowait: Final[set[asyncio.Future[RecordId]]] = set()
@@ -203,7 +210,8 @@ class AsyncLog:
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> list[RecordId]:
         """Insert records in their order, at one shard; see `ziplog.Log.insert_many`."""
-        request = arguments.insert(payloads, after, key, self._limits, self._until(timeout))
+        until = self._until(timeout)
+        request = arguments.insert(payloads, after, key, self._limits, until, many=True)
         if not request.payloads:
             return []
         rids: list[RecordId] = await self._driver.call(request)
@@ -264,6 +272,20 @@ class AsyncLog:
             raise failure
         if late:
             raise DeadlineError(f"{len(late)} inserts were still under way after {seconds:g} s")
+
+    async def sync(self, timeout: float | None = None) -> RecordId:  # noqa: ASYNC109 - as above
+        """Wait until every completed insert is on stable storage; see `ziplog.Log.sync`."""
+        rid: RecordId = await self._driver.call(SyncRequest(self._until(timeout)))
+        return rid
+
+    async def _resolve(
+        self,
+        error: OutcomeUnknownError,
+        timeout: float | None,  # noqa: ASYNC109 - as above
+    ) -> RecordId | list[RecordId | None] | None:
+        """Find out what became of an insert; see `ziplog.OutcomeUnknownError.resolve`."""
+        request = arguments.resolve(error, self._until(timeout))
+        return arguments.resolved(error, await self._driver.call(request))
 
     def set_policy(self, policy: Policy) -> None:
         """Let `policy` choose the shards of later inserts (see `ziplog.policy`)."""

@@ -19,6 +19,7 @@ from ziplog.client.requests import (
     ConnectRequest,
     ProgressRequest,
     StatusRequest,
+    SyncRequest,
     TailRequest,
     UnsubscribeRequest,
 )
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from ziplog.client.arguments import BytesLike
     from ziplog.client.requests import Blocked, Policy
+    from ziplog.errors import OutcomeUnknownError
 
 
 class Log:
@@ -50,6 +52,7 @@ class Log:
         self._timeout: Final = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
         self._shared: Final = SharedEngine(arguments.endpoints(bootstrap), policy)
         self._core: Final = self._shared.engine.core
+        self._shared.resolve = self._resolve
         try:
             self._limits: Final = self._shared.call(ConnectRequest(self._until(None)))
         except BaseException:
@@ -98,7 +101,8 @@ class Log:
             NoSuchRecordError: `after` was never given to any shard.
             RecordTooLargeError: payload or key; nothing was sent.
             UnavailableError: nothing was inserted; try again.
-            OutcomeUnknownError: the record may have been inserted; do not simply try again.
+            OutcomeUnknownError: the record may have been inserted; do not simply try again, but ask
+                the error: its `resolve` waits until that is known.
 
         """
         request = arguments.insert((payload,), after, key, self._limits, self._until(timeout))
@@ -118,7 +122,8 @@ class Log:
         On failure the error's `results` has the rid of each payload that is known to be in the log,
         and None for each other. Arguments and errors are those of `insert_after`.
         """
-        request = arguments.insert(payloads, after, key, self._limits, self._until(timeout))
+        until = self._until(timeout)
+        request = arguments.insert(payloads, after, key, self._limits, until, many=True)
         if not request.payloads:
             return []
         rids: list[RecordId] = self._shared.call(request)
@@ -145,6 +150,32 @@ class Log:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every `insert_nowait` so far is done; raise the first failure, if any."""
         self._shared.flush(arguments.timeout_s(timeout, self._timeout))
+
+    def sync(self, timeout: float | None = None) -> RecordId:
+        """Wait until every insert of this client that is complete is on stable storage.
+
+        That is at all replicas of its shard. What `insert_nowait` has under way does not count:
+        `flush` first.
+
+        Args:
+            timeout: in seconds.
+
+        Returns:
+            The last such record's rid; RID_GENESIS if this client has inserted nothing.
+
+        Raises:
+            DeadlineError: a shard did not confirm it in time; it may be asked again.
+
+        """
+        rid: RecordId = self._shared.call(SyncRequest(self._until(timeout)))
+        return rid
+
+    def _resolve(
+        self, error: OutcomeUnknownError, timeout: float | None
+    ) -> RecordId | list[RecordId | None] | None:
+        """Find out what became of an insert; see `OutcomeUnknownError.resolve`."""
+        request = arguments.resolve(error, self._until(timeout))
+        return arguments.resolved(error, self._shared.call(request))
 
     def set_policy(self, policy: Policy) -> None:
         """Let `policy` choose the shards of later inserts (see `ziplog.policy`)."""

@@ -19,8 +19,10 @@ from ziplog.client.requests import (
     InsertRequest,
     ProgressRequest,
     ReadRequest,
+    ResolveRequest,
     StatusRequest,
     SubscribeRequest,
+    SyncRequest,
     TailRequest,
     TrimRequest,
     UnsubscribeRequest,
@@ -28,6 +30,7 @@ from ziplog.client.requests import (
 from ziplog.client.routing import Routing
 from ziplog.client.service import Service
 from ziplog.client.subscribe import Subscriptions
+from ziplog.client.sync import Syncs
 from ziplog.client.tail import Surveys
 from ziplog.client.turn import FIRST_REQUEST, Turn
 from ziplog.client.upkeep import Upkeep
@@ -37,10 +40,12 @@ from ziplog.wire import (
     Deliver,
     InsertAck,
     LeaseHistory,
+    Located,
     NotLeader,
     ReadReply,
     Refused,
     StatusReply,
+    Synced,
     TailReply,
     Trimmed,
     TrimReply,
@@ -74,8 +79,11 @@ class ClientCore:
         self._surveys: Final = Surveys(turn, service, self._routing)
         self._subscriptions: Final = Subscriptions(turn, service, self._routing, self._surveys)
         self._upkeep: Final = Upkeep(turn, service, self._routing, self._surveys)
+        self._syncs: Final = Syncs(turn, self._routing, self._inserts)
         self._on_call: Final[dict[type, Callable[[int, Any], None]]] = {
             InsertRequest: self._inserts.start,
+            ResolveRequest: self._inserts.resolve,
+            SyncRequest: self._syncs.start,
             ReadRequest: self._reads.start,
             SubscribeRequest: self._subscriptions.start,
             FetchRequest: self._subscriptions.fetch,
@@ -88,6 +96,8 @@ class ClientCore:
         }
         self._on_message: Final[dict[type[Message], Callable[[Any], None]]] = {
             InsertAck: self._inserts.on_ack,
+            Located: self._inserts.on_located,
+            Synced: self._syncs.on_synced,
             Deliver: self._subscriptions.on_deliver,
             ReadReply: self._reads.on_reply,
             Refused: self._refused,
@@ -117,7 +127,7 @@ class ClientCore:
 
     def set_policy(self, policy: Policy) -> None:
         """Choose the shards of later inserts by `policy`."""
-        self._inserts.policy = policy
+        self._inserts.choice.policy = policy
 
     # --- the one door ---
 
@@ -135,7 +145,9 @@ class ClientCore:
             if now >= turn.alarm:
                 self._tick()
         elif type(event) is Cancelled:
-            for machine in (self._inserts, self._reads, self._subscriptions, self._upkeep):
+            for machine in (
+                self._inserts, self._syncs, self._reads, self._subscriptions, self._upkeep,
+            ):  # fmt: skip
                 machine.cancel(event.id)
         effects = turn.effects
         if effects:
@@ -163,13 +175,14 @@ class ClientCore:
         if refused.request < FIRST_REQUEST:
             self._inserts.on_refused(refused)
         else:
-            for machine in (self._reads, self._subscriptions, self._surveys):
+            for machine in (self._reads, self._subscriptions, self._surveys, self._syncs):
                 if machine.on_refused(refused):
                     return
 
     def _tick(self) -> None:
         self._turn.alarm = NEVER
         self._inserts.tick()
+        self._syncs.tick()
         self._reads.tick()
         self._surveys.tick()
         self._subscriptions.tick()
@@ -179,12 +192,13 @@ class ClientCore:
         self._subscriptions.drained()
 
     def _is_waiting(self) -> bool:
-        return self._inserts.waiting or self._reads.waiting or self._subscriptions.waiting
+        machines = (self._inserts, self._syncs, self._reads, self._surveys, self._subscriptions)
+        return any(machine.waiting for machine in machines)
 
     def check(self) -> None:
         """Assert the invariants of all parts."""
         for part in (
-            self._service, self._routing, self._inserts, self._reads, self._surveys,
+            self._service, self._routing, self._inserts, self._syncs, self._reads, self._surveys,
             self._subscriptions, self._upkeep,
         ):  # fmt: skip
             part.check()

@@ -1,27 +1,29 @@
 """Inserts: from a call to acks that agree.
 
-    call --policy--> queued at a shard --window--> sent --acks agree--> settled
-                                                    |--deadline--> doubtful --acks agree--> settled
-                                                    '--all copies refused--> moved, or failed
+    call --policy--> queued at a shard --window--> sent --acks agree, or found--> settled
+                                                    |--deadline--> doubtful --the same--> settled
+                                                    '--nowhere--> moved, sent again, or failed
 
 A call's payloads are cut into *units*; a unit is one `Insert`, identified by (client, seq), seq
 counted per shard in a `Lane`. Rules: a unit that was sent is repeated with the same identity at the
-same shard until its fate is known, even when its call was answered (D13); it is settled when the
-newest acks of all replicas, of one view, name the same gsns (D8). Invariant: a lane's open seqs
-lie within the window that servers allow. See docs/protocol.md, section 4.
+same shard, or asked for while that is away, until its fate is known, even when its call was
+answered (D13); it is settled when the newest acks of all replicas, of one view, name the same gsns
+(D8); it is nowhere if all its copies were refused, or a view after theirs says so. Invariant: open
+seqs lie within the window that servers allow. See docs/protocol.md, sections 4 and 11.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import replace
-
+from ziplog.client.choice import Choice
+from ziplog.client.doubt import Doubt, Doubts
 from ziplog.client.lane import LANE_BYTES, MAX_PATIENCE_NS, Batch, Lane, Unit
+from ziplog.client.requests import NEVER
+from ziplog.client.search import is_held
 from ziplog.errors import (
     DeadlineError,
     NoSuchRecordError,
-    OutcomeUnknownError,
     ProtocolError,
     RecordTooLargeError,
     UnavailableError,
@@ -29,18 +31,15 @@ from ziplog.errors import (
 )
 from ziplog.node import Broadcast
 from ziplog.types import RecordId
-from ziplog.wire import Body, Insert, InsertAck, Refused, encode_body
+from ziplog.wire import Body, Insert, InsertAck, Located, Refused, encode_body
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ziplog.client.requests import InsertRequest, Policy
+    from ziplog.client.requests import InsertRequest, Policy, ResolveRequest
     from ziplog.client.routing import Route, Routing
     from ziplog.client.turn import Turn
+    from ziplog.errors import OutcomeUnknownError
 
 _MS: Final = 1_000_000
-#: A shard that let us wait gets no new unpinned records for so long.
-_AVOID_NS: Final = 500 * _MS
 #: Pause before a refused unit is sent again, doubling up to `MAX_PATIENCE_NS`.
 _REFUSED_PAUSE_NS: Final = 2 * _MS
 #: Nobody waits for a doubtful unit any more: pauses up to this.
@@ -55,19 +54,23 @@ class Inserts:
     def __init__(self, turn: Turn, routing: Routing, policy: Policy) -> None:
         self._turn: Final = turn
         self._routing: Final = routing
-        self.policy = policy
         self._batches: dict[int, Batch] = {}
         self._lanes: dict[int, Lane] = {}
+        self.choice: Final = Choice(turn, routing, policy, self._lanes)
         #: Batches whose shard is not live (or that have none), by call.
         self._homeless: dict[int, Batch] = {}
-        #: No lane is avoided from here on.
-        self._avoid_until = 0
+        self._doubts: Final = Doubts(turn)
         routing.on_change.append(self._rerouted)
 
     @property
     def waiting(self) -> bool:
         """Whether a call is under way."""
-        return bool(self._batches)
+        return bool(self._batches or self._doubts)
+
+    @property
+    def highest(self) -> dict[int, int]:
+        """The last gsn at which this client has a record, of each shard where it has one."""
+        return {shard: lane.highest for shard, lane in self._lanes.items() if lane.highest}
 
     # --- from the call to the wire ---
 
@@ -78,8 +81,21 @@ class Inserts:
         self._turn.wake_at(request.deadline)
         self._dispatch(batch)
 
+    def resolve(self, call: int, request: ResolveRequest) -> None:
+        """Take the question what became of a call in doubt, and find out at once."""
+        turn, doubt = self._turn, request.doubt
+        self._doubts.start(call, request)
+        lane = self._lanes[doubt.shard]
+        lane.search.hurry()
+        for unit in lane.unsettled.values():
+            if unit.doubt is doubt:
+                unit.pause = min(unit.pause, lane.patience)
+                unit.retry_at = turn.now
+        turn.wake_at(turn.now)
+
     def cancel(self, call: int) -> None:
         """The user waits no longer: what was sent is doubtful, the rest is dropped."""
+        self._doubts.cancel(call)
         batch = self._batches.get(call)
         if batch is not None:
             self._detach(batch)
@@ -87,8 +103,10 @@ class Inserts:
     def _dispatch(self, batch: Batch) -> None:
         """Give a batch, none of whose units can have been taken, to a shard."""
         shard = self._choose(batch)
-        if shard is None:
-            return
+        if shard is not None:
+            self._assign(batch, shard)
+
+    def _assign(self, batch: Batch, shard: int) -> None:
         batch.shard = shard
         if shard not in self._routing.live:
             self._homeless[batch.call] = batch
@@ -103,31 +121,16 @@ class Inserts:
 
     def _choose(self, batch: Batch) -> int | None:
         """Ask the policy. None: it failed, and so did the call."""
-        live: Sequence[int] = self._routing.live
-        if not live:
-            return batch.shard
-        if self._turn.now < self._avoid_until:
-            live = self._preferred(live)
-        request = batch.request
-        try:
-            shard = self.policy(request.payloads[0], request.key, live)
-        except Exception as error:  # noqa: BLE001 - the user's code; the user gets it back
-            self._fail(batch, error)
-            return None
-        if type(shard) is not int:
-            self._fail(batch, TypeError(f"the policy chose {shard!r}; a shard id is an int"))
-            return None
-        return shard
-
-    def _preferred(self, live: Sequence[int]) -> Sequence[int]:
-        """Return the live shards without those that let us wait, or all if that leaves none."""
-        now, lanes = self._turn.now, self._lanes
-        return [s for s in live if s not in lanes or lanes[s].avoid_until <= now] or live
+        shard = self.choice(batch)
+        if isinstance(shard, int):
+            return shard
+        self._fail(batch, shard)
+        return None
 
     def _fill(self, lane: Lane) -> None:
         """Send queued units as far as the window allows, call by call in turns."""
         route = self._routing.route(lane.shard)
-        if route is None:
+        if route is None or route.is_away:
             return
         queue, window = lane.queue, self._routing.limits.max_unsettled_units
         while (
@@ -176,11 +179,15 @@ class Inserts:
             return
         acks = unit.acks
         known = acks.get(ack.server)
-        if known is not None:
+        if known is None:
+            # A backup that guesses does not confirm: this one waited for the primary's word.
+            if ack.confirmed and ack.server:
+                unit.is_slow = True
+        else:
             if known.incarnation == ack.incarnation and known.counter >= ack.counter:
                 return
             if known.gsns != ack.gsns:
-                unit.corrected = True
+                unit.is_slow = True
         acks[ack.server] = ack
         unit.verdict = None
         if len(acks) == unit.replicas:
@@ -188,30 +195,75 @@ class Inserts:
             for other in acks.values():
                 if other.gsns != gsns:
                     return
+            lane.measure(self._turn.now - unit.first_sent)
             self._settle(lane, unit, gsns)
 
+    def on_located(self, located: Located) -> None:
+        """Take a server's word on where a unit is."""
+        lane = self._lanes.get(located.shard)
+        unit = lane.unsettled.get(located.seq) if lane is not None else None
+        if lane is None or unit is None or located.client != self._turn.client:
+            return
+        if located.verdict == "present":
+            if unit.admits(located.gsns):
+                self._turn.counters.located += len(located.gsns)
+                unit.is_slow = True
+            lane.search.decided()
+            self._settle(lane, unit, located.gsns)
+        elif located.verdict == "absent" and located.view > unit.message.view:
+            if not unit.is_lost:
+                lane.search.decided()
+                self._lose(lane, unit)
+        elif located.view > unit.message.view:
+            self._routing.refresh()
+        self._turn.wake_at(max(lane.search.due, self._turn.now))
+
+    def _lose(self, lane: Lane, unit: Unit) -> None:
+        """A view after that of its copies does not have it, so it never will exist by them."""
+        unit.is_lost = True
+        self._routing.refresh()
+        if unit.batch is None:
+            self._forget(lane, unit, None)
+            self._fill(lane)
+        else:
+            self._move(lane, unit.batch)
+
     def _settle(self, lane: Lane, unit: Unit, gsns: list[int]) -> None:
-        message, batch, counters = unit.message, unit.batch, self._turn.counters
-        lane.settle(unit)
+        batch, counters = unit.batch, self._turn.counters
+        if not unit.admits(gsns):
+            counters.protocol_errors += 1
+            lane.settle(unit)
+            self._misplaced(unit, gsns)
+            self._fill(lane)
+            return
+        self._forget(lane, unit, gsns)
         lane.avoid_until = 0
-        lane.measure(self._turn.now - unit.first_sent)
+        lane.highest = max(lane.highest, gsns[-1])
         counters.inserts += len(gsns)
-        if unit.corrected:
+        if unit.is_slow:
             counters.slow_path += len(gsns)
         else:
             counters.fast_path += len(gsns)
         if batch is not None:
-            if unit.admits(gsns):
-                batch.gsns[unit.index] = gsns
-                batch.open -= 1
-                if not batch.open:
-                    self._complete(batch)
-            else:
-                counters.protocol_errors += 1
-                what = f"shard {message.shard} placed {message.count} records at {gsns[:3]}..."
-                self._fail(batch, ProtocolError(f"{what}, after {message.after}"))
+            batch.gsns[unit.index] = gsns
+            batch.open -= 1
+            if not batch.open:
+                self._complete(batch)
         if lane.queue:
             self._fill(lane)
+
+    def _misplaced(self, unit: Unit, gsns: list[int]) -> None:
+        """Servers put it where they may not. A doubt about it stays one: nothing they say helps."""
+        message = unit.message
+        if unit.batch is not None:
+            what = f"shard {message.shard} placed {message.count} records at {gsns[:3]}..."
+            self._fail(unit.batch, ProtocolError(f"{what}, after {message.after}"))
+
+    def _forget(self, lane: Lane, unit: Unit, gsns: list[int] | None) -> None:
+        """The fate of a unit is known: its gsns, or that it never will exist (None)."""
+        lane.settle(unit)
+        if unit.doubt is not None:
+            self._doubts.learned(unit.doubt, unit.message.seq, gsns)
 
     def _complete(self, batch: Batch) -> None:
         del self._batches[batch.call]
@@ -223,7 +275,7 @@ class Inserts:
         unit = lane.unsettled.get(refused.request) if lane is not None else None
         if lane is None or unit is None:
             return
-        unit.refusals += 1
+        unit.refusals[refused.server] = unit.refusals.get(refused.server, 0) + 1
         match refused.code:
             case "no-such-position":
                 if refused.server == 0:
@@ -237,6 +289,7 @@ class Inserts:
                 self._reject(lane, unit, ProtocolError(f"{what}: {refused.detail}"))
             case _:
                 self._turn.counters.redirects += refused.code == "redirect"
+                unit.is_suspect |= refused.code in {"not-ready", "wrong-view"}
                 self._postpone(lane, unit)
 
     def _doom(self, lane: Lane, unit: Unit) -> None:
@@ -247,7 +300,7 @@ class Inserts:
         """
         after = unit.batch.request.after if unit.batch else RecordId(unit.message.after, lane.shard)
         verdict = NoSuchRecordError(after, "no position from there on was ever given to a shard")
-        if unit.primary_copies == 1:
+        if unit.copies == 1:
             self._reject(lane, unit, verdict)
         else:
             unit.verdict = verdict
@@ -255,47 +308,49 @@ class Inserts:
             self._turn.wake_at(unit.retry_at)
 
     def _reject(self, lane: Lane, unit: Unit, error: ZiplogError) -> None:
-        lane.settle(unit)
+        self._forget(lane, unit, None)
         if unit.batch is not None:
             self._fail(unit.batch, error)
         self._fill(lane)
 
     def _postpone(self, lane: Lane, unit: Unit) -> None:
         """Send a refused unit again later; to another shard if no server can have taken it."""
-        turn, batch = self._turn, unit.batch
+        turn = self._turn
         self._routing.refresh()
-        self._avoid(lane)
-        if batch is not None and self._is_movable(lane, batch):
-            shard = self._choose(batch)
-            if shard is None:
-                return
-            if shard != lane.shard:
-                self._withdraw(lane, batch)
-                self._dispatch(batch)
-                return
-        if unit.is_absent:
-            pause = min(_REFUSED_PAUSE_NS << min(unit.primary_copies, 7), MAX_PATIENCE_NS)
+        self.choice.avoid(lane)
+        if not unit.is_absent:
+            turn.wake_at(max(lane.search.due, turn.now))
+        elif unit.batch is None:
+            self._forget(lane, unit, None)
+            self._fill(lane)
+        elif not self._move(lane, unit.batch):
+            pause = min(_REFUSED_PAUSE_NS << min(unit.copies, 7), MAX_PATIENCE_NS)
             unit.retry_at = min(unit.retry_at, turn.now + pause)
             turn.wake_at(unit.retry_at)
 
-    def _is_movable(self, lane: Lane, batch: Batch) -> bool:
-        """Whether no server can have taken any of the batch's units."""
-        if batch.open < len(batch.cuts):
-            return False
-        return all(unit.is_absent for unit in lane.of(batch))
+    def _move(self, lane: Lane, batch: Batch) -> bool:
+        """Give a batch of which nothing is anywhere to another shard, if the policy allows it.
 
-    def _withdraw(self, lane: Lane, batch: Batch) -> None:
+        False: it stays.
+        """
+        if batch.open < len(batch.cuts) or not all(unit.is_absent for unit in lane.of(batch)):
+            return False
+        shard = self._choose(batch)
+        if shard is None:
+            return True
+        if shard == lane.shard:
+            return False
+        self._turn.counters.moved += len(batch.request.payloads)
         for unit in lane.of(batch):
             lane.settle(unit)
         if batch in lane.queue:
             lane.queue.remove(batch)
         batch.sent = batch.previous = 0
         self._fill(lane)
+        self._assign(batch, shard)
+        return True
 
     # --- time and routes ---
-
-    def _avoid(self, lane: Lane) -> None:
-        lane.avoid_until = self._avoid_until = self._turn.now + _AVOID_NS
 
     def _rerouted(self, shards: list[int]) -> None:
         """Send what is unsettled to the new view; find a place for what has none."""
@@ -304,16 +359,30 @@ class Inserts:
             route = self._routing.route(shard) if lane is not None else None
             if lane is None or route is None:
                 continue
-            for unit in lane.unsettled.values():
-                if unit.message.view != route.view:
-                    unit.message = replace(unit.message, view=route.view)
-                    unit.acks.clear()
-                    unit.replicas = len(route.names)
-                    unit.retry_at = self._turn.now
-                    self._turn.wake_at(unit.retry_at)
+            self._redirect(lane, route)
             if shard not in self._routing.live:
                 self._evacuate(lane)
         self._house()
+        for lane in list(self._lanes.values()):
+            lost = [unit.batch for unit in lane.unsettled.values() if unit.is_lost]
+            for batch in dict.fromkeys(lost):
+                if batch is not None and batch.call in self._batches:
+                    self._move(lane, batch)
+
+    def _redirect(self, lane: Lane, route: Route) -> None:
+        """The shard has another view or state: send again what it may take, ask for the rest."""
+        turn = self._turn
+        lane.search.hurry()
+        turn.wake_at(turn.now)
+        if route.is_away:
+            return
+        for unit in lane.unsettled.values():
+            if unit.message.view != route.view and unit.batch is not None:
+                unit.reroute(route.view, len(route.names))
+            unit.pause = lane.patience
+            unit.retry_at = turn.now
+        lane.avoid_until = 0
+        self._fill(lane)
 
     def _evacuate(self, lane: Lane) -> None:
         """The shard takes no new records: batches of which nothing was sent go elsewhere."""
@@ -328,25 +397,39 @@ class Inserts:
             self._dispatch(batch)
 
     def tick(self) -> None:
-        """Repeat what is due, and end the calls whose deadline has passed."""
+        """Repeat and ask what is due, and end the calls whose deadline has passed."""
         turn = self._turn
         for batch in list(self._batches.values()):
             if turn.now >= batch.request.deadline:
                 self._expire(batch)
             else:
                 turn.wake_at(batch.request.deadline)
-        for lane in self._lanes.values():
+        for call, doubt in self._doubts.expired():
+            turn.complete(call, self._unknown(doubt))
+        for lane in list(self._lanes.values()):
             if lane.unsettled:
-                self._repeat(lane)
+                self._look_after(lane)
+        overdue, self.choice.overdue = self.choice.overdue, []
+        for lane in overdue:
+            self._evacuate(lane)
+        if overdue:
+            self._house()
         if self._homeless:
             self._routing.refresh()
 
-    def _repeat(self, lane: Lane) -> None:
-        turn, route = self._turn, self._routing.route(lane.shard)
+    def _look_after(self, lane: Lane) -> None:
+        route = self._routing.route(lane.shard)
         assert route is not None, "a lane without a route"
+        self._repeat(lane, route)
+        has_asked = lane.search.look(self._turn, route, lane.unsettled.values())
+        if has_asked or (route.is_away and any(u.is_awaited for u in lane.unsettled.values())):
+            self._routing.refresh()
+
+    def _repeat(self, lane: Lane, route: Route) -> None:
+        turn = self._turn
         allowance = _REPEAT_BYTES
         for unit in list(lane.unsettled.values()):
-            if unit.message.seq not in lane.unsettled:
+            if unit.message.seq not in lane.unsettled or is_held(unit, route):
                 continue
             if turn.now >= unit.retry_at:
                 if unit.verdict is not None:
@@ -361,14 +444,15 @@ class Inserts:
 
     def _send_again(self, lane: Lane, unit: Unit, route: Route) -> None:
         turn = self._turn
-        longest = MAX_PATIENCE_NS if unit.batch is not None else _DOUBTFUL_PAUSE_NS
+        longest = MAX_PATIENCE_NS if unit.is_awaited else _DOUBTFUL_PAUSE_NS
         unit.pause = min(unit.pause * 2, longest)
         unit.retry_at = turn.now + unit.pause
-        unit.copies += len(route.names)
-        unit.primary_copies += 1
+        unit.copies += 1
+        unit.is_lost = False
         turn.counters.retries += 1
         turn.effects.append(Broadcast(route.names, unit.message))
-        self._avoid(lane)
+        self._routing.refresh()
+        self.choice.avoid(lane, unit.pause)
 
     # --- the end of a call ---
 
@@ -377,41 +461,44 @@ class Inserts:
         lane = self._lanes.get(batch.shard)
         units = lane.of(batch) if lane else []
         doubtful = [unit for unit in units if not unit.is_absent]
-        where = f"shard {batch.shard} of {self._routing}"
+        where = self._routing.describe(batch.shard)
         if doubtful:
-            seq = doubtful[0].message.seq
-            heard = sorted(doubtful[0].acks)
-            self._fail(batch, OutcomeUnknownError(
-                f"the deadline passed while an insert was under way at {where}: it may have"
-                f" happened (seq {seq}; of {doubtful[0].replicas} replicas, {heard} answered)",
-                shard=batch.shard, seq=seq,
-            ))  # fmt: skip
+            spans = [(unit.message.seq, batch.cuts[unit.index]) for unit in doubtful]
+            doubt = Doubt(batch.shard, batch.results, spans, many=batch.many)
+            self._fail(batch, self._unknown(doubt), doubt)
         elif units:
             self._fail(batch, UnavailableError(
-                f"{where} refused the record at each of its replicas until the deadline;"
-                " nothing was inserted: try again"
+                f"no replica of {where} took the record until the deadline; nothing of it is in the"
+                " log: try again"
             ))  # fmt: skip
         elif batch.shard < 0:
             self._fail(batch, DeadlineError(f"no shard of {self._routing} is live; try again"))
         elif batch.call in self._homeless:
             self._fail(batch, DeadlineError(
-                f"the policy chose shard {batch.shard}, which is not live (live now:"
-                f" {list(self._routing.live)}) in {self._routing}; nothing was inserted"
+                f"the policy chose {where}, which is not live (live now:"
+                f" {list(self._routing.live)}); nothing was inserted"
             ))  # fmt: skip
         else:
             self._fail(batch, DeadlineError(
-                f"the window of {where} was full until the deadline; nothing was inserted"
+                f"{where} had no room for the record until the deadline: too much that this client"
+                " sent there is undecided; nothing was inserted"
             ))  # fmt: skip
 
-    def _fail(self, batch: Batch, error: Exception) -> None:
-        if isinstance(error, ZiplogError) and len(batch.request.payloads) > 1:
+    def _unknown(self, doubt: Doubt) -> OutcomeUnknownError:
+        """Return what to say about a call whose fate is not known in time."""
+        unit = self._lanes[doubt.shard].unsettled.get(doubt.seq)
+        heard = f"of {unit.replicas} replicas, {sorted(unit.acks)} acked" if unit else "lost"
+        return doubt.error(self._routing.describe(doubt.shard), heard)
+
+    def _fail(self, batch: Batch, error: Exception, doubt: Doubt | None = None) -> None:
+        if isinstance(error, ZiplogError) and batch.many:
             error.results = batch.results
             # Some of it was done, so the whole must not simply be repeated.
             error.retriable = error.retriable and batch.open == len(batch.cuts)
-        self._detach(batch)
+        self._detach(batch, doubt)
         self._turn.complete(batch.call, error)
 
-    def _detach(self, batch: Batch) -> None:
+    def _detach(self, batch: Batch, doubt: Doubt | None = None) -> None:
         """Forget a call. Its units that were sent stay until their fate is known."""
         del self._batches[batch.call]
         self._homeless.pop(batch.call, None)
@@ -422,6 +509,8 @@ class Inserts:
             unit.batch = None
             if unit.is_absent:
                 lane.settle(unit)
+            else:
+                unit.doubt = doubt
         if batch in lane.queue:
             lane.queue.remove(batch)
         self._fill(lane)
@@ -431,9 +520,15 @@ class Inserts:
         for shard, lane in self._lanes.items():
             assert shard == lane.shard
             lane.check(self._routing.limits.max_unsettled_units)
+            route = self._routing.route(shard)
             for unit in lane.unsettled.values():
-                assert self._turn.alarm <= max(unit.retry_at, self._turn.now + lane.patience // 4)
+                due = unit.retry_at
+                if route is not None and is_held(unit, route):
+                    due = lane.search.due if not unit.is_absent else NEVER
+                assert self._turn.alarm <= max(due, self._turn.now + lane.patience // 4)
+                assert unit.doubt is None or unit.message.seq in unit.doubt.open
                 assert unit.batch is None or unit.batch.call in self._batches
+        self._doubts.check()
         for batch in self._batches.values():
             assert self._turn.alarm <= batch.request.deadline, "a deadline would be missed"
             assert batch.open == batch.gsns.count(None)

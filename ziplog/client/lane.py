@@ -10,10 +10,14 @@ from collections import deque
 from operator import lt
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from ziplog.client.requests import NEVER
+from ziplog.client.search import Search
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
+    from ziplog.client.doubt import Doubt
     from ziplog.client.requests import InsertRequest
     from ziplog.client.routing import Route
     from ziplog.errors import ZiplogError
@@ -61,6 +65,11 @@ class Batch:
         return [RecordId(gsn, shard) for gsns in self.gsns if gsns is not None for gsn in gsns]
 
     @property
+    def many(self) -> bool:
+        """Whether the user gave a list."""
+        return self.request.many or len(self.request.payloads) > 1
+
+    @property
     def results(self) -> list[RecordId | None]:
         """The rid of each payload, as far as it is known."""
         results: list[RecordId | None] = []
@@ -74,13 +83,15 @@ class Unit:
     """One unit that was sent."""
 
     __slots__ = (
-        "acks", "batch", "copies", "corrected", "first_sent", "index", "message", "pause",
-        "primary_copies", "refusals", "replicas", "retry_at", "verdict",
+        "acks", "asked", "batch", "copies", "doubt", "first_sent", "index", "is_lost", "is_slow",
+        "is_suspect", "message", "pause", "refusals", "replicas", "retry_at", "verdict",
     )  # fmt: skip
 
     def __init__(self, batch: Batch, index: int, message: Insert, route: Route, now: int) -> None:
         #: None once its call was answered: then it is doubtful.
         self.batch: Batch | None = batch
+        #: What its call's error asks about, if it has one.
+        self.doubt: Doubt | None = None
         self.index: Final = index
         self.message = message
         self.first_sent: Final = now
@@ -89,12 +100,17 @@ class Unit:
         #: The newest ack of each replica, all of the message's view.
         self.acks: dict[int, InsertAck] = {}
         self.replicas = len(route.names)
-        #: A backup changed its word.
-        self.corrected = False
-        #: How many copies were sent and refused, of all replicas and views; and sent to primaries.
-        self.copies = self.replicas
-        self.refusals = 0
-        self.primary_copies = 1
+        #: A backup changed its word, or waited for the primary's.
+        self.is_slow = False
+        #: How many copies each replica was sent, in all views, and how many each refused.
+        self.copies = 1
+        self.refusals: dict[int, int] = {}
+        #: A server of a later view than the message's told that it is nowhere.
+        self.is_lost = False
+        #: A server that refused it may have left the view: others may know what became of it.
+        self.is_suspect = False
+        #: How often servers were asked for it.
+        self.asked = 0
         #: How its call ends unless a server holds the unit after all.
         self.verdict: ZiplogError | None = None
 
@@ -108,15 +124,32 @@ class Unit:
 
     @property
     def is_absent(self) -> bool:
-        """Whether no server can have taken it: every copy was refused."""
-        return not self.acks and self.refusals == self.copies
+        """Whether no server can have taken it: every copy was refused, or came too late."""
+        return self.is_lost or (
+            not self.acks
+            and all(self.refusals.get(s, 0) >= self.copies for s in range(self.replicas))
+        )
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for its fate."""
+        return self.batch is not None or (self.doubt is not None and self.doubt.calls > 0)
+
+    def reroute(self, view: int, replicas: int) -> None:
+        """From now on it is sent in this view; acks of the former one no longer count."""
+        self.message = replace(self.message, view=view)
+        self.replicas = replicas
+        self.acks.clear()
+        self.verdict = None
+        self.is_suspect = False
 
 
 class Lane:
     """What this client has under way at one shard."""
 
     __slots__ = (
-        "avoid_until", "bytes", "latencies", "next_seq", "patience", "queue", "shard", "unsettled",
+        "avoid_until", "bytes", "highest", "latencies", "next_seq", "patience", "queue", "search",
+        "shard", "unsettled",
     )  # fmt: skip
 
     def __init__(self, shard: int) -> None:
@@ -131,6 +164,9 @@ class Lane:
         self.latencies: list[int] = []
         self.patience = MIN_PATIENCE_NS
         self.avoid_until = 0
+        #: The last gsn where this client has a record.
+        self.highest = 0
+        self.search: Final = Search()
 
     @property
     def done_below(self) -> int:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from ziplog.client.doubt import Doubt
 from ziplog.types import Record, RecordId
 
 #: Chooses a shard: (payload, key, ids of the live shards) -> id.
@@ -37,6 +38,18 @@ class InsertRequest(Request, frozen=True, gc=False):
     after: RecordId
     key: bytes | None
     timestamp_us: int
+    #: The user gave a list, and gets one, also in errors.
+    many: bool = False
+
+
+class ResolveRequest(Request, frozen=True, gc=False):
+    """What became of a call in doubt? Result: each payload's rid; None: it never will exist."""
+
+    doubt: Doubt
+
+
+class SyncRequest(Request, frozen=True, gc=False):
+    """Wait until all that this client inserted is on stable storage. Result: its last rid."""
 
 
 class ReadRequest(Request, frozen=True, gc=False):
@@ -114,13 +127,17 @@ class Counters(msgspec.Struct):
     """What a client did. Records, unless said otherwise."""
 
     inserts: int = 0
-    #: Inserted without any backup having to correct its guess, and the others.
+    #: Inserted by two message delays, all backups having guessed right; and all others: a backup
+    #: corrected its guess, or made none and waited for the primary's word, or a recovery told.
     fast_path: int = 0
     slow_path: int = 0
     #: Units that were sent again.
     retries: int = 0
     #: Answers that sent us elsewhere.
     redirects: int = 0
+    #: Inserts whose fate a recovery told: found at their gsns, and sent to another shard instead.
+    located: int = 0
+    moved: int = 0
     reads: int = 0
     delivered: int = 0
     #: Messages that a peer may not send.

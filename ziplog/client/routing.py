@@ -27,6 +27,7 @@ _MS: Final = 1_000_000
 _MIN_AGE_NS: Final = 100 * _MS
 #: While something waits, placements are no older than this.
 _MAX_AGE_NS: Final = 1_000 * _MS
+_AWAY: Final = frozenset({"recovering", "parked"})
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
@@ -37,6 +38,11 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     state: ShardState
     #: Its replicas' connections, the primary's first.
     names: tuple[bytes, ...]
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its servers take nothing, until it is back in this view or a later one."""
+        return self.state in _AWAY
 
 
 class Routing:
@@ -71,6 +77,14 @@ class Routing:
     def cluster(self) -> int:
         """The cluster's number; 0 while it is not known."""
         return self._service.cluster
+
+    def describe(self, shard: int) -> str:
+        """Return how an error names a shard: its state, if it is not live, and the cluster."""
+        placement = self._placements.get(shard)
+        if placement is not None and placement.state == "live":
+            return f"shard {shard} of {self}"
+        state = placement.state if placement is not None else "unknown"
+        return f"shard {shard} ({state}) of {self}"
 
     # --- asking ---
 

@@ -21,11 +21,12 @@ import threading
 from _signal import signal as set_handler  # type: ignore[import-not-found]
 from collections import deque
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client.engine import Engine
-from ziplog.errors import ClosedError, DeadlineError
+from ziplog.errors import ClosedError, DeadlineError, OutcomeUnknownError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,6 +76,8 @@ class SharedEngine:
         self._main: Final = threading.main_thread().ident
         self._interrupt: tuple[int, FrameType | None] | None = None
         self._main_signal: SimpleQueue[None] | None = None
+        #: Finds out what became of an insert: (its error, time-out in seconds).
+        self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
 
     # --- calls ---
 
@@ -221,6 +224,8 @@ class SharedEngine:
         ticket = self._tickets.pop(number, None)
         if ticket is None:
             return
+        if isinstance(result, OutcomeUnknownError) and self.resolve is not None:
+            result.resolver = partial(self.resolve, result)
         ticket.result = result
         ticket.done = True
         if isinstance(ticket, _FutureTicket):

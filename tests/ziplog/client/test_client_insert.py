@@ -273,6 +273,7 @@ def test_silence_until_the_deadline_is_an_unknown_outcome() -> None:
     glass.pass_time(6 * S)
     assert {m.seq for _, m in glass.take(wire.Insert)} == {insert.seq}, "its fate is not known yet"
     glass.give(*(ack(insert, server, [1]) for server in (0, 1)))
+    glass.inform(placement(0))
     glass.pass_time(60 * S)
     assert not glass.sent, "a client with nothing under way is quiet"
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
+from shard.files import open_flushed, pack_flushed, sync_directory
 from ziplog.node import Event, Persisted, StorageChanged
 from ziplog.runtime.tracing import halt
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from shard.segment import Segment
 
-_NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT}
+NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT}
 #: Entries of one write: it takes two buffers each, and the system takes 1,024.
 _WRITE_ENTRIES: Final = 512
 _FULL_RETRY_S: Final = 0.1
@@ -53,10 +54,13 @@ class Flusher:
 
     #: Bytes of entries on stable storage since the store was opened.
     flushed_bytes: int
+    #: The last entry on stable storage.
+    flushed_fseq: int
 
     def __init__(
         self,
         directory: Path,
+        segment: Segment,
         *,
         interval_s: float,
         reserve_bytes: int,
@@ -66,6 +70,7 @@ class Flusher:
 
         Args:
             directory: exists.
+            segment: the newest one; all that is in it is on stable storage.
             interval_s: how long an entry may wait to be flushed; 0: until `flush` is called.
             reserve_bytes: with less free space than this the store is full.
             on_halt: ends the process; gets the reason.
@@ -76,7 +81,9 @@ class Flusher:
         self._interval_s, self._reserve_bytes, self._on_halt = interval_s, reserve_bytes, on_halt
         self._log = structlog.get_logger()
         self._put_bytes = self._written_bytes = 0
-        self._written_fseq = self._flushed_fseq = self._reported_fseq = 0
+        self._written_fseq = self.flushed_fseq = self._reported_fseq = segment.last_fseq
+        self._flushed_fd = open_flushed(directory)
+        self._tell(segment)
         self._queue: deque[_Write | _Removal] = deque()
         self._batch: list[_Write] = []
         self._segment: Segment | None = None
@@ -108,7 +115,10 @@ class Flusher:
         self._thread.start()
 
     def put(self, segment: Segment, header: bytes, body: bytes, fseq: int) -> None:
-        """Take the next entry. It goes right behind the one before, or begins its segment."""
+        """Take the next entry. It goes right behind the one before, or begins its segment.
+
+        `fseq`: its number, or that of the last entry before it.
+        """
         self._put_bytes += len(header) + len(body)
         self._queue.append(_Write(segment, header, body, fseq))
         if not self._is_awake and self._interval_s:
@@ -142,7 +152,23 @@ class Flusher:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd, self._segment = -1, None
+        if self._flushed_fd >= 0:
+            with contextlib.suppress(OSError):
+                os.fsync(self._flushed_fd)
+            os.close(self._flushed_fd)
+            self._flushed_fd = -1
         return is_done
+
+    def turn(self, segment: Segment) -> None:
+        """Go on behind `segment`, which is flushed like all that was put, and may follow less."""
+        with self._writing:
+            assert not self._queue, "what waits to be written may be void"
+            assert not self._batch, "what waits to be written may be void"
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd, self._segment = -1, None
+            self._written_fseq = self.flushed_fseq = self._reported_fseq = segment.last_fseq
+            self._tell(segment)
 
     # --- the thread --------------------------------------------------------------------------
 
@@ -173,10 +199,11 @@ class Flusher:
             took_s = time.monotonic() - started
 
     def _report(self) -> None:
-        flushed = self._flushed_fseq
-        if flushed > self._reported_fseq:
-            self._reported_fseq = flushed
-            self._on_event(Persisted(flushed))
+        with self._writing:
+            flushed = self.flushed_fseq
+            if flushed > self._reported_fseq:
+                self._reported_fseq = flushed
+                self._on_event(Persisted(flushed))
 
     # --- writing; the lock is held -----------------------------------------------------------
 
@@ -189,7 +216,7 @@ class Flusher:
                 if self._batch:
                     self._write()
         except OSError as error:
-            if error.errno not in _NO_SPACE:
+            if error.errno not in NO_SPACE:
                 self._on_halt(f"writing to {self._directory} failed: {error}")
                 raise
             return False
@@ -223,7 +250,7 @@ class Flusher:
         self._write_at(self._offset, buffers, total)
         self._offset += total
         self._written_bytes += total
-        self._written_fseq = batch[-1].fseq or self._written_fseq
+        self._written_fseq = batch[-1].fseq
         batch.clear()
 
     def _write_at(self, offset: int, buffers: list[bytes], total: int) -> None:
@@ -270,8 +297,15 @@ class Flusher:
             self._on_halt(f"fdatasync of {self._segment.name} failed: {error}")
             raise
         self._segment.flushed = self._offset
-        self._flushed_fseq = self._written_fseq
+        self.flushed_fseq = self._written_fseq
         self.flushed_bytes = self._written_bytes
+        self._tell(self._segment)
+
+    def _tell(self, segment: Segment) -> None:
+        """Leave a note of what is flushed. It is not waited for: late, it only tells less."""
+        if self._flushed_fd >= 0:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._flushed_fd, pack_flushed(segment, self.flushed_fseq), 0)
 
     def _remove(self, names: list[str]) -> None:
         self._sync()
@@ -292,12 +326,3 @@ class Flusher:
         if is_full:
             self._call()
         self._on_event(StorageChanged(full=is_full))
-
-
-def sync_directory(directory: Path) -> None:
-    """Make new names in a directory, and removals from it, survive a crash of the machine."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

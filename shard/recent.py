@@ -1,7 +1,8 @@
 """The newest entries of a store, in memory: what most reads ask for.
 
 Rule: only the oldest is ever forgotten, and only once it is on stable storage. Invariant: every
-position from `first` on is answered from here (docs/protocol.md, section 10).
+position from `first` on is answered from here, and so is every entry from `first_fseq` on
+(docs/protocol.md, section 10).
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ _SWEEP: Final = 1024
 
 
 class Recent:
-    """The newest entries with positions, without a gap up to the last one."""
+    """The newest entries, without a gap up to the last one."""
 
-    def __init__(self, last: int, last_record: int) -> None:
-        """Begin empty, after `last`, the last record so far being `last_record`."""
-        #: Every position from here on is answered from memory.
-        self.first = last + 1
+    def __init__(self, first: int, first_fseq: int, last_record: int, start: int) -> None:
+        """Begin empty, after `start` bytes of the store and the record `last_record`."""
+        #: Every position from here on is answered from memory,
+        self.first = first
+        #: and every entry.
+        self.first_fseq = first_fseq
         self._record_before = last_record
         self._entries: list[Entry | None] = []
-        #: Of each: the last gsn, the last record so far, and the store's bytes up to its end.
+        #: Of each: the last gsn and record so far, and the store's bytes up to its end.
         self._lasts: list[int] = []
         self._records: list[int] = []
         self._ends: list[int] = []
         self._head = 0
-        self._start = 0
+        self._start = start
 
     def add(self, entry: Entry, last: int, record: int, end: int) -> None:
         """Take the next entry; see the columns."""
@@ -54,7 +57,8 @@ class Recent:
         while head < len(ends) and ends[head] <= flushed:
             if self.bytes <= limit and lasts[head] >= trim:
                 break
-            self.first, self._record_before = lasts[head] + 1, self._records[head]
+            self.first, self._record_before = max(self.first, lasts[head] + 1), self._records[head]
+            self.first_fseq += 1
             self._start, self._entries[head] = ends[head], None
             head += 1
             self._head = head
@@ -65,6 +69,10 @@ class Recent:
     def from_gsn(self, gsn: int) -> int:
         """Return the index of the first entry that ends at or after `gsn`."""
         return bisect_left(self._lasts, gsn, self._head)
+
+    def from_fseq(self, fseq: int) -> int:
+        """Return the index of an entry by its number, which is one of those in memory."""
+        return self._head + fseq - self.first_fseq
 
     def at(self, index: int) -> Entry | None:
         """Return an entry by index, None behind the last."""

@@ -1,60 +1,45 @@
-"""One segment file: its name, its entries' form, how damage is passed over, and its index.
+"""One segment file: its name, the index of its blocks, and how it is read.
 
-An entry is a 44-byte header and the MessagePack of an `Entry`. The header has a CRC of its own, so
-that a damaged body costs that entry only; after a damaged header the next whole one is looked for.
-Headers begin with the segment's salt, which stands in the file's name: no record that a client
-made up can pass for an entry. A *block* is about 64 KiB of entries, the unit of reading.
+The name tells the file's number, the first position and the first entry that it may hold, and a
+salt. A *block* is about 64 KiB of entries, the unit of reading; a sealed segment has its index in
+a file beside it. Entries are numbered without gaps, so what is missing shows.
 
-Rule: what a header says of positions is believed only under its CRC, a body only under its own.
-Invariant: positions increase from entry to entry (docs/protocol.md, section 10).
+Invariant: positions, numbers and views increase from entry to entry (docs/protocol.md, section 10).
 """
 
 from __future__ import annotations
 
 import os
 import re
-import struct
 from array import array
-from typing import TYPE_CHECKING, Final, NamedTuple
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from crc32c import crc32c
 
-from shard.entry import Entry, Mark, UnreadableError
-from ziplog.wire import Expire, Place, Skip
+from shard.entry import Mark, UnreadableError
+from shard.stored import (
+    DAMAGED,
+    EXPIRE,
+    HEADER_BYTES,
+    MARK,
+    PLACE,
+    TABLE,
+    Found,
+    decode,
+    is_whole,
+    view_of,
+    walk,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-#: Salt and CRC32C of the rest of the header.
-_GUARD: Final = struct.Struct("<II")
-#: Length and CRC32C of the body, first and last gsn (0, 0: none), fseq, kind.
-_FACTS: Final = struct.Struct("<IIQQQI")
-HEADER_BYTES: Final = _GUARD.size + _FACTS.size
 BLOCK_BYTES: Final = 64 * 1024
 
-PLACE, SKIP, EXPIRE, MARK = 1, 2, 3, 4
-#: Bytes that are no entry.
-DAMAGED: Final = 0
-
-_NAME: Final = re.compile(r"(\d{8})-(\d{19})-([0-9a-f]{8})\.seg", re.ASCII)
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
-
-
-class Found(NamedTuple):
-    """An entry of a segment, or a stretch of damage, by its place in the bytes read."""
-
-    kind: int
-    #: The positions that it is about; of damage, those that it may have been about.
-    first: int
-    last: int
-    fseq: int
-    #: The body's place; of damage, the whole place.
-    start: int
-    stop: int
-    checksum: int
+_NAME: Final = re.compile(r"(\d{8})-(\d{19})-(?:(\d{19})-)?([0-9a-f]{8})(-first)?\.seg", re.ASCII)
 
 
 class _Index(msgspec.Struct, frozen=True, array_like=True):
@@ -71,36 +56,60 @@ class _Index(msgspec.Struct, frozen=True, array_like=True):
     last_fseq: int
     mark: Mark | None
     is_torn: bool
+    fseqs: list[int]
+    views: list[tuple[int, int]]
+    tables: list[tuple[int, int, int]]
+    holes: list[tuple[int, int]]
 
 
 class Segment:
     """A file of entries and the index of its blocks. The newest one grows in memory first."""
 
-    def __init__(self, number: int, base: int, salt: int) -> None:
-        """Begin an empty segment for positions from `base` on."""
-        self.number, self.base, self.salt = number, base, salt
+    def __init__(
+        self, number: int, base: int, base_fseq: int, salt: int, *, is_first: bool = False
+    ) -> None:
+        """Begin an empty segment for positions from `base` on, and entries from `base_fseq` on.
+
+        `is_first`: the log begins here, whatever other files there are.
+        """
+        self.number, self.base, self.base_fseq, self.salt = number, base, base_fseq, salt
+        self.is_first = is_first
+        #: Entries were counted when it was made: its name and its headers tell their numbers.
+        self.is_counted = True
+        first = "-first" if is_first else ""
+        #: The file's name.
+        self.name = f"{number:08d}-{base:019d}-{base_fseq:019d}-{salt:08x}{first}.seg"
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all that was added."""
         #: Bytes of all entries, written or not.
         self.size = 0
         #: Bytes on stable storage. Another thread sets it.
         self.flushed = 0
-        #: Of each closed block: where it ends, the last gsn so far, the last record so far (or 0).
+        #: Of each closed block: where it ends; the last gsn, record (or 0) and number so far.
         self.ends = array("Q")
         self.lasts = array("Q")
         self.records = array("Q")
+        self.fseqs = array("Q")
         self._block_start = 0
         #: The last gsn that an entry is about; `base - 1` if there is none.
-        self.last = base - 1
+        self.last = self.base - 1
         #: The last record in it, 0 if there is none; and the last in all segments before it.
         self.last_record = self.record_before = 0
-        self.last_fseq = 0
+        #: The last entry's number; `base_fseq - 1` if there is none.
+        self.last_fseq = self.base_fseq - 1
+        #: The views of its entries, each with the first entry of it here.
+        self.views: list[tuple[int, int]] = []
         self.mark: Mark | None = None
-        #: Entries after the last one are missing: positions up to the next segment are unknown.
+        #: Of each table: where its header is, its size with it, and the last entry before it.
+        self.tables: list[tuple[int, int, int]] = []
+        #: Entries that were damaged when the file was last read as a whole: first and last number.
+        self.holes: list[tuple[int, int]] = []
+        #: Entries after the last position are missing: what lies above it here is unknown.
         self.is_torn = False
-
-    @property
-    def name(self) -> str:
-        """The file's name."""
-        return f"{self.number:08d}-{self.base:019d}-{self.salt:08x}.seg"
+        #: So it was in the segment before: what lies before the first position here is unknown.
+        self.is_torn_before = False
 
     @property
     def index_name(self) -> str:
@@ -109,48 +118,57 @@ class Segment:
 
     @classmethod
     def named(cls, name: str) -> Segment | None:
-        """Return the empty segment of a file's name, None if it is no segment's."""
+        """Return the empty segment of a file's name, None if it is no segment's.
+
+        Names that were given before entries were counted tell no `base_fseq`: then it is 0.
+        """
         found = _NAME.fullmatch(name)
-        return found and cls(int(found[1]), int(found[2]), int(found[3], 16))
+        if found is None:
+            return None
+        fseq, is_first = int(found[3] or 0), bool(found[5])
+        segment = cls(int(found[1]), int(found[2]), fseq, int(found[4], 16), is_first=is_first)
+        segment.name, segment.is_counted = name, found[3] is not None
+        return segment
 
     def add(self, kind: int, first: int, last: int, record: int, fseq: int, size: int) -> None:
         """Count an entry of `size` bytes in; `record` is its last record, 0 if it has none."""
         self.size += size
+        if kind < MARK:
+            self.last_fseq = fseq
         if kind < EXPIRE:
             assert first > self.last, f"gsn {first} after {self.last}: entries must go upwards"
             self.last = last
+            # What was damaged lies before it now, and reading comes upon it.
+            self.is_torn = False
             if record:
                 self.last_record = record
             # Only here: what lies between two blocks' positions is then in the second one.
             if self.size - self._block_start >= BLOCK_BYTES:
                 self._close_block()
-        if fseq:
-            self.last_fseq = fseq
 
     def _close_block(self) -> None:
         self._block_start = self.size
         self.ends.append(self.size)
         self.lasts.append(self.last)
         self.records.append(self.last_record)
+        self.fseqs.append(self.last_fseq)
+
+    def add_view(self, view: int, fseq: int) -> None:
+        """Take note of the view of an entry."""
+        if not self.views or view > self.views[-1][0]:
+            self.views.append((view, fseq))
 
     # --- the index file ----------------------------------------------------------------------
 
     def index(self) -> bytes:
         """Return the contents of the index file."""
         index = _Index(
-            self.number,
-            self.salt,
-            self.size,
-            list(self.ends),
-            list(self.lasts),
-            list(self.records),
-            self.last,
-            self.last_record,
-            self.last_fseq,
-            self.mark,
-            self.is_torn,
-        )
-        body = _encoder.encode(index)
+            self.number, self.salt, self.size,
+            list(self.ends), list(self.lasts), list(self.records),
+            self.last, self.last_record, self.last_fseq, self.mark, self.is_torn,
+            list(self.fseqs), self.views, self.tables, self.holes,
+        )  # fmt: skip
+        body = msgspec.msgpack.encode(index)
         return crc32c(body).to_bytes(4, "little") + body
 
     def take_index(self, contents: bytes, size: int) -> bool:
@@ -165,35 +183,52 @@ class Segment:
             return False
         self.size = self.flushed = size
         self.ends, self.lasts = array("Q", index.ends), array("Q", index.lasts)
-        self.records = array("Q", index.records)
+        self.records, self.fseqs = array("Q", index.records), array("Q", index.fseqs)
         self.last, self.last_fseq, self.mark = index.last, index.last_fseq, index.mark
         self.last_record = index.last_record
+        self.views, self.tables, self.holes = index.views, index.tables, index.holes
         self.is_torn = index.is_torn
         return True
 
-    def rebuild(self, data: bytes) -> int:
-        """Take the index from the file's bytes; return how many of them end with a whole entry.
+    def rebuild(self, data: bytes, flushed: int) -> None:
+        """Take the index from the file's bytes.
 
-        What comes behind is torn: nothing whole follows it.
+        `flushed`: the last entry that is known to have been on stable storage. The first damage
+        after it is a torn write, and all from there on counts as never written: `size` ends before.
         """
-        pending: list[Found] = []
-        for found in walk(data, self.salt):
-            self.is_torn = self.is_torn or found.kind == DAMAGED
-            if found.kind != DAMAGED:
-                pending.append(found)
-            if found.kind == DAMAGED or not _is_whole(data, found):
+        self.clear()
+        every = list(walk(data, self.salt))
+        flushed = max(flushed, self._told(data, every))
+        good = placed = self.last_fseq
+        for found in every:
+            is_good = found.kind != DAMAGED and is_whole(data, found)
+            if not is_good and good >= flushed:
+                break
+            self.size = found.stop
+            if found.kind == DAMAGED:
                 continue
-            # Damage in the middle: `read` will come upon it again, and say which positions.
-            for known in pending:
-                self._recall(known)
-            pending.clear()
-            self.is_torn = self.is_torn and found.kind >= EXPIRE
-            if found.kind == MARK:
-                mark = decode(data, found).decision
-                self.mark = mark if isinstance(mark, Mark) else self.mark
-        self.is_torn = self.is_torn or self.size < len(data)
+            self._recall(found)
+            if found.kind < EXPIRE:
+                placed = found.fseq
+            if is_good:
+                self._learn(data, found)
+                good = self._count(good, found.fseq) if found.is_numbered else good
+        if good < flushed:
+            self._count(good, flushed + 1)
+            self.last_fseq = max(self.last_fseq, flushed)
+        self.is_torn = bool(self.holes) and self.holes[-1][1] > placed
         self.flushed = self.size
-        return self.size
+
+    def _told(self, data: bytes, every: list[Found]) -> int:
+        """Return the last entry that was on stable storage, as the entries tell."""
+        if self.is_counted:
+            return max((found.flushed for found in every), default=0)
+        # They do not. What stands before a good one is taken for it.
+        numbered = [found for found in every if found.is_numbered]
+        if not self.base_fseq:
+            self.base_fseq = numbered[0].fseq if numbered else 1
+            self.last_fseq = self.base_fseq - 1
+        return max((found.fseq for found in numbered if is_whole(data, found)), default=0)
 
     def _recall(self, found: Found) -> None:
         self.size = found.start - HEADER_BYTES
@@ -201,18 +236,28 @@ class Segment:
         size = found.stop - self.size
         self.add(found.kind, found.first, found.last, record, found.fseq, size)
 
+    def _learn(self, data: bytes, found: Found) -> None:
+        """Take what only the body tells."""
+        if found.kind == MARK:
+            mark = decode(data, found).decision
+            self.mark = mark if isinstance(mark, Mark) else self.mark
+        elif found.kind == TABLE:
+            start = found.start - HEADER_BYTES
+            self.tables.append((start, found.stop - start, found.fseq))
+        else:
+            self.add_view(view_of(data, found), found.fseq)
+
+    def _count(self, good: int, fseq: int) -> int:
+        """Note what is missing between the last good entry and this one, which is returned."""
+        if fseq > good + 1:
+            self.holes.append((good + 1, fseq - 1))
+        return fseq
+
     # --- reading -----------------------------------------------------------------------------
 
     def block_at(self, gsn: int) -> int:
         """Return the number of the block that would hold `gsn`."""
-        low, high = 0, len(self.lasts)
-        while low < high:
-            middle = (low + high) // 2
-            if self.lasts[middle] < gsn:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(self.lasts, gsn)
 
     def block_last(self, block: int) -> int:
         """Return the last gsn up to the end of a block."""
@@ -222,6 +267,18 @@ class Segment:
         """Return the last record in the log before a block."""
         return (self.records[block - 1] if block else 0) or self.record_before
 
+    def view_at(self, fseq: int) -> int:
+        """Return the view of an entry; 0 if it is not here."""
+        index = bisect_right(self.views, fseq, key=lambda pair: pair[1])
+        return self.views[index - 1][0] if index and fseq <= self.last_fseq else 0
+
+    def last_of(self, view: int) -> int:
+        """Return the last entry here whose view is `view` or less; 0 if there is none."""
+        index = bisect_right(self.views, view, key=lambda pair: pair[0])
+        if index == 0:
+            return 0
+        return self.views[index][1] - 1 if index < len(self.views) else self.last_fseq
+
     def read(self, directory: Path, block: int) -> tuple[bytes, list[Found]]:
         """Return a block's bytes and what is in them of `Place`, `Skip` and damage, in order.
 
@@ -229,112 +286,93 @@ class Segment:
             UnreadableError: the file cannot be read.
 
         """
+        data = self._block(directory, block)
+        fseq = self.fseqs[block - 1] if block else self.base_fseq - 1
+        before = self.block_last(block - 1) if block else self.base - 1
+        is_torn = block == 0 and self.is_torn_before
+        entries = walk(data, self.salt)
+        return data, list(_positions(entries, fseq, before, self.block_last(block), is_torn))
+
+    def read_from(self, directory: Path, fseq: int) -> tuple[bytes, list[Found]]:
+        """Return the bytes of the block of entry `fseq`, and the entries in it from there on.
+
+        Those that are damaged may be missing.
+
+        Raises:
+            UnreadableError: the file cannot be read.
+
+        """
+        data = self._block(directory, bisect_left(self.fseqs, fseq))
+        return data, [f for f in walk(data, self.salt) if f.is_numbered and f.fseq >= fseq]
+
+    def last_at(self, directory: Path, fseq: int) -> int:
+        """Return the last gsn that the entries up to `fseq` are about, as far as can be read.
+
+        Raises:
+            UnreadableError: the file cannot be read.
+
+        """
+        block = bisect_left(self.fseqs, fseq)
+        last = self.block_last(block - 1) if block else self.base - 1
+        for found in walk(self._block(directory, block), self.salt):
+            if found.is_numbered and found.kind < EXPIRE and found.fseq <= fseq:
+                last = found.last
+        return last
+
+    def read_table(self, directory: Path, start: int, size: int) -> tuple[bytes, Found]:
+        """Return the bytes of a table, and what is there.
+
+        Raises:
+            UnreadableError: the file cannot be read.
+
+        """
+        data = self._pread(directory, start, start + size)
+        return data, next(walk(data, self.salt))
+
+    def _block(self, directory: Path, block: int) -> bytes:
         start = self.ends[block - 1] if block else 0
         stop = min(self.ends[block] if block < len(self.ends) else self.size, self.flushed)
+        return self._pread(directory, start, stop)
+
+    def _pread(self, directory: Path, start: int, stop: int) -> bytes:
         try:
             fd = os.open(directory / self.name, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                data = os.pread(fd, stop - start, start)
+                data = os.pread(fd, max(stop - start, 0), start)
             finally:
                 os.close(fd)
         except OSError as error:
             raise UnreadableError(f"{self.name}: {error}") from error
-        before = self.block_last(block - 1) if block else self.base - 1
-        # A block without its end (the file is short) is damaged up to where it should end.
-        data += bytes(stop - start - len(data))
-        return data, list(_positions(walk(data, self.salt), before, self.block_last(block)))
+        # What is missing of a file that is too short is damaged.
+        return data + bytes(stop - start - len(data))
 
 
-def positions(entry: Entry) -> tuple[int, int, int, int]:
-    """Return the kind of an entry, its first and last gsn, and its last record (0: none)."""
-    decision = entry.decision
-    match decision:
-        case Place():
-            last = decision.gsns[-1]
-            return PLACE, decision.gsns[0], last, last
-        case Skip():
-            return SKIP, decision.start, decision.stop - 1, 0
-        case Expire():
-            return EXPIRE, 0, 0, 0
-        case Mark():
-            return MARK, 0, 0, 0
-
-
-def encode(entry: Entry, salt: int, kind: int, first: int, last: int) -> tuple[bytes, bytes]:
-    """Return the header and the body of an entry."""
-    body = _encoder.encode(entry)
-    facts = _FACTS.pack(len(body), crc32c(body), first, last, entry.fseq, kind)
-    return _GUARD.pack(salt, crc32c(facts)) + facts, body
-
-
-def decode(data: bytes, found: Found) -> Entry:
-    """Return an entry.
-
-    Raises:
-        UnreadableError: it is damaged.
-
-    """
-    if found.kind == DAMAGED or not _is_whole(data, found):
-        raise UnreadableError(f"the entry of gsns {found.first} to {found.last} is damaged")
-    return _decoder.decode(memoryview(data)[found.start : found.stop])
-
-
-def walk(data: bytes, salt: int) -> Iterator[Found]:
-    """Go through the entries of `data`, which begins with one; damage has positions 0, 0."""
-    at = 0
-    while at < len(data):
-        found = _header(data, at, salt)
-        if found is None:
-            following = _next_header(data, at + 1, salt)
-            yield Found(DAMAGED, 0, 0, 0, at, following, 0)
-            at = following
-        else:
-            yield found
-            at = found.stop
-
-
-def _header(data: bytes, at: int, salt: int) -> Found | None:
-    if at + HEADER_BYTES > len(data):
-        return None
-    read_salt, guard = _GUARD.unpack_from(data, at)
-    start = at + HEADER_BYTES
-    if read_salt != salt or crc32c(data[at + _GUARD.size : start]) != guard:
-        return None
-    length, checksum, first, last, fseq, kind = _FACTS.unpack_from(data, at + _GUARD.size)
-    if start + length > len(data):
-        return None
-    return Found(kind, first, last, fseq, start, start + length, checksum)
-
-
-def _next_header(data: bytes, at: int, salt: int) -> int:
-    pattern = salt.to_bytes(4, "little")
-    while (at := data.find(pattern, at)) >= 0:
-        if _header(data, at, salt) is not None:
-            return at
-        at += 1
-    return len(data)
-
-
-def _is_whole(data: bytes, found: Found) -> bool:
-    return crc32c(memoryview(data)[found.start : found.stop]) == found.checksum
-
-
-def _positions(entries: Iterator[Found], before: int, last: int) -> Iterator[Found]:
+def _positions(
+    entries: Iterable[Found], fseq: int, before: int, last: int, is_torn: bool
+) -> Iterator[Found]:
     """Leave out what is about no position, and say of damage which ones it may have held.
 
-    They are those between its neighbours; before the first comes `before`, and the end is `last`.
+    Entries are numbered from `fseq` + 1 on: where one is missing there is a hole, of the positions
+    between its neighbours; `before` comes before the first, and the end is `last`. `is_torn`: there
+    is a hole before the first.
     """
-    damage: Found | None = None
+    is_damaged = False
     for found in entries:
-        if found.kind == DAMAGED:
-            damage = damage or found
+        is_damaged = is_damaged or found.kind == DAMAGED
+        if not found.is_numbered:
             continue
-        if found.kind >= EXPIRE:
+        is_torn = is_torn or found.fseq > fseq + 1
+        fseq = found.fseq
+        if found.kind == EXPIRE:
             continue
-        if damage is not None and before + 1 < found.first:
-            yield damage._replace(first=before + 1, last=found.first - 1)
-        damage = None
+        if is_torn and before + 1 < found.first:
+            yield _damage(before + 1, found.first - 1)
+        is_torn = is_damaged = False
         before = found.last
         yield found
-    if damage is not None and before < last:
-        yield damage._replace(first=before + 1, last=last)
+    if (is_torn or is_damaged) and before < last:
+        yield _damage(before + 1, last)
+
+
+def _damage(first: int, last: int) -> Found:
+    return Found(DAMAGED, first, last, 0, 0, 0, 0, 0)

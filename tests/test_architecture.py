@@ -26,6 +26,7 @@ MAX_DOCSTRING_LINES = 15
 DOES_IO = {
     "mms.emulation",
     "shard.datadir",
+    "shard.files",
     "shard.flusher",
     "shard.segment",
     "shard.segments",

@@ -1,0 +1,165 @@
+"""One stored entry as bytes: its header and body, and how damage is passed over.
+
+An entry is a 44-byte header and the MessagePack of an `Entry`. The header has a CRC of its own, so
+that a damaged body costs that entry only; after a damaged header the next whole one is looked for.
+Headers begin with the segment's salt, which stands in the file's name: no record that a client
+made up can pass for an entry. A header also tells how much of the log was on stable storage when
+it was made: that much was complete before it was written.
+
+Rule: what a header says is believed only under its CRC, a body only under its own
+(docs/protocol.md, section 10).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+from crc32c import crc32c
+
+from shard.entry import Entry, Mark, Table, UnreadableError
+from ziplog.wire import Expire, Place, Skip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Salt and CRC32C of the rest of the header.
+_GUARD: Final = struct.Struct("<II")
+#: Length and CRC32C of the body, first and last gsn (0, 0: none), place, kind and lag.
+_FACTS: Final = struct.Struct("<IIQQQI")
+HEADER_BYTES: Final = _GUARD.size + _FACTS.size
+#: The kind has one byte, the lag three; a lag of 0 tells nothing.
+_KIND_BITS: Final = 8
+_MAX_LAG: Final = (1 << 24) - 1
+
+PLACE, SKIP, EXPIRE, MARK, TABLE = 1, 2, 3, 4, 5
+#: Bytes that are no entry.
+DAMAGED: Final = 0
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
+
+
+class _Front(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The first fields of an `Entry`."""
+
+    fseq: int
+    view: int
+
+
+_front_decoder: msgspec.msgpack.Decoder[_Front] = msgspec.msgpack.Decoder(_Front)
+
+
+class Found(NamedTuple):
+    """An entry of a segment, or a stretch of damage, by its place in the bytes read."""
+
+    kind: int
+    #: The positions that it is about; of damage, those that it may have been about.
+    first: int
+    last: int
+    #: Its number; of a mark or table, that of the last entry before it.
+    fseq: int
+    #: The body's place; of damage, the whole place.
+    start: int
+    stop: int
+    checksum: int
+    #: Entries up to here were on stable storage before it was written.
+    flushed: int
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it is an entry of the log proper."""
+        return DAMAGED < self.kind < MARK
+
+
+def positions(entry: Entry) -> tuple[int, int, int, int]:
+    """Return the kind of an entry, its first and last gsn, and its last record (0: none)."""
+    decision = entry.decision
+    match decision:
+        case Place():
+            last = decision.gsns[-1]
+            return PLACE, decision.gsns[0], last, last
+        case Skip():
+            return SKIP, decision.start, decision.stop - 1, 0
+        case Expire():
+            return EXPIRE, 0, 0, 0
+        case Mark():
+            return MARK, 0, 0, 0
+        case Table():
+            return TABLE, 0, 0, 0
+
+
+def encode(
+    entry: Entry, salt: int, kind: int, first: int, last: int, place: int, flushed: int
+) -> tuple[bytes, bytes]:
+    """Return the header and the body of an entry.
+
+    `place` is its number, or that of the last entry before it; `flushed` is the last entry on
+    stable storage.
+    """
+    body = _encoder.encode(entry)
+    lag = place - flushed + 1
+    told = kind | lag << _KIND_BITS if lag <= _MAX_LAG else kind
+    facts = _FACTS.pack(len(body), crc32c(body), first, last, place, told)
+    return _GUARD.pack(salt, crc32c(facts)) + facts, body
+
+
+def decode(data: bytes, found: Found) -> Entry:
+    """Return an entry.
+
+    Raises:
+        UnreadableError: it is damaged.
+
+    """
+    if found.kind == DAMAGED or not is_whole(data, found):
+        raise UnreadableError(f"the entry of gsns {found.first} to {found.last} is damaged")
+    return _decoder.decode(memoryview(data)[found.start : found.stop])
+
+
+def view_of(data: bytes, found: Found) -> int:
+    """Return the view of a whole entry."""
+    return _front_decoder.decode(memoryview(data)[found.start : found.stop]).view
+
+
+def is_whole(data: bytes, found: Found) -> bool:
+    """Whether the body of an entry is as it was written."""
+    return crc32c(memoryview(data)[found.start : found.stop]) == found.checksum
+
+
+def walk(data: bytes, salt: int) -> Iterator[Found]:
+    """Go through the entries of `data`, which begins with one; damage has positions 0, 0."""
+    at = 0
+    while at < len(data):
+        found = _header(data, at, salt)
+        if found is None:
+            following = _next_header(data, at + 1, salt)
+            yield Found(DAMAGED, 0, 0, 0, at, following, 0, 0)
+            at = following
+        else:
+            yield found
+            at = found.stop
+
+
+def _header(data: bytes, at: int, salt: int) -> Found | None:
+    if at + HEADER_BYTES > len(data):
+        return None
+    read_salt, guard = _GUARD.unpack_from(data, at)
+    start = at + HEADER_BYTES
+    if read_salt != salt or crc32c(data[at + _GUARD.size : start]) != guard:
+        return None
+    length, checksum, first, last, place, told = _FACTS.unpack_from(data, at + _GUARD.size)
+    if start + length > len(data):
+        return None
+    kind, lag = told & (1 << _KIND_BITS) - 1, told >> _KIND_BITS
+    flushed = place + 1 - lag if lag else 0
+    return Found(kind, first, last, place, start, start + length, checksum, flushed)
+
+
+def _next_header(data: bytes, at: int, salt: int) -> int:
+    pattern = salt.to_bytes(4, "little")
+    while (at := data.find(pattern, at)) >= 0:
+        if _header(data, at, salt) is not None:
+            return at
+        at += 1
+    return len(data)

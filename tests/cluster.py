@@ -8,10 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from failure_handler.service import FailureHandler
+from failure_handler.state import HandlerState
 from mms.service import MembershipService
 from mms.state import ClusterState
 from shard.replica import Replica, ReplicaConfig
-from tests.world import MS, MemoryStore, S, World, address, shard_names
+from tests.world import MS, S, World, address, shard_names
 from ziplog import policy
 from ziplog.client.core import ClientCore
 from ziplog.client.requests import (
@@ -24,67 +26,153 @@ from ziplog.client.requests import (
     TailRequest,
     TrimRequest,
 )
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
-from ziplog.node import Call, Committed, LeaderChanged
+from ziplog.config import ClusterConfig, Durability, NodeConfig, ShardConfig
+from ziplog.node import Call, Committed, LeaderChanged, Restored
 from ziplog.types import RID_GENESIS, Record, RecordId
 from ziplog.wire import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.world import Link
     from ziplog.client.requests import Policy
 
 COMMIT = MS // 2
+#: A killed server is there again after so long.
+RESTART = 700 * MS
+
+
+class Consensus:
+    """A group of one node whose commands are committed, in order, a little later."""
+
+    def __init__(self, machine: Any, build: Callable[[], Any], world: World, name: str) -> None:
+        self.machine = machine
+        self._build, self._world, self._name = build, world, name
+        #: When each command is committed, and what it is.
+        self._commands: list[tuple[int, bytes]] = []
+        self.lead()
+
+    def lead(self) -> None:
+        """Start the node (again): it learns the state, and leads."""
+        self.node = self._build()
+        self._world.add(self._name, self.node)
+        self._world.down.discard(self._name)
+        self._world.paused.discard(self._name)
+        self._world.inject(self._name, Restored(self.machine.snapshot()))
+        self._world.inject(self._name, LeaderChanged(self._name, is_self=True))
+
+    def propose(self, command: bytes) -> None:
+        """Take a command."""
+        self._commands.append((self._world.now + COMMIT, command))
+
+    def next_commit(self) -> int | None:
+        """Return when the next command is committed."""
+        return self._commands[0][0] if self._commands else None
+
+    def commit(self) -> None:
+        """Commit the next command, whether or not the node is there to see it."""
+        _, command = self._commands.pop(0)
+        result = self.machine.apply(command)
+        if self._name not in self._world.down:
+            self._world.inject(self._name, Committed(command, result))
 
 
 class PureCluster:
-    """A cluster with one node of the membership service."""
+    """A cluster with one node of the membership service, and one of the failure handler if asked.
 
-    def __init__(self, shards: int = 2, f: int = 1, link: Link | None = None) -> None:
+    Its supervisor starts a server that was killed again, `RESTART` later.
+    """
+
+    def __init__(
+        self,
+        shards: int = 2,
+        f: int = 1,
+        link: Link | None = None,
+        *,
+        handler: bool = False,
+        durability: Durability = "memory",
+    ) -> None:
         self.world = World(link)
-        self.consensus = ClusterState()
         self.f = f
         self.shards = shards
         self._calls = 0
-        #: Proposed commands: when each is committed, who proposed it, what it is.
-        self._commits: list[tuple[int, str, bytes]] = []
-        self._start_service()
+        handlers = (_node("fh-0", raft_port=9998),) if handler else ()
+        self.config = ClusterConfig(
+            name="pure",
+            data_dir=Path("unused"),
+            f=f,
+            durability=durability,
+            mms=(_node("mms-0", raft_port=9999),),
+            failure_handlers=handlers,
+            shards=tuple(
+                ShardConfig(shard, tuple(_node(name) for name in shard_names(shard, f)))
+                for shard in range(shards)
+            ),
+        )
+        self.groups = {"mms-0": Consensus(ClusterState(), self._service, self.world, "mms-0")}
+        if handler:
+            self.groups["fh-0"] = Consensus(HandlerState(), self._handler, self.world, "fh-0")
+        #: When each killed node is started again.
+        self._starts: dict[str, int] = {}
         for shard in range(shards):
             for index in range(f + 1):
                 self._start_replica(shard, index)
         assert self.run_until(lambda: all(r.state == "up" for r in self.replicas()))
 
-    def _start_service(self) -> None:
-        config = ClusterConfig(
-            name="pure",
-            data_dir=Path("unused"),
-            f=self.f,
-            mms=(_node("mms-0", raft_port=9999),),
-            shards=tuple(
-                ShardConfig(shard, tuple(_node(name) for name in shard_names(shard, self.f)))
-                for shard in range(self.shards)
-            ),
+    @property
+    def service(self) -> MembershipService:
+        """The membership service."""
+        node = self.groups["mms-0"].node
+        assert isinstance(node, MembershipService)
+        return node
+
+    def _service(self) -> MembershipService:
+        return MembershipService(
+            self.config, "mms-0", pid=1, cluster=77, incarnation=self.world.now, now=self.world.now
         )
-        self.service = MembershipService(
-            config, "mms-0", pid=1, cluster=77, incarnation=1, now=self.world.now
-        )
-        self.world.add("mms-0", self.service)
-        self.world.inject("mms-0", LeaderChanged("mms-0", is_self=True))
+
+    def _handler(self) -> FailureHandler:
+        return FailureHandler(self.config, "fh-0", pid=2, now=self.world.now)
 
     def _start_replica(self, shard: int, index: int) -> None:
         names = shard_names(shard, self.f)
-        own = ReplicaConfig(
+        self.world.start(ReplicaConfig(
             names[index], address(names[index]).endpoint, shard, index,
-            tuple(map(address, names)), (address("mms-0"),), "memory", 1, Limits(),
-        )  # fmt: skip
-        store = MemoryStore()
-        replica = Replica(own, store, None, limbo=False, incarnation=index + 1, now=self.world.now)
-        self.world.add(names[index], replica, store)
+            tuple(map(address, names)), (address("mms-0"),), self.config.durability, 1, Limits(),
+            identity=f"disk of {names[index]}",
+            handlers=tuple(address(node.name) for node in self.config.failure_handlers),
+        ))  # fmt: skip
 
     def replicas(self) -> list[Any]:
         """Return what all replicas are, shard by shard."""
         return [node._state for node in self.world.nodes.values() if isinstance(node, Replica)]
+
+    # --- failures ---
+
+    def kill(self, name: str, *, for_ns: int = RESTART) -> None:
+        """Kill a node; it is started again after a while."""
+        self.world.kill(name)
+        self._starts[name] = self.world.now + for_ns
+
+    def _restart(self, name: str) -> None:
+        del self._starts[name]
+        if name in self.groups:
+            self.groups[name].lead()
+        elif name in self.world.down:
+            self.world.restart(name, clean=False)
+
+    def is_whole(self) -> bool:
+        """Whether every server is up, in the view that the membership service has committed."""
+        placements = self.groups["mms-0"].machine.placements
+        return (
+            all(
+                replica.state == "up"
+                and placements[replica.shard].state == "live"
+                and placements[replica.shard].view == replica.view
+                for replica in self.replicas()
+            )
+            and not self.world.down
+        )
 
     # --- time ---
 
@@ -97,18 +185,29 @@ class PureCluster:
         world = self.world
         end = world.now + within
         while not condition():
-            self._commits += [(world.now + COMMIT, *what) for what in world.proposed]
+            for name, command in world.proposed:
+                self.groups[name].propose(command)
             world.proposed.clear()
-            due = min(self._commits[0][0] if self._commits else end, end)
+            due = min([end, *self._starts.values(), *self._commits()])
             if not world.run_until(lambda: condition() or bool(world.proposed), due - world.now):
                 if world.now >= end:
                     return False
-                self._commit()
+                self._catch_up()
         return True
 
-    def _commit(self) -> None:
-        _, name, command = self._commits.pop(0)
-        self.world.inject(name, Committed(command, self.consensus.apply(command)))
+    def _commits(self) -> list[int]:
+        times = [group.next_commit() for group in self.groups.values()]
+        return [at for at in times if at is not None]
+
+    def _catch_up(self) -> None:
+        """Commit, and start, what is due."""
+        for group in self.groups.values():
+            at = group.next_commit()
+            if at is not None and at <= self.world.now:
+                group.commit()
+        for name, at in list(self._starts.items()):
+            if at <= self.world.now:
+                self._restart(name)
 
     # --- clients ---
 

@@ -1,0 +1,380 @@
+"""Faults do what they say to the nodes that they name, and nothing once they are healed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import faults as command
+import pytest
+from injection import control, layer
+from injection.control import Ills, Patient
+from injection.nodes import LAUNCHER, Nodes
+from injection.schedule import DAMAGE, KINDS, Chaos, Fault, faults, strike
+
+import ziplog
+from ziplog.errors import ConfigError, UnavailableError
+from ziplog.local import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ziplog.runtime.transport import Transport
+
+DEADLINE_S = 20.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.005)
+
+
+# --- the control file ----------------------------------------------------------------------------
+
+
+def test_a_process_sees_what_was_written_about_it(tmp_path: Path) -> None:
+    patient = Patient(tmp_path, "a")
+    assert patient.ills() == Ills()
+    ills = Ills(frozenset({"b"}), no_clients=True, send_ms=2.5, flush_ms=1.0, disk_bytes=0)
+    control.write(tmp_path, "a", ills)
+    control.write(tmp_path, "b", Ills(send_ms=1.0))
+    wait_until(lambda: patient.ills() == ills, "it sees it")
+    control.write(tmp_path, "a", Ills())
+    assert not control.path_of(tmp_path, "a").exists()
+    wait_until(lambda: patient.ills() == Ills(), "it is well again")
+
+
+# --- the layer inside a process ------------------------------------------------------------------
+
+
+class Three:
+    """Two nodes with the layer, "a" and "b", and a client without."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.a = layer._transport(Patient(directory, "a"), "a")("127.0.0.1:0")
+        self.b = layer._transport(Patient(directory, "b"), "b")("127.0.0.1:0")
+        self.client = layer.transport.Transport()
+        assert self.b.endpoint is not None
+        for transport in (self.a, self.client):
+            transport.connect(b"b", self.b.endpoint)
+
+    def close(self) -> None:
+        for transport in (self.a, self.b, self.client):
+            transport.close()
+
+    def ask(self, asking: Transport, question: bytes) -> tuple[bytes, bytes]:
+        """Ask b until it hears; return from where it heard, and what."""
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            asking.send(b"b", question)
+            self.b.wait(10_000_000)
+            received = self.b.receive()
+            if received is not None and received[1] == question:
+                return received
+        raise AssertionError("b never heard")
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Three]:
+    made = Three(tmp_path)
+    yield made
+    made.close()
+
+
+def gets(transport: Transport, frame: bytes) -> bool:
+    """Whether a frame is among what is there now."""
+    transport.wait(1_000_000)
+    while (received := transport.receive()) is not None:
+        if received[1] == frame:
+            return True
+    return False
+
+
+def test_a_frame_of_introduction_is_nobody_elses_business(three: Three) -> None:
+    src, frame = three.ask(three.a, b"hello")
+    assert (src[0], frame) == (0, b"hello")
+    assert three.b._people == {src: "a"}
+    src, _ = three.ask(three.client, b"who am I")
+    assert src not in three.b._people
+
+
+def test_a_cut_swallows_what_a_node_sends_to_another_by_name(three: Three) -> None:
+    three.ask(three.a, b"hello")
+    control.write(three.directory, "a", Ills(frozenset({"b"})))
+    # What was sent before the cut comes first.
+    wait_until(lambda: three.a.send(b"b", b"x") and not gets(three.b, b"x"), "nothing comes")
+    for number in range(20):
+        three.a.send(b"b", b"lost %d" % number)
+    three.ask(three.client, b"clients are heard")
+    assert not any(gets(three.b, b"lost %d" % number) for number in range(20))
+    control.write(three.directory, "a", Ills())
+    three.ask(three.a, b"healed")
+
+
+def test_a_cut_swallows_answers_over_the_connection_of_the_other(three: Three) -> None:
+    route, _ = three.ask(three.a, b"hello")
+    client, _ = three.ask(three.client, b"a client")
+    control.write(three.directory, "b", Ills(frozenset({"a"})))
+    wait_until(lambda: three.b.send(route, b"x") and not gets(three.a, b"x"), "nothing comes")
+    wait_until(lambda: three.b.send(client, b"y") and gets(three.client, b"y"), "but to clients")
+
+
+def test_a_node_cut_from_clients_hears_nodes_only(three: Three) -> None:
+    three.ask(three.a, b"hello")
+    client, _ = three.ask(three.client, b"a client")
+    control.write(three.directory, "b", Ills(no_clients=True))
+    wait_until(lambda: three.b.send(client, b"x") and not gets(three.client, b"x"), "no answer")
+    for number in range(20):
+        three.client.send(b"b", b"lost %d" % number)
+    three.ask(three.a, b"nodes are heard")
+    assert not any(gets(three.b, b"lost %d" % number) for number in range(20))
+
+
+def test_what_is_late_comes_in_its_order(three: Three) -> None:
+    three.ask(three.a, b"hello")
+    control.write(three.directory, "a", Ills(send_ms=30.0))
+    wait_until(lambda: three.a.send(b"b", b"x") and bool(three.a._late), "it sends late")
+    sent = [b"%d" % number for number in range(5)]
+    for frame in sent:
+        three.a.send(b"b", frame)
+    heard: list[bytes] = []
+
+    def hear() -> bool:
+        three.a.wait(1_000_000)  # which lets go of what is due
+        while (received := three.b.receive()) is not None:
+            heard.append(received[1])
+        return len([frame for frame in heard if frame in sent]) == len(sent)
+
+    wait_until(hear, "all of it comes")
+    assert [frame for frame in heard if frame in sent] == sent
+    assert not three.a._late
+
+
+def test_a_full_disk_takes_what_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pwritev", os.pwritev)
+    patient = Patient(tmp_path, "a")
+    layer._full_disk(patient)
+    with (tmp_path / "file").open("wb") as file:
+        assert os.pwritev(file.fileno(), [b"1234", b"5678"], 0) == 8
+        control.write(tmp_path, "a", Ills(disk_bytes=4))
+        wait_until(lambda: patient.ills().disk_bytes == 4, "it knows")
+        assert os.pwritev(file.fileno(), [b"1234"], 8) == 4
+        with pytest.raises(OSError, match="No space left"):
+            os.pwritev(file.fileno(), [b"5"], 12)
+        control.write(tmp_path, "a", Ills())
+        wait_until(lambda: patient.ills().disk_bytes is None, "it has room again")
+        assert os.pwritev(file.fileno(), [b"56"], 12) == 2
+
+
+# --- chance --------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """Nodes that write down what is done to them."""
+
+    names = ("mms-0", "shard-0-0", "shard-0-1", "shard-1-0", "shard-1-1")
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str]] = []
+        self.healed = False
+
+    config: Any = None
+
+    def group_of(self, node: str) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name[:7] == node[:7])
+
+    def __getattr__(self, kind: str) -> Any:
+        return lambda node, *_, **__: self.done.append((kind, node)) or ""
+
+    def heal_all(self) -> None:
+        self.healed = True
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    class Shard:
+        def __init__(self, *names: str) -> None:
+            self.replicas = [type("Node", (), {"name": name}) for name in names]
+
+    class Config:
+        shards = (Shard("shard-0-0", "shard-0-1"), Shard("shard-1-0", "shard-1-1"))
+
+    monkeypatch.setattr(Recorded, "config", Config)
+    return Recorded()
+
+
+def test_a_seed_says_all(recorded: Any) -> None:
+    def first(seed: int) -> list[tuple[float, Fault]]:
+        return [fault for fault, _ in zip(faults(recorded, seed), range(200), strict=False)]
+
+    assert first(3) == first(3)
+    assert first(3) != first(4)
+    assert {fault.kind for _, fault in first(3)} == set(KINDS)
+    storage_only = {"fill-disk", "cut-clients"}
+    assert all(f.node.startswith("shard") for _, f in first(3) if f.kind in storage_only)
+    for _, fault in first(3):
+        assert fault.other in recorded.group_of(fault.node)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *DAMAGE])
+def test_every_kind_of_fault_is_done(recorded: Any, kind: str) -> None:
+    strike(recorded, Fault(kind, "shard-0-1", "shard-0-0", 5, 1.0))
+    ((_, node),) = recorded.done
+    assert node == "shard-0-1"
+
+
+def test_a_group_that_is_not_whole_is_spared(recorded: Any) -> None:
+    said: list[str] = []
+    ailing = {"shard-0-1": "limbo", "mms-0": "down"}
+    chaos = Chaos(recorded, 1, ["kill"], lambda: ailing, said.append)
+    end = time.monotonic() + DEADLINE_S
+    chaos._strike(Fault("kill", "shard-1-0", "", 0, 0.0), end, lambda: None)
+    assert recorded.done == [("kill", "shard-1-0")]
+    # In vain: it waits until there is no time any more.
+    chaos._strike(Fault("kill", "shard-0-0", "", 0, 0.0), time.monotonic(), lambda: None)
+    assert recorded.done == [("kill", "shard-1-0")]
+    assert "left out" in said[-1]
+    ailing = {"shard 0": "recovering"}
+    chaos._strike(Fault("kill", "shard-0-0", "", 0, 0.0), time.monotonic(), lambda: None)
+    ailing = {}
+    chaos._strike(Fault("kill", "shard-0-0", "", 0, 0.0), end, lambda: None)
+    assert recorded.done == [("kill", "shard-1-0"), ("kill", "shard-0-0")]
+
+
+def test_chaos_heals_what_is_due_and_everything_at_the_end(recorded: Any) -> None:
+    said: list[str] = []
+    chaos = Chaos(recorded, 1, ["isolate"], dict, said.append, beyond=True)
+    chaos._strike(Fault("isolate", "shard-0-0", "", 0, 0.0), time.monotonic() + 1, lambda: None)
+    chaos._pass(time.monotonic(), lambda: None)
+    assert recorded.done == [("isolate", "shard-0-0"), ("heal", "shard-0-0")]
+    assert not recorded.healed
+    chaos.run(0.0)
+    assert recorded.healed
+    assert said[-1].endswith("everything is healed")
+
+
+def test_chaos_heals_everything_after_an_error(recorded: Any) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Chaos(recorded, 1, ["kill"], dict, lambda _: None).run(60.0, fail)
+    assert recorded.healed
+
+
+# --- a real cluster ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("cluster")
+    with Cluster(directory, shards=1, failure_handlers=0, launcher=[LAUNCHER]) as running:
+        yield running
+
+
+@pytest.fixture
+def nodes(cluster: Cluster) -> Iterator[Nodes]:
+    found = Nodes(cluster.config.data_dir)
+    yield found
+    found.heal_all()
+
+
+def test_processes_are_found_by_their_names(cluster: Cluster, nodes: Nodes) -> None:
+    assert nodes.names == tuple(cluster.nodes)
+    assert [nodes.find(name) for name in nodes.names] == [cluster.pid(n) for n in nodes.names]
+    assert nodes.group_of("shard-0-1") == ("shard-0-0", "shard-0-1")
+    with pytest.raises(ConfigError):
+        nodes.find("shard-7-7")
+
+
+def inserts(log: ziplog.Log) -> bool:
+    try:
+        log.insert_after(b"x", timeout=0.3)
+    except ziplog.OutcomeUnknownError:
+        return False
+    return True
+
+
+def test_a_frozen_node_and_a_cut_one_let_inserts_wait(cluster: Cluster, nodes: Nodes) -> None:
+    with cluster.connect() as log:
+        assert inserts(log)
+        nodes.pause("shard-0-1")
+        assert not inserts(log)
+        nodes.resume("shard-0-1")
+        wait_until(lambda: inserts(log), "it goes on")
+        nodes.cut_from_clients("shard-0-0")
+        wait_until(lambda: not inserts(log), "it is cut")
+        nodes.heal("shard-0-0")
+        wait_until(lambda: inserts(log), "it is healed")
+
+
+def test_a_replica_cut_from_its_peers_is_healed(cluster: Cluster, nodes: Nodes) -> None:
+    def silent() -> dict[str, frozenset[str]]:
+        return {name: control.read(nodes.data_dir, name).silent_to for name in nodes.names}
+
+    nobody = dict.fromkeys(nodes.names, frozenset[str]())
+    nodes.cut_from_peers("shard-0-1")
+    assert silent() == nobody | {
+        "shard-0-0": frozenset({"shard-0-1"}),
+        "shard-0-1": frozenset({"shard-0-0"}),
+    }
+    nodes.heal("shard-0-1")
+    assert silent() == nobody
+    nodes.cut("shard-0-0", ["shard-0-1"], one_way=True)
+    assert silent() == nobody | {"shard-0-0": frozenset({"shard-0-1"})}
+    nodes.isolate("mms-0")
+    nodes.heal_all()
+    assert silent() == nobody
+    with cluster.connect() as log:
+        rid = log.insert_after(b"stable soon", timeout=DEADLINE_S)
+        wait_until(lambda: log.cluster()["shards"][0]["stable_gsn"] >= rid.gsn, "it is stable")
+
+
+def test_the_command_refuses_what_it_does_not_know(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data_dir = str(cluster.config.data_dir)
+    assert command.main(["--data-dir", data_dir, "kill", "shard-9-9"]) == 2
+    assert "shard-9-9" in capsys.readouterr().err
+    assert command.main(["--data-dir", str(tmp_path), "heal"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--data-dir", data_dir, "random", "--kinds", "flood"])
+
+
+def test_the_command_freezes_and_heals(cluster: Cluster, nodes: Nodes) -> None:
+    data_dir = str(cluster.config.data_dir)
+    pid = nodes.pid("mms-0")
+    assert command.main(["--data-dir", data_dir, "pause", "mms-0"]) == 0
+    assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    assert command.main(["--data-dir", data_dir, "heal"]) == 0
+    assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
+
+
+def test_damage_is_done_to_the_files_of_a_dead_server(tmp_path: Path) -> None:
+    with Cluster(tmp_path, shards=1, f=0, failure_handlers=0) as cluster:
+        nodes = Nodes(cluster.config.data_dir)
+        with pytest.raises(UnavailableError, match="without a layer of faults"):
+            nodes.cut_from_clients("shard-0-0")
+        with cluster.connect() as log:
+            log.insert_many([b"%d" % number for number in range(100)])
+            wait_until(lambda: log.cluster()["shards"][0]["durable_gsn"] > 0, "it is on disk")
+        said = nodes.torn_tail("shard-0-0", 1)
+        assert nodes.find("shard-0-0") is None
+        assert cluster.dead() == ["shard-0-0"]
+        (path,) = (cluster.config.data_dir / "shard-0-0" / "segments").glob("*.seg")
+        before = path.read_bytes()
+        assert f"from {len(before)} on are gone" in said
+        said = nodes.bitflip("shard-0-0", 1)
+        after = path.read_bytes()
+        (offset,) = [
+            i for i, pair in enumerate(zip(before, after, strict=True)) if len({*pair}) == 2
+        ]
+        assert (before[offset] ^ after[offset]).bit_count() == 1
+        assert f"of byte {offset} is flipped" in said

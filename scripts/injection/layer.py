@@ -50,6 +50,8 @@ def _transport(patient: Patient, name: str) -> type[transport.Transport]:
 
         def __init__(self, bind: str | None = None) -> None:
             super().__init__(bind)
+            #: Frames that came and were not passed on.
+            self.swallowed = 0
             self._people: dict[bytes, str] = {}
             self._introduced: dict[bytes, int] = {}
             self._late: deque[tuple[int, bytes, bytes]] = deque()
@@ -90,6 +92,7 @@ def _transport(patient: Patient, name: str) -> type[transport.Transport]:
                 is_client = src not in self._endpoints and src not in self._people
                 if not (is_client and patient.ills().no_clients):
                     return received
+                self.swallowed += 1
             return None
 
         def wait(self, timeout_ns: int | None) -> None:

@@ -123,10 +123,9 @@ class Readers:
         except UnreadableError:
             return Found("unknown", stable=True)
         stable = entry is not None and entry.fseq <= stream.stable
-        if state.state == "limbo" and not stable:
-            return Found("unknown", stable=False)
         if state.state != "up" and not stable:
-            return Found("not-yet", stable=False)
+            # An acked record may be here, or have been: "not yet" would deny it.
+            return Found("unknown", stable=False)
         decision = entry.decision if entry is not None else None
         if type(decision) is Place:
             assert decision.body is not None, "the store keeps bodies"

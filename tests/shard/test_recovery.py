@@ -537,7 +537,7 @@ def test_survivor_alone_tells_what_it_holds_once_it_is_decided() -> None:
     order(world, decision(frozen, 0), BACKUP)
     send(world, wire.Read(CLUSTER, 0, 1, 2, gsn), BACKUP)
     answers = [(m.request, m.answer, m.stable) for m in heard(world, wire.ReadReply, "c")]
-    assert answers == [(1, "not-yet", False), (2, "record", True)]
+    assert answers == [(1, "unknown", False), (2, "record", True)]
 
 
 def test_survivor_of_three_waits_for_the_other_one_that_is_there() -> None:

@@ -3,8 +3,10 @@
     asked the primary --silent, damaged--> asked the next --unstable, silent--> asked all replicas
     asked all --all of one view say the same--> done;  --they differ--> asked all again
 
-Rule: a stable answer counts from any replica; an unstable one only if all replicas of one view, the
-primary among them, say the same (D42). See docs/protocol.md, section 6.
+Rules: a stable answer counts from any replica; an unstable one only if all replicas of one view,
+the primary among them, say the same (D42); a live shard's primary alone may say that a position is
+not decided yet. A replica that cannot tell yet, as its shard recovers, is asked again until the
+deadline. Invariant: the replies kept are of one view. See docs/protocol.md, sections 6 and 11.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
 _MS: Final = 1_000_000
 #: A silent replica is given so long.
 _PATIENCE_NS: Final = 50 * _MS
-#: Replicas that differ are asked again after so long, doubling up to `_PATIENCE_NS`.
+#: Replicas that differ are asked again after so long, doubling up to `_PATIENCE_NS`, or, while
+#: their shard is away, up to the last.
 _FIRST_PAUSE_NS: Final = 2 * _MS
+_LAST_PAUSE_NS: Final = 500 * _MS
 
 
 class Reading:
@@ -55,6 +59,7 @@ class Reads:
         self._routing: Final = routing
         self._readings: dict[int, Reading] = {}
         self._requests: dict[int, int] = {}
+        routing.on_change.append(self._rerouted)
 
     @property
     def waiting(self) -> bool:
@@ -99,8 +104,21 @@ class Reads:
             turn.effects.append(Broadcast(route.names, message))
         else:
             turn.send(route.names[0], message)
-        reading.retry_at = turn.now + _PATIENCE_NS
+        reading.retry_at = turn.now + max(reading.pause, _PATIENCE_NS)
         turn.wake_at(reading.retry_at)
+
+    def _grow(self, reading: Reading, route: Route) -> None:
+        """Make the next pause longer."""
+        longest = _LAST_PAUSE_NS if route.is_away else _PATIENCE_NS
+        reading.pause = min(reading.pause * 2, longest)
+
+    def _rerouted(self, shards: list[int]) -> None:
+        """The shards have another view or state: who waits for them asks again at once."""
+        for reading in self._readings.values():
+            if reading.request.rid.shard in shards and reading.retry_at:
+                reading.pause = _FIRST_PAUSE_NS
+                reading.retry_at = self._turn.now
+                self._turn.wake_at(self._turn.now)
 
     # --- answers ---
 
@@ -115,14 +133,14 @@ class Reads:
                 self._finish(reply.request, reading, _record(reading.request.rid, reply))
             case "no-op":
                 self._fail_missing(reply.request, reading, "the position is a no-op")
-            case "not-yet" if reply.server == 0 and reply.view == route.view:
+            case "not-yet" if reply.server == 0 and reply.view == route.view and not route.is_away:
                 self._fail_missing(reply.request, reading, "nothing was inserted there yet")
             case "wrong-shard":
                 what = f"shard {reply.shard} does not own the position"
                 self._fail_missing(reply.request, reading, what)
             case "trimmed":
                 self._find_first(reply.request, reply.first)
-            case "unknown":
+            case "unknown" if reply.stable:
                 self._note_damage(reply, reading, route)
             case _:
                 self._compare(reply, reading, route)
@@ -152,7 +170,7 @@ class Reads:
             return
         reading.replies.clear()
         reading.retry_at = self._turn.now + reading.pause
-        reading.pause = min(reading.pause * 2, _PATIENCE_NS)
+        self._grow(reading, route)
         self._turn.wake_at(reading.retry_at)
 
     def _note_damage(self, reply: ReadReply, reading: Reading, route: Route) -> None:
@@ -208,7 +226,7 @@ class Reads:
                 answers = dict.fromkeys(reading.damaged, "unknown")
                 answers |= {reply.server: reply.answer for reply in reading.replies.values()}
                 heard = ", ".join(f"{server}: {answer}" for server, answer in answers.items())
-                what = f"shard {rid.shard} of {self._routing} did not tell what is at {rid}"
+                what = f"{self._routing.describe(rid.shard)} did not tell what is at {rid}"
                 what += f" (replicas said: {heard or 'nothing'})"
                 self._finish(number, reading, DeadlineError(f"{what} before the deadline"))
                 continue
@@ -217,6 +235,9 @@ class Reads:
                 if turn.now >= reading.retry_at:
                     reading.asks_all = True
                     turn.counters.retries += 1
+                    route = self._routing.route(rid.shard)
+                    assert route is not None, "a reading of an unknown shard"
+                    self._grow(reading, route)
                     self._ask(number, reading)
                 turn.wake_at(reading.retry_at)
 

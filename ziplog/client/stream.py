@@ -2,10 +2,11 @@
 
     opened --Deliver at the frontier--> opened;  --gap, silence, refusal, new view--> opened again
 
-Rule: only a `Deliver` that begins at the frontier counts. An older one is a repetition, a later one
-shows that something was lost, and the stream is opened again at the frontier, under a new number.
-Invariant: what is buffered lies below the frontier, in gsn order, within about one credit window.
-See docs/protocol.md, section 7.
+Rules: only a `Deliver` that begins at the frontier counts. An older one is a repetition, a later
+one shows that something was lost, and the stream is opened again at the frontier, under a new
+number. What a server says in an older view than the shard's is true, as it is stable, but it will
+learn no more: another replica takes over. Invariant: what is buffered lies below the frontier, in
+gsn order, within about one credit window. See docs/protocol.md, sections 7 and 11.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ _RENEW_BYTES: Final = WINDOW_BYTES // 4
 _SILENCE_NS: Final = 1_000 * _MS
 #: A refused stream is opened again after so long, doubling up to `_SILENCE_NS`.
 _FIRST_PAUSE_NS: Final = 20 * _MS
-#: A shard that holds others back is told so again after so long.
+#: A shard that holds others back is told so again after so long; one that is away, less often.
 _WANT_AGAIN_NS: Final = 50 * _MS
+_WANT_AWAY_NS: Final = 500 * _MS
 _BY_GSN: Final = itemgetter(0)
 
 Row = tuple[int, Record]
@@ -89,7 +91,7 @@ class Stream:
         self._granted = WINDOW_BYTES + self._taken if self._buffered < WINDOW_BYTES else 0
         self._asked_at = turn.now
         self._renew_at = turn.now + _RENEW_NS
-        self._reopen_at = 0
+        self._reopen_at = self._want_due = 0
         turn.wake_at(self._renew_at)
         turn.send(
             self._name,
@@ -117,7 +119,10 @@ class Stream:
     def receive(self, deliver: Deliver) -> bool:
         """Take what came. False if the stream must be opened again: something was lost or wrong."""
         self._asked_at = 0
-        self._pause = _FIRST_PAUSE_NS
+        if deliver.view >= self.view:
+            self._pause = _FIRST_PAUSE_NS
+        elif not self._reopen_at:
+            self.reopen_soon()
         if deliver.start != self.frontier:
             return deliver.start < self.frontier
         if deliver.shard != self.shard or not _is_sound(deliver):
@@ -206,7 +211,7 @@ class Stream:
         route = self._routing.route(self.shard)
         assert route is not None, "a member without a placement"
         self._wanted = gsn
-        self._want_due = turn.now + _WANT_AGAIN_NS
+        self._want_due = turn.now + (_WANT_AWAY_NS if route.is_away else _WANT_AGAIN_NS)
         turn.wake_at(self._want_due)
         turn.send(route.names[0], Want(self._routing.cluster, self.shard, 0, gsn))
 

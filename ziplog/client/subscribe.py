@@ -302,8 +302,10 @@ class Subscription:
         gsn = self._ready[self._taken].rid.gsn if has_ready else self.position
         streams = self._streams.values()
         held = max((stream.highest for stream in streams), default=0)
+        if self.last != NEVER and self.position <= self.last:
+            held = max(held, self.last)
         blocked = None
-        if held and not has_ready:
+        if held and streams and not has_ready:
             slowest = min(streams, key=lambda stream: stream.frontier)
             lease = self._leases.lease_at(slowest.frontier)
             blocked = Blocked(slowest.shard, lease.epoch_at(slowest.frontier) if lease else 0)

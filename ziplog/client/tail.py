@@ -3,13 +3,14 @@
     members asked --> replicas asked --all of one view answered--> (last stable asked) --> done
 
 Rule: the members come from the service's read barrier, and a shard's answer counts when all its
-replicas gave it in its current view (D50); every completed insert is on all of them, so the highest
-filled position bounds all of them. See docs/protocol.md, section 7.
+replicas gave it in one view, the known one or a later one (D50); every completed insert is on all
+of them, so the highest filled position bounds all of them. A shard that recovers is waited for.
+See docs/protocol.md, sections 7 and 11.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -26,10 +27,9 @@ if TYPE_CHECKING:
     from ziplog.wire import LeaseHistory, Refused
 
 _MS: Final = 1_000_000
-#: A silent replica is asked again after so long.
+#: A silent replica is asked again after so long, doubling up to the last.
 _PATIENCE_NS: Final = 50 * _MS
-#: After so many times, the placements are asked for again.
-_STALE_AFTER: Final = 5
+_LAST_PAUSE_NS: Final = 500 * _MS
 
 
 class Tails(msgspec.Struct, frozen=True, gc=False):
@@ -56,9 +56,8 @@ class Survey(msgspec.Struct):
     last: RecordId = RID_GENESIS
     #: The shards asked, and each one's replies by server.
     replies: dict[int, dict[int, TailReply]] = msgspec.field(default_factory=dict)
-    #: How often the replicas were asked in this round.
-    asked: int = 0
     retry_at: int = NEVER
+    pause: int = _PATIENCE_NS
 
 
 class Surveys:
@@ -69,6 +68,7 @@ class Surveys:
         self._service: Final = service
         self._routing: Final = routing
         self._surveys: dict[int, Survey] = {}
+        routing.on_change.append(self._rerouted)
 
     @property
     def waiting(self) -> bool:
@@ -93,14 +93,10 @@ class Surveys:
         self._surveys.pop(survey.number, None)
         survey.number = self._turn.request()
         self._surveys[survey.number] = survey
-        survey.asked = 0
         survey.retry_at = NEVER
 
     def _ask_members(self, survey: Survey) -> None:
         self._begin_round(survey)
-        self._service.forget(survey.question)
-        survey.replies.clear()
-        survey.below = 0
         lease = self._routing.lease
         gsn = lease.base if lease is not None else 1
 
@@ -122,11 +118,9 @@ class Surveys:
             route = routing.route(shard)
             assert route is not None, "a member without a placement"
             message = Tail(routing.cluster, shard, route.view, survey.number, survey.below)
-            for server, name in enumerate(route.names):
-                if not _counts(replies.get(server), route):
-                    turn.send(name, message)
-        survey.asked += 1
-        survey.retry_at = turn.now + _PATIENCE_NS
+            for server in _missing(replies, route):
+                turn.send(route.names[server], message)
+        survey.retry_at = turn.now + survey.pause
         turn.wake_at(survey.retry_at)
 
     # --- answers ---
@@ -137,34 +131,38 @@ class Surveys:
         route = self._routing.route(reply.shard)
         if survey is None or route is None or reply.shard not in survey.replies:
             return
-        if reply.view == route.view:
+        if reply.view >= route.view:
             survey.replies[reply.shard][reply.server] = reply
             self._conclude(survey)
-        elif reply.view > route.view:
-            self._restart_soon(survey)
+        if reply.view > route.view:
+            self._routing.refresh()
 
     def on_refused(self, refused: Refused) -> bool:
-        """Take a refusal: ask again, from the members on; False if it is of no survey."""
-        survey = self._surveys.get(refused.request)
-        if survey is None:
+        """Take a refusal: the shard may have another view; False if it is of no survey."""
+        if refused.request not in self._surveys:
             return False
-        self._restart_soon(survey)
+        self._routing.refresh()
         return True
 
-    def _restart_soon(self, survey: Survey) -> None:
-        survey.asked = _STALE_AFTER
-        survey.retry_at = min(survey.retry_at, self._turn.now + _PATIENCE_NS)
-        self._turn.wake_at(survey.retry_at)
+    def _rerouted(self, _shards: list[int]) -> None:
+        """Shards have another view or state: what is missing is asked for at once."""
+        for survey in self._surveys.values():
+            if survey.retry_at != NEVER:
+                survey.pause = _PATIENCE_NS
+                survey.retry_at = self._turn.now
+                self._turn.wake_at(self._turn.now)
 
     def _missing(self, survey: Survey) -> list[str]:
-        """Return which replicas have not answered in the shard's present view."""
+        """Return which replicas have not answered in their shard's newest view."""
         missing: list[str] = []
         for shard, replies in survey.replies.items():
             route = self._routing.route(shard)
             assert route is not None, "a member without a placement"
-            for server, name in enumerate(route.names):
-                if not _counts(replies.get(server), route):
-                    missing.append(f"{name.decode()} (shard {shard})")
+            state = "" if route.state == "live" else f", {route.state}"
+            missing += [
+                f"{route.names[server].decode()} (shard {shard}{state})"
+                for server in _missing(replies, route)
+            ]
         return missing
 
     def _conclude(self, survey: Survey) -> None:
@@ -211,10 +209,9 @@ class Surveys:
                 continue
             if turn.now >= survey.retry_at:
                 turn.counters.retries += 1
-                if survey.asked >= _STALE_AFTER:
-                    self._ask_members(survey)
-                else:
-                    self._ask(survey)
+                survey.pause = min(survey.pause * 2, _LAST_PAUSE_NS)
+                self._routing.refresh()
+                self._ask(survey)
             turn.wake_at(min(survey.retry_at, survey.deadline))
 
     def check(self) -> None:
@@ -224,5 +221,8 @@ class Surveys:
             assert self._turn.alarm <= min(survey.retry_at, survey.deadline)
 
 
-def _counts(reply: TailReply | None, route: Route) -> bool:
-    return reply is not None and reply.view == route.view
+def _missing(replies: Mapping[int, TailReply], route: Route) -> list[int]:
+    """Return the replicas that have not answered in the newest view that is known of the shard."""
+    view = max((reply.view for reply in replies.values()), default=0)
+    view = max(view, route.view)
+    return [s for s in range(len(route.names)) if s not in replies or replies[s].view != view]

@@ -177,10 +177,27 @@ def test_a_tail_of_two_views_does_not_count() -> None:
         glass.give(tail_reply(message, int(name[3]), 5, view))
     assert not glass.answers
     glass.pass_time(60 * MS)
-    assert glass.take(wire.LeaseQuery), "the members must be asked for again"
+    assert [name for name, _ in glass.take(wire.Tail)] == ["s1r1:1"], "the view that is behind"
     glass.pass_time(2 * S)
     error = glass.answers[call]
     assert isinstance(error, DeadlineError)
+
+
+def test_a_shard_that_recovers_is_waited_for_and_answers_in_its_new_view() -> None:
+    """All replicas in one view suffice, although the service still calls it the old one."""
+    glass, call = tailing()
+    glass.core._routing.learn([placement(2, state="recovering")])
+    for name, message in glass.take(wire.Tail):
+        if message.shard != 2:
+            glass.give(tail_reply(message, int(name[3]), 5))
+    glass.pass_time(4 * S)
+    asked = [m for _, m in glass.take(wire.Tail) if m.shard == 2]
+    assert 10 < len(asked) < 60, "a dead shard is asked with growing pauses"
+    number = asked[-1]
+    glass.give(tail_reply(number, 0, 8, 2), tail_reply(number, 1, 7, 1))
+    assert call not in glass.answers
+    glass.give(tail_reply(number, 1, 8, 2))
+    assert glass.answers[call] == RecordId(8, 2)
 
 
 def test_a_view_that_changes_meanwhile_voids_its_answers() -> None:

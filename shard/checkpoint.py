@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shard.entry import Entry
+from shard.recovery import mark_at
 from shard.sessions import HeldUnit
 from shard.stream import Watermark
 from ziplog.node import Warn
@@ -99,10 +100,13 @@ def _restore(state: ReplicaState, checkpoint: Checkpoint, now: int) -> None:
 
 
 def _enter_limbo(state: ReplicaState) -> None:
-    mark = state.store.mark
+    store, mark = state.store, state.store.mark
     state.state = "limbo"
+    known = Watermark(0, 1, 0)
     if mark is not None:
         state.cluster, state.trim = mark.cluster, mark.trim
-        record = state.store.last_record_below(mark.frontier)
+        record = store.last_record_below(mark.frontier)
         known = Watermark(mark.stable, mark.frontier, record)
-        state.stream.restore(known, known, [])
+    if known.fseq < store.first_fseq - 1:
+        known = mark_at(store, store.first_fseq - 1)  # the log before that was trimmed: stable
+    state.stream.restore(known, known, [])

@@ -65,7 +65,7 @@ class Recovery:
             if state.state == "limbo" and not self._wake(now):
                 return False
             self._roll_forward(message, promised, now)
-            self.number = message.recovery
+            self.number, self.entered = message.recovery, None
             state.state = "frozen"
         self._route = route
         self.persisted()

@@ -172,13 +172,24 @@ def connect(segments: list[Segment]) -> list[Segment]:
     """Tell each segment what it has to know of the one before it; return them."""
     for before, segment in pairwise(segments):
         segment.record_before = before.last_record or before.record_before
-        if segment.base_fseq > before.last_fseq + 1:
-            before.holes.append((before.last_fseq + 1, segment.base_fseq - 1))
-            before.is_torn = True
-        if before.is_torn and segment.base == before.last + 1:
-            segment.is_torn_before = True
-            segment.is_torn = segment.is_torn or segment.last < segment.base
+        before.is_torn = before.is_torn or segment.base_fseq > before.last_fseq + 1
+        segment.is_torn_before = before.is_torn and segment.base == before.last + 1
+        has_positions = segment.last >= segment.base
+        # One that was begun behind damage may learn what was there.
+        segment.base = max(segment.base, before.last + 1)
+        if not has_positions:
+            segment.last = segment.base - 1
+            segment.is_torn = segment.is_torn_before or bool(segment.holes)
     return segments
+
+
+def holes(segments: list[Segment]) -> list[tuple[int, int]]:
+    """Return the first and last numbers of what is known to be missing in or between segments."""
+    found = [hole for segment in segments for hole in segment.holes]
+    for before, segment in pairwise(segments):
+        if segment.base_fseq > before.last_fseq + 1:
+            found.append((before.last_fseq + 1, segment.base_fseq - 1))
+    return sorted(found)
 
 
 # --- how far the newest segment is flushed ---------------------------------------------------

@@ -28,6 +28,8 @@ DOES_IO = {
     "shard.datadir",
     "shard.files",
     "shard.flusher",
+    "shard.lookup",
+    "shard.mending",
     "shard.segment",
     "shard.segments",
     "ziplog.client.arguments",

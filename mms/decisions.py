@@ -56,6 +56,12 @@ def member_changes(state: ClusterState, servers: Servers, now: int) -> list[Plac
     return changes if is_left else []
 
 
+def other_clusters(servers: Servers) -> set[int]:
+    """Return the numbers of the clusters that storage servers say that they are of."""
+    heartbeats = (server.heartbeat for server in servers)
+    return {one.cluster for one in heartbeats if one is not None and one.cluster}
+
+
 def rates(state: ClusterState, servers: Servers) -> dict[int, int]:
     """Return the rates of the live shards, in records a second, as their primaries say."""
     found: dict[int, int] = {}

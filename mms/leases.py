@@ -2,7 +2,7 @@
 
     no lease -> first lease, once the shards reported
     lease runs -> half-way through, the next one is proposed -> it starts when this one ends
-    at once: work after idleness, other members, a new leader
+    at once: work after idleness, other members, a shard that failed or is back, a new leader
 
 A lease has 16 epochs or more, so that short epochs do not mean many commands. Rule: at most one
 proposal is under way. Invariant: `starts` belongs to `last`, the last committed lease.
@@ -27,6 +27,8 @@ _IDLE_EPOCH_MS: Final = 1000
 _MIN_LEASE_MS: Final = 160
 #: A proposal that is not committed after this time is made again.
 RETRY_NS: Final = 1000 * _MS
+#: A proposal that was refused is made again after this time.
+_REFUSED_NS: Final = 10 * _MS
 #: Leases that start at once for new members' sake keep this distance.
 _MEMBERS_NS: Final = 1000 * _MS
 
@@ -85,6 +87,15 @@ class LeasePlan:
             epoch_size=epoch_size,
             epoch_ms=epoch_ms,
         )
+
+    def hurry(self) -> None:
+        """Propose the next lease at once, and start it at once: a shard failed, or is back."""
+        self._proposed_at = None
+        self._at_once = True
+
+    def refused(self, now: int) -> None:
+        """Note that a lease was refused: what it was made from had changed. Make another soon."""
+        self._proposed_at = now + _REFUSED_NS - RETRY_NS
 
     def committed(self, lease: Lease, now: int, *, leading: bool) -> None:
         """Note that a lease was committed: it starts after the one before it, or at once.

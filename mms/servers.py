@@ -30,7 +30,8 @@ class Server:
     """One replica of one shard."""
 
     __slots__ = (
-        "fingerprint", "heard", "heartbeat", "index", "name", "route", "shard", "told", "told_at",
+        "fingerprint", "heard", "heartbeat", "index", "name", "placed", "route", "shard", "told",
+        "told_at", "view",
     )  # fmt: skip
 
     def __init__(self, name: str, shard: int, index: int, now: int) -> None:
@@ -43,6 +44,9 @@ class Server:
         self.heartbeat: Heartbeat | None = None
         #: Of the data directory that it must have; "": any, as it is not part of its shard yet.
         self.fingerprint = ""
+        #: The view of its shard, and since when it has that one.
+        self.view = 0
+        self.placed = now
         #: When it was heard last, in ns; before that, since when it is waited for.
         self.heard = now
         #: The number of the last lease that was announced to it, and when.
@@ -60,6 +64,15 @@ class Server:
         return heartbeat is not None and (
             heartbeat.state == "limbo" or self.has_forgotten(heartbeat)
         )
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it said that it is in an older view than its shard."""
+        return self.heartbeat is not None and 0 < self.heartbeat.view < self.view
+
+    def is_unfit(self, now: int) -> bool:
+        """Whether it cannot serve. In a new view it has some time to say that it can."""
+        return now - self.placed >= SILENT_NS and (self.is_in_limbo or self.is_behind)
 
     def state(self, now: int) -> NodeState:
         """Return its state as the status document has it."""
@@ -92,21 +105,23 @@ class Servers:
             names = [replica.name for replica in placement.replicas]
             old = self._by_shard.get(placement.shard, [])
             if [server.name for server in old] == names:
-                self._know(old, placement)
+                self._know(old, placement, now)
                 continue
             for server in old:
                 self._by_name.pop(server.name, None)
                 self.missing.discard(server.name)
             new = [Server(name, placement.shard, index, now) for index, name in enumerate(names)]
             self._by_shard[placement.shard] = new
-            self._know(new, placement)
+            self._know(new, placement, now - SILENT_NS)
             self._by_name.update((server.name, server) for server in new)
             self.missing.update(names)
             self._frontiers.setdefault(placement.shard, 0)
 
-    def _know(self, servers: list[Server], placement: Placement) -> None:
+    def _know(self, servers: list[Server], placement: Placement, now: int) -> None:
         for server, replica in zip(servers, placement.replicas, strict=True):
             server.fingerprint = replica.fingerprint
+            if server.view != placement.view:
+                server.view, server.placed = placement.view, now
 
     def hear(self, route: bytes, heartbeat: Heartbeat, now: int) -> Server | None:
         """Note a heartbeat; None if it is of nobody that is placed at that shard.
@@ -161,9 +176,9 @@ class Servers:
         return all(server.name not in self.missing for server in self._by_shard[shard])
 
     def is_fit(self, shard: int, now: int) -> bool:
-        """Whether the shard can serve: no replica is silent or in limbo."""
+        """Whether the shard can serve: no replica is silent, in limbo, or in an older view."""
         since = self._listening_since
         return all(
-            now - max(server.heard, since) < SILENT_NS and not server.is_in_limbo
+            now - max(server.heard, since) < SILENT_NS and not server.is_unfit(now)
             for server in self._by_shard[shard]
         )

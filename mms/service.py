@@ -1,13 +1,14 @@
 """The membership service: one node of it, as a deterministic state machine.
 
     follower --LeaderChanged(is_self)--> leader: creates the cluster, grants leases one ahead,
-    announces what is committed, parks shards that are silent, trims, answers clients
+    announces what is committed, parks shards that are silent, trims, answers clients, and takes
+    shards out and back for the failure handler
     leader --LeaderChanged--> follower: only says who the leader is
 
 Rule: nothing is told to anybody before it is committed. What is in memory only (who is up, when a
 lease starts) may be lost with the leader; it costs time, never a position.
 
-Invariants: `check()`, those of `ClusterState`. See docs/protocol.md, sections 3, 5, 7 and 8.
+Invariants: `check()`, those of `ClusterState`. See docs/protocol.md, sections 3, 5, 7, 8, 11.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mms import decisions, status
+from mms.announcements import Announcements
+from mms.handlers import Handlers
 from mms.leases import RETRY_NS, LeasePlan
 from mms.questions import MAX_PENDING, Questions
+from mms.recoveries import Recoveries
 from mms.servers import Servers
 from mms.state import (
     Barrier,
     ClusterState,
     CreateCluster,
     GrantLease,
+    RecordLoss,
+    RemoveShard,
     SetFinalized,
     decode_command,
     decode_refusal,
@@ -30,7 +36,6 @@ from mms.state import (
 from mms.trims import Trims
 from mms.weights import Weights
 from ziplog.node import (
-    Broadcast,
     Committed,
     Complain,
     Halt,
@@ -41,19 +46,22 @@ from ziplog.node import (
     Restored,
     Send,
     Wakeup,
+    Warn,
 )
-from ziplog.view import LeaseRun, Member, Placement, run_of
+from ziplog.view import Member, Placement, run_of
 from ziplog.wire import (
     ClusterInfo,
     Frontier,
+    HandlerHeartbeat,
     Heartbeat,
     Hello,
-    LeaseAnnounced,
     LeaseHistory,
     LeaseQuery,
     Limits,
     NotLeader,
     Refused,
+    Reinsert,
+    Remove,
     StatusQuery,
     StatusReply,
     Trim,
@@ -64,7 +72,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from mms.questions import Question
-    from mms.servers import Server
+    from mms.state import AnyCommand, Refusal
     from ziplog.config import ClusterConfig
     from ziplog.node import Effect, Event
     from ziplog.wire import Message, RefusalCode
@@ -74,10 +82,10 @@ _MS: Final = 1_000_000
 HOUSEKEEPING_NS: Final = 500 * _MS
 #: The cluster is active for so long after a heartbeat that said so.
 ACTIVE_NS: Final = 2000 * _MS
+#: A new cluster waits so long for all servers: they would know of an old one.
+CREATE_NS: Final = 1500 * _MS
 #: The first lease waits so long for all shards, before it does without some.
 FIRST_LEASE_NS: Final = 2000 * _MS
-#: A server that was told something is not told it again for this long.
-_TOLD_NS: Final = 500 * _MS
 #: Members of all leases in one `LeaseHistory`, so that it fits a frame.
 _MAX_HISTORY_MEMBERS: Final = 200_000
 
@@ -114,10 +122,11 @@ class MembershipService:
         self.state: Final = ClusterState()
         self.servers: Final = Servers()
         self.plan: Final = LeasePlan(config.epoch_ms)
-        #: Servers that hold a lease that was never committed: they were told to halt.
-        self.contradictions = 0
+        self.announcements: Final = Announcements(self.state, self.servers, self.plan)
         self._weights: Final = Weights()
         self._trims: Final = Trims(self.state, self.servers)
+        self._recoveries: Final = Recoveries(self.state)
+        self._failure_handlers: Final = Handlers(config.failure_handlers)
         self._leader = ""
         self._leading = False
         self._connected: tuple[str, ...] = ()
@@ -126,8 +135,8 @@ class MembershipService:
         self._housekeeping_at = 0
         self._create_at = 0
         self._finalize_at = 0
-        #: The lease with which placements last changed.
-        self._placed_with = 0
+        self._has_members = False
+        self._has_warned = False
         self._changes: list[Placement] = []
         self._questions: Final = Questions(incarnation)
         self._out: list[Effect] = []
@@ -141,6 +150,9 @@ class MembershipService:
             LeaseQuery: self._ask,
             Trim: self._ask,
             StatusQuery: self._status_query,
+            Remove: self._remove,
+            Reinsert: self._reinsert,
+            HandlerHeartbeat: self._handler_heartbeat,
         }
 
     # --- the one door ---
@@ -222,6 +234,7 @@ class MembershipService:
             self._woke()
         elif not event.is_self and self._leading:
             self._leading = False
+            self._recoveries.abandon()
             self._send_away(self._questions.abandon())
             for src, request in self._trims.abandon():
                 self._not_leader(src, request)
@@ -231,7 +244,21 @@ class MembershipService:
             self._not_leader(src, question.request)
 
     def _create(self) -> None:
+        """Create the cluster, unless it exists and only this directory has forgotten it."""
+        if self.servers.missing and self._now < self._leads_since + CREATE_NS:
+            self._create_at = self._leads_since + CREATE_NS
+            return
         self._create_at = self._now + RETRY_NS
+        others = decisions.other_clusters(self.servers) - {self._new_cluster}
+        if others:
+            if not self._has_warned:
+                self._has_warned = True
+                self._out.append(Warn(
+                    f"no cluster is created: storage servers are of cluster {min(others)}, of which"
+                    " nothing is known here. Put the membership service's data directories back; or"
+                    " to begin anew without the old records, remove those of all storage servers"
+                ))  # fmt: skip
+            return
         command = CreateCluster(
             self._new_cluster, self.config.name, decisions.configured(self.config)
         )
@@ -245,38 +272,58 @@ class MembershipService:
                 Halt(f"consensus applied a command as {event.result!r}, not {result!r}")
             )
             return
-        if decode_refusal(result):
+        refusal = decode_refusal(result)
+        if refusal == "malformed":
             return
         command = decode_command(event.command)
+        if refusal:
+            self._was_refused(command, refusal)
+            return
         match command:
             case CreateCluster():
                 self._placed()
-                self._leads_since = self._now
             case GrantLease() if command.lease != before:
                 self._granted(command)
             case Barrier():
                 self._answer_all(self._questions.passed(command))
+            case RemoveShard():
+                self._shard_removed(command)
+            case RecordLoss():
+                self._recoveries.recorded(command)
+                self._bring_back()
         if self.state.trim != trim:
             self._announce()
         if self._trims:
             self._out += self._trims.advance(self._now)
 
+    def _was_refused(self, command: AnyCommand, refusal: Refusal) -> None:
+        match command:
+            case GrantLease():
+                self.plan.refused(self._now)
+            case RemoveShard():
+                self._out += self._recoveries.removal(command, refusal)
+            case RecordLoss():
+                self._recoveries.recorded(command)
+
     def _granted(self, command: GrantLease) -> None:
         self.plan.committed(command.lease, self._now, leading=self._leading)
         if command.placements:
-            self._placed_with = command.lease.number
+            self.announcements.placed_with = command.lease.number
             self._placed()
+            self._out += self._recoveries.returned(command.placements)
         self._announce()
 
     def _restored(self, snapshot: bytes) -> None:
         self.state.restore(snapshot)
         last = self.state.last
-        self._placed_with = last.number if last is not None else 0
+        self.announcements.placed_with = last.number if last is not None else 0
         self.plan.restored(last, self._now)
         self._placed()
 
     def _placed(self) -> None:
-        self.servers.place(self.state.placements.values(), self._now)
+        placements = self.state.placements.values()
+        self.servers.place(placements, self._now)
+        self._has_members = any(placement.state == "live" for placement in placements)
         self._changes = []
 
     # --- leases ---
@@ -286,23 +333,26 @@ class MembershipService:
 
     def _lease_due(self) -> int:
         now = self._now
-        if self.state.last is None and not self._changes:
-            return self._housekeeping_at  # no shard is ready yet
+        if not (self._has_members or self._changes or self._recoveries.changes()):
+            return self._housekeeping_at  # no shard is ready
         return self.plan.due(
             now, active=now < self._active_until, other_members=bool(self._changes)
         )
 
     def _propose_lease(self) -> None:
-        now, members = self._now, self._members()
+        now = self._now
+        changes = [*self._changes, *self._recoveries.changes()]
+        members = self._members(changes)
         if not members:
             return
         lease = self.plan.propose(
-            members, now, active=self._is_active(), other_members=bool(self._changes)
+            members, now, active=self._is_active(), other_members=bool(changes)
         )
-        self._out.append(Propose(GrantLease(lease, self._changes).encode()))
+        self._out.append(Propose(GrantLease(lease, changes).encode()))
 
-    def _members(self) -> tuple[Member, ...]:
-        placements = self.state.placements | {p.shard: p for p in self._changes}
+    def _members(self, changes: list[Placement]) -> tuple[Member, ...]:
+        placements = self.state.placements | {p.shard: p for p in changes}
+        placements = dict(sorted(placements.items()))
         shards = [shard for shard, p in placements.items() if p.state == "live"]
         weights = self._weights.of(shards)
         return tuple(
@@ -345,68 +395,26 @@ class MembershipService:
             return
         if not self._leading:
             return
+        if not self.state.cluster:
+            if not self.servers.missing:
+                self._create_at = now
+            return
         if message.active:
             self._active_until = now + ACTIVE_NS
         last = self.state.last
         if last is None:
             if not self.servers.missing and not self._changes:
                 self._consider_first_lease()
-        elif self._lacks(server, message, last.number):
-            self._tell(server, last.number)
+        elif self.announcements.lacks(server, now):
+            self._out.append(self.announcements.tell(server, now))
         if now >= self._lease_due():
             self._propose_lease()
         if self._trims:
             self._out += self._trims.advance(now)
 
-    def _lacks(self, server: Server, message: Heartbeat, last: int) -> bool:
-        """Whether a server does not know what is committed, and was not told just now."""
-        if server.told == last and self._now - server.told_at < _TOLD_NS:
-            return False
-        return (
-            server.told == 0
-            or message.lease != last
-            or message.state == "starting"
-            or message.trim < self.state.trim
-            or self.state.contradicts(message.lease, message.digest)
-        )
-
-    def _tell(self, server: Server, last: int) -> None:
-        assert server.heartbeat is not None
-        message = server.heartbeat
-        server.told, server.told_at = last, self._now
-        if self.state.contradicts(message.lease, message.digest):
-            self.contradictions += 1
-            runs = [run_of(self.state.numbered(message.lease))]
-        else:
-            runs = self.state.runs_after(message.lease, message.digest)
-        self._send(server.route, self._announcement(runs, with_placements=True))
-
     def _announce(self) -> None:
-        """Tell every server that is heard what is new, once for all that lack the same."""
-        last = self.state.last
-        if not self._leading or last is None:
-            return
-        groups: dict[tuple[int, bytes, bool], list[bytes]] = {}
-        for server in self.servers:
-            message = server.heartbeat
-            if message is None or server.state(self._now) == "down":
-                continue
-            if self.state.contradicts(message.lease, message.digest):
-                self._tell(server, last.number)
-                continue
-            server.told, server.told_at = last.number, self._now
-            unplaced = message.state == "starting" or message.lease < self._placed_with
-            groups.setdefault((message.lease, message.digest, unplaced), []).append(server.route)
-        for (number, digest, unplaced), routes in groups.items():
-            runs = self.state.runs_after(number, digest)
-            announcement = self._announcement(runs, with_placements=unplaced)
-            self._out.append(Broadcast(tuple(routes), announcement))
-
-    def _announcement(self, runs: list[LeaseRun], *, with_placements: bool) -> LeaseAnnounced:
-        state = self.state
-        starts_in_us = max(self.plan.starts - self._now, 0) // 1000
-        placements = list(state.placements.values()) if with_placements else []
-        return LeaseAnnounced(state.cluster, runs, starts_in_us, placements, state.trim)
+        if self._leading:
+            self._out += self.announcements.tell_all(self._now)
 
     def _frontier(self, src: bytes, message: Frontier) -> None:
         if not self.servers.is_of(src, message.shard):
@@ -416,7 +424,50 @@ class MembershipService:
         if self._trims:
             self._out += self._trims.advance(self._now)
 
+    # --- the failure handler ---
+
+    def _handler_heartbeat(self, src: bytes, message: HandlerHeartbeat) -> None:
+        if not self._failure_handlers.hear(message, self._now):
+            self._complain(src, message, f"{message.node} is no failure handler")
+
+    def _remove(self, src: bytes, message: Remove) -> None:
+        if self._leads_cluster(src, message.request):
+            self._out += self._recoveries.remove(src, message, self._now)
+
+    def _shard_removed(self, command: RemoveShard) -> None:
+        """Do without the shard from now on, and let its servers know."""
+        self._placed()
+        self._out += self._recoveries.removal(command, "")
+        if not self._leading:
+            return
+        for server in self.servers.replicas(command.shard):
+            if server.heartbeat is not None:
+                self._out.append(self.announcements.tell(server, self._now))
+        self._hurry()
+
+    def _reinsert(self, src: bytes, message: Reinsert) -> None:
+        if self._leads_cluster(src, message.request):
+            self._out += self._recoveries.reinsert(src, message, self._now)
+            self._bring_back()
+
+    def _bring_back(self) -> None:
+        """Grant a lease at once, if a shard comes back with it and none is on its way."""
+        if self._leading and self._recoveries.is_ready(self._now):
+            self._hurry()
+
+    def _hurry(self) -> None:
+        self.plan.hurry()
+        if self._now >= self._lease_due():
+            self._propose_lease()
+
     # --- clients ---
+
+    def _leads_cluster(self, src: bytes, request: int) -> bool:
+        """Whether this node may answer; otherwise it says who may."""
+        if self._leading and self.state.cluster:
+            return True
+        self._not_leader(src, request)
+        return False
 
     def _not_leader(self, src: bytes, request: int) -> None:
         endpoint = next((n.endpoint for n in self.config.mms if n.name == self._leader), "")
@@ -440,8 +491,7 @@ class MembershipService:
 
     def _ask(self, src: bytes, message: LeaseQuery | Trim) -> None:
         """Take a question that is answered behind a read barrier."""
-        if not self._leading or not self.state.cluster:
-            self._not_leader(src, message.request)
+        if not self._leads_cluster(src, message.request):
             return
         if len(self._questions) + len(self._trims) >= MAX_PENDING:
             self._refuse(src, message, "full", f"{MAX_PENDING} questions wait already")
@@ -476,11 +526,10 @@ class MembershipService:
         self._trims.begin(src, question.request, question.gsn, self._now)
 
     def _status_query(self, src: bytes, message: StatusQuery) -> None:
-        if not self._leading or not self.state.cluster:
-            self._not_leader(src, message.request)
+        if not self._leads_cluster(src, message.request):
             return
         found = status.document(
-            self.config, self.state, self.servers,
+            self.config, self.state, self.servers, self._failure_handlers,
             name=self.name, pid=self._pid, connected=self._connected,
             epoch=self.plan.epoch(self._now),
             finalized=decisions.finalized(self.state, self.servers), now=self._now,
@@ -490,6 +539,7 @@ class MembershipService:
     def check(self) -> None:
         """Assert the invariants of this node and of its parts."""
         self.state.check()
+        self._recoveries.check()
         assert self.plan.last == self.state.last
         assert {server.shard for server in self.servers} >= set(self.state.placements)
         waiting = len(self._questions) + len(self._trims)

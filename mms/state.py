@@ -1,11 +1,12 @@
 """What the membership service agrees on: a replicated, deterministic state machine.
 
-Shards and where they are, the history of leases, the trim point and a floor of the finalized
-epoch. Rule: a command is either applied whole or refused with a reason, and never raises; applying
-it twice is the same as once. A lease is taken only as the exact successor of the last one, so there
-is one descriptor per lease, ever (D30), and equal leases in a row take the room of one (D32).
+Shards and where they are, which of them are being recovered and what that may have lost, the
+history of leases, the trim point and a floor of the finalized epoch. Rule: a command is either
+applied whole or refused with a reason, and never raises; applying it twice is the same as once. A
+lease is taken only as the exact successor of the last one, so there is one descriptor per lease,
+ever (D30), and equal leases in a row take the room of one (D32).
 
-Invariants: `ClusterState.check()`. See docs/protocol.md, sections 3 and 8.
+Invariants: `ClusterState.check()`. See docs/protocol.md, sections 3, 8 and 11.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from ziplog.gsn import MAX_ROUND
-from ziplog.types import Epoch, Gsn
+from ziplog.types import Epoch, Gsn, ShardId, View
 from ziplog.view import NO_DIGEST, Lease, LeaseRun, Placement, run_of
 from ziplog.wire import Name
 
@@ -24,6 +25,8 @@ from ziplog.wire import Name
 MAX_LEASE_SIZE: Final = 2**28
 #: Digests kept to check what servers say that they hold; servers behind them are believed.
 _KEPT_DIGESTS: Final = 4096
+#: Possible losses that are kept; then the oldest go.
+MAX_LOSSES: Final = 1000
 
 _ClusterId = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
@@ -69,12 +72,42 @@ class Barrier(Command, tag=5, frozen=True, gc=False):
     token: bytes
 
 
-AnyCommand = CreateCluster | GrantLease | SetTrim | SetFinalized | Barrier
+class RemoveShard(Command, tag=6, frozen=True, gc=False):
+    """Give the shard no more leases: `recovery`, from `view` or a later one, is under way."""
+
+    shard: ShardId
+    view: View
+    recovery: View
+
+
+class RecordLoss(Command, tag=7, frozen=True, gc=False):
+    """Records of the shard in [start, stop) may be lost, says the recovery to `view`."""
+
+    shard: ShardId
+    view: View
+    start: Gsn
+    stop: Gsn
+
+
+class Recovering(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A shard that was taken out of the leases: its newest recovery, and the end of what it owns.
+
+    The limit stays the same over all attempts, until the shard is live again.
+    """
+
+    shard: ShardId
+    recovery: View
+    limit: Gsn
+
+
+AnyCommand = (
+    CreateCluster | GrantLease | SetTrim | SetFinalized | Barrier | RemoveShard | RecordLoss
+)
 
 #: Why a command was refused; "" if it was not.
 Refusal = Literal[
     "", "malformed", "no-cluster", "other-cluster", "not-successor", "bad-members",
-    "bad-placements", "no-such-position",
+    "bad-placements", "no-such-position", "no-such-shard", "other-view",
 ]  # fmt: skip
 
 _decoder: Final[msgspec.msgpack.Decoder[AnyCommand]] = msgspec.msgpack.Decoder(AnyCommand)
@@ -87,6 +120,8 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     runs: list[LeaseRun]
     trim: int
     finalized: int
+    recovering: list[Recovering] = []
+    losses: list[RecordLoss] = []
 
 
 class ClusterState:
@@ -104,6 +139,10 @@ class ClusterState:
         self.trim = 0
         #: The last epoch known to be finalized; -1: none.
         self.finalized = -1
+        #: The shards that are being recovered, by their number.
+        self.recovering: dict[int, Recovering] = {}
+        #: What recoveries may have lost, oldest first.
+        self.losses: list[RecordLoss] = []
         # Derived from `runs` and from what was granted since: no part of the state.
         self._digests: dict[int, bytes] = {}
 
@@ -132,6 +171,10 @@ class ClusterState:
                 return self._set_trim(decoded.gsn)
             case SetFinalized():
                 return self._set_finalized(decoded.epoch)
+            case RemoveShard():
+                return self._remove(decoded)
+            case RecordLoss():
+                return self._record_loss(decoded)
 
     def _create(self, command: CreateCluster) -> Refusal:
         if self.cluster:
@@ -157,17 +200,29 @@ class ClusterState:
         return ""
 
     def _takes(self, placements: list[Placement]) -> bool:
-        """Whether each shard occurs once and no view goes back."""
-        views = {placement.shard: placement.view for placement in placements}
-        return len(views) == len(placements) and all(
-            shard not in self.placements or view >= self.placements[shard].view
-            for shard, view in views.items()
-        )
+        """Whether each shard occurs once, and may become what its placement says."""
+        shards = {placement.shard for placement in placements}
+        return len(shards) == len(placements) and all(map(self.may_become, placements))
+
+    def may_become(self, changed: Placement) -> bool:
+        """Whether a shard's placement may change so with the next lease.
+
+        No view goes back. One that is being recovered comes back by its newest recovery only, and
+        with the same servers.
+        """
+        before, recovering = self.placements.get(changed.shard), self.recovering.get(changed.shard)
+        if changed.state == "recovering":
+            return False
+        if before is None or recovering is None:
+            return before is None or changed.view >= before.view
+        return (changed.state, changed.view) == ("live", recovering.recovery) and [
+            (replica.name, replica.endpoint) for replica in changed.replicas
+        ] == [(replica.name, replica.endpoint) for replica in before.replicas]
 
     def _fits(self, lease: Lease, changed: list[Placement]) -> bool:
-        """Whether the members are known shards in their current views, sorted, within limits."""
-        views = {shard: placement.view for shard, placement in self.placements.items()}
-        views |= {placement.shard: placement.view for placement in changed}
+        """Whether the members are live shards in their current views, sorted, within limits."""
+        placements = self.placements | {placement.shard: placement for placement in changed}
+        views = {shard: p.view for shard, p in placements.items() if p.state == "live"}
         shards = [member.shard for member in lease.members]
         return (
             0 < sum(member.weight for member in lease.members) <= MAX_ROUND
@@ -178,6 +233,7 @@ class ClusterState:
     def _place(self, placements: list[Placement]) -> None:
         for placement in placements:
             self.placements[placement.shard] = placement
+            self.recovering.pop(placement.shard, None)
         self.placements = dict(sorted(self.placements.items()))
 
     def _extend(self, lease: Lease) -> None:
@@ -196,6 +252,7 @@ class ClusterState:
         if gsn > self.trim:
             self.trim = gsn
             self.runs = [run for run in self.runs if run.last.stop > gsn]
+            self.losses = [loss for loss in self.losses if loss.stop > gsn]
         return ""
 
     def _set_finalized(self, epoch: int) -> Refusal:
@@ -205,12 +262,44 @@ class ClusterState:
         self.finalized = max(self.finalized, epoch)
         return ""
 
+    def _remove(self, command: RemoveShard) -> Refusal:
+        placement, last = self.placements.get(command.shard), self.last
+        if placement is None or last is None:
+            return "no-such-shard"
+        if not placement.view <= command.view < command.recovery:
+            return "other-view"
+        recovering = self.recovering.get(command.shard)
+        if recovering is not None:
+            if command.recovery < recovering.recovery:
+                return "other-view"
+            limit = recovering.limit
+        elif placement.state in {"live", "parked"} and command.view == placement.view:
+            limit = last.stop
+        else:
+            return "other-view"
+        self._place([msgspec.structs.replace(placement, state="recovering")])
+        self.recovering[command.shard] = Recovering(command.shard, command.recovery, limit)
+        return ""
+
+    def _record_loss(self, command: RecordLoss) -> Refusal:
+        if command in self.losses:
+            return ""
+        recovering = self.recovering.get(command.shard)
+        if recovering is None or command.view != recovering.recovery:
+            return "other-view"
+        if not command.start < command.stop <= recovering.limit:
+            return "no-such-position"
+        if command.stop > self.trim:
+            self.losses = [*self.losses, command][-MAX_LOSSES:]
+        return ""
+
     def snapshot(self) -> bytes:
         """Return the whole state; equal states give equal bytes."""
         return msgspec.msgpack.encode(
             _Snapshot(
                 self.cluster, self.name, list(self.placements.values()), self.runs, self.trim,
-                self.finalized,
+                self.finalized, [self.recovering[shard] for shard in sorted(self.recovering)],
+                self.losses,
             )
         )  # fmt: skip
 
@@ -225,6 +314,8 @@ class ClusterState:
         self.cluster, self.name = found.cluster, found.name
         self.placements = {placement.shard: placement for placement in found.placements}
         self.runs, self.trim, self.finalized = found.runs, found.trim, found.finalized
+        self.recovering = {one.shard: one for one in found.recovering}
+        self.losses = found.losses
         self._digests = {
             lease.number: lease.digest for run in self.runs for lease in (run.first, run.last)
         }
@@ -275,6 +366,17 @@ class ClusterState:
             found.append(run)
         return found
 
+    def runs_until(self, gsn: int, leases: int) -> list[LeaseRun]:
+        """Return whole runs: those that hold the last `leases` leases before `gsn`, or more."""
+        found: list[LeaseRun] = []
+        for run in reversed(self.runs):
+            if run.first.base >= gsn:
+                continue
+            found.append(run)
+            if sum(one.count for one in found) >= leases:
+                break
+        return found[::-1]
+
     def lease_at(self, gsn: int) -> Lease | None:
         """Return the lease that holds `gsn`; None if it is trimmed or was never given out."""
         run = next((run for run in reversed(self.runs) if run.first.base <= gsn), None)
@@ -297,6 +399,14 @@ class ClusterState:
         assert all(run.last.stop > self.trim for run in self.runs), "trimmed history is kept"
         assert self.finalized < 0 or last is not None
         assert not self.cluster or self.placements
+        states = {shard for shard, p in self.placements.items() if p.state == "recovering"}
+        assert states == self.recovering.keys(), "a recovery without a limit, or the reverse"
+        for one in self.recovering.values():
+            assert one.recovery > self.placements[one.shard].view
+            assert last is not None
+            assert one.limit <= last.stop
+        assert len(self.losses) <= MAX_LOSSES
+        assert all(loss.stop > self.trim for loss in self.losses), "a trimmed loss is kept"
 
 
 def decode_refusal(result: bytes) -> Refusal:

@@ -12,8 +12,9 @@ import msgspec
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
+    from mms.handlers import Handlers
     from mms.servers import Server, Servers
-    from mms.state import ClusterState
+    from mms.state import ClusterState, RecordLoss
     from ziplog.config import ClusterConfig
     from ziplog.view import Placement
 
@@ -22,6 +23,7 @@ def document(
     config: ClusterConfig,
     state: ClusterState,
     servers: Servers,
+    handlers: Handlers,
     *,
     name: str,
     pid: int,
@@ -36,6 +38,7 @@ def document(
         config: the cluster file.
         state: what the service agreed on.
         servers: what the storage servers reported.
+        handlers: what the failure handlers reported.
         name: this node, the leader.
         pid: its process.
         connected: the other nodes of the service that it can reach.
@@ -63,10 +66,25 @@ def document(
             }
             for node in config.mms
         ],
-        "failure_handlers": [],
+        "failure_handlers": handlers.status(now),
         "shards": [_shard(placement, servers, now) for placement in state.placements.values()],
+        "losses": [_loss(state, loss) for loss in state.losses],
     }
     return msgspec.json.encode(found)
+
+
+def _loss(state: ClusterState, loss: RecordLoss) -> dict[str, Any]:
+    start = max(loss.start, state.trim)
+    ends = (state.lease_at(start), state.lease_at(loss.stop - 1))
+    return {
+        "shard": loss.shard,
+        "start": start,
+        "stop": loss.stop,
+        "epochs": [
+            lease.epoch_at(gsn) if lease is not None else 0
+            for lease, gsn in zip(ends, (start, loss.stop - 1), strict=True)
+        ],
+    }
 
 
 def _shard(placement: Placement, servers: Servers, now: int) -> dict[str, Any]:

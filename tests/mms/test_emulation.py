@@ -5,7 +5,7 @@ from mms.emulation import measure
 
 def test_every_server_is_served() -> None:
     found = measure(shards=20, seconds=2.0)
-    assert found["heartbeats"] == 80
+    assert found["heartbeats"] in {79, 80}  # one more or less at the end
     assert 12 <= found["leases"] <= 13
     assert found["commands"] <= 20
     assert found["sends"] >= 40 * 12

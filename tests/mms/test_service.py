@@ -471,7 +471,7 @@ def test_a_server_that_was_told_another_lease_is_told_the_true_one() -> None:
     )
     world.run(2 * S)
     assert liar.halted
-    assert world.service.contradictions > 0
+    assert world.service.announcements.contradictions > 0
 
 
 def test_a_restarted_server_is_answered_at_once() -> None:

@@ -1,0 +1,454 @@
+"""The recovery of one shard, as the failure handler's leader conducts it.
+
+    trouble -> Begin -> Remove -> Freeze -> Decide -> ViewDecided -> Reinsert -> Finish
+
+`advance` looks at what is committed and what is heard, and takes the next step; so a new leader,
+a lost message or one that comes twice needs no rule of its own. Rule: each step is repeated until
+it shows that it happened. Invariant: what is kept here is of the newest attempt, and of the current
+view, only; it may be lost at any time.
+
+See docs/protocol.md, section 11 (T 4.2.5).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from failure_handler.members import HEARD_NS
+from failure_handler.state import Attempt, Begin, Decide, Decision, Finish
+from failure_handler.survivor import best, in_limbo, in_view, longest
+from ziplog.node import Broadcast, Propose, Send, Warn
+from ziplog.view import fingerprint
+from ziplog.wire import Freeze, Reinsert, Remove, ViewDecided
+
+if TYPE_CHECKING:
+    from failure_handler.members import Member, Members
+    from failure_handler.state import AnyCommand, HandlerState, Recovered
+    from failure_handler.survivor import Candidate
+    from ziplog.node import Effect
+    from ziplog.view import Placement
+    from ziplog.wire import Frozen, Message, Reinserted, Removed
+
+_MS: Final = 1_000_000
+#: A step is taken again after so long.
+REPEAT_NS: Final = 100 * _MS
+#: A proposal that is not committed after this time is made again.
+PROPOSE_NS: Final = 1000 * _MS
+#: A candidate that does not answer for so long is given up, if there is another one.
+FREEZE_NS: Final = 1000 * _MS
+#: The primary has so long to be heard as well, before another server is chosen.
+PRIMARY_NS: Final = 100 * _MS
+#: Who is not heard for so long while a shard is recovered is to be started again.
+ORDER_NS: Final = 300 * _MS
+#: Different lines for the operator about one attempt.
+_MAX_WARNINGS: Final = 16
+_MAX_VIEW: Final = 2**32 - 1
+
+
+class Recovery:
+    """What the leader is doing about one shard."""
+
+    def __init__(
+        self,
+        shard: int,
+        state: HandlerState,
+        members: Members,
+        service: tuple[bytes, ...],
+        *,
+        reports_loss: bool,
+        now: int,
+    ) -> None:
+        """Begin to look after a shard.
+
+        Args:
+            shard: its number.
+            state: what is agreed on.
+            members: what is heard.
+            service: the names of the membership service's nodes.
+            reports_loss: records may be lost if all servers fail at once (level `memory`).
+            now: monotonic nanoseconds; silence counts from here on at the earliest.
+
+        """
+        self.shard: Final = shard
+        self._state: Final = state
+        self._members: Final = members
+        self._service: Final = service
+        self._reports_loss: Final = reports_loss
+        self._since = self._now = now
+        self._out: list[Effect] = []
+        #: When each step was taken last, by its name.
+        self._taken: dict[object, int] = {}
+        self._proposed: tuple[bytes, int] | None = None
+        self._trouble_since: int | None = None
+        self._warned: set[str] = set()
+        # Of the newest attempt:
+        self._recovery = 0
+        self._removed: Removed | None = None
+        self._asked_since: int | None = None
+        self._frozen: Frozen | None = None
+        self._decision: Decision | None = None
+        # Of the current view:
+        self._view = 0
+        self._identities: list[str] = []
+        self._is_reinserted = False
+
+    # --- what happens ---
+
+    def listen_from(self, now: int) -> None:
+        """Forgive silence before `now`: we did not listen."""
+        self._since = max(self._since, now)
+
+    def removed(self, message: Removed) -> None:
+        """Take the limit of the newest attempt."""
+        self._look()
+        if message.recovery == self._recovery and self._removed is None:
+            self._removed = message
+            self._members.removed(self.shard)
+
+    def applied(self, command: bytes) -> None:
+        """Note that consensus applied, or refused, a command."""
+        if self._proposed is not None and self._proposed[0] == command:
+            self._proposed = None
+
+    def frozen(self, route: bytes, message: Frozen) -> None:
+        """Take the candidate's promise to the newest attempt."""
+        known = self._look()
+        if known is None or not known.is_under_way or message.recovery != self._recovery:
+            return
+        attempt = known.attempt
+        members = self._members.of(self.shard)
+        routes = [member.route for member in members if member.index == attempt.candidate]
+        if (message.server, message.incarnation, [route]) == (
+            attempt.candidate, attempt.incarnation, routes
+        ):  # fmt: skip
+            self._frozen = message
+
+    def reinserted(self, message: Reinserted) -> None:
+        """Note that the current view has begun."""
+        self._look()
+        if message.view == self._view and self._identities and not self._is_reinserted:
+            self._is_reinserted = True
+            self._members.reinserted(
+                self.shard, self._view, [fingerprint(identity) for identity in self._identities]
+            )
+
+    def refused(self, detail: str) -> None:
+        """Note that the membership service refuses what it was asked."""
+        self._warn(f"the membership service refuses the recovery of shard {self.shard}: {detail}")
+
+    def advance(self, now: int) -> list[Effect]:
+        """Take the next step, as far as it can be taken now."""
+        self._now = now
+        known = self._look()
+        placement = self._members.placements.get(self.shard)
+        if placement is None:
+            return []
+        if known is not None and not known.is_finished and not self._identities:
+            self._tell_decision(known, now)
+        if known is None or (known.is_finished and not known.is_under_way):
+            self._watch(known, placement, now)
+        elif known.is_under_way:
+            self._conduct(known, placement, now)
+        else:
+            self._join(known, placement, now)
+        out, self._out = self._out, []
+        return out
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether time alone may make the next step due."""
+        known = self._state.shards.get(self.shard)
+        return self._trouble_since is not None or (
+            known is not None and (known.is_under_way or not known.is_finished)
+        )
+
+    def _look(self) -> Recovered | None:
+        """Return the shard's state; forget what was kept of another attempt or view."""
+        known = self._state.shards.get(self.shard)
+        if known is not None and known.attempt.recovery != self._recovery:
+            self._recovery = known.attempt.recovery
+            self._removed, self._asked_since, self._frozen = None, None, None
+            self._decision = None
+            self._taken.clear()
+            self._warned.clear()
+        if known is not None and known.view != self._view:
+            self._view = known.view
+            self._identities, self._is_reinserted = [], False
+            self._taken.clear()
+        return known
+
+    # --- suspicion ---
+
+    def _watch(self, known: Recovered | None, placement: Placement, now: int) -> None:
+        """Begin a recovery if servers say that one is needed."""
+        view = known.view if known is not None else placement.view
+        candidates = in_view(self._members.of(self.shard), placement, view, now)
+        # One that has joined is about to begin: what it suspects is of the time before.
+        has_trouble = any(
+            (one.said.state == "up" and one.said.suspects) or one.said.state == "frozen"
+            for one in candidates
+        )
+        if candidates and not has_trouble:
+            self._trouble_since = None
+            return
+        self._choose(known, placement, now)
+
+    def _choose(
+        self, known: Recovered | None, placement: Placement, now: int, but: int | None = None
+    ) -> bool:
+        """Begin an attempt with the best candidate, other than `but`; whether there is one."""
+        if placement.state not in {"live", "parked", "recovering"}:
+            return False
+        members = self._members.of(self.shard)
+        view = known.view if known is not None else placement.view
+        if view < placement.view:
+            self._warn(
+                f"shard {self.shard} cannot be recovered: it is in view {placement.view}, but the"
+                f" failure handler knows of view {view} only. Put its latest data directory back"
+            )
+            return False
+        # A handler that lost its own directory must not guess which view was decided.
+        has_forgotten = known is None and placement.state == "recovering"
+        found = [] if has_forgotten else in_view(members, placement, view, now)
+        found = [one for one in found if one.member.index != but]
+        if found:
+            if self._waits_for_primary(found, now):
+                return False
+            chosen = best(found)
+            from_limbo = known is not None and chosen is not None and _is_again(known, chosen)
+        else:
+            all_of_them = in_limbo(members, now)
+            chosen, from_limbo = longest(all_of_them), True
+            if all_of_them and chosen is None:
+                self._warn(
+                    f"shard {self.shard} cannot be recovered: none of its servers has the data"
+                    " directory that it is known with. Put one back, and start its server"
+                )
+        self._trouble_since = self._trouble_since if found else None
+        if chosen is None or (chosen.member.index == but):
+            return False
+        self._begin(view, known, placement, chosen, now, from_limbo=from_limbo)
+        return True
+
+    def _waits_for_primary(self, found: list[Candidate], now: int) -> bool:
+        """Whether the primary is to be heard first: nobody says that it failed."""
+        if self._trouble_since is None:
+            self._trouble_since = now
+        primary = self._members.of(self.shard)[0].last_heard(now)
+        return (
+            now < self._trouble_since + PRIMARY_NS
+            and primary is None
+            and not any(0 in one.said.suspects for one in found)
+        )
+
+    def _begin(
+        self,
+        view: int,
+        known: Recovered | None,
+        placement: Placement,
+        chosen: Candidate,
+        now: int,
+        *,
+        from_limbo: bool,
+    ) -> None:
+        """Propose an attempt, under a number that nobody has heard of."""
+        heard = [
+            number
+            for member in self._members.of(self.shard)
+            if member.suspect is not None and not member.has_forgotten(member.suspect)
+            for number in (member.suspect.view, member.suspect.recovery, member.suspect.last_view)
+        ]
+        begun = known.attempt.recovery if known is not None else 0
+        recovery = max(view, begun, placement.view, *heard) + 1
+        if recovery > _MAX_VIEW:
+            self._warn(f"shard {self.shard} cannot be recovered: it has used up its views")
+            return
+        attempt = Attempt(recovery, chosen.member.index, chosen.said.incarnation, from_limbo)
+        self._propose(Begin(self.shard, view, attempt), now)
+
+    # --- state acquisition ---
+
+    def _conduct(self, known: Recovered, placement: Placement, now: int) -> None:
+        """Go on with the newest attempt, or give it up for another."""
+        attempt = known.attempt
+        member = self._members.of(self.shard)[attempt.candidate]
+        if self._frozen is not None:
+            self._decide(known, self._frozen, now)
+            return
+        if self._has_failed(member, attempt, now):
+            but = self._but(member, attempt)
+            if self._choose(known, placement, now, but=but):
+                return
+        self._acquire(known, member, now)
+
+    def _has_failed(self, member: Member, attempt: Attempt, now: int) -> bool:
+        """Whether the candidate is another process by now, or does not answer."""
+        if member.suspect is not None and member.suspect.incarnation != attempt.incarnation:
+            return True
+        silent = now - max(member.heard, self._since) >= HEARD_NS
+        asked = self._asked_since
+        return silent or (asked is not None and now - asked >= FREEZE_NS)
+
+    def _but(self, member: Member, attempt: Attempt) -> int | None:
+        """Return the candidate that it makes no sense to choose again, under another number."""
+        said = member.suspect
+        is_same = said is not None and said.incarnation == attempt.incarnation
+        has_promised_more = said is not None and said.recovery > attempt.recovery
+        return member.index if is_same and not has_promised_more else None
+
+    def _acquire(self, known: Recovered, member: Member, now: int) -> None:
+        """Have the shard taken out of the leases, then have the candidate promise."""
+        removed, attempt = self._removed, known.attempt
+        cluster, recovery = self._members.cluster, attempt.recovery
+        if removed is None:
+            if self._is_due("remove", now):
+                self._ask(Remove(cluster, recovery, self.shard, known.view, recovery))
+        elif member.route and self._is_due("freeze", now):
+            self._asked_since = now if self._asked_since is None else self._asked_since
+            message = Freeze(
+                cluster, self.shard, known.view, recovery, removed.limit, removed.runs,
+                attempt.incarnation,
+            )  # fmt: skip
+            self._out.append(Send(member.route, message))
+
+    def _decide(self, known: Recovered, frozen: Frozen, now: int) -> None:
+        removed, attempt = self._removed, known.attempt
+        if removed is None:
+            # The promise was made to another leader, who knew the limit: ask for it as well.
+            self._acquire(known, self._members.of(self.shard)[attempt.candidate], now)
+            return
+        if self._decision is None:
+            self._decision = self._make_decision(attempt, frozen, removed)
+        self._propose(Decide(self.shard, attempt.recovery, self._decision), now)
+
+    def _make_decision(self, attempt: Attempt, frozen: Frozen, removed: Removed) -> Decision:
+        may_lose = self._reports_loss and attempt.from_limbo and frozen.decided_end < removed.limit
+        return Decision(
+            attempt.candidate, attempt.incarnation, frozen.last, frozen.digest,
+            [
+                member.index
+                for member in self._members.of(self.shard)
+                if member.index != attempt.candidate and member.last_heard(self._now) is None
+            ],
+            frozen.decided_end if may_lose else 0,
+        )  # fmt: skip
+
+    # --- the new view ---
+
+    def _tell_decision(self, known: Recovered, now: int) -> None:
+        """Tell everybody that is heard, and has not joined the current view, how it began."""
+        decision = known.decision
+        assert decision is not None, "a view that is not finished has a decision"
+        told = [
+            member.route
+            for member in self._members.of(self.shard)
+            if (said := member.last_heard(now)) is not None
+            and (said.view != known.view or said.state not in {"up", "frozen", "joined"})
+            and self._is_due(member.index, now)
+        ]
+        if told:
+            message = ViewDecided(
+                self._members.cluster, self.shard, known.view, decision.survivor,
+                decision.incarnation, decision.last, decision.digest, decision.absent,
+            )  # fmt: skip
+            self._out.append(Broadcast(tuple(told), message))
+
+    def _join(self, known: Recovered, placement: Placement, now: int) -> None:
+        """Bring the shard back when all have joined; recover anew if the survivor is gone."""
+        assert known.decision is not None
+        if placement.state == "live" and placement.view == known.view:
+            self._propose(Finish(self.shard, known.view), now)
+            return
+        joined = self._joined(known.view, now)
+        if joined and not self._identities:
+            self._identities = joined
+        if self._identities:
+            if self._is_due("reinsert", now):
+                self._ask(
+                    Reinsert(
+                        self._members.cluster, known.view, self.shard, known.view,
+                        [fingerprint(identity) for identity in self._identities],
+                        known.decision.lost_from,
+                    )
+                )  # fmt: skip
+        elif self._is_survivor_lost(known.decision, now):
+            self._choose(known, placement, now)
+
+    def _joined(self, view: int, now: int) -> list[str]:
+        """Return the identities of all replicas, if all hold the whole of `view`."""
+        said = [member.last_heard(now) for member in self._members.of(self.shard)]
+        joined = [one for one in said if one and one.state == "joined" and one.view == view]
+        return [one.identity for one in joined] if len(joined) == len(said) else []
+
+    def _is_survivor_lost(self, decision: Decision, now: int) -> bool:
+        member = self._members.of(self.shard)[decision.survivor]
+        said = member.suspect
+        if said is not None and (said.incarnation != decision.incarnation or said.state == "limbo"):
+            return True
+        return now - max(member.heard, self._since) >= HEARD_NS
+
+    # --- supervision ---
+
+    def unheard(self, now: int) -> list[str]:
+        """Return the servers that the recovery waits for and that cannot be reached."""
+        known = self._look()
+        placement = self._members.placements.get(self.shard)
+        if (
+            known is None
+            or placement is None
+            or placement.state != "recovering"
+            or self._identities
+            or (known.is_finished and not known.is_under_way)
+        ):
+            return []
+        return [
+            member.name
+            for member in self._members.of(self.shard)
+            if now - max(member.heard, self._since) >= ORDER_NS
+        ]
+
+    # --- effects ---
+
+    def _is_due(self, step: object, now: int) -> bool:
+        """Whether to take a step (again); if so, it counts as taken."""
+        if now < self._taken.get(step, now - REPEAT_NS) + REPEAT_NS:
+            return False
+        self._taken[step] = now
+        return True
+
+    def _ask(self, message: Message) -> None:
+        """Ask the membership service: whoever leads it answers."""
+        self._out.append(Broadcast(self._service, message))
+
+    def _propose(self, command: AnyCommand, now: int) -> None:
+        encoded = command.encode()
+        # One at a time: whatever else was proposed may be committed yet.
+        if self._proposed is not None and now < self._proposed[1] + PROPOSE_NS:
+            return
+        self._proposed = (encoded, now)
+        self._out.append(Propose(encoded))
+
+    def _warn(self, text: str) -> None:
+        """Say something to the operator, once."""
+        if text not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned.add(text)
+            self._out.append(Warn(text))
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        known = self._state.shards.get(self.shard)
+        assert known is not None or (self._recovery, self._view) == (0, 0)
+        assert self._removed is None or self._removed.recovery == self._recovery
+        assert self._frozen is None or self._frozen.recovery == self._recovery
+        assert not self._is_reinserted or self._identities
+
+
+def _is_again(known: Recovered, chosen: Candidate) -> bool:
+    """Whether the candidate is one that was taken from limbo before, by an attempt that failed."""
+    attempt = known.attempt
+    return (
+        known.is_under_way
+        and attempt.from_limbo
+        and (attempt.candidate, attempt.incarnation)
+        == (chosen.member.index, chosen.said.incarnation)
+    )

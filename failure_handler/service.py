@@ -1,0 +1,328 @@
+"""The failure handler: one node of it, as a deterministic state machine.
+
+    follower --LeaderChanged(is_self)--> leader: conducts the recovery of every shard that needs one
+    leader --LeaderChanged--> follower: hears what servers say, and says who the leader is
+
+Rule: what a recovery stands on is committed before anybody acts on it: who is the candidate, and
+which state a view begins with. All else may be lost with the leader: servers repeat themselves.
+
+Invariants: `check()`, those of `HandlerState` and of the parts. See docs/protocol.md, section 11.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from failure_handler.members import Members
+from failure_handler.recovery import Recovery
+from failure_handler.state import (
+    Begin,
+    Decide,
+    Finish,
+    HandlerState,
+    decode_command,
+    decode_refusal,
+)
+from ziplog.node import (
+    Broadcast,
+    Committed,
+    Complain,
+    Connect,
+    Halt,
+    LeaderChanged,
+    Received,
+    Restored,
+    Send,
+    Wakeup,
+    Warn,
+)
+from ziplog.wire import (
+    ClusterInfo,
+    Frozen,
+    HandlerHeartbeat,
+    Hello,
+    NotLeader,
+    Order,
+    Orders,
+    OrdersQuery,
+    Refused,
+    Reinserted,
+    Removed,
+    Suspect,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ziplog.config import ClusterConfig
+    from ziplog.node import Effect, Event
+    from ziplog.wire import Message
+
+_MS: Final = 1_000_000
+#: How often the membership service is told of this node, and asked where shards are.
+BEAT_NS: Final = 1000 * _MS
+#: Without an event for so long, this node was stopped.
+STOPPED_NS: Final = 3 * BEAT_NS // 2
+#: While something is recovered, it is looked at so often at least.
+TICK_NS: Final = 50 * _MS
+
+
+class FailureHandler:
+    """One node of the failure handler."""
+
+    def __init__(self, config: ClusterConfig, name: str, *, pid: int, now: int) -> None:
+        """Start as a follower that knows nothing; consensus tells the rest.
+
+        Args:
+            config: the cluster file.
+            name: this node's name in it.
+            pid: this process.
+            now: monotonic nanoseconds.
+
+        """
+        self.config: Final = config
+        self.name: Final = name
+        self._pid: Final = pid
+        self.state: Final = HandlerState()
+        self.members: Final = Members()
+        self._service: Final = tuple(node.name.encode() for node in config.mms)
+        #: What the leader is doing, by shard.
+        self._recoveries: dict[int, Recovery] = {}
+        self._leader = ""
+        self._leading = False
+        self._connected = False
+        self._beat_due = self._tick_due = self._now = now
+        self._requests = 0
+        self._out: list[Effect] = []
+        self._handlers: Final[Mapping[type[Message], Callable[[bytes, Any], None]]] = {
+            Suspect: self._suspect,
+            Frozen: self._frozen,
+            OrdersQuery: self._orders_query,
+            ClusterInfo: self._informed,
+            Removed: self._removed,
+            Reinserted: self._reinserted,
+            Refused: self._refused,
+            NotLeader: self._not_the_leader,
+        }
+
+    # --- the one door ---
+
+    def step(self, event: Event, now: int) -> list[Effect]:
+        """Take one event; see `ziplog.node`."""
+        if now - self._now > STOPPED_NS:
+            for recovery in self._recoveries.values():
+                recovery.listen_from(now)  # we were stopped, they may not have been silent
+        self._now = now
+        match event:
+            case Received():
+                self._received(event.src, event.message)
+            case Committed():
+                self._committed(event)
+            case Wakeup():
+                self._woke()
+            case LeaderChanged():
+                self._leader_changed(event)
+            case Restored():
+                self.state.restore(event.snapshot)
+                self._advance_all()
+        out, self._out = self._out, []
+        return out
+
+    def next_wakeup(self) -> int | None:
+        """Return when this node wants to be woken."""
+        if not self._connected:
+            return self._now
+        if self._leading and any(recovery.is_busy for recovery in self._recoveries.values()):
+            return min(self._beat_due, self._tick_due)
+        return self._beat_due
+
+    def _woke(self) -> None:
+        now = self._now
+        if not self._connected:
+            self._connected = True
+            for node in self.config.mms:
+                self._out.append(Connect(node.name.encode(), node.endpoint))
+        if now >= self._beat_due:
+            self._beat()
+        self._advance_all()
+
+    def _beat(self) -> None:
+        self._beat_due = self._now + BEAT_NS
+        cluster = self.members.cluster
+        heartbeat = HandlerHeartbeat(cluster, self.name, self._pid, self._leading)
+        self._out.append(Broadcast(self._service, heartbeat))
+        self._ask_where()
+
+    def _ask_where(self) -> None:
+        self._requests += 1
+        self._out.append(Broadcast(self._service, Hello(self.members.cluster, self._requests)))
+
+    def _received(self, src: bytes, message: Message) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            self._complain(src, message, "the failure handler takes none")
+        elif self.members.cluster and message.cluster not in {0, self.members.cluster}:
+            here = f"this is the failure handler of cluster {self.members.cluster}"
+            self._complain(src, message, f"it is of cluster {message.cluster}, and {here}")
+        else:
+            handler(src, message)
+
+    def _complain(self, src: bytes, message: Message, why: str) -> None:
+        self._out.append(Complain(src, f"{type(message).__name__}: {why}"))
+
+    # --- consensus ---
+
+    def _leader_changed(self, event: LeaderChanged) -> None:
+        self._leader = event.leader
+        if event.is_self == self._leading:
+            return
+        self._leading = event.is_self
+        self._recoveries.clear()
+        self._beat_due = self._now
+        if self._leading:
+            # What was heard last may say how the shards are; what was not heard says nothing.
+            for shard in {*self.members.placements, *self.state.shards}:
+                self._recovery(shard)
+            self._advance_all()
+
+    def _committed(self, event: Committed) -> None:
+        result = self.state.apply(event.command)
+        if result != event.result:
+            self._out.append(
+                Halt(f"consensus applied a command as {event.result!r}, not {result!r}")
+            )
+            return
+        for recovery in self._recoveries.values():
+            recovery.applied(event.command)
+        if decode_refusal(result) or not self._leading:
+            return
+        command = decode_command(event.command)
+        self._tell(command)
+        self._advance(command.shard)
+
+    def _tell(self, command: Begin | Decide | Finish) -> None:
+        """Tell the operator how a recovery goes."""
+        match command:
+            case Begin():
+                attempt = command.attempt
+                name = self._name_of(command.shard, attempt.candidate)
+                text = f"recovery {attempt.recovery} begins in view {command.view}, from {name}"
+            case Decide():
+                decision = command.decision
+                text = f"view {command.recovery} is decided; it begins with {decision.last} entries"
+                if decision.lost_from:
+                    text += f"; records from {decision.lost_from} on may be lost"
+            case Finish():
+                text = f"it works again, in view {command.view}"
+        self._out.append(Warn(f"shard {command.shard}: {text}"))
+
+    def _name_of(self, shard: int, server: int) -> str:
+        members = self.members.of(shard)
+        return members[server].name if server < len(members) else f"server {server}"
+
+    # --- recoveries ---
+
+    def _recovery(self, shard: int) -> Recovery:
+        recovery = self._recoveries.get(shard)
+        if recovery is None:
+            recovery = self._recoveries[shard] = Recovery(
+                shard,
+                self.state,
+                self.members,
+                self._service,
+                reports_loss=self.config.durability == "memory",
+                now=self._now,
+            )
+        return recovery
+
+    def _advance(self, shard: int) -> None:
+        if self._leading:
+            self._out += self._recovery(shard).advance(self._now)
+
+    def _advance_all(self) -> None:
+        self._tick_due = self._now + TICK_NS
+        for shard in self._recoveries:
+            self._advance(shard)
+
+    # --- storage servers ---
+
+    def _suspect(self, src: bytes, message: Suspect) -> None:
+        if not self.members.cluster or message.cluster != self.members.cluster:
+            return  # it will say it again when this node knows where it is
+        if self.members.hear(src, message, self._now) is None:
+            self._complain(src, message, f"{message.node} is another server, or none")
+        else:
+            self._advance(message.shard)
+
+    def _frozen(self, src: bytes, message: Frozen) -> None:
+        if self._leading and message.shard in self._recoveries:
+            self._recovery(message.shard).frozen(src, message)
+            self._advance(message.shard)
+
+    # --- the membership service ---
+
+    def _is_from_service(self, src: bytes, message: Message) -> bool:
+        """Whether a message came over this node's own connection to the membership service."""
+        if src in self._service:
+            return True
+        self._complain(src, message, "it is no answer of the membership service")
+        return False
+
+    def _informed(self, src: bytes, message: ClusterInfo) -> None:
+        if not self._is_from_service(src, message):
+            return
+        # A follower may be behind; a leader names itself first.
+        if not message.mms or self.config.node(src.decode()).endpoint != message.mms[0]:
+            return
+        self.members.cluster = message.cluster
+        self.members.inform(message.placements, self._now)
+        for shard in self.members.placements if self._leading else ():
+            self._advance(shard)
+
+    def _removed(self, src: bytes, message: Removed) -> None:
+        if self._is_from_service(src, message) and message.shard in self._recoveries:
+            self._recovery(message.shard).removed(message)
+            self._advance(message.shard)
+
+    def _reinserted(self, src: bytes, message: Reinserted) -> None:
+        if self._is_from_service(src, message) and message.shard in self._recoveries:
+            self._recovery(message.shard).reinserted(message)
+            self._advance(message.shard)
+            self._ask_where()
+
+    def _refused(self, src: bytes, message: Refused) -> None:
+        if not self._is_from_service(src, message):
+            return
+        if message.code == "wrong-cluster":
+            self._complain(src, message, message.detail)
+        elif message.shard in self._recoveries:
+            self._recovery(message.shard).refused(message.detail)
+            self._advance(message.shard)
+
+    def _not_the_leader(self, src: bytes, message: NotLeader) -> None:
+        """Nothing: all nodes of the service are asked, and the leader answers."""
+        self._is_from_service(src, message)
+
+    # --- supervisors ---
+
+    def _orders_query(self, src: bytes, message: OrdersQuery) -> None:
+        if not self._leading:
+            nodes = self.config.failure_handlers
+            endpoint = next((node.endpoint for node in nodes if node.name == self._leader), "")
+            self._out.append(Send(src, NotLeader(self.members.cluster, message.request, endpoint)))
+            return
+        orders = [
+            Order(name, self.state.shards[shard].attempt.recovery)
+            for shard, recovery in self._recoveries.items()
+            for name in recovery.unheard(self._now)
+        ]
+        self._out.append(Send(src, Orders(self.members.cluster, message.request, orders)))
+
+    def check(self) -> None:
+        """Assert the invariants of this node and of its parts."""
+        self.state.check()
+        self.members.check()
+        assert self._leading or not self._recoveries
+        for shard, recovery in self._recoveries.items():
+            assert shard == recovery.shard
+            recovery.check()

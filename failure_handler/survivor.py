@@ -1,0 +1,68 @@
+"""Whose state a shard goes on from: the choice of a recovery's candidate.
+
+A server that is up, frozen or joined in the current view holds all that was acked in it, at just
+the acked positions. If all replicas are in limbo, none may have everything, and the one with the
+longest log has most. Rule: a server that lost its data directory holds nothing, whatever it says,
+until it has joined the current view. Functions only. See docs/protocol.md, section 11 (D24, D17).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from failure_handler.members import Member
+    from ziplog.view import Placement
+    from ziplog.wire import Suspect
+
+
+class Candidate(NamedTuple):
+    """A server that was heard, and may be the survivor."""
+
+    member: Member
+    said: Suspect
+
+    @property
+    def holds(self) -> tuple[int, int, int]:
+        """How much it holds; ties go to the lowest index."""
+        return self.said.last_view, self.said.last, -self.member.index
+
+
+def in_view(
+    members: Sequence[Member], placement: Placement, view: int, now: int
+) -> list[Candidate]:
+    """Return the servers that were heard and are in the current view of their shard."""
+    return [
+        Candidate(member, said)
+        for member in members
+        if (said := member.last_heard(now)) is not None
+        and said.state in {"up", "frozen", "joined"}
+        and said.view == view
+        # The placement tells the directories of its own view; who is in a later one has joined it.
+        and (view > placement.view or not member.has_forgotten(said))
+    ]
+
+
+def in_limbo(members: Sequence[Member], now: int) -> list[Candidate]:
+    """Return all servers of a shard, if all were heard and are in limbo; otherwise none."""
+    found = [
+        Candidate(member, said)
+        for member in members
+        if (said := member.last_heard(now)) is not None
+        and (said.state == "limbo" or member.has_forgotten(said))
+    ]
+    return found if len(found) == len(members) else []
+
+
+def best(candidates: Sequence[Candidate]) -> Candidate | None:
+    """Return the primary, if it is one of them, or the one that holds most."""
+    primary = next((one for one in candidates if one.member.index == 0), None)
+    return primary or max(candidates, key=lambda one: one.holds, default=None)
+
+
+def longest(candidates: Sequence[Candidate]) -> Candidate | None:
+    """Return the one with the longest log of those that have their data directory."""
+    known = [one for one in candidates if not one.member.has_forgotten(one.said)]
+    return max(known, key=lambda one: one.holds, default=None)

@@ -1,0 +1,49 @@
+"""The failure handlers as their heartbeats show them, for the status document.
+
+Rule: it says what was last heard. See docs/protocol.md, section 11.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from mms.servers import SUSPECT_NS, UP_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ziplog.config import NodeConfig
+    from ziplog.wire import HandlerHeartbeat
+
+
+class Handlers:
+    """All nodes of the failure handler."""
+
+    def __init__(self, nodes: Sequence[NodeConfig]) -> None:
+        self._nodes: Final = nodes
+        self._names: Final = {node.name for node in nodes}
+        #: By name: what was heard last, and when.
+        self._heard: dict[str, tuple[HandlerHeartbeat, int]] = {}
+
+    def hear(self, heartbeat: HandlerHeartbeat, now: int) -> bool:
+        """Note a heartbeat; whether there is such a node."""
+        if heartbeat.node not in self._names:
+            return False
+        self._heard[heartbeat.node] = (heartbeat, now)
+        return True
+
+    def status(self, now: int) -> list[dict[str, Any]]:
+        """Return what the status document says of them."""
+        return [self._status(node, now) for node in self._nodes]
+
+    def _status(self, node: NodeConfig, now: int) -> dict[str, Any]:
+        heartbeat, heard = self._heard.get(node.name, (None, now - SUSPECT_NS))
+        silent = now - heard
+        state = "up" if silent < UP_NS else "suspect" if silent < SUSPECT_NS else "down"
+        return {
+            "name": node.name,
+            "endpoint": node.endpoint,
+            "pid": heartbeat.pid if heartbeat is not None else None,
+            "state": state,
+            "leader": heartbeat is not None and heartbeat.leader and state != "down",
+        }

@@ -1,0 +1,189 @@
+"""What the failure handler asks for: shards out of the leases, and back.
+
+    Remove -> `RemoveShard` committed -> Removed (the limit)
+    Reinsert -> a loss, if there is one, committed -> a lease with the shard committed -> Reinserted
+
+Rule: nothing is answered before it is committed. Questions are repeated by who asks, so one that is
+lost with a leader costs time only. Invariant: at most one question of each kind waits for a shard.
+
+See docs/protocol.md, section 11.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from mms.state import RecordLoss, RemoveShard
+from ziplog.node import Propose, Send
+from ziplog.wire import Refused, Reinserted, Removed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mms.state import ClusterState, Command, Refusal
+    from ziplog.node import Effect
+    from ziplog.view import Placement
+    from ziplog.wire import Reinsert, Remove
+
+#: The leases that a server is told again with the limit, at least: it may have missed the last.
+_RUN_LEASES: Final = 64
+#: A command that is not committed after this time is proposed again.
+_RETRY_NS: Final = 1_000_000_000
+
+_WHY: Final[dict[Refusal, str]] = {
+    "no-such-shard": "it has no such shard, or no lease yet",
+    "other-view": "the shard is in another view, or a later recovery is under way",
+}
+
+
+class Recoveries:
+    """All recoveries, as far as the membership service is concerned."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state: Final = state
+        self._removes: dict[int, tuple[bytes, Remove]] = {}
+        self._reinserts: dict[int, tuple[bytes, Reinsert]] = {}
+        #: By shard and kind: the last command, and when it was proposed.
+        self._proposed: dict[tuple[int, type[Command]], tuple[bytes, int]] = {}
+        #: By shard and view: when a lease that brings the shard back was asked for.
+        self._leased: dict[tuple[int, int], int] = {}
+
+    # --- out ---
+
+    def remove(self, route: bytes, message: Remove, now: int) -> list[Effect]:
+        """Take a question of the failure handler; the answer may have to wait."""
+        if message.shard not in self._state.placements:
+            return [self._refusal(route, message, _WHY["no-such-shard"])]
+        recovering = self._state.recovering.get(message.shard)
+        if recovering is not None and recovering.recovery == message.recovery:
+            return [self._removed(route, message)]
+        self._removes[message.shard] = (route, message)
+        return self._propose(RemoveShard(message.shard, message.view, message.recovery), now)
+
+    def _removed(self, route: bytes, message: Remove) -> Effect:
+        state = self._state
+        found = state.recovering[message.shard]
+        runs = state.runs_until(found.limit, _RUN_LEASES)
+        return Send(
+            route,
+            Removed(state.cluster, message.request, found.shard, found.recovery, found.limit, runs),
+        )
+
+    def removal(self, command: RemoveShard, refusal: Refusal) -> list[Effect]:
+        """Answer the question that a command was made for."""
+        self._proposed.pop((command.shard, RemoveShard), None)
+        route, message = self._removes.get(command.shard, (b"", None))
+        if not refusal:
+            self._reinserts.pop(command.shard, None)  # of an older recovery
+        if message is None or message.recovery != command.recovery:
+            return []
+        del self._removes[command.shard]
+        if refusal:
+            return [self._refusal(route, message, _WHY.get(refusal, refusal))]
+        return [self._removed(route, message)]
+
+    # --- back ---
+
+    def reinsert(self, route: bytes, message: Reinsert, now: int) -> list[Effect]:
+        """Take a question of the failure handler; the answer may have to wait."""
+        state = self._state
+        placement = state.placements.get(message.shard)
+        if placement is not None and (placement.state, placement.view) == ("live", message.view):
+            return [self._reinserted(route, message)]
+        back = self._back(message)
+        if back is None or not state.may_become(back):
+            why = "the shard is not being recovered, or by another recovery, or has other servers"
+            return [self._refusal(route, message, why)]
+        self._reinserts[message.shard] = (route, message)
+        loss = self._loss(message)
+        return [] if loss is None or loss in state.losses else self._propose(loss, now)
+
+    def _back(self, message: Reinsert) -> Placement | None:
+        """Return the placement with which the shard would be back."""
+        placement = self._state.placements.get(message.shard)
+        if placement is None or placement.state != "recovering":
+            return None
+        found = message.fingerprints
+        if len(found) != len(placement.replicas) or not all(0 < len(one) <= 64 for one in found):
+            return None
+        replicas = tuple(
+            msgspec.structs.replace(replica, fingerprint=one)
+            for replica, one in zip(placement.replicas, found, strict=True)
+        )
+        return msgspec.structs.replace(
+            placement, view=message.view, state="live", replicas=replicas
+        )
+
+    def _loss(self, message: Reinsert) -> RecordLoss | None:
+        limit = self._state.recovering[message.shard].limit
+        if not 0 < message.lost_from < limit or limit <= self._state.trim:
+            return None
+        return RecordLoss(message.shard, message.view, message.lost_from, limit)
+
+    def is_ready(self, now: int) -> bool:
+        """Whether a shard can come back that no proposed lease has; then one counts as proposed."""
+        ready = [(placement.shard, placement.view) for placement in self.changes()]
+        waits = any(now >= self._leased.get(one, now - _RETRY_NS) + _RETRY_NS for one in ready)
+        if waits:
+            self._leased = dict.fromkeys(ready, now)
+        return waits
+
+    def changes(self) -> list[Placement]:
+        """Return the placements of the shards that come back with the next lease."""
+        changes: list[Placement] = []
+        for _, message in self._reinserts.values():
+            back, loss = self._back(message), self._loss(message)
+            if back is not None and (loss is None or loss in self._state.losses):
+                changes.append(back)
+        return changes
+
+    def recorded(self, loss: RecordLoss) -> None:
+        """Note that consensus took, or refused, a loss."""
+        self._proposed.pop((loss.shard, RecordLoss), None)
+
+    def returned(self, placements: Iterable[Placement]) -> list[Effect]:
+        """Answer those who asked for what a lease brought."""
+        effects: list[Effect] = []
+        for placement in placements:
+            route, message = self._reinserts.pop(placement.shard, (b"", None))
+            if message is not None and placement.view == message.view:
+                effects.append(self._reinserted(route, message))
+        return effects
+
+    def _reinserted(self, route: bytes, message: Reinsert) -> Effect:
+        cluster = self._state.cluster
+        return Send(route, Reinserted(cluster, message.request, message.shard, message.view))
+
+    # --- both ---
+
+    def abandon(self) -> None:
+        """Forget all questions: this node does not lead any more."""
+        self._removes.clear()
+        self._reinserts.clear()
+        self._proposed.clear()
+        self._leased.clear()
+
+    def _refusal(self, route: bytes, message: Remove | Reinsert, why: str) -> Effect:
+        state = self._state
+        placement = state.placements.get(message.shard)
+        view = placement.view if placement is not None else 0
+        return Send(
+            route,
+            Refused(state.cluster, message.shard, view, 0, message.request, "wrong-view", why),
+        )
+
+    def _propose(self, command: RemoveShard | RecordLoss, now: int) -> list[Effect]:
+        key, encoded = (command.shard, type(command)), command.encode()
+        before, at = self._proposed.get(key, (b"", 0))
+        if before == encoded and now < at + _RETRY_NS:
+            return []
+        self._proposed[key] = (encoded, now)
+        return [Propose(encoded)]
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        for shard, (_, asked) in self._reinserts.items():
+            assert asked.shard == shard
+            assert self._state.recovering[shard].recovery == asked.view, "an older recovery waits"

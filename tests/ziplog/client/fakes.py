@@ -196,6 +196,9 @@ class FakeCluster:
         self.units: dict[int, list[tuple[list[int], bytes]]] = {s: [] for s in range(shards)}
         self.frontiers = dict(enumerate(range(1, shards + 1)))
         self.guessed: set[tuple[int, int]] = set()
+        #: Each shard's view, and its state as the service tells it.
+        self.views = dict.fromkeys(range(shards), 1)
+        self.states: dict[int, Any] = dict.fromkeys(range(shards), "live")
         #: Number of a subscription at a server: (shard, server, sent so far, credit).
         self.streams: dict[int, list[int]] = {}
         self.counter = itertools.count(1)
@@ -257,6 +260,10 @@ class FakeCluster:
                 self.reply(wire.StatusReply(CLUSTER, message.request, b'{"cluster": "fake"}'))
             case wire.Insert():
                 self.insert(server, message)
+            case wire.Locate():
+                self.locate(server, message)
+            case wire.Sync():
+                self.sync(message)
             case wire.Tail():
                 last = max((gsns[-1] for gsns, _ in self.units[message.shard]), default=0)
                 self.reply(
@@ -283,9 +290,38 @@ class FakeCluster:
 
     def placements(self) -> list[Placement]:
         """Return where the shards are."""
-        return [placement(shard, self.replicas) for shard in range(self.shards)]
+        return [
+            placement(shard, self.replicas, self.views[shard], self.states[shard])
+            for shard in range(self.shards)
+        ]
+
+    def locate(self, server: int, message: wire.Locate) -> None:
+        """Tell where a unit is: as in the protocol, `absent` only in a later view."""
+        view, gsns = self.views[message.shard], self.placed.get((message.shard, message.seq))
+        verdict: Any = "absent" if message.view < view else "pending"
+        if gsns is not None:
+            verdict = "present"
+        self.reply(
+            wire.Located(
+                CLUSTER, message.shard, view, server, message.client, message.seq, verdict,
+                gsns or [],
+            )
+        )  # fmt: skip
+
+    def sync(self, message: wire.Sync) -> None:
+        durable = self.frontiers[message.shard]
+        view = self.views[message.shard]
+        if durable > message.gsn:
+            self.reply(wire.Synced(CLUSTER, message.shard, view, message.request, durable))
 
     def insert(self, server: int, message: wire.Insert) -> None:
+        if message.view != self.views[message.shard]:
+            self.reply(
+                msgspec.structs.replace(
+                    refused(message, server, "wrong-view"), view=self.views[message.shard]
+                )
+            )
+            return
         key = (message.shard, message.seq)
         if key not in self.placed:
             if server or (message.follows and (message.shard, message.follows) not in self.placed):

@@ -53,7 +53,8 @@ class ServedCluster(FakeCluster):
 
     def placements(self) -> list[Placement]:
         addresses = [self._at(endpoint(0, server)) for server in range(self.replicas)]
-        return [Placement(0, 1, "live", tuple(Replica(a, a) for a in addresses))]
+        replicas = tuple(Replica(a, a) for a in addresses)
+        return [Placement(0, self.views[0], self.states[0], replicas)]
 
     def wait_for_inserts(self, payload: bytes, count: int = 1) -> None:
         """Wait until so many inserts that hold this payload came in."""

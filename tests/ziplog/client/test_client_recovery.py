@@ -1,0 +1,682 @@
+"""Inserts through the failure of their shard (docs/protocol.md, sections 4 and 11; D13)."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ziplog.client.fakes import (
+    CLIENT,
+    CLUSTER,
+    MS,
+    FakeCluster,
+    Glass,
+    S,
+    ack,
+    placement,
+    refused,
+)
+from ziplog import wire
+from ziplog.client.lane import LANE_BYTES, UNIT_RECORDS
+from ziplog.client.requests import ResolveRequest, SyncRequest
+from ziplog.client.search import LOOK_UNITS
+from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
+from ziplog.node import Drained
+from ziplog.types import RID_GENESIS, RecordId
+
+
+def pinned(_payload: bytes, _key: bytes | None, _live: Any) -> int:
+    return 0
+
+
+def connected(policy: Any = None) -> Glass:
+    glass = Glass(policy)
+    glass.connect(placement(0), placement(1))
+    return glass
+
+
+def learn(glass: Glass, view: int = 1, state: str = "recovering", shard: int = 0) -> None:
+    """Let the core learn of a shard's view and state."""
+    glass.core._routing.learn([placement(shard, view=view, state=state)])
+    glass.step(Drained())
+
+
+def sent(glass: Glass) -> list[wire.Insert]:
+    """Return what was sent to primaries since the last look."""
+    return [m for name, m in glass.take(wire.Insert) if name.endswith("r0:1")]
+
+
+def asked(glass: Glass) -> list[wire.Locate]:
+    return [m for _, m in glass.take(wire.Locate)]
+
+
+def located(
+    insert: wire.Insert | wire.Locate, view: int, gsns: list[int] | None = None, **fields: Any
+) -> wire.Located:
+    """Return a server's word: present at the gsns, absent if there are none."""
+    verdict = fields.pop("verdict", "present" if gsns else "absent")
+    return wire.Located(
+        CLUSTER, insert.shard, view, 1, fields.pop("client", CLIENT), insert.seq, verdict,
+        gsns or [],
+    )  # fmt: skip
+
+
+def under_way(*, policy: Any = None, timeout: int = 10 * S) -> tuple[Glass, int, wire.Insert]:
+    """Return a client with one insert at shard 0, which then goes away."""
+    glass = connected(policy)
+    call = glass.insert(b"x", timeout=timeout)
+    (insert,) = sent(glass)
+    learn(glass)
+    glass.pass_time(1)
+    return glass, call, insert
+
+
+# --- asking ---
+
+
+def test_a_unit_of_a_recovering_shard_is_asked_for_and_not_sent() -> None:
+    glass, _, insert = under_way()
+    times: list[int] = []
+    start = glass.now
+    for _ in range(400):
+        for name, question in glass.take(wire.Locate):
+            assert (question.shard, question.view, question.client, question.seq) == (
+                0, 1, CLIENT, insert.seq,
+            )  # fmt: skip
+            times.append((glass.now - start) // MS)
+            assert name in {"s0r0:1", "s0r1:1"}
+        glass.pass_time(10 * MS)
+    assert not sent(glass)
+    looks = sorted(set(times))
+    assert len(times) == 2 * len(looks), "all replicas are asked"
+    pauses = [b - a for a, b in pairwise(looks)]
+    assert pauses[0] <= 60
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 500
+
+
+def test_present_settles_it_whoever_says_so() -> None:
+    glass, call, insert = under_way()
+    glass.give(located(insert, 1, [7]))
+    assert glass.answers[call] == [RecordId(7, 0)]
+    counters = glass.core.counters
+    assert (counters.inserts, counters.located, counters.slow_path) == (1, 1, 1)
+    glass.give(located(insert, 2))
+    asked(glass)
+    glass.pass_time(5 * S)
+    assert not asked(glass)
+
+
+def test_present_where_it_may_not_be_is_an_error() -> None:
+    glass = connected()
+    call = glass.insert(b"x", after=RecordId(9, 0))
+    (insert,) = sent(glass)
+    learn(glass)
+    glass.give(located(insert, 2, [7]))
+    assert glass.core.counters.protocol_errors == 1
+    assert "placed" in str(glass.answers[call])
+
+
+def test_absent_in_a_later_view_lets_it_go_to_another_shard() -> None:
+    glass, call, insert = under_way()
+    glass.give(located(insert, 2))
+    (moved,) = sent(glass)
+    assert (moved.shard, moved.body, moved.seq) == (1, insert.body, 1)
+    glass.give(ack(moved, 0, [2]), ack(moved, 1, [2]))
+    assert glass.answers[call] == [RecordId(2, 1)]
+    assert glass.core.counters.moved == 1
+    learn(glass, 2, "live")
+    glass.core.set_policy(pinned)
+    glass.insert(b"y")
+    (later,) = sent(glass)
+    assert (later.seq, later.done_below) == (2, 2), "the moved one frees its place"
+
+
+@pytest.mark.parametrize("word", ["same view", "pending", "another client", "another seq"])
+def test_what_proves_nothing_moves_nothing(word: str) -> None:
+    glass, call, insert = under_way()
+    messages = {
+        "same view": located(insert, 1),
+        "pending": located(insert, 2, verdict="pending"),
+        "another client": located(insert, 2, client=b"d" * 16),
+        "another seq": wire.Located(CLUSTER, 0, 2, 1, CLIENT, 99, "absent", []),
+    }
+    glass.give(messages[word])
+    glass.pass_time(2 * S)
+    assert not sent(glass)
+    assert call not in glass.answers
+
+
+def test_the_question_names_the_view_of_the_newest_copy() -> None:
+    """An `absent` of view 2 proves nothing once a copy of view 2 is under way."""
+    glass, call, insert = under_way()
+    old = asked(glass)[0]
+    learn(glass, 2, "live")
+    glass.pass_time(1)
+    (again,) = sent(glass)
+    assert (again.view, again.seq, again.body) == (2, insert.seq, insert.body)
+    learn(glass, 2, "recovering")
+    glass.pass_time(1)
+    assert {question.view for question in asked(glass)} == {2}
+    glass.give(located(old, 2))
+    glass.pass_time(1 * S)
+    assert not sent(glass), "a copy of view 2 may still be placed"
+    glass.give(located(old, 3))
+    assert [m.shard for m in sent(glass)] == [1]
+    assert call not in glass.answers
+
+
+def test_a_pinned_one_waits_for_its_shard_and_is_sent_in_its_new_view() -> None:
+    glass, call, insert = under_way(policy=pinned)
+    glass.give(located(insert, 2), located(insert, 2))
+    asked(glass)
+    glass.pass_time(3 * S)
+    assert not sent(glass)
+    assert not asked(glass), "it is known to be nowhere"
+    learn(glass, 2, "live")
+    glass.pass_time(1)
+    (again,) = sent(glass)
+    assert (again.view, again.seq) == (2, insert.seq)
+    glass.give(refused(again, 0, "not-ready"))
+    glass.give(ack(again, 1, [5]), ack(again, 0, [5]))
+    assert glass.answers[call] == [RecordId(5, 0)]
+
+
+def test_what_was_nowhere_may_be_somewhere_once_it_is_sent_again() -> None:
+    glass, call, insert = under_way(policy=pinned, timeout=2 * S)
+    glass.give(located(insert, 2))
+    learn(glass, 2, "live")
+    glass.pass_time(1)
+    assert sent(glass)
+    glass.pass_time(2 * S)
+    assert isinstance(glass.answers[call], OutcomeUnknownError)
+
+
+def test_a_partly_placed_call_is_never_moved() -> None:
+    glass = connected()
+    call = glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
+    first, second = sent(glass)
+    learn(glass)
+    gsns = list(range(1, UNIT_RECORDS + 1))
+    glass.give(located(first, 2, gsns), located(second, 2))
+    glass.pass_time(2 * S)
+    assert not sent(glass)
+    learn(glass, 2, "live")
+    glass.pass_time(1)
+    (again,) = sent(glass)
+    assert (again.shard, again.seq, again.view) == (0, second.seq, 2)
+    glass.give(ack(again, 0, [1000]), ack(again, 1, [1000]))
+    assert glass.answers[call] == [RecordId(gsn, 0) for gsn in [*gsns, 1000]]
+
+
+def test_a_call_is_moved_only_when_all_of_it_is_nowhere() -> None:
+    glass = connected()
+    glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
+    first, second = sent(glass)
+    learn(glass)
+    glass.give(located(second, 2))
+    assert not sent(glass)
+    glass.give(located(first, 2))
+    assert [(m.shard, m.body) for m in sent(glass)] == [(1, first.body), (1, second.body)]
+
+
+def test_what_is_nowhere_goes_to_the_first_shard_that_comes_back() -> None:
+    glass, _, insert = under_way()
+    learn(glass, shard=1)
+    glass.give(located(insert, 2))
+    glass.pass_time(1 * S)
+    assert not sent(glass), "no shard is live"
+    learn(glass, 2, "live", shard=1)
+    assert [(m.shard, m.view) for m in sent(glass)] == [(1, 2)]
+
+
+def test_a_long_call_is_not_sent_on_while_its_shard_is_away() -> None:
+    glass = connected(pinned)
+    glass.insert(*[bytes(200_000)] * 60)
+    first = sent(glass)
+    learn(glass)
+    for number, insert in enumerate(first):
+        glass.give(located(insert, 2, [number + 1]))
+    glass.pass_time(1 * S)
+    assert not sent(glass)
+    learn(glass, 2, "live")
+    assert sum(len(m.body) for m in sent(glass)) >= LANE_BYTES
+
+
+def test_a_server_that_left_its_view_makes_the_client_ask_the_others() -> None:
+    """The service has not told of the recovery yet; one server has."""
+    glass = connected()
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(ack(insert, 1, [7]))
+    glass.give(refused(insert, 0, "not-ready"))
+    glass.pass_time(1)
+    assert {question.view for question in asked(glass)} == {1}
+    glass.give(located(insert, 2, [7]))
+    assert glass.answers[call] == [RecordId(7, 0)]
+
+
+def test_a_refusal_that_comes_twice_is_not_that_of_two_servers() -> None:
+    glass = connected()
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(refused(insert, 0, "not-ready"), refused(insert, 0, "not-ready"))
+    assert not sent(glass)
+    glass.give(refused(insert, 1, "not-ready"))
+    assert [m.shard for m in sent(glass)] == [1]
+
+
+# --- how much ---
+
+
+def test_a_dead_shard_costs_few_messages_however_much_waits_for_it() -> None:
+    glass = connected(pinned)
+    for _ in range(1100):
+        glass.insert(b"x", timeout=60 * S)
+    sent(glass)
+    learn(glass)
+    glass.pass_time(4 * S)
+    glass.sent.clear()
+    glass.pass_time(10 * S)
+    assert not sent(glass)
+    questions = asked(glass)
+    assert 0 < len(questions) <= 2 * LOOK_UNITS * 21
+    assert len({question.seq for question in questions}) >= 1000, "each has its turn"
+    assert len(glass.sent) <= 110, "the service is asked ten times a second at most"
+
+
+def test_answers_set_the_pace_of_further_questions() -> None:
+    glass = connected(pinned)
+    for _ in range(1000):
+        glass.insert(b"x", timeout=60 * S)
+    sent(glass)
+    learn(glass)
+    count = 0
+    for _ in range(1000 // LOOK_UNITS + 1):
+        glass.pass_time(1 * MS)
+        questions = {m.seq: m for m in asked(glass)}
+        count += len(questions)
+        for question in questions.values():
+            glass.give(located(question, 2, [question.seq]), located(question, 2, [question.seq]))
+    assert len(glass.answers) == 1000
+    assert count <= 1100
+
+
+def test_a_dead_shard_that_nobody_knows_to_be_dead_makes_the_client_look() -> None:
+    glass = connected()
+    glass.insert(b"x")
+    sent(glass)
+    glass.pass_time(150 * MS)
+    assert glass.take(wire.Hello), "silence makes it ask for the placements at once"
+
+
+def test_calls_that_wait_at_a_silent_shard_go_elsewhere() -> None:
+    choices: list[int] = []
+
+    def policy(_payload: bytes, _key: bytes | None, live: Any) -> int:
+        choices.append(int(live[0]))
+        return choices[-1]
+
+    glass = Glass(policy)
+    glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=2))
+    calls = [glass.insert(b"%d" % number) for number in range(5)]
+    assert [m.shard for m in sent(glass)] == [0, 0]
+    glass.pass_time(25 * MS)
+    moved = [m for m in sent(glass) if m.shard == 1]
+    assert [wire.decode_body(m.body, 1).payloads for m in moved] == [[b"2"], [b"3"]]
+    for m in moved:
+        glass.give(ack(m, 0, [m.seq * 2]), ack(m, 1, [m.seq * 2]))
+    assert glass.answers.keys() == set(calls[2:4])
+
+
+def test_a_shard_is_avoided_for_as_long_as_it_is_silent() -> None:
+    glass = connected()
+    glass.insert(b"x", timeout=60 * S)
+    sent(glass)
+    for _ in range(40):
+        glass.pass_time(100 * MS)
+        call = glass.insert(b"y", timeout=60 * S)
+        (insert,) = [m for m in sent(glass) if wire.decode_body(m.body, 1).payloads == [b"y"]]
+        assert insert.shard == 1
+        glass.give(ack(insert, 0, [2 * insert.seq]), ack(insert, 1, [2 * insert.seq]))
+        assert call in glass.answers
+
+
+# --- the fast path ---
+
+
+def test_a_backup_that_waited_for_the_primarys_word_is_the_slow_path() -> None:
+    glass = connected()
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(ack(insert, 0, [4]), ack(insert, 1, [4], confirmed=True))
+    counters = glass.core.counters
+    assert (counters.fast_path, counters.slow_path) == (0, 1)
+
+
+# --- doubt ---
+
+
+def in_doubt(*payloads: bytes, policy: Any = pinned) -> tuple[Glass, OutcomeUnknownError, Any]:
+    """Return a client that does not know what became of an insert."""
+    glass = connected(policy)
+    call = glass.insert(*(payloads or [b"x"]), timeout=1 * S)
+    inserts = sent(glass)
+    glass.pass_time(1 * S)
+    error = glass.answers.pop(call)
+    assert isinstance(error, OutcomeUnknownError)
+    glass.sent.clear()
+    return glass, error, inserts
+
+
+def resolve(glass: Glass, error: OutcomeUnknownError, timeout: int = 10 * S) -> int:
+    doubt: Any = error.doubt
+    return glass.call(ResolveRequest(glass.until(timeout), doubt))
+
+
+def test_a_doubt_is_resolved_by_acks() -> None:
+    glass, error, (insert,) = in_doubt()
+    call = resolve(glass, error)
+    glass.pass_time(1)
+    assert [m.seq for m in sent(glass)] == [insert.seq], "it is sent again at once"
+    glass.give(ack(insert, 0, [4]))
+    assert call not in glass.answers
+    glass.give(ack(insert, 1, [4]))
+    assert glass.answers[call] == [RecordId(4, 0)]
+    again = resolve(glass, error)
+    assert glass.answers[again] == [RecordId(4, 0)], "it is remembered"
+
+
+def test_a_fate_that_became_known_before_anybody_asked() -> None:
+    glass, error, (insert,) = in_doubt()
+    learn(glass)
+    glass.give(located(insert, 2, [4]))
+    for _ in range(2000):
+        call = glass.insert(b"y", timeout=0)
+        glass.pass_time(0)
+        del glass.answers[call]
+    assert glass.answers[resolve(glass, error)] == [RecordId(4, 0)]
+
+
+def test_what_nobody_waits_for_is_not_inserted_in_a_later_view() -> None:
+    glass, error, (insert,) = in_doubt()
+    learn(glass, 2, "live")
+    call = resolve(glass, error)
+    glass.pass_time(1)
+    assert not sent(glass)
+    assert {question.view for question in asked(glass)} == {1}
+    glass.give(located(insert, 2))
+    assert glass.answers[call] == [None]
+    glass.insert(b"y")
+    assert sent(glass)[0].done_below == 2
+    assert glass.answers[resolve(glass, error)] == [None]
+
+
+def test_a_doubtful_unit_that_all_replicas_refuse_never_will_exist() -> None:
+    glass, error, (insert,) = in_doubt()
+    call = resolve(glass, error)
+    copies = glass.core._inserts._lanes[0].unsettled[insert.seq].copies
+    for _ in range(copies):
+        glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
+    assert glass.answers[call] == [None]
+
+
+def test_a_doubt_that_is_not_resolved_in_time_stays_one() -> None:
+    glass, error, (insert,) = in_doubt()
+    learn(glass)
+    call = resolve(glass, error, 2 * S)
+    glass.pass_time(2 * S)
+    again = glass.answers[call]
+    assert isinstance(again, OutcomeUnknownError)
+    assert (again.shard, again.seq) == (0, insert.seq)
+    assert "recovering" in str(again)
+    later = resolve(glass, again)
+    glass.give(located(insert, 2, [9]))
+    assert glass.answers[later] == [RecordId(9, 0)]
+
+
+def test_the_doubt_of_a_long_call_is_about_what_was_sent_and_not_placed() -> None:
+    glass, error, (first, second, third) = in_doubt(*[b"x"] * (2 * UNIT_RECORDS + 1))
+    learn(glass)
+    call = resolve(glass, error, 5 * S)
+    gsns = list(range(1, UNIT_RECORDS + 1))
+    glass.give(located(first, 2, gsns), located(third, 2))
+    assert call not in glass.answers
+    glass.pass_time(5 * S)
+    partly = glass.answers[call]
+    placed = [RecordId(gsn, 0) for gsn in gsns]
+    assert partly.results == [*placed, *[None] * (UNIT_RECORDS + 1)]
+    assert partly.seq == second.seq
+    call = resolve(glass, partly)
+    glass.give(located(second, 2))
+    assert glass.answers[call] == [*placed, *[None] * (UNIT_RECORDS + 1)]
+
+
+def test_a_cancelled_question_is_not_answered() -> None:
+    glass, error, (insert,) = in_doubt()
+    call, other = resolve(glass, error), resolve(glass, error)
+    glass.cancel(call)
+    glass.give(ack(insert, 0, [4]), ack(insert, 1, [4]))
+    assert glass.answers == {other: [RecordId(4, 0)]}
+
+
+def test_errors_say_that_the_shard_recovers() -> None:
+    glass, call, insert = under_way(policy=pinned, timeout=1 * S)
+    glass.give(located(insert, 2))
+    homeless = glass.insert(b"y", timeout=1 * S)
+    glass.pass_time(1 * S)
+    error = glass.answers[call]
+    assert type(error) is UnavailableError
+    assert error.retriable
+    assert "shard 0 (recovering)" in str(error)
+    assert type(glass.answers[homeless]) is DeadlineError
+    assert "shard 0 (recovering)" in str(glass.answers[homeless])
+    assert "[1]" in str(glass.answers[homeless])
+
+
+def test_pinned_inserts_succeed_when_their_shard_is_back() -> None:
+    glass, _, _ = under_way(policy=pinned)
+    call = glass.insert(b"y")
+    glass.pass_time(4 * S)
+    assert not sent(glass)
+    learn(glass, 2, "live")
+    insert = next(m for m in sent(glass) if wire.decode_body(m.body, 1).payloads == [b"y"])
+    assert insert.view == 2
+    glass.give(ack(insert, 0, [9]), ack(insert, 1, [9]))
+    assert glass.answers[call] == [RecordId(9, 0)]
+
+
+# --- sync ---
+
+
+def synced(sync: wire.Sync, durable: int, view: int = 1) -> wire.Synced:
+    return wire.Synced(CLUSTER, sync.shard, view, sync.request, durable)
+
+
+def with_records(policy: Any = None) -> Glass:
+    """Return a client with a record at gsn 3 of shard 0 and at gsn 8 of shard 1."""
+    shards = iter([0, 1])
+    glass = connected(lambda _p, _k, _l: next(shards))
+    for gsn in (3, 8):
+        glass.insert(b"x")
+        (insert,) = sent(glass)
+        glass.give(ack(insert, 0, [gsn]), ack(insert, 1, [gsn]))
+    glass.core.set_policy(policy or pinned)
+    return glass
+
+
+def test_sync_of_nothing() -> None:
+    glass = connected()
+    call = glass.call(SyncRequest(glass.until()))
+    assert glass.answers[call] == RID_GENESIS
+    assert not glass.sent
+
+
+def test_sync_waits_for_all_shards_where_this_client_has_records() -> None:
+    glass = with_records()
+    call = glass.call(SyncRequest(glass.until()))
+    questions = dict(glass.take(wire.Sync))
+    assert {(name, m.shard, m.gsn) for name, m in questions.items()} == {
+        ("s0r0:1", 0, 3), ("s1r0:1", 1, 8),
+    }  # fmt: skip
+    first, second = questions["s0r0:1"], questions["s1r0:1"]
+    glass.give(synced(first, 3), synced(second, 8))
+    assert call not in glass.answers, "durable is the first position that is not"
+    glass.give(synced(second, 9))
+    assert call not in glass.answers
+    glass.pass_time(25 * MS)
+    assert {name for name, _ in glass.take(wire.Sync)} == {"s0r0:1"}
+    glass.give(synced(first, 4))
+    assert glass.answers[call] == RecordId(8, 1)
+
+
+def test_sync_is_asked_again_with_growing_pauses_and_at_once_in_a_new_view() -> None:
+    glass = with_records()
+    call = glass.call(SyncRequest(glass.until(30 * S)))
+    for question in [m for _, m in glass.take(wire.Sync) if m.shard == 1]:
+        glass.give(synced(question, 9))
+    learn(glass)
+    glass.pass_time(10 * S)
+    assert 20 < len(glass.take(wire.Sync)) < 30
+    learn(glass, 2, "live")
+    glass.pass_time(1)
+    ((name, question),) = glass.take(wire.Sync)
+    assert (name, question.view) == ("s0r0:1", 2)
+    glass.give(wire.Refused(CLUSTER, 0, 2, 0, question.request, "wrong-view"))
+    glass.give(synced(question, 4))
+    assert glass.answers[call] == RecordId(8, 1)
+    glass.pass_time(200 * MS)
+    assert glass.take(wire.Hello), "a refusal makes it look for the shard"
+
+
+def test_sync_ends_at_its_deadline_and_names_the_shard() -> None:
+    glass = with_records()
+    call = glass.call(SyncRequest(glass.until(1 * S)))
+    learn(glass)
+    for question in [m for _, m in glass.take(wire.Sync) if m.shard == 1]:
+        glass.give(synced(question, 9))
+    glass.pass_time(1 * S)
+    error = glass.answers[call]
+    assert isinstance(error, DeadlineError)
+    assert "shard 0 (recovering)" in str(error)
+    assert "shard 1" not in str(error)
+    cancelled = glass.call(SyncRequest(glass.until(1 * S)))
+    glass.cancel(cancelled)
+    glass.take(wire.Sync)
+    glass.pass_time(3 * S)
+    assert not glass.take(wire.Sync)
+    assert cancelled not in glass.answers
+
+
+def test_sync_covers_what_a_recovery_told() -> None:
+    glass, call, insert = under_way()
+    glass.give(located(insert, 2, [7]))
+    assert call in glass.answers
+    glass.take(wire.Sync)
+    glass.call(SyncRequest(glass.until()))
+    assert {m.gsn for _, m in glass.take(wire.Sync)} == {7}
+
+
+# --- exactly once, over a network that cannot be trusted, through recoveries ---
+
+
+class FailingCluster(FakeCluster):
+    """Shards fail and come back in the next view; what one replica alone held may be gone."""
+
+    def __init__(self, glass: Glass, seed: int) -> None:
+        super().__init__(glass, seed)
+        #: The replicas that acked a unit.
+        self.holders: dict[tuple[int, int], set[int]] = {}
+        self.quiet: set[int] = set()
+        self.joined: set[int] = set()
+
+    def serve(self, name: str, message: Any) -> None:
+        shard = getattr(message, "shard", None)
+        if shard in self.quiet:
+            return
+        if isinstance(message, wire.Insert) and shard in self.joined:
+            self.reply(refused(message, int(name[3]), "not-ready"))
+            return
+        super().serve(name, message)
+        key = (shard, getattr(message, "seq", 0))
+        if isinstance(message, wire.Insert) and key in self.placed:
+            self.holders.setdefault(key, set()).add(int(name[3]))  # type: ignore[arg-type]
+
+    def fail(self, shard: int) -> None:
+        """Let a shard fail now, be decided on soon, and come back later."""
+        if shard in self.quiet or shard in self.joined:
+            return
+        self.quiet.add(shard)
+        self.later(self.random.randrange(1, 900), lambda: self.notice(shard))
+        self.later(self.random.randrange(900, 1500), lambda: self.decide(shard))
+        self.later(self.random.randrange(1500, 4000), lambda: self.come_back(shard))
+
+    def later(self, ms: int, act: Any) -> None:
+        self.in_flight.append((self.glass.now + ms * MS, next(self.counter), act))
+
+    def notice(self, shard: int) -> None:
+        self.states[shard] = "recovering"
+
+    def decide(self, shard: int) -> None:
+        self.quiet.discard(shard)
+        self.joined.add(shard)
+        self.views[shard] += 1
+        self.states[shard] = "recovering"
+        survivor = self.random.randrange(self.replicas)
+        for key in [key for key in self.placed if key[0] == shard]:
+            if survivor not in self.holders.get(key, set()):
+                gsns = self.placed.pop(key)
+                self.units[shard] = [unit for unit in self.units[shard] if unit[0] != gsns]
+
+    def come_back(self, shard: int) -> None:
+        self.joined.discard(shard)
+        self.states[shard] = "live"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    loss=st.sampled_from([0.0, 0.05, 0.3]),
+    repetition=st.sampled_from([0.0, 0.3]),
+    pin=st.booleans(),
+    failures=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 1)), min_size=1, max_size=6),
+)
+def test_every_record_is_there_once_or_said_not_to_be(
+    seed: int, loss: float, repetition: float, pin: bool, failures: list[tuple[int, int]]
+) -> None:
+    glass = Glass(pinned if pin else lambda payload, _k, live: live[len(payload) % len(live)])
+    cluster = FailingCluster(glass, seed)
+    glass.connect(*cluster.placements())
+    cluster.loss, cluster.repetition = loss, repetition
+    for ms, shard in failures:
+        cluster.later(ms, partial(cluster.fail, shard))
+    expected: dict[RecordId, bytes] = {}
+    doubts: list[tuple[bytes, OutcomeUnknownError]] = []
+    calls: dict[int, bytes] = {}
+    for number in range(40):
+        payload = b"%d" % number * (1 + number % 2)
+        calls[glass.insert(payload, timeout=(600 if number % 3 else 1) * S)] = payload
+        end = glass.now + 10 * MS
+        cluster.later(10, lambda: None)
+        cluster.run(lambda: glass.now >= end)  # noqa: B023 - run at once
+    for call, payload in calls.items():
+        cluster.run(lambda: call in glass.answers)  # noqa: B023 - run at once
+        answer = glass.answers.pop(call)
+        if isinstance(answer, OutcomeUnknownError):
+            doubts.append((payload, answer))
+        elif not isinstance(answer, UnavailableError):
+            (rid,) = answer
+            expected[rid] = payload
+    for payload, error in doubts:
+        (rid,) = cluster.result(resolve(glass, error, 600 * S))
+        if rid is not None:
+            expected[rid] = payload
+    assert cluster.log == sorted((rid.gsn, payload) for rid, payload in expected.items())
+    assert not glass.core._inserts._lanes or all(
+        not lane.unsettled for lane in glass.core._inserts._lanes.values()
+    )

@@ -179,3 +179,27 @@ class Store(Protocol):
 
         """
         ...
+
+    def damaged_range(self, gsn: int) -> tuple[int, int] | None:
+        """Return the first and last number of the unreadable entries that may hold `gsn`. Slow.
+
+        None: it can be read, or nothing tells which entries are missing.
+
+        Raises:
+            UnreadableError: the file that would tell cannot be read.
+
+        """
+        ...
+
+    def repair(self, entries: list[Entry]) -> bool:
+        """Put good entries in the place of damaged ones, for good; whether they fit. Slow.
+
+        Args:
+            entries: numbered without a gap, all in one range that `damaged_range` told.
+
+        Raises:
+            FullError: there is no space for it; nothing was changed.
+            UnreadableError: the file that they belong to cannot be read.
+
+        """
+        ...

@@ -110,7 +110,7 @@ class StoredLog:
         data, entries = segment.read(self._directory, segment.block_at(gsn))
         for found in entries:
             if found.last >= gsn:
-                return decode(data, found) if found.first <= gsn else None
+                return decode(data, found, segment.name) if found.first <= gsn else None
         return None
 
     def scan(self, gsn: int, limit_bytes: int) -> list[Entry]:
@@ -158,7 +158,7 @@ class StoredLog:
                 continue
             if left <= 0 and result:
                 return found.first, left
-            entry = decode(data, found)
+            entry = decode(data, found, segment.name)
             result.append(entry)
             left -= _weight(entry)
         return min(segment.block_last(block) + 1, self._recent.first), left
@@ -211,7 +211,7 @@ class StoredLog:
                 raise UnreadableError(f"entry {fseq} is damaged in {segment.name}")
             if left <= 0 or fseq >= self._recent.first_fseq:
                 break
-            entry = decode(data, found)
+            entry = decode(data, found, segment.name)
             result.append(entry)
             left -= _weight(entry)
             fseq += 1
@@ -247,7 +247,7 @@ class StoredLog:
             if found.last < gsn:
                 return found.last
             with suppress(UnreadableError):
-                return _record_in(decode(data, found), gsn)
+                return _record_in(decode(data, found, segment.name), gsn)
         return 0
 
     def _segment_of(self, gsn: int) -> Segment | None:

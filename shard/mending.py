@@ -94,7 +94,7 @@ def mended(
         if found.is_numbered and is_whole(data, found)
     }
     fresh = {entry.fseq: entry for entry in entries if entry.fseq not in good}
-    same = (decode(data, good[e.fseq]) == e for e in entries if e.fseq in good)
+    same = (decode(data, good[e.fseq], segment.name) == e for e in entries if e.fseq in good)
     if not fresh or not all(same) or not all(map(_is_complete, fresh.values())):
         return None
     contents = b"".join(_merged(data, segment, fresh))

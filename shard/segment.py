@@ -239,7 +239,7 @@ class Segment:
     def _learn(self, data: bytes, found: Found) -> None:
         """Take what only the body tells."""
         if found.kind == MARK:
-            mark = decode(data, found).decision
+            mark = decode(data, found, self.name).decision
             self.mark = mark if isinstance(mark, Mark) else self.mark
         elif found.kind == TABLE:
             start = found.start - HEADER_BYTES

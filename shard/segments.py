@@ -347,7 +347,7 @@ class SegmentStore(StoredLog):
             for start, size, fseq in reversed(segment.tables):
                 try:
                     data, found = segment.read_table(self._directory, start, size)
-                    table = decode(data, found).decision
+                    table = decode(data, found, segment.name).decision
                 except UnreadableError as error:
                     fault = fault or error
                     continue

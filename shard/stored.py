@@ -105,15 +105,15 @@ def encode(
     return _GUARD.pack(salt, crc32c(facts)) + facts, body
 
 
-def decode(data: bytes, found: Found) -> Entry:
-    """Return an entry.
+def decode(data: bytes, found: Found, file: str) -> Entry:
+    """Return an entry; `file` is where it is from.
 
     Raises:
         UnreadableError: it is damaged.
 
     """
     if found.kind == DAMAGED or not is_whole(data, found):
-        raise UnreadableError(f"the entry of gsns {found.first} to {found.last} is damaged")
+        raise UnreadableError(f"{file} is damaged at gsns {found.first} to {found.last}")
     return _decoder.decode(memoryview(data)[found.start : found.stop])
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
-from shard.entry import Entry, Mark, Table, mark_of_reset
+from shard.entry import Entry, Mark, Table, UnreadableError, mark_of_reset
 from shard.replica import Replica, ReplicaConfig
 from shard.stream import end_of
 from ziplog import wire
@@ -63,6 +64,8 @@ class MemoryStore:
         self.last_fseq = 0
         self.last_view = 0
         self.last_end = self._base = 1
+        #: Entries that cannot be read until they are repaired.
+        self.damaged: set[int] = set()
         self.mark: Mark | None = None
         self.backlog_bytes = 0
 
@@ -103,7 +106,7 @@ class MemoryStore:
 
     def read_after(self, fseq: int, limit_bytes: int) -> list[Entry]:
         start = max(fseq + 1 - self.first_fseq, 0)
-        return within(self.log[start:], limit_bytes)
+        return self._readable(within(self.log[start:], limit_bytes))
 
     def last_table(self) -> tuple[int, list[wire.SessionTable]]:
         return self._tables[-1] if self._tables else (0, [])
@@ -114,13 +117,21 @@ class MemoryStore:
             return None
         entry = self.entries[index]
         decision = entry.decision
+        if entry.fseq in self.damaged:
+            raise UnreadableError(f"entry {entry.fseq} is damaged")
         if isinstance(decision, wire.Place):
             return entry if gsn in decision.gsns else None
         assert isinstance(decision, wire.Skip)
         return entry if decision.start <= gsn < decision.stop else None
 
     def scan(self, gsn: int, limit_bytes: int) -> list[Entry]:
-        return within(self.entries[bisect_left(self._ends, gsn + 1) :], limit_bytes)
+        return self._readable(within(self.entries[bisect_left(self._ends, gsn + 1) :], limit_bytes))
+
+    def _readable(self, entries: list[Entry]) -> list[Entry]:
+        readable = list(takewhile(lambda entry: entry.fseq not in self.damaged, entries))
+        if entries and not readable:
+            raise UnreadableError(f"entry {entries[0].fseq} is damaged")
+        return readable
 
     def last_record_below(self, gsn: int) -> int:
         for entry in reversed(self.entries):
@@ -159,6 +170,25 @@ class MemoryStore:
         self.last_fseq, self.last_end, self._base = fseq, gsn, gsn
         if mark is not None:
             self.mark = mark_of_reset(mark, fseq, gsn)
+
+    def damaged_range(self, gsn: int) -> tuple[int, int] | None:
+        index = bisect_left(self._ends, gsn + 1)
+        fseq = self.entries[index].fseq if index < len(self.entries) else 0
+        if fseq not in self.damaged:
+            return None
+        first = last = fseq
+        while first - 1 in self.damaged:
+            first -= 1
+        while last + 1 in self.damaged:
+            last += 1
+        return first, last
+
+    def repair(self, entries: list[Entry]) -> bool:
+        numbers = [entry.fseq for entry in entries]
+        if entries != [self.log[fseq - self.first_fseq] for fseq in numbers]:
+            return False
+        self.damaged -= set(numbers)
+        return True
 
     def lose(self, appended: int) -> None:
         """Forget all but the first so many things that were appended: a crash."""

@@ -212,10 +212,7 @@ class Cluster:
                 time.sleep(_POLL_S)
 
     def _check_alive(self) -> None:
-        handlers = {node.name for node in self.config.failure_handlers}
         for name in self._supervisor.dead():
-            if name in handlers:
-                continue
             tail = self._supervisor.log_tail(name)
             raise UnavailableError(f"{name} ended while the cluster started; its log ends: {tail}")
 

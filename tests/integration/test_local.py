@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -199,6 +200,109 @@ def some_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return 20_000 + int(probe.getsockname()[1]) % 10_000
+
+
+def shard(log: ziplog.Log, number: int) -> dict[str, Any]:
+    found: dict[str, Any] = log.cluster()["shards"][number]
+    return found
+
+
+@pytest.mark.parametrize("name", ["shard-0-0", "shard-0-1"])
+def test_a_killed_server_comes_back_by_itself_and_its_shard_in_a_new_view(
+    tmp_path: Path, name: str
+) -> None:
+    with Cluster(tmp_path) as cluster, cluster.connect(timeout=60.0) as log:
+        log.set_policy(ziplog.policy.pin(0))
+        before = log.insert_after(b"before")
+        pid = cluster.pid(name)
+        cluster.kill(name)
+        after = log.insert_after(b"after", before)
+        assert shard(log, 0)["state"] == "live"
+        assert shard(log, 0)["view"] >= 2
+        assert cluster.pid(name) != pid
+        assert cluster.dead() == []
+        found = [record.payload for record in log.subscribe(before, follow=False)]
+        assert found == [b"before", b"after"]
+        assert log.read_record(after).payload == b"after"
+
+
+def test_a_shard_recovers_until_its_dead_server_is_started_again(tmp_path: Path) -> None:
+    with Cluster(tmp_path, supervise=False) as cluster, cluster.connect(timeout=60.0) as log:
+        cluster.kill("shard-0-1")
+        wait_until(lambda: shard(log, 0)["state"] == "recovering", "it recovers")
+        assert cluster.dead() == ["shard-0-1"]
+        status = ziplog_cli("status", "--bootstrap", cluster.endpoint)
+        assert "shard 0 is recovering" in status.stdout
+        log.set_policy(ziplog.policy.pin(1))
+        log.insert_after(b"the other shard goes on")
+        cluster.restart("shard-0-1")
+        wait_until(lambda: shard(log, 0)["state"] == "live", "it is live again")
+        assert shard(log, 0)["view"] >= 2
+        log.set_policy(ziplog.policy.pin(0))
+        log.insert_after(b"so does this one")
+
+
+def test_a_server_that_stands_still_is_replaced(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster, cluster.connect(timeout=60.0) as log:
+        pid = cluster.pid("shard-0-0")
+        cluster.pause("shard-0-0")
+        wait_until(lambda: not state(pid), "it is killed")
+        wait_until(lambda: shard(log, 0)["state"] == "live", "its shard is live again")
+        assert shard(log, 0)["view"] >= 2
+        assert cluster.dead() == []
+        log.set_policy(ziplog.policy.pin(0))
+        log.insert_after(b"it takes records")
+
+
+@pytest.mark.parametrize("durability", ["memory", "disk"])
+def test_when_everything_is_killed_at_once_everything_comes_back(
+    tmp_path: Path, durability: Any
+) -> None:
+    program = (
+        "import os, signal, ziplog\n"
+        "from ziplog.local import Cluster\n"
+        f"cluster = Cluster({str(tmp_path)!r}, durability={durability!r})\n"
+        "log = cluster.connect()\n"
+        "log.set_policy(ziplog.policy.pin(0))\n"
+        "rids = log.insert_many([b'kept'] * 100)\n"
+        "log.set_policy(ziplog.policy.pin(1))\n"
+        "rids.append(log.insert_after(b'more', rids[-1]))\n"
+        "print(*rids, flush=True)\n"
+        "ends = [rids[-2].gsn, rids[-1].gsn]\n"
+        "while any(s['durable_gsn'] < end for s, end in zip(log.cluster()['shards'], ends)): pass\n"
+        "for pid in [cluster.pid(name) for name in cluster.nodes]: os.kill(pid, signal.SIGKILL)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    rids = [ziplog.RecordId.parse(text) for text in done.stdout.split()]
+    with Cluster(tmp_path, timeout=60.0) as cluster, cluster.connect() as log:
+        document = log.cluster()
+        assert [found["state"] for found in document["shards"]] == ["live", "live"]
+        assert all(found["view"] >= 2 for found in document["shards"])
+        assert set(replica_states(log).values()) == {"up"}
+        payloads = [record.payload for record in log.subscribe(follow=False)]
+        assert payloads == [b"kept"] * 100 + [b"more"]
+        assert [log.read_record(rid).rid for rid in rids] == rids
+        assert log.insert_after(b"again", rids[-1]) > rids[-1]
+
+
+def test_a_cluster_whose_shard_is_lost_goes_on_without_it_if_that_is_accepted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Cluster(tmp_path):
+        pass
+    for name in ("shard-0-0", "shard-0-1"):
+        shutil.rmtree(tmp_path / name)
+    with pytest.raises(UnavailableError, match=r"not live after 5 s: shard 0 is .*limbo"):
+        Cluster(tmp_path, timeout=5.0)
+    assert running_pid(tmp_path) is None
+    with Cluster(tmp_path, timeout=5.0, accept_limbo=True) as cluster, cluster.connect() as log:
+        assert "goes on without a part: not live after 5 s: shard 0 is" in caplog.text
+        log.set_policy(ziplog.policy.pin(1))
+        log.insert_after(b"the other shard goes on")
 
 
 def test_up_starts_the_dead_again_until_it_is_told_to_stop(tmp_path: Path) -> None:

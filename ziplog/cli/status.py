@@ -56,7 +56,7 @@ def _view(document: dict[str, Any]) -> Group:
         for shard in document["shards"]
         if shard["state"] == "recovering"
     ]
-    losses = document.get("losses", [])  # A service of the first version names none.
+    losses = document["losses"]
     for loss in losses[-_LOSSES_SHOWN:]:
         first, last = loss["epochs"]
         lines.append(

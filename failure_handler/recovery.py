@@ -330,7 +330,7 @@ class Recovery:
                 for member in self._members.of(self.shard)
                 if member.index != attempt.candidate and member.last_heard(self._now) is None
             ],
-            frozen.decided_end if may_lose else 0,
+            max(frozen.decided_end, 1) if may_lose else 0,
         )  # fmt: skip
 
     # --- the new view ---
@@ -371,7 +371,7 @@ class Recovery:
                         known.decision.lost_from,
                     )
                 )  # fmt: skip
-        elif self._is_survivor_lost(known.decision, now):
+        elif self._is_survivor_lost(known.view, known.decision, now):
             self._choose(known, placement, now)
 
     def _joined(self, view: int, now: int) -> list[str]:
@@ -380,10 +380,15 @@ class Recovery:
         joined = [one for one in said if one and one.state == "joined" and one.view == view]
         return [one.identity for one in joined] if len(joined) == len(said) else []
 
-    def _is_survivor_lost(self, decision: Decision, now: int) -> bool:
+    def _is_survivor_lost(self, view: int, decision: Decision, now: int) -> bool:
+        """Whether the survivor is another process by now, has left the view, or is not heard."""
         member = self._members.of(self.shard)[decision.survivor]
         said = member.suspect
-        if said is not None and (said.incarnation != decision.incarnation or said.state == "limbo"):
+        if said is not None and (
+            said.incarnation != decision.incarnation
+            # What it said before it promised does not count.
+            or (said.state == "limbo" and said.recovery >= view)
+        ):
             return True
         return now - max(member.heard, self._since) >= HEARD_NS
 

@@ -134,7 +134,7 @@ class Servers:
             return None
         before = server.heartbeat
         has_forgotten = server.has_forgotten(heartbeat)
-        is_heard = before is not None and now - server.heard < SUSPECT_NS
+        is_heard = before is not None and now - server.heard < UP_NS
         if has_forgotten and is_heard and not server.is_in_limbo:
             return None
         if route != server.route or (

@@ -229,9 +229,10 @@ class SegmentStore(StoredLog):
         if fseq == self.last_fseq:
             return
         self._flush_all()
-        segment = self._segment_with(fseq)
-        end = segment.base if fseq < self.first_fseq else segment.last_at(self._directory, fseq) + 1
-        self._begin(following(self._active, end, fseq + 1), self.mark)
+        segment, is_all = self._segment_with(fseq), fseq < self.first_fseq
+        end = segment.base if is_all else segment.last_at(self._directory, fseq) + 1
+        is_first = is_all and segment.is_first
+        self._begin(following(self._active, end, fseq + 1, is_first=is_first), self.mark)
 
     def reset(self, fseq: int, gsn: int) -> None:
         """Drop everything, for good: the next entry is `fseq + 1`, at `gsn` or later. Slow.

@@ -1,0 +1,29 @@
+"""What tests of the store share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.shard.logs import reopen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from shard.segments import SegmentStore
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., SegmentStore]]:
+    """Open stores in directories of their own, and close them in the end."""
+    stores: list[SegmentStore] = []
+
+    def start(name: str = "segments", **options: Any) -> SegmentStore:
+        stores.append(reopen(tmp_path / name, **options))
+        return stores[-1]
+
+    yield start
+    for store in stores:
+        store.close()

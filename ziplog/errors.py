@@ -66,7 +66,7 @@ class DeadlineError(UnavailableError, TimeoutError):
 class OutcomeUnknownError(ZiplogError, TimeoutError):
     """The deadline passed while an insert was under way: it may have happened.
 
-    The client goes on finding out, until it is closed; `resolve` tells what it found.
+    `resolve` finds out, as long as the client is open and was not idle for more than 10 minutes.
     """
 
     def __init__(self, message: str, *, shard: int, seq: int, doubt: object = None) -> None:
@@ -89,7 +89,7 @@ class OutcomeUnknownError(ZiplogError, TimeoutError):
             timeout: in seconds; None: the client's default.
 
         Raises:
-            OutcomeUnknownError: it is still not known at the time-out.
+            OutcomeUnknownError: it is still not known at the time-out, or never will be.
             ClosedError: the client was closed, or this error is not one that a client raised.
 
         """

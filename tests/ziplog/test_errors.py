@@ -68,6 +68,15 @@ def test_what_they_carry() -> None:
     assert (unknown.shard, unknown.seq) == (1, 2)
 
 
+def test_only_the_client_that_raised_it_can_resolve_an_unknown_outcome() -> None:
+    unknown = OutcomeUnknownError("?", shard=1, seq=2)
+    with pytest.raises(ClosedError):
+        unknown.resolve()
+    unknown.resolver = lambda timeout: (RID, timeout)
+    assert unknown.resolve(3.0) == (RID, 3.0)
+    assert unknown.resolve() == (RID, None)
+
+
 def test_results_are_not_shared() -> None:
     first, second = ClosedError(), ClosedError()
     first.results.append(RID)

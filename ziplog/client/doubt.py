@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Doubt:
     """What one call left open. Written by the core only."""
 
-    __slots__ = ("calls", "many", "open", "results", "shard")
+    __slots__ = ("calls", "is_forgotten", "many", "open", "results", "shard")
 
     def __init__(
         self,
@@ -41,6 +41,8 @@ class Doubt:
         self.many: Final = many
         #: How many calls wait for it.
         self.calls = 0
+        #: Servers may have forgotten this client: the fate of what is open will never be known.
+        self.is_forgotten = False
 
     def learn(self, seq: int, gsns: Sequence[int] | None) -> None:
         """Take a unit's fate: its gsns, or None if it never will exist."""
@@ -55,10 +57,11 @@ class Doubt:
 
     def error(self, where: str, heard: str) -> OutcomeUnknownError:
         """Return what to raise while some of it is open, with what was heard of its first unit."""
-        text = (
-            f"the deadline passed while an insert was under way at {where}: it may have happened"
-            f" (seq {self.seq}; {heard}); resolve() waits until that is known"
-        )
+        text = f"the deadline passed while an insert was under way at {where}: it may have happened"
+        if self.is_forgotten:
+            text += f" (seq {self.seq}), and servers no longer know: the client was idle too long"
+        else:
+            text += f" (seq {self.seq}; {heard}); resolve() waits until that is known"
         error = OutcomeUnknownError(text, shard=self.shard, seq=self.seq, doubt=self)
         if self.many:
             error.results = list(self.results)

@@ -84,6 +84,9 @@ class Inserts:
     def resolve(self, call: int, request: ResolveRequest) -> None:
         """Take the question what became of a call in doubt, and find out at once."""
         turn, doubt = self._turn, request.doubt
+        if doubt.is_forgotten:
+            turn.complete(call, self._unknown(doubt))
+            return
         self._doubts.start(call, request)
         lane = self._lanes[doubt.shard]
         lane.search.hurry()
@@ -453,6 +456,22 @@ class Inserts:
         turn.effects.append(Broadcast(route.names, unit.message))
         self._routing.refresh()
         self.choice.avoid(lane, unit.pause)
+
+    def overslept(self) -> None:
+        """This client was silent for so long that servers may have forgotten it.
+
+        What they may hold can be told by nobody any more, and must not be sent again: it could be
+        placed twice (docs/protocol.md, section 4, rule 8).
+        """
+        for batch in list(self._batches.values()):
+            lane = self._lanes.get(batch.shard)
+            if lane is not None and not all(unit.is_absent for unit in lane.of(batch)):
+                self._expire(batch)
+        for lane in self._lanes.values():
+            for unit in [unit for unit in lane.unsettled.values() if not unit.is_absent]:
+                lane.settle(unit)
+                if unit.doubt is not None:
+                    unit.doubt.is_forgotten = True
 
     # --- the end of a call ---
 

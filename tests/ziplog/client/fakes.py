@@ -268,8 +268,9 @@ class FakeCluster:
                 last = max((gsns[-1] for gsns, _ in self.units[message.shard]), default=0)
                 self.reply(
                     wire.TailReply(
-                        CLUSTER, message.shard, 1, server, message.request, last,
-                        self.frontiers[message.shard], last if last < message.below else 0,
+                        CLUSTER, message.shard, self.views[message.shard], server,
+                        message.request, last, self.frontiers[message.shard],
+                        last if last < message.below else 0,
                     )
                 )  # fmt: skip
             case wire.Subscribe():
@@ -346,7 +347,8 @@ class FakeCluster:
         if all(message.gsn not in gsns for gsns, _ in self.units[message.shard]):
             self.reply(
                 wire.ReadReply(
-                    CLUSTER, message.shard, 1, server, message.request, message.gsn, "not-yet",
+                    CLUSTER, message.shard, self.views[message.shard], server,
+                    message.request, message.gsn, "not-yet",
                     stable=False,
                 )
             )  # fmt: skip
@@ -355,7 +357,8 @@ class FakeCluster:
                 body = wire.decode_body(data, len(gsns))
                 self.reply(
                     wire.ReadReply(
-                        CLUSTER, message.shard, 1, server, message.request, message.gsn, "record",
+                        CLUSTER, message.shard, self.views[message.shard], server,
+                        message.request, message.gsn, "record",
                         self.random.random() < 0.5, 0, 0, body.timestamp_us, body.key,
                         body.payloads[gsns.index(message.gsn)],
                     )
@@ -391,7 +394,7 @@ class FakeCluster:
         self.streams[number] = [shard, server, frontier, credit]
         self.reply(
             wire.Deliver(
-                CLUSTER, shard, 1, server, number, sent, frontier, units,
+                CLUSTER, shard, self.views[shard], server, number, sent, frontier, units,
                 [run_of(self.lease)], max(self.frontiers[shard], frontier),
             )
         )  # fmt: skip

@@ -66,6 +66,13 @@ class ServedCluster(FakeCluster):
         with self.arrived:
             assert self.arrived.wait_for(came, 10)
 
+    def wait_for(self, *kinds: type) -> None:
+        """Wait until a message of each of these kinds came in."""
+        with self.arrived:
+            assert self.arrived.wait_for(
+                lambda: set(kinds) <= {type(message) for message in self.received}, 10
+            )
+
     def _run(self) -> None:
         while not self._is_stopping:
             for name, transport in self._transports.items():

@@ -142,6 +142,45 @@ def test_closing_fails_what_is_under_way(cluster: ServedCluster) -> None:
     run(cluster, body)
 
 
+def test_an_unknown_outcome_can_be_resolved(cluster: ServedCluster) -> None:
+    async def body(log: ziplog.aio.AsyncLog) -> None:
+        cluster.silent.add(wire.Insert)
+        with pytest.raises(ziplog.OutcomeUnknownError) as caught:
+            await log.insert_after(b"x", timeout=0.05)
+        with pytest.raises(ziplog.OutcomeUnknownError) as again:
+            await caught.value.resolve(0.05)
+        cluster.silent.clear()
+        rid = await again.value.resolve()
+        assert (await log.read_record(rid)).payload == b"x"
+        cluster.silent.add(wire.Insert)
+        with pytest.raises(ziplog.OutcomeUnknownError) as lost:
+            await log.insert_many([b"y", b"z"], timeout=0.05)
+        with pytest.raises(ziplog.OutcomeUnknownError) as nowait:
+            await log.insert_nowait(b"w", timeout=0.05)
+        cluster.views[0] = 2
+        cluster.silent.clear()
+        assert await lost.value.resolve() == lost.value.results == [None, None]
+        assert await nowait.value.resolve() is None
+        assert await caught.value.resolve() == rid
+        await log.close()
+        with pytest.raises(ziplog.ClosedError):
+            await caught.value.resolve()
+
+    run(cluster, body)
+
+
+def test_sync(cluster: ServedCluster) -> None:
+    async def body(log: ziplog.aio.AsyncLog) -> None:
+        assert await log.sync() == ziplog.RID_GENESIS
+        rids = await log.insert_many([b"x", b"y"])
+        assert await log.sync() == rids[-1]
+        cluster.silent.add(wire.Sync)
+        with pytest.raises(ziplog.DeadlineError):
+            await log.sync(timeout=0.05)
+
+    run(cluster, body)
+
+
 def test_a_cancelled_insert_leaves_the_client_usable(cluster: ServedCluster) -> None:
     async def body(log: ziplog.aio.AsyncLog) -> None:
         cluster.silent.add(wire.Insert)

@@ -113,6 +113,77 @@ def test_flush_raises_the_first_failure_once(cluster: ServedCluster, log: ziplog
     log.flush()
 
 
+def test_an_unknown_outcome_can_be_resolved(cluster: ServedCluster, log: ziplog.Log) -> None:
+    cluster.silent.add(wire.Insert)
+    with pytest.raises(ziplog.OutcomeUnknownError) as caught:
+        log.insert_after(b"x", timeout=0.05)
+    with pytest.raises(ziplog.OutcomeUnknownError) as again:
+        caught.value.resolve(0.05)
+    cluster.silent.clear()
+    rid = again.value.resolve()
+    assert log.read_record(rid).payload == b"x"
+    assert caught.value.resolve() == rid
+    assert [record.payload for record in log.subscribe(follow=False)] == [b"x"]
+    log.close()
+    with pytest.raises(ziplog.ClosedError):
+        caught.value.resolve()
+
+
+def test_an_insert_that_a_recovery_lost_never_will_exist(
+    cluster: ServedCluster, log: ziplog.Log
+) -> None:
+    cluster.silent.add(wire.Insert)
+    with pytest.raises(ziplog.OutcomeUnknownError) as single:
+        log.insert_after(b"x", timeout=0.05)
+    with pytest.raises(ziplog.OutcomeUnknownError) as many:
+        log.insert_many([b"y"], timeout=0.05)
+    assert many.value.results == [None]
+    cluster.views[0] = 2
+    cluster.silent.clear()
+    assert single.value.resolve() is None
+    assert many.value.resolve() == many.value.results == [None]
+    assert not list(log.subscribe(follow=False))
+
+
+def test_the_doubt_of_many_is_a_list(cluster: ServedCluster, log: ziplog.Log) -> None:
+    cluster.silent.add(wire.Insert)
+    with pytest.raises(ziplog.OutcomeUnknownError) as caught:
+        log.insert_many([b"x"], timeout=0.05)
+    future = log.insert_nowait(b"y", timeout=0.05)
+    error = future.exception(10)
+    assert isinstance(error, ziplog.OutcomeUnknownError)
+    cluster.silent.clear()
+    with ThreadPoolExecutor(1) as pool:
+        rid = pool.submit(error.resolve).result(10)
+        rids = caught.value.resolve()
+    assert rids == caught.value.results
+    assert {r.rid: r.payload for r in log.subscribe(follow=False)} == {rid: b"y", rids[0]: b"x"}
+
+
+def test_inserts_go_on_when_their_shard_is_back(cluster: ServedCluster, log: ziplog.Log) -> None:
+    log.insert_after(b"x")
+    cluster.silent |= {wire.Insert, wire.Locate}
+    cluster.states[0] = "recovering"
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(log.insert_after, b"y")
+        cluster.wait_for(wire.Locate, wire.Hello)
+        cluster.views[0] = 2
+        cluster.states[0] = "live"
+        cluster.silent.clear()
+        rid = future.result(10)
+    assert log.read_record(rid).payload == b"y"
+    assert [record.payload for record in log.subscribe(follow=False)] == [b"x", b"y"]
+
+
+def test_sync(cluster: ServedCluster, log: ziplog.Log) -> None:
+    assert log.sync() == RID_GENESIS
+    rids = log.insert_many([b"x", b"y"])
+    assert log.sync() == rids[-1]
+    cluster.silent.add(wire.Sync)
+    with pytest.raises(ziplog.DeadlineError):
+        log.sync(timeout=0.05)
+
+
 def test_a_futures_callback_may_use_the_client(log: ziplog.Log) -> None:
     done: Future[RecordId] = Future()
     log.insert_nowait(b"x").add_done_callback(

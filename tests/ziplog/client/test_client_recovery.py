@@ -465,6 +465,39 @@ def test_a_cancelled_question_is_not_answered() -> None:
     assert glass.answers == {other: [RecordId(4, 0)]}
 
 
+def test_a_client_that_slept_for_long_sends_nothing_again() -> None:
+    """Servers forget a client that is silent: they would take a repetition for a new insert."""
+    glass, error, (insert,) = in_doubt()
+    pending = glass.insert(b"y", timeout=3600 * S)
+    glass.sent.clear()
+    glass.now += 601 * S
+    fresh = glass.insert(b"z", timeout=1 * S)
+    (new,) = sent(glass)
+    assert (new.seq, new.done_below) == (3, 3)
+    assert isinstance(glass.answers[pending], OutcomeUnknownError)
+    glass.give(located(insert, 2), ack(insert, 0, [4]), ack(insert, 1, [4]))
+    call = resolve(glass, error)
+    again = glass.answers[call]
+    assert isinstance(again, OutcomeUnknownError)
+    assert "idle" in str(again)
+    glass.give(ack(new, 0, [5]), ack(new, 1, [5]))
+    assert glass.answers[fresh] == [RecordId(5, 0)]
+    glass.sent.clear()
+    glass.pass_time(60 * S)
+    assert not sent(glass)
+
+
+def test_what_is_nowhere_survives_a_long_sleep() -> None:
+    glass, call, insert = under_way(policy=pinned, timeout=3600 * S)
+    glass.give(located(insert, 2))
+    glass.now += 601 * S
+    learn(glass, 2, "live")
+    glass.pass_time(1)
+    (again,) = sent(glass)
+    glass.give(ack(again, 0, [5]), ack(again, 1, [5]))
+    assert glass.answers[call] == [RecordId(5, 0)]
+
+
 def test_errors_say_that_the_shard_recovers() -> None:
     glass, call, insert = under_way(policy=pinned, timeout=1 * S)
     glass.give(located(insert, 2))

@@ -5,7 +5,12 @@ EVENTS ?= 1000898
 # Tests run on this many workers.
 WORKERS ?= 2
 
-.PHONY: help venv demo test check lint format bench clean
+# Faults by chance: which ones, for how long, and how many servers of a shard may fail.
+SEED ?= 1
+MINUTES ?= 10
+F ?= 1
+
+.PHONY: help venv demo test check lint format bench chaos clean
 
 help:
 	@echo 'make demo    a million real events through a local cluster (EVENTS=20000 for a short one)'
@@ -14,6 +19,7 @@ help:
 	@echo 'make lint    ruff, mypy --strict, import-linter'
 	@echo 'make format  let ruff rewrite the code'
 	@echo 'make bench   insert latency and throughput beside the floors of this machine'
+	@echo 'make chaos   faults by chance under load, and a verdict (SEED=1 MINUTES=10 F=1)'
 	@echo 'make clean   remove .venv and what was built'
 
 $(BIN)/python:
@@ -51,6 +57,9 @@ format: $(BIN)/.installed
 
 bench: $(BIN)/.installed
 	$(BIN)/python scripts/bench.py all
+
+chaos: $(BIN)/.installed
+	$(BIN)/python scripts/chaos.py --seed $(SEED) --minutes $(MINUTES) --f $(F)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

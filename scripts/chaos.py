@@ -76,7 +76,7 @@ def run_chaos(
                     f" median {median:.2f} s, longest {longest:.2f} s"
                 )
             verdict = trial.judge()
-    except (ZiplogError, TimeoutError) as error:
+    except (ZiplogError, RuntimeError, OSError) as error:
         return [wrong(error)]
     say(f"{verdict.acknowledged} records acknowledged, {verdict.lost} lost as reported")
     return explain(verdict)

@@ -229,6 +229,11 @@ class Recorder:
         """Close the file."""
         self.close()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._file < 0
+
     def next_op(self) -> int:
         """Return the number of a new operation. For one thread."""
         self._ops += 1

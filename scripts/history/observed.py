@@ -29,6 +29,13 @@ DID_NOT_HAPPEN: Final = frozenset(
         "ConfigError",
     }
 )
+#: What the public interface raises; anything else is an error that nobody mapped.
+PUBLIC_ERRORS: Final = DID_NOT_HAPPEN | {
+    "OutcomeUnknownError",
+    "TrimmedError",
+    "ClosedError",
+    "ProtocolError",
+}
 #: Later than everything.
 END: Final = 2**63 - 1
 #: A source is a file's index and a line's number in one integer.
@@ -120,6 +127,14 @@ class Told(NamedTuple):
     source: int
 
 
+class Refusal(NamedTuple):
+    """An insert after a position that, as it was told, nobody ever had."""
+
+    called: int
+    after: int
+    source: int
+
+
 class Trimming(NamedTuple):
     """One `trim`; `at` is `END` if it did not return."""
 
@@ -140,6 +155,7 @@ class Observed:
         self.syncs: Final[list[Told]] = []
         self.tails: Final[list[Told]] = []
         self.trims: Final[list[Trimming]] = []
+        self.refusals: Final[list[Refusal]] = []
         #: (shard, start, stop)
         self.losses: set[tuple[int, int, int]] = set()
         #: What is wrong by itself, whatever others saw.
@@ -305,6 +321,8 @@ class _Process:
     # --- what failed ---
 
     def _failed(self, event: events.Failed) -> None:
+        if event.error not in PUBLIC_ERRORS:
+            self._blame("errors", f"{event.error} was raised: {event.text}")
         if event.op in self._subscriptions:
             subscription = self._subscriptions[event.op]
             subscription.failed, subscription.at = event, event.at
@@ -326,6 +344,10 @@ class _Process:
         for index, gsn in enumerate(event.gsns[:count], first):
             if gsn:
                 self._ack(index, gsn, event.shards[index - first], event.at)
+        if event.error == "NoSuchRecordError":
+            records = self._records
+            refusal = Refusal(records.called[first], records.after[first], self._source)
+            self._observed.refusals.append(refusal)
         if event.error not in DID_NOT_HAPPEN:
             self._doubts[event.op] = (first, count)
             return

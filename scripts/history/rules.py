@@ -42,6 +42,7 @@ def check(observed: Observed, *, allow_loss: bool = False) -> Judgement:
         _complete,
         _reads_after,
         _lost_for_good,
+        _refusals,
         _tails,
         _syncs,
         _trims,
@@ -342,6 +343,16 @@ def _called(subscription: Subscription, index: int) -> int:
     """Return when the part of a subscription that delivered record `index` was called."""
     part = bisect_right(subscription.parts, index, key=lambda part: part[1])
     return subscription.parts[part - 1][0]
+
+
+def _refusals(judgement: Judgement) -> Iterator[Violation]:
+    """A position up to one that was acknowledged was given out: inserts may name it."""
+    acks = _Acks(judgement)
+    for refusal in judgement.observed.refusals:
+        highest = acks.highest_before(refusal.called)
+        if refusal.after <= highest:
+            text = f"no record was taken after {refusal.after}, and {highest} was acknowledged"
+            yield Violation("refusal", text, refusal.source, refusal.after)
 
 
 # --- tails, syncs, trims -------------------------------------------------------------------------

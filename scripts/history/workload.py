@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +35,8 @@ _BATCH: Final = 5000
 #: A subscriber stops and goes on once in so many batches.
 _REOPEN: Final = 200
 _RETRY_S: Final = 0.1
+#: The history of a client that has done something.
+_WORKING_BYTES: Final = 2000
 #: Records that are read one by one at the end.
 _SAMPLE: Final = 500
 
@@ -50,6 +53,9 @@ class Workload:
         self._subscribers: Final[list[SpawnProcess]] = []
         self._counts: Final = (clients, subscribers)
         self._next = 1
+        #: Processes that ended by an error of their own; known once all have ended.
+        self.crashed: Final[list[str]] = []
+        self._killed: Final[set[int]] = set()
         self._log: ziplog.Log | None = None
         self._losses: set[tuple[int, int, int]] = set()
         self._ask_at = 0.0
@@ -82,8 +88,25 @@ class Workload:
         """Return the numbers of the clients that run."""
         return [number for number, process in self._clients.items() if process.is_alive()]
 
+    def wait_working(self, timeout_s: float = 30.0) -> None:
+        """Wait until every client has begun to work.
+
+        Raises:
+            TimeoutError: one has not by then.
+
+        """
+        deadline = time.monotonic() + timeout_s
+        folder = Path(self._plan.directory)
+        for number in self._clients:
+            path = folder / f"client-{number}{events.SUFFIX}"
+            while not path.exists() or path.stat().st_size < _WORKING_BYTES:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"client {number} does not work after {timeout_s:g} s")
+                time.sleep(0.02)
+
     def kill_client(self, number: int) -> None:
         """Kill a client, whatever it is doing."""
+        self._killed.add(number)
         self._clients[number].kill()
         self._clients[number].join()
 
@@ -107,15 +130,23 @@ class Workload:
 
     def stop(self) -> None:
         """Ask all processes to end, wait for them, kill those that do not. Idempotent."""
-        processes = [*self._clients.values(), *self._subscribers]
-        for process in processes:
+        if self._recorder.is_closed:
+            return
+        processes = {
+            **{f"client {n}": p for n, p in self._clients.items() if n not in self._killed},
+            **{f"subscriber {n}": p for n, p in enumerate(self._subscribers)},
+        }
+        for process in processes.values():
             process.terminate()
         deadline = time.monotonic() + _STOP_S
-        for process in processes:
+        for name, process in processes.items():
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
+            # A process that was asked to end before it could listen was ended by that.
+            if process.exitcode not in {0, -signal.SIGTERM}:
+                self.crashed.append(f"{name} (exit code {process.exitcode})")
         if self._log is not None:
             self._log.close()
             self._log = None

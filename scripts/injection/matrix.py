@@ -306,7 +306,7 @@ def run_trial(names: tuple[str, ...], shape: Shape, folder: Path) -> Row:
             whole = time.monotonic()
             _run(trial, _AFTER_S)
             verdict = trial.judge()
-    except (ZiplogError, TimeoutError, OSError) as error:
+    except (ZiplogError, RuntimeError, OSError) as error:
         return Row(name, whole - struck, whole - healed, verdict, wrong(error))
     bad = "; ".join(explain(verdict, 3))
     return Row(name, whole - struck, whole - healed, verdict, bad)

@@ -105,12 +105,13 @@ class Trial:
                 Workload(self.plan, shape.clients, shape.subscribers)
             )
             self.probe = stack.enter_context(Probe(self.plan))
+            self.workload.wait_working()
             self._stack.push(stack.pop_all())
         return self
 
-    def __exit__(self, *details: object) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop everything."""
-        self._stack.__exit__(*details)
+        self._stack.close()
 
     def look(self) -> None:
         """Look at the status, not too often: what fails since when, what may be lost."""
@@ -139,10 +140,13 @@ class Trial:
 
         Raises:
             ZiplogError: the log cannot be read.
+            RuntimeError: a client or a subscriber ended by an error.
 
         """
         self.workload.stop()
         self.probe.close()
+        if self.workload.crashed:
+            raise RuntimeError(f"ended by an error: {', '.join(self.workload.crashed)}")
         try:
             read_all(self.plan)
         finally:

@@ -350,6 +350,30 @@ def it_certainly_did_not_happen(lines: Lines, random: Random) -> bool:
     return True
 
 
+@breaks("refusal")
+def refused_after_a_known_position(lines: Lines, random: Random) -> bool:
+    chosen = single_ack(lines, random)
+    if chosen is None:
+        return False
+    gsn = lines[chosen[0]][chosen[1]].gsns[0]
+    lines["final"] += [
+        events.Insert(10**6, LATE, gsn, [10**15]),
+        events.Failed(10**6, LATE, "NoSuchRecordError", retriable=False),
+    ]
+    return True
+
+
+@breaks("errors")
+def an_error_that_nobody_mapped(lines: Lines, random: Random) -> bool:
+    chosen = pick(lines, random, lambda e: isinstance(e, events.TailIs))
+    if chosen is None:
+        return False
+    name, index = chosen
+    event = lines[name][index]
+    lines[name][index] = events.Failed(event.op, event.at, "ZMQError", retriable=False)
+    return True
+
+
 def _in_doubt(lines: Lines, random: Random, gsns: list[int], shards: list[int]) -> bool:
     chosen = single_ack(lines, random)
     if chosen is None:

@@ -302,8 +302,8 @@ class Subscription:
         gsn = self._ready[self._taken].rid.gsn if has_ready else self.position
         streams = self._streams.values()
         held = max((stream.highest for stream in streams), default=0)
-        if self.last != NEVER and self.position <= self.last:
-            held = max(held, self.last)
+        if self.last != NEVER:
+            held = self.last if self.position <= self.last else 0
         blocked = None
         if held and streams and not has_ready:
             slowest = min(streams, key=lambda stream: stream.frontier)

@@ -13,6 +13,7 @@ from tests.ziplog.client.fakes import CLUSTER, MS, FakeCluster, Glass, S, lease,
 from ziplog import wire
 from ziplog.client.requests import ReadRequest
 from ziplog.errors import DeadlineError, NoSuchRecordError, TrimmedError, UnavailableError
+from ziplog.node import Drained
 from ziplog.types import Record, RecordId
 from ziplog.view import run_of
 
@@ -200,3 +201,50 @@ def test_every_record_that_was_inserted_can_be_read(seed: int, loss: float) -> N
         rids = cluster.result(glass.insert(payload, key=b"k", timeout=600 * S))
         record = cluster.result(glass.call(ReadRequest(glass.until(600 * S), rids[0])))
         assert record == Record(rids[0], payload, b"k", 0, 0)
+
+
+# --- while the shard recovers ---
+
+
+def recovering(glass: Glass, view: int = 1, state: str = "recovering") -> None:
+    glass.core._routing.learn([placement(0, view=view, state=state)])
+    glass.step(Drained())
+
+
+def test_a_recovering_primarys_not_yet_is_not_final() -> None:
+    glass, call = reading()
+    _, read = asked(glass)
+    recovering(glass)
+    glass.give(reply(read, 0, "not-yet", stable=False))
+    glass.give(reply(read, 1, "not-yet", stable=False))
+    assert not glass.answers
+    recovering(glass, 2, "live")
+    glass.pass_time(1)
+    _, read = asked(glass)
+    assert read.view == 2
+    glass.give(reply(read, 0, "not-yet", stable=False))
+    assert isinstance(glass.answers[call], NoSuchRecordError)
+
+
+def test_who_cannot_tell_yet_is_asked_again_and_others_too() -> None:
+    glass, call = reading()
+    _, read = asked(glass)
+    glass.give(reply(read, 0, "unknown", stable=False))
+    assert asked(glass)[0] == ["s0r0:1", "s0r1:1"]
+    glass.give(*(reply(read, server, "unknown", stable=False) for server in (0, 1)))
+    assert not glass.answers, "that is no damage: a recovery will tell"
+    glass.pass_time(100 * MS)
+    assert asked(glass)[0][:2] == ["s0r0:1", "s0r1:1"]
+    glass.give(reply(read, 1, "record"))
+    assert glass.answers[call] == RECORD
+
+
+def test_a_recovering_shard_is_asked_with_growing_pauses_until_the_deadline() -> None:
+    glass, call = reading()
+    recovering(glass)
+    asked(glass)
+    glass.pass_time(5 * S)
+    assert 2 * 9 < len(asked(glass)[0]) < 2 * 25
+    glass.pass_time(5 * S)
+    assert isinstance(glass.answers[call], DeadlineError)
+    assert "shard 0 (recovering)" in str(glass.answers[call])

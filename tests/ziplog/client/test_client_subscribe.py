@@ -29,8 +29,9 @@ from ziplog.client.requests import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
-from ziplog.client.stream import WINDOW_BYTES
+from ziplog.client.stream import WINDOW_BYTES, Stream
 from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError
+from ziplog.node import Drained
 from ziplog.types import RID_RECENT, RecordId
 from ziplog.view import LeaseRun, run_of
 
@@ -64,11 +65,19 @@ class Reader(Glass):
         number = fields.pop("number", None) or self.opened[shard].subscription
         stable = fields.pop("stable", frontier)
         leases = fields.pop("leases", [])
+        view, server = fields.pop("view", 1), fields.pop("server", 0)
         self.give(
             wire.Deliver(
-                CLUSTER, shard, 1, 0, number, start, frontier, made, leases, stable
+                CLUSTER, shard, view, server, number, start, frontier, made, leases, stable
             )
         )  # fmt: skip
+
+    def learn(self, *placements: Any) -> None:
+        self.core._routing.learn(placements)
+        self.step(Drained())
+
+    def stream(self, shard: int) -> Stream:
+        return self.core._subscriptions._open[self.subscription]._streams[shard]
 
     def fetch(self, timeout: int = NEVER, max_records: int = 1000) -> int:
         until = timeout if timeout == NEVER else self.until(timeout)
@@ -241,8 +250,53 @@ def test_a_new_view_opens_the_stream_again_where_it_was() -> None:
     glass.pass_time(1100 * MS)
     glass.look()
     glass.inform(placement(0, view=2), placement(1))
-    assert glass.look() == ["s0r1:1"] or glass.opened[0].view == 2
+    glass.look()
+    assert (glass.opened[0].view, glass.opened[0].start) == (2, 5)
+
+
+def test_what_a_server_of_an_older_view_delivers_counts_and_another_one_takes_over() -> None:
+    glass = Reader()
+    glass.deliver(1, 1, 8)
+    glass.learn(placement(0, view=2))
+    assert glass.look() == ["s0r0:1"]
+    glass.deliver(0, 1, 5, [1], [3])
+    assert glass.gsns() == [1, 3], "stable is for ever"
+    assert not glass.look(), "after a pause only"
+    glass.pass_time(25 * MS)
+    assert glass.look() == ["s0r1:1"]
     assert glass.opened[0].start == 5
+    glass.deliver(0, 5, 7, [5], view=2, server=1)
+    glass.pass_time(100 * MS)
+    assert not glass.look()
+    assert glass.gsns() == [5]
+
+
+def test_servers_that_were_all_left_behind_are_asked_in_turn_with_growing_pauses() -> None:
+    glass = Reader()
+    glass.learn(placement(0, view=2))
+    opened = 0
+    for _ in range(500):
+        if "0" in {name[1] for name in glass.look()}:
+            opened += 1
+            glass.deliver(0, 1, 1)
+        glass.pass_time(20 * MS)
+    assert 10 <= opened <= 20
+
+
+def test_a_recovering_shard_holds_others_back_and_is_named() -> None:
+    glass = Reader()
+    glass.deliver(1, 1, 8, [4], [6])
+    glass.deliver(0, 1, 3, [1])
+    glass.learn(placement(0, state="recovering"))
+    assert glass.gsns() == [1]
+    assert glass.progress().blocked_on == Blocked(0, 0)
+    glass.take(wire.Want)
+    glass.fetch()
+    for _ in range(5):
+        glass.pass_time(1 * S)
+        for shard in (0, 1):
+            glass.deliver(shard, glass.stream(shard).frontier, glass.stream(shard).frontier)
+    assert 5 <= len(glass.take(wire.Want)) <= 15, "who cannot answer is asked less often"
 
 
 # --- wants and progress ---
@@ -374,9 +428,14 @@ def test_without_follow_it_ends_with_the_tail_of_its_beginning() -> None:
     assert glass.answers.pop(number) == number
     glass.subscription = number
     glass.look()
-    glass.deliver(0, 1, 9, [1], [3], [5])
-    glass.deliver(1, 1, 10, [2], [4])
-    assert glass.gsns() == [1, 2, 3]
+    glass.deliver(0, 1, 3, [1])
+    glass.deliver(1, 1, 2)
+    assert glass.gsns() == [1]
+    assert glass.progress().blocked_on == Blocked(1, 0), "it must get as far as gsn 3"
+    glass.deliver(0, 3, 9, [3], [5])
+    glass.deliver(1, 2, 10, [2], [4])
+    assert glass.gsns() == [2, 3]
+    assert glass.progress().blocked_on is None
     call = glass.fetch()
     assert glass.batch(call) == Fetched([], ended=True)
 

@@ -1,4 +1,4 @@
-"""Faults by chance, and some on purpose, on real clusters under load; clients tell what they saw."""
+"""Faults by chance and on purpose, on real clusters under load: clients tell what they saw."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ next start if need be. Rule: a torn write is cut off, what was on stable storage
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from itertools import pairwise
@@ -17,12 +18,15 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from crc32c import crc32c
 
+from shard.entry import FullError
 from shard.segment import Segment
 from shard.stored import DAMAGED, walk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+#: What the system says when there is no space.
+NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT}
 #: How far the newest segment is on stable storage: its salt, the last entry, a checksum.
 _FLUSHED: Final = "flushed"
 
@@ -102,10 +106,11 @@ def following(
 
 
 def create(directory: Path, segment: Segment, contents: bytes) -> None:
-    """Make a segment's file, whole and for good, or not at all.
+    """Make a segment's file, whole and for good, or not at all; it may replace an older one.
 
     Raises:
-        OSError: it could not be made; nothing has changed.
+        FullError: there is no space for it; nothing has changed.
+        OSError: something else failed; nobody knows which file is there.
 
     """
     path = directory / segment.name
@@ -117,9 +122,11 @@ def create(directory: Path, segment: Segment, contents: bytes) -> None:
             file.flush()
             os.fsync(fd)
         fresh.replace(path)
-    except OSError:
+    except OSError as error:
         with suppress(OSError):
             fresh.unlink()
+        if error.errno in NO_SPACE:
+            raise FullError(f"no space in {directory} for {segment.name}") from error
         raise
     sync_directory(directory)
 
@@ -141,7 +148,7 @@ def tidy(directory: Path, segments: list[Segment]) -> list[Segment]:
 
 
 def _cut(directory: Path, segment: Segment, limit: int) -> bool:
-    """Take away entry `limit` and all after it; False if nothing else is there."""
+    """Take away entry `limit` and all after it; False if nothing is left that tells anything."""
     path = directory / segment.name
     data = path.read_bytes()
     size = 0
@@ -149,7 +156,7 @@ def _cut(directory: Path, segment: Segment, limit: int) -> bool:
         if found.kind != DAMAGED and found.fseq >= limit:
             break
         size = size if found.kind == DAMAGED else found.stop
-    if not size:
+    if not size and not segment.is_first:
         return False
     (directory / segment.index_name).unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)

@@ -12,7 +12,6 @@ on stable storage.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 import time
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
-from shard.files import open_flushed, pack_flushed, sync_directory
+from shard.files import NO_SPACE, open_flushed, pack_flushed, sync_directory
 from ziplog.node import Event, Persisted, StorageChanged
 from ziplog.runtime.tracing import halt
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from shard.segment import Segment
 
-NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT}
 #: Entries of one write: it takes two buffers each, and the system takes 1,024.
 _WRITE_ENTRIES: Final = 512
 _FULL_RETRY_S: Final = 0.1

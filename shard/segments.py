@@ -17,7 +17,7 @@ import structlog
 
 from shard.entry import Entry, FullError, Mark, Table, UnreadableError, mark_of_reset
 from shard.files import connect, create, following, load, sync_directory, tidy
-from shard.flusher import NO_SPACE, Flusher
+from shard.flusher import Flusher
 from shard.lookup import NOWHERE, StoredLog
 from shard.mending import good_entries, mended, missing_around
 from shard.stored import EXPIRE, HEADER_BYTES, MARK, decode, encode
@@ -229,10 +229,10 @@ class SegmentStore(StoredLog):
         if fseq == self.last_fseq:
             return
         self._flush_all()
-        segment, is_all = self._segment_with(fseq), fseq < self.first_fseq
+        segment = self._segment_with(fseq)
+        is_all = fseq < self.first_fseq
         end = segment.base if is_all else segment.last_at(self._directory, fseq) + 1
-        is_first = is_all and segment.is_first
-        self._begin(following(self._active, end, fseq + 1, is_first=is_first), self.mark)
+        self._begin(following(self._active, end, fseq + 1), self.mark)
 
     def reset(self, fseq: int, gsn: int) -> None:
         """Drop everything, for good: the next entry is `fseq + 1`, at `gsn` or later. Slow.
@@ -260,17 +260,9 @@ class SegmentStore(StoredLog):
             contents = header + body
             segment.add(MARK, 0, 0, 0, place, len(contents))
             segment.mark, segment.flushed = mark, len(contents)
-        self._create(segment, contents)
+        create(self._directory, segment, contents)
         self._flusher.turn(segment)
         self._go_on(connect(tidy(self._directory, [*self._segments, segment])))
-
-    def _create(self, segment: Segment, contents: bytes) -> None:
-        try:
-            create(self._directory, segment, contents)
-        except OSError as error:
-            if error.errno in NO_SPACE:
-                raise FullError(f"no space in {self._directory} for {segment.name}") from error
-            raise
 
     # --- mending -----------------------------------------------------------------------------
 
@@ -312,7 +304,7 @@ class SegmentStore(StoredLog):
             return False
         (self._directory / segment.index_name).unlink(missing_ok=True)
         sync_directory(self._directory)
-        self._create(segment, contents)
+        create(self._directory, segment, contents)
         segment.rebuild(contents, end - 1)
         self._flusher.turn(self._active)
         self._go_on(connect(self._segments))

@@ -1,0 +1,87 @@
+"""A disk that stops at any operation, and what may then be on it.
+
+Operations on one directory are counted, and the one after the last allowed raises `Crash` (a write
+does half of its work first). After it there are two extremes: everything that was done is on the
+disk, or only what was synced is (a file's bytes as of its last fsync, names as of the directory's).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+NAMES = ("pwritev", "pwrite", "fsync", "fdatasync", "ftruncate")
+
+
+class Crash(BaseException):
+    """The machine stops."""
+
+
+class Disk:
+    """Watches a directory, from when it is made to `restore`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, allowed: int) -> None:
+        self._directory, self._left = directory, allowed
+        #: Bytes by inode, and inodes by name, that are certainly on the disk.
+        self._contents = {path.stat().st_ino: path.read_bytes() for path in directory.iterdir()}
+        self._names = {path.name: path.stat().st_ino for path in directory.iterdir()}
+        #: The operations that were done, in words.
+        self.done: list[str] = []
+        self._patch = monkeypatch
+        for name in NAMES:
+            monkeypatch.setattr(os, name, self._counted(name, getattr(os, name)))
+        for name in ("replace", "unlink"):
+            monkeypatch.setattr(Path, name, self._counted(name, getattr(Path, name)))
+
+    def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*arguments: Any, **options: Any) -> Any:
+            if self._left == 0:
+                if name == "pwritev":
+                    fd, buffers, offset = arguments
+                    data = b"".join(buffers)
+                    os.lseek(fd, offset, os.SEEK_SET)
+                    os.write(fd, data[: len(data) // 2])
+                self.done.append(f"half {name}")
+                raise Crash
+            self._left -= 1
+            result = real(*arguments, **options)
+            self.done.append(f"{name} {arguments[0] if isinstance(arguments[0], Path) else ''}")
+            if name in {"fsync", "fdatasync"}:
+                self._synced(arguments[0])
+            return result
+
+        return act
+
+    def _synced(self, fd: int) -> None:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            self._names = {path.name: path.stat().st_ino for path in self._directory.iterdir()}
+            return
+        for path in self._directory.iterdir():
+            if path.stat().st_ino == status.st_ino:
+                self._contents[status.st_ino] = path.read_bytes()
+
+    def restore(self) -> None:
+        """Operate as usual again."""
+        self._patch.undo()
+
+    def everything(self, directory: Path) -> Path:
+        """Make a directory as the disk is if all that was done is on it."""
+        directory.mkdir()
+        for path in self._directory.iterdir():
+            (directory / path.name).write_bytes(path.read_bytes())
+        return directory
+
+    def only_synced(self, directory: Path) -> Path:
+        """Make a directory as the disk is if only what was synced is on it."""
+        directory.mkdir()
+        for name, inode in self._names.items():
+            (directory / name).write_bytes(self._contents.get(inode, b""))
+        return directory

@@ -1,0 +1,440 @@
+"""The segment store cut short and begun anew: for good, whatever stops it, and without space."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shard.entry import FullError, Mark
+from shard.segment import Segment
+from tests.shard.disk import Crash, Disk
+from tests.shard.logs import (
+    HUGE,
+    Oracle,
+    apply,
+    compare,
+    compare_numbers,
+    mark,
+    place,
+    reopen,
+    skip,
+    table,
+)
+from ziplog.node import Persisted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shard.segments import SegmentStore
+
+    Opened = Callable[..., SegmentStore]
+
+SMALL = 700
+
+
+def grown(directory: Path) -> tuple[SegmentStore, Oracle]:
+    """Return a store of several segments, of which the last part is not flushed."""
+    store, oracle = reopen(directory, segment_bytes=SMALL, cache_bytes=500), Oracle()
+    for round_ in range(6):
+        for step in (
+            ("place", 1, [1, 2], 90),
+            ("expire",),
+            ("skip", 0, 7),
+            ("mark", 3),
+            ("table", round_ + 1),
+            ("place", 0, [1], 120),
+            ("view",),
+        ):
+            apply(store, oracle, step)
+        if round_ < 5:
+            assert store.flush()
+    return store, oracle
+
+
+def go_on(store: SegmentStore, oracle: Oracle) -> None:
+    """Append to both."""
+    for step in (("place", 0, [2], 50), ("expire",), ("mark", 3), ("skip", 1, 3)):
+        apply(store, oracle, step)
+
+
+def after(oracle: Oracle, change: Callable[[Any], None]) -> Oracle:
+    other = Oracle()
+    other.entries, other.view = list(oracle.entries), oracle.view
+    change(other)
+    return other
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    **{
+        f"truncate {fseq}": lambda log, fseq=fseq: log.truncate(fseq) for fseq in (3, 8, 13, 20, 23)
+    },
+    "reset at the end": lambda log: log.reset(log.last_fseq, log.last_gsn + 1),
+    "reset beyond": lambda log: log.reset(100, 5_000),
+}
+
+
+@pytest.fixture(params=CHANGES, ids=lambda name: name.replace(" ", "-"))
+def change(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], None]]:
+    def run(log: Any) -> None:
+        if isinstance(log, Oracle):
+            CHANGES[request.param](log)
+        elif request.param == "reset at the end":
+            log.reset(log.last_fseq, log.last_end)
+        else:
+            CHANGES[request.param](log)
+
+    return run
+
+
+def test_a_cut_is_all_or_nothing_and_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], None]
+) -> None:
+    """Stop at every operation, keep all or only what is synced: it is the one log or the other."""
+    outcomes = set()
+    for allowed in range(200):
+        directory = tmp_path / f"{allowed}"
+        store, oracle = grown(directory)
+        assert store.flush()
+        changed = after(oracle, change)
+        disk = Disk(monkeypatch, directory, allowed)
+        try:
+            change(store)
+            is_done = True
+        except Crash:
+            is_done = False
+        disk.restore()
+        for image in (
+            disk.everything(tmp_path / f"{allowed}-everything"),
+            disk.only_synced(tmp_path / f"{allowed}-synced"),
+        ):
+            outcomes.add(check_image(image, oracle, changed, is_done=is_done))
+        if is_done:
+            compare(store, changed)
+            break
+    else:
+        pytest.fail("it never ends")
+    assert outcomes == {True, False}
+
+
+def check_image(image: Path, before: Oracle, changed: Oracle, *, is_done: bool) -> bool:
+    """Check that a directory has the one log or the other, and can go on; whether it is cut."""
+    store = reopen(image, segment_bytes=SMALL)
+    is_cut = is_done or (store.last_fseq == changed.last_fseq and store.mark == changed.mark)
+    expected = after(changed if is_cut else before, lambda _: None)
+    expected.base_fseq, expected.base = (
+        (changed.base_fseq, changed.base) if is_cut else (before.base_fseq, before.base)
+    )
+    compare_numbers(store, expected)
+    go_on(store, expected)
+    assert store.close()
+    again = reopen(image, segment_bytes=SMALL)
+    compare(again, expected)
+    assert again.close()
+    return is_cut
+
+
+def test_a_start_that_tidies_up_may_be_stopped_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, oracle = grown(tmp_path / "log")
+    assert store.flush()
+    changed = after(oracle, lambda log: log.truncate(8))
+
+    def stop(*_: Any) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shard.segments.tidy", stop)
+        with pytest.raises(Crash):
+            store.truncate(8)
+    for allowed in range(200):
+        directory = tmp_path / f"{allowed}"
+        shutil.copytree(tmp_path / "log", directory)
+        disk = Disk(monkeypatch, directory, allowed)
+        try:
+            reopen(directory)
+            is_done = True
+        except Crash:
+            is_done = False
+        disk.restore()
+        for image in (
+            disk.everything(tmp_path / f"{allowed}-everything"),
+            disk.only_synced(tmp_path / f"{allowed}-synced"),
+        ):
+            again = reopen(image)
+            compare(again, changed)
+            assert again.close()
+        if is_done:
+            return
+    pytest.fail("it never ends")
+
+
+def test_what_is_not_written_yet_is_cut_too(tmp_path: Path) -> None:
+    events: list[Any] = []
+    store, oracle = grown(tmp_path)
+    store.start(events.append)
+    assert store.backlog_bytes > 0
+    store.truncate(22)
+    oracle.truncate(22)
+    assert store.flushed_fseq == 22
+    compare(store, oracle)
+    go_on(store, oracle)
+    assert store.flushed_fseq == 22
+    compare(store, oracle)
+    assert store.close()
+    assert events == []
+    again = reopen(tmp_path)
+    compare(again, oracle)
+    again.close()
+
+
+def test_persisted_is_said_again_of_numbers_that_are_used_again(opened: Opened) -> None:
+    events: list[Any] = []
+    store = opened(flush_interval_ms=0)
+    store.start(events.append)
+    for fseq in range(1, 9):
+        store.append(place(fseq, [fseq]))
+    assert store.flush()
+    store._flusher._report()
+    store.truncate(3)
+    store.append(place(4, [4]))
+    store._flusher._report()
+    assert events == [Persisted(8)]
+    assert store.flush()
+    store._flusher._report()
+    assert events == [Persisted(8), Persisted(4)]
+
+
+def test_positions_are_free_again_after_a_cut(opened: Opened) -> None:
+    store = opened()
+    store.append(place(1, [1, 2]))
+    store.append(skip(2, 3, 50))
+    store.append(place(3, [60]))
+    store.truncate(1)
+    assert (store.last_end, store.find(3), store.find(60)) == (3, None, None)
+    store.append(place(2, [4], b"other", view=2))
+    store.append(skip(3, 5, 61, view=2))
+    assert store.flush()
+    for again in (store, opened()):
+        assert again.find(3) is None
+        assert again.find(4) == place(2, [4], b"other", view=2)
+        assert again.find(60) == skip(3, 5, 61, view=2)
+        assert (again.view_at(1), again.view_at(2), again.last_of(1)) == (1, 2, 1)
+
+
+def test_what_was_stable_is_never_cut(opened: Opened) -> None:
+    store = opened()
+    for fseq in range(1, 5):
+        store.append(place(fseq, [fseq]))
+    store.append(mark(3))
+    with pytest.raises(AssertionError):
+        store.truncate(2)
+    with pytest.raises(AssertionError):
+        store.truncate(5)
+    store.truncate(3)
+    assert store.last_fseq == 3
+
+
+def test_a_mark_survives_a_cut_of_its_segment(opened: Opened) -> None:
+    store = opened(segment_bytes=300)
+    for fseq in range(1, 20):
+        store.append(place(fseq, [fseq], bytes(100)))
+    store.append(mark(2, trim=2))
+    store.truncate(2)
+    assert store.mark == mark(2, trim=2).decision
+    store.close()
+    assert opened(segment_bytes=300).mark == mark(2, trim=2).decision
+
+
+def test_after_a_reset_all_before_counts_as_trimmed_and_stable(opened: Opened) -> None:
+    store = opened()
+    for fseq in range(1, 5):
+        store.append(place(fseq, [2 * fseq]))
+    store.append(mark(3))
+    store.reset(40, 500)
+    store.append(place(41, [505]))
+    store.close()
+    for again in (store, opened()):
+        assert [again.find(gsn) for gsn in (2, 8, 499)] == [None] * 3
+        assert again.scan(1, HUGE) == [place(41, [505])]
+        assert again.last_record_below(505) == 0
+        assert isinstance(again.mark, Mark)
+        assert (again.mark.stable, again.mark.frontier, again.mark.trim) == (40, 500, 500)
+
+
+def test_a_reset_without_a_mark_is_remembered(opened: Opened) -> None:
+    store = opened()
+    store.append(place(1, [1]))
+    store.reset(40, 500)
+    store.close()
+    again = opened()
+    assert (again.first_fseq, again.last_fseq, again.last_end, again.mark) == (41, 40, 500, None)
+    assert (again.last_view, again.view_at(40), again.last_of(9)) == (0, 0, 0)
+    assert again.find(1) is None
+    assert again.read_after(0, HUGE) == []
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def test_the_last_table_that_cannot_be_cut_outlives_a_trim(opened: Opened) -> None:
+    store = opened(segment_bytes=300)
+    sought = table(5, 3)
+    for fseq in range(1, 60):
+        store.append(place(fseq, [fseq], bytes(100)))
+        if fseq == 20:
+            store.append(sought)
+    store.append(table(9))
+    store.append(mark(40, trim=50))
+    store.trim(50)
+    assert store.flush()
+    assert 10 < store.first_fseq <= 21
+    store.truncate(45)
+    assert store.last_table() == (20, sought.decision.sessions)  # type: ignore[union-attr]
+    assert [e.fseq for e in store.read_after(20, HUGE)] == list(range(21, 46))
+    store.close()
+    again = opened(segment_bytes=300)
+    assert again.last_table() == (20, sought.decision.sessions)  # type: ignore[union-attr]
+
+
+def test_a_table_is_found_without_reading_older_segments(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(segment_bytes=300)
+    for fseq in range(1, 60):
+        store.append(place(fseq, [fseq], bytes(100)))
+        if fseq % 20 == 0:
+            store.append(table(fseq))
+    store.close()
+    reads: list[str] = []
+    real, real_bytes = os.open, Path.read_bytes
+
+    def spy(path: Any, *arguments: Any, **options: Any) -> int:
+        reads.append(Path(path).name)
+        return real(path, *arguments, **options)
+
+    def spy_bytes(path: Path) -> bytes:
+        reads.append(path.name)
+        return real_bytes(path)
+
+    monkeypatch.setattr(os, "open", spy)
+    monkeypatch.setattr(Path, "read_bytes", spy_bytes)
+    again = opened(segment_bytes=300)
+    assert again.last_table() == (40, table(40).decision.sessions)  # type: ignore[union-attr]
+    assert again.last_view == again.view_at(1) == 1
+    assert len({name for name in reads if name.endswith(".seg")}) <= 2
+
+
+def test_an_unknown_directory_after_a_cut_is_no_full_disk(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file may be there or not: to go on as if it were not would lose what comes next."""
+    store = opened()
+    for fseq in range(1, 9):
+        store.append(place(fseq, [fseq]))
+    assert store.flush()
+
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shard.files.sync_directory", full)
+        with pytest.raises(OSError, match="No space"):
+            store.truncate(5)
+
+
+def test_a_damaged_table_is_replaced_by_the_one_before(opened: Opened) -> None:
+    store = opened()
+    for fseq in range(1, 4):
+        store.append(place(fseq, [fseq]))
+        store.append(table(700 + fseq))
+    store.append(place(4, [4]))
+    store.close()
+    (path,) = store._directory.glob("*.seg")
+    data = bytearray(path.read_bytes())
+    body = data.index((703).to_bytes(2, "big"))
+    data[body] ^= 1
+    path.write_bytes(data)
+    again = opened()
+    assert again.damage == []
+    assert again.last_table() == (2, table(702).decision.sessions)  # type: ignore[union-attr]
+
+
+# --- files of before -------------------------------------------------------------------------
+
+
+def test_segments_from_before_entries_were_counted_are_taken_over(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their names tell no number, and their headers nothing of what was flushed."""
+    real = Segment.__init__
+
+    def init(segment: Segment, *arguments: Any, **options: Any) -> None:
+        real(segment, *arguments, **options)
+        number, base, _, salt = arguments
+        segment.name = f"{number:08d}-{base:019d}-{salt:08x}.seg"
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Segment, "__init__", init)
+        patched.setattr("shard.stored._MAX_LAG", -1)
+        store, oracle = opened(segment_bytes=SMALL), Oracle()
+        for _ in range(30):
+            apply(store, oracle, ("place", 1, [1, 2], 90))
+            apply(store, oracle, ("expire",))
+        store.close()
+    for path in [*store._directory.glob("*.idx"), store._directory / "flushed"]:
+        path.unlink()
+    again = opened(segment_bytes=SMALL)
+    assert len(again._segments) > 3
+    compare(again, oracle)
+    again.truncate(33)
+    oracle.truncate(33)
+    go_on(again, oracle)
+    again.close()
+    compare(opened(segment_bytes=SMALL), oracle)
+
+
+# --- without space ---------------------------------------------------------------------------
+
+
+def test_without_space_for_a_cut_nothing_changes(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, oracle = opened(segment_bytes=SMALL), Oracle()
+    for _ in range(20):
+        apply(store, oracle, ("place", 1, [1, 2], 90))
+    apply(store, oracle, ("mark", 3))
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", full)
+        with pytest.raises(FullError, match="no space"):
+            store.truncate(5)
+    assert store.flush()
+    real = os.open
+
+    def open_(path: Any, flags: int, *arguments: Any) -> int:
+        return full() if flags & os.O_CREAT else real(path, flags, *arguments)
+
+    for name, failing in (("fsync", full), ("open", open_)):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, failing)
+            for change in (lambda: store.truncate(5), lambda: store.reset(50, 500)):
+                with pytest.raises(FullError, match="no space"):
+                    change()
+    assert not list(store._directory.glob("*.tmp"))
+    compare(store, oracle)
+    apply(store, oracle, ("place", 0, [2], 10))
+    store.close()
+    again = opened(segment_bytes=SMALL)
+    compare(again, oracle)
+    again.truncate(5)
+    oracle.truncate(5)
+    compare(again, oracle)

@@ -34,8 +34,10 @@ CLUSTER_FILE: Final = "cluster.toml"
 _LOCK_FILE: Final = "supervisor.pid"
 _PR_SET_PDEATHSIG: Final = 1
 _PACKAGE_ROOT: Final = Path(__file__).resolve().parent.parent
-_LOG_TAIL_BYTES: Final = 2000
+_LOG_TAIL_BYTES: Final = 32_768
 _LOG_TAIL_LINES: Final = 5
+#: Of each line; a server that halts tells its reason first, and then its whole state.
+_LOG_LINE_LENGTH: Final = 400
 
 _libc: Final = ctypes.CDLL(None)
 
@@ -234,7 +236,8 @@ def log_tail(directory: Path, name: str, start: int = 0) -> str:
             lines = log.read().decode(errors="replace").splitlines()
     except OSError:
         return "(no log)"
-    return " | ".join(line for line in lines[-_LOG_TAIL_LINES:] if line) or "(empty log)"
+    last = (line[:_LOG_LINE_LENGTH] for line in lines[-_LOG_TAIL_LINES:] if line)
+    return " | ".join(last) or "(empty log)"
 
 
 def running_pid(directory: Path) -> int | None:

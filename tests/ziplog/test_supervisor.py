@@ -139,3 +139,6 @@ def test_the_end_of_a_log_is_short(directory: Path) -> None:
     logs.mkdir()
     (logs / "x.log").write_text("".join(f"line {number}\n" for number in range(10_000)))
     assert log_tail(directory, "x") == " | ".join(f"line {n}" for n in range(9995, 10_000))
+    (logs / "x.log").write_text(f"reason=here state={'x' * 10_000}\n")
+    assert log_tail(directory, "x").startswith("reason=here")
+    assert len(log_tail(directory, "x")) < 1000

@@ -226,7 +226,7 @@ class Inserts:
         unit.is_lost = True
         self._routing.refresh()
         if unit.batch is None:
-            self._forget(lane, unit, None)
+            self._give_up(lane, unit)
             self._fill(lane)
         else:
             self._move(lane, unit.batch)
@@ -239,7 +239,9 @@ class Inserts:
             self._misplaced(unit, gsns)
             self._fill(lane)
             return
-        self._forget(lane, unit, gsns)
+        lane.settle(unit)
+        if unit.doubt is not None:
+            self._doubts.learned(unit.doubt, unit.message.seq, gsns)
         lane.avoid_until = 0
         lane.highest = max(lane.highest, gsns[-1])
         counters.inserts += len(gsns)
@@ -262,11 +264,11 @@ class Inserts:
             what = f"shard {message.shard} placed {message.count} records at {gsns[:3]}..."
             self._fail(unit.batch, ProtocolError(f"{what}, after {message.after}"))
 
-    def _forget(self, lane: Lane, unit: Unit, gsns: list[int] | None) -> None:
-        """The fate of a unit is known: its gsns, or that it never will exist (None)."""
+    def _give_up(self, lane: Lane, unit: Unit) -> None:
+        """A unit never will exist."""
         lane.settle(unit)
         if unit.doubt is not None:
-            self._doubts.learned(unit.doubt, unit.message.seq, gsns)
+            self._doubts.learned(unit.doubt, unit.message.seq, None)
 
     def _complete(self, batch: Batch) -> None:
         del self._batches[batch.call]
@@ -311,7 +313,7 @@ class Inserts:
             self._turn.wake_at(unit.retry_at)
 
     def _reject(self, lane: Lane, unit: Unit, error: ZiplogError) -> None:
-        self._forget(lane, unit, None)
+        self._give_up(lane, unit)
         if unit.batch is not None:
             self._fail(unit.batch, error)
         self._fill(lane)
@@ -324,7 +326,7 @@ class Inserts:
         if not unit.is_absent:
             turn.wake_at(max(lane.search.due, turn.now))
         elif unit.batch is None:
-            self._forget(lane, unit, None)
+            self._give_up(lane, unit)
             self._fill(lane)
         elif not self._move(lane, unit.batch):
             pause = min(_REFUSED_PAUSE_NS << min(unit.copies, 7), MAX_PATIENCE_NS)

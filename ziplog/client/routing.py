@@ -38,11 +38,8 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     state: ShardState
     #: Its replicas' connections, the primary's first.
     names: tuple[bytes, ...]
-
-    @property
-    def is_away(self) -> bool:
-        """Whether its servers take nothing, until it is back in this view or a later one."""
-        return self.state in _AWAY
+    #: Its servers take nothing, until it is back in this view or a later one.
+    is_away: bool
 
 
 class Routing:
@@ -176,7 +173,8 @@ class Routing:
             if placement is None:
                 return None
             names = tuple(self._turn.connect(replica.endpoint) for replica in placement.replicas)
-            route = Route(shard, placement.view, placement.state, names)
+            state = placement.state
+            route = Route(shard, placement.view, state, names, state in _AWAY)
             self._open[shard] = route
         return route
 

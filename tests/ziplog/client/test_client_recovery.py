@@ -187,6 +187,15 @@ def test_a_pinned_one_waits_for_its_shard_and_is_sent_in_its_new_view() -> None:
     assert glass.answers[call] == [RecordId(5, 0)]
 
 
+def test_a_shard_that_is_away_in_its_next_view_has_no_copy_of_that_view() -> None:
+    glass, _, insert = under_way()
+    learn(glass, 2, "parked")
+    glass.pass_time(100 * MS)
+    assert {question.view for question in asked(glass)} == {1}
+    glass.give(located(insert, 2))
+    assert [m.shard for m in sent(glass)] == [1]
+
+
 def test_what_was_nowhere_may_be_somewhere_once_it_is_sent_again() -> None:
     glass, call, insert = under_way(policy=pinned, timeout=2 * S)
     glass.give(located(insert, 2))

@@ -240,6 +240,8 @@ class Raft:
 
     def _close(self) -> None:
         with self._open_or_closed:
+            if self._is_closed:
+                return
             self._is_closed = True
             self._sync.close()
         self._journal.close()

@@ -1,0 +1,189 @@
+"""One consensus node as a process of its own, told what to do through a pipe.
+
+Its machine is a ledger: the ids of commands in the order in which they came first. What the test
+wants to be otherwise (a slow disk, short time-outs, the library's own receive path) is put in here,
+in this process only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import resource
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pysyncobj.syncobj
+
+from ziplog.node import Committed
+from ziplog.runtime import journal, library, raft, receive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from multiprocessing.connection import Connection
+
+    from ziplog.node import Event
+
+#: Exit code of a node that stopped because to go on would do harm.
+FATAL = 70
+encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What is otherwise in this process. Times are in seconds."""
+
+    #: What every sync of the journal takes longer.
+    sync_s: float = 0.0
+    #: How often a snapshot is written and the journal trimmed; 0: when it is due.
+    compact_s: float = 0.0
+    #: Everything that is timed goes so many times faster.
+    haste: float = 1.0
+    #: Entries, snapshots and acknowledgements are taken as the library does it.
+    shipped: bool = False
+
+
+class Ledger:
+    """The machine: which ids came, in order, each once; and a digest of all that was applied."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.position: dict[int, int] = {}
+        self.digest = b""
+
+    def apply(self, command: bytes) -> bytes:
+        self.digest = hashlib.blake2b(self.digest + command, digest_size=16).digest()
+        number, _padding = decode(command)
+        if number not in self.position:
+            self.position[number] = len(self.ids)
+            self.ids.append(number)
+        return encode(self.position[number])
+
+    def snapshot(self) -> bytes:
+        return encode((self.digest, self.ids))
+
+    def restore(self, snapshot: bytes) -> None:
+        self.digest, self.ids = decode(snapshot)
+        self.position = {number: index for index, number in enumerate(self.ids)}
+
+
+class NodeProcess:
+    """What runs in the process."""
+
+    def __init__(
+        self, name: str, nodes: Mapping[str, str], directory: Path, pipe: Connection
+    ) -> None:
+        self.pipe = pipe
+        self.ledger = Ledger()
+        self.mine: set[int] = set()
+        self.outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._write, daemon=True).start()
+        self.raft = raft.Raft(
+            name, nodes, directory, self.ledger, on_event=self._tell, on_fatal=self._die
+        )
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, Committed):
+            number = decode(event.command)[0]
+            if number in self.mine:
+                self.mine.discard(number)
+                self.outbox.put(encode(("acknowledged", number, decode(event.result))))
+
+    def _die(self, reason: str) -> None:
+        self.pipe.send_bytes(encode(("fatal", reason)))
+        os._exit(FATAL)
+
+    def _write(self) -> None:
+        while True:
+            self.pipe.send_bytes(self.outbox.get())
+
+    def run(self) -> None:
+        self.raft.start()
+        self.outbox.put(encode(("started",)))
+        while True:
+            try:
+                order = decode(self.pipe.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(0)  # whoever started this is gone
+            getattr(self, order[0])(*order[1:])
+
+    # --- orders ---
+
+    def propose(self, number: int, size: int) -> None:
+        self.mine.add(number)
+        self.raft.propose(encode((number, bytes(size))))
+
+    def barrier(self, token: int) -> None:
+        self.raft.read_barrier(lambda done: self.outbox.put(encode(("barrier", token, done))))
+
+    def status(self) -> None:
+        self.outbox.put(encode(("status", self.raft.status()._asdict())))
+
+    def ledger_now(self) -> None:
+        """Tell what was applied; asked for when nothing is under way."""
+        self.outbox.put(encode(("ledger", self.ledger.ids, self.ledger.digest)))
+
+    def limit_files(self, count: int) -> None:
+        """Open no descriptor from `count` on; those that are open stay."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
+
+
+def main(
+    name: str, nodes: dict[str, str], directory: str, settings: Settings, pipe: Connection
+) -> None:
+    """Run a node until it is killed, or the other end of the pipe is."""
+    _slow_down(settings.sync_s)
+    _hurry(settings.haste)
+    if settings.shipped:
+        _put_back_shipped()
+    node = NodeProcess(name, nodes, Path(directory), pipe)
+    if settings.compact_s:
+        threading.Thread(target=_compact, args=(node.raft, settings.compact_s), daemon=True).start()
+    node.run()
+
+
+def _compact(node: raft.Raft, interval: float) -> None:
+    while True:
+        time.sleep(interval)
+        node.snapshot()
+
+
+def _slow_down(seconds: float) -> None:
+    real = os.fdatasync
+
+    def slow(descriptor: int) -> None:
+        time.sleep(seconds)
+        real(descriptor)
+
+    if seconds:
+        journal.os.fdatasync = slow  # type: ignore[attr-defined]
+
+
+def _hurry(haste: float) -> None:
+    real = library.configuration
+    timed = ("raftMinTimeout", "raftMaxTimeout", "appendEntriesPeriod", "connectionRetryTime")
+
+    def faster(bind: str, **given: Any) -> Any:
+        conf = real(bind, **given)
+        for option in timed:
+            setattr(conf, option, getattr(conf, option) / haste)
+        return conf
+
+    if haste != 1.0:
+        library.configuration = faster
+        raft._TICK_S /= haste  # type: ignore[misc]
+
+
+def _put_back_shipped() -> None:
+    """Have the library itself take what peers send; only who votes stays ours."""
+    hook = "_SyncObj__onMessageReceived"
+    ours, shipped = getattr(receive.Node, hook), getattr(pysyncobj.syncobj.SyncObj, hook)
+
+    def take(node: receive.Node, peer: Any, message: dict[str, Any]) -> None:
+        (ours if message["type"] == "standing" else shipped)(node, peer, message)
+
+    setattr(receive.Node, hook, take)

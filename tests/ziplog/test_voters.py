@@ -1,0 +1,67 @@
+"""Who founds a group, and whom a leader admits: by their own words and by what all hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from ziplog.runtime.voters import Joiner, Standing, founders, is_admitted
+
+
+def standing(
+    identity: str, *, is_new: bool = True, voters: dict[str, str] | None = None
+) -> Standing:
+    return Standing(identity, is_voter=bool(voters), is_new=is_new, founders=voters or {})
+
+
+ALL = {"a": "A", "b": "B", "c": "C"}
+
+
+def test_the_first_of_a_group_that_is_all_new_writes_the_founders_down() -> None:
+    others = {"b": standing("B"), "c": standing("C")}
+    assert founders("a", standing("A"), others) == ALL
+
+
+@pytest.mark.parametrize(
+    ("own", "me", "others"),
+    [
+        # Only one node may do it.
+        ("b", standing("B"), {"a": standing("A"), "c": standing("C")}),
+        # Somebody was not heard: it may know what was committed.
+        ("a", standing("A"), {"b": standing("B"), "c": None}),
+        # The group exists, and this node's directory is not the one that founded it.
+        ("a", standing("other"), {"b": standing("B", is_new=False, voters=ALL), "c": None}),
+        ("a", standing("A"), {"b": standing("B"), "c": standing("C", is_new=False)}),
+        # It is not new itself.
+        ("a", standing("A", is_new=False), {"b": standing("B"), "c": standing("C")}),
+    ],
+)
+def test_a_node_that_may_have_forgotten_something_founds_nothing(
+    own: str, me: Standing, others: dict[str, Standing | None]
+) -> None:
+    assert founders(own, me, others) == {}
+
+
+def test_a_founder_learns_from_any_other_that_it_is_one() -> None:
+    others = {"a": None, "c": standing("C", is_new=False, voters=ALL)}
+    assert founders("b", standing("B"), others) == ALL
+
+
+def test_a_node_alone_is_its_group() -> None:
+    assert founders("a", standing("A"), {}) == {"a": "A"}
+
+
+@pytest.mark.parametrize(
+    ("committed", "held", "joiners", "admitted"),
+    [
+        (9, {"b": 9, "c": 0}, {"c"}, True),
+        (8, {"b": 9, "c": 0}, {"c"}, False),  # not committed yet
+        # d may be a candidate in a term that the lost directory voted in.
+        (9, {"b": 9, "c": 0, "d": 8, "e": 9}, {"c"}, False),
+        (9, {"b": 9, "c": 0, "d": 9, "e": 9}, {"c"}, True),
+        (9, {"b": 9, "c": 0, "d": 9, "e": 0}, {"c", "e"}, True),
+    ],
+)
+def test_a_joiner_is_admitted_when_all_that_vote_hold_its_barrier(
+    committed: int, held: dict[str, int], joiners: set[str], admitted: bool
+) -> None:
+    assert is_admitted(Joiner("C2", 9), committed, held, joiners) is admitted

@@ -28,7 +28,13 @@ STATUS = {
     "finalized_epoch": 808,
     "trimmed_before": "0@0",
     "mms": [
-        {"name": "mms-0", "endpoint": "127.0.0.1:1", "pid": 1, "leader": True, "state": "up"},
+        {
+            "name": "mms-0",
+            "endpoint": "127.0.0.1:7400",
+            "pid": 4194304,
+            "leader": True,
+            "state": "up",
+        },
     ],
     "failure_handlers": [
         {"name": "fh-0", "endpoint": "127.0.0.1:5", "pid": 5, "leader": True, "state": "up"},
@@ -216,7 +222,8 @@ def test_status_is_a_table_for_people(log: FakeLog) -> None:
             name,
             role,
         ]
-    assert "view 1" in result.stdout
+    assert all(node["endpoint"] in result.stdout for node in STATUS["mms"])  # type: ignore[attr-defined]
+    assert "0 live, view" in result.stdout
     assert "lost" not in result.stdout
     assert "recovering" not in result.stdout
 

@@ -142,11 +142,12 @@ def _refuse_contradictions(data_dir: Path, given: dict[str, Any]) -> None:
 
 
 class _Tell(logging.Handler):
-    """Tells the person at the terminal what is logged."""
+    """Tells the person at the terminal, or who reads the log later, what is logged and when."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Say it."""
-        say(record.getMessage())
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        say(f"{at} {record.getMessage()}")
 
 
 def _announce(cluster: Cluster) -> None:

@@ -73,7 +73,10 @@ def _table(document: dict[str, Any]) -> Table:
         f"{document['cluster']}: durability {document['durability']}, epoch {document['epoch']},"
         f" finalized {document['finalized_epoch']}, trimmed before {document['trimmed_before']}"
     )
-    table = Table("node", "role", "state", "endpoint", "pid", "shard", title=title)
+    table = Table(title=title)
+    for name in ("node", "role", "state", "endpoint", "pid"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("shard")
     for node in document["mms"]:
         role = "mms leader" if node["leader"] else "mms"
         table.add_row(node["name"], role, node["state"], node["endpoint"], str(node["pid"]), "")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from failure_handler.members import HEARD_NS
-from failure_handler.state import Attempt, Begin, Decide, Decision, Finish
+from failure_handler.state import Attempt, Begin, Confirm, Decide, Decision, Finish
 from failure_handler.survivor import best, in_limbo, in_view, longest
 from ziplog.node import Broadcast, Propose, Send, Warn
 from ziplog.view import fingerprint
@@ -101,7 +101,8 @@ class Recovery:
     def removed(self, message: Removed) -> None:
         """Take the limit of the newest attempt."""
         self._look()
-        if message.recovery == self._recovery and self._removed is None:
+        is_known = self.shard in self._members.placements
+        if is_known and message.recovery == self._recovery and self._removed is None:
             self._removed = message
             self._members.removed(self.shard)
 
@@ -182,7 +183,7 @@ class Recovery:
     def _watch(self, known: Recovered | None, placement: Placement, now: int) -> None:
         """Begin a recovery if servers say that one is needed."""
         view = known.view if known is not None else placement.view
-        candidates = in_view(self._members.of(self.shard), placement, view, now)
+        candidates = in_view(self._members.of(self.shard), placement, view, view, now)
         # One that has joined is about to begin: what it suspects is of the time before.
         has_trouble = any(
             (one.said.state == "up" and one.said.suspects) or one.said.state == "frozen"
@@ -209,7 +210,8 @@ class Recovery:
             return False
         # A handler that lost its own directory must not guess which view was decided.
         has_forgotten = known is None and placement.state == "recovering"
-        found = [] if has_forgotten else in_view(members, placement, view, now)
+        first = known.confirmed if known is not None else view
+        found = [] if has_forgotten else in_view(members, placement, first, view, now)
         found = [one for one in found if one.member.index != but]
         if found:
             if self._waits_for_primary(found, now):
@@ -218,6 +220,8 @@ class Recovery:
             from_limbo = known is not None and chosen is not None and _is_again(known, chosen)
         else:
             all_of_them = in_limbo(members, now)
+            if known is None:  # the latest view that any of them was in is the current one
+                view = max([view, *(one.said.view for one in all_of_them)])
             chosen, from_limbo = longest(all_of_them), True
             if all_of_them and chosen is None:
                 self._warn(
@@ -263,7 +267,8 @@ class Recovery:
         if recovery > _MAX_VIEW:
             self._warn(f"shard {self.shard} cannot be recovered: it has used up its views")
             return
-        attempt = Attempt(recovery, chosen.member.index, chosen.said.incarnation, from_limbo)
+        base = view if chosen.said.state == "limbo" else chosen.said.view
+        attempt = Attempt(recovery, chosen.member.index, chosen.said.incarnation, from_limbo, base)
         self._propose(Begin(self.shard, view, attempt), now)
 
     # --- state acquisition ---
@@ -306,7 +311,7 @@ class Recovery:
         elif member.route and self._is_due("freeze", now):
             self._asked_since = now if self._asked_since is None else self._asked_since
             message = Freeze(
-                cluster, self.shard, known.view, recovery, removed.limit, removed.runs,
+                cluster, self.shard, attempt.base, recovery, removed.limit, removed.runs,
                 attempt.incarnation,
             )  # fmt: skip
             self._out.append(Send(member.route, message))
@@ -318,38 +323,50 @@ class Recovery:
             self._acquire(known, self._members.of(self.shard)[attempt.candidate], now)
             return
         if self._decision is None:
-            self._decision = self._make_decision(attempt, frozen, removed)
-        self._propose(Decide(self.shard, attempt.recovery, self._decision), now)
+            self._decision = self._make_decision(known, frozen, removed)
+        is_confirmed = self._copies_needed <= 1
+        self._propose(Decide(self.shard, attempt.recovery, self._decision, is_confirmed), now)
 
-    def _make_decision(self, attempt: Attempt, frozen: Frozen, removed: Removed) -> Decision:
+    @property
+    def _copies_needed(self) -> int:
+        """How many replicas must hold a view, so that f failures, one of them known, leave one."""
+        return len(self._members.of(self.shard)) - 1
+
+    def _make_decision(self, known: Recovered, frozen: Frozen, removed: Removed) -> Decision:
+        attempt = known.attempt
         may_lose = self._reports_loss and attempt.from_limbo and frozen.decided_end < removed.limit
+        lost = [max(frozen.decided_end, 1)] if may_lose else []
+        if known.decision is not None and not known.is_finished and known.decision.lost_from:
+            lost.append(known.decision.lost_from)  # the service was not told of that yet
         return Decision(
-            attempt.candidate, attempt.incarnation, frozen.last, frozen.digest,
-            [
-                member.index
-                for member in self._members.of(self.shard)
-                if member.index != attempt.candidate and member.last_heard(self._now) is None
-            ],
-            max(frozen.decided_end, 1) if may_lose else 0,
-        )  # fmt: skip
+            attempt.candidate, attempt.incarnation, frozen.last, frozen.digest, min(lost, default=0)
+        )
 
     # --- the new view ---
 
     def _tell_decision(self, known: Recovered, now: int) -> None:
-        """Tell everybody that is heard, and has not joined the current view, how it began."""
+        """Tell everybody that is heard, and has not joined the current view, how it began.
+
+        The survivor is told all the time, as it has to know when the view is confirmed.
+        """
         decision = known.decision
         assert decision is not None, "a view that is not finished has a decision"
         told = [
             member.route
             for member in self._members.of(self.shard)
             if (said := member.last_heard(now)) is not None
-            and (said.view != known.view or said.state not in {"up", "frozen", "joined"})
+            and (
+                said.view != known.view
+                or said.state not in {"up", "frozen", "joined"}
+                or member.index == decision.survivor
+            )
             and self._is_due(member.index, now)
         ]
         if told:
             message = ViewDecided(
                 self._members.cluster, self.shard, known.view, decision.survivor,
-                decision.incarnation, decision.last, decision.digest, decision.absent,
+                decision.incarnation, decision.last, decision.digest,
+                known.confirmed == known.view,
             )  # fmt: skip
             self._out.append(Broadcast(tuple(told), message))
 
@@ -360,7 +377,9 @@ class Recovery:
             self._propose(Finish(self.shard, known.view), now)
             return
         joined = self._joined(known.view, now)
-        if joined and not self._identities:
+        if known.confirmed < known.view and len(joined) >= self._copies_needed:
+            self._propose(Confirm(self.shard, known.view), now)
+        if len(joined) == len(self._members.of(self.shard)) and not self._identities:
             self._identities = joined
         if self._identities:
             if self._is_due("reinsert", now):
@@ -375,10 +394,9 @@ class Recovery:
             self._choose(known, placement, now)
 
     def _joined(self, view: int, now: int) -> list[str]:
-        """Return the identities of all replicas, if all hold the whole of `view`."""
+        """Return the identities of the replicas that hold the whole of `view`, in their order."""
         said = [member.last_heard(now) for member in self._members.of(self.shard)]
-        joined = [one for one in said if one and one.state == "joined" and one.view == view]
-        return [one.identity for one in joined] if len(joined) == len(said) else []
+        return [one.identity for one in said if one and one.state == "joined" and one.view == view]
 
     def _is_survivor_lost(self, view: int, decision: Decision, now: int) -> bool:
         """Whether the survivor is another process by now, has left the view, or is not heard."""

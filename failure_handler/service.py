@@ -17,6 +17,7 @@ from failure_handler.members import Members
 from failure_handler.recovery import Recovery
 from failure_handler.state import (
     Begin,
+    Confirm,
     Decide,
     Finish,
     HandlerState,
@@ -54,6 +55,7 @@ from ziplog.wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from failure_handler.state import AnyCommand
     from ziplog.config import ClusterConfig
     from ziplog.node import Effect, Event
     from ziplog.wire import Message
@@ -200,7 +202,7 @@ class FailureHandler:
         self._tell(command)
         self._advance(command.shard)
 
-    def _tell(self, command: Begin | Decide | Finish) -> None:
+    def _tell(self, command: AnyCommand) -> None:
         """Tell the operator how a recovery goes."""
         match command:
             case Begin():
@@ -214,6 +216,8 @@ class FailureHandler:
                     text += f"; records from {decision.lost_from} on may be lost"
             case Finish():
                 text = f"it works again, in view {command.view}"
+            case Confirm():
+                text = f"view {command.view} is confirmed: enough servers hold it"
         self._out.append(Warn(f"shard {command.shard}: {text}"))
 
     def _name_of(self, shard: int, server: int) -> str:

@@ -24,7 +24,6 @@ from ziplog.wire import LogDigest, Unsigned
 MAX_SHARDS: Final = 65_536
 
 Server = Annotated[int, msgspec.Meta(ge=0, lt=16)]
-Servers = Annotated[list[Server], msgspec.Meta(max_length=16)]
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -37,6 +36,9 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     incarnation: Unsigned
     #: All replicas were in limbo: what was acked from memory only may be lost.
     from_limbo: bool
+    #: The view that the candidate remembers: the current one, or while nobody has told anything
+    #: that is new in that one, one before it.
+    base: View
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
@@ -47,8 +49,6 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     #: The last entry of its log, and the digest of the log.
     last: Fseq
     digest: LogDigest
-    #: The replicas that were not heard, by index.
-    absent: Servers
     #: Records from here on may be lost; 0: none.
     lost_from: Gsn
 
@@ -59,6 +59,9 @@ class Recovered(msgspec.Struct, frozen=True, array_like=True):
     shard: ShardId
     #: The current view: the decided one.
     view: View
+    #: The last view that nobody goes back behind: so many replicas hold all of it that f failures
+    #: leave one. What is new in a later one was told to nobody.
+    confirmed: View
     #: The newest attempt; of a higher number than `view` while it is not decided.
     attempt: Attempt
     #: What `view` began with; None if it did so without a recovery, or nobody here knows.
@@ -94,6 +97,8 @@ class Decide(Command, tag=2, frozen=True):
     shard: ShardId
     recovery: View
     decision: Decision
+    #: The survivor's is the only copy that it takes.
+    is_confirmed: bool
 
 
 class Finish(Command, tag=3, frozen=True):
@@ -103,7 +108,14 @@ class Finish(Command, tag=3, frozen=True):
     view: View
 
 
-AnyCommand = Begin | Decide | Finish
+class Confirm(Command, tag=4, frozen=True):
+    """So many replicas hold all of `view` that nobody goes back behind it."""
+
+    shard: ShardId
+    view: View
+
+
+AnyCommand = Begin | Decide | Finish | Confirm
 
 #: Why a command was refused; "" if it was not.
 Refusal = Literal[
@@ -138,6 +150,8 @@ class HandlerState:
                 return self._decide(decoded)
             case Finish():
                 return self._finish(decoded)
+            case Confirm():
+                return self._confirm(decoded)
 
     def _begin(self, command: Begin) -> Refusal:
         shard, attempt = self.shards.get(command.shard), command.attempt
@@ -146,9 +160,11 @@ class HandlerState:
         if shard is None:
             if len(self.shards) >= MAX_SHARDS:
                 return "too-many-shards"
-            self._keep(Recovered(command.shard, command.view, attempt))
+            if attempt.base != command.view:
+                return "other-view"
+            self._keep(Recovered(command.shard, command.view, command.view, attempt))
             return ""
-        if command.view != shard.view:
+        if command.view != shard.view or not shard.confirmed <= attempt.base <= shard.view:
             return "other-view"
         if attempt == shard.attempt:
             return ""
@@ -166,7 +182,22 @@ class HandlerState:
         attempt = shard.attempt
         if (decision.survivor, decision.incarnation) != (attempt.candidate, attempt.incarnation):
             return "other-survivor"
-        self._keep(Recovered(shard.shard, attempt.recovery, attempt, decision, is_finished=False))
+        confirmed = attempt.recovery if command.is_confirmed else shard.confirmed
+        self._keep(
+            Recovered(
+                shard.shard, attempt.recovery, confirmed, attempt, decision, is_finished=False
+            )
+        )
+        return ""
+
+    def _confirm(self, command: Confirm) -> Refusal:
+        """Confirm a view, unless an attempt is under way that may go back behind it."""
+        shard = self.shards.get(command.shard)
+        if shard is None or command.view != shard.view:
+            return "other-view"
+        if shard.is_under_way:
+            return "old-recovery"
+        self._keep(msgspec.structs.replace(shard, confirmed=shard.view))
         return ""
 
     def _finish(self, command: Finish) -> Refusal:
@@ -175,7 +206,7 @@ class HandlerState:
             return "other-view"
         if shard.is_under_way:
             return "old-recovery"
-        self._keep(msgspec.structs.replace(shard, is_finished=True))
+        self._keep(msgspec.structs.replace(shard, confirmed=shard.view, is_finished=True))
         return ""
 
     def _keep(self, shard: Recovered) -> None:
@@ -201,6 +232,9 @@ class HandlerState:
         for number, shard in self.shards.items():
             assert shard.shard == number
             assert shard.attempt.recovery >= shard.view, "a view without a recovery"
+            assert shard.confirmed <= shard.view
+            assert shard.attempt.base <= shard.view or not shard.is_under_way
+            assert not shard.is_finished or shard.is_under_way or shard.confirmed == shard.view
             assert shard.is_finished or shard.decision is not None, "nothing is to be finished"
             if shard.decision is not None and not shard.is_under_way:
                 attempt, decision = shard.attempt, shard.decision

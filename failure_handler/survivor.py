@@ -1,9 +1,10 @@
 """Whose state a shard goes on from: the choice of a recovery's candidate.
 
 A server that is up, frozen or joined in the current view holds all that was acked in it, at just
-the acked positions. If all replicas are in limbo, none may have everything, and the one with the
-longest log has most. Rule: a server that lost its data directory holds nothing, whatever it says,
-until it has joined the current view. Functions only. See docs/protocol.md, section 11 (D24, D17).
+the acked positions; so does a witness of the view before, while the current one is not confirmed.
+If all replicas are in limbo, none may have everything, and the one with the longest log has most.
+Rule: a server that lost its data directory holds nothing, whatever it says, until it has joined the
+current view. Functions only. See docs/protocol.md, section 11 (D24, D17).
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ class Candidate(NamedTuple):
 
 
 def in_view(
-    members: Sequence[Member], placement: Placement, view: int, now: int
+    members: Sequence[Member], placement: Placement, first: int, last: int, now: int
 ) -> list[Candidate]:
-    """Return the servers that were heard and are in the current view of their shard."""
+    """Return the servers that were heard and are in a view from `first` to `last`, inclusive."""
     return [
         Candidate(member, said)
         for member in members
         if (said := member.last_heard(now)) is not None
         and said.state in {"up", "frozen", "joined"}
-        and said.view == view
+        and first <= said.view <= last
         # The placement tells the directories of its own view; who is in a later one has joined it.
-        and (view > placement.view or not member.has_forgotten(said))
+        and (said.view > placement.view or not member.has_forgotten(said))
     ]
 
 
@@ -57,9 +58,11 @@ def in_limbo(members: Sequence[Member], now: int) -> list[Candidate]:
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the primary, if it is one of them, or the one that holds most."""
-    primary = next((one for one in candidates if one.member.index == 0), None)
-    return primary or max(candidates, key=lambda one: one.holds, default=None)
+    """Return the primary, if it is in the latest view of all, or the one there that holds most."""
+    latest = max((one.said.view for one in candidates), default=0)
+    in_latest = [one for one in candidates if one.said.view == latest]
+    primary = next((one for one in in_latest if one.member.index == 0), None)
+    return primary or max(in_latest, key=lambda one: one.holds, default=None)
 
 
 def longest(candidates: Sequence[Candidate]) -> Candidate | None:

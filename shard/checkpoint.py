@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shard.entry import Entry
-from shard.recovery import mark_at
+from shard.log import mark_at
 from shard.sessions import HeldUnit
 from shard.stream import Watermark
 from ziplog.node import Warn

@@ -97,6 +97,11 @@ class Store(Protocol):
         """What was appended and is not on stable storage yet."""
         ...
 
+    @property
+    def damage(self) -> list[tuple[int, int]]:
+        """First and last number of entries that are known to be unreadable, in order."""
+        ...
+
     def append(self, entry: Entry) -> None:
         """Take the next entry, or a `Mark` or `Table`."""
         ...

@@ -158,13 +158,8 @@ def _cut(directory: Path, segment: Segment, limit: int) -> bool:
         size = size if found.kind == DAMAGED else found.stop
     if not size and not segment.is_first:
         return False
-    (directory / segment.index_name).unlink(missing_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.ftruncate(fd, size)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    # An index of what was there does not count any more; and should this be lost, it is done again.
+    os.truncate(path, size)
     segment.rebuild(data[:size], limit - 1)
     return True
 

@@ -36,7 +36,6 @@ class Health:
         self._beat_ns: Final = self._suspicion_ns // 4
         #: When each peer was last heard to be fine, and what it said last.
         self._heard: Final = dict.fromkeys(self._others, now + STARTUP_NS)
-        self._beats: Final[dict[int, Beat]] = {}
         #: Peers that said that they are not fit for this view.
         self._unfit: Final[set[int]] = set()
         #: Silence counts from here on at the earliest.
@@ -62,18 +61,12 @@ class Health:
         if beat.server not in self._heard:
             return
         self.touched()
-        self._beats[beat.server] = beat
         if beat.view == self._state.view and beat.state in {"up", "frozen", "joined"}:
             self._heard[beat.server] = now
             self._unfit.discard(beat.server)
         elif beat.state == "limbo" or 0 < beat.view < self._state.view:
             self._unfit.add(beat.server)
             self._tell_due = min(self._tell_due, now)
-
-    def has_joined(self, server: int) -> bool:
-        """Whether a peer said last that it holds all of the view that this server is in."""
-        beat = self._beats.get(server)
-        return beat is not None and beat.view == self._state.view and beat.state in {"joined", "up"}
 
     def begin_view(self, now: int) -> None:
         """Everybody was there when this view began."""

@@ -1,9 +1,10 @@
 """How a replica takes over the log of the one that a recovery chose; and how that one gives it.
 
 It asks for what follows its last entry; the answer is more of the log, or where the two logs part
-(as in Raft: the same number and view, the same log up to there). Then come the sessions. Rule: one
-question at a time, repeated until answered. Invariant: what this server knew to be stable stays
-(docs/protocol.md, section 11).
+(as in Raft: the same number and view, the same log up to there). Then come the sessions. A server
+that remembers its former view (a *witness*) changes nothing before all of it is here: should the
+survivor die meanwhile, the witness's memory counts. Rule: one question at a time, repeated until
+answered. Invariant: what this server knew to be stable stays (docs/protocol.md, section 11).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from shard.entry import Entry, UnreadableError
-from shard.recovery import digest_of, entries_after, is_same, mark_at, start_of
+from shard.log import digest_of, entries_after, is_same, mark_at, start_of
 from ziplog.node import Halt, Persist, Warn
 from ziplog.wire import Fetch, Fetched, Logged
 
@@ -32,7 +33,9 @@ _MAX_BACKLOG_BYTES: Final = 64 * 1024 * 1024
 class Joining:
     """One replica on its way into a view."""
 
-    def __init__(self, state: ReplicaState, decision: ViewDecided, now: int) -> None:
+    def __init__(
+        self, state: ReplicaState, decision: ViewDecided, now: int, *, is_witness: bool
+    ) -> None:
         self._state: Final = state
         self.decision: Final = decision
         self._survivor: Final = state.config.replicas[decision.survivor].name.encode()
@@ -40,6 +43,11 @@ class Joining:
         self._after = state.store.last_fseq
         self._after_view = state.store.last_view
         self._sessions: list[SessionTable] = []
+        #: What is kept back until all is here: the entries to store, and where to cut before that.
+        self._staged: list[Entry] | None = [] if is_witness else None
+        self._cut_to: int | None = None
+        #: The survivor has trimmed what follows our last entry.
+        self._is_outdated = False
         #: What the survivor knew to be stable.
         self._stable = 0
         #: All of it has come.
@@ -82,9 +90,9 @@ class Joining:
         self._stable = max(self._stable, min(answer.stable, answer.last))
         if answer.keep < answer.after:
             self._cut(answer.keep)
-        elif answer.entries:
+        elif answer.after < answer.last:
             self._take(answer)
-        elif answer.after == answer.last:
+        else:
             self._sessions += answer.sessions
             self._is_complete = answer.sessions_left == 0
         self._ask_due = now
@@ -103,26 +111,54 @@ class Joining:
                 f" {keep + 1} on, but {stable} was stable here: two histories were decided"
             ))  # fmt: skip
             return
-        store.truncate(keep)
-        state.persisted = min(state.persisted, keep)
         self._after, self._after_view = keep, store.view_at(keep)
+        if self._staged is None:
+            self._truncate(keep)
+        else:
+            assert not self._staged, "the survivor's log has changed"
+            self._cut_to = keep
+
+    def _truncate(self, keep: int) -> None:
+        self._state.store.truncate(keep)
+        self._state.persisted = min(self._state.persisted, keep)
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether this server's own unstable entries are to make room for the survivor's.
+
+        All of these are here; or they begin with what lies so far ahead that all before is stable.
+        """
+        return self._staged is not None and (self._is_complete or self._is_outdated)
+
+    def take_over(self) -> None:
+        """Store what was kept back, in the place of this server's own unstable entries."""
+        staged, self._staged = self._staged, None
+        if self._cut_to is not None:
+            self._truncate(self._cut_to)
+        self._state.out += map(Persist, staged or ())
 
     def _take(self, answer: Fetched) -> None:
         state = self._state
         entries = [Entry(e.fseq, e.view, e.decision) for e in answer.entries]
-        first = entries[0]
-        if first.fseq != self._after + 1:
-            start = next(filter(None, map(start_of, entries)), 1)
-            state.store.reset(first.fseq - 1, start)
-            state.trim = max(state.trim, answer.trim)
-        state.out += map(Persist, entries)
-        last = entries[-1]
-        self._after, self._after_view = last.fseq, last.view
+        # Without any, all of the survivor's log was trimmed.
+        first = entries[0].fseq if entries else answer.last + 1
+        if first != self._after + 1:
+            if self._staged is not None:
+                self._is_outdated = True
+                return
+            state.trim, state.persisted = max(state.trim, answer.trim), first - 1
+            state.store.reset(first - 1, next(filter(None, map(start_of, entries)), answer.trim))
+        if self._staged is None:
+            state.out += map(Persist, entries)
+        else:
+            self._staged += entries
+        self._after = entries[-1].fseq if entries else answer.last
+        self._after_view = entries[-1].view if entries else 0
 
     def joined(self, now: int) -> bool:
         """Whether all of it is here and on disk; then the sessions are those of the survivor."""
         state = self._state
-        if not self._is_complete or state.persisted < self._after:
+        if not self._is_complete or self._staged is not None or state.persisted < self._after:
             return False
         if not is_same(digest_of(state.store), self.decision.digest):
             state.out.append(Halt(

@@ -11,30 +11,22 @@ with the higher number counts (docs/protocol.md, section 11; T 4.2.5; D20 to D26
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
-
-import msgspec
 
 from shard.entry import UnreadableError
 from shard.epochs import LeaseConflictError
-from shard.stream import Watermark
+from shard.joining import Joining
+from shard.log import digest_of, entries_after, mark_at
 from ziplog.node import Halt, Warn
 from ziplog.wire import Frozen, Place, Skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shard.entry import Entry, Store
+    from shard.entry import Entry
     from shard.sessions import HeldUnit
     from shard.state import ReplicaState
-    from ziplog.wire import Freeze, ViewDecided
-
-#: A digest covers at most so many entries.
-_MAX_DIGESTED: Final = 4096
-_UNKNOWN_DIGEST: Final = b"\0" * 16
-#: What is read from the store at once.
-_READ_BYTES: Final = 4 * 1024 * 1024
+    from ziplog.wire import Fetched, Freeze, ViewDecided
 
 
 class Recovery:
@@ -50,6 +42,8 @@ class Recovery:
         self._rolled_forward = 0
         #: The decision that this server entered its view with, until the view begins.
         self.entered: ViewDecided | None = None
+        #: How it takes over another server's log; None while it does not.
+        self.joining: Joining | None = None
 
     # --- the promise ---
 
@@ -62,10 +56,12 @@ class Recovery:
         if not self._concerns(message) or message.recovery < self.number:
             return False
         if state.state != "frozen" or message.recovery > self.number:
-            if state.state == "limbo" and not self._wake(now):
-                return False
+            if state.state == "limbo":
+                if not self._wake(now):
+                    return False
+                state.view = message.view  # of all that have forgotten, this one speaks for it
             self._roll_forward(message, promised, now)
-            self.number, self.entered = message.recovery, None
+            self.number, self.entered, self.joining = message.recovery, None, None
             state.state = "frozen"
         self._route = route
         self.persisted()
@@ -117,9 +113,10 @@ class Recovery:
             state.out.append(Halt(str(error)))
             return
         view = message.recovery
-        self._decided_end = stream.end
+        # An attempt that failed may have settled the rest: that was not decided.
+        self._decided_end = mark_at(state.store, state.store.last_of(message.view)).end
         self._rolled_forward = 0
-        for unit in list(promised):
+        for unit in [unit for unit in promised if not unit.confirmed]:
             gsns = unit.gsns
             assert gsns is not None, "a promise has slots"
             session = state.sessions.by_client[unit.client]
@@ -155,9 +152,31 @@ class Recovery:
 
     # --- the decision ---
 
-    def enter(self, decision: ViewDecided) -> bool:
+    def decided(self, decision: ViewDecided, now: int) -> bool:
+        """Take a decision: enter its view, or follow the survivor. Whether it was entered."""
+        state = self._state
+        if self._enter(decision):
+            return True
+        if (
+            decision.survivor != state.server
+            and decision.view >= self.number
+            and decision.view > state.view
+            and (self.joining is None or self.joining.decision.view != decision.view)
+        ):
+            is_witness = self.is_in_view
+            if is_witness:
+                self.stand_by(decision.view)
+            self.number = decision.view
+            self.joining = Joining(state, decision, now, is_witness=is_witness)
+            self.joining.woke(now)
+        return False
+
+    def _enter(self, decision: ViewDecided) -> bool:
         """Enter the view that was decided, if it is this server's own state; whether it did."""
         state = self._state
+        if self.entered is not None and self.entered.view == decision.view:
+            self.entered = decision  # it may be confirmed by now
+            return True
         if (
             state.state != "frozen"
             or decision.view != self.number
@@ -166,30 +185,57 @@ class Recovery:
         ):
             return False
         assert decision.last == state.stream.last, "another state was decided than the one told"
-        state.view = decision.view
+        state.view, state.view_base = decision.view, decision.last
         state.state = "joined"
-        state.view_base = decision.last
         self.entered = decision
         return True
 
-    def follows(self, decision: ViewDecided) -> bool:
-        """Whether the decision makes this server follow another one."""
-        state = self._state
-        return (
-            decision.survivor != state.server
-            and decision.view >= self.number
-            and decision.view > state.view
-        )
+    @property
+    def is_in_view(self) -> bool:
+        """Whether this server remembers all of its view."""
+        return self._state.state in {"up", "frozen", "joined"}
+
+    def stand_by(self, number: int) -> None:
+        """Take nothing more in this view, but keep what it left: it may be asked for yet."""
+        self.number = max(self.number, number)
+        self._route, self.entered = b"", None
+        self._state.state = "frozen"
 
     def leave(self, number: int) -> None:
         """Leave the view: forget all but what is known to be stable."""
         state = self._state
         self.number = max(self.number, number)
-        self._route, self.entered = b"", None
+        self._route, self.entered, self.joining = b"", None, None
         state.state = "limbo"
         stable, durable = state.stream.stable_mark, state.stream.durable_mark
         state.stream.restore(stable, durable, [])
         state.sessions.by_client.clear()
+
+    # --- joining ---
+
+    def fetched(self, route: bytes, answer: Fetched, now: int) -> bool:
+        """Take a part of the survivor's log; whether this server left its view with that."""
+        joining = self.joining
+        if joining is None:
+            return False
+        joining.fetched(route, answer, now)
+        if not joining.takes_over:
+            return False
+        # The other log is here, or begins behind this one: what is remembered counts no more.
+        self.leave(joining.decision.view)
+        joining.take_over()
+        self.joining = joining
+        return True
+
+    def joined(self, now: int) -> bool:
+        """Whether this server has just joined the view that it follows into."""
+        joining, state = self.joining, self._state
+        if joining is None or not joining.joined(now):
+            return False
+        self.joining = None
+        state.view, state.view_base = joining.decision.view, joining.decision.last
+        state.state = "joined"
+        return True
 
     def begin(self) -> list[Entry]:
         """The view begins: every replica holds the whole log, on its disk. Return what is news."""
@@ -204,49 +250,3 @@ class Recovery:
     def check(self) -> None:
         """Assert the invariant."""
         assert self._state.state != "frozen" or self.number > self._state.view
-
-
-def digest_of(store: Store) -> bytes:
-    """Return the digest of the log's end: its last entries of one view, 4,096 at most.
-
-    Sixteen zeros if they are not all there any more.
-    """
-    last = store.last_fseq
-    base = max(store.last_of(store.last_view - 1), last - _MAX_DIGESTED) if last else 0
-    if store.first_fseq > base + 1:
-        return _UNKNOWN_DIGEST
-    digest = blake2b(digest_size=16)
-    for entry in entries_after(store, base):
-        digest.update(msgspec.msgpack.encode(entry))
-    return digest.digest()
-
-
-def is_same(digest: bytes, other: bytes) -> bool:
-    """Whether two digests may be of the same log."""
-    return digest == other or _UNKNOWN_DIGEST in {digest, other}
-
-
-def mark_at(store: Store, fseq: int) -> Watermark:
-    """Return where entry `fseq` ends; of an entry that was trimmed: where the log begins."""
-    if fseq >= store.last_fseq:
-        end = store.last_end
-    else:
-        end = next((start_of(entry) for entry in entries_after(store, fseq) if start_of(entry)), 0)
-        end = end or store.last_end
-    return Watermark(fseq, end, store.last_record_below(end))
-
-
-def start_of(entry: Entry) -> int:
-    """Return the first gsn of an entry; 0 if it has none."""
-    decision = entry.decision
-    if type(decision) is Place:
-        return decision.gsns[0]
-    return decision.start if type(decision) is Skip else 0
-
-
-def entries_after(store: Store, fseq: int) -> Iterable[Entry]:
-    """Give all entries after `fseq`."""
-    while fseq < store.last_fseq:
-        entries = store.read_after(fseq, _READ_BYTES)
-        yield from entries
-        fseq = entries[-1].fseq

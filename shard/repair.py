@@ -1,7 +1,8 @@
 """How a replica has its peers give it stable entries that it cannot read any more.
 
-    whole --a reader comes upon damage--> asking --all of it has come--> whole
-    asking --nobody can give it--> hopeless for a while
+    whole --damage: known from the start, or a reader came upon it--> asking
+    asking --all of it has come--> whole
+    asking --nobody can give it--> hopeless, for a while
 
 Rule: one question at a time, to one peer after the other; meanwhile readers are told `unknown`.
 Only stable entries are asked for: they are the same on all replicas. Invariant: what is held here
@@ -31,15 +32,17 @@ _LOOK_AGAIN_NS: Final = 1000 * _MS
 _HOPELESS_NS: Final = 60_000 * _MS
 #: What has come is stored when it is so much, or all.
 _STORE_BYTES: Final = 16 * 1024 * 1024
+#: So much is remembered of what was hopeless, to say it once.
+_MAX_HOPELESS: Final = 1024
 
 
 class Repair:
-    """One replica's damage, as far as a reader came upon it."""
+    """One replica's damage, as far as it is known."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
-        #: The position that a reader wanted, and why it could not have it.
-        self._gsn, self._why = 0, ""
+        #: What cannot be read, and why.
+        self._what, self._why = "", ""
         #: The entries that are asked for, first and last; None: none are.
         self._hole: tuple[int, int] | None = None
         #: What has come of them, and its bytes.
@@ -48,53 +51,88 @@ class Repair:
         #: How many questions led nowhere; it tells whose turn it is.
         self._failures = 0
         self._is_asked = False
-        self._due = 0
-        self._look_due = 0
+        #: When to ask again, and when to look for damage again.
+        self._due = self._look_due = 0
+        #: The store tells of damage that is not hopeless.
+        self._is_known = bool(state.store.damage)
+        #: What was said to be hopeless.
+        self._hopeless: set[object] = set()
 
-    # --- asking ---
+    # --- looking ---
 
     def needed(self, gsn: int, error: UnreadableError, now: int) -> None:
         """Get what a reader could not be told, unless something else is being got."""
-        state = self._state
-        if self._hole is not None or now < self._look_due or state.state not in {"up", "joined"}:
+        if not self._may_look(now):
             return
-        self._look_due = now + _LOOK_AGAIN_NS
-        self._gsn, self._why = gsn, str(error)
+        self._what, self._why = f"gsn {gsn}", str(error)
         try:
-            hole = state.store.damaged_range(gsn)
+            hole = self._state.store.damaged_range(gsn)
         except UnreadableError as fault:
             self._give_up(str(fault), now)
             return
         if hole is None:
             self._give_up("nothing tells which entries are missing", now)
-        elif not state.peers:
-            self._give_up("there is no other replica", now)
-        elif hole[0] <= state.stream.stable:
-            self._failures = 0
-            self._begin(hole[0], min(hole[1], state.stream.stable), now)
+        else:
+            self._begin(hole, now)
 
-    def _begin(self, first: int, last: int, now: int) -> None:
-        self._hole = (first, last)
-        self._come, self._come_bytes = [], 0
-        self._is_asked, self._due = False, now
-        self.woke(now)
+    def _look(self, now: int) -> None:
+        """Begin with what the store knows to be damaged."""
+        if not self._is_known or not self._may_look(now):
+            return
+        left = [hole for hole in self._state.store.damage if hole not in self._hopeless]
+        self._is_known = bool(left)
+        if left:
+            first, last = left[0]
+            self._what, self._why = f"entries {first} to {last}", "they are damaged or missing"
+            self._begin(left[0], now)
+
+    def _may_look(self, now: int) -> bool:
+        is_idle = self._hole is None and now >= self._look_due
+        if not is_idle or self._state.state not in {"up", "joined"}:
+            return False
+        self._look_due = now + _LOOK_AGAIN_NS
+        return True
+
+    def _begin(self, hole: tuple[int, int], now: int) -> None:
+        stable = self._state.stream.stable
+        if hole[0] > stable:
+            return
+        self._failures = 0
+        self._hole = (hole[0], min(hole[1], stable))
+        if self._state.peers:
+            self._begin_again(now)
+        else:
+            self._give_up("there is no other replica", now)
+
+    # --- asking ---
 
     def next_wakeup(self) -> int | None:
-        """Return when to ask again."""
-        return self._due if self._hole is not None else None
+        """Return when to ask again, or to look for what to ask."""
+        if self._hole is not None:
+            return self._due
+        return self._look_due if self._is_known and self._state.state in {"up", "joined"} else None
 
     def woke(self, now: int) -> None:
-        """Ask, if that is due."""
+        """Ask, or look for what to ask, if that is due."""
         state = self._state
-        if self._hole is None or now < self._due:
+        if self._hole is None:
+            self._look(now)
+        elif now < self._due:
             return
-        if state.state not in {"up", "joined"}:
-            # What is stable in the view to come, its survivor will say.
-            self._hole = None
-            return
-        if self._is_asked:
+        elif state.state not in {"up", "joined"}:
+            # It will be so again, and whoever reads then asks again.
+            self._hole, self._come = None, []
+        elif self._is_asked:
             self._fail("no replica answers", now)
-            return
+        else:
+            self._ask(now)
+
+    def _begin_again(self, now: int) -> None:
+        self._come, self._come_bytes = [], 0
+        self._ask(now)
+
+    def _ask(self, now: int) -> None:
+        state = self._state
         self._is_asked, self._due = True, now + _ANSWER_NS
         after, view = self._last_known()
         question = Fetch(state.cluster, state.shard, state.view, state.server, after, view, 0)
@@ -112,8 +150,7 @@ class Repair:
         if self._come:
             return self._come[-1].fseq, self._come[-1].view
         first, last = self._hole
-        store = self._state.store
-        before = first - 1
+        store, before = self._state.store, first - 1
         # Of an entry that was trimmed nothing is known; mostly it is of the same view as the next.
         view = store.view_at(before) or (store.view_at(last + 1) if before else 0)
         return before, view
@@ -127,43 +164,41 @@ class Repair:
         after, _ = self._last_known()
         if (answer.view, answer.after, answer.session) != (self._state.view, after, 0):
             return False
-        _, last = self._hole
+        last = self._hole[1]
         come = [Entry(e.fseq, e.view, e.decision) for e in answer.entries if e.fseq <= last]
         is_next = [e.fseq for e in come] == list(range(after + 1, after + 1 + len(come)))
         if answer.keep < after or not come or not is_next:
-            self._fail("no replica has them", now)
+            self._fail("no other replica has them", now)
             return True
         self._come += come
         self._come_bytes += sum(map(_size, come))
-        self._is_asked, self._due = False, now
         if come[-1].fseq == last or self._come_bytes >= _STORE_BYTES:
-            self._store(now)
-        self.woke(now)
+            self._store(last, now)
+        else:
+            self._ask(now)
         return True
 
-    def _store(self, now: int) -> None:
+    def _store(self, last: int, now: int) -> None:
         state, come = self._state, self._come
-        assert self._hole is not None, "nothing was asked for"
-        _, last = self._hole
         try:
-            is_stored = state.store.repair(come)
+            fits = state.store.repair(come)
         except FullError:
             # The store says so itself. Whoever reads it later asks for it again.
-            self._hole = None
+            self._hole, self._come = None, []
             return
         except UnreadableError as error:
             self._give_up(str(error), now)
             return
-        if not is_stored:
+        if not fits:
             self._fail("what other replicas have does not fit", now)
         elif come[-1].fseq < last:
-            self._begin(come[-1].fseq + 1, last, now)
+            self._hole = (come[-1].fseq + 1, last)
+            self._begin_again(now)
         else:
-            self._hole, self._come = None, []
-            self._look_due = now
+            self._hole, self._come, self._look_due = None, [], now
             state.out.append(Warn(
-                f"{state.config.name} could not read entries up to {last} ({self._why}); they are"
-                f" whole again, with the help of {self._peer.decode()}. Have a look at the disk"
+                f"{state.config.name} could not read {self._what} ({self._why}); it can again, with"
+                f" the help of {self._peer.decode()}. Have a look at the disk"
             ))  # fmt: skip
 
     def _fail(self, why: str, now: int) -> None:
@@ -172,17 +207,24 @@ class Repair:
         self._failures += 1
         if self._failures >= _ROUNDS * len(self._state.peers):
             first, last = self._hole
-            self._give_up(f"{why}: entries {first} to {last}", now)
+            self._give_up(f"entries {first} to {last}: {why}", now)
         else:
-            self._begin(*self._hole, now)
+            self._begin_again(now)
 
     def _give_up(self, why: str, now: int) -> None:
+        """Say, once, that it is hopeless, and leave it alone for a while."""
+        state = self._state
+        hopeless: set[object] = {self._what, self._hole}
         self._hole, self._come = None, []
         self._look_due = now + _HOPELESS_NS
-        state = self._state
+        if self._what in self._hopeless:
+            return
+        if len(self._hopeless) >= _MAX_HOPELESS:
+            self._hopeless.clear()
+        self._hopeless |= hopeless
         state.out.append(Warn(
-            f"{state.config.name} cannot read gsn {self._gsn} ({self._why}), and could not have it"
-            f" repaired ({why}). Put the missing file back, or stop this server and move its data"
+            f"{state.config.name} cannot read {self._what} ({self._why}), and nobody could repair"
+            f" it ({why}). Put the missing file back, or stop this server and move its data"
             " directory away: it joins with an empty one"
         ))  # fmt: skip
 

@@ -25,7 +25,7 @@ from shard.entry import Entry, Mark, Table
 from shard.epochs import LeaseConflictError
 from shard.health import STALE_NS, Health
 from shard.heartbeat import Heart
-from shard.joining import Joining, serve
+from shard.joining import serve
 from shard.primary import Primary
 from shard.readers import Readers
 from shard.recovery import Recovery
@@ -107,7 +107,6 @@ class Replica:
         goes_on = start(self._state, checkpoint, now, limbo=limbo)
         self._health: Final = Health(self._state, now)
         self._recovery: Final = Recovery(self._state)
-        self._joining: Joining | None = None
         self._primary: Primary | None = None
         self._backup: Backup | None = None
         self._role = self._take_role()
@@ -192,8 +191,8 @@ class Replica:
         due = self._health.next_wakeup()
         if due is not None and due < earliest:
             earliest = due
-        if self._joining is not None:
-            due = self._joining.next_wakeup()
+        if self._recovery.joining is not None:
+            due = self._recovery.joining.next_wakeup()
             if due is not None and due < earliest:
                 earliest = due
         return earliest
@@ -413,8 +412,8 @@ class Replica:
             elif self._backup is not None:
                 self._backup.woke(self._now)
         self._health.woke(self._now, self._recovery.number)
-        if self._joining is not None:
-            self._joining.woke(self._now)
+        if self._recovery.joining is not None:
+            self._recovery.joining.woke(self._now)
         if self._now >= self._heartbeat.due:
             self._heartbeat.beat(self._now)
             self._readers.forget_silent(self._now)
@@ -464,64 +463,38 @@ class Replica:
         state = self._state
         if message.cluster != state.cluster or message.shard != state.shard:
             return
-        if message.view > state.view and message.state in {"up", "joined"} and self._is_in_view():
-            self._leave(message.view)
+        has_moved_on = message.view > state.view and message.state in {"up", "joined"}
+        if has_moved_on and self._recovery.is_in_view:
+            self._recovery.stand_by(message.view)
         self._health.beaten(message, self._now)
-        self._settle_view()
 
-    def _is_in_view(self) -> bool:
-        return self._state.state in {"up", "frozen", "joined"}
-
-    def _leave(self, view: int) -> None:
-        """Stop: the shard goes on, or has gone on, without this server."""
-        self._joining = None
-        self._recovery.leave(view)
-        self._readers.dismiss()
-        self._health.hurry(self._now)
-        self._heartbeat.due = self._now
-
-    def _is_from_handler(self, route: bytes, message: Message) -> bool:
+    def _is_from_handler(self, route: bytes, message: Freeze | ViewDecided) -> bool:
         """Whether a message came over this server's own connection to the failure handler."""
-        if any(route == node.name.encode() for node in self._state.config.handlers):
-            self._health.touched()
-            state = self._state
-            return message.cluster == state.cluster and state.cluster != 0
-        self._complain(route, message, "it is not from the failure handler")
-        return False
+        state = self._state
+        if not any(route == node.name.encode() for node in state.config.handlers):
+            self._complain(route, message, "it is not from the failure handler")
+            return False
+        self._health.touched()
+        is_mine = message.cluster == state.cluster and message.shard == state.shard
+        return is_mine and state.cluster != 0
 
     def _freeze(self, route: bytes, message: Freeze) -> None:
-        if not self._is_from_handler(route, message) or message.shard != self._state.shard:
+        if not self._is_from_handler(route, message):
             return
         promised: list[HeldUnit] = []
-        if self._backup is not None and self._state.state == "up":
+        if self._backup is not None and self._state.state in {"up", "frozen"}:
             promised = list(self._backup.guesses.promised.values())
         if self._recovery.freeze(route, message, promised, self._now):
-            self._joining = None
             self._health.hurry(self._now)
 
     def _view_decided(self, route: bytes, message: ViewDecided) -> None:
-        if not self._is_from_handler(route, message) or message.shard != self._state.shard:
+        state = self._state
+        if not self._is_from_handler(route, message):
             return
-        if self._recovery.enter(message):
+        if self._recovery.decided(message, self._now):
             self._health.hurry(self._now)
-            self._settle_view()
-        elif self._recovery.follows(message) and (
-            self._joining is None or self._joining.decision != message
-        ):
-            if self._state.state != "limbo":
-                self._leave(message.view)
-            self._recovery.number = message.view
-            self._joining = Joining(self._state, message, self._now)
-            self._joining.woke(self._now)
-
-    def _settle_view(self) -> None:
-        """What the survivor holds is stable once all that were there at the decision hold it."""
-        state, decision = self._state, self._recovery.entered
-        if decision is None or state.stream.stable == state.stream.last:
-            return
-        others = set(range(len(state.config.replicas))) - {state.server, *decision.absent}
-        if all(self._health.has_joined(server) for server in others):
-            self._stabilised(state.stream.stabilise(state.stream.last))
+            if message.is_confirmed:  # nobody will go back behind this view
+                self._stabilised(state.stream.stabilise(state.stream.last))
 
     def _fetch(self, route: bytes, message: Fetch) -> None:
         state = self._state
@@ -537,19 +510,21 @@ class Replica:
         state = self._state
         if message.cluster != state.cluster or message.shard != state.shard:
             return
-        if self._joining is not None:
-            self._joining.fetched(route, message, self._now)
-            self._join()
+        if self._recovery.fetched(route, message, self._now):
+            self._readers.dismiss()
+        self._join()
 
     def _join(self) -> None:
         """Join the view, if all of it is here."""
-        if self._joining is None or not self._joining.joined(self._now):
-            return
-        decision = self._joining.decision
-        self._state.view, self._state.view_base = decision.view, decision.last
-        self._state.state = "joined"
-        self._joining = None
-        self._readers = Readers(self._state, self._guesses)
+        if self._recovery.joined(self._now):
+            self._readers = Readers(self._state, self._guesses)
+            self._health.hurry(self._now)
+            self._heartbeat.due = self._now
+
+    def _leave(self, view: int) -> None:
+        """Stop: the shard has gone on without this server."""
+        self._recovery.leave(view)
+        self._readers.dismiss()
         self._health.hurry(self._now)
         self._heartbeat.due = self._now
 

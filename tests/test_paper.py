@@ -410,6 +410,7 @@ def test_4_2_5_a_failed_server_suspends_inserts_of_its_shard_only(watched: PureC
     rid = pinned.insert(b"before")
     watched.run(100 * MS)
     watched.kill("shard-0-0", for_ns=60 * S)
+    watched.run(3 * S)
     waiting = pinned.begin(pinned.inserting([b"during"], timeout=30 * S))
     watched.run(5 * S)
     assert (pinned.name, waiting) not in watched.world.completed

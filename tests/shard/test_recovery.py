@@ -13,6 +13,7 @@ from tests.checkers import decided, places
 from tests.world import (
     CLUSTER,
     MS,
+    Link,
     MemoryStore,
     Probe,
     S,
@@ -80,10 +81,10 @@ def freeze(recovery: int = 2, view: int = 1, limit: int = LEASE.stop) -> wire.Fr
     return wire.Freeze(CLUSTER, 0, view, recovery, limit, [run_of(LEASE)])
 
 
-def decision(frozen: wire.Frozen, *absent: int) -> wire.ViewDecided:
+def decision(frozen: wire.Frozen, *, is_confirmed: bool = True) -> wire.ViewDecided:
     return wire.ViewDecided(
         CLUSTER, 0, frozen.recovery, frozen.server, frozen.incarnation, frozen.last,
-        frozen.digest, list(absent),
+        frozen.digest, is_confirmed,
     )  # fmt: skip
 
 
@@ -398,9 +399,9 @@ def test_server_that_would_have_to_drop_what_was_stable_stops() -> None:
     for seq in range(1, 5):
         send(world, insert(seq), PRIMARY, BACKUP)
     world.run(300 * MS)
-    forged = wire.ViewDecided(CLUSTER, 0, 2, 0, 1, 1, b"x" * 16, [])
+    forged = wire.ViewDecided(CLUSTER, 0, 2, 0, 1, 1, b"x" * 16)
     order(world, forged, BACKUP)
-    joining = replica(world, BACKUP)._joining
+    joining = replica(world, BACKUP)._recovery.joining
     assert joining is not None
     last = joining._after
     answer = wire.Fetched(CLUSTER, 0, 2, 0, last, 0, 1, 1, [], [], 0, 0, 0)
@@ -483,7 +484,7 @@ def test_zombie_primary_neither_completes_an_insert_nor_moves_what_is_stable() -
     world.run(100 * MS)
     world.paused.add(PRIMARY)
     frozen = promise(world, BACKUP)
-    order(world, decision(frozen, 0), BACKUP)
+    order(world, decision(frozen), BACKUP)
     assert joined(world, BACKUP)
     world._queue.clear()  # it hears of nothing
     world.paused.clear()
@@ -492,7 +493,7 @@ def test_zombie_primary_neither_completes_an_insert_nor_moves_what_is_stable() -
     assert {server for seq, server, _ in acks(world) if seq == 2} <= {0}
     assert replica(world, PRIMARY)._state.stream.stable == stable
     world.run(300 * MS)
-    assert replica(world, PRIMARY)._state.state == "limbo", "a beat of the new view was heard"
+    assert replica(world, PRIMARY)._state.state == "frozen", "a beat of the new view was heard"
     send(world, insert(3), PRIMARY)
     assert not [1 for seq, _, _ in acks(world) if seq == 3]
     send(world, wire.Read(CLUSTER, 0, 1, 1, acks(world)[0][2][0]), PRIMARY)
@@ -534,25 +535,92 @@ def test_survivor_alone_tells_what_it_holds_once_it_is_decided() -> None:
     gsn = acks(world)[0][2][0]
     frozen = promise(world, BACKUP)
     send(world, wire.Read(CLUSTER, 0, 1, 1, gsn), BACKUP)
-    order(world, decision(frozen, 0), BACKUP)
+    order(world, decision(frozen), BACKUP)
     send(world, wire.Read(CLUSTER, 0, 1, 2, gsn), BACKUP)
     answers = [(m.request, m.answer, m.stable) for m in heard(world, wire.ReadReply, "c")]
     assert answers == [(1, "unknown", False), (2, "record", True)]
 
 
-def test_survivor_of_three_waits_for_the_other_one_that_is_there() -> None:
+def test_survivor_tells_nothing_new_before_its_view_is_confirmed() -> None:
     """With f = 2, what one of two survivors alone holds may be lost with the second failure."""
     world = start(f=2)
     world.paused.add(PRIMARY)
     send(world, insert(1), BACKUP)
+    (gsn,) = acks(world)[0][2]
     frozen = promise(world, BACKUP)
-    order(world, decision(frozen, 0), BACKUP)
+    order(world, decision(frozen, is_confirmed=False), BACKUP)
     stream = replica(world, BACKUP)._state.stream
     assert stream.stable < stream.last
-    order(world, decision(frozen, 0), THIRD)
+    send(world, wire.Read(CLUSTER, 0, 1, 1, gsn), BACKUP)
+    send(world, wire.Locate(CLUSTER, 0, 1, b"c" * 16, 1), BACKUP)
+    order(world, decision(frozen), BACKUP)
+    send(world, wire.Read(CLUSTER, 0, 1, 2, gsn), BACKUP)
+    send(world, wire.Locate(CLUSTER, 0, 1, b"c" * 16, 1), BACKUP)
+    assert [m.stable for m in heard(world, wire.ReadReply, "c")] == [False, True]
+    assert [m.verdict for m in heard(world, wire.Located, "c")] == ["pending", "present"]
+
+
+def test_witness_remembers_its_view_until_it_has_all_of_the_next_one() -> None:
+    """Of three, the survivor dies before anybody could join: what the third one acked counts."""
+    world = start(f=2)
+    world.paused.add(PRIMARY)
+    send(world, insert(1), BACKUP, THIRD)
+    acked = {server: gsns for _, server, gsns in acks(world)}
+    assert acked[1] == acked[2]
+    frozen = promise(world, BACKUP)
+    world.kill(BACKUP)
+    order(world, decision(frozen, is_confirmed=False), THIRD)
+    world.run(1 * S)
+    assert replica(world, THIRD)._state.state == "frozen"
+    second = promise(world, THIRD, 3, 1)
+    assert second.rolled_forward == 1
+    order(world, decision(second), THIRD)
+    crash(world, BACKUP, f=2)
+    world.paused.clear()
+    crash(world, PRIMARY, f=2)
+    order(world, decision(second), PRIMARY, BACKUP)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP, THIRD), 2 * S)
+    begin(world, 3, f=2)
+    assert log(world, PRIMARY) == log(world, BACKUP) == log(world, THIRD)
+    (place,) = [e.decision for e in log(world, THIRD) if isinstance(e.decision, wire.Place)]
+    assert place.gsns == acked[2]
+
+
+def test_witness_takes_over_the_survivors_log_in_the_place_of_its_own() -> None:
+    world = start(f=2)
+    send(world, insert(1), PRIMARY, BACKUP, THIRD)
+    world.run(50 * MS)
+    world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
+    for seq in range(2, 5):
+        send(world, insert(seq), PRIMARY, THIRD)
+    send(world, insert(9), BACKUP)
+    assert world.stores[THIRD].last_fseq > world.stores[BACKUP].last_fseq
+    world.paused.add(PRIMARY)
+    frozen = promise(world, BACKUP)
+    order(world, decision(frozen), BACKUP, THIRD)
     assert world.run_until(lambda: joined(world, BACKUP, THIRD), 1 * S)
-    world.run(300 * MS)
-    assert stream.stable == stream.last
+    assert log(world, THIRD) == log(world, BACKUP)
+    tables = [replica(world, name)._state.sessions.tables() for name in (BACKUP, THIRD)]
+    assert tables[0] == tables[1]
+
+
+def test_witness_that_is_far_behind_gives_way() -> None:
+    """What follows its last entry was trimmed meanwhile, so it was stable."""
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.run(200 * MS)
+    world.paused.add(PRIMARY)
+    frozen = promise(world, BACKUP)
+    order(world, decision(frozen), BACKUP)
+    world.stores[BACKUP].trim(LEASE.stop)
+    assert world.stores[BACKUP].first_fseq > world.stores[PRIMARY].last_fseq + 1 or not log(
+        world, BACKUP
+    )
+    world.paused.clear()
+    order(world, decision(frozen), PRIMARY)
+    world.run(1 * S)
+    assert not world.halts
+    assert joined(world, PRIMARY, BACKUP)
 
 
 def test_clients_learn_what_became_of_their_inserts() -> None:
@@ -568,7 +636,7 @@ def test_clients_learn_what_became_of_their_inserts() -> None:
     frozen = promise(world, BACKUP)
     send(world, one, BACKUP)
     assert len(heard(world, wire.Located, "c")) == 2, "a frozen server knows nothing for good"
-    order(world, decision(frozen, 0), BACKUP)
+    order(world, decision(frozen), BACKUP)
     send(world, one, BACKUP)
     send(world, two, BACKUP)
     late = heard(world, wire.Located, "c")[2:]

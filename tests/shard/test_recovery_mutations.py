@@ -77,7 +77,7 @@ def an_older_recovery_counts(patch: Patch) -> None:
         self.entered = decision
         return True
 
-    patch.setattr(Recovery, "enter", mutant)
+    patch.setattr(Recovery, "_enter", mutant)
 
 
 def sessions_are_forgotten(patch: Patch) -> None:
@@ -117,7 +117,16 @@ def told_before_it_is_on_disk(patch: Patch) -> None:
 
 
 def survivor_waits_for_nobody(patch: Patch) -> None:
-    patch.setattr(Health, "has_joined", lambda *_: True)
+    decided = Replica._view_decided
+    patch.setattr(
+        Replica,
+        "_view_decided",
+        lambda self, route, m: decided(self, route, replace(m, is_confirmed=True)),
+    )
+
+
+def a_witness_forgets_at_once(patch: Patch) -> None:
+    patch.setattr(Recovery, "stand_by", Recovery.leave)
 
 
 def absent_within_the_view(patch: Patch) -> None:
@@ -163,7 +172,11 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
     (stable_entries_are_dropped, held.test_server_that_would_have_to_drop_what_was_stable_stops),
     (any_log_will_do, held.test_other_log_than_the_decided_one_stops_the_server),
     (told_before_it_is_on_disk, held.test_promise_is_told_only_once_it_is_on_disk),
-    (survivor_waits_for_nobody, held.test_survivor_of_three_waits_for_the_other_one_that_is_there),
+    (survivor_waits_for_nobody, held.test_survivor_tells_nothing_new_before_its_view_is_confirmed),
+    (
+        a_witness_forgets_at_once,
+        held.test_witness_remembers_its_view_until_it_has_all_of_the_next_one,
+    ),
     (absent_within_the_view, held.test_clients_learn_what_became_of_their_inserts),
     (silence_of_ones_own_counts, held.test_server_that_stood_still_accuses_nobody),
 ]

@@ -78,8 +78,9 @@ class ViewDecided(Message, tag=VERSION * 256 + 63, frozen=True, gc=False):
     incarnation: Unsigned
     last: Fseq
     digest: LogDigest
-    #: The replicas that were not heard at the decision, by index.
-    absent: Annotated[list[int], Meta(max_length=16)]
+    #: So many replicas have joined that nobody will go back behind this view: what the survivor
+    #: holds is stable.
+    is_confirmed: bool = True
 
 
 class Remove(Message, tag=VERSION * 256 + 64, frozen=True, gc=False):

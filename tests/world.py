@@ -171,17 +171,16 @@ class MemoryStore:
         if mark is not None:
             self.mark = mark_of_reset(mark, fseq, gsn)
 
+    @property
+    def damage(self) -> list[tuple[int, int]]:
+        firsts = [fseq for fseq in sorted(self.damaged) if fseq - 1 not in self.damaged]
+        lasts = [fseq for fseq in sorted(self.damaged) if fseq + 1 not in self.damaged]
+        return list(zip(firsts, lasts, strict=True))
+
     def damaged_range(self, gsn: int) -> tuple[int, int] | None:
         index = bisect_left(self._ends, gsn + 1)
         fseq = self.entries[index].fseq if index < len(self.entries) else 0
-        if fseq not in self.damaged:
-            return None
-        first = last = fseq
-        while first - 1 in self.damaged:
-            first -= 1
-        while last + 1 in self.damaged:
-            last += 1
-        return first, last
+        return next((hole for hole in self.damage if hole[0] <= fseq <= hole[1]), None)
 
     def repair(self, entries: list[Entry]) -> bool:
         numbers = [entry.fseq for entry in entries]

@@ -45,6 +45,8 @@ class Health:
         self._tell_due = now
         #: This server did not run for long and has heard nobody since.
         self.is_stale = False
+        #: The membership service says that the shard is being recovered, whatever is seen here.
+        self.is_recovering = False
 
     def missed(self, now: int) -> None:
         """Note that this server did not run: whom it did not hear may have spoken."""
@@ -95,7 +97,8 @@ class Health:
             self._beat()
         if now >= self._tell_due:
             suspects = self.suspects(now)
-            if suspects or self._state.state in {"frozen", "joined", "limbo"}:
+            is_well = self._state.state == "up" and not self.is_recovering
+            if suspects or not (is_well or self._state.state == "starting"):
                 self._tell_due = now + TELL_NS
                 self._tell(suspects, recovery)
             else:

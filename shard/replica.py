@@ -330,6 +330,7 @@ class Replica:
     def _placed(self, placement: Placement) -> None:
         """Take the news of what the membership service has committed about this shard."""
         state = self._state
+        self._health.is_recovering = placement.state == "recovering"
         if state.state == "starting":
             self._begin(placement)
         elif state.state != "limbo" and placement.view > state.view:

@@ -181,6 +181,21 @@ def test_peer_in_limbo_is_suspected_at_once() -> None:
     assert (BACKUP, "limbo", ()) in told
 
 
+def test_server_that_feels_well_is_heard_while_its_shard_is_being_recovered() -> None:
+    """The handler may have begun for a reason that is gone: without a word it would wait."""
+    world = start()
+    placed = replace(placements(1, 1)[0], state="recovering")
+    message = wire.LeaseAnnounced(CLUSTER, [], 0, [placed], 0)
+    world.send("mms-0", BACKUP, message, reply=True)
+    world.run(500 * MS)
+    assert {(m.node, m.state) for m in heard(world, wire.Suspect)} == {(BACKUP, "up")}
+    world.send("mms-0", BACKUP, replace(message, placements=placements(1, 1)), reply=True)
+    world.run(10 * MS)
+    count = len(heard(world, wire.Suspect))
+    world.run(1 * S)
+    assert len(heard(world, wire.Suspect)) == count
+
+
 # --- the promise ---
 
 

@@ -114,10 +114,49 @@ def test_a_trim_that_a_crash_cut_short_is_finished(tmp_path: Path) -> None:
     written(tmp_path)
     journal = Journal(tmp_path)
     journal.align(Entry(b"another", 4, 1))
+    journal.align(Entry(b"behind the last", 99, 1))
     assert journal.entries == ENTRIES
     journal.align(ENTRIES[3])
     journal.close()
     assert reopened(tmp_path).entries == ENTRIES[3:]
+
+
+def test_a_gap_between_snapshot_and_journal_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, ENTRIES[3:])
+    journal = Journal(tmp_path)
+    with pytest.raises(JournalError, match="begins with entry 4, behind the snapshot"):
+        journal.align(ENTRIES[2])
+    journal.close()
+
+
+def test_who_a_directory_is_outlives_restarts_and_trims(tmp_path: Path) -> None:
+    written(tmp_path)
+    journal = Journal(tmp_path)
+    assert not journal.is_voter
+    journal.set_voter({"a:1": journal.identity})
+    journal.set_voter({"b:1": "another"})  # it is one already
+    journal.close()
+    for _ in range(2):
+        again = Journal(tmp_path)
+        assert (again.identity, again.is_voter) == (journal.identity, True)
+        assert again.founders == {"a:1": journal.identity}
+        again.drop_first(1)
+        again.close()
+    assert reopened(tmp_path / "other").identity not in {"", journal.identity}
+
+
+def test_several_entries_are_there_together_or_not_at_all(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(ENTRIES[0])
+    before = (tmp_path / "journal").stat().st_size
+    journal.extend(ENTRIES[1:])
+    journal.close()
+    whole = (tmp_path / "journal").read_bytes()
+    assert reopened(tmp_path).entries == ENTRIES
+    for size in range(before, len(whole)):
+        # The kernel may have written the middle before the beginning.
+        (tmp_path / "journal").write_bytes(whole[:before] + bytes(20) + whole[before + 20 : size])
+        assert reopened(tmp_path).entries == ENTRIES[:1]
 
 
 def test_a_rewrite_that_a_crash_cut_short_changes_nothing(tmp_path: Path) -> None:
@@ -152,7 +191,7 @@ def test_everything_is_private_to_the_user(tmp_path: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-@given(st.lists(st.tuples(st.sampled_from("akdcvf"), st.integers(0, 8)), max_size=25))
+@given(st.lists(st.tuples(st.sampled_from("aekdcvf"), st.integers(0, 8)), max_size=25))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_sequence_of_operations_survives_a_restart(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
@@ -168,6 +207,11 @@ def test_any_sequence_of_operations_survives_a_restart(
                 index = model[-1].index + 1 if model else number
                 model.append(Entry(bytes(number), index, number))
                 journal.append(model[-1])
+            case "e":
+                index = model[-1].index + 1 if model else number
+                fresh = [Entry(b"", index + n, 7) for n in range(number)]
+                model += fresh
+                journal.extend(fresh)
             case "k":
                 journal.keep_first(number)
                 del model[number:]
@@ -207,9 +251,11 @@ def test_nothing_returns_before_it_is_on_stable_storage(
     journal = Journal(tmp_path)
     steps: list[Callable[[], None]] = [
         lambda: journal.append(ENTRIES[0]),
-        lambda: journal.append(ENTRIES[1]),
+        lambda: journal.extend(ENTRIES[1:3]),
         lambda: journal.set_vote(3, "a"),
+        lambda: journal.delete_from(3),
         lambda: journal.keep_first(1),
+        lambda: journal.set_voter({}),
     ]
     for step in steps:
         calls.clear()

@@ -30,16 +30,14 @@ _COMPACT_ENTRIES: Final = 4096
 _COMPACT_S: Final = 600
 
 
-class Consumer(pysyncobj.syncobj.SyncObjConsumer):  # type: ignore[misc] # it has no types
-    """The one replicated method."""
+class Consumer:
+    """What happens to committed commands and snapshots."""
 
     def __init__(
         self, machine: Machine, on_event: Callable[[Event], None], die: Callable[[str], None]
     ) -> None:
-        super().__init__()
         self._machine, self._on_event, self.die = machine, on_event, die
 
-    @pysyncobj.syncobj.replicated  # type: ignore[untyped-decorator]
     def apply(self, command: bytes) -> bytes:
         """Apply a committed command, on every node alike."""
         if not command:  # a read barrier
@@ -167,7 +165,7 @@ def join(
         deserializer=snapshot.read,
         password=password,
     )
-    return Node(nodes[name], others, conf, consumer, journal, path)
+    return Node(nodes[name], others, conf, consumer.apply, journal, path)
 
 
 def configuration(bind: str, *, alone: bool, **given: Any) -> pysyncobj.config.SyncObjConf:

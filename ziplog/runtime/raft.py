@@ -116,7 +116,7 @@ class Raft:
         self._on_event: Final = on_event
         self._on_fatal: Final = on_fatal
         self._journal: Final = Journal(directory)
-        # Whoever wakes the thread must not write to a pipe that it has just closed.
+        # Whoever wakes the thread must not write to a pipe that was just closed.
         self._open_or_closed = threading.Lock()
         self._is_closed = False
         self._stopping = False
@@ -125,10 +125,10 @@ class Raft:
             "", is_leader=False, connected=(), term=0, applied=0, entries=0, is_voter=False
         )
         self._proposals = threading.BoundedSemaphore(MAX_PROPOSALS)
-        self._consumer: Final = Consumer(machine, on_event, self._die)
+        consumer = Consumer(machine, on_event, self._die)
         try:
             _refuse_taken(nodes[name])
-            self._sync: Final = join(nodes, name, self._journal, self._consumer, password)
+            self._sync: Final = join(nodes, name, self._journal, consumer, password)
         except BaseException:
             self._journal.close()
             raise
@@ -181,7 +181,12 @@ class Raft:
             self._proposals.release()
             done(failure == pysyncobj.config.FAIL_REASON.SUCCESS)
 
-        self._consumer.apply(command, callback=applied)
+        with self._open_or_closed:
+            if not self._is_closed:
+                self._sync.hand_over(command, applied)
+                return
+        self._proposals.release()
+        done(False)
 
     # --- the tick thread ---
 

@@ -27,7 +27,7 @@ from ziplog.runtime.snapshot import Snapshot, store
 from ziplog.runtime.voters import Joiner, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         own: this node's endpoint.
         others: the endpoints of the group's other nodes.
         conf: the library's configuration; its journal writes to `journal`.
-        consumer: the replicated machine, as the library wants it.
+        apply: given every committed command, in order; returns its result.
         journal: the directory's.
         snapshot: the snapshot file's path.
 
@@ -130,18 +130,19 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         own: str,
         others: Sequence[str],
         conf: Any,
-        consumer: Any,
+        apply: Callable[[bytes], bytes],
         journal: Journal,
         snapshot: Path,
     ) -> None:
         self._own: Final = own
+        self._apply: Final = apply
         self._journal: Final = journal
         self._snapshot: Final = snapshot
         self._standings: dict[str, Standing | None] = dict.fromkeys(others)
         self._joiners: dict[str, Joiner] = {}
         self._pieces = bytearray()
         self._tell_at = 0.0
-        super().__init__(own, others, conf, consumers=[consumer], transportClass=Transport)
+        super().__init__(own, others, conf, transportClass=Transport)
         self._found()
 
     # --- what the adapter asks ---
@@ -164,6 +165,10 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
     def connected_nodes(self) -> list[Any]:
         """Return the other nodes that are connected."""
         return [node for node in self.otherNodes if self.isNodeConnected(node)]
+
+    def hand_over(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
+        """Propose a command; `done` gets its result and how it failed, if it did. Any thread."""
+        self._applyCommand(_REGULAR + command, done)
 
     def wake(self) -> None:
         """End the tick's sleep."""
@@ -223,9 +228,12 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         self._tell()
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> Any:  # noqa: N802
-        """Apply a committed command; the library would try it again and again."""
+        """Apply a committed entry; the library would try it again and again."""
+        if command == _NO_OP:
+            return None
+        assert command.startswith(_REGULAR), "an entry of a kind that nobody writes"
         try:
-            return super()._SyncObj__doApplyCommand(command)
+            return self._apply(command[len(_REGULAR) :])
         except Exception as error:
             raise JournalError(
                 f"consensus: a committed command of {len(command)} bytes raised {error!r}"

@@ -316,6 +316,27 @@ def test_answers_set_the_pace_of_further_questions() -> None:
     assert count <= 1100
 
 
+def test_others_are_asked_for_when_the_last_ones_are_decided() -> None:
+    glass = connected(pinned)
+    for _ in range(200):
+        glass.insert(b"x", timeout=60 * S)
+    sent(glass)
+    learn(glass)
+    glass.pass_time(1)
+    first = {m.seq: m for m in asked(glass)}
+    assert len(first) == LOOK_UNITS
+    *most, last = first.values()
+    for question in most:
+        glass.give(located(question, 2, [question.seq]))
+        glass.pass_time(1)
+    assert not asked(glass)
+    glass.give(located(last, 2, [last.seq]))
+    glass.pass_time(1)
+    second = {m.seq for m in asked(glass)}
+    assert len(second) == LOOK_UNITS
+    assert not second & first.keys()
+
+
 def test_a_dead_shard_that_nobody_knows_to_be_dead_makes_the_client_look() -> None:
     glass = connected()
     glass.insert(b"x")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from failure_handler.survivor import Candidate
     from ziplog.node import Effect
     from ziplog.view import Placement
-    from ziplog.wire import Frozen, Message, Reinserted, Removed
+    from ziplog.wire import Frozen, Message, Reinserted, Removed, Suspect
 
 _MS: Final = 1_000_000
 #: A step is taken again after so long.
@@ -219,7 +219,7 @@ class Recovery:
             chosen = best(found)
             from_limbo = known is not None and chosen is not None and _is_again(known, chosen)
         else:
-            all_of_them = in_limbo(members, now)
+            all_of_them = in_limbo(members, first, now)
             if known is None:  # the latest view that any of them was in is the current one
                 view = max([view, *(one.said.view for one in all_of_them)])
             chosen, from_limbo = longest(all_of_them), True
@@ -287,8 +287,8 @@ class Recovery:
         self._acquire(known, member, now)
 
     def _has_failed(self, member: Member, attempt: Attempt, now: int) -> bool:
-        """Whether the candidate is another process by now, or does not answer."""
-        if member.suspect is not None and member.suspect.incarnation != attempt.incarnation:
+        """Whether the candidate is not what it was taken for, or does not answer."""
+        if member.suspect is not None and _is_misjudged(attempt, member.suspect):
             return True
         silent = now - max(member.heard, self._since) >= HEARD_NS
         asked = self._asked_since
@@ -297,7 +297,7 @@ class Recovery:
     def _but(self, member: Member, attempt: Attempt) -> int | None:
         """Return the candidate that it makes no sense to choose again, under another number."""
         said = member.suspect
-        is_same = said is not None and said.incarnation == attempt.incarnation
+        is_same = said is not None and not _is_misjudged(attempt, said)
         has_promised_more = said is not None and said.recovery > attempt.recovery
         return member.index if is_same and not has_promised_more else None
 
@@ -464,6 +464,13 @@ class Recovery:
         assert self._removed is None or self._removed.recovery == self._recovery
         assert self._frozen is None or self._frozen.recovery == self._recovery
         assert not self._is_reinserted or self._identities
+
+
+def _is_misjudged(attempt: Attempt, said: Suspect) -> bool:
+    """Whether the candidate is another process, or in another view, than the attempt counts on."""
+    has_promised = said.recovery >= attempt.recovery
+    is_elsewhere = said.state != "limbo" and said.view != attempt.base and not has_promised
+    return said.incarnation != attempt.incarnation or is_elsewhere
 
 
 def _is_again(known: Recovered, chosen: Candidate) -> bool:

@@ -164,7 +164,9 @@ class HandlerState:
                 return "other-view"
             self._keep(Recovered(command.shard, command.view, command.view, attempt))
             return ""
-        if command.view != shard.view or not shard.confirmed <= attempt.base <= shard.view:
+        # If all have forgotten, what is on a disk counts, of whatever view it is.
+        first = 0 if attempt.from_limbo else shard.confirmed
+        if command.view != shard.view or not first <= attempt.base <= shard.view:
             return "other-view"
         if attempt == shard.attempt:
             return ""

@@ -46,13 +46,16 @@ def in_view(
     ]
 
 
-def in_limbo(members: Sequence[Member], now: int) -> list[Candidate]:
-    """Return all servers of a shard, if all were heard and are in limbo; otherwise none."""
+def in_limbo(members: Sequence[Member], first: int, now: int) -> list[Candidate]:
+    """Return all servers of a shard, if all were heard and are in limbo; otherwise none.
+
+    What a server remembers of a view before `first` counts no more than what is on its disk.
+    """
     found = [
         Candidate(member, said)
         for member in members
         if (said := member.last_heard(now)) is not None
-        and (said.state == "limbo" or member.has_forgotten(said))
+        and (said.state == "limbo" or said.view < first or member.has_forgotten(said))
     ]
     return found if len(found) == len(members) else []
 

@@ -5,6 +5,7 @@ that are not: a log is a list, taking one over is a copy, and being silent is wh
 from __future__ import annotations
 
 import heapq
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -102,7 +103,8 @@ class FakeServer:
         self.number = 0
         self.decided_end = 0
         self.lease: Lease | None = None
-        self.is_placed = False
+        #: Its shard gets no more leases.
+        self.is_removed = False
         #: Peers that it takes for dead whatever they do.
         self.accuses: set[int] = set()
         self.beats = {i: world.now for i in range(world.config.f + 1) if i != index}
@@ -138,7 +140,8 @@ class FakeServer:
             self.heartbeat()
 
     def say(self) -> None:
-        if not self.lease or not (self.suspects or self.state in {"frozen", "joined", "limbo"}):
+        is_fine = not (self.suspects or self.is_removed) and self.state in {"starting", "up"}
+        if not self.lease or is_fine:
             return
         last_view = self.log[-1][0] if self.log else 0
         message = Suspect(
@@ -206,6 +209,7 @@ class FakeServer:
         placement = next((p for p in message.placements if p.shard == self.shard), None)
         if placement is None:
             return
+        self.is_removed = placement.state == "recovering"
         known = placement.replicas[self.index].fingerprint
         if self.state == "starting" and placement.state != "joining":
             fits = known in {"", fingerprint(self.identity)}
@@ -578,8 +582,6 @@ class World:
         return [order.node for order in answer.orders]
 
     def status(self) -> dict[str, Any]:
-        import json
-
         self.sent = []
         self.step_mms(Received(b"client", StatusQuery(CLUSTER, 1)))
         (answer,) = [m for _, _, dst, m in self.sent if dst == "client"]

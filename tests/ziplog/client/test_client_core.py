@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ziplog.client.fakes import (
+    CLIENT,
     CLUSTER,
     MS,
     SERVICE,
@@ -28,8 +29,10 @@ from ziplog.client.requests import (
     ConnectRequest,
     FetchRequest,
     ReadRequest,
+    ResolveRequest,
     StatusRequest,
     SubscribeRequest,
+    SyncRequest,
     TailRequest,
     TrimRequest,
 )
@@ -296,6 +299,7 @@ def runs_of(leases: list[Any]) -> list[LeaseRun]:
 TYPES = [
     wire.InsertAck, wire.Refused, wire.ReadReply, wire.Deliver, wire.Trimmed, wire.Frontier,
     wire.TailReply, wire.NotLeader, wire.TrimReply, wire.StatusReply,
+    wire.Located, wire.Synced,
 ]  # fmt: skip
 
 
@@ -315,8 +319,18 @@ def test_no_message_breaks_a_client(data: st.DataObject) -> None:
     ]
     for request in requests:
         glass.call(request)
+    done = glass.insert(b"w")
+    insert = glass.take(wire.Insert)[0][1]
+    glass.give(*(ack(insert, server, [1]) for server in (0, 1)))
+    assert done in glass.answers
+    glass.call(SyncRequest(glass.until()))
     glass.insert(b"x")
-    glass.insert(*[b"y"] * 300)
+    doubtful = glass.insert(*[b"y"] * 300, timeout=0)
+    glass.pass_time(0)
+    error: Any = glass.answers[doubtful]
+    glass.call(ResolveRequest(glass.until(), error.doubt))
+    if data.draw(st.booleans()):
+        glass.core._routing.learn([placement(0, view=data.draw(st.integers(1, 2)), state="parked")])
     numbers = sorted({m.request for _, m in glass.sent if hasattr(m, "request")} | {1, 2})
     numbers += sorted({m.subscription for _, m in glass.sent if hasattr(m, "subscription")})
     small = st.integers(0, 12)
@@ -328,6 +342,8 @@ def test_no_message_breaks_a_client(data: st.DataObject) -> None:
             "view": data.draw(st.integers(0, 2)),
             "server": data.draw(st.integers(0, 3)),
             "seq": data.draw(st.integers(0, 4)),
+            "client": CLIENT,
+            "verdict": data.draw(st.sampled_from(["present", "absent", "pending"])),
             "counter": data.draw(small),
             "incarnation": 1,
             "confirmed": data.draw(st.booleans()),
@@ -351,7 +367,7 @@ def test_no_message_breaks_a_client(data: st.DataObject) -> None:
         }  # fmt: skip
         for name in ("request", "subscription"):
             fields[name] = data.draw(st.sampled_from(numbers))
-        for name in ("gsn", "frontier", "first", "filled", "trim", "last_below"):
+        for name in ("gsn", "frontier", "first", "filled", "trim", "last_below", "durable"):
             fields[name] = data.draw(small)
         known = {f: v for f, v in fields.items() if f in kind.__struct_fields__}
         glass.give(kind(**known))

@@ -18,7 +18,6 @@ from shard.stored import (
     MARK,
     decode,
     encode,
-    is_whole,
     positions,
     view_of,
     walk,
@@ -63,7 +62,7 @@ def good_entries(directory: Path, segment: Segment) -> Iterator[tuple[bytes, Fou
     """Give the entries of a segment that can be read, each with the bytes that it is in."""
     data = _contents(directory, segment)
     for found in walk(data, segment.salt):
-        if found.is_numbered and is_whole(data, found):
+        if found.is_numbered and found.is_whole:
             yield data, found
 
 
@@ -91,7 +90,7 @@ def mended(
     good = {
         found.fseq: found
         for found in walk(data, segment.salt)
-        if found.is_numbered and is_whole(data, found)
+        if found.is_numbered and found.is_whole
     }
     fresh = {entry.fseq: entry for entry in entries if entry.fseq not in good}
     same = (decode(data, good[e.fseq], segment.name) == e for e in entries if e.fseq in good)
@@ -129,7 +128,7 @@ def _fits(contents: bytes, segment: Segment, limit: int) -> bool:
     numbered = [found for found in walk(contents, segment.salt) if found.is_numbered]
     spans = [(found.first, found.last) for found in numbered if found.kind < EXPIRE]
     spans = [(0, segment.base - 1), *spans, (limit, limit)]
-    views = [view_of(contents, found) for found in numbered if is_whole(contents, found)]
+    views = [view_of(contents, found) for found in numbered if found.is_whole]
     return (
         all(before.fseq < after.fseq for before, after in pairwise(numbered))
         and all(before[1] < after[0] <= after[1] for before, after in pairwise(spans))

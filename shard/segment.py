@@ -28,7 +28,6 @@ from shard.stored import (
     TABLE,
     Found,
     decode,
-    is_whole,
     view_of,
     walk,
 )
@@ -198,11 +197,10 @@ class Segment:
         """
         self.clear()
         every = list(walk(data, self.salt))
-        flushed = max(flushed, self._told(data, every))
+        flushed = max(flushed, self._told(every))
         good = placed = self.last_fseq
         for found in every:
-            is_good = found.kind != DAMAGED and is_whole(data, found)
-            if not is_good and good >= flushed:
+            if not found.is_whole and good >= flushed:
                 break
             self.size = found.stop
             if found.kind == DAMAGED:
@@ -210,7 +208,7 @@ class Segment:
             self._recall(found)
             if found.kind < EXPIRE:
                 placed = found.fseq
-            if is_good:
+            if found.is_whole:
                 self._learn(data, found)
                 good = self._count(good, found.fseq) if found.is_numbered else good
         if good < flushed:
@@ -219,7 +217,7 @@ class Segment:
         self.is_torn = bool(self.holes) and self.holes[-1][1] > placed
         self.flushed = self.size
 
-    def _told(self, data: bytes, every: list[Found]) -> int:
+    def _told(self, every: list[Found]) -> int:
         """Return the last entry that was on stable storage, as the entries tell."""
         if self.is_counted:
             return max((found.flushed for found in every), default=0)
@@ -228,7 +226,7 @@ class Segment:
         if not self.base_fseq:
             self.base_fseq = numbered[0].fseq if numbered else 1
             self.last_fseq = self.base_fseq - 1
-        return max((found.fseq for found in numbered if is_whole(data, found)), default=0)
+        return max((found.fseq for found in numbered if found.is_whole), default=0)
 
     def _recall(self, found: Found) -> None:
         self.size = found.start - HEADER_BYTES
@@ -375,4 +373,4 @@ def _positions(
 
 
 def _damage(first: int, last: int) -> Found:
-    return Found(DAMAGED, first, last, 0, 0, 0, 0, 0)
+    return Found(DAMAGED, first, last, 0, 0, 0, False, 0)

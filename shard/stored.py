@@ -63,13 +63,14 @@ class Found(NamedTuple):
     #: The body's place; of damage, the whole place.
     start: int
     stop: int
-    checksum: int
+    #: The body is as it was written.
+    is_whole: bool
     #: Entries up to here were on stable storage before it was written.
     flushed: int
 
     @property
     def is_numbered(self) -> bool:
-        """Whether it is an entry of the log proper."""
+        """Whether it is an entry of the log proper, whole or not."""
         return DAMAGED < self.kind < MARK
 
 
@@ -112,7 +113,7 @@ def decode(data: bytes, found: Found, file: str) -> Entry:
         UnreadableError: it is damaged.
 
     """
-    if found.kind == DAMAGED or not is_whole(data, found):
+    if not found.is_whole:
         raise UnreadableError(f"{file} is damaged at gsns {found.first} to {found.last}")
     return _decoder.decode(memoryview(data)[found.start : found.stop])
 
@@ -122,44 +123,42 @@ def view_of(data: bytes, found: Found) -> int:
     return _front_decoder.decode(memoryview(data)[found.start : found.stop]).view
 
 
-def is_whole(data: bytes, found: Found) -> bool:
-    """Whether the body of an entry is as it was written."""
-    return crc32c(memoryview(data)[found.start : found.stop]) == found.checksum
-
-
 def walk(data: bytes, salt: int) -> Iterator[Found]:
     """Go through the entries of `data`, which begins with one; damage has positions 0, 0."""
     at = 0
     while at < len(data):
-        found = _header(data, at, salt)
-        if found is None:
+        facts = _facts(data, at, salt)
+        if facts is None:
             following = _next_header(data, at + 1, salt)
-            yield Found(DAMAGED, 0, 0, 0, at, following, 0, 0)
+            yield Found(DAMAGED, 0, 0, 0, at, following, False, 0)
             at = following
-        else:
-            yield found
-            at = found.stop
+            continue
+        length, checksum, first, last, place, told = facts
+        start = at + HEADER_BYTES
+        at = start + length
+        is_whole = at <= len(data) and crc32c(memoryview(data)[start:at]) == checksum
+        if not is_whole:
+            # A part of it may be missing: then other entries stand where it would end.
+            at = min(at, _next_header(data, start, salt))
+        kind, lag = told & (1 << _KIND_BITS) - 1, told >> _KIND_BITS
+        flushed = place + 1 - lag if lag else 0
+        yield Found(kind, first, last, place, start, at, is_whole, flushed)
 
 
-def _header(data: bytes, at: int, salt: int) -> Found | None:
+def _facts(data: bytes, at: int, salt: int) -> tuple[int, ...] | None:
+    """Return what the header at `at` says; None if there is none."""
     if at + HEADER_BYTES > len(data):
         return None
     read_salt, guard = _GUARD.unpack_from(data, at)
-    start = at + HEADER_BYTES
-    if read_salt != salt or crc32c(data[at + _GUARD.size : start]) != guard:
+    if read_salt != salt or crc32c(data[at + _GUARD.size : at + HEADER_BYTES]) != guard:
         return None
-    length, checksum, first, last, place, told = _FACTS.unpack_from(data, at + _GUARD.size)
-    if start + length > len(data):
-        return None
-    kind, lag = told & (1 << _KIND_BITS) - 1, told >> _KIND_BITS
-    flushed = place + 1 - lag if lag else 0
-    return Found(kind, first, last, place, start, start + length, checksum, flushed)
+    return _FACTS.unpack_from(data, at + _GUARD.size)
 
 
 def _next_header(data: bytes, at: int, salt: int) -> int:
     pattern = salt.to_bytes(4, "little")
     while (at := data.find(pattern, at)) >= 0:
-        if _header(data, at, salt) is not None:
+        if _facts(data, at, salt) is not None:
             return at
         at += 1
     return len(data)

@@ -157,8 +157,9 @@ class Group:
         for pipe in multiprocessing.connection.wait(list(pipes), timeout=0.02):
             self._drain(pipes[pipe], pipe)  # type: ignore[index, arg-type]
         for name, running in list(self.running.items()):
-            if running.process.exitcode is not None:  # it stopped itself: as a supervisor would
+            if running.process.exitcode is not None:  # it stopped itself
                 self.kill(name)
+                self.fatal.append(f"{name}: exit code {running.process.exitcode}")
                 self.start(name)
         for name in self.running:
             self._propose(name)

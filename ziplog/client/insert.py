@@ -234,10 +234,9 @@ class Inserts:
     def _settle(self, lane: Lane, unit: Unit, gsns: list[int]) -> None:
         batch, counters = unit.batch, self._turn.counters
         if not unit.admits(gsns):
-            counters.protocol_errors += 1
-            lane.settle(unit)
-            self._misplaced(unit, gsns)
-            self._fill(lane)
+            message = unit.message
+            what = f"shard {message.shard} placed {message.count} records at {gsns[:3]}..."
+            self._accuse(lane, unit, f"{what}, after {message.after}")
             return
         lane.settle(unit)
         if unit.doubt is not None:
@@ -257,12 +256,13 @@ class Inserts:
         if lane.queue:
             self._fill(lane)
 
-    def _misplaced(self, unit: Unit, gsns: list[int]) -> None:
-        """Servers put it where they may not. A doubt about it stays one: nothing they say helps."""
-        message = unit.message
+    def _accuse(self, lane: Lane, unit: Unit, what: str) -> None:
+        """Servers did what they may not. A doubt about it stays one: nothing they say helps."""
+        self._turn.counters.protocol_errors += 1
+        lane.settle(unit)
         if unit.batch is not None:
-            what = f"shard {message.shard} placed {message.count} records at {gsns[:3]}..."
-            self._fail(unit.batch, ProtocolError(f"{what}, after {message.after}"))
+            self._fail(unit.batch, ProtocolError(what))
+        self._fill(lane)
 
     def _give_up(self, lane: Lane, unit: Unit) -> None:
         """A unit never will exist."""
@@ -290,8 +290,7 @@ class Inserts:
                 self._reject(lane, unit, RecordTooLargeError(len(unit.message.body), limit))
             case "malformed" | "identity-reused":
                 what = f"shard {refused.shard} refused seq {refused.request}: {refused.code}"
-                self._turn.counters.protocol_errors += 1
-                self._reject(lane, unit, ProtocolError(f"{what}: {refused.detail}"))
+                self._accuse(lane, unit, f"{what}: {refused.detail}")
             case _:
                 self._turn.counters.redirects += refused.code == "redirect"
                 unit.is_suspect |= refused.code in {"not-ready", "wrong-view"}
@@ -412,7 +411,7 @@ class Inserts:
         for call, doubt in self._doubts.expired():
             turn.complete(call, self._unknown(doubt))
         for lane in list(self._lanes.values()):
-            if lane.unsettled:
+            if lane.unsettled or lane.queue:
                 self._look_after(lane)
         overdue, self.choice.overdue = self.choice.overdue, []
         for lane in overdue:
@@ -426,8 +425,9 @@ class Inserts:
         route = self._routing.route(lane.shard)
         assert route is not None, "a lane without a route"
         self._repeat(lane, route)
-        has_asked = lane.search.look(self._turn, route, lane.unsettled.values())
-        if has_asked or (route.is_away and any(u.is_awaited for u in lane.unsettled.values())):
+        units = lane.unsettled.values()
+        has_asked = lane.search.look(self._turn, route, units)
+        if has_asked or (route.is_away and (lane.queue or any(u.is_awaited for u in units))):
             self._routing.refresh()
 
     def _repeat(self, lane: Lane, route: Route) -> None:
@@ -488,9 +488,10 @@ class Inserts:
             doubt = Doubt(batch.shard, batch.results, spans, many=batch.many)
             self._fail(batch, self._unknown(doubt), doubt)
         elif units:
+            missing = batch.results.count(None)
+            what = f"{missing} of the {len(batch.results)} records" if batch.many else "the record"
             self._fail(batch, UnavailableError(
-                f"no replica of {where} took the record until the deadline; nothing of it is in the"
-                " log: try again"
+                f"no replica of {where} took {what} before the deadline, nor will one: try again"
             ))  # fmt: skip
         elif batch.shard < 0:
             self._fail(batch, DeadlineError(f"no shard of {self._routing} is live; try again"))
@@ -508,7 +509,9 @@ class Inserts:
     def _unknown(self, doubt: Doubt) -> OutcomeUnknownError:
         """Return what to say about a call whose fate is not known in time."""
         unit = self._lanes[doubt.shard].unsettled.get(doubt.seq)
-        heard = f"of {unit.replicas} replicas, {sorted(unit.acks)} acked" if unit else "lost"
+        heard = "its servers contradicted themselves"
+        if unit is not None:
+            heard = f"of {unit.replicas} replicas, {sorted(unit.acks)} acked"
         return doubt.error(self._routing.describe(doubt.shard), heard)
 
     def _fail(self, batch: Batch, error: Exception, doubt: Doubt | None = None) -> None:

@@ -135,7 +135,8 @@ class Counters(msgspec.Struct):
     retries: int = 0
     #: Answers that sent us elsewhere.
     redirects: int = 0
-    #: Inserts whose fate a recovery told: found at their gsns, and sent to another shard instead.
+    #: Inserts that a recovery told us were done; and those sent to another shard instead, as no
+    #: server of the first one had them.
     located: int = 0
     moved: int = 0
     reads: int = 0

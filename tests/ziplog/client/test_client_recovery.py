@@ -253,6 +253,7 @@ def test_a_long_call_is_not_sent_on_while_its_shard_is_away() -> None:
         glass.give(located(insert, 2, [number + 1]))
     glass.pass_time(1 * S)
     assert not sent(glass)
+    assert glass.take(wire.Hello), "the service is asked whether it is back"
     learn(glass, 2, "live")
     assert sum(len(m.body) for m in sent(glass)) >= LANE_BYTES
 
@@ -454,6 +455,35 @@ def test_a_doubtful_unit_that_all_replicas_refuse_never_will_exist() -> None:
     for _ in range(copies):
         glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
     assert glass.answers[call] == [None]
+
+
+@pytest.mark.parametrize("answer", ["identity-reused", "misplaced"])
+def test_a_doubt_about_which_servers_talk_nonsense_stays_one(answer: str) -> None:
+    """To say that the record never will exist would be a guess."""
+    glass, error, (insert,) = in_doubt()
+    call = resolve(glass, error, 1 * S)
+    if answer == "misplaced":
+        glass.give(located(insert, 2, [4, 5]))
+    else:
+        glass.give(refused(insert, 1, "identity-reused"))
+    glass.pass_time(1 * S)
+    assert isinstance(glass.answers[call], OutcomeUnknownError)
+    assert glass.core.counters.protocol_errors == 1
+    assert "contradicted" in str(glass.answers[call])
+
+
+def test_a_shard_with_a_doubt_is_avoided_until_it_is_heard_again() -> None:
+    glass, _, (insert,) = in_doubt(policy=lambda _p, _k, live: live[0])
+    for _ in range(60):
+        glass.pass_time(500 * MS)
+        call = glass.insert(b"y")
+        other = next(m for m in sent(glass) if b"y" in m.body)
+        assert other.shard == 1
+        glass.give(*(ack(other, server, [2 * other.seq]) for server in (0, 1)))
+        assert call in glass.answers
+    glass.give(ack(insert, 0, [4]), ack(insert, 1, [4]))
+    glass.insert(b"z")
+    assert next(m.shard for m in sent(glass) if b"z" in m.body) == 0
 
 
 def test_a_doubt_that_is_not_resolved_in_time_stays_one() -> None:

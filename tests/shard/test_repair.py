@@ -1,0 +1,326 @@
+"""A replica's repair with the help of its peers: of what, whom it asks, and when it gives up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shard import repair
+from shard.entry import Entry, FullError, UnreadableError
+from shard.joining import serve
+from shard.repair import Repair
+from shard.state import ReplicaConfig, ReplicaState
+from shard.stream import Watermark
+from tests.shard.logs import expire, place, skip
+from tests.world import MS, MemoryStore, S, address, shard_names
+from ziplog.node import Send, Warn
+from ziplog.wire import Fetch, Fetched, Limits, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAMES = shard_names(0, 2)
+#: 20 entries: every third one is an `Expire`, every third one a `Skip`.
+LOG = [
+    expire(n) if n % 3 == 0 else skip(n, 10 * n, 10 * n + 4) if n % 3 == 1 else place(n, [10 * n])
+    for n in range(1, 21)
+]
+
+
+def state_of(server: int, log: list[Entry], stable: int = 20, f: int = 2) -> ReplicaState:
+    addresses = tuple(map(address, NAMES[: f + 1]))
+    config = ReplicaConfig(
+        NAMES[server], addresses[server].endpoint, 0, server, addresses, (), "memory", 1, Limits()
+    )
+    store = MemoryStore()
+    for entry in log:
+        store.append(entry)
+    state = ReplicaState(config, store, 1)
+    state.cluster, state.view, state.state = 77, 1, "up"
+    mark = Watermark(stable, 10 * stable + 1, 10 * stable)
+    state.stream.restore(mark, mark, [])
+    return state
+
+
+class Shard:
+    """One replica that repairs itself, and its peers."""
+
+    def __init__(self, damaged: set[int], *, f: int = 2, stable: int = 20) -> None:
+        self.now = 1 * S
+        self.state = state_of(0, LOG, stable, f)
+        self.store = self.state.store
+        assert isinstance(self.store, MemoryStore)
+        self.store.damaged = set(damaged)
+        self.peers = {NAMES[i].encode(): state_of(i, LOG, 20, f) for i in range(1, f + 1)}
+        self.repair = Repair(self.state)
+        self.asked: list[tuple[bytes, Fetch]] = []
+        self.warnings: list[str] = []
+        #: What a peer's answer turns into on its way; None: it is lost.
+        self.way: Callable[[bytes, Fetched], Fetched | None] = lambda _, answer: answer
+
+    def need(self, gsn: int) -> None:
+        self.repair.needed(gsn, UnreadableError(f"file is damaged at {gsn}"), self.now)
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Carry questions and answers until there are none."""
+        while self.state.out:
+            out, self.state.out = self.state.out, []
+            for effect in out:
+                if isinstance(effect, Warn):
+                    self.warnings.append(effect.text)
+                    continue
+                assert isinstance(effect, Send)
+                question = decode(encode(effect.message))
+                assert isinstance(question, Fetch)
+                self.asked.append((effect.dst, question))
+                self._answer(effect.dst, question)
+
+    def _answer(self, name: bytes, question: Fetch) -> None:
+        peer = self.peers[name]
+        serve(peer, b"route", question)
+        for reply in peer.out:
+            if isinstance(reply, Send):
+                assert isinstance(reply.message, Fetched)
+                answer = self.way(name, reply.message)
+                if answer is not None:
+                    assert self.repair.fetched(name, answer, self.now)
+        peer.out = []
+
+    def run(self, duration: int) -> None:
+        """Wake it when it wants to be woken."""
+        end = self.now + duration
+        while (due := self.repair.next_wakeup()) is not None and due <= end:
+            self.now = max(self.now, due)
+            self.repair.woke(self.now)
+            self.deliver()
+        self.now = end
+
+    @property
+    def damaged(self) -> set[int]:
+        assert isinstance(self.store, MemoryStore)
+        return self.store.damaged
+
+    @property
+    def whom(self) -> list[bytes]:
+        return [name for name, _ in self.asked]
+
+
+ONE, TWO = NAMES[1].encode(), NAMES[2].encode()
+
+
+@pytest.mark.parametrize("damaged", [{1}, {8}, {20}, {4, 5, 6, 7}, set(range(1, 21))])
+def test_what_a_reader_came_upon_is_repaired(damaged: set[int]) -> None:
+    shard = Shard(set())
+    shard.damaged.update(damaged)
+    first = min(damaged)
+    assert shard.repair.next_wakeup() is None
+    with pytest.raises(UnreadableError):
+        shard.store.find(10 * min(n for n in damaged if n % 3))
+    shard.need(10 * min(n for n in damaged if n % 3))
+    assert shard.damaged == set()
+    assert shard.store.read_after(0, 1 << 30) == LOG
+    (asked,) = shard.asked
+    assert asked[0] == ONE
+    assert (asked[1].after, asked[1].after_view) == (first - 1, 1 if first > 1 else 0)
+    (warning,) = shard.warnings
+    assert f"file is damaged at {10 * min(n for n in damaged if n % 3)}" in warning
+    assert shard.repair.next_wakeup() is None
+
+
+def test_what_was_known_from_the_start_is_repaired_unasked() -> None:
+    """An `Expire` holds no position: no reader ever comes upon it."""
+    shard = Shard({3, 9, 10})
+    shard.run(3 * S)
+    assert shard.damaged == set()
+    assert [(q.after, q.after_view) for _, q in shard.asked] == [(2, 1), (8, 1)]
+    assert shard.repair.next_wakeup() is None
+
+
+def test_a_peer_that_is_silent_or_cannot_help_is_followed_by_the_next() -> None:
+    shard = Shard({8})
+    shard.way = lambda name, answer: answer if name == TWO else None
+    shard.run(5 * S)
+    assert shard.whom == [ONE, TWO]
+    assert shard.damaged == set()
+
+    other = Shard({8})
+    other.peers[ONE] = state_of(1, [])
+    other.peers[ONE].store.reset(30, 500)  # it trimmed all of that
+    other.run(5 * S)
+    assert other.whom == [ONE, TWO]
+    assert other.damaged == set()
+
+
+@pytest.mark.parametrize("case", ["silent", "other log", "short", "gap", "misfit"])
+def test_when_nobody_can_help_it_says_so_once_and_tries_rarely(case: str) -> None:
+    shard = Shard({8, 9})
+    if case == "other log":
+        for name in shard.peers:
+            newer = [Entry(e.fseq, 2, e.decision) for e in LOG]
+            shard.peers[name] = state_of(1, newer)
+            shard.peers[name].view = 1
+    changes: dict[str, Callable[[Fetched], Fetched | None]] = {
+        "silent": lambda _: None,
+        "other log": lambda answer: answer,
+        "short": lambda answer: changed(answer, []),
+        "gap": lambda answer: changed(answer, answer.entries[1:]),
+        "misfit": lambda answer: changed(
+            answer, [type(e)(e.fseq, 2, e.decision) for e in answer.entries]
+        ),
+    }
+    shard.way = lambda _, answer: changes[case](answer)
+    shard.run(30 * S)
+    assert shard.whom == [ONE, TWO] * 3
+    (warning,) = shard.warnings
+    assert NAMES[0] in warning
+    assert "entries 8 to 9" in warning
+    assert "move its data directory away" in warning
+    for _ in range(50):
+        shard.need(80)
+    assert len(shard.asked) == 6
+    shard.now += 60 * S
+    shard.need(80)
+    shard.run(30 * S)
+    assert len(shard.asked) == 12
+    assert shard.damaged == {8, 9}
+    shard.now += 60 * S
+    shard.way = lambda _, answer: answer
+    shard.peers = {name: state_of(1, LOG) for name in shard.peers}
+    shard.need(80)
+    assert shard.damaged == set()
+
+
+def changed(answer: Fetched, entries: list[object]) -> Fetched:
+    fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
+    return Fetched(**{**fields, "entries": entries})
+
+
+def test_a_server_alone_says_so() -> None:
+    shard = Shard({8}, f=0)
+    shard.run(5 * S)
+    assert shard.asked == []
+    (warning,) = shard.warnings
+    assert "there is no other replica" in warning
+
+
+def test_what_nobody_can_tell_the_numbers_of_is_hopeless() -> None:
+    shard = Shard(set())
+    shard.need(80)
+    (warning,) = shard.warnings
+    assert "nothing tells which entries are missing" in warning
+    assert "gsn 80" in warning
+
+
+def test_only_what_is_stable_is_asked_for() -> None:
+    shard = Shard({7, 8, 9}, stable=8)
+    shard.run(500 * MS)
+    assert shard.damaged == {9}
+    shard.run(5 * S)
+    assert shard.damaged == {9}
+    assert {q.after for _, q in shard.asked} == {6}
+    shard.state.stream.restore(Watermark(9, 91, 90), Watermark(9, 91, 90), [])
+    shard.run(5 * S)
+    assert shard.damaged == set()
+
+
+def test_a_server_that_is_not_up_asks_nobody() -> None:
+    shard = Shard({8})
+    shard.state.state = "limbo"
+    shard.need(80)
+    shard.run(5 * S)
+    assert shard.asked == []
+    shard.state.state = "joined"
+    shard.run(5 * S)
+    assert shard.damaged == set()
+
+
+def test_a_server_that_leaves_its_view_drops_the_question() -> None:
+    shard = Shard({8})
+    shard.way = lambda *_: None
+    shard.repair.woke(shard.now)
+    shard.deliver()
+    assert len(shard.asked) == 1
+    shard.state.state = "frozen"
+    shard.run(5 * S)
+    assert len(shard.asked) == 1
+    answer = Fetched(77, 0, 1, 1, 7, 0, 7, 20, [], [], 0, 0, 20)
+    assert not shard.repair.fetched(ONE, answer, shard.now)
+
+
+def test_an_answer_to_something_else_is_left_to_others() -> None:
+    shard = Shard({8})
+    seen: list[Fetched] = []
+
+    def way(_: bytes, answer: Fetched) -> Fetched | None:
+        seen.append(answer)
+        return None
+
+    shard.way = way
+    shard.repair.woke(shard.now)
+    shard.deliver()
+    (answer,) = seen
+    take = shard.repair.fetched
+    fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
+    assert not take(TWO, answer, shard.now)
+    for field in ("view", "after", "session"):
+        assert not take(ONE, Fetched(**{**fields, field: 5}), shard.now)
+    assert shard.damaged == {8}
+    assert take(ONE, answer, shard.now)
+    assert shard.damaged == set()
+    assert not take(ONE, answer, shard.now), "it comes twice"
+
+
+def test_a_large_hole_is_stored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "_STORE_BYTES", 8)
+    shard = Shard(set(range(3, 18)))
+    parts: list[int] = []
+    store = shard.store
+    real = store.repair
+
+    def counted(entries: list[Entry]) -> bool:
+        parts.append(len(entries))
+        return real(entries)
+
+    monkeypatch.setattr(store, "repair", counted)
+    shard.way = lambda _, answer: changed(answer, answer.entries[:2])
+    shard.run(60 * S)
+    assert shard.damaged == set()
+    assert sum(parts) == 15
+    assert 2 < len(parts) < 8
+    assert set(shard.whom) == {ONE}
+
+
+def test_without_space_it_waits_for_the_next_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = Shard({8})
+
+    def full(_: list[Entry]) -> bool:
+        raise FullError("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shard.store, "repair", full)
+        shard.run(5 * S)
+        assert shard.damaged == {8}
+        assert 1 < len(shard.asked) < 8
+    shard.run(5 * S)
+    assert shard.damaged == set()
+
+
+def test_a_file_that_cannot_be_read_at_all_is_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = Shard(set())
+    shard.damaged.add(8)
+
+    def unreadable(_: object) -> None:
+        raise UnreadableError("file: Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shard.store, "damaged_range", unreadable)
+        shard.need(80)
+    (warning,) = shard.warnings
+    assert "Input/output error" in warning
+    other = Shard({8})
+    monkeypatch.setattr(other.store, "repair", unreadable)
+    other.run(5 * S)
+    (warning,) = other.warnings
+    assert "Input/output error" in warning

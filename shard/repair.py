@@ -167,7 +167,7 @@ class Repair:
         last = self._hole[1]
         come = [Entry(e.fseq, e.view, e.decision) for e in answer.entries if e.fseq <= last]
         is_next = [e.fseq for e in come] == list(range(after + 1, after + 1 + len(come)))
-        if answer.keep < after or not come or not is_next:
+        if not come or not is_next:
             self._fail("no other replica has them", now)
             return True
         self._come += come
@@ -214,14 +214,15 @@ class Repair:
     def _give_up(self, why: str, now: int) -> None:
         """Say, once, that it is hopeless, and leave it alone for a while."""
         state = self._state
-        hopeless: set[object] = {self._what, self._hole}
+        hopeless: set[object] = {self._what, self._hole} - {None}
+        is_told = bool(hopeless & self._hopeless)
         self._hole, self._come = None, []
         self._look_due = now + _HOPELESS_NS
-        if self._what in self._hopeless:
-            return
         if len(self._hopeless) >= _MAX_HOPELESS:
             self._hopeless.clear()
         self._hopeless |= hopeless
+        if is_told:
+            return
         state.out.append(Warn(
             f"{state.config.name} cannot read {self._what} ({self._why}), and nobody could repair"
             f" it ({why}). Put the missing file back, or stop this server and move its data"

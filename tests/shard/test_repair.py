@@ -184,12 +184,23 @@ def test_when_nobody_can_help_it_says_so_once_and_tries_rarely(case: str) -> Non
     shard.need(80)
     shard.run(30 * S)
     assert len(shard.asked) == 12
+    assert len(shard.warnings) == 1
     assert shard.damaged == {8, 9}
     shard.now += 60 * S
     shard.way = lambda _, answer: answer
     shard.peers = {name: state_of(1, LOG) for name in shard.peers}
     shard.need(80)
     assert shard.damaged == set()
+
+
+def test_what_is_remembered_of_hopeless_damage_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "_MAX_HOPELESS", 4)
+    shard = Shard(set())
+    for gsn in range(20):
+        shard.need(gsn)
+        shard.now += 60 * S
+    assert len(shard.repair._hopeless) <= 4
+    assert len(shard.warnings) == 20
 
 
 def changed(answer: Fetched, entries: list[object]) -> Fetched:

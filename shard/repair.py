@@ -214,7 +214,7 @@ class Repair:
     def _give_up(self, why: str, now: int) -> None:
         """Say, once, that it is hopeless, and leave it alone for a while."""
         state = self._state
-        hopeless: set[object] = {self._what, self._hole} - {None}
+        hopeless: set[object] = {known for known in (self._what, self._hole) if known}
         is_told = bool(hopeless & self._hopeless)
         self._hole, self._come = None, []
         self._look_due = now + _HOPELESS_NS

@@ -80,6 +80,8 @@ class Recovery:
         self._taken: dict[object, int] = {}
         self._proposed: tuple[bytes, int] | None = None
         self._trouble_since: int | None = None
+        #: Since when nothing is under way.
+        self._settled: int | None = None
         self._warned: set[str] = set()
         # Of the newest attempt:
         self._recovery = 0
@@ -172,6 +174,8 @@ class Recovery:
             self._decision = None
             self._taken.clear()
             self._warned.clear()
+        if known is not None and (known.is_under_way or not known.is_finished):
+            self._settled = None
         if known is not None and known.view != self._view:
             self._view = known.view
             self._identities, self._is_reinserted = [], False
@@ -184,9 +188,13 @@ class Recovery:
         """Begin a recovery if servers say that one is needed."""
         view = known.view if known is not None else placement.view
         candidates = in_view(self._members.of(self.shard), placement, view, view, now)
-        # One that has joined is about to begin: what it suspects is of the time before.
+        if self._settled is None:
+            self._settled = now
+        # One that has joined is about to begin, and what it suspected before does not count.
+        is_beginning = now < self._settled + HEARD_NS
         has_trouble = any(
-            (one.said.state == "up" and one.said.suspects) or one.said.state == "frozen"
+            one.said.state == "frozen"
+            or (one.said.suspects and not (one.said.state == "joined" and is_beginning))
             for one in candidates
         )
         if candidates and not has_trouble:

@@ -308,11 +308,11 @@ class FakeServer:
         assert not self.alive
         self.alive = True
         self.incarnation += 1000
-        self.state, self.number = "limbo", 0
+        self.state, self.view, self.number = "limbo", 0, 0
         self.unfit.clear()
         if wiped:
             self.identity += "'"
-            self.state, self.view, self.lease = "starting", 0, None
+            self.state, self.lease = "starting", None
             self.log, self.flushed, self.filled_to = [], 0, 0
         elif not self.log:
             self.filled_to = 0

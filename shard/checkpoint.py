@@ -6,11 +6,12 @@ that it does not know any more, or holds only a part (docs/protocol.md, sections
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from shard.entry import Entry
+from shard.entry import Entry, UnreadableError
 from shard.log import mark_at
 from shard.sessions import HeldUnit
 from shard.stream import Watermark
@@ -108,5 +109,6 @@ def _enter_limbo(state: ReplicaState) -> None:
         record = store.last_record_below(mark.frontier)
         known = Watermark(mark.stable, mark.frontier, record)
     if known.fseq < store.first_fseq - 1:
-        known = mark_at(store, store.first_fseq - 1)  # the log before that was trimmed: stable
+        with suppress(UnreadableError):  # what came before was trimmed: it was stable
+            known = mark_at(store, store.first_fseq - 1)
     state.stream.restore(known, known, [])

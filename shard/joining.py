@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shard.entry import Entry, UnreadableError
+from shard.entry import Entry, FullError, UnreadableError
 from shard.log import digest_of, entries_after, is_same, mark_at, start_of
 from ziplog.node import Halt, Persist, Warn
 from ziplog.wire import Fetch, Fetched, Logged
@@ -111,16 +111,21 @@ class Joining:
                 f" {keep + 1} on, but {stable} was stable here: two histories were decided"
             ))  # fmt: skip
             return
-        self._after, self._after_view = keep, store.view_at(keep)
-        if self._staged is None:
-            self._truncate(keep)
-        else:
+        if self._staged is not None:
             assert not self._staged, "the survivor's log has changed"
             self._cut_to = keep
+        elif not self._truncate(keep):
+            return
+        self._after, self._after_view = keep, store.view_at(keep)
 
-    def _truncate(self, keep: int) -> None:
-        self._state.store.truncate(keep)
+    def _truncate(self, keep: int) -> bool:
+        """Cut this server's log; False if there is no space for that now."""
+        try:
+            self._state.store.truncate(keep)
+        except FullError:
+            return False  # it is tried again with the next answer
         self._state.persisted = min(self._state.persisted, keep)
+        return True
 
     @property
     def takes_over(self) -> bool:
@@ -130,12 +135,15 @@ class Joining:
         """
         return self._staged is not None and (self._is_complete or self._is_outdated)
 
-    def take_over(self) -> None:
-        """Store what was kept back, in the place of this server's own unstable entries."""
+    def take_over(self) -> bool:
+        """Store what was kept back, in the place of this server's own; False: no space for it."""
+        if self._is_complete and self._cut_to is not None and not self._truncate(self._cut_to):
+            self._is_complete, self._sessions = False, []
+            return False
         staged, self._staged = self._staged, None
-        if self._cut_to is not None:
-            self._truncate(self._cut_to)
-        self._state.out += map(Persist, staged or ())
+        if self._is_complete:
+            self._state.out += map(Persist, staged or ())
+        return True
 
     def _take(self, answer: Fetched) -> None:
         state = self._state
@@ -146,14 +154,24 @@ class Joining:
             if self._staged is not None:
                 self._is_outdated = True
                 return
-            state.trim, state.persisted = max(state.trim, answer.trim), first - 1
-            state.store.reset(first - 1, next(filter(None, map(start_of, entries)), answer.trim))
+            if not self._reset(first - 1, next(filter(None, map(start_of, entries)), answer.trim)):
+                return
+            state.trim = max(state.trim, answer.trim)
         if self._staged is None:
             state.out += map(Persist, entries)
         else:
             self._staged += entries
         self._after = entries[-1].fseq if entries else answer.last
         self._after_view = entries[-1].view if entries else 0
+
+    def _reset(self, fseq: int, gsn: int) -> bool:
+        """Begin anew behind an entry, at a gsn; False if there is no space for that now."""
+        try:
+            self._state.store.reset(fseq, gsn)
+        except FullError:
+            return False
+        self._state.persisted = fseq
+        return True
 
     def joined(self, now: int) -> bool:
         """Whether all of it is here and on disk; then the sessions are those of the survivor."""

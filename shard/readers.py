@@ -120,7 +120,8 @@ class Readers:
             return Found("trimmed", stable=True)
         try:
             entry = state.store.find(gsn)
-        except UnreadableError:
+        except UnreadableError as error:
+            state.damaged = (gsn, error)
             return Found("unknown", stable=True)
         stable = entry is not None and entry.fseq <= stream.stable
         if state.state != "up" and not stable:
@@ -301,6 +302,7 @@ class Readers:
                 allowance = subscription.credit - subscription.used
                 units, reached = self._stable_from(subscription.sent, allowance)
             except UnreadableError as error:
+                state.damaged = (subscription.sent, error)
                 state.refuse(subscription.route, subscription.id, "not-ready", str(error))
                 self._drop(key)
                 return

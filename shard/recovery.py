@@ -97,13 +97,17 @@ class Recovery:
             for entry in entries_after(store, fseq):
                 state.sessions.replay(entry, now)
         except UnreadableError as error:
-            state.out.append(Warn(
-                f"{state.config.name} cannot lead a recovery: {error}. Put back what is missing, or"
-                " start another replica of the shard that has it"
-            ))  # fmt: skip
+            self._warn_of(error)
             return False
         stream.restore(stream.stable_mark, stream.durable_mark, window)
         return True
+
+    def _warn_of(self, error: UnreadableError) -> None:
+        name = self._state.config.name
+        self._state.out.append(Warn(
+            f"{name} cannot lead a recovery: {error}. Put back what is missing, or start another"
+            " replica of the shard that has it"
+        ))  # fmt: skip
 
     def _roll_forward(self, message: Freeze, promised: Iterable[HeldUnit], now: int) -> None:
         state, clock, stream = self._state, self._state.clock, self._state.stream
@@ -141,12 +145,17 @@ class Recovery:
         if not self._route or state.state != "frozen" or state.persisted < stream.last:
             return
         route, self._route = self._route, b""
+        try:
+            digest = digest_of(state.store)
+        except UnreadableError as error:
+            self._warn_of(error)
+            return
         state.send(
             route,
             Frozen(
                 state.cluster, state.shard, state.view, self.number, state.server,
                 state.incarnation, stream.stable, self._decided_end, stream.last,
-                self._rolled_forward, digest_of(state.store),
+                self._rolled_forward, digest,
             ),
         )  # fmt: skip
 
@@ -219,11 +228,10 @@ class Recovery:
         if joining is None:
             return False
         joining.fetched(route, answer, now)
-        if not joining.takes_over:
+        if not joining.takes_over or not joining.take_over():
             return False
         # The other log is here, or begins behind this one: what is remembered counts no more.
         self.leave(joining.decision.view)
-        joining.take_over()
         self.joining = joining
         return True
 

@@ -29,6 +29,7 @@ from shard.joining import serve
 from shard.primary import Primary
 from shard.readers import Readers
 from shard.recovery import Recovery
+from shard.repair import Repair
 from shard.sessions import MAX_SESSIONS, HeldUnit
 from shard.state import ReplicaConfig, ReplicaState
 from ziplog.node import (
@@ -107,6 +108,7 @@ class Replica:
         goes_on = start(self._state, checkpoint, now, limbo=limbo)
         self._health: Final = Health(self._state, now)
         self._recovery: Final = Recovery(self._state)
+        self._repair: Final = Repair(self._state)
         self._primary: Primary | None = None
         self._backup: Backup | None = None
         self._role = self._take_role()
@@ -188,11 +190,8 @@ class Replica:
             due = self._role.next_wakeup(self._now)
             if due is not None and due < earliest:
                 earliest = due
-        due = self._health.next_wakeup()
-        if due is not None and due < earliest:
-            earliest = due
-        if self._recovery.joining is not None:
-            due = self._recovery.joining.next_wakeup()
+        for part in (self._health, self._repair, self._recovery.joining):
+            due = part.next_wakeup() if part is not None else None
             if due is not None and due < earliest:
                 earliest = due
         return earliest
@@ -402,6 +401,9 @@ class Replica:
             self._backup.drained()
         if self._readers.has_work:
             self._readers.catch_up()
+        if state.damaged is not None:
+            (gsn, why), state.damaged = state.damaged, None
+            self._repair.needed(gsn, why, self._now)
         self._heartbeat.drained(self._now)
 
     def _woke(self) -> None:
@@ -415,6 +417,7 @@ class Replica:
         self._health.woke(self._now, self._recovery.number)
         if self._recovery.joining is not None:
             self._recovery.joining.woke(self._now)
+        self._repair.woke(self._now)
         if self._now >= self._heartbeat.due:
             self._heartbeat.beat(self._now)
             self._readers.forget_silent(self._now)
@@ -510,6 +513,8 @@ class Replica:
     def _fetched(self, route: bytes, message: Fetched) -> None:
         state = self._state
         if message.cluster != state.cluster or message.shard != state.shard:
+            return
+        if self._repair.fetched(route, message, self._now):
             return
         if self._recovery.fetched(route, message, self._now):
             self._readers.dismiss()

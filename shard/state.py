@@ -27,7 +27,7 @@ from ziplog.wire import (
 )
 
 if TYPE_CHECKING:
-    from shard.entry import Store
+    from shard.entry import Store, UnreadableError
     from shard.sessions import HeldUnit
     from ziplog.wire import RefusalCode
 
@@ -83,6 +83,8 @@ class ReplicaState:
         self.persisted = store.last_fseq
         #: What was recorded since the last table of sessions was stored, in bytes.
         self.bytes_since_table = 0
+        #: A stable gsn that a reader could not be told just now, and why.
+        self.damaged: tuple[int, UnreadableError] | None = None
         #: No disk space: nothing new is accepted (D53).
         self.full = False
         #: Counts the acks sent: of two, the greater is the newer.

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--allow-loss",
         action="store_true",
-        help="positions that the cluster reported as lost may be missing, unless they were synced",
+        help="positions that the cluster reported as lost may be missing",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     options = parser.parse_args(arguments)

@@ -93,16 +93,9 @@ class Judgement:
         )
 
     def may_be_lost(self, gsn: int) -> bool:
-        """Whether a position was reported as lost, and no completed sync says otherwise."""
+        """Whether a position was reported as lost."""
         shard = self.places[gsn] & _SHARD_MASK
-        if not any(s == shard and start <= gsn < stop for s, start, stop in self._lost_ranges):
-            return False
-        records = self.observed.records
-        index = records.index.get(self.payload_at(gsn))
-        if index is None:
-            return True
-        process, acked = self.observed.process_of(records.source[index]), records.acked[index]
-        return not any(s.process == process and s.called > acked for s in self.observed.syncs)
+        return any(s == shard and start <= gsn < stop for s, start, stop in self._lost_ranges)
 
 
 # --- where records are ---------------------------------------------------------------------------
@@ -383,6 +376,24 @@ def _syncs(judgement: Judgement) -> Iterator[Violation]:
             gsn = highest[index - 1][2]
             text = f"sync returned {sync.gsn}, and {judgement.rid(gsn)} was completed before"
             yield Violation("sync", text, sync.source, gsn)
+    yield from _synced_and_lost(judgement)
+
+
+def _synced_and_lost(judgement: Judgement) -> Iterator[Violation]:
+    """What a `sync` covered is on stable storage: it is not lost, and was not lost before."""
+    observed = judgement.observed
+    records = observed.records
+    for gsn in sorted(judgement.lost):
+        payload = judgement.payload_at(gsn)
+        index = records.index.get(payload)
+        if index is None:
+            continue
+        process, acked = observed.process_of(records.source[index]), records.acked[index]
+        covering = (s for s in observed.syncs if s.process == process and s.called > acked)
+        sync = next(covering, None)
+        if sync is not None:
+            text = f"{judgement.rid(gsn)} (payload {payload}) is lost, and a sync covered it"
+            yield Violation("sync", text, sync.source, gsn, payload)
 
 
 def _trims(judgement: Judgement) -> Iterator[Violation]:

@@ -29,6 +29,8 @@ class Ills(msgspec.Struct, frozen=True):
     send_ms: float = 0.0
     #: How long a flush of its disk takes longer, in milliseconds.
     flush_ms: float = 0.0
+    #: It notes what of its log is on stable storage (`synced`), for whoever cuts its power.
+    notes_syncs: bool = False
     #: How many bytes its disk still takes; None: as many as there are.
     disk_bytes: int | None = None
 
@@ -61,11 +63,31 @@ def write(data_dir: Path, node: str, ills: Ills) -> None:
     fresh.replace(path)
 
 
+def note_sync(data_dir: Path, node: str, path: str, size: int) -> None:
+    """Note that a file is on stable storage up to a size."""
+    fresh = _syncs(data_dir, node).with_suffix(".next")
+    fresh.write_text(f"{size} {path}")
+    fresh.replace(_syncs(data_dir, node))
+
+
+def synced(data_dir: Path, node: str, path: Path) -> int:
+    """Return how many bytes of a file of a node are noted as on stable storage."""
+    try:
+        size, _, noted = _syncs(data_dir, node).read_text().partition(" ")
+    except FileNotFoundError:
+        return 0
+    return int(size) if noted == str(path) else 0
+
+
+def _syncs(data_dir: Path, node: str) -> Path:
+    return data_dir / _FOLDER / f"{node}.synced"
+
+
 class Patient:
     """What is wrong with one node, looked up now and then."""
 
     def __init__(self, data_dir: Path, node: str) -> None:
-        self._data_dir, self._node = data_dir, node
+        self.data_dir, self.node = data_dir, node
         self._path = path_of(data_dir, node)
         self._ills = _WELL
         self._seen: tuple[int, int] | None = None
@@ -87,4 +109,4 @@ class Patient:
             return
         if (found.st_mtime_ns, found.st_ino) != self._seen:
             self._seen = found.st_mtime_ns, found.st_ino
-            self._ills = read(self._data_dir, self._node)
+            self._ills = read(self.data_dir, self.node)

@@ -11,8 +11,10 @@ import errno
 import os
 import time
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from injection import control
 from ziplog.runtime import links, transport
 
 if TYPE_CHECKING:
@@ -128,10 +130,15 @@ def _link(patient: Patient, raft_nodes: Mapping[str, str]) -> None:
 def _slow_disk(patient: Patient) -> None:
     def slow(flush: Callable[[Any], None]) -> Callable[[Any], None]:
         def slowly(fd: Any) -> None:
-            delay_ms = patient.ills().flush_ms
-            if delay_ms:
-                time.sleep(delay_ms / 1000)
+            ills = patient.ills()
+            size = os.fstat(fd).st_size
+            if ills.flush_ms:
+                time.sleep(ills.flush_ms / 1000)
             flush(fd)
+            if ills.notes_syncs:
+                path = str(Path(f"/proc/self/fd/{fd}").readlink()) if isinstance(fd, int) else ""
+                if path.endswith(".seg"):
+                    control.note_sync(patient.data_dir, patient.node, path, size)
 
         return slowly
 

@@ -31,6 +31,7 @@ _BEFORE_S, _AFTER_S = 1.0, 1.0
 _PAUSE_S: Final = 3.0
 _CUT_S: Final = 4.0
 _PHASE_S: Final = 10.0
+_SLOW_FLUSH_MS: Final = 700.0
 _POLL_S: Final = 0.01
 
 FAULTS: Final[dict[str, Fault]] = {}
@@ -227,6 +228,29 @@ def shard_killed(trial: Trial) -> Iterator[float]:
     """All replicas of a shard die at once."""
     trial.nodes.kill_all(_replicas(trial))
     yield 0.0
+
+
+@fault
+def shard_killed_before_it_wrote(trial: Trial) -> Iterator[float]:
+    """All replicas of a shard die, with slow disks: at level `memory` what was acked is lost."""
+    for name in _replicas(trial):
+        trial.nodes.slow(name, flush_ms=_SLOW_FLUSH_MS)
+    yield 2 * _SLOW_FLUSH_MS / 1000
+    trial.nodes.kill_all(_replicas(trial))
+    for name in _replicas(trial):
+        trial.nodes.heal(name)
+
+
+@fault
+def power_lost(trial: Trial) -> Iterator[float]:
+    """All replicas of a shard die at once, in the middle of a flush."""
+    for name in _replicas(trial):
+        trial.nodes.slow(name, flush_ms=_SLOW_FLUSH_MS / 10, notes_syncs=True)
+    yield _SLOW_FLUSH_MS / 1000
+    said = trial.nodes.power_cut(_replicas(trial), trial.shape.seed)
+    trial.workload.note("; ".join(said))
+    for name in _replicas(trial):
+        trial.nodes.heal(name)
 
 
 @fault

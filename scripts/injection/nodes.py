@@ -162,9 +162,19 @@ class Nodes:
         self.cut(name, self.names)
         self.cut_from_clients(name)
 
-    def slow(self, name: str, *, send_ms: float = 0.0, flush_ms: float = 0.0) -> None:
-        """Let what a node sends come late, and its disk be slow."""
-        self._change(name, lambda ills: replace(ills, send_ms=send_ms, flush_ms=flush_ms))
+    def slow(
+        self,
+        name: str,
+        *,
+        send_ms: float = 0.0,
+        flush_ms: float = 0.0,
+        notes_syncs: bool = False,
+    ) -> None:
+        """Let what a node sends come late, and its disk be slow (and note what it has)."""
+        self._change(
+            name,
+            lambda ills: replace(ills, send_ms=send_ms, flush_ms=flush_ms, notes_syncs=notes_syncs),
+        )
 
     def heal(self, name: str) -> None:
         """Take away all that `cut`, `slow` and `fill_disk` did, and let the node go on."""
@@ -204,6 +214,29 @@ class Nodes:
             cut = min(size, chooser.randint(1, _MAX_TORN))
             os.truncate(path, size - cut)
         return f"{path.name}: {cut} bytes from {size - cut} on are gone"
+
+    def power_cut(self, names: Sequence[str], seed: int = 0) -> list[str]:
+        """Kill storage servers at once; of what was not flushed, only a part is on their disks.
+
+        Args:
+            names: the servers; `slow` with `notes_syncs` must have been said of them before.
+            seed: how much, by chance.
+
+        Returns:
+            What was done to each.
+
+        """
+        chooser, said = random.Random(seed), []  # noqa: S311
+        for name in names:
+            self.pause(name)
+        for name in names:
+            path = self._segments(name)[-1]
+            size = path.stat().st_size
+            left = chooser.randint(min(size, control.synced(self.data_dir, name, path)), size)
+            os.truncate(path, left)
+            said.append(f"{path.name} of {name}: {left} of {size} bytes are left")
+        self.kill_all(names)
+        return said
 
     def bitflip(self, name: str, seed: int = 0) -> str:
         """Kill a storage server and flip one bit of one segment file, by chance of `seed`.

@@ -52,6 +52,8 @@ class Shape(NamedTuple):
     #: Operations a second of one client.
     rate_per_s: float = 60.0
     seed: int = 1
+    #: Whether clients call `sync` too.
+    syncs: bool = True
 
 
 class Verdict(NamedTuple):
@@ -96,7 +98,7 @@ class Trial:
             self.plan = Plan(
                 self.cluster.endpoint,
                 str(self.history),
-                MIX,
+                MIX if shape.syncs else {name: n for name, n in MIX.items() if name != "sync"},
                 seed=shape.seed,
                 rate_per_s=shape.rate_per_s,
                 timeout_s=3.0,

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from chaos import run_chaos
 from injection.matrix import run_trial
-from injection.trial import Shape
+from injection.trial import Shape, Verdict
 
 SHAPE = Shape(mms=1, failure_handlers=1, clients=2, subscribers=1)
 KINDS = ("kill", "pause", "cut-peers", "cut-clients", "isolate", "slow")
@@ -27,32 +27,47 @@ def test_faults_by_chance_break_no_promise(tmp_path: Path) -> None:
     assert any("outages of shards" in line for line in said), "\n".join(said)
 
 
+def passes(faults: tuple[str, ...], shape: Shape, folder: Path) -> Verdict:
+    row = run_trial(faults, shape, folder)
+    assert row.wrong == ""
+    assert row.verdict is not None
+    assert row.verdict.acknowledged > 0
+    return row.verdict
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "faults",
     [
         ("primary_killed",),
-        ("survivor_killed",),
         ("disk_lost",),
         ("handler_leader_killed_when_a_view_is_decided", "client_killed"),
         ("primary_paused", "membership_leader_killed"),
-        ("everything_killed",),
     ],
     ids=" and ".join,
 )
-def test_a_fault_breaks_no_promise(tmp_path: Path, faults: tuple[str, ...]) -> None:
-    row = run_trial(faults, SHAPE, tmp_path)
-    assert row.wrong == ""
-    assert row.verdict is not None
-    assert row.verdict.acknowledged > 0
+def test_while_one_server_of_a_shard_lives_nothing_is_lost(
+    tmp_path: Path, faults: tuple[str, ...]
+) -> None:
+    assert passes(faults, SHAPE, tmp_path).lost == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", ["survivor_killed", "everything_killed", "power_lost"])
+def test_at_level_disk_nothing_is_lost_ever(tmp_path: Path, fault: str) -> None:
+    assert passes((fault,), SHAPE._replace(durability="disk"), tmp_path).lost == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_at_level_memory_what_a_power_cut_takes_is_reported(tmp_path: Path) -> None:
+    assert passes(("power_lost",), SHAPE._replace(syncs=False), tmp_path).lost > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_with_f_2_two_servers_of_a_shard_may_die(tmp_path: Path) -> None:
     shape = SHAPE._replace(f=2, shards=1)
-    row = run_trial(("primary_killed", "backup_killed"), shape, tmp_path)
-    assert row.wrong == ""
-    assert row.verdict is not None
-    assert row.verdict.lost == 0
+    assert passes(("primary_killed", "backup_killed"), shape, tmp_path).lost == 0

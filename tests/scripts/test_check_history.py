@@ -94,7 +94,8 @@ def test_a_loss_beside_the_reported_range_is_none(
 
 
 def test_what_was_synced_cannot_be_lost(tmp_path: Path) -> None:
-    assert found(tmp_path / "1", a_loss(synced=True), allow_loss=True) == {"loss"}
+    assert found(tmp_path / "1", a_loss(synced=True), allow_loss=True) == {"sync"}
+    assert found(tmp_path / "0", a_loss(synced=True), allow_loss=False) == {"loss"}
     other = a_loss()
     other["other client"] = [events.Sync(1, 30), events.Synced(1, 40, 8)]
     assert found(tmp_path / "2", other, allow_loss=True) == set()

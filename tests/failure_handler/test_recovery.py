@@ -8,7 +8,16 @@ import pytest
 from failure_handler.state import Begin, Decide, Finish
 from tests.failure_handler.world import COMMIT, FLUSH, HOP, MS, FakeServer, S, World, config, storm
 from ziplog.view import fingerprint
-from ziplog.wire import Freeze, Frozen, Message, Reinserted, Removed, Suspect, ViewDecided
+from ziplog.wire import (
+    Freeze,
+    Frozen,
+    LeaseAnnounced,
+    Message,
+    Reinserted,
+    Removed,
+    Suspect,
+    ViewDecided,
+)
 
 #: How far a recovery to view 2 is, as the test sees it.
 PHASES: dict[str, Callable[[World], bool]] = {
@@ -421,6 +430,40 @@ def test_a_storm_of_everything(seed: int) -> None:
     world.run(3 * S)
     for shard in range(2):
         world.until_live(shard, limit=120 * S)
+
+
+def test_a_joined_server_that_missed_the_start_of_its_view_is_not_forgotten() -> None:
+    world = World().live()
+    world.kill(world.server(0, 1))
+    reach(world, "joined")
+    waits = world.server(0, 1).name
+    world.network = lambda _src, dst, message: (
+        [] if type(message) is LeaseAnnounced and dst == waits else [HOP]
+    )
+    reach(world, "finished")
+    world.supervised = False
+    world.kill(world.server(0, 0))
+    world.run(600 * MS)
+    world.network = lambda _src, _dst, _message: [HOP]
+    world.server(0, 0).restart()
+    world.until_live(view=3, limit=10 * S)
+
+
+def test_a_shard_that_is_out_of_service_is_heard_though_all_its_servers_are_fine() -> None:
+    world = World(config(shards=2)).live()
+    server = world.server(0, 0)
+    # One word of doubt, which is taken back; then the handler forgets the way to the server.
+    server.accuses = {1}
+    reach(world, "begun")
+    server.accuses = set()
+    world.network = lambda _src, _dst, message: [] if type(message) is Freeze else [HOP]
+    world.run(S)
+    world.fail_over()
+    world.network = lambda _src, _dst, _message: [HOP]
+    world.until_live(limit=5 * S)
+    last = world.mms.state.last
+    assert last is not None
+    assert [member.shard for member in last.members] == [0, 1]
 
 
 # --- who is to be started again ----------------------------------------------------------------

@@ -260,8 +260,9 @@ class MembershipService:
                 ))  # fmt: skip
             return
         command = CreateCluster(
-            self._new_cluster, self.config.name, decisions.configured(self.config)
-        )
+            self._new_cluster, self.config.name, decisions.configured(self.config),
+            self.config.durability,
+        )  # fmt: skip
         self._out.append(Propose(command.encode()))
 
     def _committed(self, event: Committed) -> None:
@@ -281,6 +282,7 @@ class MembershipService:
             return
         match command:
             case CreateCluster():
+                self._check_durability()
                 self._placed()
             case GrantLease() if command.lease != before:
                 self._granted(command)
@@ -319,6 +321,16 @@ class MembershipService:
         self.announcements.placed_with = last.number if last is not None else 0
         self.plan.restored(last, self._now)
         self._placed()
+        self._check_durability()
+
+    def _check_durability(self) -> None:
+        """Refuse to serve a log at another level than the one that its users were promised."""
+        level, asked = self.state.durability, self.config.durability
+        if self.state.cluster and level != asked:
+            self._out.append(Halt(
+                f"the log was made with durability = {level!r}; the cluster file says {asked!r},"
+                f" but a log keeps its level. Write {level!r} there again, or make another log"
+            ))  # fmt: skip
 
     def _placed(self) -> None:
         placements = self.state.placements.values()

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from ziplog.gsn import MAX_ROUND
-from ziplog.types import Epoch, Gsn, ShardId, View
+from ziplog.types import Durability, Epoch, Gsn, ShardId, View
 from ziplog.view import NO_DIGEST, Lease, LeaseRun, Placement, run_of
 from ziplog.wire import Name
 
@@ -45,6 +45,8 @@ class CreateCluster(Command, tag=1, frozen=True, gc=False):
     cluster: _ClusterId
     name: Name
     placements: list[Placement]
+    #: The level of the log, for as long as it lives.
+    durability: Durability = "memory"
 
 
 class GrantLease(Command, tag=2, frozen=True, gc=False):
@@ -122,6 +124,7 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     finalized: int
     recovering: list[Recovering] = []
     losses: list[RecordLoss] = []
+    durability: Durability = "memory"
 
 
 class ClusterState:
@@ -131,6 +134,7 @@ class ClusterState:
         #: 0 until the cluster is created.
         self.cluster = 0
         self.name = ""
+        self.durability: Durability = "memory"
         #: Every shard ever, by its number, in order.
         self.placements: dict[int, Placement] = {}
         #: The history of leases from the trim point on, oldest first.
@@ -182,6 +186,7 @@ class ClusterState:
         if not command.placements or not self._takes(command.placements):
             return "bad-placements"
         self.cluster, self.name = command.cluster, command.name
+        self.durability = command.durability
         self._place(command.placements)
         return ""
 
@@ -299,7 +304,7 @@ class ClusterState:
             _Snapshot(
                 self.cluster, self.name, list(self.placements.values()), self.runs, self.trim,
                 self.finalized, [self.recovering[shard] for shard in sorted(self.recovering)],
-                self.losses,
+                self.losses, self.durability,
             )
         )  # fmt: skip
 
@@ -315,7 +320,7 @@ class ClusterState:
         self.placements = {placement.shard: placement for placement in found.placements}
         self.runs, self.trim, self.finalized = found.runs, found.trim, found.finalized
         self.recovering = {one.shard: one for one in found.recovering}
-        self.losses = found.losses
+        self.losses, self.durability = found.losses, found.durability
         self._digests = {
             lease.number: lease.digest for run in self.runs for lease in (run.first, run.last)
         }

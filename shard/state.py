@@ -7,7 +7,7 @@ ever grows (docs/protocol.md, sections 5 and 9).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from shard.epochs import EpochClock
 from shard.sessions import Sessions
 from shard.stream import Stream
 from ziplog.node import Broadcast, Effect, Persist, Send
+from ziplog.types import Durability
 from ziplog.view import Replica, ServerState
 from ziplog.wire import (
     Decision,
@@ -43,7 +44,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True):
     replicas: tuple[Replica, ...]
     #: The nodes of the membership service.
     mms: tuple[Replica, ...]
-    durability: Literal["memory", "disk"]
+    durability: Durability
     pid: int
     limits: Limits
     session_timeout_s: int = 900

@@ -26,7 +26,7 @@ from ziplog.client.requests import (
     TailRequest,
     TrimRequest,
 )
-from ziplog.config import ClusterConfig, Durability, NodeConfig, ShardConfig
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
 from ziplog.node import Call, Committed, LeaderChanged, Restored
 from ziplog.types import RID_GENESIS, Record, RecordId
 from ziplog.wire import Limits
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from tests.world import Link
     from ziplog.client.requests import Policy
+    from ziplog.types import Durability
 
 COMMIT = MS // 2
 #: A killed server is there again after so long.

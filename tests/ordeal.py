@@ -21,7 +21,7 @@ from ziplog.types import RID_GENESIS, Record, RecordId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ziplog.config import Durability
+    from ziplog.types import Durability
 
 #: Everything must be whole, and every call answered, so long after the last failure.
 HEALED = 60 * S

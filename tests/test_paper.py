@@ -8,6 +8,7 @@ real state machines of servers, membership service and clients in virtual time; 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from ziplog.types import RID_GENESIS, RID_RECENT, RecordId
 from ziplog.wire import Forward, InsertAck, Place, Report, Skip, Subscribe, Suspect
 
 if TYPE_CHECKING:
-    from ziplog.config import Durability
+    from ziplog.types import Durability
 
 DELAY = 50 * US
 
@@ -644,3 +645,14 @@ def test_bp_14_sync_returns_the_last_entry_that_is_persistent_on_all() -> None:
         cluster.kill(name)
     assert cluster.run_until(cluster.is_whole, 30 * S)
     assert [r.payload for r in alice.read_all()] == [b"%d" % n for n in range(5)]
+
+
+def test_bp_14_the_level_is_a_property_of_the_log() -> None:
+    """'The ledger type will be persisted as part of ledger metadata and remaining unchanged.'"""
+    cluster = PureCluster(shards=1, f=1, durability="disk")
+    group = cluster.groups["mms-0"]
+    cluster.config = replace(cluster.config, durability="memory")
+    group.lead()
+    ((name, reason),) = cluster.world.halts
+    assert name == "mms-0"
+    assert "'disk'" in reason

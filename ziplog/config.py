@@ -18,14 +18,14 @@ import textwrap
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - `get_type_hints` needs it
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 from ziplog.errors import ConfigError
+from ziplog.types import Durability  # noqa: TC001 - keys_of reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-Durability = Literal["memory", "disk"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _NAME_RULE: Final = "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import ziplog
-from ziplog.config import ClusterConfig, Durability, NodeConfig, ShardConfig, dump
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.supervision import Supervision
 from ziplog.supervisor import CLUSTER_FILE, Supervisor
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
     from typing import Self
+
+    from ziplog.types import Durability
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -20,12 +20,14 @@ Gsn = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 #: A shard's number, from 0, never used again for another shard.
 ShardId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-#: A shard's view: 1 at first, one more after each recovery.
+#: A shard's view: 1 at first, greater after each recovery.
 View = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 #: Sequence number of an insert, counted per client and shard, from 1.
 Seq = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 #: Position in the stream that a primary decides, from 1.
 Fseq = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+#: When an insert counts as done: all f+1 replicas have it in memory, or on stable storage.
+Durability = Literal["memory", "disk"]
 #: 128 random bits, new in every client process.
 ClientId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 

@@ -299,3 +299,11 @@ class StateMachine(RuleBasedStateMachine):
 
 TestStateMachine = StateMachine.TestCase
 TestStateMachine.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
+
+
+def test_the_log_keeps_the_level_that_it_was_made_with() -> None:
+    state = ClusterState()
+    apply(state, CreateCluster(CLUSTER, "c", [placement(0)], "disk"))
+    other = ClusterState()
+    other.restore(state.snapshot())
+    assert (state.durability, other.durability) == ("disk", "disk")

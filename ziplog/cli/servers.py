@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ziplog.cli.options import DataDir, Timeout, say
-from ziplog.config import ClusterConfig, Durability, load
+from ziplog.config import ClusterConfig, load
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
 from ziplog.supervisor import CLUSTER_FILE, environment, log_tail, python, running_pid
+from ziplog.types import Durability
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ziplog.types import Gsn, ShardId, View
+from ziplog.types import Durability, Gsn, ShardId, View
 from ziplog.view import LeaseRun, NodeState, Placement
 from ziplog.wire.base import MAX_FRAME, VERSION, Message, Name, Request, Unsigned
 
@@ -71,7 +71,7 @@ class ClusterInfo(Message, tag=VERSION * 256 + 43, frozen=True, gc=False):
 
     request: Request
     name: Name
-    durability: Literal["memory", "disk"]
+    durability: Durability
     #: Endpoints of the service's nodes, the leader's first.
     mms: list[Name]
     placements: list[Placement]

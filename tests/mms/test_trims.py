@@ -1,0 +1,63 @@
+"""Trims: wanted, committed, refused by all, answered."""
+
+from tests.mms.world import CLUSTER, MS, S, World
+from ziplog.wire import (
+    Frontier,
+    Trim,
+    TrimReply,
+)
+
+
+def test_a_trim_wants_commits_and_waits_until_all_refuse() -> None:
+    world = World().lead().run(5 * S)
+    world.ask(Trim(CLUSTER, 9, 1000))
+    world.run(20 * MS)
+    primaries = [server for server in world.servers if server.name.endswith("-0")]
+    assert all(server.wants[0].gsn == 999 and server.wants[0].request for server in primaries)
+    assert not any(server.wants for server in world.servers if server not in primaries)
+    assert world.service.state.trim == 0  # not stable as far as is known
+    for server in primaries:
+        world.ask(Frontier(CLUSTER, server.shard, 1, 1, server.frontier), server.route)
+    world.run(5 * MS)
+    assert world.service.state.trim == 1000
+    assert all(server.trim == 1000 for server in world.servers)
+    assert world.answers(TrimReply) == []  # no server said so yet
+    world.run(2 * S)
+    assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 1000)]
+
+
+def test_a_trim_does_not_wait_for_a_server_that_is_down() -> None:
+    world = World().lead().run(5 * S)
+    world.servers[1].alive = False
+    world.run(4 * S)
+    world.ask(Trim(CLUSTER, 9, 1000))
+    world.run(4 * S)
+    assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 1000)]
+
+
+def test_a_trim_that_cannot_become_stable_gives_up() -> None:
+    world = World().lead().run(5 * S)
+    world.servers[0].alive = False
+    world.ask(Trim(CLUSTER, 9, 1000))
+    world.run(29 * S)
+    assert world.answers(TrimReply) == []
+    world.run(2 * S)
+    assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 0, "not-stable")]
+    assert world.service.state.trim == 0
+
+
+def test_a_position_that_nobody_was_given_cannot_be_trimmed() -> None:
+    world = World().lead().run(5 * S)
+    world.ask(Trim(CLUSTER, 9, world.lease.stop))
+    world.run(100 * MS)
+    assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 0, "no-such-position")]
+
+
+def test_a_trim_below_the_trim_point_is_done() -> None:
+    world = World().lead().run(5 * S)
+    for request, gsn in ((1, 1000), (2, 1000), (3, 5), (4, 0)):
+        world.ask(Trim(CLUSTER, request, gsn))
+        world.run(3 * S)
+    assert [(m.request, m.trim, m.error) for m in world.answers(TrimReply)] == [
+        (request, 1000, "") for request in (1, 2, 3, 4)
+    ]

@@ -1,0 +1,230 @@
+"""The membership service in virtual time: emulated servers, consensus that commits on request."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from mms.service import MembershipService
+from mms.state import ClusterState, decode_command
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
+from ziplog.node import (
+    Broadcast,
+    Committed,
+    Complain,
+    Effect,
+    Event,
+    LeaderChanged,
+    Propose,
+    Received,
+    Send,
+    Wakeup,
+)
+from ziplog.view import NO_DIGEST, Lease
+from ziplog.wire import (
+    Heartbeat,
+    LeaseAnnounced,
+    Message,
+    StatusQuery,
+    StatusReply,
+    Want,
+)
+
+MS: Final = 1_000_000
+S: Final = 1000 * MS
+CLUSTER: Final = 4711
+
+
+def config(shards: int = 2, mms: int = 1, **options: Any) -> ClusterConfig:
+    return ClusterConfig(
+        name="c",
+        data_dir=Path("nowhere"),
+        mms=tuple(
+            NodeConfig(f"mms-{i}", "127.0.0.1", 7000 + i, 7100 + i) for i in range(mms)
+        ),
+        shards=tuple(
+            ShardConfig(
+                shard,
+                tuple(
+                    NodeConfig(f"shard-{shard}-{i}", "127.0.0.1", 8000 + 2 * shard + i)
+                    for i in range(2)
+                ),
+            )
+            for shard in range(shards)
+        ),
+        **options,
+    )  # fmt: skip
+
+
+class FakeServer:
+    """A storage server as the service sees it: it holds what it is told."""
+
+    def __init__(self, name: str, shard: int) -> None:
+        self.name, self.shard = name, shard
+        self.route = b"route " + name.encode()
+        self.incarnation = 1
+        self.identity = f"directory of {name}"
+        self.alive = True
+        self.deaf = False
+        self.state = "starting"
+        self.active = False
+        self.rate = 0
+        self.lease: Lease | None = None
+        self.trim = 0
+        self.frontier = 0
+        self.halted = False
+        self.told: list[LeaseAnnounced] = []
+        self.wants: list[Want] = []
+
+    def heartbeat(self) -> Heartbeat:
+        lease = self.lease
+        view = 0 if self.state == "starting" else 1
+        return Heartbeat(
+            CLUSTER if lease else 0, self.name, "127.0.0.1:1", self.shard, view, self.incarnation,
+            99, self.state, self.active, self.rate, self.frontier, 0,  # type: ignore[arg-type]
+            lease.number if lease else 0, lease.digest if lease else NO_DIGEST, self.trim, 7, 5,
+            self.identity,
+        )  # fmt: skip
+
+    def receive(self, message: Message) -> None:
+        if self.deaf or not self.alive:
+            return
+        if isinstance(message, Want):
+            self.wants.append(message)
+            self.frontier = max(self.frontier, message.gsn + 1)
+        elif isinstance(message, LeaseAnnounced):
+            self.told.append(message)
+            self.trim = max(self.trim, message.trim)
+            for run in message.runs:
+                self._take(run.first, run.last)
+            placed = any(p.shard == self.shard for p in message.placements)
+            if self.state == "starting" and self.lease is not None and placed:
+                self.state = "up"
+
+    def _take(self, first: Lease, last: Lease) -> None:
+        held = self.lease
+        if held is not None and last.number == held.number and last != held:
+            self.halted = True
+        if held is not None and first.number == held.number + 1:
+            assert first.predecessor == held.digest
+            assert first.base == held.stop
+        if held is None or (first.number <= held.number + 1 and last.number > held.number):
+            self.lease = last
+
+
+class World:
+    """The service, its servers, and a consensus that commits after `delay` ns."""
+
+    def __init__(self, cluster: ClusterConfig | None = None, delay: int = MS) -> None:
+        self.config = cluster or config()
+        self.now = 1000 * S
+        self.delay = delay
+        self.consensus = ClusterState()
+        self.log: list[bytes] = []
+        self.proposed: list[tuple[int, bytes]] = []
+        self.sent: list[tuple[bytes, Message]] = []
+        self.complaints: list[str] = []
+        self.is_cut_off = False
+        self.servers = [
+            FakeServer(node.name, shard.id)
+            for shard in self.config.shards
+            for node in shard.replicas
+        ]
+        self.beats: dict[str, int] = dict.fromkeys((s.name for s in self.servers), self.now)
+        self.start()
+
+    def start(self) -> None:
+        """Start the service anew, from what consensus has."""
+        self.service = MembershipService(
+            self.config, "mms-0", pid=1, cluster=CLUSTER, incarnation=len(self.log), now=self.now
+        )
+        self.proposed.clear()
+        replay = ClusterState()
+        for command in self.log:
+            self.step(Committed(command, replay.apply(command)))
+
+    def lead(self) -> "World":
+        self.step(LeaderChanged("mms-0", is_self=True))
+        return self
+
+    def step(self, event: Event) -> None:
+        for effect in self.service.step(event, self.now):
+            self.carry_out(effect)
+        self.service.check()
+
+    def carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Propose():
+                self.proposed.append((self.now + self.delay, effect.command))
+            case Send():
+                self.deliver(effect.dst, effect.message)
+            case Broadcast():
+                for dst in effect.dsts:
+                    self.deliver(dst, effect.message)
+            case Complain():
+                self.complaints.append(effect.reason)
+            case _:
+                raise AssertionError(effect)
+
+    def deliver(self, dst: bytes, message: Message) -> None:
+        self.sent.append((dst, message))
+        for server in self.servers:
+            if server.route == dst:
+                server.receive(message)
+
+    def hear(self, server: FakeServer) -> None:
+        self.beats[server.name] = self.now + S
+        self.step(Received(server.route, server.heartbeat()))
+
+    def run(self, duration: int) -> "World":
+        stop = self.now + duration
+        while True:
+            due = [(at, 1) for at, _ in self.proposed[:1] if not self.is_cut_off]
+            due += [(self.beats[s.name], 2) for s in self.servers if s.alive]
+            wakeup = self.service.next_wakeup()
+            if wakeup is not None:
+                due.append((wakeup, 3))
+            at, kind = min(due, default=(stop, 0))
+            if at >= stop:
+                self.now = stop
+                return self
+            self.now = max(self.now, at)
+            self.happen(kind)
+
+    def happen(self, kind: int) -> None:
+        if kind == 1:
+            _, command = self.proposed.pop(0)
+            self.log.append(command)
+            self.step(Committed(command, self.consensus.apply(command)))
+        elif kind == 2:
+            name = min((s.name for s in self.servers if s.alive), key=lambda name: self.beats[name])
+            self.hear(next(s for s in self.servers if s.name == name))
+        else:
+            self.step(Wakeup())
+
+    def ask(self, message: Message, src: bytes = b"client") -> None:
+        self.step(Received(src, message))
+
+    def answers(self, kind: type[Message], dst: bytes = b"client") -> list[Any]:
+        return [message for route, message in self.sent if route == dst and type(message) is kind]
+
+    @property
+    def lease(self) -> Lease:
+        last = self.service.state.last
+        assert last is not None
+        return last
+
+    def commands(self) -> list[str]:
+        return [type(decode_command(command)).__name__ for command in self.log]
+
+    def set_active(self, active: bool = True) -> None:
+        for server in self.servers:
+            changed = server.active != active
+            server.active = active
+            if changed and active:
+                self.hear(server)
+
+    def status(self) -> dict[str, Any]:
+        self.sent.clear()
+        self.ask(StatusQuery(0, 5))
+        document: dict[str, Any] = json.loads(self.answers(StatusReply)[0].document)
+        return document

@@ -12,6 +12,8 @@ from mms.state import (
     Command,
     CreateCluster,
     GrantLease,
+    RecordLoss,
+    RemoveShard,
     SetFinalized,
     SetTrim,
     decode_refusal,
@@ -115,6 +117,107 @@ def test_a_lease_may_bring_the_views_of_its_members() -> None:
     assert apply(state, GrantLease(lease, [placement(1, view=2)])) == ""
     back = lease.following(MEMBERS)
     assert apply(state, GrantLease(back, [placement(1, view=1)])) == "bad-placements"
+
+
+def recovered(state: ClusterState, recovery: int) -> str:
+    """Bring shard 0 back in a view."""
+    last = state.last
+    assert last is not None
+    members = (Member(0, recovery, 1), Member(1, 1, 1))
+    return apply(state, GrantLease(last.following(members), [placement(0, view=recovery)]))
+
+
+def test_a_removed_shard_is_no_member_until_its_newest_recovery_brings_it_back() -> None:
+    state = with_leases(2)
+    last = state.last
+    assert last is not None
+    assert apply(state, RemoveShard(0, 1, 2)) == ""
+    assert state.placements[0].state == "recovering"
+    assert state.placements[0].view == 1
+    assert apply(state, GrantLease(last.following(), [])) == "bad-members"
+    without = last.following((Member(1, 1, 1),))
+    assert apply(state, GrantLease(without, [placement(0)])) == "bad-placements"
+    assert apply(state, GrantLease(without, [placement(0, state="parked")])) == "bad-placements"
+    assert apply(state, GrantLease(without, [placement(0, 2, "recovering")])) == "bad-placements"
+    moved = msgspec.structs.replace(
+        placement(0, 2), replicas=(Replica("x", "127.0.0.1:1"), Replica("y", "127.0.0.1:2"))
+    )
+    assert apply(state, GrantLease(without, [moved])) == "bad-placements"
+    assert apply(state, GrantLease(without, [])) == ""
+    assert apply(state, RemoveShard(0, 1, 4)) == ""
+    assert recovered(state, 2) == "bad-placements"
+    assert recovered(state, 4) == ""
+    assert state.recovering == {}
+    assert apply(state, RemoveShard(0, 1, 5)) == "other-view"
+
+
+def test_the_limit_stays_over_all_attempts_of_one_outage() -> None:
+    state = with_leases(2)
+    last = state.last
+    assert last is not None
+    apply(state, RemoveShard(0, 1, 2))
+    apply(state, GrantLease(last.following((Member(1, 1, 1),)), []))
+    for recovery in (2, 3, 3, 7):
+        assert apply(state, RemoveShard(0, 1, recovery)) == ""
+        assert state.recovering[0].limit == last.stop
+    assert apply(state, RemoveShard(0, 3, 8)) == ""  # from a view that was decided meanwhile
+    assert apply(state, RemoveShard(0, 1, 7)) == "other-view"
+    assert recovered(state, 8) == ""
+    last = state.last
+    assert last is not None
+    assert apply(state, RemoveShard(0, 8, 9)) == ""
+    assert state.recovering[0].limit == last.stop
+
+
+def test_a_shard_without_a_lease_or_in_another_view_is_not_removed() -> None:
+    assert apply(created(), RemoveShard(0, 1, 2)) == "no-such-shard"
+    state = with_leases(1)
+    assert apply(state, RemoveShard(5, 1, 2)) == "no-such-shard"
+    for view, recovery in ((0, 2), (2, 3), (1, 1)):
+        assert apply(state, RemoveShard(0, view, recovery)) == "other-view"
+    # Nobody may say so with a lease, either.
+    assert state.last is not None
+    lease = state.last.following((Member(1, 1, 1),))
+    assert apply(state, GrantLease(lease, [placement(0, 1, "recovering")])) == "bad-placements"
+
+
+def test_losses_are_of_the_recovery_under_way_and_go_with_the_log() -> None:
+    state = with_leases(3, epochs=1, epoch_size=100)
+    assert apply(state, RecordLoss(0, 2, 5, 9)) == "other-view"
+    apply(state, RemoveShard(0, 1, 2))
+    assert apply(state, RecordLoss(0, 3, 5, 9)) == "other-view"
+    for start, stop in ((9, 9), (9, 5), (5, 302)):
+        assert apply(state, RecordLoss(0, 2, start, stop)) == "no-such-position"
+    for _ in range(2):
+        assert apply(state, RecordLoss(0, 2, 250, 301)) == ""
+    assert state.losses == [RecordLoss(0, 2, 250, 301)]
+    copy = ClusterState()
+    copy.restore(state.snapshot())
+    copy.check()
+    assert (copy.losses, copy.recovering) == (state.losses, state.recovering)
+    apply(state, SetTrim(300))
+    assert len(state.losses) == 1
+    assert recovered(state, 2) == ""
+    apply(state, SetTrim(301))
+    assert state.losses == []
+
+
+def test_the_latest_losses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mms.state.MAX_LOSSES", 3)
+    state = with_leases(1)
+    for recovery in range(2, 8):
+        assert apply(state, RemoveShard(0, recovery - 1 if recovery > 2 else 1, recovery)) == ""
+        assert apply(state, RecordLoss(0, recovery, recovery, 100)) == ""
+    assert [loss.view for loss in state.losses] == [5, 6, 7]
+
+
+def test_a_snapshot_from_before_recoveries_is_read() -> None:
+    state = with_leases(2)
+    old = msgspec.msgpack.encode(msgspec.msgpack.decode(state.snapshot())[:6])
+    copy = ClusterState()
+    copy.restore(old)
+    copy.check()
+    assert copy.snapshot() == state.snapshot()
 
 
 def test_a_year_of_idleness_fits_in_kilobytes() -> None:

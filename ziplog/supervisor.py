@@ -2,8 +2,9 @@
 
 Rule: no process outlives its supervisor. A clean stop asks everybody to stop (SIGTERM: servers
 write their checkpoint and start again without harm) and kills who does not; should the supervisor
-itself be killed, the kernel sends the SIGTERM. Invariant: one supervisor per data directory,
-guarded by a lock on `supervisor.pid` (docs/protocol.md, section 9: a killed server is in limbo).
+itself be killed, the kernel sends the SIGTERM (a frozen process takes it once it goes on).
+Invariant: one supervisor per data directory, guarded by a lock on `supervisor.pid`
+(docs/protocol.md, section 9: a killed server is in limbo).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _LOG_TAIL_LINES: Final = 5
 #: Of each line; a server that halts tells its reason first, and then its whole state.
 _LOG_LINE_LENGTH: Final = 400
 
-_libc: Final = ctypes.CDLL(None)
+#: Looked up here: between fork and exec, a process must not search its libraries.
+_prctl: Final = ctypes.CDLL(None).prctl
 
 
 class Supervisor:
@@ -286,7 +288,7 @@ def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
 
 
 def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 class _Starter:

@@ -304,6 +304,53 @@ def test_a_damaged_snapshot_stops_the_start(start: Callable[..., Running], tmp_p
         start("a", single())
 
 
+def test_a_lost_snapshot_stops_the_start(start: Callable[..., Running], tmp_path: Path) -> None:
+    nodes = single()
+    first = start("a", nodes)
+    for index in range(20):
+        first.raft.propose(b"%d" % index)
+    first.wait_committed(20)
+    first.raft.snapshot()
+    first.wait_trimmed()
+    first.raft.stop()
+    (tmp_path / "a" / "snapshot").unlink()
+    with pytest.raises(JournalError, match="snapshot is missing"):
+        start("a", nodes)
+
+
+def test_a_tick_that_fails_is_not_the_last(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start("a", single())
+    node.wait_leader()
+    failures: list[int] = []
+
+    def fail(_self: object) -> None:
+        failures.append(1)
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ziplog.runtime.receive.Node._tell", fail)
+        poll(lambda: len(failures) > 3)
+    node.raft.propose(b"one")
+    node.wait_committed(1)
+    assert not node.fatal
+
+
+def test_a_node_that_stopped_itself_takes_no_more(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start("a", single())
+    node.wait_leader()
+    monkeypatch.setattr(Words, "apply", lambda *_: 1 / 0)
+    node.raft.propose(b"one")
+    node.wait(lambda: node.fatal)
+    done: list[bool] = []
+    node.raft.read_barrier(done.append)
+    node.raft.propose(b"two")  # it must not write to a pipe that is closed
+    assert done == [False]
+
+
 def test_a_taken_port_is_named(start: Callable[..., Running]) -> None:
     nodes = single()
     start("a", nodes)

@@ -367,6 +367,20 @@ def test_a_command_may_be_proposed_while_a_snapshot_is_loaded(bench: Callable[..
     assert [m["command"] for _, m in node.wire.sent if m["type"] == "apply_command"] == [b"\0one"]
 
 
+def test_what_was_forwarded_to_a_leader_that_went_away_is_given_up(
+    bench: Callable[..., Bench],
+) -> None:
+    node = bench(entries(2, 4))
+    node.append(2, 4)
+    done: list[bool] = []
+    node.raft.read_barrier(done.append)
+    node.tick()
+    assert done == []
+    node.node._SyncObj__onNodeDisconnected(node.b)
+    node.tick()
+    assert done == [False]
+
+
 # --- the leader's side ---
 
 

@@ -1,0 +1,78 @@
+"""The consensus library's connections: what a full socket or a former process leaves behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pysyncobj.poller import createPoller
+
+from tests.ziplog.test_raft import Words, free_endpoints, poll
+from ziplog.runtime.links import Connection
+from ziplog.runtime.raft import Raft
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Any, Any, Any]]:
+    poller = createPoller("auto")
+    sockets = socket.socketpair()
+    for one in sockets:
+        one.setblocking(False)
+    ends = [Connection(poller, socket=one, timeout=60.0) for one in sockets]
+    yield poller, *ends
+    for end in ends:
+        end.disconnect()
+
+
+def test_what_a_full_socket_does_not_take_follows_by_itself(pair: tuple[Any, Any, Any]) -> None:
+    poller, one, other = pair
+    received: list[Any] = []
+    other.setOnMessageReceivedCallback(received.append)
+    poller.poll(0.01)  # from now on it waits for news only
+    message = {"data": os.urandom(3_000_000)}  # no compression shortens it
+    one.send(message)
+    assert one.getSendBufferSize() > 0
+    poll(lambda: poller.poll(0.01) or received)
+    assert received == [message]
+
+
+def test_a_node_that_calls_again_has_left_its_former_connection(tmp_path: Path) -> None:
+    # The greater endpoint calls.
+    own, caller = sorted(free_endpoints(2))
+    node = Raft(
+        "a", {"a": own, "b": caller}, tmp_path, Words(),
+        on_event=lambda _: None, on_fatal=lambda _: None,
+    )  # fmt: skip
+    host, port = own.split(":")
+    poller = createPoller("auto")
+    connections = node._sync._SyncObj__transport._connections
+    calls: list[Any] = []
+
+    def call() -> Any:
+        connected = socket.create_connection((host, int(port)))
+        connected.setblocking(False)
+        calls.append(Connection(poller, socket=connected, timeout=60.0))
+        calls[-1].send(caller)
+        former = list(connections.values())
+        poll(lambda: node._sync.doTick(0.01) or list(connections.values()) != former)
+        (accepted,) = connections.values()
+        return accepted
+
+    try:
+        first, second = call(), call()
+        assert first.fileno() is None
+        assert second.fileno() is not None
+        assert len(node._sync.connected_nodes()) == 1
+        # What comes from there counts no more, and who is still there notices.
+        poll(lambda: poller.poll(0.01) or calls[0].fileno() is None)
+        assert calls[1].fileno() is not None
+    finally:
+        for one in calls:
+            one.disconnect()
+        node.stop()

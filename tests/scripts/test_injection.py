@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from injection.schedule import DAMAGE, KINDS, Chaos, Fault, faults, strike
 import ziplog
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
+from ziplog.supervisor import CLUSTER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -385,6 +387,50 @@ def test_the_command_freezes_and_heals(cluster: Cluster, nodes: Nodes) -> None:
     assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
 
 
+def test_what_was_flushed_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", os.fsync)
+    monkeypatch.setattr(os, "fdatasync", os.fdatasync)
+    patient = Patient(tmp_path, "a")
+    layer._slow_disk(patient)
+    control.write(tmp_path, "a", Ills(notes_syncs=True))
+    wait_until(lambda: patient.ills().notes_syncs, "it knows")
+    path = tmp_path / "1.seg"
+    assert control.synced(tmp_path, "a", path) == 0
+    with path.open("wb", buffering=0) as file:
+        file.write(b"12345")
+        os.fdatasync(file.fileno())
+        file.write(b"678")
+        assert control.synced(tmp_path, "a", path) == 5
+        os.fdatasync(file.fileno())
+    assert control.synced(tmp_path, "a", path) == 8
+    assert control.synced(tmp_path, "a", tmp_path / "2.seg") == 0
+
+
+def test_a_power_cut_leaves_what_was_flushed(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(cluster.config.data_dir / CLUSTER_FILE, tmp_path)
+    nodes = Nodes(tmp_path)
+    done: list[Any] = []
+    for kind in ("pause", "kill_all"):
+        monkeypatch.setattr(nodes, kind, lambda names, kind=kind: done.append((kind, names)))
+    names = ["shard-0-0", "shard-0-1"]
+    paths = [tmp_path / name / "segments" / "1.seg" for name in names]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+    (tmp_path / "faults").mkdir()
+    control.note_sync(tmp_path, "shard-0-0", str(paths[0]), 100)
+    control.note_sync(tmp_path, "shard-0-1", str(paths[1]), 97)
+    left = set()
+    for seed in range(100):
+        for path in paths:
+            path.write_bytes(bytes(100))
+        nodes.power_cut(names, seed)
+        left.add(tuple(path.stat().st_size for path in paths))
+    assert left == {(100, 97), (100, 98), (100, 99), (100, 100)}
+    assert done[:3] == [("pause", "shard-0-0"), ("pause", "shard-0-1"), ("kill_all", names)]
+
+
 def test_damage_is_done_to_the_files_of_a_dead_server(tmp_path: Path) -> None:
     with Cluster(tmp_path, shards=1, f=0, failure_handlers=0) as cluster:
         nodes = Nodes(cluster.config.data_dir)
@@ -404,5 +450,8 @@ def test_damage_is_done_to_the_files_of_a_dead_server(tmp_path: Path) -> None:
         (offset,) = [
             i for i, pair in enumerate(zip(before, after, strict=True)) if len({*pair}) == 2
         ]
+        cluster.restart("shard-0-0")
+        nodes.kill_all(nodes.names)
+        assert sorted(cluster.dead()) == sorted(nodes.names)
         assert (before[offset] ^ after[offset]).bit_count() == 1
         assert f"of byte {offset} is flipped" in said

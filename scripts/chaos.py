@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from injection.schedule import KINDS, Chaos
+from injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos
 from injection.trial import Shape, Trial, explain, wrong
 
 from ziplog.errors import ZiplogError
@@ -110,10 +110,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--f", type=int, default=1)
     parser.add_argument("--durability", choices=("memory", "disk"), default="memory")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="of faults, with commas")
+    parser.add_argument(
+        "--kinds",
+        default=",".join(KINDS),
+        help=f"of faults, with commas; also {KILL_GROUP}, {', '.join(DAMAGE)}",
+    )
     parser.add_argument("--beyond", action="store_true", help="let whole groups fail too")
     parser.add_argument("--folder", type=Path, help="keep everything in this (new) directory")
     options = parser.parse_args(arguments)
+    kinds = options.kinds.split(",")
+    unknown = set(kinds) - {*KINDS, *DAMAGE, KILL_GROUP}
+    if unknown:
+        parser.error(f"--kinds: {', '.join(sorted(unknown))}: no kind of fault")
     shape = Shape(
         shards=options.shards, f=options.f, durability=options.durability, seed=options.seed
     )
@@ -123,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shape,
         options.minutes * 60,
         lambda line: print(line, flush=True),
-        kinds=options.kinds.split(","),
+        kinds=kinds,
         beyond=options.beyond,
     )
     for line in bad:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from history.clients import Plan
 from history.probe import Probe
 from injection.nodes import Nodes
-from injection.schedule import DAMAGE, KINDS, Chaos
+from injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos
 
 from ziplog.errors import ConfigError, ZiplogError
 
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _kinds(text: str) -> tuple[str, ...]:
     kinds = tuple(text.split(","))
-    unknown = set(kinds) - {*KINDS, *DAMAGE}
+    unknown = set(kinds) - {*KINDS, *DAMAGE, KILL_GROUP}
     if unknown:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: no kind of fault")
     return kinds

@@ -6,6 +6,7 @@ only the public API is used. What is done next depends on the seed and on what w
 
 from __future__ import annotations
 
+import ctypes
 import random
 import signal
 import time
@@ -36,6 +37,7 @@ _RESOLVE_S: Final = 1.0
 _SCAN: Final = 2000
 _TEXT: Final = 300
 _RETRY_S: Final = 0.2
+_PR_SET_PDEATHSIG: Final = 1
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -60,10 +62,11 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Stopped:
-    """Becomes true with SIGTERM."""
+    """Becomes true with SIGTERM, or when whoever started this process is gone."""
 
     def __init__(self) -> None:
         self._is_set = False
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         signal.signal(signal.SIGTERM, self._set)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from injection.nodes import Nodes
 
-#: Kinds of faults; those that damage files are only done when they are asked for.
+#: Kinds of faults; those that damage files, or kill a whole group, are only done when asked for.
 KINDS: Final = (
     "kill",
     "pause",
@@ -32,6 +32,7 @@ KINDS: Final = (
     "fill-disk",
 )
 DAMAGE: Final = ("torn-tail", "bitflip")
+KILL_GROUP: Final = "kill-group"
 _STORAGE_ONLY: Final = frozenset({"fill-disk", "cut-clients", *DAMAGE})
 _PAUSE_S: Final = (0.5, 4.0)
 _DURATION_S: Final = (0.2, 6.0)
@@ -52,7 +53,7 @@ class Fault(NamedTuple):
     def __str__(self) -> str:
         other = f" to {self.other}" if self.kind == "cut-one-way" else ""
         amount = f" by {self.amount} ms" if self.kind in {"slow", "slow-disk"} else ""
-        lasts = self.kind not in {"kill", "restart", *DAMAGE}
+        lasts = self.kind not in {"kill", "restart", KILL_GROUP, *DAMAGE}
         return f"{self.kind} {self.node}{other}{amount}" + (
             f" for {self.seconds:.1f} s" if lasts else ""
         )
@@ -89,6 +90,8 @@ def strike(nodes: Nodes, fault: Fault) -> str:
     match fault.kind:
         case "kill":
             nodes.kill(node)
+        case "kill-group":
+            nodes.kill_all(nodes.group_of(node))
         case "pause":
             nodes.pause(node)
         case "restart":

@@ -13,7 +13,7 @@ import pytest
 from injection import control, layer
 from injection.control import Ills, Patient
 from injection.nodes import LAUNCHER, Nodes
-from injection.schedule import DAMAGE, KINDS, Chaos, Fault, faults, strike
+from injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos, Fault, faults, strike
 
 import ziplog
 from ziplog.errors import ConfigError, UnavailableError
@@ -258,6 +258,11 @@ def test_every_kind_of_fault_is_done(recorded: Any, kind: str) -> None:
     strike(recorded, Fault(kind, "shard-0-1", "shard-0-0", 5, 1.0))
     ((_, node),) = recorded.done
     assert node == "shard-0-1"
+
+
+def test_a_group_is_killed_as_one(recorded: Any) -> None:
+    strike(recorded, Fault(KILL_GROUP, "shard-0-1", "shard-0-0", 5, 1.0))
+    assert recorded.done == [("kill_all", ("shard-0-0", "shard-0-1"))]
 
 
 def test_a_group_that_is_not_whole_is_spared(recorded: Any) -> None:

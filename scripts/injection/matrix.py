@@ -7,6 +7,7 @@ shard, and the history must break no rule.
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import time
@@ -65,7 +66,7 @@ def backup_killed(trial: Trial) -> Iterator[float]:
 def all_paused(trial: Trial) -> Iterator[float]:
     """All replicas of a shard stand still for a while."""
     for name in _replicas(trial):
-        trial.nodes.pause(name)
+        _pause(trial, name)
     yield _PAUSE_S
     for name in _replicas(trial):
         trial.nodes.resume(name)
@@ -75,7 +76,7 @@ def all_paused(trial: Trial) -> Iterator[float]:
 def primary_paused(trial: Trial) -> Iterator[float]:
     """A shard's primary stands still for a while, and wakes as somebody of an old view."""
     name = _replicas(trial)[0]
-    trial.nodes.pause(name)
+    _pause(trial, name)
     yield _PAUSE_S
     trial.nodes.resume(name)
 
@@ -194,7 +195,7 @@ def client_killed(trial: Trial) -> Iterator[float]:
 def disk_lost(trial: Trial) -> Iterator[float]:
     """A backup dies, and its data directory with it."""
     name = _replicas(trial)[-1]
-    trial.nodes.pause(name)
+    _pause(trial, name)
     shutil.rmtree(trial.nodes.data_dir / name)
     trial.nodes.kill(name)
     yield 0.0
@@ -260,6 +261,12 @@ def everything_killed(trial: Trial) -> Iterator[float]:
     yield 0.0
 
 
+def _pause(trial: Trial, name: str) -> None:
+    """Freeze a node, once it runs: another fault may have killed it."""
+    _wait(lambda: trial.nodes.find(name) is not None)
+    trial.nodes.pause(name)
+
+
 def _kill_leader(trial: Trial, group: str) -> None:
     found: list[str | None] = [None]
 
@@ -315,7 +322,7 @@ def run_trial(names: tuple[str, ...], shape: Shape, folder: Path) -> Row:
     """Run one cluster through these faults at once."""
     name = " + ".join(names)
     verdict = None
-    struck = healed = whole = time.monotonic()
+    struck = healed = whole = math.nan
     try:
         with Trial(folder, shape) as trial:
             _run(trial, _BEFORE_S)

@@ -196,11 +196,22 @@ class Store(Protocol):
         """
         ...
 
+    def damaged_after(self, fseq: int) -> tuple[int, int] | None:
+        """Return the first and last number of the unreadable entries right after `fseq`. Slow.
+
+        None: the next one can be read, or there is none.
+
+        Raises:
+            UnreadableError: the file that would tell cannot be read.
+
+        """
+        ...
+
     def repair(self, entries: list[Entry]) -> bool:
         """Put good entries in the place of damaged ones, for good; whether they fit. Slow.
 
         Args:
-            entries: numbered without a gap, all in one range that `damaged_range` told.
+            entries: numbered without a gap, all in one range of unreadable ones that was told.
 
         Raises:
             FullError: there is no space for it; nothing was changed.

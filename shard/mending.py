@@ -58,6 +58,16 @@ def missing_around(
     return hole
 
 
+def missing_from(directory: Path, segment: Segment, fseq: int, end: int) -> tuple[int, int] | None:
+    """Return the first and last number of the unreadable entries that begin with `fseq`, if any.
+
+    `end`: the number of the first entry of the next segment.
+    """
+    following = (f.fseq for _, f in good_entries(directory, segment) if f.fseq >= fseq)
+    last = next(following, end) - 1
+    return (fseq, last) if fseq <= last else None
+
+
 def good_entries(directory: Path, segment: Segment) -> Iterator[tuple[bytes, Found]]:
     """Give the entries of a segment that can be read, each with the bytes that it is in."""
     data = _contents(directory, segment)

@@ -18,6 +18,8 @@ from ziplog.node import Warn
 from ziplog.wire import Fetch, Place
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shard.state import ReplicaState
     from ziplog.wire import Fetched
 
@@ -62,11 +64,25 @@ class Repair:
 
     def needed(self, gsn: int, error: UnreadableError, now: int) -> None:
         """Get what a reader could not be told, unless something else is being got."""
-        if not self._may_look(now):
-            return
-        self._what, self._why = f"gsn {gsn}", str(error)
+        if self._may_look(now):
+            self._find(f"gsn {gsn}", error, lambda: self._state.store.damaged_range(gsn), now)
+
+    def needed_after(self, fseq: int, error: UnreadableError, now: int) -> None:
+        """Get the entries after `fseq`, which a peer asked for and this server could not read."""
+        if self._may_look(now):
+            what = f"the entry after {fseq}"
+            self._find(what, error, lambda: self._state.store.damaged_after(fseq), now)
+
+    def _find(
+        self,
+        what: str,
+        error: UnreadableError,
+        look: Callable[[], tuple[int, int] | None],
+        now: int,
+    ) -> None:
+        self._what, self._why = what, str(error)
         try:
-            hole = self._state.store.damaged_range(gsn)
+            hole = look()
         except UnreadableError as fault:
             self._give_up(str(fault), now)
             return

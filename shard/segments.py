@@ -19,7 +19,7 @@ from shard.entry import Entry, FullError, Mark, Table, UnreadableError, mark_of_
 from shard.files import connect, create, following, load, sync_directory, tidy
 from shard.flusher import Flusher
 from shard.lookup import NOWHERE, StoredLog
-from shard.mending import good_entries, mended, missing_around
+from shard.mending import good_entries, mended, missing_around, missing_from
 from shard.stored import EXPIRE, HEADER_BYTES, MARK, decode, encode
 from shard.stored import positions as positions_of
 from ziplog.runtime.tracing import halt
@@ -285,11 +285,27 @@ class SegmentStore(StoredLog):
         hole = missing_around(self._directory, segments, gsn, self._flusher.flushed_fseq)
         return hole and (hole[0], min(hole[1], self._end_of(self._segment_with(hole[0])) - 1))
 
+    def damaged_after(self, fseq: int) -> tuple[int, int] | None:
+        """Return the first and last number of the unreadable entries right after `fseq`. Slow.
+
+        None: the next one can be read, or there is none.
+
+        Raises:
+            UnreadableError: the file that would tell cannot be read.
+
+        """
+        self._flusher.flush()
+        first = max(fseq + 1, self.first_fseq)
+        if first > self.flushed_fseq:
+            return None
+        segment = self._segment_with(first)
+        return missing_from(self._directory, segment, first, self._end_of(segment))
+
     def repair(self, entries: list[Entry]) -> bool:
         """Put good entries in the place of damaged ones, for good; whether they fit. Slow.
 
         Args:
-            entries: numbered without a gap, all in one range that `damaged_range` told.
+            entries: numbered without a gap, all in one range of unreadable ones that was told.
 
         Raises:
             FullError: there is no space for it; nothing has changed.

@@ -182,6 +182,9 @@ class MemoryStore:
         fseq = self.entries[index].fseq if index < len(self.entries) else 0
         return next((hole for hole in self.damage if hole[0] <= fseq <= hole[1]), None)
 
+    def damaged_after(self, fseq: int) -> tuple[int, int] | None:
+        return next((hole for hole in self.damage if hole[0] <= fseq + 1 <= hole[1]), None)
+
     def repair(self, entries: list[Entry]) -> bool:
         numbers = [entry.fseq for entry in entries]
         if entries != [self.log[fseq - self.first_fseq] for fseq in numbers]:

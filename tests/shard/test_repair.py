@@ -138,6 +138,16 @@ def test_what_was_known_from_the_start_is_repaired_unasked() -> None:
     assert shard.repair.next_wakeup() is None
 
 
+def test_what_a_peer_asked_for_is_repaired() -> None:
+    shard = Shard(set())
+    shard.damaged.update({9, 10})
+    shard.repair.needed_after(8, UnreadableError("file is damaged"), shard.now)
+    shard.deliver()
+    assert shard.damaged == set()
+    (warning,) = shard.warnings
+    assert "the entry after 8" in warning
+
+
 def test_a_peer_that_is_silent_or_cannot_help_is_followed_by_the_next() -> None:
     shard = Shard({8})
     shard.way = lambda name, answer: answer if name == TWO else None

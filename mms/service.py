@@ -497,7 +497,10 @@ class MembershipService:
                 state.cluster, message.request, state.name, config.durability,
                 [node.endpoint for node in nodes], list(state.placements.values()),
                 [run_of(lease) for lease in self.plan.current(self._now)], state.trim,
-                Limits(config.max_payload_bytes, config.max_key_bytes, config.max_unsettled_units),
+                Limits(
+                    config.max_payload_bytes, config.max_key_bytes, config.max_unsettled_units,
+                    config.session_timeout_s,
+                ),
             ),
         )  # fmt: skip
 

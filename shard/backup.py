@@ -199,7 +199,7 @@ class Backup:
             self._kept_in_a_row += 1
         else:
             self._kept_in_a_row = 0
-            state.ack(unit)
+            state.ack(unit, waited=True)
         return True
 
     def _apply_other(self, decision: Decision) -> None:

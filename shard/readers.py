@@ -161,10 +161,12 @@ class Readers:
             ),
         )  # fmt: skip
 
-    def locate(self, route: bytes, locate: Locate) -> None:
+    def locate(self, route: bytes, locate: Locate, now: int) -> None:
         """Tell a client what became of a unit that it sent in some view (D13)."""
         state = self._state
         session = state.sessions.by_client.get(locate.client)
+        if session is not None:
+            session.last_seen = now
         unit = session.units.get(locate.seq) if session is not None else None
         verdict: Literal["present", "absent", "pending"] = "pending"
         gsns: list[int] = []

@@ -245,9 +245,11 @@ class Recovery:
         state.state = "joined"
         return True
 
-    def begin(self) -> list[Entry]:
+    def begin(self, now: int) -> list[Entry]:
         """The view begins: every replica holds the whole log, on its disk. Return what is news."""
         state, stream = self._state, self._state.stream
+        for session in state.sessions.by_client.values():
+            session.last_seen = now  # nobody could be heard meanwhile
         assert stream.last == state.store.last_fseq, "a view begins with another log"
         state.state = "up"
         self.number, self.entered = state.view, None

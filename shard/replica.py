@@ -536,7 +536,7 @@ class Replica:
 
     def _begin_view(self) -> None:
         """All replicas have joined: the view begins."""
-        self._stabilised(self._recovery.begin())
+        self._stabilised(self._recovery.begin(self._now))
         self._role = self._take_role()
         self._role.restore()
         self._readers.begin_view(self._guesses)
@@ -545,7 +545,7 @@ class Replica:
 
     def _locate(self, route: bytes, message: Locate) -> None:
         if self._reads(message, message.shard) and self._state.state in {"up", "joined"}:
-            self._readers.locate(route, message)
+            self._readers.locate(route, message, self._now)
 
     def _sync(self, route: bytes, message: Sync) -> None:
         if self._reads(message, message.shard) and self._state.state == "up":

@@ -129,8 +129,11 @@ class ReplicaState:
         self.stream.append(entry)
         self.out.append(Persist(entry))
 
-    def ack(self, unit: HeldUnit) -> None:
-        """Tell the unit's client where this server holds it, if the client's copy has come."""
+    def ack(self, unit: HeldUnit, *, waited: bool = False) -> None:
+        """Tell the unit's client where this server holds it, if the client's copy has come.
+
+        `waited`: not the copy, but the primary's word made this server say so.
+        """
         if not unit.route:
             return
         assert unit.gsns is not None, "an ack names slots"
@@ -148,6 +151,7 @@ class ReplicaState:
                     self.ack_counter,
                     unit.confirmed,
                     unit.gsns,
+                    waited,
                 ),
             )
         )

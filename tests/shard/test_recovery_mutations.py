@@ -132,7 +132,9 @@ def a_witness_forgets_at_once(patch: Patch) -> None:
 def absent_within_the_view(patch: Patch) -> None:
     """D13: a refusal within a view proves nothing."""
     locate = Readers.locate
-    patch.setattr(Readers, "locate", lambda self, route, m: locate(self, route, replace(m, view=0)))
+    patch.setattr(
+        Readers, "locate", lambda self, route, m, now: locate(self, route, replace(m, view=0), now)
+    )
 
 
 def silence_of_ones_own_counts(patch: Patch) -> None:

@@ -58,10 +58,6 @@ if TYPE_CHECKING:
     from ziplog.node import Effect, Event
     from ziplog.wire import Limits, Message
 
-#: Servers forget a client that is silent for 15 minutes; one that did not run for so long (nobody
-#: called it) must not count on what they knew.
-_FORGOTTEN_NS: Final = 600 * 1_000_000_000
-
 
 class ClientCore:
     """Everything that a client knows and has under way."""
@@ -138,7 +134,7 @@ class ClientCore:
     def step(self, event: Event, now: int) -> list[Effect]:
         """Take one event; see `ziplog.node`."""
         turn = self._turn
-        if now - turn.now > _FORGOTTEN_NS:
+        if now - turn.now > turn.forgotten_ns:
             self._inserts.overslept()
         turn.now = now
         if type(event) is Received:

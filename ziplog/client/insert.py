@@ -182,15 +182,13 @@ class Inserts:
             return
         acks = unit.acks
         known = acks.get(ack.server)
-        if known is None:
-            # A backup that guesses does not confirm: this one waited for the primary's word.
-            if ack.confirmed and ack.server:
-                unit.is_slow = True
-        else:
+        if known is not None:
             if known.incarnation == ack.incarnation and known.counter >= ack.counter:
                 return
             if known.gsns != ack.gsns:
                 unit.is_slow = True
+        if ack.waited:
+            unit.is_slow = True
         acks[ack.server] = ack
         unit.verdict = None
         if len(acks) == unit.replicas:

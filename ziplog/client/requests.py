@@ -127,7 +127,7 @@ class Counters(msgspec.Struct):
     """What a client did. Records, unless said otherwise."""
 
     inserts: int = 0
-    #: Inserted by two message delays, all backups having guessed right; and all others: a backup
+    #: Inserted by two message delays: all backups guessed right, or knew. And all others: a backup
     #: corrected its guess, or made none and waited for the primary's word, or a recovery told.
     fast_path: int = 0
     slow_path: int = 0

@@ -129,6 +129,7 @@ class Routing:
         service.learn(info.mms)
         self.cluster_name = info.name
         self.limits = info.limits
+        self._turn.forgotten_ns = info.limits.session_timeout_s * 1_000_000_000 * 2 // 3
         if info.leases:
             self.lease = info.leases[-1].last
         self.learn(info.placements)

@@ -22,7 +22,9 @@ FIRST_REQUEST: Final = 2**40
 class Turn:
     """One client's scratch pad."""
 
-    __slots__ = ("_last_request", "alarm", "client", "counters", "effects", "now")
+    __slots__ = (
+        "_last_request", "alarm", "client", "counters", "effects", "forgotten_ns", "now",
+    )  # fmt: skip
 
     def __init__(self, client: bytes) -> None:
         self.client: Final = client
@@ -32,6 +34,9 @@ class Turn:
         self.alarm = NEVER
         self.effects: list[Effect] = []
         self._last_request = FIRST_REQUEST
+        #: Servers forget a client that is silent; one that did not run for so long (nobody called
+        #: it) must not count on what they knew. Two thirds of their patience.
+        self.forgotten_ns = 600 * 1_000_000_000
 
     def request(self) -> int:
         """Return a request number that was never used."""

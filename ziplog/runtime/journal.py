@@ -241,22 +241,26 @@ class Journal:
         """Delete all entries, durably and at once or not at all; the term and vote stay."""
         self.drop_first(len(self.entries))
 
-    def align(self, first: Entry) -> None:
-        """Trim behind a snapshot: the last entry before those that it stands for becomes the first.
+    def begin_with(self, previous: Entry, last: Entry) -> None:
+        """Begin with the last two entries of a snapshot, durably and at once or not at all.
 
-        Nothing happens if the journal does not hold that very entry.
+        What is held behind them stays, unless something else than they is held in their places.
 
         Raises:
-            JournalError: there is a gap between the snapshot and the journal.
+            JournalError: there is a gap between the snapshot and the journal, or the disk refuses.
 
         """
-        if self.entries and self.entries[0].index > first.index:
+        if self.entries and self.entries[0].index > previous.index:
             raise self._error(
                 f"begins with entry {self.entries[0].index}, behind the snapshot beside it, which"
-                f" ends after entry {first.index}: files of two copies of this directory were mixed"
+                f" ends with entry {last.index}: files of two copies of this directory were mixed"
             )
-        if self.since(first.index, 1) == [first]:
-            self.drop_first(first.index - self.entries[0].index)
+        if self.since(previous.index, 2) == [previous, last]:
+            self.drop_first(previous.index - self.entries[0].index)
+        else:
+            self._sync_directory()
+            self.entries = [previous, last]
+            self._rewrite()
 
     def set_vote(self, term: int, voted_for: str | None) -> None:
         """Remember the term and whom this node voted for in it, durably."""

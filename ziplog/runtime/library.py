@@ -33,10 +33,8 @@ _COMPACT_S: Final = 600
 class Consumer:
     """What happens to committed commands and snapshots."""
 
-    def __init__(
-        self, machine: Machine, on_event: Callable[[Event], None], die: Callable[[str], None]
-    ) -> None:
-        self._machine, self._on_event, self.die = machine, on_event, die
+    def __init__(self, machine: Machine, on_event: Callable[[Event], None]) -> None:
+        self._machine, self._on_event = machine, on_event
 
     def apply(self, command: bytes) -> bytes:
         """Apply a committed command, on every node alike."""
@@ -67,15 +65,9 @@ class _LibrarySnapshot:
         last, previous = Entry(*entries[0]), Entry(*entries[1])
         Snapshot(previous, last, self._consumer.take_snapshot()).write(Path(path))
 
-    def read(self, path: str) -> tuple[Any, ...]:
-        """Restore the machine; return (last, the one before, the group) for the library."""
-        try:
-            found = Snapshot.read(Path(path))
-            self._consumer.restore(found.state)
-        except Exception as error:  # the library would go on with an empty machine
-            self._consumer.die(f"the snapshot {path} cannot be restored: {error}")
-            raise
-        return _plain(found.last), _plain(found.previous), set[Any]()
+
+def _not_asked(path: str) -> None:
+    raise AssertionError(f"the library reads {path} by itself")
 
 
 class _LibraryJournal:
@@ -148,24 +140,24 @@ def join(
     """
     path = journal.directory / "snapshot"
     if path.exists():  # finish what a crash between snapshot and trim left undone
-        journal.align(Snapshot.read(path).previous)
+        found = Snapshot.read(path)
+        journal.begin_with(found.previous, found.last)
     elif journal.entries and journal.entries[0].index != 1:
         raise JournalError(
             f"{path} is missing: restore it, or empty this directory, and the node learns"
             " everything from the other nodes"
         )
     others = [endpoint for node, endpoint in nodes.items() if node != name]
-    snapshot = _LibrarySnapshot(consumer)
     conf = configuration(
         nodes[name],
         alone=not others,
         journalFile=_LibraryJournal(journal),
         fullDumpFile=str(path),
-        serializer=snapshot.write,
-        deserializer=snapshot.read,
+        serializer=_LibrarySnapshot(consumer).write,
+        deserializer=_not_asked,  # it wants both; `Node` reads the file itself
         password=password,
     )
-    return Node(nodes[name], others, conf, consumer.apply, journal, path)
+    return Node(nodes[name], others, conf, consumer, journal, path)
 
 
 def configuration(bind: str, *, alone: bool, **given: Any) -> pysyncobj.config.SyncObjConf:

@@ -125,7 +125,7 @@ class Raft:
             "", is_leader=False, connected=(), term=0, applied=0, entries=0, is_voter=False
         )
         self._proposals = threading.BoundedSemaphore(MAX_PROPOSALS)
-        consumer = Consumer(machine, on_event, self._die)
+        consumer = Consumer(machine, on_event)
         try:
             _refuse_taken(nodes[name])
             self._sync: Final = join(nodes, name, self._journal, consumer, password)

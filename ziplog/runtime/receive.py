@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from ziplog.runtime.library import Consumer
+
 log = logging.getLogger(__name__)
 
 _FOLLOWER: Final = 0
@@ -119,7 +121,7 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         own: this node's endpoint.
         others: the endpoints of the group's other nodes.
         conf: the library's configuration; its journal writes to `journal`.
-        apply: given every committed command, in order; returns its result.
+        consumer: given every committed command, in order, and snapshots.
         journal: the directory's.
         snapshot: the snapshot file's path.
 
@@ -130,12 +132,12 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         own: str,
         others: Sequence[str],
         conf: Any,
-        apply: Callable[[bytes], bytes],
+        consumer: Consumer,
         journal: Journal,
         snapshot: Path,
     ) -> None:
         self._own: Final = own
-        self._apply: Final = apply
+        self._consumer: Final = consumer
         self._journal: Final = journal
         self._snapshot: Final = snapshot
         self._standings: dict[str, Standing | None] = dict.fromkeys(others)
@@ -233,11 +235,15 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
             return None
         assert command.startswith(_REGULAR), "an entry of a kind that nobody writes"
         try:
-            return self._apply(command[len(_REGULAR) :])
+            return self._consumer.apply(command[len(_REGULAR) :])
         except Exception as error:
             raise JournalError(
                 f"consensus: a committed command of {len(command)} bytes raised {error!r}"
             ) from error
+
+    def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:  # noqa: N802, N803, ARG002
+        """Go on from the snapshot file; the library would go on if it could not."""
+        self._load(Snapshot.read(self._snapshot))
 
     def _leave_lost_leader(self) -> None:
         """Fail what was forwarded to a leader that is away: no answer will come."""
@@ -467,13 +473,22 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         except OSError as error:
             log.warning("the leader's snapshot cannot be written (%s): trying again", error)
             return
-        self._journal.align(found.previous)
-        self._SyncObj__loadDumpFile(clearJournal=False)
-        self._commit(found.last.index)
+        self._load(found)
         waiting = self._SyncObj__commandsWaitingCommit
         for index in [index for index in waiting if index <= found.last.index]:
             for _, callback in waiting.pop(index):
                 callback(None, pysyncobj.config.FAIL_REASON.UNKNOWN_OUTCOME)
+
+    def _load(self, found: Snapshot) -> None:
+        self._journal.begin_with(found.previous, found.last)
+        try:
+            self._consumer.restore(found.state)
+        except Exception as error:
+            raise JournalError(
+                f"consensus: the snapshot {self._snapshot} cannot be restored: {error!r}"
+            ) from error
+        self._SyncObj__raftLastApplied = found.last.index
+        self._commit(found.last.index)
 
     def _answer(
         self, leader: Any, next_index: int, *, success: bool = False, reset: bool = False

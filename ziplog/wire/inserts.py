@@ -52,6 +52,9 @@ class InsertAck(Message, tag=VERSION * 256 + 2, frozen=True, gc=False):
     #: Decided by the primary, or still a backup's own guess.
     confirmed: bool
     gsns: Gsns
+    #: A backup had the client's copy, and said this only when the primary's word came: the third
+    #: message delay.
+    waited: bool = False
 
 
 RefusalCode = Literal[

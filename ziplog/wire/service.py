@@ -64,6 +64,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     max_key_bytes: Unsigned = 4096
     #: Units that a client may have unsettled at a shard.
     max_unsettled_units: Unsigned = 1024
+    #: Servers forget a client that is silent for so long.
+    session_timeout_s: Unsigned = 900
 
 
 class ClusterInfo(Message, tag=VERSION * 256 + 43, frozen=True, gc=False):

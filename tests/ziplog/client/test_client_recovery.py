@@ -385,9 +385,19 @@ def test_a_backup_that_waited_for_the_primarys_word_is_the_slow_path() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.give(ack(insert, 0, [4]), ack(insert, 1, [4], confirmed=True))
+    glass.give(ack(insert, 0, [4]), ack(insert, 1, [4], confirmed=True, waited=True))
     counters = glass.core.counters
     assert (counters.fast_path, counters.slow_path) == (0, 1)
+
+
+def test_a_backup_that_knew_the_primarys_word_already_is_the_fast_path() -> None:
+    """Its ack came with the client's own copy: two message delays."""
+    glass = connected()
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(ack(insert, 0, [4]), ack(insert, 1, [4], confirmed=True))
+    counters = glass.core.counters
+    assert (counters.fast_path, counters.slow_path) == (1, 0)
 
 
 # --- doubt ---

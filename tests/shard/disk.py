@@ -68,6 +68,10 @@ class Disk:
             if path.stat().st_ino == status.st_ino:
                 self._contents[status.st_ino] = path.read_bytes()
 
+    def forget(self) -> None:
+        """Take no bytes for granted that were written before."""
+        self._contents.clear()
+
     def restore(self) -> None:
         """Operate as usual again."""
         self._patch.undo()

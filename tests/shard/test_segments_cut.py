@@ -193,6 +193,22 @@ def test_what_is_not_written_yet_is_cut_too(tmp_path: Path) -> None:
     again.close()
 
 
+def test_what_another_process_wrote_is_stored_once_the_store_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been killed between its write and its flush."""
+    store, oracle = grown(tmp_path / "log")
+    assert store.close()
+    disk = Disk(monkeypatch, tmp_path / "log", 1000)
+    disk.forget()
+    again = reopen(tmp_path / "log", segment_bytes=SMALL)
+    disk.restore()
+    assert again.flushed_fseq == oracle.last_fseq
+    newest = max((tmp_path / "log").glob("*.seg"))
+    assert (disk.only_synced(tmp_path / "image") / newest.name).read_bytes() == newest.read_bytes()
+    again.close()
+
+
 def test_persisted_is_said_again_of_numbers_that_are_used_again(opened: Opened) -> None:
     events: list[Any] = []
     store = opened(flush_interval_ms=0)

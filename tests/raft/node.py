@@ -21,9 +21,10 @@ import pysyncobj.syncobj
 
 from ziplog.node import Committed
 from ziplog.runtime import journal, library, raft, receive
+from ziplog.runtime.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from multiprocessing.connection import Connection
 
     from ziplog.node import Event
@@ -139,7 +140,7 @@ def main(
     _slow_down(settings.sync_s)
     _hurry(settings.haste)
     if settings.shipped:
-        _put_back_shipped()
+        put_back_shipped()
     node = NodeProcess(name, nodes, Path(directory), pipe)
     if settings.compact_s:
         threading.Thread(target=_compact, args=(node.raft, settings.compact_s), daemon=True).start()
@@ -178,7 +179,7 @@ def _hurry(haste: float) -> None:
         raft._TICK_S /= haste  # type: ignore[misc]
 
 
-def _put_back_shipped() -> None:
+def put_back_shipped(replace: Callable[[Any, str, Any], object] = setattr) -> None:
     """Have the library itself take what peers send; only who votes stays ours."""
     hook = "_SyncObj__onMessageReceived"
     ours, shipped = getattr(receive.Node, hook), getattr(pysyncobj.syncobj.SyncObj, hook)
@@ -186,4 +187,13 @@ def _put_back_shipped() -> None:
     def take(node: receive.Node, peer: Any, message: dict[str, Any]) -> None:
         (ours if message["type"] == "standing" else shipped)(node, peer, message)
 
-    setattr(receive.Node, hook, take)
+    def load(node: receive.Node, clearJournal: bool) -> None:  # noqa: N803
+        found = Snapshot.read(node._snapshot)
+        if clearJournal:
+            node._journal.clear()
+        node._journal.begin_with(found.previous, found.last)
+        node._consumer.restore(found.state)
+        node._SyncObj__raftLastApplied = found.last.index
+
+    replace(receive.Node, hook, take)
+    replace(receive.Node, "_SyncObj__loadDumpFile", load)

@@ -113,19 +113,37 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
 def test_a_trim_that_a_crash_cut_short_is_finished(tmp_path: Path) -> None:
     written(tmp_path)
     journal = Journal(tmp_path)
-    journal.align(Entry(b"another", 4, 1))
-    journal.align(Entry(b"behind the last", 99, 1))
-    assert journal.entries == ENTRIES
-    journal.align(ENTRIES[3])
+    journal.begin_with(*ENTRIES[3:5])
     journal.close()
     assert reopened(tmp_path).entries == ENTRIES[3:]
+
+
+@pytest.mark.parametrize(
+    ("previous", "last"),
+    [
+        (ENTRIES[3], Entry(b"another", 5, 9)),
+        (Entry(b"another", 4, 9), ENTRIES[4]),
+        (ENTRIES[5], Entry(b"behind the last", 7, 9)),
+        (Entry(b"far", 98, 9), Entry(b"behind the last", 99, 9)),
+    ],
+)
+def test_what_a_snapshot_contradicts_is_replaced(
+    tmp_path: Path, previous: Entry, last: Entry
+) -> None:
+    written(tmp_path)
+    journal = Journal(tmp_path)
+    journal.begin_with(previous, last)
+    journal.close()
+    again = reopened(tmp_path)
+    assert again.entries == [previous, last]
+    assert (again.term, again.voted_for) == (7, "node:1")
 
 
 def test_a_gap_between_snapshot_and_journal_is_refused(tmp_path: Path) -> None:
     written(tmp_path, ENTRIES[3:])
     journal = Journal(tmp_path)
     with pytest.raises(JournalError, match="begins with entry 4, behind the snapshot"):
-        journal.align(ENTRIES[2])
+        journal.begin_with(*ENTRIES[2:4])
     journal.close()
 
 

@@ -381,6 +381,17 @@ def test_what_was_forwarded_to_a_leader_that_went_away_is_given_up(
     assert done == [False]
 
 
+def test_a_snapshot_that_cannot_be_restored_stops_the_node(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = bench(entries(2, 4))
+    monkeypatch.setattr(Words, "restore", lambda *_: 1 / 0)
+    with pytest.raises(JournalError, match=r"snapshot .* cannot be restored: ZeroDivisionError"):
+        node.snapshot(snapshot(9, 5))
+    assert not any(message["type"] == "next_node_idx" and message["success"]
+                   for _, message in node.wire.sent)  # fmt: skip
+
+
 # --- the leader's side ---
 
 

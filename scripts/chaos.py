@@ -110,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--f", type=int, default=1)
     parser.add_argument("--durability", choices=("memory", "disk"), default="memory")
+    parser.add_argument("--rate", type=float, default=60.0, help="operations a second, each client")
     parser.add_argument(
         "--kinds",
         default=",".join(KINDS),
@@ -123,7 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"--kinds: {', '.join(sorted(unknown))}: no kind of fault")
     shape = Shape(
-        shards=options.shards, f=options.f, durability=options.durability, seed=options.seed
+        shards=options.shards,
+        f=options.f,
+        durability=options.durability,
+        seed=options.seed,
+        rate_per_s=options.rate,
     )
     folder = options.folder or Path(tempfile.mkdtemp(prefix="ziplog-chaos-"))
     bad = run_chaos(

@@ -93,13 +93,16 @@ class Workload:
 
         Raises:
             TimeoutError: one has not by then.
+            RuntimeError: one has ended.
 
         """
         deadline = time.monotonic() + timeout_s
         folder = Path(self._plan.directory)
-        for number in self._clients:
+        for number, process in self._clients.items():
             path = folder / f"client-{number}{events.SUFFIX}"
             while not path.exists() or path.stat().st_size < _WORKING_BYTES:
+                if not process.is_alive():
+                    raise RuntimeError(f"client {number} ended (exit code {process.exitcode})")
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"client {number} does not work after {timeout_s:g} s")
                 time.sleep(0.02)

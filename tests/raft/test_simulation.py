@@ -283,6 +283,16 @@ class World:
                     index,
                 )
 
+    def talk(self, *names: str) -> None:
+        """Let some nodes tell each other all that they have to."""
+        for _ in range(20):
+            for name in names:
+                self.tick(name, beats=True)
+            for link in itertools.permutations(names, 2):
+                while self.links[link]:
+                    self.deliver(*link)
+            self.check()
+
     def settle(self) -> None:
         """Heal everything; all must agree in the end."""
         for journal in self.journals.values():
@@ -355,9 +365,40 @@ def test_no_history_loses_what_was_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, size: int
 ) -> None:
     world = live(tmp_path, monkeypatch, seed, size)
-    assert len(world.committed) > 20
+    assert len(world.committed) > 10
     assert len(world.leaders) > 1
     assert world.wipes > 0
+
+
+@pytest.mark.usefixtures("_quick_disk")
+def test_a_former_leader_admits_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path, 0, 3)
+    monkeypatch.setattr(receive, "Transport", lambda *given: Wire(world, *given))
+    try:
+        for name in world.names:
+            world.start(name)
+        world.settle()
+        former = next(name for name, node in world.up.items() if node.leads())
+        leader, lost = (name for name in world.names if name != former)
+        for name in (leader, lost):
+            world.break_link(former, name)
+        world.tick(leader, times_out=True)
+        world.talk(leader, lost)
+        world.propose(leader)
+        world.talk(leader, lost)
+        assert (
+            world.committed[max(world.committed)].committed_in == world.up[leader].raftCurrentTerm
+        )
+        world.crash(leader)
+        world.wipe(lost)
+        world.connect(former, lost)
+        assert world.up[former].leads()  # as far as it knows
+        world.propose(former)
+        world.talk(former, lost)
+        assert not world.up[lost].is_voter
+        world.settle()
+    finally:
+        world.close()
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")

@@ -514,6 +514,26 @@ def test_a_directory_keeps_its_identity_and_its_vote(bench: Callable[..., Bench]
     assert bench(is_voter=False).journal.identity != identity
 
 
+def test_a_node_that_does_not_vote_says_what_it_waits_for(
+    bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    node = bench(is_voter=False)
+
+    def reason() -> str:
+        caplog.clear()
+        node.node._remind_at = 0.0
+        node.node._tell()
+        return caplog.text
+
+    used = {"type": "standing", "identity": "x", "is_new": False, "founders": {}}
+    assert f"start {min(node.b.id, node.c.id)} and {max(node.b.id, node.c.id)}" in reason()
+    for peer in (node.b, node.c):
+        node.hear(peer, is_voter=False, **used)
+    assert "a majority lost its directories" in reason()
+    node.hear(node.c, is_voter=True, **used)
+    assert "it learns from the other nodes" in reason()
+
+
 def joined(node: Bench, **change: Any) -> bool:
     told = {"term": TERM, "identity": node.journal.identity, "index": 3} | change
     node.hear(node.b, type="admitted", **told)

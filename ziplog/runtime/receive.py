@@ -43,6 +43,8 @@ _MAX_SNAPSHOT: Final = 1 << 30
 #: keeps connections alive on which nothing else is sent before an election.
 _TELL_S: Final = 0.2
 _TELL_VOTER_S: Final = 1.0
+#: How often the log has it that a node does not vote yet.
+_REMIND_S: Final = 10.0
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _PlainEntry = tuple[bytes, _Number, _Number]
@@ -144,6 +146,7 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         self._joiners: dict[str, Joiner] = {}
         self._pieces = bytearray()
         self._tell_at = 0.0
+        self._remind_at = time.monotonic() + _REMIND_S
         super().__init__(own, others, conf, transportClass=Transport)
         self._found()
 
@@ -269,6 +272,20 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
             message = {"type": "standing"} | msgspec.structs.asdict(self._standing())
             for node in self.otherNodes:
                 self._send(node, message)
+        if not self.is_voter and now >= self._remind_at:
+            self._remind_at = now + _REMIND_S
+            log.warning("consensus directory %s %s", self._journal.directory, self._why_no_voter())
+
+    def _why_no_voter(self) -> str:
+        silent = [name for name, standing in self._standings.items() if standing is None]
+        if silent:
+            return f"is new, and its node does not count yet: start {' and '.join(sorted(silent))}"
+        if any(standing and standing.is_voter for standing in self._standings.values()):
+            return "is new, and its node does not count yet: it learns from the other nodes"
+        return (
+            "is new, as all others are, but one was used: a majority lost its directories. Put one"
+            " of the old ones in the place of each, or empty all to begin a new group"
+        )
 
     def _found(self) -> None:
         if not self.is_voter:

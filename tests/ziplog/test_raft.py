@@ -266,6 +266,24 @@ def test_a_read_barrier_comes_after_what_was_committed(start: Callable[..., Runn
     assert seen[1] == (False, [])
 
 
+def test_a_read_barrier_does_not_wait_for_the_tick(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = group()
+    running = [start(name, nodes) for name in nodes]
+    for node in running:
+        node.wait_leader()
+    # With ticks of two seconds only wake-ups can bring thirty of these to an end in time.
+    monkeypatch.setattr(raft_module, "_TICK_S", 2.0)
+    done: list[bool] = []
+    for _ in range(10):
+        for node in running:
+            before = len(done)
+            node.raft.read_barrier(done.append)
+            poll(lambda before=before: len(done) > before)  # type: ignore[misc]
+    assert sum(done) > 20
+
+
 def test_a_machine_that_raises_stops_the_node(
     start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,108 +1,49 @@
-"""The process of one membership node: `python -m mms --config cluster.toml --node NAME`.
+"""The process of one membership node: `python -m mms --config FILE --node NAME`.
 
-Prints one line on stdout when it listens; logs to stderr. SIGTERM or SIGINT: a clean stop, exit 0.
-Exit codes: 1 a port is in use, the directory is in use or damaged; 2 bad usage or cluster file;
-70 it stopped because to go on would do harm (docs/protocol.md, section 3).
+See `ziplog.runtime.group` for what it prints and its exit codes.
 """
 
 from __future__ import annotations
 
-import argparse
-import logging
 import os
 import secrets
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import structlog
+from typing import TYPE_CHECKING, Final
 
 from mms.service import MembershipService
 from mms.state import ClusterState
-from ziplog.config import load
-from ziplog.errors import ConfigError, ZiplogError
-from ziplog.runtime.driver import Driver, run_process
-from ziplog.runtime.raft import Raft
-from ziplog.runtime.tracing import configure, halt
-from ziplog.runtime.transport import Transport
+from ziplog.runtime import group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ziplog.config import ClusterConfig, NodeConfig
-    from ziplog.node import Event
+    from ziplog.config import ClusterConfig
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a membership node until it is told to stop; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m mms", description="A membership node.")
-    parser.add_argument("--config", type=Path, required=True, help="the cluster file")
-    parser.add_argument("--node", required=True, help="the node's name in it")
-    options = parser.parse_args(arguments)
-    try:
-        config = load(options.config)
-        run(config, _node(config, options.node))
-    except ConfigError as error:
-        print(f"mms: {error}", file=sys.stderr)
-        return 2
-    except ZiplogError as error:
-        print(f"mms: {options.node}: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _node(config: ClusterConfig, name: str) -> NodeConfig:
-    node = config.node(name)
-    if node not in config.mms:
-        names = ", ".join(node.name for node in config.mms)
-        raise ConfigError("node", name, f"a membership node: {names}")
-    return node
-
-
-def run(config: ClusterConfig, node: NodeConfig) -> None:
-    """Run `node` until SIGTERM or SIGINT.
-
-    Raises:
-        ZiplogError: it cannot start; says why and what to do.
-
-    """
-    configure(node.name)
-    logging.basicConfig(level=logging.WARNING, format="level=%(levelname)s event=%(message)r")
-    service = MembershipService(
+def _build(config: ClusterConfig, name: str) -> MembershipService:
+    return MembershipService(
         config,
-        node.name,
+        name,
         pid=os.getpid(),
         cluster=1 + secrets.randbelow(2**63 - 1),
         incarnation=secrets.randbits(63),
         now=time.monotonic_ns(),
     )
-    transport = Transport(bind=node.endpoint)
 
-    def post(event: Event) -> None:
-        driver.post(event)  # made below, before consensus starts
 
-    try:
-        raft = Raft(
-            node.name,
-            {other.name: f"{other.host}:{other.raft_port}" for other in config.mms},
-            config.data_dir / node.name,
-            ClusterState(),
-            on_event=post,
-            on_fatal=halt,
-            password=config.raft_password,
-        )
-        driver = Driver(service, transport, propose=raft.propose)
-        try:
-            raft.start()
-            structlog.get_logger().info("started", endpoint=node.endpoint, pid=os.getpid())
-            print(f"mms {node.name} ready at {node.endpoint}", flush=True)
-            run_process(driver, transport)
-        finally:
-            raft.stop()
-    finally:
-        transport.close()
-    structlog.get_logger().info("stopped")
+_SERVICE: Final = group.Service(
+    module="mms",
+    noun="a membership node",
+    nodes=lambda config: config.mms,
+    build=_build,
+    machine=ClusterState,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a membership node until it is told to stop; return the exit code."""
+    return group.main(_SERVICE, arguments)
 
 
 if __name__ == "__main__":

@@ -169,7 +169,8 @@ class Store(Protocol):
         No crash brings them back, before or after it returns it is all of them or none.
 
         Raises:
-            FullError: there is no space for it.
+            FullError: there is no space for it; nothing was changed.
+            UnreadableError: the file that holds it cannot be read; nothing was changed.
 
         """
         ...
@@ -180,7 +181,7 @@ class Store(Protocol):
         What is below `gsn` counts as trimmed, and what was before as stable.
 
         Raises:
-            FullError: there is no space for it.
+            FullError: there is no space for it; nothing was changed.
 
         """
         ...

@@ -451,6 +451,8 @@ class Replica:
             state.out.append(Persist(Entry(0, state.view, Table(state.sessions.tables()))))
 
     def _persisted(self, fseq: int) -> None:
+        # It may have been said before the log was cut, of entries that are void now.
+        fseq = min(fseq, self._state.store.flushed_fseq)
         self._state.persisted = max(self._state.persisted, fseq)
         if self._state.state != "up":
             self._recovery.persisted()

@@ -27,7 +27,7 @@ from tests.world import (
     shard_names,
 )
 from ziplog import wire
-from ziplog.node import Complain, Received
+from ziplog.node import Complain, Persisted, Received
 from ziplog.view import run_of
 
 PRIMARY, BACKUP, THIRD = "shard-0-0", "shard-0-1", "shard-0-2"
@@ -692,3 +692,13 @@ def test_both_copies_of_everything_are_harmless() -> None:
     assert {replica(world, n)._state.state for n in (PRIMARY, BACKUP)} == {"up"}
     assert [log(world, name) for name in (PRIMARY, BACKUP)] == before
     assert decided(world, PRIMARY)
+
+
+def test_what_was_flushed_before_a_cut_says_nothing_of_what_came_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The flusher told it before the cut; it is heard afterwards."""
+    world = start()
+    monkeypatch.setattr(MemoryStore, "flushed_fseq", property(lambda _: 3))
+    world.inject(BACKUP, Persisted(100))
+    assert replica(world, BACKUP)._state.persisted == 3

@@ -188,6 +188,19 @@ def test_a_shard_comes_back_with_its_view_and_its_directories_at_once() -> None:
     assert len(world.answers(Reinserted, HANDLER)) == 2  # again is the same
 
 
+def test_a_return_that_came_too_late_for_a_lease_comes_with_another_one_at_once() -> None:
+    world = removed()
+    world.delay = 60 * MS
+    for _ in range(3000):
+        if world.proposed:
+            break
+        world.run(5 * MS)
+    assert world.proposed  # the next lease is under way, without the shard
+    reinsert(world)
+    world.run(300 * MS)
+    assert members(world) == [(0, 2), (1, 1)]
+
+
 def test_the_only_shard_leaves_no_lease_until_it_is_back() -> None:
     world = removed(shards=1)
     number, stop = world.lease.number, world.lease.stop

@@ -4,13 +4,15 @@
     python scripts/faults.py --data-dir D cut NODE OTHER [--one-way]
     python scripts/faults.py --data-dir D cut NODE --from peers|clients|all
     python scripts/faults.py --data-dir D slow NODE [--send-ms N] [--flush-ms N]
+    python scripts/faults.py --data-dir D lose NODE --percent P
     python scripts/faults.py --data-dir D fill-disk NODE [--bytes N]
     python scripts/faults.py --data-dir D torn-tail|bitflip NODE [--seed S]
     python scripts/faults.py --data-dir D heal [NODE ...]
     python scripts/faults.py --data-dir D random --seed S --seconds N [--kinds kill,pause]
     python scripts/faults.py matrix [--f 1] [--only NAME ...] [--pairs]
 
-`cut`, `slow` and `fill-disk` need nodes that run with a layer of faults (scripts/faulty_node.py).
+`cut`, `slow`, `lose` and `fill-disk` need nodes that run with a layer of faults
+(scripts/faulty_node.py).
 Exit codes: 0 done, 1 it could not be done (or the matrix found something), 2 bad usage.
 """
 
@@ -52,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     slow.add_argument("node", metavar="NODE")
     slow.add_argument("--send-ms", type=float, default=0.0)
     slow.add_argument("--flush-ms", type=float, default=0.0)
+    lose = verbs.add_parser("lose")
+    lose.add_argument("node", metavar="NODE")
+    lose.add_argument("--percent", type=float, required=True, help="of the messages that it sends")
     fill = verbs.add_parser("fill-disk")
     fill.add_argument("node", metavar="NODE")
     fill.add_argument("--bytes", type=int, default=0, help="that may still be written")
@@ -116,6 +121,8 @@ def _do(nodes: Nodes, options: argparse.Namespace) -> None:
             _cut(nodes, options)
         case "slow":
             nodes.slow(options.node, send_ms=options.send_ms, flush_ms=options.flush_ms)
+        case "lose":
+            nodes.lose(options.node, options.percent)
         case "fill-disk":
             print(nodes.fill_disk(options.node, options.bytes))
         case "torn-tail":

@@ -25,6 +25,8 @@ class Ills(msgspec.Struct, frozen=True):
     silent_to: frozenset[str] = frozenset()
     #: Clients (whoever is no node) reach it as little as it reaches them.
     no_clients: bool = False
+    #: How many of a hundred messages that it sends get lost.
+    lost_percent: float = 0.0
     #: How late everything is that it sends, in milliseconds.
     send_ms: float = 0.0
     #: How long a flush of its disk takes longer, in milliseconds.

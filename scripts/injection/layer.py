@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import time
 from collections import deque
 from pathlib import Path
@@ -46,6 +47,7 @@ def install(patient: Patient, name: str, raft_nodes: Mapping[str, str]) -> None:
 
 def _transport(patient: Patient, name: str) -> type[transport.Transport]:
     introduction = _INTRODUCTION + name.encode()
+    chance = random.Random(name)  # noqa: S311 - no secret
 
     class FaultyTransport(transport.Transport):
         """The transport, of which some frames get lost, and some come late."""
@@ -76,6 +78,8 @@ def _transport(patient: Patient, name: str) -> type[transport.Transport]:
             else:
                 person = self._people.get(dst)
             if ills.no_clients if person is None else person in ills.silent_to:
+                return True
+            if ills.lost_percent and chance.random() * 100 < ills.lost_percent:
                 return True
             if ills.send_ms or self._late:
                 self._late.append((now + int(ills.send_ms * 1e6), dst, frame))
@@ -115,10 +119,13 @@ def _transport(patient: Patient, name: str) -> type[transport.Transport]:
 def _link(patient: Patient, raft_nodes: Mapping[str, str]) -> None:
     """Lose, or delay, what a node sends to others by consensus."""
     send = links.Transport.send
+    chance = random.Random()  # noqa: S311
 
     def faulty(self: Any, node: Any, message: Any) -> Any:
         ills = patient.ills()
         if raft_nodes.get(node.address) in ills.silent_to:
+            return True
+        if ills.lost_percent and chance.random() * 100 < ills.lost_percent:
             return True
         if ills.send_ms:
             time.sleep(ills.send_ms / 1000)

@@ -176,8 +176,12 @@ class Nodes:
             lambda ills: replace(ills, send_ms=send_ms, flush_ms=flush_ms, notes_syncs=notes_syncs),
         )
 
+    def lose(self, name: str, percent: float) -> None:
+        """Lose so many of a hundred messages that a node sends."""
+        self._change(name, lambda ills: replace(ills, lost_percent=percent))
+
     def heal(self, name: str) -> None:
-        """Take away all that `cut`, `slow` and `fill_disk` did, and let the node go on."""
+        """Take away all that `cut`, `slow`, `lose` and `fill_disk` did, and let the node go on."""
         control.write(self.data_dir, name, Ills())
         for other in self.names:
             ills = control.read(self.data_dir, other)

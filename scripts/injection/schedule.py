@@ -27,6 +27,7 @@ KINDS: Final = (
     "cut-clients",
     "cut-one-way",
     "isolate",
+    "lose",
     "slow",
     "slow-disk",
     "fill-disk",
@@ -52,7 +53,8 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         other = f" to {self.other}" if self.kind == "cut-one-way" else ""
-        amount = f" by {self.amount} ms" if self.kind in {"slow", "slow-disk"} else ""
+        unit = {"slow": "ms", "slow-disk": "ms", "lose": "%"}.get(self.kind)
+        amount = f" by {self.amount} {unit}" if unit else ""
         lasts = self.kind not in {"kill", "restart", KILL_GROUP, *DAMAGE}
         return f"{self.kind} {self.node}{other}{amount}" + (
             f" for {self.seconds:.1f} s" if lasts else ""
@@ -104,6 +106,8 @@ def strike(nodes: Nodes, fault: Fault) -> str:
             nodes.cut(node, [fault.other], one_way=True)
         case "isolate":
             nodes.isolate(node)
+        case "lose":
+            nodes.lose(node, fault.amount)
         case "slow":
             nodes.slow(node, send_ms=fault.amount)
         case "slow-disk":

@@ -170,6 +170,18 @@ def test_a_node_cut_from_clients_hears_nodes_only(three: Three) -> None:
     assert b"lost" not in heard_before(three.client, b"answer")
 
 
+def test_of_what_gets_lost_by_chance_some_comes(three: Three) -> None:
+    three.ask(three.a, b"hello")
+    three.ills("a", Ills(lost_percent=50.0))
+    for number in range(200):
+        assert three.a.send(b"b", b"%d" % number)
+    three.ills("a", Ills())
+    three.a.send(b"b", b"all")
+    came = [int(frame) for frame in heard_before(three.b, b"all") if frame.isdigit()]
+    assert 50 < len(came) < 150
+    assert came == sorted(came)
+
+
 def test_what_is_late_comes_in_its_order(three: Three) -> None:
     three.ask(three.a, b"hello")
     three.ills("a", Ills(send_ms=30.0))

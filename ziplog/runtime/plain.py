@@ -3,7 +3,7 @@
 To unpickle what came over a connection is to let whoever sent it run code here. Rule: nothing but
 None, booleans, numbers, text, bytes, and lists and dictionaries of them is ever made of bytes from
 outside, and never more than `MAX_FRAME` bytes of it. Lists arrive as tuples: that is what the
-library works with (docs/protocol.md, section 3).
+library works with (docs/protocol.md, section 12).
 """
 
 from __future__ import annotations

@@ -280,11 +280,14 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         silent = [name for name, standing in self._standings.items() if standing is None]
         if silent:
             return f"is new, and its node does not count yet: start {' and '.join(sorted(silent))}"
-        if any(standing and standing.is_voter for standing in self._standings.values()):
+        voting = sum(
+            standing is not None and standing.is_voter for standing in self._standings.values()
+        )
+        if voting > len(self._standings) // 2:
             return "is new, and its node does not count yet: it learns from the other nodes"
         return (
-            "is new, as all others are, but one was used: a majority lost its directories. Put one"
-            " of the old ones in the place of each, or empty all to begin a new group"
+            "is new, as too many are: no majority has its old ones. Stop all, and put a copy of an"
+            " old directory in the place of each new one (or empty all, to begin a new group)"
         )
 
     def _found(self) -> None:

@@ -472,6 +472,7 @@ def test_damage_is_done_to_the_files_of_a_dead_server(tmp_path: Path) -> None:
             i for i, pair in enumerate(zip(before, after, strict=True)) if len({*pair}) == 2
         ]
         cluster.restart("shard-0-0")
+        wait_until(lambda: nodes.find("shard-0-0") is not None, "it runs again")
         nodes.kill_all(nodes.names)
         assert sorted(cluster.dead()) == sorted(nodes.names)
         assert (before[offset] ^ after[offset]).bit_count() == 1

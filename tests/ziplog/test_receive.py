@@ -63,7 +63,7 @@ class Bench:
         self.directory = directory
         self.machine = Words()
         self.events: list[Any] = []
-        if not (directory / "journal").exists():
+        if not directory.exists():
             journal = Journal(directory)
             for entry in (FIRST, *held):
                 journal.append(Entry(*entry))
@@ -120,8 +120,8 @@ class Bench:
         assert message["type"] == "next_node_idx"
         return message
 
-    def lead(self) -> None:
-        self.node._SyncObj__setCurrentTerm(TERM, self.node.selfNode.id)
+    def lead(self, term: int = TERM) -> None:
+        self.node._SyncObj__setCurrentTerm(term, self.node.selfNode.id)
         self.node._SyncObj__onBecomeLeader()
 
     def acknowledge(
@@ -276,6 +276,25 @@ def test_a_long_entry_of_which_a_piece_is_missing_is_not_taken(bench: Callable[.
     assert not node.answer()["success"]
 
 
+def test_what_is_sent_in_pieces_may_begin_anew(bench: Callable[..., Bench]) -> None:
+    node = bench()
+    whole = plain.dumps((WORD, 2, TERM))
+    long_entry(node, [("start", whole[:5]), ("start", whole[:3]), ("finish", whole[3:])])
+    assert node.terms == [0, TERM]
+    piece = (snapshot(9, 5)[:40], True, False)
+    node.hear(node.b, type="append_entries", term=TERM, commit_index=9, serialized=piece)
+    assert node.snapshot(snapshot(9, 5))["next_node_idx"] == 10
+
+
+def test_what_is_sent_in_pieces_has_an_end(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ziplog.runtime.receive._MAX_SNAPSHOT", 100)
+    node = bench()
+    with pytest.raises(ValueError, match="more than 100 bytes in pieces"):
+        node.snapshot(bytes(150))
+
+
 def test_a_late_long_entry_deletes_nothing(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, TERM, TERM, TERM))
     whole = plain.dumps((WORD, 2, TERM))
@@ -365,6 +384,20 @@ def test_a_command_may_be_proposed_while_a_snapshot_is_loaded(bench: Callable[..
     node.append(1, 0)
     node.tick()
     assert [m["command"] for _, m in node.wire.sent if m["type"] == "apply_command"] == [b"\0one"]
+
+
+def test_what_was_forwarded_to_a_former_leader_is_given_up(bench: Callable[..., Bench]) -> None:
+    node = bench(entries(2, 4))
+    node.append(2, 4)
+    done: list[bool] = []
+    node.raft.read_barrier(done.append)
+    node.tick()
+    node.hear(
+        node.c, type="append_entries", term=TERM + 1, commit_index=1, prevLogIdx=2,
+        prevLogTerm=4, entries=[],
+    )  # fmt: skip
+    assert done == [False]
+    assert node.node.leader_id() == node.c.id
 
 
 def test_what_was_forwarded_to_a_leader_that_went_away_is_given_up(
@@ -503,6 +536,34 @@ def test_a_new_directory_says_so_when_it_acknowledges(bench: Callable[..., Bench
     assert node.append(1, 0, 5)["joining"] == node.journal.identity
 
 
+def test_a_new_directory_is_new_no_more_once_a_leader_was_heard(
+    bench: Callable[..., Bench],
+) -> None:
+    node = bench(is_voter=False)
+    assert node.node._standing().is_new
+    node.append(1, 0)
+    assert not node.node._standing().is_new
+
+
+def test_a_directory_that_lost_its_journal_only_is_not_new(bench: Callable[..., Bench]) -> None:
+    first = bench(is_voter=False)
+    first.snapshot(snapshot(9, 5))
+    first.close()
+    (first.directory / "journal").unlink()
+    again = bench(directory=first.directory, is_voter=False)
+    assert not again.node._standing().is_new
+    assert again.node.is_voter is False
+
+
+def test_a_new_directory_forgets_a_leader_that_went_away(bench: Callable[..., Bench]) -> None:
+    node = bench(is_voter=False)
+    node.append(1, 0)
+    assert node.node.leader_id() == node.b.id
+    node.node._SyncObj__onNodeDisconnected(node.b)
+    node.tick()
+    assert node.node.leader_id() == ""
+
+
 def test_a_directory_keeps_its_identity_and_its_vote(bench: Callable[..., Bench]) -> None:
     first = bench(is_voter=False)
     first.append(1, 0, 5)
@@ -532,6 +593,10 @@ def test_a_node_that_does_not_vote_says_what_it_waits_for(
     assert "no majority has its old ones" in reason()
     node.hear(node.c, is_voter=True, **used)
     assert "no majority has its old ones" in reason()
+    node.hear(node.b, is_voter=True, **used)
+    assert "it learns from the other nodes" in reason()
+    node.node._SyncObj__onNodeDisconnected(node.b)
+    assert f"start {node.b.id}" in reason()
     node.hear(node.b, is_voter=True, **used)
     assert "it learns from the other nodes" in reason()
 
@@ -575,6 +640,17 @@ def test_a_joiner_counts_only_after_it_was_admitted(bench: Callable[..., Bench])
     assert (node.c.id, admitted) in node.wire.sent
     node.acknowledge(node.c, 5)
     assert node.match(node.c) == 4
+    assert node.node._joiners == {}
+
+
+def test_every_leader_has_barriers_of_its_own(bench: Callable[..., Bench]) -> None:
+    node = bench(entries(2, 4))
+    node.lead()
+    node.acknowledge(node.c, 4, joining="new")
+    node.acknowledge(node.b, 4, term=TERM + 1, success=False)
+    node.lead(TERM + 2)
+    node.acknowledge(node.c, 4, term=TERM + 2, joining="new")
+    assert node.terms == [0, 4, TERM, TERM, TERM + 2, TERM + 2]
 
 
 def test_a_directory_that_is_lost_again_joins_again(bench: Callable[..., Bench]) -> None:

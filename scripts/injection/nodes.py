@@ -95,7 +95,7 @@ class Nodes:
         found = self.find(name)
         if found is not None:
             os.kill(found, signal.SIGKILL)
-            _wait(lambda: self.find(name) != found, _SIGNAL_S, f"{name} is dead")
+            _wait(lambda: not _runs(found), _SIGNAL_S, f"{name} is dead")
 
     def kill_all(self, names: Sequence[str]) -> None:
         """Kill nodes at once, before anybody can notice that one is dead."""

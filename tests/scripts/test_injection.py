@@ -462,7 +462,7 @@ def test_damage_is_done_to_the_files_of_a_dead_server(tmp_path: Path) -> None:
             wait_until(lambda: log.cluster()["shards"][0]["durable_gsn"] > 0, "it is on disk")
         said = nodes.torn_tail("shard-0-0", 1)
         assert nodes.find("shard-0-0") is None
-        assert cluster.dead() == ["shard-0-0"]
+        wait_until(lambda: cluster.dead() == ["shard-0-0"], "its parent knows it, too")
         (path,) = (cluster.config.data_dir / "shard-0-0" / "segments").glob("*.seg")
         before = path.read_bytes()
         assert f"from {len(before)} on are gone" in said
@@ -474,6 +474,6 @@ def test_damage_is_done_to_the_files_of_a_dead_server(tmp_path: Path) -> None:
         cluster.restart("shard-0-0")
         wait_until(lambda: nodes.find("shard-0-0") is not None, "it runs again")
         nodes.kill_all(nodes.names)
-        assert sorted(cluster.dead()) == sorted(nodes.names)
+        wait_until(lambda: sorted(cluster.dead()) == sorted(nodes.names), "all are dead")
         assert (before[offset] ^ after[offset]).bit_count() == 1
         assert f"of byte {offset} is flipped" in said

@@ -80,6 +80,8 @@ class NodeProcess:
         self.pipe = pipe
         self.ledger = Ledger()
         self.mine: set[int] = set()
+        self.takes_files = False
+        self.has_taken = threading.Event()
         self.outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._write, daemon=True).start()
         self.raft = raft.Raft(
@@ -127,10 +129,30 @@ class NodeProcess:
         """Tell what was applied; asked for when nothing is under way."""
         self.outbox.put(encode(("ledger", self.ledger.ids, self.ledger.digest)))
 
-    def limit_files(self, count: int) -> None:
-        """Open no descriptor from `count` on; those that are open stay."""
+    def take_files(self) -> None:
+        """Leave the process no file descriptor, and take each one that becomes free."""
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
+        highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, hard))
+        self.takes_files = True
+        threading.Thread(target=self._take_files, daemon=True).start()
+
+    def _take_files(self) -> None:
+        taken: list[int] = []
+        while self.takes_files:
+            try:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                if not self.has_taken.is_set():
+                    self.has_taken.set()
+                    self.outbox.put(encode(("taken",)))
+                time.sleep(0.001)
+        for descriptor in taken:
+            os.close(descriptor)
+
+    def free_files(self) -> None:
+        """Give back what `take_files` took."""
+        self.takes_files = False
 
 
 def main(

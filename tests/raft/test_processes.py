@@ -150,12 +150,12 @@ def test_a_lack_of_file_descriptors_passes(group: Callable[..., Group]) -> None:
     running = group()
     # Connections go from the greater endpoint to the lesser.
     called, _, caller = sorted(running.nodes, key=running.nodes.__getitem__)
-    running.tell(called, "limit_files", 3)
+    running.ask(called, "take_files", "taken")
     running.kill(caller)
     running.start(caller)
     running.load(True)
     more(running, 100)  # the other two, or the other one and the caller, go on
     assert caller not in running.status(called)["connected"]
-    running.tell(called, "limit_files", 10_000)
+    running.tell(called, "free_files")
     running.run_until(lambda: caller in running.status(called)["connected"])
     check(running)

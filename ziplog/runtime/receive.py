@@ -262,7 +262,6 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
     def _standing(self) -> Standing:
         held = self._journal
         is_new = not held.is_voter and held.entries[-1].index == 1 and self.raftCurrentTerm == 0
-        is_new = is_new and not self._snapshot.exists()
         return Standing(held.identity, held.is_voter, is_new, held.founders)
 
     def _tell(self) -> None:

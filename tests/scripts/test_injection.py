@@ -452,6 +452,7 @@ def test_a_power_cut_leaves_what_was_flushed(
     assert done[:3] == [("pause", "shard-0-0"), ("pause", "shard-0-1"), ("kill_all", names)]
 
 
+@pytest.mark.slow
 def test_damage_is_done_to_the_files_of_a_dead_server(tmp_path: Path) -> None:
     with Cluster(tmp_path, shards=1, f=0, failure_handlers=0) as cluster:
         nodes = Nodes(cluster.config.data_dir)

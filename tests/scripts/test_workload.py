@@ -83,6 +83,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "history"
 
 
+@pytest.mark.slow
 def test_a_recorded_history_is_clean(recorded: Path) -> None:
     observed = gather(events.files_of([recorded]))
     assert check(observed).violations == []
@@ -104,6 +105,7 @@ def test_a_recorded_history_is_clean(recorded: Path) -> None:
     assert any(len(s.parts) > 1 for s in observed.subscriptions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MUTATIONS.keys() - NOT_IN_A_CALM_HISTORY))
 def test_each_mutation_of_a_recorded_history_is_found(
     recorded: Path, tmp_path: Path, name: str
@@ -120,6 +122,7 @@ def test_each_mutation_of_a_recorded_history_is_found(
     assert {v.rule for v in check(observed).violations} & rules
 
 
+@pytest.mark.slow
 def test_the_command_records_and_reads_at_the_end(
     tmp_path: Path, ziplog_cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -411,7 +411,7 @@ def test_what_the_library_takes_by_itself_is_noticed(
     monkeypatch.setattr(World, "doom", World.crash)
     put_back_shipped(monkeypatch.setattr)
     broken: list[str] = []
-    for seed in range(20):
+    for seed in range(40):
         try:
             live(tmp_path / str(seed), monkeypatch, seed, size=3)
         except AssertionError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from shard.entry import Entry, FullError, UnreadableError
 from shard.log import digest_of, entries_after, is_same, mark_at, start_of
-from ziplog.node import Halt, Persist, Warn
+from ziplog.node import Halt, Persist
 from ziplog.wire import Fetch, Fetched, Logged
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ class Joining:
         self.decision: Final = decision
         self._survivor: Final = state.config.replicas[decision.survivor].name.encode()
         #: The last entry that this server holds, or has ordered to be stored.
-        self._after = state.store.last_fseq
-        self._after_view = state.store.last_view
+        store = state.store
+        is_empty = store.first_fseq > store.last_fseq
+        self._after, self._after_view = (0, 0) if is_empty else (store.last_fseq, store.last_view)
         self._sessions: list[SessionTable] = []
         #: What is kept back until all is here: the entries to store, and where to cut before that.
         self._staged: list[Entry] | None = [] if is_witness else None
@@ -178,7 +179,11 @@ class Joining:
         state = self._state
         if not self._is_complete or self._staged is not None or state.persisted < self._after:
             return False
-        if not is_same(digest_of(state.store), self.decision.digest):
+        try:
+            is_right = is_same(digest_of(state.store), self.decision.digest)
+        except UnreadableError:
+            is_right = True  # the bytes were right when they came; they can be repaired
+        if not is_right:
             state.out.append(Halt(
                 f"the log of view {self.decision.view} of shard {state.shard} is not the one that"
                 " was decided"
@@ -199,8 +204,8 @@ class Joining:
         stream.restore(stable, durable, list(entries_after(store, stable.fseq)))
 
 
-def serve(state: ReplicaState, route: bytes, question: Fetch) -> None:
-    """Answer a replica that takes over this one's log, or repairs its own."""
+def serve(state: ReplicaState, route: bytes, question: Fetch) -> UnreadableError | None:
+    """Answer a replica that takes over this one's log, or repairs its own; or return why not."""
     store = state.store
     after, last = question.after, store.last_fseq
     keep = _common(state, after, question.after_view)
@@ -211,8 +216,7 @@ def serve(state: ReplicaState, route: bytes, question: Fetch) -> None:
         try:
             entries = store.read_after(after, _ANSWER_BYTES)
         except UnreadableError as error:
-            state.out.append(Warn(f"replica {question.server} cannot be given the log: {error}"))
-            return
+            return error
     elif keep == after:
         sessions, left = _some_sessions(state, question.session)
     state.send(
@@ -223,6 +227,7 @@ def serve(state: ReplicaState, route: bytes, question: Fetch) -> None:
             sessions, left, state.trim, state.stream.stable,
         ),
     )  # fmt: skip
+    return None
 
 
 def _common(state: ReplicaState, after: int, view: int) -> int:

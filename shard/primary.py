@@ -13,7 +13,7 @@ from collections import OrderedDict
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from shard.entry import Mark, Table
+from shard.entry import Mark, Table, UnreadableError
 from shard.stream import STREAM_FLOWS_NS
 from ziplog.wire import Expire, Forward, Frontier, LeaseQuery, Place, Report, Resend, Skip, Synced
 
@@ -372,7 +372,22 @@ class Primary:
             if gsn < durable:
                 del self._sync_waiters[key]
                 route, request = key
+                if self._is_lost(gsn):
+                    detail = f"{gsn} was lost with the memory of all servers"
+                    state.refuse(route, request, "no-such-position", detail)
+                    continue
                 state.send(route, Synced(state.cluster, state.shard, state.view, request, durable))
+
+    def _is_lost(self, gsn: int) -> bool:
+        """Whether a record that was acked here is not there: a recovery made a no-op of it."""
+        state = self._state
+        if gsn < state.trim:
+            return False
+        try:
+            entry = state.store.find(gsn)
+        except UnreadableError:
+            return False
+        return entry is not None and type(entry.decision) is Skip
 
     # --- the stream to the backups ---
 

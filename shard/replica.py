@@ -510,7 +510,9 @@ class Replica:
             and message.view == state.view
             and state.state in {"up", "joined"}
         ):
-            serve(state, route, message)
+            why = serve(state, route, message)
+            if why is not None:
+                self._repair.needed_after(message.after, why, self._now)
 
     def _fetched(self, route: bytes, message: Fetched) -> None:
         state = self._state

@@ -22,9 +22,11 @@ FIRST_PAUSE_NS: Final = _S // 5
 LAST_PAUSE_NS: Final = 10 * _S
 #: A process that lived for so long is in no crash loop.
 LONG_LIFE_NS: Final = 30 * _S
-#: A process that runs and was named as unreachable may take so long to be reached ...
+#: A process that runs and was named as unreachable may take so long to be reached, and in any case
+#: so long from its start ...
 PATIENCE_NS: Final = 2 * _S
-#: ... and one that was started since, so long from its start; doubles up to the last.
+START_NS: Final = 4 * _S
+#: ... and one that was started since it was named, so long from its start; doubles up to the last.
 FIRST_GRACE_NS: Final = 10 * _S
 LAST_GRACE_NS: Final = 160 * _S
 #: After so long without an answer, who is named now is named for the first time.
@@ -133,4 +135,4 @@ class Revival:
         assert node.named_since is not None
         if process.started > node.named_since:
             return process.started + node.grace
-        return node.named_since + PATIENCE_NS
+        return max(node.named_since + PATIENCE_NS, process.started + START_NS)

@@ -10,6 +10,7 @@ from ziplog.revival import (
     LAST_PAUSE_NS,
     LONG_LIFE_NS,
     PATIENCE_NS,
+    START_NS,
     Death,
     Process,
     Revival,
@@ -79,7 +80,9 @@ def test_a_start_that_failed_is_another_death() -> None:
     assert revival.look(dead(), pause) == [Death("a", 2 * pause)]
 
 
-def order(revival: Revival, begin: int, end: int, started: int = 0, names: str = "a") -> int | None:
+def order(
+    revival: Revival, begin: int, end: int, started: int = -START_NS, names: str = "a"
+) -> int | None:
     """Name nodes in every answer until one has to go; return when, or None if none had to."""
     for now in range(begin, end + 1, ASK_NS):
         if revival.ordered(names.split(), alive(started), now):
@@ -91,6 +94,10 @@ def test_a_running_node_that_is_named_without_a_break_is_killed() -> None:
     revival = Revival()
     assert order(revival, 100, 10 * PATIENCE_NS) == 100 + PATIENCE_NS
     assert revival.is_amiss
+
+
+def test_one_that_was_started_just_before_it_was_named_has_time_to_start() -> None:
+    assert order(Revival(), 0, 10 * START_NS, started=0) == START_NS
 
 
 def test_one_that_was_started_since_gets_more_time_and_more_with_each_kill() -> None:

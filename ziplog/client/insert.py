@@ -68,9 +68,31 @@ class Inserts:
         return bool(self._batches or self._doubts)
 
     @property
-    def highest(self) -> dict[int, int]:
-        """The last gsn at which this client has a record, of each shard where it has one."""
-        return {shard: lane.highest for shard, lane in self._lanes.items() if lane.highest}
+    def unsynced(self) -> list[RecordId]:
+        """The last record of this client at each shard, in each view since it last synced there.
+
+        What servers lose together is the end of a view: if its last record is there, all are.
+        """
+        return [
+            RecordId(gsn, shard)
+            for shard, lane in self._lanes.items()
+            for gsn in lane.highest.values()
+        ]
+
+    def forget_synced(self, rid: RecordId) -> None:
+        """Take the news that all up to a record of its shard is on stable storage.
+
+        The last one stays: it tells the next call how far this client has come.
+        """
+        highest = self._lanes[rid.shard].highest
+        for view in [v for v, gsn in highest.items() if gsn <= rid.gsn][:-1]:
+            del highest[view]
+
+    def forget_lost(self, rid: RecordId) -> None:
+        """Take the news that a record is lost: its user was told."""
+        highest = self._lanes[rid.shard].highest
+        for view in [view for view, gsn in highest.items() if gsn == rid.gsn]:
+            del highest[view]
 
     # --- from the call to the wire ---
 
@@ -240,7 +262,9 @@ class Inserts:
         if unit.doubt is not None:
             self._doubts.learned(unit.doubt, unit.message.seq, gsns)
         lane.avoid_until = 0
-        lane.highest = max(lane.highest, gsns[-1])
+        view = unit.message.view
+        if gsns[-1] > lane.highest.get(view, 0):
+            lane.highest[view] = gsns[-1]
         counters.inserts += len(gsns)
         if unit.is_slow:
             counters.slow_path += len(gsns)

@@ -164,8 +164,9 @@ class Lane:
         self.latencies: list[int] = []
         self.patience = MIN_PATIENCE_NS
         self.avoid_until = 0
-        #: The last gsn where this client has a record.
-        self.highest = 0
+        #: The last gsn where this client has a record, of each view that it inserted in since it
+        #: last synced.
+        self.highest: dict[int, int] = {}
         self.search: Final = Search()
 
     @property

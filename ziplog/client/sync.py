@@ -3,8 +3,8 @@
     primaries asked --durable beyond our last record--> that shard done; all done --> answered
 
 Rules: each shard's primary is asked again, with growing pauses, and at once when the shard has
-another view; what is durable stays so, so an answer of any view counts. Invariant: a call under way
-has a shard that is not done.
+another view; what is durable stays so, so an answer of any view counts. A record that a shard has
+lost fails the call, once. Invariant: a call under way has a question that is not answered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ziplog.errors import DeadlineError
+from ziplog.errors import DeadlineError, NoSuchRecordError
 from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import Sync
 
@@ -38,8 +38,8 @@ class Syncing(msgspec.Struct):
     deadline: int
     #: The last record of this client, of all shards.
     last: RecordId
-    #: The last gsn of this client at each shard that is not done.
-    open: dict[int, int]
+    #: The records that are asked for, by the number of the question.
+    open: dict[int, RecordId]
     retry_at: int = 0
     pause: int = _FIRST_PAUSE_NS
 
@@ -51,7 +51,7 @@ class Syncs:
         self._turn: Final = turn
         self._routing: Final = routing
         self._inserts: Final = inserts
-        #: By the number of the question.
+        #: By call.
         self._syncings: Final[dict[int, Syncing]] = {}
         routing.on_change.append(self._rerouted)
 
@@ -62,25 +62,23 @@ class Syncs:
 
     def start(self, call: int, request: SyncRequest) -> None:
         """Take a call."""
-        turn, highest = self._turn, self._inserts.highest
-        if not highest:
+        turn, unsynced = self._turn, self._inserts.unsynced
+        if not unsynced:
             turn.complete(call, RID_GENESIS)
             return
-        last = max(RecordId(gsn, shard) for shard, gsn in highest.items())
-        syncing = Syncing(call, request.deadline, last, highest)
-        number = turn.request()
-        self._syncings[number] = syncing
+        asked = {turn.request(): rid for rid in unsynced}
+        syncing = Syncing(call, request.deadline, max(unsynced), asked)
+        self._syncings[call] = syncing
         turn.wake_at(request.deadline)
-        self._ask(number, syncing)
+        self._ask(syncing)
 
     def cancel(self, call: int) -> None:
         """The user waits no longer."""
-        for number in [n for n, syncing in self._syncings.items() if syncing.call == call]:
-            del self._syncings[number]
+        self._syncings.pop(call, None)
 
-    def _ask(self, number: int, syncing: Syncing) -> None:
+    def _ask(self, syncing: Syncing) -> None:
         turn, routing = self._turn, self._routing
-        for shard, gsn in syncing.open.items():
+        for number, (gsn, shard) in syncing.open.items():
             route = routing.route(shard)
             assert route is not None, "a record at an unknown shard"
             turn.send(route.names[0], Sync(routing.cluster, shard, route.view, number, gsn))
@@ -88,27 +86,43 @@ class Syncs:
         syncing.pause = min(syncing.pause * 2, _LAST_PAUSE_NS)
         turn.wake_at(syncing.retry_at)
 
+    def _asking(self, number: int) -> Syncing | None:
+        return next((s for s in self._syncings.values() if number in s.open), None)
+
     def on_synced(self, synced: Synced) -> None:
         """Take a primary's word on how far its shard is durable."""
-        syncing = self._syncings.get(synced.request)
-        if syncing is None or synced.durable <= syncing.open.get(synced.shard, synced.durable):
+        syncing = self._asking(synced.request)
+        if syncing is None:
             return
-        del syncing.open[synced.shard]
+        rid = syncing.open[synced.request]
+        if synced.shard != rid.shard or synced.durable <= rid.gsn:
+            return
+        del syncing.open[synced.request]
+        self._inserts.forget_synced(rid)
         if not syncing.open:
-            del self._syncings[synced.request]
+            del self._syncings[syncing.call]
             self._turn.complete(syncing.call, syncing.last)
 
     def on_refused(self, refused: Refused) -> bool:
-        """Take a refusal: the shard may have another view; False if it is of no call."""
-        if refused.request not in self._syncings:
+        """Take a refusal: a record is lost, or its shard has another view; False: of no call."""
+        syncing = self._asking(refused.request)
+        if syncing is None:
             return False
-        self._routing.refresh()
+        rid = syncing.open[refused.request]
+        if refused.code != "no-such-position" or refused.shard != rid.shard:
+            self._routing.refresh()
+            return True
+        del self._syncings[syncing.call]
+        self._inserts.forget_lost(rid)
+        where = self._routing.describe(rid.shard)
+        why = f"it was acknowledged from the memory of {where}, all of whose servers failed at once"
+        self._turn.complete(syncing.call, NoSuchRecordError(rid, why))
         return True
 
     def _rerouted(self, shards: Iterable[int]) -> None:
         changed = set(shards)
         for syncing in self._syncings.values():
-            if changed & syncing.open.keys():
+            if changed & {rid.shard for rid in syncing.open.values()}:
                 syncing.pause = _FIRST_PAUSE_NS
                 syncing.retry_at = self._turn.now
                 self._turn.wake_at(self._turn.now)
@@ -116,10 +130,11 @@ class Syncs:
     def tick(self) -> None:
         """Ask again what is due; end what is late."""
         turn = self._turn
-        for number, syncing in list(self._syncings.items()):
+        for call, syncing in list(self._syncings.items()):
             if turn.now >= syncing.deadline:
-                del self._syncings[number]
-                who = ", ".join(self._routing.describe(shard) for shard in syncing.open)
+                del self._syncings[call]
+                shards = sorted({rid.shard for rid in syncing.open.values()})
+                who = ", ".join(map(self._routing.describe, shards))
                 turn.complete(
                     syncing.call,
                     DeadlineError(
@@ -131,7 +146,7 @@ class Syncs:
             if turn.now >= syncing.retry_at:
                 turn.counters.retries += 1
                 self._routing.refresh()
-                self._ask(number, syncing)
+                self._ask(syncing)
             turn.wake_at(min(syncing.retry_at, syncing.deadline))
 
     def check(self) -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 CLUSTER_FILE: Final = "cluster.toml"
 _LOCK_FILE: Final = "supervisor.pid"
 _PR_SET_PDEATHSIG: Final = 1
+#: A process that was told to stop (SIGSTOP) does so much sooner.
+_STOP_S: Final = 1.0
 _PACKAGE_ROOT: Final = Path(__file__).resolve().parent.parent
 _LOG_TAIL_BYTES: Final = 32_768
 _LOG_TAIL_LINES: Final = 5
@@ -164,11 +166,12 @@ class Supervisor:
         with self._guard:
             process = self._running(name)
             process.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            _await_stop(process.pid)
 
     def resume(self, name: str) -> None:
         """Let a frozen node go on (SIGCONT)."""
-        self._running(name).send_signal(signal.SIGCONT)
+        with self._guard:
+            self._running(name).send_signal(signal.SIGCONT)
 
     def log_tail(self, name: str) -> str:
         """Return the last lines that a node's process wrote, joined to one."""
@@ -285,6 +288,14 @@ def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
         start_new_session=True,  # the terminal's Ctrl-C is for the supervisor, which tells the rest
         preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, nothing is allocated
     )
+
+
+def _await_stop(pid: int) -> None:
+    """Wait until a child stands still or has ended; not for ever: somebody may let it go on."""
+    options = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
+    deadline = time.monotonic() + _STOP_S
+    while os.waitid(os.P_PID, pid, options) is None and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def _die_with_parent() -> None:

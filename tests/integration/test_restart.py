@@ -316,6 +316,7 @@ def test_a_server_whose_directory_was_wiped_is_no_fresh_one(doomed: Cluster, ind
             wait_until(lambda: states(log)[wiped] == "limbo", "it is in limbo")
             wait_until(lambda: "another data directory" in log_text(doomed, wiped), "it says why")
             load.wait_progress("pinned1")
+            wait_until(lambda: states(log)["0"] == "parked", "its shard is parked")
             check_others_go_on(doomed)
             # Neither a restart of it nor one of the service makes it forget that.
             stop(doomed, wiped)

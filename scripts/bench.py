@@ -364,7 +364,7 @@ def idle(seconds: float) -> Figures:
         processes = [
             process
             for process in psutil.Process().children(recursive=True)
-            if any(part in ("mms", "shard") for part in process.cmdline())
+            if any(part in ("mms", "shard", "failure_handler") for part in process.cmdline())
         ]
         before = sum(sum(p.cpu_times()[:2]) for p in processes)
         start = time.monotonic()

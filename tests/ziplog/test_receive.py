@@ -622,6 +622,16 @@ def test_a_new_directory_votes_once_it_holds_its_barrier(bench: Callable[..., Be
     assert node.append(3, 5)["joining"] is None
 
 
+def test_a_new_directory_votes_if_its_barrier_is_in_a_snapshot(
+    bench: Callable[..., Bench],
+) -> None:
+    node = bench(is_voter=False)
+    node.append(1, 0)
+    node.snapshot(snapshot(9, 5))
+    assert not joined(node, index=10)
+    assert joined(node, index=5)
+
+
 def test_a_joiner_counts_only_after_it_was_admitted(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.lead()  # its no-op is entry 3

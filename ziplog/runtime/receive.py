@@ -302,19 +302,24 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         log.info("this node votes from now on")
 
     def _on_admitted(self, leader: Any, message: _Admitted) -> None:
-        held = self._journal.since(message.index, 1)
         if (
             self.is_voter
             or message.identity != self._journal.identity
             or message.term != self.raftCurrentTerm
             or leader != self._getLeader()
-            or not held
-            or held[0].term != message.term  # then all before it is the leader's as well
+            or not self._holds(message.index, message.term)
         ):
             return
         # The lost directory may have voted in this term.
         self._SyncObj__setCurrentTerm(message.term, leader.id)
         self._become_voter({})
+
+    def _holds(self, barrier: int, term: int) -> bool:
+        """Whether a barrier of that term's leader is held here, and with it all before it."""
+        if self._committed >= barrier:  # it may be in a snapshot only
+            return True
+        held = self._journal.since(barrier, 1)
+        return bool(held) and held[0].term == term
 
     def _on_joiner(self, peer: Any, answer: _Answer) -> None:
         """Let a node that does not vote learn the log; admit it once that is safe."""

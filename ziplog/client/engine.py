@@ -48,12 +48,26 @@ class Engine:
         endpoints: Sequence[str],
         policy: Policy,
         answer: Callable[[int, Any], None],
+        *,
+        transport: Transport | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        identity: bytes = b"",
     ) -> None:
-        """Make a client of the service at `endpoints`; `answer` gets each call's result."""
-        self.core: Final = ClientCore(os.urandom(16), endpoints, policy)
-        self.transport: Final = Transport()
+        """Make a client of the service at `endpoints`.
+
+        Args:
+            endpoints: of the membership service ("host:port").
+            policy: chooses shards.
+            answer: gets each call's number and result.
+            transport: its frames; its own if None.
+            clock: monotonic nanoseconds.
+            identity: 16 bytes that no client ever had before; random ones if empty.
+
+        """
+        self.core: Final = ClientCore(identity or os.urandom(16), endpoints, policy)
+        self.transport: Final = transport if transport is not None else Transport()
         self._step: Final = self.core.step
-        self._clock: Final = time.monotonic_ns
+        self._clock: Final = clock
         self._answer: Final = answer
         self._next_complaint = 0
 

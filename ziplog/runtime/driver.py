@@ -149,7 +149,7 @@ class Driver:
         try:
             self._deadline = self._node.next_wakeup()
             while not self._stopping:
-                self._turn()
+                self.turn()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is our error: stop
             self._log.exception("the node failed")
             self._on_halt(f"{type(error).__name__}: {error}", _state(self._node))
@@ -167,7 +167,8 @@ class Driver:
         self._posted.append(event)
         self._transport.wake()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Do everything that there is to do now, then let the transport wait."""
         is_more = self._step_messages()
         self._step_posted()
         now = self._clock()

@@ -106,9 +106,12 @@ class Flusher:
         """Whether there is too little space."""
         return self._is_full
 
-    def start(self, on_event: Callable[[Event], None]) -> None:
-        """Start the thread; `on_event` is called from it (and from `flush`), and must be quick."""
+    def tell(self, on_event: Callable[[Event], None]) -> None:
+        """From now on, tell `on_event` what happens: in `flush`, and in `tend`. It must be quick."""
         self._on_event = on_event
+
+    def start(self) -> None:
+        """Start the thread, which tends the files whenever something was put."""
         self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
         self._thread.start()
 
@@ -192,11 +195,12 @@ class Flusher:
                     return
                 self._is_awake = True
             started = time.monotonic()
-            self.flush()
-            self._report()
+            self.tend()
             took_s = time.monotonic() - started
 
-    def _report(self) -> None:
+    def tend(self) -> None:
+        """Flush, and tell how far everything is on stable storage."""
+        self.flush()
         with self._writing:
             flushed = self.flushed_fseq
             if flushed > self._reported_fseq:

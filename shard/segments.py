@@ -100,7 +100,13 @@ class SegmentStore(StoredLog):
 
     def start(self, on_event: Callable[[Event], None]) -> None:
         """Flush from now on, and tell `on_event` (see `open`) about it. Once."""
-        self._flusher.start(on_event)
+        self._flusher.tell(on_event)
+        self._flusher.start()
+
+    @property
+    def flusher(self) -> Flusher:
+        """Who writes; for whoever wants to tend it without its thread."""
+        return self._flusher
 
     @property
     def backlog_bytes(self) -> int:

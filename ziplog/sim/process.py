@@ -135,6 +135,13 @@ class Process:
         self.kill()
         self.on_halt(self)
 
+    def from_inside(self, action: Callable[[], object]) -> None:
+        """Do something as another thread of this process would."""
+        try:
+            action()
+        except Halted as halted:
+            self._halted(halted)
+
     # --- time ---
 
     def clock(self) -> int:

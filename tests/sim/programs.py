@@ -1,0 +1,265 @@
+"""What the processes of a simulated cluster run: the production classes, put together as in the
+`__main__` of each server, on a simulated disk, network and consensus.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from failure_handler.service import FailureHandler
+from mms.service import MembershipService
+from shard.__main__ import replica_config
+from shard.datadir import DataDirectory
+from shard.replica import Replica
+from shard.segments import SegmentStore
+from ziplog.client.engine import Engine
+from ziplog.revival import Death, Revival
+from ziplog.revival import Process as Seen
+from ziplog.runtime.driver import Driver
+from ziplog.sim.kernel import MS
+from ziplog.wire import Orders, OrdersQuery, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ziplog.client.requests import Policy, Request
+    from ziplog.config import ClusterConfig
+    from ziplog.node import Event, Node
+    from ziplog.sim.disk import Disk
+    from ziplog.sim.process import Process
+
+#: Small files and caches: that many are begun, read again and cut in a short life.
+SEGMENT_BYTES: Final = 16 * 1024
+CACHE_BYTES: Final = 8 * 1024
+RESERVE_BYTES: Final = 64 * 1024
+#: How often a supervisor looks at its processes, and asks the failure handlers.
+_LOOK_NS: Final = 100 * MS
+
+
+class StorageServer:
+    """What `python -m shard` runs, but for the flusher's thread, whose work the kernel schedules."""
+
+    def __init__(self, process: Process, config: ClusterConfig, disk: Disk) -> None:
+        self._process: Final = process
+        self._disk: Final = disk
+        identity = replica_config(config, process.name)
+        directory = DataDirectory(disk.path(process.name), config.name, process.name)
+        identity = msgspec.structs.replace(identity, identity=directory.identity.server)
+        is_at_memory = config.durability == "memory"
+        self.store: Final = SegmentStore.open(
+            directory.segments,
+            flush_interval_ms=config.flush_interval_ms if is_at_memory else 0,
+            segment_bytes=SEGMENT_BYTES,
+            cache_bytes=CACHE_BYTES,
+            reserve_bytes=RESERVE_BYTES,
+            on_halt=process.halt,
+        )
+        checkpoint = directory.take_checkpoint()
+        limbo = directory.was_used and checkpoint is None
+        self.replica: Final = Replica(
+            identity, self.store, checkpoint, limbo=limbo,
+            incarnation=process.kernel.random.getrandbits(63), now=process.clock(),
+        )  # fmt: skip
+        assert process.transport is not None
+        self._driver: Final = Driver(
+            self.replica, process.transport, store=self.store,  # type: ignore[arg-type]
+            flush_before_send=not is_at_memory, clock=process.clock, on_halt=process.halt,
+        )  # fmt: skip
+        self.store.flusher.tell(self._driver.post)
+        self._directory: Final = directory
+        self._interval_ns: Final = config.flush_interval_ms * MS
+        self._is_tending = False
+        self._tend_later()
+        process.spend(disk.sync_ns())
+
+    def turn(self) -> None:
+        self._driver.turn()
+        self._process.spend(self._disk.sync_ns())
+        if not self._is_tending and (self.store.backlog_bytes or self.store.is_full):
+            self._tend_later()
+
+    def _tend_later(self) -> None:
+        """Let the flusher write what waits, as its thread does at level `memory`."""
+        self._is_tending = True
+        self._process.kernel.after(self._interval_ns + self._disk.sync_ns(), self._tend)
+
+    def _tend(self) -> None:
+        process = self._process
+        if process.program is not self:
+            return
+        if process.is_paused:
+            self._tend_later()
+            return
+        self._is_tending = False
+        process.from_inside(self.store.flusher.tend)
+        if process.program is self and (self.store.backlog_bytes or self.store.is_full):
+            self._tend_later()
+
+    def stop(self) -> None:
+        """Stop cleanly, as on SIGTERM: flush, and leave a checkpoint."""
+        checkpoint = self.replica.checkpoint()
+        if self.store.close():
+            self._directory.write_checkpoint(checkpoint)
+
+    def check(self) -> None:
+        self.replica.check()
+
+    def end(self) -> None:
+        self._disk.kill()
+
+
+class ServiceNode:
+    """What `python -m mms` and `python -m failure_handler` run, on consensus that is given."""
+
+    def __init__(self, process: Process, node: Node, group: Any) -> None:
+        self.node: Final = node
+        self._group, self._name = group, process.name
+        # Consensus may tell something at once, when there is no driver yet.
+        early: list[Event] = []
+        self._post: Callable[[Event], None] = early.append
+        member = group.join(process.name, lambda event: self._post(event))
+        assert process.transport is not None
+        self._driver: Final = Driver(
+            node, process.transport,  # type: ignore[arg-type]
+            propose=member.propose, clock=process.clock, on_halt=process.halt,
+        )  # fmt: skip
+        self._post = self._driver.post
+        for event in early:
+            self._post(event)
+
+    def turn(self) -> None:
+        self._driver.turn()
+
+    def check(self) -> None:
+        self.node.check()
+
+    def end(self) -> None:
+        self._group.leave(self._name)
+
+
+def membership_node(config: ClusterConfig, group: Any) -> Callable[[Process], ServiceNode]:
+    """Return what starts a node of the membership service."""
+
+    def start(process: Process) -> ServiceNode:
+        random = process.kernel.random
+        node = MembershipService(
+            config, process.name, pid=1, cluster=1 + random.getrandbits(62),
+            incarnation=random.getrandbits(63), now=process.clock(),
+        )  # fmt: skip
+        return ServiceNode(process, node, group)
+
+    return start
+
+
+def handler_node(config: ClusterConfig, group: Any) -> Callable[[Process], ServiceNode]:
+    """Return what starts a node of the failure handler."""
+
+    def start(process: Process) -> ServiceNode:
+        node = FailureHandler(config, process.name, pid=1, now=process.clock())
+        return ServiceNode(process, node, group)
+
+    return start
+
+
+class ClientProgram:
+    """What a client's process runs below its façade: one engine."""
+
+    def __init__(self, process: Process, endpoints: Sequence[str], policy: Policy) -> None:
+        self._process: Final = process
+        self._answers: Final[dict[int, Callable[[Any], None]]] = {}
+        self._calls = 0
+        transport = process.transport
+        assert transport is not None
+        self.engine: Final = Engine(
+            endpoints, policy, self._answer,
+            transport=transport,  # type: ignore[arg-type]
+            clock=process.clock,
+            identity=process.kernel.random.randbytes(16),
+        )  # fmt: skip
+
+    def call(self, request: Request, on_answer: Callable[[Any], None]) -> int:
+        """Begin a call; `on_answer` gets its result, or its exception."""
+        self._calls += 1
+        self._answers[self._calls] = on_answer
+        self.engine.submit(self._calls, request)
+        self._process.wake()
+        return self._calls
+
+    def cancel(self, call: int) -> None:
+        """Nobody waits for a call any more."""
+        self._answers.pop(call, None)
+        self.engine.cancel(call)
+        self._process.wake()
+
+    def _answer(self, call: int, result: Any) -> None:
+        on_answer = self._answers.pop(call, None)
+        if on_answer is not None:
+            on_answer(result)
+
+    def turn(self) -> None:
+        engine = self.engine
+        while engine.receive():
+            pass
+        engine.turn()
+        engine.transport.wait(engine.timeout_ns())
+
+    def check(self) -> None:
+        self.engine.core.check()
+
+    def end(self) -> None:
+        self._answers.clear()
+
+
+class Supervision:
+    """What a supervisor does (ziplog/supervision.py): starts what is dead, kills what is named."""
+
+    def __init__(
+        self, process: Process, config: ClusterConfig, nodes: Mapping[str, Process]
+    ) -> None:
+        self._process, self._nodes = process, nodes
+        self._revival: Final = Revival()
+        self._handlers: Final = [node.name.encode() for node in config.failure_handlers]
+        self._started: Final = dict.fromkeys(nodes, process.clock())
+        self._request = 0
+        assert process.transport is not None
+        self._transport: Final = process.transport
+        for node in config.failure_handlers:
+            self._transport.connect(node.name.encode(), node.endpoint)
+
+    def turn(self) -> None:
+        while (received := self._transport.receive()) is not None:
+            message = decode(received[1])
+            if isinstance(message, Orders) and message.request == self._request:
+                self._obey(message)
+        for found in self._revival.look(self._seen(), self._process.clock()):
+            if not isinstance(found, Death):
+                self._start(found.node)
+        self._request += 1
+        query = encode(OrdersQuery(0, self._request))
+        for handler in self._handlers:
+            self._transport.send(handler, query)
+        self._transport.wait(_LOOK_NS)
+
+    def _seen(self) -> dict[str, Seen]:
+        return {
+            name: Seen(self._started[name], not node.is_up) for name, node in self._nodes.items()
+        }
+
+    def _start(self, name: str) -> None:
+        self._started[name] = self._process.clock()
+        self._nodes[name].start()
+
+    def _obey(self, message: Orders) -> None:
+        named = {order.node for order in message.orders}
+        for name in self._revival.ordered(named, self._seen(), self._process.clock()):
+            self._process.kernel.tell(f"{name} is replaced")
+            self._nodes[name].kill()
+            self._start(name)
+
+    def check(self) -> None:
+        """Nothing."""
+
+    def end(self) -> None:
+        """Nothing."""

@@ -1,0 +1,432 @@
+"""A history says what happened, in its order, and the rules of the scripts judge it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.sim.history import History, certainly_did_not_happen, check_history, events, gather
+from ziplog.client.requests import (
+    NEVER,
+    Fetched,
+    FetchRequest,
+    InsertRequest,
+    ProgressRequest,
+    ReadRequest,
+    ResolveRequest,
+    SubscribeRequest,
+    SyncRequest,
+    TailRequest,
+    TrimRequest,
+)
+from ziplog.errors import (
+    DeadlineError,
+    NoSuchRecordError,
+    OutcomeUnknownError,
+    TrimmedError,
+    UnavailableError,
+)
+from ziplog.types import RID_GENESIS, RID_RECENT, Record, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Script:
+    """Writes a history, one operation after the other, all in one nanosecond."""
+
+    def __init__(self) -> None:
+        self.history = History(seed=1)
+        self.at = 1000
+        self.subscriptions = 0
+
+    def do(self, client: str, request: Any, result: Any, *, resumes: int | None = None) -> int:
+        number = self.history.call(client, self.at, request, resumes=resumes)
+        self.history.returned(number, self.at, result)
+        return number
+
+    def insert(
+        self, payload: bytes, gsn: int, after: int = 0, *, shard: int = 0, client: str = "a"
+    ) -> int:
+        return self.do(client, inserting(payload, after=after), [RecordId(gsn, shard)])
+
+    def read(self, gsn: int, result: Any, *, shard: int = 0, client: str = "a") -> int:
+        return self.do(client, ReadRequest(NEVER, RecordId(gsn, shard)), result)
+
+    def subscribe(
+        self,
+        start: RecordId = RID_GENESIS,
+        *,
+        client: str = "a",
+        follow: bool = True,
+        resumes: int | None = None,
+    ) -> tuple[int, int]:
+        """Return the operation, and what the client calls it."""
+        self.subscriptions += 1
+        request = SubscribeRequest(NEVER, start, follow)
+        return self.do(client, request, self.subscriptions, resumes=resumes), self.subscriptions
+
+    def fetch(
+        self, subscription: int, *records: Record, client: str = "a", ended: bool = False
+    ) -> int:
+        request = FetchRequest(NEVER, subscription, 100)
+        return self.do(client, request, Fetched(list(records), ended=ended))
+
+    def rules(self, *, allow_loss: bool = False) -> set[str]:
+        return {v.rule for v in self.history.judge(allow_loss=allow_loss).violations}
+
+
+def inserting(*payloads: bytes, after: int = 0, key: bytes | None = None) -> InsertRequest:
+    return InsertRequest(NEVER, list(payloads), RecordId(after, 0), key, 7, many=len(payloads) > 1)
+
+
+def record(gsn: int, payload: bytes, *, shard: int = 0, key: bytes | None = None) -> Record:
+    return Record(RecordId(gsn, shard), payload, key, 7, 0)
+
+
+def no_record(gsn: int, shard: int = 0) -> NoSuchRecordError:
+    return NoSuchRecordError(RecordId(gsn, shard), "the position is a no-op")
+
+
+def unknown(doubt: object) -> OutcomeUnknownError:
+    return OutcomeUnknownError("nobody knows", shard=0, seq=1, doubt=doubt)
+
+
+def everything() -> Script:
+    """Return a history of every kind of operation, in which nothing is wrong."""
+    script = Script()
+    script.insert(b"one", 1)
+    script.insert(b"two", 5, after=1, shard=1, client="b")
+    rids = [RecordId(6, 0), RecordId(8, 0)]
+    script.do("a", inserting(b"three", b"four", after=5), rids)
+    doubt: Any = object()
+    script.do("b", inserting(b"five"), unknown(doubt))
+    script.do("b", ResolveRequest(NEVER, doubt), unknown(doubt))
+    script.do("b", ResolveRequest(NEVER, doubt), [RecordId(2, 0)])
+    script.do("b", inserting(b"never"), DeadlineError("no shard is live"))
+    script.read(1, record(1, b"one"), client="b")
+    script.read(3, no_record(3))
+    script.do("a", TailRequest(NEVER), RecordId(8, 0))
+    script.do("a", SyncRequest(NEVER), RecordId(8, 0))
+    first, name = script.subscribe()
+    script.fetch(name, record(1, b"one"), record(2, b"five"))
+    _, name = script.subscribe(RecordId(3, 0), follow=False, resumes=first)
+    script.fetch(name, record(5, b"two", shard=1), record(6, b"three"))
+    script.fetch(name)
+    script.fetch(name, record(8, b"four"))
+    script.fetch(name, ended=True)
+    _, name = script.subscribe(RID_RECENT, client="b")
+    script.fetch(name, record(8, b"four"), client="b")
+    script.do("b", TrimRequest(NEVER, RecordId(5, 1)), None)
+    script.read(1, TrimmedError(RecordId(5, 1)))
+    script.history.call("c", script.at, inserting(b"killed meanwhile"))
+    script.history.fault(script.at, "kill c")
+    script.history.losses(script.at, [(1, 900, 1000)])
+    return script
+
+
+def test_a_correct_history_of_every_kind_of_operation_is_clean() -> None:
+    judgement = everything().history.check()
+    observed = judgement.observed
+    assert len(observed.records) == 7
+    assert sorted(judgement.places) == [1, 2, 5, 6, 8]
+    assert [len(s.gsns) for s in observed.subscriptions] == [5, 1], "the resumed one is one"
+    assert len(observed.readings) == 3
+    assert len(observed.syncs) == len(observed.tails) == len(observed.trims) == 1
+    assert observed.losses == {(1, 900, 1000)}
+
+
+def two_at_one_position(script: Script) -> None:
+    script.insert(b"x", 4)
+    script.insert(b"y", 4)
+
+
+def one_at_two_positions(script: Script) -> None:
+    script.insert(b"x", 4)
+    script.read(9, record(9, b"x"))
+
+
+def nobody_inserted_it(script: Script) -> None:
+    script.read(4, record(4, b"from nowhere"))
+
+
+def another_key(script: Script) -> None:
+    script.insert(b"x", 4)
+    script.read(4, record(4, b"x", key=b"k"))
+
+
+def another_position_than_asked_for(script: Script) -> None:
+    script.insert(b"x", 4)
+    script.read(5, record(4, b"x"))
+
+
+def it_certainly_did_not_happen(script: Script) -> None:
+    script.do("a", inserting(b"x"), UnavailableError("nothing was done"))
+    script.read(4, record(4, b"x"))
+
+
+def before_what_it_names(script: Script) -> None:
+    script.insert(b"x", 4, after=4)
+
+
+def a_call_out_of_order(script: Script) -> None:
+    script.do("a", inserting(b"x", b"y"), [RecordId(4, 0), RecordId(3, 0)])
+
+
+def read_your_insert(script: Script) -> None:
+    script.insert(b"x", 4)
+    script.read(4, no_record(4))
+
+
+def passed_over(script: Script) -> None:
+    script.insert(b"x", 4)
+    script.insert(b"y", 5)
+    script.fetch(script.subscribe()[1], record(5, b"y"))
+
+
+def not_delivered_at_the_end(script: Script) -> None:
+    script.insert(b"x", 4)
+    script.fetch(script.subscribe(follow=False)[1], ended=True)
+
+
+def filled_behind_a_delivery(script: Script) -> None:
+    script.insert(b"y", 5)
+    script.fetch(script.subscribe()[1], record(5, b"y"))
+    script.insert(b"x", 4)
+
+
+def delivered_twice(script: Script) -> None:
+    script.insert(b"x", 4)
+    _, name = script.subscribe()
+    script.fetch(name, record(4, b"x"))
+    script.fetch(name, record(4, b"x"))
+
+
+def two_subscribers_differ(script: Script) -> None:
+    script.do("a", inserting(b"x"), unknown(object()))
+    script.insert(b"y", 5)
+    script.fetch(script.subscribe()[1], record(4, b"x"), record(5, b"y"))
+    script.fetch(script.subscribe()[1], record(5, b"y"))
+
+
+def lost_between_two_parts(script: Script) -> None:
+    script.insert(b"x", 4)
+    script.insert(b"y", 5)
+    first, _ = script.subscribe(RecordId(1, 0))
+    _, name = script.subscribe(RecordId(5, 0), resumes=first)
+    script.fetch(name, record(5, b"y"))
+
+
+def a_low_tail(script: Script) -> None:
+    script.insert(b"x", 4)
+    script.do("b", TailRequest(NEVER), RecordId(3, 0))
+
+
+def a_low_sync(script: Script) -> None:
+    script.insert(b"x", 4)
+    script.do("a", SyncRequest(NEVER), RecordId(3, 0))
+
+
+def a_change_of_mind(script: Script) -> None:
+    doubt: Any = object()
+    script.do("a", inserting(b"x"), unknown(doubt))
+    script.do("a", ResolveRequest(NEVER, doubt), [None])
+    script.do("a", ResolveRequest(NEVER, doubt), [RecordId(4, 0)])
+
+
+def nobody_trimmed_it(script: Script) -> None:
+    script.read(4, TrimmedError(RecordId(9, 0)))
+
+
+def read_after_a_trim(script: Script) -> None:
+    script.insert(b"x", 4)
+    script.do("b", TrimRequest(NEVER, RecordId(5, 0)), None)
+    script.read(4, record(4, b"x"))
+
+
+def nobody_had_the_position(script: Script) -> None:
+    script.insert(b"x", 4)
+    script.do("b", inserting(b"y", after=3), no_record(3))
+
+
+def an_error_of_ours(script: Script) -> None:
+    script.do("a", TailRequest(NEVER), ValueError("a bug"))
+
+
+def too_few_rids(script: Script) -> None:
+    script.do("a", inserting(b"x", b"y"), [RecordId(4, 0)])
+
+
+WRONG = [
+    (two_at_one_position, "agreement"),
+    (one_at_two_positions, "duplicate"),
+    (nobody_inserted_it, "phantom"),
+    (another_key, "phantom"),
+    (another_position_than_asked_for, "phantom"),
+    (it_certainly_did_not_happen, "phantom"),
+    (before_what_it_names, "insert-after"),
+    (a_call_out_of_order, "batch-order"),
+    (read_your_insert, "loss"),
+    (passed_over, "loss"),
+    (not_delivered_at_the_end, "loss"),
+    (filled_behind_a_delivery, "loss"),
+    (delivered_twice, "order"),
+    (two_subscribers_differ, "gap"),
+    (lost_between_two_parts, "loss"),
+    (a_low_tail, "tail"),
+    (a_low_sync, "sync"),
+    (a_change_of_mind, "resolve"),
+    (nobody_trimmed_it, "trim"),
+    (read_after_a_trim, "trim"),
+    (nobody_had_the_position, "refusal"),
+    (an_error_of_ours, "errors"),
+    (too_few_rids, "results"),
+]
+
+
+@pytest.mark.parametrize(("story", "rule"), WRONG, ids=[story.__name__ for story, _ in WRONG])
+def test_each_wrong_is_found_though_all_happens_at_once(
+    story: Callable[[Script], None], rule: str
+) -> None:
+    script = Script()
+    story(script)
+    assert rule in script.rules()
+    with pytest.raises(AssertionError, match=rule):
+        script.history.check()
+
+
+def test_what_is_written_is_what_is_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = everything()
+    script.history.write(tmp_path / "clean")
+    assert check_history.main([str(tmp_path / "clean")]) == 0
+    passed_over_more = everything()
+    passed_over_more.insert(b"behind", 7, client="b")
+    passed_over_more.history.write(tmp_path / "broken")
+    assert check_history.main([str(tmp_path / "broken")]) == 1
+    assert "loss" in capsys.readouterr().out
+    observed = gather(events.files_of([tmp_path / "broken"]))
+    assert observed.operations == passed_over_more.history.observed().operations
+    written = {path.stem: path.read_bytes() for path in (tmp_path / "broken").iterdir()}
+    lines = passed_over_more.history.lines()
+    assert written == {process: b"".join(rows) for process, rows in lines.items()}
+
+
+def test_reported_losses_are_forgiven_if_asked() -> None:
+    script = Script()
+    script.insert(b"x", 4)
+    script.read(4, no_record(4))
+    script.history.losses(script.at, [(0, 3, 5)])
+    assert script.rules() == {"loss"}
+    assert script.rules(allow_loss=True) == set()
+
+
+def test_calls_under_way_may_have_any_result() -> None:
+    script = Script()
+    history = script.history
+    reading = history.call("a", 1000, ReadRequest(NEVER, RecordId(4, 0)))
+    inserting_it = history.call("b", 1000, inserting(b"x"))
+    script.read(4, record(4, b"x"), client="c")
+    assert list(history.open) == [reading, inserting_it]
+    history.returned(reading, 1000, no_record(4))
+    history.check()
+
+
+def test_the_digest_is_of_all_that_happened_and_its_order() -> None:
+    assert everything().history.digest() == everything().history.digest()
+    seen = {everything().history.digest()}
+    for client, at, gsn in (("a", 1000, 20), ("b", 1000, 20), ("a", 1001, 20), ("a", 1000, 21)):
+        script = everything()
+        script.at = at
+        script.insert(b"more", gsn, client=client)
+        seen.add(script.history.digest())
+    assert len(seen) == 5
+    fetching = set()
+    for client in ("a", "b"):
+        script = Script()
+        names = {name: script.subscribe(client=name)[1] for name in ("a", "b")}
+        script.fetch(names[client], client=client)
+        fetching.add(script.history.digest())
+    assert len(fetching) == 2, "a fetch that brought nothing happened too"
+    orders = set()
+    for first, second in (("a", "b"), ("b", "a")):
+        script = Script()
+        script.at = 5
+        calls = {
+            client: script.history.call(client, 5, inserting(client.encode()))
+            for client in ("a", "b")
+        }
+        script.history.returned(calls[first], 9, [RecordId(1, 0)])
+        script.history.returned(calls[second], 9, [RecordId(1, 0)])
+        orders.add(script.history.digest())
+    assert len(orders) == 2
+
+
+def test_each_event_has_a_time_of_its_own_that_is_not_before_it_happened() -> None:
+    history = everything().history
+    times = [o.called for o in history.operations]
+    times += [o.returned for o in history.operations if o.returned is not None]
+    assert len(set(times)) == len(times)
+    assert min(times) == 1000
+    later = history.call("a", 5000, TailRequest(NEVER))
+    assert history.operations[later].called == 5000
+
+
+def test_an_operation_can_be_read() -> None:
+    history = everything().history
+    text = "\n".join(map(str, history.operations))
+    assert "insert(b'two', after 1@0) -> [5@1]" in text
+    assert "read(3@0) -> NoSuchRecordError" in text
+    assert "-> [1@0=b'one', 2@0=b'five']" in text
+    assert "c 1" in text
+    assert "... insert(b'killed meanwhile', after 0@0) -> pending" in text
+
+
+def test_a_fetch_and_a_resolve_know_what_they_are_of() -> None:
+    script = Script()
+    doubts: list[Any] = [object(), object()]
+    inserts = [script.do("a", inserting(b"%d" % n), unknown(doubts[n])) for n in (0, 1)]
+    resolve = script.do("a", ResolveRequest(NEVER, doubts[1]), [RecordId(3, 0)])
+    script.subscribe(client="b")
+    script.subscriptions = 0
+    subscribing, name = script.subscribe(client="a")
+    fetch = script.fetch(name, record(3, b"1"))
+    operations = script.history.operations
+    assert operations[resolve].of == inserts[1]
+    assert operations[fetch].of == subscribing
+    assert script.rules() == set()
+
+
+def test_a_misuse_is_refused() -> None:
+    script = Script()
+    script.insert(b"x", 1)
+    with pytest.raises(AssertionError, match="a second time"):
+        script.insert(b"x", 2)
+    with pytest.raises(AssertionError, match="many=True"):
+        script.do("a", InsertRequest(NEVER, [b"y", b"z"], RID_GENESIS, None, 0), [])
+    with pytest.raises(AssertionError, match="time runs back"):
+        script.history.call("a", 999, TailRequest(NEVER))
+    progress: Any = ProgressRequest(NEVER, 1)
+    with pytest.raises(AssertionError, match="no operation of a history"):
+        script.history.call("a", 1000, progress)
+
+
+def test_what_an_error_says_of_an_insert() -> None:
+    assert certainly_did_not_happen(DeadlineError("late"))
+    assert certainly_did_not_happen(no_record(3))
+    assert not certainly_did_not_happen(unknown(None))
+    assert not certainly_did_not_happen(ConnectionError("of ours"))
+
+
+def test_what_failed_in_part_is_there_in_part() -> None:
+    script = Script()
+    error = UnavailableError("the second was not taken")
+    error.results = [RecordId(4, 0), None]
+    script.do("a", inserting(b"x", b"y"), error)
+    script.read(4, record(4, b"x"))
+    assert script.rules() == set()
+    script.read(6, record(6, b"y"))
+    assert script.rules() == {"phantom"}

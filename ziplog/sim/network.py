@@ -78,6 +78,14 @@ class Network:
         for pair in list(self._clogged):
             self.heal(*pair)
 
+    def is_cut(self, src: str, dst: str) -> bool:
+        """Whether a link loses every frame."""
+        return (src, dst) in self._cut
+
+    def is_clogged(self, src: str, dst: str) -> bool:
+        """Whether a link holds every frame back."""
+        return (src, dst) in self._clogged
+
     # --- frames ---
 
     def carry(

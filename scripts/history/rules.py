@@ -408,7 +408,8 @@ def _trims(judgement: Judgement) -> Iterator[Violation]:
                 text = f"trimmed up to {failed.first}, and nobody asked for more than {highest}"
                 yield Violation("trim", text, subscription.source, failed.first)
         before = max((t.gsn for t in observed.trims if t.at < subscription.parts[0][0]), default=0)
-        if 0 <= subscription.start < before and subscription.gsns:
+        # There is no position 0: whoever starts there starts at 1.
+        if subscription.start >= 0 and max(subscription.start, 1) < before and subscription.gsns:
             text = f"a subscription from {subscription.start} delivered; {before} was trimmed"
             yield Violation("trim", text, subscription.source, subscription.gsns[0])
 

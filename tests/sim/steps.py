@@ -1,0 +1,445 @@
+"""What each operation of a history does to the log that clients see, and when it can.
+
+The log is specified in tests/sim/linearizability.py; here is each of its sentences as a condition
+on a state. Rule: a step is what one operation does at one moment, and only steps that returned have
+to happen. Invariant: the state is fixed by the set of the steps that happened, not by their order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tests.sim.history import Operation, certainly_did_not_happen
+from ziplog.client.requests import (
+    FetchRequest,
+    InsertRequest,
+    ReadRequest,
+    ResolveRequest,
+    SubscribeRequest,
+    TailRequest,
+    TrimRequest,
+)
+from ziplog.errors import (
+    ConfigError,
+    DeadlineError,
+    NoSuchRecordError,
+    TrimmedError,
+    UnavailableError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ziplog.types import Record, RecordId
+
+#: When a step returns that need not happen.
+END: Final = 2**63 - 1
+#: What `NoSuchRecordError` says of a position that stays empty (ziplog/client/read.py).
+_NO_OP: Final = "the position is a no-op"
+_NOT_OWNED: Final = "does not own the position"
+
+#: What an insert and a reader must agree on: payload, key and timestamp.
+Contents = tuple[bytes, bytes | None, int]
+
+
+class Held(NamedTuple):
+    """What is at a position."""
+
+    shard: int
+    contents: Contents
+
+    def __str__(self) -> str:
+        return f"{self.contents[0]!r} of shard {self.shard}"
+
+
+#: No record is this one.
+NOTHING: Final = Held(-1, (b"", None, 0))
+
+
+class State(NamedTuple):
+    """The log, as far as operations were placed."""
+
+    held: dict[int, Held]
+    closed: int = 1
+    #: (gsn, shard) of positions that this shard will never fill.
+    never: frozenset[tuple[int, int]] = frozenset()
+    trim: int = 0
+    #: By the subscription's operation.
+    positions: dict[int, int] = {}  # noqa: RUF012 - never changed, but replaced
+
+
+@dataclass(eq=False)
+class Step:
+    """What an operation does at one moment between its call and its result."""
+
+    operation: Operation
+    called: int
+    #: `END`: it need not happen.
+    returned: int
+    #: Why it cannot have happened at all; "": nothing speaks against it.
+    flaw: str = ""
+
+    #: It changes nothing that could stand in another one's way.
+    is_harmless = True
+
+    def refusal(self, _state: State) -> str:
+        """Return why it cannot happen in a state; "" if it can."""
+        return self.flaw
+
+    def applied(self, state: State) -> State:
+        """Return the state after it."""
+        return state
+
+
+@dataclass(eq=False)
+class Put(Step):
+    """One record of an insert appears at a position."""
+
+    gsn: int = 0
+    held: Held = NOTHING
+    #: Somebody must not see it: set once all steps are known.
+    is_harmless: bool = True
+
+    def refusal(self, state: State) -> str:
+        if self.flaw:
+            return self.flaw
+        if self.gsn in state.held:
+            return f"{self.gsn} holds {state.held[self.gsn]}"
+        if self.gsn < state.closed:
+            return f"{self.gsn} was passed by a reader or a trim, up to {state.closed}"
+        if (self.gsn, self.held.shard) in state.never:
+            return f"{self.gsn} was said to stay empty"
+        return ""
+
+    def applied(self, state: State) -> State:
+        return state._replace(held=state.held | {self.gsn: self.held})
+
+
+@dataclass(eq=False)
+class Found(Step):
+    """A read returned a record."""
+
+    gsn: int = 0
+    held: Held = NOTHING
+
+    def refusal(self, state: State) -> str:
+        return self.flaw or _differs(state, self.gsn, self.held)
+
+
+@dataclass(eq=False)
+class Missing(Step):
+    """A read returned that there is no record."""
+
+    gsn: int = 0
+    shard: int = 0
+    is_for_ever: bool = False
+
+    def refusal(self, state: State) -> str:
+        held = state.held.get(self.gsn)
+        return f"{self.gsn} holds {held}" if held and held.shard == self.shard else ""
+
+    def applied(self, state: State) -> State:
+        # No order has both this and a record there, so it stands in nobody's way.
+        row = {(self.gsn, self.shard)} if self.is_for_ever else set()
+        return state._replace(never=state.never | row)
+
+
+@dataclass(eq=False)
+class Passed(Step):
+    """A fetch handed out records, or the end."""
+
+    subscription: int = 0
+    #: Where the subscription begins; None: nobody knows, and it handed out nothing.
+    start: int | None = 1
+    rows: list[tuple[int, Held]] = field(default_factory=list)
+    #: Everything below it was handed out, by this fetch or earlier ones.
+    stop: int = 1
+
+    is_harmless = False
+
+    def position(self, state: State) -> int:
+        """Return where it begins."""
+        start = self.stop if self.start is None else self.start
+        return state.positions.get(self.subscription, start)
+
+    def refusal(self, state: State) -> str:
+        if self.flaw:
+            return self.flaw
+        position = self.position(state)
+        for gsn, held in self.rows:
+            if gsn < position:
+                return f"{gsn} was handed out by a subscription that is at {position}"
+            if wrong := _differs(state, gsn, held):
+                return wrong
+            position = gsn + 1
+        here = {gsn for gsn, _ in self.rows}
+        start = self.position(state)
+        missing = [g for g in state.held if start <= g < self.stop and g not in here]
+        if missing:
+            gsn = min(missing)
+            return f"{gsn}, which holds {state.held[gsn]}, was passed and not handed out"
+        return ""
+
+    def applied(self, state: State) -> State:
+        if self.stop == 1:  # it passed nothing
+            return state
+        stop = max(self.stop, state.positions.get(self.subscription, 1))
+        return state._replace(
+            closed=max(state.closed, stop),
+            positions=state.positions | {self.subscription: stop},
+        )
+
+
+@dataclass(eq=False)
+class Trimming(Step):
+    """A trim point is committed."""
+
+    stop: int = 0
+
+    is_harmless = False
+
+    def applied(self, state: State) -> State:
+        return state._replace(closed=max(state.closed, self.stop), trim=max(state.trim, self.stop))
+
+
+@dataclass(eq=False)
+class Refused(Step):
+    """A read or subscription was told that its position is trimmed."""
+
+    first: int = 0
+    #: What was asked for; None: wherever the subscription is.
+    gsn: int | None = None
+    subscription: int = 0
+
+    def refusal(self, state: State) -> str:
+        gsn = state.positions.get(self.subscription, 0) if self.gsn is None else self.gsn
+        if gsn >= self.first:
+            return f"{gsn} is not below {self.first}"
+        if state.trim < self.first:
+            return f"nobody trimmed up to {self.first}, but up to {state.trim}"
+        return ""
+
+
+def _differs(state: State, gsn: int, held: Held) -> str:
+    there = state.held.get(gsn)
+    if there == held:
+        return ""
+    return f"{gsn} holds {there or 'nothing'}, not {held}"
+
+
+# --- from operations to steps --------------------------------------------------------------------
+
+
+def steps_of(operations: Sequence[Operation], lost: Sequence[tuple[int, int, int]]) -> list[Step]:
+    """Return the steps of a history.
+
+    Args:
+        operations: of the history.
+        lost: (shard, start, stop): what happened at these positions is left out.
+
+    """
+    return _Steps(operations, lost).steps
+
+
+class _Steps:
+    """The steps of a history, in the making."""
+
+    def __init__(
+        self, operations: Sequence[Operation], lost: Sequence[tuple[int, int, int]]
+    ) -> None:
+        self.steps: Final[list[Step]] = []
+        self._operations: Final = {o.number: o for o in operations}
+        self._lost: Final = lost
+        #: Where each record was seen first.
+        self._seen: Final[dict[Contents, RecordId]] = {}
+        #: (when, gsn) of inserts that were complete, and of trims.
+        self._acked: Final[list[tuple[int, int]]] = []
+        self._trimmed: Final[list[tuple[int, int]]] = []
+        #: By insert: (when, rids) that resolve returned.
+        self._resolved: Final[dict[int | None, list[tuple[int, list[RecordId | None]]]]] = {}
+        self._is_anything_trimmed = False
+        for operation in operations:
+            self._note(operation)
+        for operation in operations:
+            if isinstance(operation.request, InsertRequest):
+                self._insert(operation)
+        for operation in operations:
+            self._take(operation)
+
+    def _note(self, operation: Operation) -> None:
+        """Take what has to be known before steps can be made."""
+        result, at = operation.result, operation.returned
+        self._is_anything_trimmed |= isinstance(result, TrimmedError)
+        if at is None or isinstance(result, BaseException):
+            return
+        match operation.request:
+            case ReadRequest():
+                self._seen.setdefault(_contents(result), result.rid)
+            case FetchRequest():
+                for record in result.records:
+                    self._seen.setdefault(_contents(record), record.rid)
+            case ResolveRequest():
+                self._resolved.setdefault(operation.of, []).append((at, result))
+            case TrimRequest(rid=rid):
+                self._trimmed.append((at, rid.gsn))
+
+    def _is_lost(self, rid: RecordId) -> bool:
+        return any(shard == rid.shard and a <= rid.gsn < b for shard, a, b in self._lost)
+
+    def _highest(self, rows: Iterable[tuple[int, int]], before: int) -> int:
+        return max((gsn for at, gsn in rows if at < before), default=0)
+
+    # --- inserts ---
+
+    def _insert(self, operation: Operation) -> None:
+        """Add a step for each record that is known to be somewhere."""
+        request = operation.request
+        assert isinstance(request, InsertRequest)
+        answers, never = self._answers(operation)
+        for at, rids in answers:
+            if len(rids) != len(request.payloads):
+                flaw = f"{len(rids)} rids for {len(request.payloads)} records"
+                self.steps.append(Step(operation, operation.called, at, flaw))
+                return
+        before: RecordId | None = None
+        for index, payload in enumerate(request.payloads):
+            contents = (payload, request.key, request.timestamp_us)
+            told = [(at, rid) for at, rids in answers if (rid := rids[index]) is not None]
+            at, rid = min(told) if told else (END, self._seen.get(contents))
+            if rid is None:
+                continue
+            flaw = _misplaced(rid, request.after, before)
+            if index in never:
+                flaw = f"{payload!r} was said not to be in the log, ever"
+            elif others := {str(other) for _, other in told} - {str(rid)}:
+                flaw = f"{payload!r} was said to be at {rid}, and at {others.pop()}"
+            before = rid
+            if told:
+                self._acked.append((at, 0 if self._is_lost(rid) else rid.gsn))
+            if flaw or not self._is_lost(rid):
+                held = Held(rid.shard, contents)
+                self.steps.append(Put(operation, operation.called, at, flaw, rid.gsn, held))
+
+    def _answers(
+        self, operation: Operation
+    ) -> tuple[list[tuple[int, list[RecordId | None]]], set[int]]:
+        """Return when which rids were told of an insert, and which records it never placed."""
+        result, at = operation.result, operation.returned
+        resolved = self._resolved.get(operation.number, [])
+        never = {i for _, rids in resolved for i, rid in enumerate(rids) if rid is None}
+        if at is None:
+            return resolved, never
+        if not isinstance(result, BaseException):
+            return [(at, result), *resolved], never
+        rids: list[RecordId | None] = getattr(result, "results", None) or []
+        if certainly_did_not_happen(result):
+            assert isinstance(operation.request, InsertRequest)
+            count = len(operation.request.payloads)
+            never |= {i for i in range(count) if not rids or rids[i] is None}
+        return [(at, rids), *resolved] if rids else resolved, never
+
+    # --- the others ---
+
+    def _take(self, operation: Operation) -> None:
+        """Add what an operation that returned did."""
+        at, result = operation.returned, operation.result
+        if isinstance(operation.request, TrimRequest):
+            self._trim(operation, operation.request)
+        elif at is None:
+            return
+        elif isinstance(result, TrimmedError):
+            self._refused(operation, at, result)
+        elif isinstance(operation.request, ReadRequest):
+            self._read(operation, at, operation.request.rid)
+        elif isinstance(result, BaseException):
+            return
+        elif isinstance(operation.request, FetchRequest):
+            self._fetch(operation, at)
+        elif isinstance(operation.request, TailRequest):
+            floor = self._highest(self._acked, operation.called)
+            flaw = f"{floor} was acknowledged before" if result.gsn < floor else ""
+            self.steps.append(Step(operation, operation.called, at, flaw))
+
+    def _read(self, operation: Operation, at: int, rid: RecordId) -> None:
+        result, called = operation.result, operation.called
+        if self._is_lost(rid):
+            return
+        if isinstance(result, NoSuchRecordError):
+            is_for_ever = _NO_OP in str(result) or _NOT_OWNED in str(result)
+            self.steps.append(Missing(operation, called, at, "", rid.gsn, rid.shard, is_for_ever))
+        elif not isinstance(result, BaseException):
+            flaw = "" if result.rid == rid else f"{result.rid} was not asked for"
+            trim = self._highest(self._trimmed, called)
+            if rid.gsn < trim:
+                flaw = f"{trim} was trimmed before"
+            held = Held(rid.shard, _contents(result))
+            self.steps.append(Found(operation, called, at, flaw, rid.gsn, held))
+
+    def _fetch(self, operation: Operation, at: int) -> None:
+        result, subscribing = operation.result, self._subscription(operation)
+        request = subscribing.request
+        assert isinstance(request, SubscribeRequest)
+        gsns = [record.rid.gsn for record in result.records]
+        start, stop = _start(request), max(gsns, default=0) + 1
+        if result.ended:
+            # One that starts beyond the end of the log is over before anybody is asked.
+            floor = self._highest(self._acked, subscribing.called)
+            stop = max(stop, floor + 1 if start is None or start <= floor else 1)
+        elif not gsns:
+            return
+        trim = self._highest(self._trimmed, subscribing.called)
+        flaw = f"{trim} was trimmed before" if min(gsns, default=END) < trim else ""
+        rows = [
+            (record.rid.gsn, Held(record.rid.shard, _contents(record)))
+            for record in result.records
+            if not self._is_lost(record.rid)
+        ]
+        if start is None and gsns:
+            start = gsns[0]
+        number = subscribing.number
+        self.steps.append(Passed(operation, operation.called, at, flaw, number, start, rows, stop))
+
+    def _trim(self, operation: Operation, request: TrimRequest) -> None:
+        result, returned = operation.result, operation.returned
+        if returned is None or isinstance(result, BaseException):
+            did_nothing = isinstance(result, UnavailableError | NoSuchRecordError | ConfigError)
+            if did_nothing and not isinstance(result, DeadlineError):
+                return
+            returned = END
+        if returned != END or self._is_anything_trimmed:
+            self.steps.append(Trimming(operation, operation.called, returned, "", request.rid.gsn))
+
+    def _refused(self, operation: Operation, at: int, error: TrimmedError) -> None:
+        request, called, number = operation.request, operation.called, 0
+        gsn: int | None = None
+        if isinstance(request, ReadRequest):
+            gsn = request.rid.gsn
+        elif isinstance(request, SubscribeRequest):
+            gsn = _start(request)
+        else:
+            number = self._subscription(operation).number
+        self.steps.append(Refused(operation, called, at, "", error.first.gsn, gsn, number))
+
+    def _subscription(self, operation: Operation) -> Operation:
+        assert operation.of is not None, "a fetch of no subscription"
+        return self._operations[operation.of]
+
+
+def _contents(record: Record) -> Contents:
+    return record.payload, record.key, record.timestamp_us
+
+
+def _start(request: SubscribeRequest) -> int | None:
+    return None if request.start.gsn < 0 else max(request.start.gsn, 1)
+
+
+def _misplaced(rid: RecordId, after: RecordId, before: RecordId | None) -> str:
+    """Return what is wrong with a record's place in its call."""
+    if rid.gsn <= after.gsn:
+        return f"{rid} is not after {after}"
+    if before is not None and rid.gsn <= before.gsn:
+        return f"{rid} is not after {before}, where the record before it in its call is"
+    if before is not None and rid.shard != before.shard:
+        return f"{rid} is not at the shard of {before}"
+    return ""

@@ -20,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pysyncobj.config
+import pysyncobj.serializer
 import pysyncobj.syncobj
 
 from ziplog.errors import ConfigError, UnavailableError
@@ -41,6 +42,8 @@ _TICK_S: Final = 0.05
 _LONE_TICK_S: Final = 0.25
 #: After a tick that failed: the next one may fail as well.
 _FAILED_TICK_S: Final = 0.01
+#: The library's modules that read a clock, draw random numbers or open files by themselves.
+FOREIGN: Final = (pysyncobj.syncobj, pysyncobj.serializer)
 #: A command, in bytes; a journal record holds it and a little more.
 MAX_COMMAND: Final = 16 * 1024 * 1024
 
@@ -191,18 +194,28 @@ class Raft:
     # --- the tick thread ---
 
     def _run(self) -> None:
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Tick once; return whether there is to be another turn, and close everything if not.
+
+        For who drives the node from a loop of his own, instead of `start`.
+        """
         try:
-            while not self._stopping and not self._reason:
+            if not self._stopping:
                 self._tick()
         except JournalError as error:
             self._die(str(error))
         except BaseException as error:  # whatever ends this thread must be told
             log.critical("consensus thread ended", exc_info=True)
             self._die(f"the consensus thread ended: {error!r}")
-        finally:
-            self._close()
+        if not self._stopping and not self._reason:
+            return True
+        self._close()
         if self._reason and not self._stopping:
             self._on_fatal(self._reason)
+        return False
 
     def _tick(self) -> None:
         alone = len(self._names) == 1 and self._status.is_leader

@@ -110,12 +110,12 @@ class Routing:
             self._turn.wake_at(self._fresh_at + _MAX_AGE_NS)
 
     def find_owner(self, gsn: int, then: Callable[[int], None]) -> None:
-        """Ask which shard owns `gsn`; `then` gets it, or 0 if nobody does."""
+        """Ask which shard owns `gsn`; `then` gets it, or 0 if nobody does, or its lease is trimmed."""
 
         def answer(history: LeaseHistory) -> None:
-            lease = next((r.lease_at(gsn) for r in history.runs if gsn < r.last.stop), None)
-            is_known = lease is not None and lease.base <= gsn and lease.members
-            then(lease.owner(gsn) if lease is not None and is_known else 0)
+            runs = (run for run in history.runs if run.first.base <= gsn < run.last.stop)
+            lease = next((run.lease_at(gsn) for run in runs), None)
+            then(lease.owner(gsn) if lease is not None and lease.members else 0)
 
         self._service.ask(lambda cluster, request: LeaseQuery(cluster, request, gsn), answer)
 

@@ -143,6 +143,18 @@ def test_a_trimmed_position_names_the_first_one_and_its_owner() -> None:
     assert error.first == RecordId(8, 1)
 
 
+def test_a_first_position_that_was_trimmed_meanwhile_has_no_known_owner() -> None:
+    glass, call = reading()
+    _, read = asked(glass)
+    glass.give(reply(read, 0, "trimmed", first=8))
+    question = glass.take(wire.LeaseQuery)[-1][1]
+    runs = [run_of(lease([0, 1], number=3, base=2001))]
+    glass.give(wire.LeaseHistory(CLUSTER, question.request, runs, [], 2100))
+    error = glass.answers[call]
+    assert isinstance(error, TrimmedError)
+    assert error.first == RecordId(8, 0)
+
+
 def test_damage_at_one_replica_is_made_good_by_the_other() -> None:
     glass, call = reading()
     _, read = asked(glass)

@@ -5,12 +5,16 @@ EVENTS ?= 1000898
 # Tests run on this many workers.
 WORKERS ?= 2
 
+# A simulation: of one seed, or (HOURS=1) of one after the other; ARGS are more options.
+HOURS ?= 0
+ARGS ?=
+
 # Faults by chance: which ones, for how long, and how many servers of a shard may fail.
 SEED ?= 1
 MINUTES ?= 10
 F ?= 1
 
-.PHONY: help venv demo test check lint format bench chaos clean
+.PHONY: help venv demo test check lint format bench chaos sim clean
 
 help:
 	@echo 'make demo    a million real events through a local cluster (EVENTS=20000 for a short one)'
@@ -20,6 +24,7 @@ help:
 	@echo 'make format  let ruff rewrite the code'
 	@echo 'make bench   insert latency and throughput beside the floors of this machine'
 	@echo 'make chaos   faults by chance under load, and a verdict (SEED=1 MINUTES=10 F=1)'
+	@echo 'make sim     a simulated cluster under the faults of a seed (SEED=1, or HOURS=1 for many)'
 	@echo 'make clean   remove .venv and what was built'
 
 $(BIN)/python:
@@ -60,6 +65,9 @@ bench: $(BIN)/.installed
 
 chaos: $(BIN)/.installed
 	$(BIN)/python scripts/chaos.py --seed $(SEED) --minutes $(MINUTES) --f $(F)
+
+sim: $(BIN)/.installed
+	$(BIN)/python -m tests.sim --seed $(SEED) --hours $(HOURS) $(ARGS)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from ziplog.config import ClusterConfig
     from ziplog.node import Event, Node
     from ziplog.sim.disk import Disk
-    from ziplog.sim.process import Process
+    from ziplog.sim.process import Process, Program
+
+    #: Makes what a process runs.
+    Start = Callable[[Process], Program]
 
 #: Small files and caches: that many are begun, read again and cut in a short life.
 SEGMENT_BYTES: Final = 16 * 1024
@@ -223,6 +226,7 @@ class Supervision:
         self._handlers: Final = [node.name.encode() for node in config.failure_handlers]
         self._started: Final = dict.fromkeys(nodes, process.clock())
         self._request = 0
+        self._ask_at = 0
         assert process.transport is not None
         self._transport: Final = process.transport
         for node in config.failure_handlers:
@@ -236,11 +240,14 @@ class Supervision:
         for found in self._revival.look(self._seen(), self._process.clock()):
             if not isinstance(found, Death):
                 self._start(found.node)
-        self._request += 1
-        query = encode(OrdersQuery(0, self._request))
-        for handler in self._handlers:
-            self._transport.send(handler, query)
-        self._transport.wait(_LOOK_NS)
+        now = self._process.clock()
+        if now >= self._ask_at:
+            self._ask_at = now + _LOOK_NS
+            self._request += 1
+            query = encode(OrdersQuery(0, self._request))
+            for handler in self._handlers:
+                self._transport.send(handler, query)
+        self._transport.wait(self._ask_at - now)
 
     def _seen(self) -> dict[str, Seen]:
         return {

@@ -110,7 +110,7 @@ class Routing:
             self._turn.wake_at(self._fresh_at + _MAX_AGE_NS)
 
     def find_owner(self, gsn: int, then: Callable[[int], None]) -> None:
-        """Ask which shard owns `gsn`; `then` gets it, or 0 if nobody does, or its lease is trimmed."""
+        """Ask which shard owns `gsn`; `then` gets it, or 0: nobody does, or its lease is gone."""
 
         def answer(history: LeaseHistory) -> None:
             runs = (run for run in history.runs if run.first.base <= gsn < run.last.stop)

@@ -1,0 +1,536 @@
+"""What must hold of the servers' state, of deliveries and of calls, told over plain data.
+
+Nothing here calls what it judges: who owns a position is computed once more, naively and with exact
+fractions (thesis 4.2.3, D31). Rule: whoever watches hands over what is new, as often as it likes
+the same again, and the cost is that of what is handed over; what was once seen to be stable or was
+handed out to a reader is remembered, and never may be otherwise (docs/protocol.md, sections 2-5, 7
+and 11). Everything raises AssertionError with a text that says what differs from what, and where.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ziplog.client.requests import NEVER, FetchRequest, InsertRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from tests.sim.history import History, Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Positions [base, stop) and who shares them; equal leases in a row may be told as one."""
+
+    base: int
+    stop: int
+    first_epoch: int
+    #: gsns in an epoch.
+    epoch_size: int
+    #: (shard, weight), each shard once.
+    weights: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An entry of a shard's log: a unit is at these positions."""
+
+    fseq: int
+    view: int
+    epoch: int
+    client: bytes
+    seq: int
+    gsns: tuple[int, ...]
+    #: What the replica holds of it, byte for byte.
+    body: bytes
+    #: The payloads that are in the body, one for each gsn.
+    payloads: tuple[bytes, ...]
+
+    @property
+    def start(self) -> int:
+        """The first position that it decides."""
+        return self.gsns[0]
+
+    @property
+    def stop(self) -> int:
+        """The position after the last one that it decides."""
+        return self.gsns[-1] + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An entry of a shard's log: its positions in [start, stop) are no-ops."""
+
+    fseq: int
+    view: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """An entry of a shard's log: a client's session is forgotten. It decides no position."""
+
+    fseq: int
+    view: int
+    client: bytes
+
+    start = stop = 0
+
+
+Entry = Placed | Skipped | Expired
+
+
+class Row(NamedTuple):
+    """A record as a reader gets it."""
+
+    gsn: int
+    shard: int
+    payload: bytes
+
+
+# --- who owns a position -------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def round_of(weights: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """Return the owners of one round: records by expected arrival, ties by shard (T, Fig. 4.2)."""
+    arrivals = [(Fraction(j, weight), s) for s, weight in weights for j in range(1, weight + 1)]
+    return tuple(shard for _, shard in sorted(arrivals))
+
+
+class Ownership:
+    """Who owns which position, by all leases that anybody told."""
+
+    def __init__(self) -> None:
+        self._spans: Final[list[Lease]] = []
+
+    @property
+    def stop(self) -> int:
+        """Where the leases end; 0 if none is known."""
+        return self._spans[-1].stop if self._spans else 0
+
+    def learn(self, leases: Iterable[Lease]) -> None:
+        """Take leases, in order; what is known already must be the same."""
+        for lease in leases:
+            assert lease.base < lease.stop, f"an empty lease: {lease}"
+            assert not self._spans or lease.base <= self.stop, (
+                f"no lease has [{self.stop}, {lease.base})"
+            )
+            for known in self._spans:
+                overlap = max(known.base, lease.base)
+                if overlap < min(known.stop, lease.stop):
+                    assert _is_same_at(known, lease, overlap), (
+                        f"position {overlap} was given out twice: {known}, and {lease}"
+                    )
+            if lease.stop > self.stop:
+                self._append(lease)
+
+    def _append(self, lease: Lease) -> None:
+        """Add what goes beyond the known end."""
+        last = self._spans[-1] if self._spans else None
+        base = max(lease.base, self.stop)
+        if last is not None and _continues(last, lease, base):
+            self._spans[-1] = Lease(
+                last.base, lease.stop, last.first_epoch, last.epoch_size, last.weights
+            )
+            return
+        into, rest = divmod(base - lease.base, lease.epoch_size)
+        assert rest == 0, f"a lease ends within an epoch: at {base}, of {lease}"
+        self._spans.append(
+            Lease(base, lease.stop, lease.first_epoch + into, lease.epoch_size, lease.weights)
+        )
+
+    def lease_at(self, gsn: int) -> Lease:
+        """Return the lease of a position."""
+        index = bisect_right(self._spans, gsn, key=lambda lease: lease.base) - 1
+        assert index >= 0 and gsn < self._spans[index].stop, f"nobody was given position {gsn}"
+        return self._spans[index]
+
+    def owner(self, gsn: int) -> int:
+        """Return the shard that a position belongs to."""
+        return _owner(self.lease_at(gsn), gsn)
+
+    def epoch(self, gsn: int) -> int:
+        """Return the epoch of a position."""
+        return _epoch(self.lease_at(gsn), gsn)
+
+    def next_owned(self, shard: int, gsn: int) -> int:
+        """Return the shard's first position at or after `gsn`; the leases' end if there is none."""
+        index = max(0, bisect_right(self._spans, gsn, key=lambda lease: lease.base) - 1)
+        for lease in self._spans[index:]:
+            at = max(gsn, lease.base)
+            if all(shard != member for member, _ in lease.weights):
+                continue
+            # What is left of this epoch, or of its next round; and a first round of the next one.
+            length = len(round_of(lease.weights))
+            ahead = min(length, lease.epoch_size - (at - lease.base) % lease.epoch_size)
+            tries = [*range(at, at + ahead), *range(at + ahead, at + ahead + length)]
+            found = (g for g in tries if g < lease.stop and _owner(lease, g) == shard)
+            if (first := next(found, None)) is not None:
+                return first
+        return max(self.stop, gsn)
+
+
+def _owner(lease: Lease, gsn: int) -> int:
+    owners = round_of(lease.weights)
+    return owners[(gsn - lease.base) % lease.epoch_size % len(owners)]
+
+
+def _epoch(lease: Lease, gsn: int) -> int:
+    return lease.first_epoch + (gsn - lease.base) // lease.epoch_size
+
+
+def _is_same_at(known: Lease, lease: Lease, gsn: int) -> bool:
+    """Whether two leases say the same from a position on."""
+    return (
+        (known.weights, known.epoch_size) == (lease.weights, lease.epoch_size)
+        and (known.base - lease.base) % known.epoch_size == 0
+        and _epoch(known, gsn) == _epoch(lease, gsn)
+    )
+
+
+def _continues(last: Lease, lease: Lease, base: int) -> bool:
+    """Whether a lease from `base` on is `last` once more."""
+    is_whole = (base - last.base) % last.epoch_size == 0
+    return is_whole and last.stop == base and _is_same_at(last, lease, base)
+
+
+# --- the log of the servers ----------------------------------------------------------------------
+
+
+class StableLogs:
+    """All that was ever stable, of all shards, and at which positions.
+
+    Args:
+        ownership: of the positions; told of a lease before any entry in it is.
+
+    """
+
+    def __init__(self, ownership: Ownership) -> None:
+        self.ownership: Final = ownership
+        #: From a position to its record; positions below a shard's frontier without one are no-ops.
+        self.records: Final[dict[int, Row]] = {}
+        self._shards: Final[dict[int, _StableLog]] = {}
+
+    def shard(self, shard: int) -> _StableLog:
+        """Return what is known of a shard."""
+        if shard not in self._shards:
+            self._shards[shard] = _StableLog(shard, self.ownership, self.records)
+        return self._shards[shard]
+
+    def finalized(self, shards: Iterable[int]) -> int:
+        """Return below which position nothing of these shards is open any more."""
+        return min((self.shard(shard).closed for shard in shards), default=0)
+
+
+class _StableLog:
+    """What was ever stable at a server of a shard: one log, for ever."""
+
+    def __init__(self, shard: int, ownership: Ownership, records: dict[int, Row]) -> None:
+        self.shard: Final = shard
+        self._ownership: Final = ownership
+        self._records: Final = records
+        #: By fseq.
+        self.entries: Final[dict[int, Entry]] = {}
+        #: By client and seq: the fseq of its place.
+        self._places: Final[dict[tuple[bytes, int], int]] = {}
+        #: How far each server's log is known to be stable, in this life of the server.
+        self._stable: Final[dict[str, int]] = {}
+        #: All that the shard owns below is decided and stable, as some server said.
+        self.closed = 0
+
+    def observed(self, server: str) -> int:
+        """Return up to which fseq a server's stable log was handed over since it started."""
+        return self._stable.get(server, 0)
+
+    def observe(
+        self, server: str, stable_fseq: int, entries: Iterable[Entry], frontier: int = 0
+    ) -> None:
+        """Take what a server says.
+
+        Args:
+            server: its name.
+            stable_fseq: up to here (inclusive), it knows its log to be stable.
+            entries: of its log, in order; those after `observed(server)` are enough. What is
+                above `stable_fseq` is passed over.
+            frontier: the shard's, as this server has it; 0 if it said nothing.
+
+        """
+        before = self.observed(server)
+        assert stable_fseq >= before, (
+            f"{server} of shard {self.shard} took back that its log is stable up to {before}:"
+            f" now up to {stable_fseq}"
+        )
+        last = 0
+        for entry in entries:
+            assert last in {0, entry.fseq - 1}, f"{server} has no entry between {last} and {entry}"
+            last = entry.fseq
+            if last > stable_fseq:
+                break
+            self._take(server, entry)
+        self._stable[server] = stable_fseq
+        if frontier:
+            self._close(server, stable_fseq, frontier)
+
+    def restarted(self, server: str) -> None:
+        """A server starts again: it may know less than before, but nothing else."""
+        self._stable.pop(server, None)
+
+    def _take(self, server: str, entry: Entry) -> None:
+        known = self.entries.get(entry.fseq)
+        if known is not None:
+            assert known == entry, (
+                f"entry {entry.fseq} of shard {self.shard} was stable as {known},"
+                f" and {server} has {entry}"
+            )
+            return
+        where = f"entry {entry.fseq} of shard {self.shard}, at {server}:"
+        self._check_place_in_log(where, entry)
+        if isinstance(entry, Placed):
+            self._check_unit(where, entry)
+            for gsn, payload in zip(entry.gsns, entry.payloads, strict=True):
+                self._records[gsn] = Row(gsn, self.shard, payload)
+            self._places[entry.client, entry.seq] = entry.fseq
+        self.entries[entry.fseq] = entry
+
+    def _check_place_in_log(self, where: str, entry: Entry) -> None:
+        """Each entry begins where the one before it ended: upwards, and without a hole."""
+        if isinstance(entry, Expired):
+            return
+        assert entry.start < entry.stop, f"{where} {entry} decides nothing"
+        assert entry.start >= self.closed, (
+            f"{where} {entry} is stable now, and all below {self.closed} had been decided"
+        )
+        before = self._before(entry.fseq)
+        if before is None:
+            return
+        assert entry.start >= before.stop, f"{where} {entry} goes back behind {before}"
+        open_gsn = self._ownership.next_owned(self.shard, before.stop)
+        assert open_gsn >= entry.start, f"{where} {entry} leaves position {open_gsn} undecided"
+
+    def _before(self, fseq: int) -> Placed | Skipped | None:
+        """Return the entry before, of those that decide positions; None if it is not known."""
+        while (entry := self.entries.get(fseq := fseq - 1)) is not None:
+            if not isinstance(entry, Expired):
+                return entry
+        return None
+
+    def _check_unit(self, where: str, entry: Placed) -> None:
+        """Its positions are the shard's, nobody else's, next to each other, and only these."""
+        ownership = self._ownership
+        for gsn in entry.gsns:
+            owner = ownership.owner(gsn)
+            assert owner == self.shard, f"{where} position {gsn} belongs to shard {owner}"
+            assert ownership.epoch(gsn) == entry.epoch, (
+                f"{where} position {gsn} is of epoch {ownership.epoch(gsn)}, not {entry.epoch}"
+            )
+            held = self._records.get(gsn)
+            assert held is None, f"{where} position {gsn} holds {held}, and gets {entry}"
+        follows = [ownership.next_owned(self.shard, gsn + 1) for gsn in entry.gsns[:-1]]
+        assert follows == list(entry.gsns[1:]), f"{where} {entry.gsns} are not next to each other"
+        twin = self._places.get((entry.client, entry.seq))
+        assert twin is None, (
+            f"{where} seq {entry.seq} of client {entry.client.hex()[:8]} is there twice:"
+            f" {entry}, and {self.entries[twin or 0]}"
+        )
+
+    def _close(self, server: str, stable_fseq: int, frontier: int) -> None:
+        """Take a frontier: it passes nothing that is not decided and stable."""
+        last = self.entries.get(stable_fseq) or self._before(stable_fseq)
+        if isinstance(last, Expired):
+            last = self._before(stable_fseq)
+        if last is not None:
+            open_gsn = self._ownership.next_owned(self.shard, last.stop)
+            assert frontier <= open_gsn, (
+                f"{server} has a frontier of {frontier}, and position {open_gsn} of shard"
+                f" {self.shard} is not decided by its stable log, up to {stable_fseq}"
+            )
+        self.closed = max(self.closed, frontier)
+
+    def forgive(self, start: int, stop: int) -> None:
+        """Forget the positions [start, stop): reported as lost, with the memory of all servers."""
+        lost = [e for e in self.entries.values() if start <= e.start < stop]
+        first = min((entry.fseq for entry in lost), default=None)
+        if first is None:
+            return
+        # Nothing is in such a log behind what it lost.
+        for fseq in [fseq for fseq in self.entries if fseq >= first]:
+            entry = self.entries.pop(fseq)
+            if isinstance(entry, Placed):
+                del self._places[entry.client, entry.seq]
+                for gsn in entry.gsns:
+                    del self._records[gsn]
+        self.closed = min(self.closed, start)
+        self._stable.clear()
+
+
+def check_replicas_agree(shard: int, logs: Mapping[str, tuple[int, Sequence[Entry]]]) -> None:
+    """Check that what is stable is the same on all replicas of a shard.
+
+    Args:
+        shard: whose.
+        logs: of each server: up to which fseq its log is stable, and the entries that it keeps.
+
+    """
+    truth: dict[int, tuple[str, Entry]] = {}
+    for server, (stable_fseq, entries) in sorted(logs.items()):
+        for entry in entries:
+            if entry.fseq <= stable_fseq:
+                other, known = truth.setdefault(entry.fseq, (server, entry))
+                assert known == entry, (
+                    f"replicas of shard {shard} differ at {entry.fseq}: {other} has {known},"
+                    f" {server} has {entry}"
+                )
+
+
+def check_exactly_once(shard: int, entries: Iterable[Entry]) -> None:
+    """Check that no unit is at two places of a shard's log."""
+    places: dict[tuple[bytes, int], Placed] = {}
+    for entry in entries:
+        if isinstance(entry, Placed):
+            first = places.setdefault((entry.client, entry.seq), entry)
+            assert first is entry, f"a unit is twice in shard {shard}: as {first}, and as {entry}"
+
+
+# --- what readers and writers got ----------------------------------------------------------------
+
+
+class Deliveries:
+    """What was handed out to anybody: parts of one sequence."""
+
+    def __init__(self) -> None:
+        #: From a gsn to what was handed out, and to whom first.
+        self.rows: Final[dict[int, tuple[Row, str]]] = {}
+        self._gsns: Final[list[int]] = []
+        #: Ranges [start, stop) that somebody was handed out as a whole, in order and apart.
+        self._passed: Final[list[tuple[int, int]]] = []
+        self._positions: Final[dict[str, int]] = {}
+
+    def take(self, reader: str, start: int | None, rows: Sequence[Row]) -> None:
+        """Take what a reader was handed out, after what it had been handed out before.
+
+        Args:
+            reader: the subscription's name. One that begins elsewhere has another name.
+            start: where it began; None: with its first record (RID_RECENT).
+            rows: the records, in the order in which it got them.
+
+        """
+        if not rows:
+            return
+        begin = self._positions.get(reader, rows[0].gsn if start is None else start)
+        position = begin
+        for row in rows:
+            assert row.gsn >= position, f"{reader} is at {position}, and got {row}"
+            position = row.gsn + 1
+        self._positions[reader] = position
+        known = self._gsns[bisect_left(self._gsns, begin) : bisect_left(self._gsns, position)]
+        missing = set(known).difference(row.gsn for row in rows)
+        if missing:
+            row, other = self.rows[min(missing)]
+            raise AssertionError(f"{reader} passed {row}, which {other} was handed out")
+        for row in rows:
+            self._take(reader, row)
+        self._pass(begin, position)
+
+    def _take(self, reader: str, row: Row) -> None:
+        if row.gsn in self.rows:
+            known, other = self.rows[row.gsn]
+            assert known == row, f"{other} was handed out {known}, and {reader} {row}"
+            return
+        index = bisect_right(self._passed, row.gsn, key=lambda span: span[0]) - 1
+        assert index < 0 or row.gsn >= self._passed[index][1], (
+            f"{reader} was handed out {row}, which somebody passed before without getting it"
+        )
+        self.rows[row.gsn] = (row, reader)
+        insort(self._gsns, row.gsn)
+
+    def _pass(self, start: int, stop: int) -> None:
+        """Note that [start, stop) was handed out as a whole."""
+        spans = self._passed
+        low = bisect_left(spans, start, key=lambda span: span[1])
+        high = bisect_right(spans, stop, key=lambda span: span[0])
+        touched = spans[low:high]
+        starts, stops = [start, *(a for a, _ in touched)], [stop, *(b for _, b in touched)]
+        spans[low:high] = [(min(starts), max(stops))]
+
+    def forgive(self, shard: int, start: int, stop: int) -> None:
+        """Forget what was handed out of a shard's [start, stop), which is lost: it stays empty."""
+        first, last = bisect_left(self._gsns, start), bisect_left(self._gsns, stop)
+        for gsn in self._gsns[first:last]:
+            if self.rows[gsn][0].shard == shard:
+                del self.rows[gsn]
+        self._gsns[first:last] = [gsn for gsn in self._gsns[first:last] if gsn in self.rows]
+
+    def check_against(self, records: Mapping[int, Row]) -> None:
+        """Check that readers got what is stable (`StableLogs.records`), and all of it."""
+        for row, reader in self.rows.values():
+            held = records.get(row.gsn)
+            assert held == row, f"{reader} was handed out {row}, and the log holds {held}"
+        gsns = sorted(records)
+        for start, stop in self._passed:
+            for gsn in gsns[bisect_left(gsns, start) : bisect_left(gsns, stop)]:
+                assert gsn in self.rows, f"{records[gsn]} was passed, and handed out to nobody"
+
+
+def check_insert_order(operations: Iterable[Operation], rows: Iterable[Row]) -> None:
+    """Check where inserts put what: after what they name, in order, at one shard.
+
+    Args:
+        operations: of a history.
+        rows: the log.
+
+    """
+    at: dict[bytes, Row] = {}
+    for row in rows:
+        other = at.setdefault(row.payload, row)
+        assert other is row, f"{row.payload!r} is in the log twice: at {other}, and at {row}"
+    for operation in operations:
+        request = operation.request
+        if not isinstance(request, InsertRequest):
+            continue
+        before: Row | None = None
+        for row in (at[payload] for payload in request.payloads if payload in at):
+            assert row.gsn > request.after.gsn, f"{row} is not after {request.after}: {operation}"
+            if before is not None:
+                assert row.gsn > before.gsn, f"{row} is not after {before}: {operation}"
+                assert row.shard == before.shard, f"{row} is not with {before}: {operation}"
+            before = row
+
+
+def unfinished(
+    history: History,
+    now: int,
+    bound: int,
+    *,
+    healed: int = 0,
+    dead: Collection[str] = (),
+) -> list[Operation]:
+    """Return the operations that took longer than they may once nothing is in their way.
+
+    Args:
+        history: of all clients.
+        now: virtual time, nanoseconds.
+        bound: how long an operation may take, nanoseconds.
+        healed: when the last fault was over: before that, nothing has to end.
+        dead: clients that were killed: what they had under way never ends.
+
+    Returns:
+        Those that ended too late, and those that have not ended and should have. A fetch without a
+        deadline waits for a record, and may do so for ever.
+
+    """
+    late = []
+    for operation in history.operations:
+        end = now if operation.returned is None else operation.returned
+        if end - max(operation.called, healed) <= bound or operation.client in dead:
+            continue
+        request = operation.request
+        if not (isinstance(request, FetchRequest) and request.deadline == NEVER):
+            late.append(operation)
+    return late

@@ -1,0 +1,180 @@
+"""A whole cluster in virtual time: servers, services, a supervisor, and whoever joins as a client.
+
+Every storage server has a machine and a disk of its own. Nodes that die are started again by the
+supervisor, as in production; what became of the cluster can be asked here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from failure_handler.state import HandlerState
+from mms.state import ClusterState
+from tests.sim import programs
+from tests.sim.plan import server_name
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
+from ziplog.sim.consensus import OrderedLog
+from ziplog.sim.disk import Disk
+from ziplog.sim.kernel import S
+from ziplog.sim.network import Network
+from ziplog.sim.process import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shard.replica import Replica
+    from tests.sim.plan import Plan
+    from ziplog.sim.kernel import Kernel
+
+_MIB: Final = 1024 * 1024
+#: A cluster that nothing disturbs is whole within so long.
+_BEGIN_NS: Final = 60 * S
+
+
+class SimCluster:
+    """The processes of a cluster and what they run on."""
+
+    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+        self.kernel: Final = kernel
+        self.plan: Final = plan
+        self.network: Final = Network(kernel)
+        self.config: Final = _config(plan)
+        self.disks: Final = {name: Disk(kernel.random) for name in plan.servers}
+        mms = [node.name for node in self.config.mms]
+        handlers = [node.name for node in self.config.failure_handlers]
+        self.mms: Final = OrderedLog(kernel, mms, ClusterState)
+        self.handlers: Final = OrderedLog(kernel, handlers, HandlerState)
+        #: Everything that a supervisor keeps alive.
+        self.nodes: Final[dict[str, Process]] = {}
+        for node in self.config.mms:
+            self._add(node, programs.membership_node(self.config, self.mms))
+        for node in self.config.failure_handlers:
+            self._add(node, programs.handler_node(self.config, self.handlers))
+        for shard in self.config.shards:
+            for node in shard.replicas:
+                self._add(node, self._start_server)
+        self._host: Final = Process(self.network, "host", None, self._start_host)
+
+    def _add(self, node: NodeConfig, start: programs.Start) -> None:
+        self.nodes[node.name] = Process(self.network, node.name, node.endpoint, start)
+
+    def _start_server(self, process: Process) -> programs.StorageServer:
+        return programs.StorageServer(process, self.config, self.disks[process.name])
+
+    def _start_host(self, process: Process) -> programs.Supervision:
+        return programs.Supervision(process, self.config, self.nodes)
+
+    def begin(self) -> None:
+        """Start everything; return when the cluster is whole."""
+        for process in self.nodes.values():
+            process.start()
+        self._host.start()
+        assert self.kernel.run_until(self.is_whole, _BEGIN_NS), self.states()
+        self.network.conditions = self.plan.conditions
+
+    # --- clients ---
+
+    def client(self, name: str) -> Process:
+        """Return a client's process, which chooses shards at random; it is not started yet."""
+        return Process(self.network, name, None, self._start_client)
+
+    def _start_client(self, process: Process) -> programs.ClientProgram:
+        endpoints = [node.endpoint for node in self.config.mms]
+        return programs.ClientProgram(process, endpoints, self._choose)
+
+    def _choose(self, _payload: bytes, _key: bytes | None, live: Sequence[int]) -> int:
+        return self.kernel.random.choice(sorted(live))
+
+    # --- questions ---
+
+    def replica(self, name: str) -> Replica | None:
+        """Return what a storage server's process runs, if it runs."""
+        program = self.nodes[name].program
+        return program.replica if isinstance(program, programs.StorageServer) else None
+
+    def server(self, name: str) -> programs.StorageServer | None:
+        """Return a storage server, if it runs."""
+        program = self.nodes[name].program
+        return program if isinstance(program, programs.StorageServer) else None
+
+    def peers(self, name: str) -> list[str]:
+        """Return the other servers of a server's shard."""
+        shard = self.config.shard_of(name)[0]
+        return [node.name for node in shard.replicas if node.name != name]
+
+    def is_in_service(self, name: str) -> bool:
+        """Whether a server takes part in its shard's newest view that is known anywhere."""
+        replica = self.replica(name)
+        if replica is None or replica._state.state != "up":
+            return False
+        shard, view = replica._state.shard, replica._state.view
+        known = [peer for other in self.peers(name) if (peer := self.replica(other)) is not None]
+        placement = self.state.placements.get(shard)
+        newest = max([placement.view if placement else 0, *(p._state.view for p in known)])
+        return view >= newest and not self.nodes[name].is_paused
+
+    @property
+    def state(self) -> ClusterState:
+        """What the membership service has committed."""
+        machine = self.mms.machine
+        assert isinstance(machine, ClusterState)
+        return machine
+
+    def is_whole(self) -> bool:
+        """Whether every server is up, in the view that the membership service has committed."""
+        placements = self.state.placements
+        for name, process in self.nodes.items():
+            if not process.is_up or process.is_paused:
+                return False
+            replica = self.replica(name)
+            if replica is None:
+                continue
+            placement = placements.get(replica._state.shard)
+            if (
+                placement is None
+                or replica._state.state != "up"
+                or placement.state != "live"
+                or placement.view != replica._state.view
+            ):
+                return False
+        return bool(self.mms.leader) and bool(self.handlers.leader)
+
+    def states(self) -> str:
+        """Return how everything is, for whoever wants to know why it is not whole."""
+        rows = []
+        for name, process in self.nodes.items():
+            replica = self.replica(name)
+            what = "down" if not process.is_up else "paused" if process.is_paused else "runs"
+            if replica is not None:
+                state = replica._state
+                what += f" {state.state} view={state.view} last={state.store.last_fseq}"
+            rows.append(f"{name}: {what}")
+        rows += [
+            f"shard {p.shard}: {p.state} view={p.view}" for p in self.state.placements.values()
+        ]
+        rows += [f"leaders: {self.mms.leader or 'none'}, {self.handlers.leader or 'none'}"]
+        return "; ".join(rows)
+
+
+def _config(plan: Plan) -> ClusterConfig:
+    ports = iter(range(20_000, 30_000))
+
+    def node(name: str, *, is_replicated: bool = False) -> NodeConfig:
+        port = next(ports)
+        return NodeConfig(name, "127.0.0.1", port, 30_000 + port if is_replicated else None)
+
+    return ClusterConfig(
+        name="simulated",
+        data_dir=Path("simulated"),
+        f=plan.f,
+        durability=plan.durability,
+        mms=tuple(node(f"mms-{i}", is_replicated=True) for i in range(plan.mms)),
+        failure_handlers=tuple(
+            node(f"fh-{i}", is_replicated=True) for i in range(plan.handlers)
+        ),
+        shards=tuple(
+            ShardConfig(shard, tuple(node(server_name(shard, i)) for i in range(plan.f + 1)))
+            for shard in range(plan.shards)
+        ),
+    )

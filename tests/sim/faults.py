@@ -1,0 +1,275 @@
+"""Carries faults out, and ends them. What nobody promised to survive is not done.
+
+A shard survives the failure of f of its servers. So at level `memory` a fault of a server needs
+another one of its shard in service and undisturbed; at level `disk` a process may die at any time,
+but a disk that is damaged needs an undamaged one. A fault that does not fit now does nothing, and
+the trace says so.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from ziplog.sim.kernel import MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tests.sim.cluster import SimCluster
+    from tests.sim.plan import Fault
+    from tests.sim.workload import Client
+
+#: A slow disk takes so long for a sync; a good one so long.
+SLOW_NS: Final = 200 * MS
+GOOD_NS: Final = MS // 2
+#: A full disk has so much room; no server of a run needs more than the other.
+FULL_BYTES: Final = 0
+ROOM_BYTES: Final = 1 << 30
+_EIO: Final = 5
+
+
+class Faults:
+    """The faults of a run, and those under way."""
+
+    def __init__(self, cluster: SimCluster, clients: Iterable[Client]) -> None:
+        self._cluster: Final = cluster
+        self._clients: Final = {client.process.name: client for client in clients}
+        #: What ends a fault that is under way, by its number.
+        self._endings: Final[dict[int, Callable[[], None]]] = {}
+        self._number = 0
+        #: How many faults under way meet each server.
+        self._afflicted: Final[dict[str, int]] = {}
+        #: Servers whose disk is damaged for good.
+        self._rotten: Final[set[str]] = set()
+        #: So many faults were carried out.
+        self.done = 0
+
+    def schedule(self, faults: Iterable[Fault]) -> None:
+        """Carry faults out, each when it is due from now on."""
+        for fault in faults:
+            self._cluster.kernel.after(fault.at_ms * MS, partial(self._begin, fault))
+
+    def _begin(self, fault: Fault) -> None:
+        kernel = self._cluster.kernel
+        is_done = _KINDS[fault.kind](self, fault)
+        kernel.record(b"fault %b %d" % (str(fault).encode(), is_done))
+        kernel.tell(f"fault: {fault}{'' if is_done else ' (does not fit)'}")
+        self.done += is_done
+
+    def heal(self) -> None:
+        """End every fault that is under way."""
+        for number in list(self._endings):
+            self._end(number)
+        self._cluster.network.heal_all()
+
+    def _lasting(
+        self, fault: Fault, ending: Callable[[], object], afflicted: Iterable[str] = ()
+    ) -> bool:
+        """Note a fault that lasts, and whom it meets; `ending` ends it."""
+        self._number += 1
+        met = [name for name in afflicted if name in self._cluster.disks]
+        for name in met:
+            self._afflicted[name] = self._afflicted.get(name, 0) + 1
+
+        def end() -> None:
+            for name in met:
+                self._afflicted[name] -= 1
+            ending()
+
+        self._endings[self._number] = end
+        self._cluster.kernel.after(fault.for_ms * MS, partial(self._end, self._number))
+        return True
+
+    def _end(self, number: int) -> None:
+        ending = self._endings.pop(number, None)
+        if ending is not None:
+            ending()
+
+    # --- what is promised ---
+
+    def _may_fail(self, name: str) -> bool:
+        """Whether another server of the shard has all that was acknowledged, undisturbed."""
+        if self._cluster.plan.durability == "disk":
+            return True
+        return self._has_good_peer(name)
+
+    def _has_good_peer(self, name: str) -> bool:
+        return any(
+            self._cluster.is_in_service(peer)
+            and not self._afflicted.get(peer)
+            and peer not in self._rotten
+            for peer in self._cluster.peers(name)
+        )
+
+    # --- processes ---
+
+    def _kill(self, fault: Fault) -> bool:
+        (name,) = fault.targets
+        if not self._cluster.nodes[name].is_up or not self._may_fail(name):
+            return False
+        self._cluster.nodes[name].kill()
+        return True
+
+    def _power(self, fault: Fault) -> bool:
+        """Kill a server, and lose what its machine had not written."""
+        if not self._kill(fault):
+            return False
+        self._cluster.disks[fault.targets[0]].power_cut()
+        return True
+
+    def _power_all(self, _fault: Fault) -> bool:
+        """Cut the power of all machines."""
+        for node in self._cluster.nodes.values():
+            if node.is_up:
+                node.kill()
+        for disk in self._cluster.disks.values():
+            disk.power_cut()
+        return True
+
+    def _stop(self, fault: Fault) -> bool:
+        """Stop a server cleanly, as for a new release."""
+        (name,) = fault.targets
+        server, process = self._cluster.server(name), self._cluster.nodes[name]
+        if server is None or process.is_paused or not self._may_fail(name):
+            return False
+        process.from_inside(server.stop)
+        if process.is_up:
+            process.kill()
+        return True
+
+    def _pause(self, fault: Fault) -> bool:
+        (name,) = fault.targets
+        process = self._cluster.nodes[name]
+        if not process.is_up or process.is_paused or not self._may_fail(name):
+            return False
+        process.pause()
+        return self._lasting(fault, process.resume, [name])
+
+    def _skew(self, fault: Fault) -> bool:
+        process = self._cluster.nodes[fault.targets[0]]
+        process.skew(1.0 + fault.amount / 1000)
+        return self._lasting(fault, partial(process.skew, 1.0))
+
+    def _kill_node(self, fault: Fault) -> bool:
+        (name,) = fault.targets
+        if not self._cluster.nodes[name].is_up:
+            return False
+        self._cluster.nodes[name].kill()
+        return True
+
+    def _kill_client(self, fault: Fault) -> bool:
+        client = self._clients.get(fault.targets[0])
+        if client is None or not client.process.is_up:
+            return False
+        client.kill()
+        return True
+
+    # --- the network ---
+
+    def _cut(self, fault: Fault) -> bool:
+        return self._disturb_links(fault, self._cluster.network.cut)
+
+    def _clog(self, fault: Fault) -> bool:
+        return self._disturb_links(fault, self._cluster.network.clog)
+
+    def _disturb_links(self, fault: Fault, disturb: Callable[[str, str], None]) -> bool:
+        links = list(zip(fault.targets[::2], fault.targets[1::2], strict=True))
+        return self._disturb(fault, links, disturb, set(fault.targets))
+
+    def _isolate(self, fault: Fault) -> bool:
+        """Cut a server from everybody but clients, or from everybody."""
+        (name,) = fault.targets
+        network = self._cluster.network
+        others = [node for node in self._cluster.nodes if node != name]
+        links = [pair for other in others for pair in ((name, other), (other, name))]
+        return self._disturb(fault, links, network.cut, {name})
+
+    def _disturb(
+        self,
+        fault: Fault,
+        links: list[tuple[str, str]],
+        disturb: Callable[[str, str], None],
+        met: set[str],
+    ) -> bool:
+        # Of two servers that lose sight of each other, one may be replaced.
+        servers = sorted(name for name in met if name in self._cluster.disks)
+        if not all(self._may_fail(name) for name in servers):
+            return False
+        for link in links:
+            disturb(*link)
+
+        def heal() -> None:
+            for link in links:
+                self._cluster.network.heal(*link)
+
+        return self._lasting(fault, heal, servers)
+
+    def _lead(self, fault: Fault) -> bool:
+        """Cut the leader of a service from the other nodes of it."""
+        group = self._cluster.mms if fault.kind == "lead-mms" else self._cluster.handlers
+        leader = group.leader
+        if not leader:
+            return False
+        group.isolate(leader)
+        return self._lasting(fault, partial(group.rejoin, leader))
+
+    # --- disks ---
+
+    def _slow_disk(self, fault: Fault) -> bool:
+        (name,) = fault.targets
+        disk = self._cluster.disks[name]
+        if not self._may_fail(name):
+            return False
+        disk.latency_ns = SLOW_NS
+        return self._lasting(fault, lambda: setattr(disk, "latency_ns", GOOD_NS), [name])
+
+    def _full_disk(self, fault: Fault) -> bool:
+        (name,) = fault.targets
+        disk = self._cluster.disks[name]
+        if not self._may_fail(name):
+            return False
+        disk.capacity_bytes = FULL_BYTES
+        return self._lasting(fault, lambda: setattr(disk, "capacity_bytes", ROOM_BYTES), [name])
+
+    def _fail_disk(self, fault: Fault) -> bool:
+        """Let a call of a server's disk fail, soon."""
+        (name,) = fault.targets
+        if not self._cluster.nodes[name].is_up or not self._may_fail(name):
+            return False
+        self._cluster.disks[name].fail_on(fault.amount, _EIO)
+        return True
+
+    def _rot(self, fault: Fault) -> bool:
+        """Flip a bit of what a server has on its disk."""
+        (name,) = fault.targets
+        is_alone = any(peer in self._rotten for peer in self._cluster.peers(name))
+        if is_alone or not self._has_good_peer(name):
+            return False
+        flipped = self._cluster.disks[name].flip(lambda path: path.name.endswith(".seg"))
+        if flipped is None:
+            return False
+        self._rotten.add(name)
+        return True
+
+
+_KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
+    "kill": Faults._kill,
+    "stop": Faults._stop,
+    "power": Faults._power,
+    "power-all": Faults._power_all,
+    "pause": Faults._pause,
+    "skew": Faults._skew,
+    "kill-mms": Faults._kill_node,
+    "kill-fh": Faults._kill_node,
+    "kill-client": Faults._kill_client,
+    "cut": Faults._cut,
+    "clog": Faults._clog,
+    "isolate": Faults._isolate,
+    "lead-mms": Faults._lead,
+    "lead-fh": Faults._lead,
+    "slow-disk": Faults._slow_disk,
+    "full-disk": Faults._full_disk,
+    "fail-disk": Faults._fail_disk,
+    "rot": Faults._rot,
+}

@@ -1,0 +1,228 @@
+"""What happens in a run: a cluster, a workload and faults, drawn from a seed, and their text.
+
+A plan is data: the same plan gives the same run, and a plan with fewer faults is another one. The
+text of a fault is what `python -m tests.sim --faults` takes: `2150 kill shard-0-1`, and so on.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ziplog.sim.kernel import MS, US
+from ziplog.sim.network import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ziplog.types import Durability
+
+#: Faults begin within so long after the cluster is whole, in milliseconds.
+SPAN_MS: Final = 6_000
+
+#: How often each kind of fault is drawn.
+_WEIGHTS: Final = {
+    "kill": 10,
+    "stop": 3,
+    "power": 6,
+    "pause": 6,
+    "cut": 6,
+    "clog": 4,
+    "isolate": 4,
+    "skew": 3,
+    "slow-disk": 3,
+    "full-disk": 2,
+    "fail-disk": 2,
+    "rot": 2,
+    "kill-mms": 3,
+    "kill-fh": 4,
+    "lead-mms": 3,
+    "lead-fh": 3,
+    "kill-client": 2,
+    "power-all": 1,
+}
+
+
+class Fault(NamedTuple):
+    """Something bad. What does not fit (a dead server cannot be killed) does nothing."""
+
+    #: When, in milliseconds since the cluster was whole.
+    at_ms: int
+    kind: str
+    #: Whom it meets: names of processes.
+    targets: tuple[str, ...] = ()
+    #: How long it lasts, in milliseconds.
+    for_ms: int = 0
+    #: Of a skew: parts per thousand by which the clock is fast; of a disk that fails: which call.
+    amount: int = 0
+
+    def __str__(self) -> str:
+        rest = [f"{self.for_ms}ms"] if self.for_ms else []
+        rest += [f"*{self.amount}"] if self.amount else []
+        return " ".join([str(self.at_ms), self.kind, *self.targets, *rest])
+
+
+def parse_fault(text: str) -> Fault:
+    """Return the fault that a text names.
+
+    Raises:
+        ValueError: it names none.
+
+    """
+    words = text.split()
+    if len(words) < 2 or words[1] not in _WEIGHTS:  # noqa: PLR2004 - a time and a kind
+        raise ValueError(f"{text!r} is no fault: give a time in ms and one of {sorted(_WEIGHTS)}")
+    durations = [word for word in words[2:] if word.endswith("ms") and word[:-2].isdigit()]
+    amounts = [word for word in words[2:] if word.startswith("*")]
+    targets = tuple(word for word in words[2:] if word not in durations + amounts)
+    return Fault(
+        int(words[0]), words[1], targets,
+        int(durations[0][:-2]) if durations else 0, int(amounts[0][1:]) if amounts else 0,
+    )  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """One run."""
+
+    seed: int
+    shards: int
+    f: int
+    durability: Durability
+    #: Nodes of the membership service and of the failure handler.
+    mms: int
+    handlers: int
+    writers: int
+    readers: int
+    #: Calls that each writer makes, if there is time.
+    calls: int
+    #: Between a writer's calls, in microseconds, at most.
+    think_us: int
+    conditions: Conditions
+    faults: tuple[Fault, ...]
+    #: Consensus is the library in virtual time, instead of its stand-in.
+    is_raft_real: bool = False
+
+    @property
+    def servers(self) -> list[str]:
+        """The names of the storage servers."""
+        return [server_name(s, i) for s in range(self.shards) for i in range(self.f + 1)]
+
+
+def server_name(shard: int, index: int) -> str:
+    """Return the name of a storage server."""
+    return f"shard-{shard}-{index}"
+
+
+def draw(seed: int, *, faults: int | None = None, is_raft_real: bool = False) -> Plan:
+    """Return the plan of a seed.
+
+    Args:
+        seed: any number.
+        faults: how many there are; as chance wills if None.
+        is_raft_real: let consensus be the library.
+
+    """
+    random = Random(f"plan {seed}")
+    f = random.choice((1, 1, 1, 2))
+    plan = Plan(
+        seed=seed,
+        shards=random.choice((1, 2, 2, 3)) if f == 1 else random.choice((1, 2)),
+        f=f,
+        durability=random.choice(("memory", "memory", "disk")),
+        mms=random.choice((1, 3)),
+        handlers=random.choice((1, 1, 3)),
+        writers=random.choice((1, 2, 3, 4)),
+        readers=random.choice((1, 2)),
+        calls=random.choice((10, 30, 60)),
+        think_us=random.choice((0, 2_000, 50_000, 200_000)),
+        conditions=random.choice(_WEATHER),
+        faults=(),
+        is_raft_real=is_raft_real,
+    )
+    count = random.choice((0, 1, 2, 3, 4, 6, 9)) if faults is None else faults
+    kinds = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=count)
+    drawn = sorted(_DRAWS.get(kind, _draw_one)(random, plan, kind) for kind in kinds)
+    return plan._replace(faults=tuple(drawn))
+
+
+#: From a good local network to one that loses a twentieth of everything.
+_WEATHER: Final = (
+    Conditions(),
+    Conditions(delay_ns=(20 * US, 2 * MS)),
+    Conditions(delay_ns=(20 * US, 2 * MS), loss=0.01, repeats=0.02),
+    Conditions(delay_ns=(50 * US, 10 * MS), loss=0.05, repeats=0.05, stalls=0.01),
+)
+
+
+def _when(random: Random) -> int:
+    return random.randrange(SPAN_MS)
+
+
+def _how_long(random: Random) -> int:
+    return random.choice((20, 300, 1_200, 3_000))
+
+
+def _draw_one(random: Random, plan: Plan, kind: str) -> Fault:
+    """Return a fault that meets one storage server, for a while."""
+    return Fault(_when(random), kind, (random.choice(plan.servers),), _how_long(random))
+
+
+def _draw_instant(random: Random, plan: Plan, kind: str) -> Fault:
+    return _draw_one(random, plan, kind)._replace(for_ms=0)
+
+
+def _draw_link(random: Random, plan: Plan, kind: str) -> Fault:
+    """Return a fault of the links between a server and somebody else, one way or both."""
+    server = random.choice(plan.servers)
+    peers = [name for name in plan.servers if name != server and name[:7] == server[:7]]
+    others = [*peers, *peers, "mms-0", "fh-0", "writer-0"]
+    pair = (server, random.choice(others))
+    pairs = random.choice((pair, pair[::-1], pair + pair[::-1]))
+    return Fault(_when(random), kind, pairs, _how_long(random))
+
+
+def _draw_skew(random: Random, plan: Plan, kind: str) -> Fault:
+    fault = _draw_one(random, plan, kind)
+    return fault._replace(amount=random.choice((-200, -20, 20, 200)))
+
+
+def _draw_failing_disk(random: Random, plan: Plan, kind: str) -> Fault:
+    return _draw_instant(random, plan, kind)._replace(amount=random.randint(1, 12))
+
+
+def _draw_node(random: Random, plan: Plan, kind: str) -> Fault:
+    """Return a fault of a node of a replicated service."""
+    service = kind.rpartition("-")[2]
+    count = plan.mms if service == "mms" else plan.handlers
+    return Fault(_when(random), kind, (f"{service}-{random.randrange(count)}",))
+
+
+def _draw_leader(random: Random, plan: Plan, kind: str) -> Fault:
+    """Return a fault that takes a service's leader away from the other nodes, for a while."""
+    return Fault(_when(random), kind, (), _how_long(random))
+
+
+def _draw_client(random: Random, plan: Plan, kind: str) -> Fault:
+    return Fault(_when(random), kind, (f"writer-{random.randrange(plan.writers)}",))
+
+
+def _draw_all(random: Random, plan: Plan, kind: str) -> Fault:
+    return Fault(_when(random), kind)
+
+
+_DRAWS: Final[dict[str, Callable[[Random, Plan, str], Fault]]] = {
+    "kill": _draw_instant,
+    "stop": _draw_instant,
+    "power": _draw_instant,
+    "rot": _draw_instant,
+    "cut": _draw_link,
+    "clog": _draw_link,
+    "skew": _draw_skew,
+    "fail-disk": _draw_failing_disk,
+    "kill-mms": _draw_node,
+    "kill-fh": _draw_node,
+    "lead-mms": _draw_leader,
+    "lead-fh": _draw_leader,
+    "kill-client": _draw_client,
+    "power-all": _draw_all,
+}

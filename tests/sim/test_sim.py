@@ -1,0 +1,104 @@
+"""Seeds: as many as there is time for, each a cluster, a workload, and faults; none may fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.sim.__main__ import attempt, command
+from tests.sim.plan import Fault, draw, parse_fault
+from tests.sim.run import run
+from tests.sim.shrink import shrink
+
+ROOT = Path(__file__).resolve().parents[2]
+#: For how long seeds are run, in seconds of one worker, and with which one it begins.
+BUDGET_S = float(os.environ.get("ZIPLOG_SIM_SECONDS", "80"))
+FIRST = int(os.environ.get("ZIPLOG_SIM_SEED", "1"))
+
+
+def clean(seed: int) -> None:
+    result = attempt(draw(seed))
+    assert not result.failure, f"{command(draw(seed))}: {result.failure}"
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 12))
+def test_a_few_seeds(seed: int) -> None:
+    clean(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lane", [0, 1])
+def test_as_many_seeds_as_there_is_time_for(lane: int) -> None:
+    end, seed = time.monotonic() + BUDGET_S, FIRST + 1000 + lane
+    while time.monotonic() < end:
+        clean(seed)
+        seed += 2
+    print(f"{(seed - FIRST - 1000) // 2} seeds")
+
+
+def test_the_same_seed_is_the_same_history() -> None:
+    assert run(draw(7)) == run(draw(7))
+
+
+def test_another_seed_is_another_history() -> None:
+    assert run(draw(7)).trace_hash != run(draw(8)).trace_hash
+
+
+def test_a_history_does_not_depend_on_the_hashes_of_strings() -> None:
+    code = "from tests.sim.plan import draw; from tests.sim.run import run; print(run(draw(9)))"
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": salt},
+        ).stdout
+        for salt in ("1", "2")
+    }  # fmt: skip
+    assert len(told) == 1
+    assert "trace_hash" in told.pop()
+
+
+def test_a_trace_that_is_read_is_the_same_history() -> None:
+    lines: list[str] = []
+    assert run(draw(7), lines.append) == run(draw(7))
+    assert any("Insert" in line for line in lines)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_fault_is_what_its_text_says(seed: int) -> None:
+    for fault in draw(seed, faults=9).faults:
+        assert parse_fault(str(fault)) == fault
+
+
+@pytest.mark.parametrize("text", ["", "12", "kill shard-0-0", "12 tickle shard-0-0", "x kill a"])
+def test_what_is_no_fault_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"fault|int"):
+        parse_fault(text)
+
+
+def test_a_failing_plan_is_made_smaller() -> None:
+    plan = draw(1, faults=9)
+    culprit = Fault(5, "kill", ("shard-0-0",))
+    plan = plan._replace(faults=(*plan.faults[:4], culprit, *plan.faults[4:]), writers=4, calls=60)
+    small = shrink(plan, lambda candidate: culprit in candidate.faults)
+    assert small.faults == (culprit,)
+    assert (small.writers, small.readers, small.calls) == (1, 1, 1)
+
+
+def test_shrinking_ends_when_its_budget_is_spent() -> None:
+    runs: list[int] = []
+    plan = draw(1, faults=9)
+    assert shrink(plan, lambda _: bool(runs.append(1)), budget=3) == plan
+    assert len(runs) == 3
+
+
+def test_the_line_that_makes_a_run_again_says_what_differs() -> None:
+    plan = draw(5)
+    assert command(plan) == "python -m tests.sim --seed 5"
+    changed = plan._replace(calls=1, faults=(Fault(5, "kill", ("shard-0-0",)),))
+    assert command(changed) == 'python -m tests.sim --seed 5 --steps 1 --faults "5 kill shard-0-0"'

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Pair = tuple[str, str]
 
+#: What `Network.on_carry` says of a frame that is to be lost.
+LOST: Final = -1
+
 
 class Conditions(NamedTuple):
     """How frames travel. Probabilities are per frame; all are independent."""
@@ -55,6 +58,10 @@ class Network:
         self.frames = self.bytes = 0
         #: Told about every frame that is sent: (from, to, frame).
         self.on_frame: Callable[[str, str, bytes], object] | None = None
+        #: Decides about a single frame (from, to, frame): how long it is on its way, once and for
+        #: sure, in nanoseconds; `LOST`; or None: as the conditions say. Links that are cut or
+        #: clogged stay so. For scripts that need one certain order.
+        self.on_carry: Callable[[str, str, bytes], int | None] | None = None
 
     # --- faults ---
 
@@ -99,6 +106,11 @@ class Network:
         if self.on_frame is not None:
             self.on_frame(src, dst, frame)
         if (src, dst) in self._cut:
+            return
+        chosen = self.on_carry(src, dst, frame) if self.on_carry is not None else None
+        if chosen is not None:
+            if chosen >= 0:
+                kernel.after(wait_ns + chosen, lambda: self._arrive((src, dst), arrive))
             return
         chance = kernel.random.random
         if conditions.loss and chance() < conditions.loss:

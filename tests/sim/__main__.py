@@ -97,7 +97,7 @@ def _run_one(options: argparse.Namespace) -> int:
     began = time.monotonic()
     try:
         outcome = run(plan, None if options.quiet else print, options.history)
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever a run raises is its failure
         traceback.print_exc()
         print(f"shrinking {command(plan)}", flush=True)
         print(command(shrink(plan, fails)))
@@ -116,11 +116,13 @@ def attempt(plan: Plan) -> Result:
     """Make a run; whatever it raises is its failure."""
     try:
         return Result(plan.seed, run(plan), "")
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - as above
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = " ".join(str(error).split())[:300]
         return Result(
-            plan.seed, None, f"{type(error).__name__} {Path(where.filename).name}:{where.lineno} {text}"
+            plan.seed,
+            None,
+            f"{type(error).__name__} {Path(where.filename).name}:{where.lineno} {text}",
         )
 
 

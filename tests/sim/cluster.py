@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ziplog.sim.kernel import Kernel
 
 _MIB: Final = 1024 * 1024
+#: How soon servers forget silent clients in a run where clients are silent for long.
+SHORT_SESSION_S: Final = 10
 #: A cluster that nothing disturbs is whole within so long.
 _BEGIN_NS: Final = 60 * S
 
@@ -169,10 +171,9 @@ def _config(plan: Plan) -> ClusterConfig:
         data_dir=Path("simulated"),
         f=plan.f,
         durability=plan.durability,
+        session_timeout_s=SHORT_SESSION_S if plan.naps else 900,
         mms=tuple(node(f"mms-{i}", is_replicated=True) for i in range(plan.mms)),
-        failure_handlers=tuple(
-            node(f"fh-{i}", is_replicated=True) for i in range(plan.handlers)
-        ),
+        failure_handlers=tuple(node(f"fh-{i}", is_replicated=True) for i in range(plan.handlers)),
         shards=tuple(
             ShardConfig(shard, tuple(node(server_name(shard, i)) for i in range(plan.f + 1)))
             for shard in range(plan.shards)

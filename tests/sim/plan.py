@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from ziplog.types import Durability
 
-#: Faults begin within so long after the cluster is whole, in milliseconds.
-SPAN_MS: Final = 6_000
-
 #: How often each kind of fault is drawn.
 _WEIGHTS: Final = {
     "kill": 10,
@@ -70,7 +67,7 @@ def parse_fault(text: str) -> Fault:
 
     """
     words = text.split()
-    if len(words) < 2 or words[1] not in _WEIGHTS:  # noqa: PLR2004 - a time and a kind
+    if len(words) < 2 or words[1] not in _WEIGHTS:
         raise ValueError(f"{text!r} is no fault: give a time in ms and one of {sorted(_WEIGHTS)}")
     durations = [word for word in words[2:] if word.endswith("ms") and word[:-2].isdigit()]
     amounts = [word for word in words[2:] if word.startswith("*")]
@@ -98,6 +95,10 @@ class Plan(NamedTuple):
     #: Between a writer's calls, in microseconds, at most.
     think_us: int
     conditions: Conditions
+    #: Faults begin within so long after the cluster is whole, and clients are silent for longer
+    #: than servers remember them, or never.
+    span_ms: int
+    naps: bool
     faults: tuple[Fault, ...]
     #: Consensus is the library in virtual time, instead of its stand-in.
     is_raft_real: bool = False
@@ -123,10 +124,11 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool = False) ->
 
     """
     random = Random(f"plan {seed}")
-    f = random.choice((1, 1, 1, 2))
+    f = random.choice((1, 1, 1, 1, 2, 2, 0))
+    naps = random.random() < 0.1
     plan = Plan(
         seed=seed,
-        shards=random.choice((1, 2, 2, 3)) if f == 1 else random.choice((1, 2)),
+        shards=random.choice((1, 2, 2, 3)) if f < 2 else random.choice((1, 2)),
         f=f,
         durability=random.choice(("memory", "memory", "disk")),
         mms=random.choice((1, 3)),
@@ -136,6 +138,8 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool = False) ->
         calls=random.choice((10, 30, 60)),
         think_us=random.choice((0, 2_000, 50_000, 200_000)),
         conditions=random.choice(_WEATHER),
+        span_ms=60_000 if naps else random.choice((2_000, 6_000)),
+        naps=naps,
         faults=(),
         is_raft_real=is_raft_real,
     )
@@ -154,8 +158,8 @@ _WEATHER: Final = (
 )
 
 
-def _when(random: Random) -> int:
-    return random.randrange(SPAN_MS)
+def _when(random: Random, plan: Plan) -> int:
+    return random.randrange(plan.span_ms)
 
 
 def _how_long(random: Random) -> int:
@@ -164,7 +168,7 @@ def _how_long(random: Random) -> int:
 
 def _draw_one(random: Random, plan: Plan, kind: str) -> Fault:
     """Return a fault that meets one storage server, for a while."""
-    return Fault(_when(random), kind, (random.choice(plan.servers),), _how_long(random))
+    return Fault(_when(random, plan), kind, (random.choice(plan.servers),), _how_long(random))
 
 
 def _draw_instant(random: Random, plan: Plan, kind: str) -> Fault:
@@ -178,7 +182,7 @@ def _draw_link(random: Random, plan: Plan, kind: str) -> Fault:
     others = [*peers, *peers, "mms-0", "fh-0", "writer-0"]
     pair = (server, random.choice(others))
     pairs = random.choice((pair, pair[::-1], pair + pair[::-1]))
-    return Fault(_when(random), kind, pairs, _how_long(random))
+    return Fault(_when(random, plan), kind, pairs, _how_long(random))
 
 
 def _draw_skew(random: Random, plan: Plan, kind: str) -> Fault:
@@ -194,20 +198,20 @@ def _draw_node(random: Random, plan: Plan, kind: str) -> Fault:
     """Return a fault of a node of a replicated service."""
     service = kind.rpartition("-")[2]
     count = plan.mms if service == "mms" else plan.handlers
-    return Fault(_when(random), kind, (f"{service}-{random.randrange(count)}",))
+    return Fault(_when(random, plan), kind, (f"{service}-{random.randrange(count)}",))
 
 
 def _draw_leader(random: Random, plan: Plan, kind: str) -> Fault:
     """Return a fault that takes a service's leader away from the other nodes, for a while."""
-    return Fault(_when(random), kind, (), _how_long(random))
+    return Fault(_when(random, plan), kind, (), _how_long(random))
 
 
 def _draw_client(random: Random, plan: Plan, kind: str) -> Fault:
-    return Fault(_when(random), kind, (f"writer-{random.randrange(plan.writers)}",))
+    return Fault(_when(random, plan), kind, (f"writer-{random.randrange(plan.writers)}",))
 
 
 def _draw_all(random: Random, plan: Plan, kind: str) -> Fault:
-    return Fault(_when(random), kind)
+    return Fault(_when(random, plan), kind)
 
 
 _DRAWS: Final[dict[str, Callable[[Random, Plan, str], Fault]]] = {

@@ -42,7 +42,7 @@ _LOOK_NS: Final = 100 * MS
 
 
 class StorageServer:
-    """What `python -m shard` runs, but for the flusher's thread, whose work the kernel schedules."""
+    """What `python -m shard` runs; the kernel schedules what the flusher's thread does."""
 
     def __init__(self, process: Process, config: ClusterConfig, disk: Disk) -> None:
         self._process: Final = process
@@ -122,7 +122,7 @@ class ServiceNode:
         # Consensus may tell something at once, when there is no driver yet.
         early: list[Event] = []
         self._post: Callable[[Event], None] = early.append
-        member = group.join(process.name, lambda event: self._post(event))
+        member = group.join(process.name, self._tell)
         assert process.transport is not None
         self._driver: Final = Driver(
             node, process.transport,  # type: ignore[arg-type]
@@ -131,6 +131,9 @@ class ServiceNode:
         self._post = self._driver.post
         for event in early:
             self._post(event)
+
+    def _tell(self, event: Event) -> None:
+        self._post(event)
 
     def turn(self) -> None:
         self._driver.turn()

@@ -22,7 +22,6 @@ from tests.sim import verdict
 from tests.sim.cluster import SimCluster
 from tests.sim.faults import Faults
 from tests.sim.history import History
-from tests.sim.plan import SPAN_MS
 from tests.sim.workload import Reader, Shared, Writer
 from ziplog.sim.disk import installed
 from ziplog.sim.kernel import MS, Kernel, S
@@ -100,8 +99,7 @@ class Run:
         self.history: Final = History(seed=plan.seed)
         self.shared: Final = Shared(self.cluster, self.history)
         self.writers: Final = [
-            Writer(self.shared, f"writer-{i}", plan.calls, plan.think_us)
-            for i in range(plan.writers)
+            Writer(self.shared, f"writer-{i}", plan) for i in range(plan.writers)
         ]
         self.readers: Final = [Reader(self.shared, f"reader-{i}") for i in range(plan.readers)]
         self.faults: Final = Faults(self.cluster, [*self.writers, *self.readers])
@@ -130,10 +128,9 @@ class Run:
 
     def _end_of_faults(self, began: int) -> int:
         """Return when to heal: the last fault had some time, and the writers theirs."""
-        if not self.plan.faults:
-            return began + 2 * S
-        last = max(fault.at_ms + min(fault.for_ms, SPAN_MS) for fault in self.plan.faults)
-        return began + last * MS + 2 * S
+        ends = [fault.at_ms + fault.for_ms for fault in self.plan.faults]
+        least = self.plan.span_ms if self.plan.naps else 0
+        return began + max([least, *ends]) * MS + 2 * S
 
     def _pass_until(self, condition: Callable[[], object], within_ns: int) -> bool:
         """Let time pass, and look at the servers all the while; whether the condition came."""

@@ -26,9 +26,7 @@ class Monitor:
         """Look at every server that runs."""
 
 
-def final(
-    cluster: SimCluster, history: History, _monitor: Monitor, _records: list[Record]
-) -> None:
+def final(cluster: SimCluster, history: History, _monitor: Monitor, _records: list[Record]) -> None:
     """Judge a run that is over: everything is whole, and every call has ended."""
     losses = [(loss.shard, loss.start, loss.stop) for loss in cluster.state.losses]
     history.losses(cluster.kernel.now, losses)

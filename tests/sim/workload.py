@@ -22,7 +22,7 @@ from ziplog.client.requests import (
     UnsubscribeRequest,
 )
 from ziplog.errors import OutcomeUnknownError, TrimmedError
-from ziplog.sim.kernel import MS, S, US
+from ziplog.sim.kernel import MS, US, S
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from tests.sim.cluster import SimCluster
     from tests.sim.history import History
+    from tests.sim.plan import Plan
     from ziplog.client.requests import Fetched, Request
     from ziplog.types import Record
 
@@ -39,6 +40,11 @@ _FETCH_NS: Final = 1 * S
 _FETCH_RECORDS: Final = 100
 #: Of the known records, those that a chain goes on from and a recent reader begins with.
 _RECENT: Final = 20
+#: How likely a client that naps does so between two calls.
+_NAP: Final = 0.1
+#: How likely a reader waits before it fetches again, and for how long at most.
+_DAWDLE: Final = 0.1
+_DAWDLE_NS: Final = 700 * MS
 
 
 class Shared:
@@ -91,6 +97,16 @@ class Client:
         """Return when a call of now has to end, by this machine's clock."""
         return self.process.clock() + timeout_ns
 
+    def in_this_life(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Return what does something unless the client was killed meanwhile."""
+        life = self.process.starts
+
+        def act() -> None:
+            if self.process.is_up and self.process.starts == life:
+                action()
+
+        return act
+
     def _program(self) -> ClientProgram:
         program = self.process.program
         assert isinstance(program, ClientProgram)
@@ -111,26 +127,23 @@ class Client:
 class Writer(Client):
     """Makes a number of calls, one after the other."""
 
-    def __init__(self, shared: Shared, name: str, calls: int, think_us: int) -> None:
+    def __init__(self, shared: Shared, name: str, plan: Plan) -> None:
         super().__init__(shared, name)
-        self.left = calls
-        self._think_us = think_us
+        self.left = plan.calls
+        self._think_us, self._naps = plan.think_us, plan.naps
 
     def go_on(self) -> None:
         if self.left and not self.shared.is_over:
             self.left -= 1
             pause = self.random.randrange(self._think_us + 1) * US
-            self.shared.cluster.kernel.after(pause, self._act_of(self.process.starts))
+            if self._naps and self.random.random() < _NAP:
+                pause += self.random.choice((1, 7, 12, 25)) * S
+            self.shared.cluster.kernel.after(pause, self.in_this_life(self._act))
 
-    def _act_of(self, life: int) -> Callable[[], None]:
-        """Return what to do after a pause, unless the client was killed meanwhile."""
-
-        def act() -> None:
-            if self.process.is_up and self.process.starts == life and not self.shared.is_over:
-                chosen = self.random.choices(self._ACTS, self._WEIGHTS)[0]
-                chosen(self)
-
-        return act
+    def _act(self) -> None:
+        if not self.shared.is_over:
+            chosen = self.random.choices(self._ACTS, self._WEIGHTS)[0]
+            chosen(self)
 
     def _insert(self) -> None:
         self._insert_records(1)
@@ -143,9 +156,7 @@ class Writer(Client):
         is_chained = self.random.random() < 0.5
         after = self.random.choice(self.shared.known[-_RECENT:]) if is_chained else RID_GENESIS
         timeout = self.random.choice((50 * MS, 1 * S, 5 * S, 30 * S))
-        request = InsertRequest(
-            self.deadline(timeout), payloads, after, None, 0, many=count > 1
-        )
+        request = InsertRequest(self.deadline(timeout), payloads, after, None, 0, many=count > 1)
         self.call(request, self._inserted)
 
     def _inserted(self, result: Any) -> None:
@@ -240,6 +251,9 @@ class Reader(Client):
             self.is_done = True
         elif self._follow and not self.shared.is_over and self.random.random() < 0.02:
             self._begin_again(self._where())
+        elif self._follow and not self.shared.is_over and self.random.random() < _DAWDLE:
+            pause = self.random.randrange(_DAWDLE_NS)
+            self.shared.cluster.kernel.after(pause, self.in_this_life(self._fetch))
         else:
             self._fetch()
 

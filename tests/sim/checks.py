@@ -1,7 +1,7 @@
 """What must hold of the servers' state, of deliveries and of calls, told over plain data.
 
-Nothing here calls what it judges: who owns a position is computed once more, naively and with exact
-fractions (thesis 4.2.3, D31). Rule: whoever watches hands over what is new, as often as it likes
+Nothing here calls what it judges; who owns a position is computed once more (tests/sim/ownership).
+Rule: whoever watches hands over what is new, as often as it likes
 the same again, and the cost is that of what is handed over; what was once seen to be stable or was
 handed out to a reader is remembered, and never may be otherwise (docs/protocol.md, sections 2-5, 7
 and 11). Everything raises AssertionError with a text that says what differs from what, and where.
@@ -11,29 +11,31 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
-from fractions import Fraction
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tests.sim.ownership import Lease, Ownership
 from ziplog.client.requests import NEVER, FetchRequest, InsertRequest
+
+__all__ = [
+    "Deliveries",
+    "Entry",
+    "Expired",
+    "Lease",
+    "Ownership",
+    "Placed",
+    "Row",
+    "Skipped",
+    "StableLogs",
+    "check_exactly_once",
+    "check_insert_order",
+    "check_replicas_agree",
+    "unfinished",
+]
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from tests.sim.history import History, Operation
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Positions [base, stop) and who shares them; equal leases in a row may be told as one."""
-
-    base: int
-    stop: int
-    first_epoch: int
-    #: gsns in an epoch.
-    epoch_size: int
-    #: (shard, weight), each shard once.
-    weights: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,113 +96,6 @@ class Row(NamedTuple):
     payload: bytes
 
 
-# --- who owns a position -------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=64)
-def round_of(weights: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-    """Return the owners of one round: records by expected arrival, ties by shard (T, Fig. 4.2)."""
-    arrivals = [(Fraction(j, weight), s) for s, weight in weights for j in range(1, weight + 1)]
-    return tuple(shard for _, shard in sorted(arrivals))
-
-
-class Ownership:
-    """Who owns which position, by all leases that anybody told."""
-
-    def __init__(self) -> None:
-        self._spans: Final[list[Lease]] = []
-
-    @property
-    def stop(self) -> int:
-        """Where the leases end; 0 if none is known."""
-        return self._spans[-1].stop if self._spans else 0
-
-    def learn(self, leases: Iterable[Lease]) -> None:
-        """Take leases, in order; what is known already must be the same."""
-        for lease in leases:
-            assert lease.base < lease.stop, f"an empty lease: {lease}"
-            assert not self._spans or lease.base <= self.stop, (
-                f"no lease has [{self.stop}, {lease.base})"
-            )
-            for known in self._spans:
-                overlap = max(known.base, lease.base)
-                if overlap < min(known.stop, lease.stop):
-                    assert _is_same_at(known, lease, overlap), (
-                        f"position {overlap} was given out twice: {known}, and {lease}"
-                    )
-            if lease.stop > self.stop:
-                self._append(lease)
-
-    def _append(self, lease: Lease) -> None:
-        """Add what goes beyond the known end."""
-        last = self._spans[-1] if self._spans else None
-        base = max(lease.base, self.stop)
-        if last is not None and _continues(last, lease, base):
-            self._spans[-1] = Lease(
-                last.base, lease.stop, last.first_epoch, last.epoch_size, last.weights
-            )
-            return
-        into, rest = divmod(base - lease.base, lease.epoch_size)
-        assert rest == 0, f"a lease ends within an epoch: at {base}, of {lease}"
-        self._spans.append(
-            Lease(base, lease.stop, lease.first_epoch + into, lease.epoch_size, lease.weights)
-        )
-
-    def lease_at(self, gsn: int) -> Lease:
-        """Return the lease of a position."""
-        index = bisect_right(self._spans, gsn, key=lambda lease: lease.base) - 1
-        assert index >= 0 and gsn < self._spans[index].stop, f"nobody was given position {gsn}"
-        return self._spans[index]
-
-    def owner(self, gsn: int) -> int:
-        """Return the shard that a position belongs to."""
-        return _owner(self.lease_at(gsn), gsn)
-
-    def epoch(self, gsn: int) -> int:
-        """Return the epoch of a position."""
-        return _epoch(self.lease_at(gsn), gsn)
-
-    def next_owned(self, shard: int, gsn: int) -> int:
-        """Return the shard's first position at or after `gsn`; the leases' end if there is none."""
-        index = max(0, bisect_right(self._spans, gsn, key=lambda lease: lease.base) - 1)
-        for lease in self._spans[index:]:
-            at = max(gsn, lease.base)
-            if all(shard != member for member, _ in lease.weights):
-                continue
-            # What is left of this epoch, or of its next round; and a first round of the next one.
-            length = len(round_of(lease.weights))
-            ahead = min(length, lease.epoch_size - (at - lease.base) % lease.epoch_size)
-            tries = [*range(at, at + ahead), *range(at + ahead, at + ahead + length)]
-            found = (g for g in tries if g < lease.stop and _owner(lease, g) == shard)
-            if (first := next(found, None)) is not None:
-                return first
-        return max(self.stop, gsn)
-
-
-def _owner(lease: Lease, gsn: int) -> int:
-    owners = round_of(lease.weights)
-    return owners[(gsn - lease.base) % lease.epoch_size % len(owners)]
-
-
-def _epoch(lease: Lease, gsn: int) -> int:
-    return lease.first_epoch + (gsn - lease.base) // lease.epoch_size
-
-
-def _is_same_at(known: Lease, lease: Lease, gsn: int) -> bool:
-    """Whether two leases say the same from a position on."""
-    return (
-        (known.weights, known.epoch_size) == (lease.weights, lease.epoch_size)
-        and (known.base - lease.base) % known.epoch_size == 0
-        and _epoch(known, gsn) == _epoch(lease, gsn)
-    )
-
-
-def _continues(last: Lease, lease: Lease, base: int) -> bool:
-    """Whether a lease from `base` on is `last` once more."""
-    is_whole = (base - last.base) % last.epoch_size == 0
-    return is_whole and last.stop == base and _is_same_at(last, lease, base)
-
-
 # --- the log of the servers ----------------------------------------------------------------------
 
 
@@ -257,8 +152,8 @@ class _StableLog:
         Args:
             server: its name.
             stable_fseq: up to here (inclusive), it knows its log to be stable.
-            entries: of its log, in order; those after `observed(server)` are enough. What is
-                above `stable_fseq` is passed over.
+            entries: of its log, in order and up to `stable_fseq`; those after `observed(server)`
+                are enough. What is above is passed over.
             frontier: the shard's, as this server has it; 0 if it said nothing.
 
         """
@@ -274,6 +169,10 @@ class _StableLog:
             if last > stable_fseq:
                 break
             self._take(server, entry)
+        assert not stable_fseq or stable_fseq in self.entries, (
+            f"{server} says that entry {stable_fseq} of shard {self.shard} is stable, and nobody"
+            " handed it over"
+        )
         self._stable[server] = stable_fseq
         if frontier:
             self._close(server, stable_fseq, frontier)
@@ -304,22 +203,24 @@ class _StableLog:
         if isinstance(entry, Expired):
             return
         assert entry.start < entry.stop, f"{where} {entry} decides nothing"
-        assert entry.start >= self.closed, (
+        first = self._ownership.next_owned(self.shard, entry.start)
+        assert first >= self.closed, (
             f"{where} {entry} is stable now, and all below {self.closed} had been decided"
         )
-        before = self._before(entry.fseq)
-        if before is None:
+        end = self._end_of(entry.fseq - 1)
+        if end is None:
             return
-        assert entry.start >= before.stop, f"{where} {entry} goes back behind {before}"
-        open_gsn = self._ownership.next_owned(self.shard, before.stop)
+        assert entry.start >= end, f"{where} {entry} goes back behind {end}"
+        open_gsn = self._ownership.next_owned(self.shard, end)
         assert open_gsn >= entry.start, f"{where} {entry} leaves position {open_gsn} undecided"
 
-    def _before(self, fseq: int) -> Placed | Skipped | None:
-        """Return the entry before, of those that decide positions; None if it is not known."""
-        while (entry := self.entries.get(fseq := fseq - 1)) is not None:
+    def _end_of(self, fseq: int) -> int | None:
+        """Return where the log up to an entry ends; None if nobody handed over what says that."""
+        while fseq and (entry := self.entries.get(fseq)) is not None:
             if not isinstance(entry, Expired):
-                return entry
-        return None
+                return entry.stop
+            fseq -= 1
+        return None if fseq else 0
 
     def _check_unit(self, where: str, entry: Placed) -> None:
         """Its positions are the shard's, nobody else's, next to each other, and only these."""
@@ -342,11 +243,9 @@ class _StableLog:
 
     def _close(self, server: str, stable_fseq: int, frontier: int) -> None:
         """Take a frontier: it passes nothing that is not decided and stable."""
-        last = self.entries.get(stable_fseq) or self._before(stable_fseq)
-        if isinstance(last, Expired):
-            last = self._before(stable_fseq)
-        if last is not None:
-            open_gsn = self._ownership.next_owned(self.shard, last.stop)
+        end = self._end_of(stable_fseq)
+        if end is not None:
+            open_gsn = self._ownership.next_owned(self.shard, end)
             assert frontier <= open_gsn, (
                 f"{server} has a frontier of {frontier}, and position {open_gsn} of shard"
                 f" {self.shard} is not decided by its stable log, up to {stable_fseq}"
@@ -428,7 +327,6 @@ class Deliveries:
         for row in rows:
             assert row.gsn >= position, f"{reader} is at {position}, and got {row}"
             position = row.gsn + 1
-        self._positions[reader] = position
         known = self._gsns[bisect_left(self._gsns, begin) : bisect_left(self._gsns, position)]
         missing = set(known).difference(row.gsn for row in rows)
         if missing:
@@ -436,6 +334,7 @@ class Deliveries:
             raise AssertionError(f"{reader} passed {row}, which {other} was handed out")
         for row in rows:
             self._take(reader, row)
+        self._positions[reader] = position
         self._pass(begin, position)
 
     def _take(self, reader: str, row: Row) -> None:

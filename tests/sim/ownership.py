@@ -1,0 +1,139 @@
+"""Who owns which position, computed once more: naively, and with exact fractions.
+
+The oracle of the schedule (docs/protocol.md, sections 2 and 3; thesis 4.2.3, Fig. 4.2; D31): it
+shares nothing with `ziplog.gsn` and `ziplog.view`. Invariant: no position has two owners, and none
+was skipped, in all that was ever learned.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Positions [base, stop) and who shares them; equal leases in a row may be told as one."""
+
+    base: int
+    stop: int
+    first_epoch: int
+    #: gsns in an epoch.
+    epoch_size: int
+    #: (shard, weight), each shard once.
+    weights: tuple[tuple[int, int], ...]
+
+
+@lru_cache(maxsize=64)
+def round_of(weights: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """Return the owners of one round: records by expected arrival, ties by shard (T, Fig. 4.2)."""
+    arrivals = [(Fraction(j, weight), s) for s, weight in weights for j in range(1, weight + 1)]
+    return tuple(shard for _, shard in sorted(arrivals))
+
+
+class Ownership:
+    """Who owns which position, by all leases that anybody told."""
+
+    def __init__(self) -> None:
+        self._spans: Final[list[Lease]] = []
+
+    @property
+    def stop(self) -> int:
+        """Where the leases end; 0 if none is known."""
+        return self._spans[-1].stop if self._spans else 0
+
+    def learn(self, leases: Iterable[Lease]) -> None:
+        """Take leases, in order; what is known already must be the same."""
+        for lease in leases:
+            assert lease.base < lease.stop, f"an empty lease: {lease}"
+            assert not self._spans or lease.base <= self.stop, (
+                f"no lease has [{self.stop}, {lease.base})"
+            )
+            for known in self._spans[self._index(lease.base) :]:
+                overlap = max(known.base, lease.base)
+                if overlap < min(known.stop, lease.stop):
+                    assert _is_same_at(known, lease, overlap), (
+                        f"position {overlap} was given out twice: {known}, and {lease}"
+                    )
+            if lease.stop > self.stop:
+                self._append(lease)
+
+    def _append(self, lease: Lease) -> None:
+        """Add what goes beyond the known end."""
+        last = self._spans[-1] if self._spans else None
+        base = max(lease.base, self.stop)
+        if last is not None and _continues(last, lease, base):
+            self._spans[-1] = Lease(
+                last.base, lease.stop, last.first_epoch, last.epoch_size, last.weights
+            )
+            return
+        into, rest = divmod(base - lease.base, lease.epoch_size)
+        assert rest == 0, f"a lease ends within an epoch: at {base}, of {lease}"
+        self._spans.append(
+            Lease(base, lease.stop, lease.first_epoch + into, lease.epoch_size, lease.weights)
+        )
+
+    def _index(self, gsn: int) -> int:
+        """Return the index of the last lease that begins at or before `gsn`, else of the first."""
+        return max(0, bisect_right(self._spans, gsn, key=lambda lease: lease.base) - 1)
+
+    def lease_at(self, gsn: int) -> Lease:
+        """Return the lease of a position."""
+        lease = self._spans[self._index(gsn)] if self._spans else None
+        assert lease is not None, "no lease is known"
+        assert lease.base <= gsn < lease.stop, f"nobody was given position {gsn}"
+        return lease
+
+    def owner(self, gsn: int) -> int:
+        """Return the shard that a position belongs to."""
+        return _owner(self.lease_at(gsn), gsn)
+
+    def epoch(self, gsn: int) -> int:
+        """Return the epoch of a position."""
+        return _epoch(self.lease_at(gsn), gsn)
+
+    def next_owned(self, shard: int, gsn: int) -> int:
+        """Return the shard's first position at or after `gsn`; the leases' end if there is none."""
+        for lease in self._spans[self._index(gsn) :]:
+            at = max(gsn, lease.base)
+            if all(shard != member for member, _ in lease.weights):
+                continue
+            # What is left of this epoch, or of its next round; and a first round of the next one.
+            length = len(round_of(lease.weights))
+            ahead = min(length, lease.epoch_size - (at - lease.base) % lease.epoch_size)
+            tries = chain(range(at, at + ahead), range(at + ahead, at + ahead + length))
+            found = (g for g in tries if g < lease.stop and _owner(lease, g) == shard)
+            if (first := next(found, None)) is not None:
+                return first
+        return max(self.stop, gsn)
+
+
+def _owner(lease: Lease, gsn: int) -> int:
+    owners = round_of(lease.weights)
+    return owners[(gsn - lease.base) % lease.epoch_size % len(owners)]
+
+
+def _epoch(lease: Lease, gsn: int) -> int:
+    return lease.first_epoch + (gsn - lease.base) // lease.epoch_size
+
+
+def _is_same_at(known: Lease, lease: Lease, gsn: int) -> bool:
+    """Whether two leases say the same from a position on."""
+    return (
+        (known.weights, known.epoch_size) == (lease.weights, lease.epoch_size)
+        and (known.base - lease.base) % known.epoch_size == 0
+        and _epoch(known, gsn) == _epoch(lease, gsn)
+    )
+
+
+def _continues(last: Lease, lease: Lease, base: int) -> bool:
+    """Whether a lease from `base` on is `last` once more."""
+    is_whole = (base - last.base) % last.epoch_size == 0
+    return is_whole and last.stop == base and _is_same_at(last, lease, base)

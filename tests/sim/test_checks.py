@@ -1,0 +1,518 @@
+"""Each check is silent about what is right, and tells each thing that is wrong."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.cluster import PureCluster
+from tests.sim import ownership
+from tests.sim.checks import (
+    Deliveries,
+    Entry,
+    Expired,
+    Lease,
+    Ownership,
+    Placed,
+    Row,
+    Skipped,
+    StableLogs,
+    check_exactly_once,
+    check_insert_order,
+    check_replicas_agree,
+    unfinished,
+)
+from tests.sim.history import History
+from tests.sim.linearizability import explain
+from tests.sim.test_history import inserting
+from tests.world import S, shard_names
+from ziplog import view, wire
+from ziplog.client.requests import NEVER, FetchRequest, InsertRequest, SubscribeRequest, TailRequest
+from ziplog.errors import NoSuchRecordError
+from ziplog.types import RID_GENESIS, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+#: Two shards, one of which takes every third position: 0 0 1 | 0 0 1 | ...
+WEIGHTS = ((0, 2), (1, 1))
+LEASE = Lease(1, 1 + 4 * 12, 0, 12, WEIGHTS)
+
+
+def owned(*leases: Lease) -> Ownership:
+    result = Ownership()
+    result.learn(leases or [LEASE])
+    return result
+
+
+def logs() -> StableLogs:
+    return StableLogs(owned())
+
+
+def placed(fseq: int, *gsns: int, client: bytes = b"c", seq: int = 0, epoch: int = 0) -> Placed:
+    payloads = tuple(b"%d" % gsn for gsn in gsns)
+    return Placed(fseq, 1, epoch, client, seq or fseq, gsns, b"".join(payloads), payloads)
+
+
+#: A log of shard 0, whose positions are 1, 2, 4, 5, 7, 8, 10, 11 | 13, 14, ...
+ENTRIES: list[Entry] = [
+    placed(1, 1, 2),
+    Skipped(2, 1, 4, 7),
+    Expired(3, 1, b"d"),
+    placed(4, 7),
+    Skipped(5, 1, 8, 13),
+    placed(6, 13, epoch=1),
+]
+
+
+# --- ownership -----------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_thesis() -> None:
+    # Fig. 4.2: three records a ms at shard 1, two at shard 2.
+    assert ownership.round_of(((1, 3), (2, 2))) == (1, 2, 1, 1, 2)
+
+
+weights_of = st.lists(st.integers(1, 7), min_size=1, max_size=4).map(
+    lambda row: tuple((2 * index, weight) for index, weight in enumerate(row))
+)
+
+
+@given(weights_of, st.integers(1, 9), st.integers(1, 40), st.integers(1, 5), st.data())
+def test_the_schedule_is_that_of_the_thesis(
+    weights: tuple[tuple[int, int], ...], base: int, size: int, epochs: int, data: Any
+) -> None:
+    members = tuple(view.Member(shard, 1, weight) for shard, weight in weights)
+    lease = view.Lease(1, view.NO_DIGEST, base, 3, epochs, size, 10, members)
+    oracle = owned(Lease(base, lease.stop, 3, size, weights))
+    for gsn in range(base, lease.stop):
+        assert oracle.owner(gsn) == lease.owner(gsn)
+        assert oracle.epoch(gsn) == lease.epoch_at(gsn)
+    shard = data.draw(st.sampled_from([shard for shard, _ in weights]))
+    gsn = data.draw(st.integers(base, lease.stop - 1))
+    mine = [g for g in range(gsn, lease.stop) if oracle.owner(g) == shard]
+    assert oracle.next_owned(shard, gsn) == min(mine, default=lease.stop)
+    assert lease.next_owned(shard, gsn) == min(mine, default=lease.stop)
+
+
+def test_leases_follow_each_other_and_may_be_told_in_pieces() -> None:
+    second = Lease(LEASE.stop, LEASE.stop + 20, 4, 10, ((1, 1),))
+    whole = owned(LEASE, second)
+    pieces = Ownership()
+    pieces.learn([replace(LEASE, stop=25), replace(LEASE, base=25, first_epoch=2)])
+    pieces.learn([LEASE, second])
+    for gsn in range(1, second.stop):
+        assert whole.owner(gsn) == pieces.owner(gsn)
+        assert whole.epoch(gsn) == pieces.epoch(gsn)
+    assert whole.stop == pieces.stop == second.stop
+    assert whole.next_owned(0, LEASE.stop - 4) == LEASE.stop - 3
+    assert whole.next_owned(0, LEASE.stop - 1) == second.stop, "it has none there"
+    assert whole.next_owned(1, LEASE.stop - 1) == LEASE.stop - 1
+    assert whole.next_owned(1, LEASE.stop) == LEASE.stop
+
+
+@pytest.mark.parametrize(
+    ("lease", "text"),
+    [
+        (replace(LEASE, base=LEASE.stop + 1, stop=LEASE.stop + 13), "no lease has"),
+        (replace(LEASE, weights=((0, 1), (1, 2))), "given out twice"),
+        (replace(LEASE, epoch_size=24), "given out twice"),
+        (replace(LEASE, first_epoch=1), "given out twice"),
+        (replace(LEASE, base=14, first_epoch=1), "given out twice"),
+        (replace(LEASE, stop=1), "an empty lease"),
+    ],
+)
+def test_a_lease_is_never_taken_back(lease: Lease, text: str) -> None:
+    with pytest.raises(AssertionError, match=text):
+        owned().learn([lease])
+
+
+def test_nobody_owns_what_was_given_to_nobody() -> None:
+    for gsn in (0, LEASE.stop):
+        with pytest.raises(AssertionError, match="nobody was given"):
+            owned().owner(gsn)
+
+
+# --- what is stable ------------------------------------------------------------------------------
+
+
+def test_a_log_as_it_should_be() -> None:
+    known = logs()
+    log = known.shard(0)
+    log.observe("a", 2, ENTRIES, frontier=7)
+    assert (log.observed("a"), log.observed("b")) == (2, 0)
+    log.observe("b", 6, ENTRIES, frontier=14)
+    log.observe("a", 6, ENTRIES[2:], frontier=14)
+    log.observe("a", 6, [])
+    known.shard(1).observe("c", 2, [placed(1, 3, seq=1), Skipped(2, 1, 4, 10)], frontier=11)
+    assert sorted(known.records) == [1, 2, 3, 7, 13]
+    assert known.records[2] == Row(2, 0, b"2")
+    assert known.finalized((0, 1)) == 11
+    log.restarted("a")
+    log.observe("a", 4, ENTRIES[:4], frontier=8)
+    assert log.closed == 14
+
+
+def changed(index: int, **fields: Any) -> list[Entry]:
+    entries = list(ENTRIES)
+    entries[index] = replace(entries[index], **fields)
+    return entries
+
+
+WRONG_LOGS: list[tuple[list[Entry], str]] = [
+    ([placed(1, 1, 3)], "belongs to shard 1"),
+    ([placed(1, 1, epoch=1)], "is of epoch 0"),
+    ([placed(1, 1, 4)], "not next to each other"),
+    ([placed(1, 1), placed(2, 1)], "goes back"),
+    ([placed(1, 1), Skipped(2, 1, 1, 9)], "goes back"),
+    ([placed(1, 1), placed(2, 4)], "leaves position 2 undecided"),
+    ([placed(1, 2)], "leaves position 1 undecided"),
+    ([placed(1, 1), placed(2, 2, seq=1)], "is there twice"),
+    ([placed(1, 1), placed(3, 2)], "has no entry between"),
+    ([Skipped(1, 1, 4, 4)], "decides nothing"),
+    ([Skipped(1, 1, 1, LEASE.stop), placed(2, LEASE.stop)], "nobody was given"),
+]
+
+
+@pytest.mark.parametrize(("entries", "text"), WRONG_LOGS, ids=[text for _, text in WRONG_LOGS])
+def test_a_log_as_it_may_not_be(entries: list[Entry], text: str) -> None:
+    with pytest.raises(AssertionError, match=text):
+        logs().shard(0).observe("a", entries[-1].fseq, entries)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        changed(0, body=b"1x"),
+        changed(0, payloads=(b"x", b"2")),
+        changed(0, seq=9),
+        changed(0, client=b"e"),
+        changed(0, view=2),
+        changed(1, stop=8),
+        changed(2, client=b"e"),
+        [placed(1, 1), Skipped(2, 1, 2, 7)],
+    ],
+)
+@pytest.mark.parametrize("server", ["a", "b"])
+def test_what_was_stable_stays_at_every_server_and_after_every_start(
+    entries: Sequence[Entry], server: str
+) -> None:
+    log = logs().shard(0)
+    log.observe("a", 6, ENTRIES)
+    log.restarted("a")
+    with pytest.raises(AssertionError, match="was stable as"):
+        log.observe(server, entries[-1].fseq, entries)
+
+
+def test_what_is_not_stable_may_change() -> None:
+    log = logs().shard(0)
+    log.observe("a", 1, ENTRIES)
+    log.observe("b", 2, [ENTRIES[0], placed(2, 4)])
+
+
+def test_what_is_stable_is_never_taken_back_by_who_runs() -> None:
+    log = logs().shard(0)
+    log.observe("a", 4, ENTRIES)
+    with pytest.raises(AssertionError, match="took back"):
+        log.observe("a", 3, ENTRIES)
+
+
+def test_what_is_said_to_be_stable_is_handed_over() -> None:
+    with pytest.raises(AssertionError, match="nobody handed it over"):
+        logs().shard(0).observe("a", 6, ENTRIES[:4])
+
+
+def test_one_position_has_one_unit_whichever_shard_says_so() -> None:
+    known = logs()
+    known.shard(0).observe("a", 1, [placed(1, 1)])
+    known.records[2] = Row(2, 1, b"another shard's")
+    with pytest.raises(AssertionError, match=r"position 2 holds .*another shard"):
+        known.shard(0).observe("a", 2, [placed(2, 2)])
+
+
+@pytest.mark.parametrize(("stable", "frontier"), [(0, 2), (1, 5), (2, 8), (3, 8), (4, 9), (5, 14)])
+def test_a_frontier_passes_no_hole(stable: int, frontier: int) -> None:
+    logs().shard(0).observe("a", stable, ENTRIES, frontier - 1)
+    with pytest.raises(AssertionError, match=f"position {frontier - 1} of shard 0 is not decided"):
+        logs().shard(0).observe("a", stable, ENTRIES, frontier)
+
+
+def test_nothing_appears_below_a_frontier() -> None:
+    known = logs()
+    log = known.shard(0)
+    log.observe("a", 2, ENTRIES, frontier=7)
+    log.entries.clear()  # as if the log had begun anew
+    log.observe("b", 11, [placed(11, 7)])
+    with pytest.raises(AssertionError, match="all below 7 had been decided"):
+        log.observe("c", 12, [placed(12, 5)])
+
+
+def test_what_is_reported_as_lost_may_be_gone_and_nothing_else() -> None:
+    known = logs()
+    log = known.shard(0)
+    log.observe("a", 6, ENTRIES, frontier=14)
+    log.forgive(4, 40)
+    assert sorted(known.records) == [1, 2]
+    assert log.closed == 4
+    anew = [ENTRIES[0], Skipped(2, 2, 4, 40), placed(3, 40, epoch=3, seq=4)]
+    log.observe("a", 3, anew, frontier=41)
+    log.observe("b", 3, anew)
+    with pytest.raises(AssertionError, match="was stable as"):
+        log.observe("c", 2, ENTRIES)
+    other = logs().shard(0)
+    other.observe("a", 6, ENTRIES)
+    other.forgive(4, 40)
+    with pytest.raises(AssertionError, match="was stable as"):
+        other.observe("a", 1, [placed(1, 1)])
+    other.forgive(40, 90)
+    assert len(other.entries) == 1, "nothing of it was there"
+
+
+def test_replicas_agree() -> None:
+    check_replicas_agree(0, {"a": (6, ENTRIES), "b": (4, ENTRIES[:5]), "c": (2, ENTRIES[1:])})
+    wrong = changed(4, stop=12)
+    check_replicas_agree(0, {"a": (6, ENTRIES), "b": (4, wrong)})
+    with pytest.raises(AssertionError, match="replicas of shard 0 differ at 5"):
+        check_replicas_agree(0, {"a": (6, ENTRIES), "b": (5, wrong)})
+
+
+def test_a_unit_is_in_a_shard_once() -> None:
+    check_exactly_once(0, [*ENTRIES, placed(7, 15, client=b"e", seq=6)])
+    with pytest.raises(AssertionError, match="a unit is twice in shard 0"):
+        check_exactly_once(0, [*ENTRIES, placed(7, 15, seq=6)])
+
+
+# --- what readers got ----------------------------------------------------------------------------
+
+SEQUENCE = [Row(gsn, gsn % 2, b"%d" % gsn) for gsn in (2, 3, 5, 8, 9, 12, 20)]
+
+
+@given(st.integers(0, 2**32))
+def test_parts_of_one_sequence_are_never_blamed(seed: int) -> None:
+    random = Random(seed)
+    deliveries = Deliveries()
+    readers = {}
+    for number in range(4):
+        start = random.choice((None, random.randrange(1, 15)))
+        first = random.randrange(7) if start is None else 0
+        rows = [row for row in SEQUENCE[first:] if start is None or row.gsn >= start]
+        readers[f"reader-{number}"] = (start, rows)
+    while readers:
+        name = random.choice(sorted(readers))
+        start, rows = readers[name]
+        count = random.randint(0, 3)
+        deliveries.take(name, start, rows[:count])
+        readers[name] = (start, rows[count:])
+        if not rows[count:]:
+            del readers[name]
+    deliveries.check_against({row.gsn: row for row in SEQUENCE})
+
+
+def test_a_reader_that_begins_in_the_middle_sees_the_same() -> None:
+    deliveries = Deliveries()
+    deliveries.take("b", 4, SEQUENCE[2:5])
+    deliveries.take("a", 1, SEQUENCE[:4])
+    deliveries.take("a", 1, SEQUENCE[4:])
+    deliveries.take("c", None, SEQUENCE[5:])
+    for reader, start, rows, text in (
+        ("d", 1, SEQUENCE[1:2], "passed Row(gsn=2,"),
+        ("d", 5, SEQUENCE[3:4], "passed Row(gsn=5,"),
+        ("d", None, [SEQUENCE[0], SEQUENCE[2]], "passed Row(gsn=3,"),
+        ("a", 1, SEQUENCE[6:], "a is at 21"),
+        ("d", 3, SEQUENCE[:2], "d is at 3"),
+        ("d", 1, [*SEQUENCE[:2], Row(4, 0, b"4")], "passed before without getting it"),
+        ("d", 1, [SEQUENCE[0], Row(3, 1, b"else")], "was handed out"),
+        ("d", 1, [SEQUENCE[0], Row(3, 0, b"3")], "was handed out"),
+        ("d", 2, [SEQUENCE[0], SEQUENCE[0]], "d is at 3"),
+    ):
+        with pytest.raises(AssertionError, match=re.escape(text)):
+            deliveries.take(reader, start, rows)
+
+
+def test_what_nobody_passed_is_open() -> None:
+    deliveries = Deliveries()
+    deliveries.take("a", 3, SEQUENCE[1:3])
+    deliveries.take("b", 8, SEQUENCE[3:5])
+    deliveries.take("c", None, [Row(6, 0, b"between")])
+    with pytest.raises(AssertionError, match="passed before"):
+        deliveries.take("d", None, [Row(4, 0, b"within")])
+
+
+def test_readers_get_what_is_stable_and_all_of_it() -> None:
+    log = {row.gsn: row for row in SEQUENCE}
+    deliveries = Deliveries()
+    deliveries.take("a", 3, SEQUENCE[1:4])
+    deliveries.check_against(log)
+    for gsn in (3, 5, 8):
+        with pytest.raises(AssertionError, match="and the log holds"):
+            deliveries.check_against({**log, gsn: Row(gsn, 0, b"else")})
+        with pytest.raises(AssertionError, match="and the log holds None"):
+            deliveries.check_against({k: row for k, row in log.items() if k != gsn})
+    for gsn in (4, 7):
+        with pytest.raises(AssertionError, match="handed out to nobody"):
+            deliveries.check_against({**log, gsn: Row(gsn, 0, b"else")})
+    deliveries.check_against({**log, 1: Row(1, 1, b"before"), 10: Row(10, 0, b"behind")})
+
+
+def test_lost_deliveries_are_forgiven_and_do_not_come_back() -> None:
+    deliveries = Deliveries()
+    deliveries.take("a", 1, SEQUENCE[:5])
+    deliveries.forgive(1, 4, 8)
+    deliveries.take("b", 1, [row for row in SEQUENCE[:4] if row.gsn != 5])
+    with pytest.raises(AssertionError, match="passed before"):
+        deliveries.take("c", 5, SEQUENCE[2:3])
+    with pytest.raises(AssertionError, match=re.escape("passed Row(gsn=8,")):
+        deliveries.take("d", 5, SEQUENCE[4:5])
+    deliveries.check_against({row.gsn: row for row in SEQUENCE if row.gsn != 5})
+
+
+# --- calls ---------------------------------------------------------------------------------------
+
+
+def test_inserts_are_where_they_had_to_be() -> None:
+    history = History()
+    for request in (inserting(b"a", b"b", after=4), inserting(b"c", after=5), inserting(b"never")):
+        history.call("client", 1, request)
+    good = [Row(5, 0, b"a"), Row(8, 0, b"b"), Row(6, 1, b"c"), Row(1, 1, b"not of these")]
+    check_insert_order(history.operations, good)
+    for index, row, text in (
+        (0, Row(4, 0, b"a"), "is not after 4@0"),
+        (2, Row(5, 1, b"c"), "is not after 5@0"),
+        (0, Row(9, 0, b"a"), "is not after Row"),
+        (1, Row(8, 1, b"b"), "is not with"),
+        (2, Row(9, 0, b"a"), "in the log twice"),
+    ):
+        rows = [*good[:index], row, *good[index + 1 :]]
+        with pytest.raises(AssertionError, match=text):
+            check_insert_order(history.operations, rows)
+
+
+def test_what_does_not_end_is_listed() -> None:
+    history = History()
+    tail = TailRequest(NEVER)
+    late, slow, killed, later = (
+        history.call(client, at, tail)
+        for client, at in (("a", 100), ("b", 101), ("d", 102), ("c", 900))
+    )
+    history.returned(history.call("a", 1000, SubscribeRequest(NEVER, RID_GENESIS, True)), 1001, 7)
+    history.call("a", 1002, FetchRequest(NEVER, 7, 1))
+    waits = history.call("a", 1003, FetchRequest(5000, 7, 1))
+    history.returned(slow, 1600, RID_GENESIS)
+
+    def found(now: int, bound: int, healed: int = 0) -> list[int]:
+        rows = unfinished(history, now, bound, healed=healed, dead={"d"})
+        return [operation.number for operation in rows]
+
+    assert found(1600, 1000) == [late, slow]
+    assert found(1600, 1000, healed=700) == []
+    assert found(1601, 1000, healed=600) == [late]
+    assert found(2004, 1000) == [late, slow, later, waits]
+    assert killed in [operation.number for operation in unfinished(history, 1600, 1000)]
+    assert found(9000, 9000) == []
+
+
+# --- with the system -----------------------------------------------------------------------------
+
+
+def entry_of(entry: Any) -> Entry:
+    """Return what a replica's store holds as plain data."""
+    match entry.decision:
+        case wire.Place(client, seq, _, epoch, gsns, _, body):
+            assert body is not None
+            payloads = tuple(wire.decode_body(body, len(gsns)).payloads)
+            return Placed(entry.fseq, entry.view, epoch, client, seq, tuple(gsns), body, payloads)
+        case wire.Skip(start, stop):
+            return Skipped(entry.fseq, entry.view, start, stop)
+        case wire.Expire(client):
+            return Expired(entry.fseq, entry.view, client)
+    raise AssertionError(f"no entry of a log: {entry}")
+
+
+def leases_of(runs: Sequence[view.LeaseRun]) -> list[Lease]:
+    return [
+        Lease(
+            run.first.base, run.last.stop, run.first.first_epoch, run.first.epoch_size,
+            tuple((member.shard, member.weight) for member in run.first.members),
+        )
+        for run in runs
+    ]  # fmt: skip
+
+
+def watch(cluster: PureCluster, known: StableLogs) -> None:
+    """Hand over what is new at every server."""
+    known.ownership.learn(leases_of(cluster.groups["mms-0"].machine.runs))
+    for replica in cluster.replicas():
+        name = replica.config.name
+        state = cluster.world.nodes[name]._state
+        log = known.shard(replica.shard)
+        store = cluster.world.stores[name]
+        entries = [entry_of(e) for e in store.log if e.fseq > log.observed(name)]
+        log.observe(name, min(state.stream.stable, store.last_fseq), entries, state.frontier)
+
+
+def told(
+    cluster: PureCluster, history: History, client: Any, request: Any, then: Callable[[Any], None]
+) -> None:
+    """Make a call, and record it."""
+    number = history.call(client.name, cluster.world.now, request)
+    try:
+        result = client.call(request)
+    except NoSuchRecordError as error:
+        result = error
+    history.returned(number, cluster.world.now, result)
+    then(result)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_cluster_that_nothing_disturbs_passes(seed: int) -> None:
+    random = Random(seed)
+    cluster = PureCluster(2, 1)
+    cluster.run(2 * S)
+    known, history, deliveries = StableLogs(Ownership()), History(seed=seed), Deliveries()
+    clients = [
+        cluster.client(f"c{i}", lambda _p, _k, live: random.choice(list(live))) for i in (0, 1)
+    ]
+    rids: list[RecordId] = [RID_GENESIS]
+    for number in range(12):
+        names = [b"%d/%d" % (number, part) for part in range(random.choice((1, 1, 3)))]
+        request = InsertRequest(
+            clients[0].deadline(), names, random.choice(rids), None, 7, many=len(names) > 1
+        )
+        told(cluster, history, random.choice(clients), request, rids.extend)
+        watch(cluster, known)
+    subscription: list[int] = []
+    subscribe = SubscribeRequest(clients[1].deadline(), RID_GENESIS, False)
+    told(cluster, history, clients[1], subscribe, subscription.append)
+    is_over: list[bool] = []
+
+    def got(fetched: Any) -> None:
+        rows = [Row(r.rid.gsn, r.rid.shard, r.payload) for r in fetched.records]
+        deliveries.take("c1", 1, rows)
+        is_over.append(fetched.ended)
+
+    while not any(is_over):
+        told(cluster, history, clients[1], FetchRequest(NEVER, subscription[0], 5), got)
+        watch(cluster, known)
+    cluster.run(1 * S)
+    watch(cluster, known)
+    assert len(known.records) == len(rids) - 1 == len(deliveries.rows)
+    deliveries.check_against(known.records)
+    check_insert_order(history.operations, known.records.values())
+    history.check()
+    assert explain(history.operations) is None
+    assert known.finalized((0, 1)) > 0
+    assert not unfinished(history, cluster.world.now, 20 * S)
+    stores = cluster.world.stores
+    for shard in (0, 1):
+        rows = {
+            name: [entry_of(e) for e in stores[name].log if e.fseq]
+            for name in shard_names(shard, 1)
+        }
+        check_replicas_agree(shard, {name: (10**9, entries) for name, entries in rows.items()})

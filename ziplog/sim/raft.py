@@ -71,7 +71,9 @@ class _Stage:
 
     def monotonic(self) -> float:
         """Return the running node's time, in seconds."""
-        return self.member.now_ns() / S
+        running = self.running
+        assert running is not None, "a node reads the clock outside of its turn"
+        return running.now_ns() / S
 
     def sleep(self, duration: float) -> None:
         """Let the running node's turn take longer by so many seconds."""

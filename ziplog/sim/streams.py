@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from crc32c import crc32c
 
 from ziplog.runtime import plain
-from ziplog.sim.kernel import MS
+from ziplog.sim.kernel import MS, US
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,6 +31,8 @@ _RETRY_NS: Final = 200 * MS
 _AGAIN_NS: Final = (50 * MS, 400 * MS)
 #: How likely a link that carries nothing breaks a connection, whenever something is sent again.
 _BREAKS: Final = 1 / 32
+#: What it takes to send a frame: the library sends in loops that only the clock ends.
+_SEND_NS: Final = 50 * US
 #: First and last on every connection; no frame is empty, or a single byte.
 _BEGIN: Final = b""
 _END: Final = b"\0"
@@ -50,6 +52,10 @@ class Host(Protocol):
 
     def now_ns(self) -> int:
         """Return its time, in the middle of what it does."""
+        ...
+
+    def spend(self, duration_ns: int) -> None:
+        """Let what it does right now take longer."""
         ...
 
     def wake(self) -> None:
@@ -322,6 +328,7 @@ class Wire:
         end = self.ends.get(self.streams.names[node.id])
         if end is None or not end.is_open:
             return False
+        self.host.spend(_SEND_NS)
         end.send(plain.dumps(message))
         return end.is_open
 

@@ -84,6 +84,10 @@ RULES: Final[dict[str, Rule]] = {
         "a decision is in consensus before anybody hears of it",
         "ViewAgree", "D21, D28", "failure_handler/recovery.py",
     ),
+    "no-way-back": Rule(
+        "no recovery goes back behind a confirmed view",
+        "DelivAgree", "D21", "failure_handler/state.py",
+    ),
     "confirm": Rule(
         "what is new in a view is told once f replicas hold it, and nobody goes back behind that",
         "DelivAgree", "D21, D43", "failure_handler/state.py",

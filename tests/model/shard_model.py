@@ -65,7 +65,8 @@ class Server(NamedTuple):
     #: Bit g: what is in slot g was decided, not guessed.
     decided: int = 0
     is_alive: bool = True
-    is_frozen: bool = False
+    #: The recovery that it promised to store nothing more to; 0: none.
+    frozen: int = 0
     view: int = 1
     #: Bit r: record r came from its client, in this view.
     seen: int = 0
@@ -215,8 +216,6 @@ class ShardModel:
     def _arrivals(self, who: int, number: int, grant: int) -> list[Arrival]:
         """Deliver each record that did not come yet: acked where it is, or put into a slot."""
         server = self.servers.values[number]
-        if not server.is_alive or server.is_frozen:
-            return []
         found = []
         for record in range(self.bounds.records):
             if server.seen >> record & 1:
@@ -261,7 +260,7 @@ class ShardModel:
         """Decide that all up to some position, or to the end of an epoch, are no-ops."""
         server = self.servers.values[number]
         is_allowed = who == PRIMARY or not self._on["primary-noops"]
-        if not is_allowed or not server.is_alive or server.is_frozen:
+        if not is_allowed:
             return []
         first = self._next(server, grant)
         found = []
@@ -321,7 +320,7 @@ class ShardModel:
         known = self.tolds.values[told]
         return self.tolds.number(known + slots[len(known) : frontier])
 
-    def _freeze(self, number: int, grant: int) -> tuple[int, Slots]:
+    def _freeze(self, number: int, recovery: int, grant: int) -> tuple[int, Slots]:
         """Return the server after its promise, and the state that it rolls forward to."""
         server = self.servers.values[number]
         limit = self._settled(grant)
@@ -332,7 +331,7 @@ class ShardModel:
         ]  # fmt: skip
         state = (*slots, *(NONE,) * (self.bounds.positions - limit))
         if self._on["freeze"]:
-            server = server._replace(is_frozen=True)
+            server = server._replace(frozen=recovery)
         return self.servers.number(server), state
 
     def _entered(self, number: int, slots: Slots, view: int, grant: int, *, is_told: bool) -> int:
@@ -357,18 +356,31 @@ class ShardModel:
         control = self.controls.values[state[self._control]]
         servers = [self.servers.values[number] for number in state[: self._n]]
         found: list[tuple[Step, State]] = []
-        self._replicate(state, servers, control.grant, found)
-        self._stabilise(state, servers, found)
+        working = [
+            server.is_alive
+            and not server.frozen
+            and server.view == control.finished
+            for server in servers
+        ]
+        self._replicate(state, servers, working, control.grant, found)
+        self._stabilise(state, servers, working, found)
         self._fail(state, servers, control, found)
         self._recover(state, servers, control, found)
         self._read(state, servers, control, found)
         return found
 
     def _replicate(
-        self, state: State, servers: list[Server], grant: int, found: list[tuple[Step, State]]
+        self,
+        state: State,
+        servers: list[Server],
+        working: list[bool],
+        grant: int,
+        found: list[tuple[Step, State]],
     ) -> None:
         n, acks = self._n, self._acks
         for who in range(n):
+            if not working[who]:
+                continue
             arrivals = self._arrivals(who, state[who], grant) + self._skips(who, state[who], grant)
             for step, server, ack, message in arrivals:
                 new = list(state)
@@ -382,7 +394,7 @@ class ShardModel:
                 found.append((step, tuple(new)))
         for backup in range(1, n):
             at = n + backup - 1
-            if self.queues.values[state[at]]:
+            if working[backup] and self.queues.values[state[at]]:
                 for step, server, queue, ack in self._forwards(
                     backup, state[backup], state[at], grant
                 ):
@@ -394,24 +406,24 @@ class ShardModel:
     def _is_reachable(self, server: Server, view: int) -> bool:
         """Whether it can ever take a forward that is sent now, in `view`."""
         is_of_view = server.view == view or not self._on["views"]
-        return server.is_alive and not server.is_frozen and is_of_view
+        return server.is_alive and not server.frozen and is_of_view
 
     def _stabilise(
-        self, state: State, servers: list[Server], found: list[tuple[Step, State]]
+        self,
+        state: State,
+        servers: list[Server],
+        working: list[bool],
+        found: list[tuple[Step, State]],
     ) -> None:
         primary = servers[PRIMARY]
-        is_whole = all(
-            server.is_alive and not server.is_frozen and server.view == primary.view
-            for server in servers
-        )
-        if is_whole:
+        if all(working) and len({server.view for server in servers}) == 1:
             stable = min(self._held(server) for server in servers)
             if stable > primary.stable:
                 found.append((("Report", stable), self._raise(state, PRIMARY, stable)))
         for who in range(1, self._n):
             server = servers[who]
             if (
-                self._is_reachable(server, primary.view)
+                working[who]
                 and primary.is_alive
                 and server.view == primary.view
                 and primary.stable > server.stable
@@ -480,31 +492,32 @@ class ShardModel:
             if (
                 attempt < self.bounds.views
                 and server.is_alive
-                and server.view >= control.confirmed
+                and (server.view >= control.confirmed or not self._on["no-way-back"])
                 and who != candidate
             ):
                 begun = control._replace(attempt=attempt + 1, candidate=who, answer=None)
                 found.append((("Begin", attempt + 1, who), tuple(self._with(state, begun))))
             if is_under_way and who == candidate and server.is_alive and control.answer is None:
-                new = self._acquire(state, control, who)
-                if new is not None:
-                    found.append((("Acquire", who), new))
+                found.append((("Acquire", who), self._acquire(state, control, who)))
             if (
                 not self._on["one-decision"]
                 and not is_under_way
                 and server.is_alive
                 and server.view < view
             ):
-                number, slots = self._freeze(state[who], control.grant)
+                number, slots = self._freeze(state[who], view, control.grant)
                 new_list = self._with(state, control._replace(decision=(slots, who)))
                 new_list[who] = number
                 if self._on["freeze"]:
                     self._disconnect(new_list, who)
                 found.append((("DecideAgain", view, who), tuple(new_list)))
-            if control.decision is not None and server.view < view:
+            if control.decision is not None and server.view < view and server.frozen <= view:
                 survivor = control.decision[1]
                 entrant = servers[survivor]
-                if entrant.is_alive and (who == survivor or entrant.view == view):
+                has_promised = server.frozen == view or not self._on["freeze"]
+                if entrant.is_alive and (
+                    entrant.view == view if who != survivor else has_promised
+                ):
                     found.append((("Enter", view, who), self._enter(state, servers, control, who)))
         if is_under_way and control.answer is not None:
             assert candidate is not None, "an answer of nobody"
@@ -519,10 +532,8 @@ class ShardModel:
             found.append((("Decide", attempt, candidate), tuple(self._with(state, decided))))
         self._conclude(state, servers, control, found)
 
-    def _acquire(self, state: State, control: Control, who: int) -> State | None:
-        if self.servers.values[state[who]].view < control.confirmed:
-            return None
-        number, slots = self._freeze(state[who], control.grant)
+    def _acquire(self, state: State, control: Control, who: int) -> State:
+        number, slots = self._freeze(state[who], control.attempt, control.grant)
         new = self._with(state, control._replace(answer=slots))
         new[who] = number
         if self._on["freeze"]:

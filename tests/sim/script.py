@@ -1,0 +1,365 @@
+"""A stage for scripts: a real cluster in virtual time, and a say about every single frame.
+
+A script makes clients that insert at one shard, names frames that are late or lost, lets time pass
+and looks at what everybody ends up with. Rule: every frame takes `DELAY_NS` unless a rule of the
+script says otherwise, so message delays can be counted; nothing but the script disturbs anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from unittest import mock
+
+import msgspec
+
+from tests.sim import cluster as clusters
+from tests.sim.plan import draw, server_name
+from tests.sim.programs import ClientProgram
+from tests.sim.run import _ON_DISK, _quiet
+from ziplog import policy, wire
+from ziplog.client.requests import (
+    ConnectRequest,
+    FetchRequest,
+    InsertRequest,
+    ReadRequest,
+    SubscribeRequest,
+)
+from ziplog.sim.disk import installed
+from ziplog.sim.kernel import MS, US, Kernel, S
+from ziplog.sim.network import LOST
+from ziplog.sim.process import Process
+from ziplog.types import RID_GENESIS, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shard.replica import Replica
+    from ziplog.client.requests import Request
+    from ziplog.config import ClusterConfig
+    from ziplog.types import Record
+    from ziplog.view import Lease
+
+#: What a message takes.
+DELAY_NS: Final = 100 * US
+#: Longer than anything that is waited for.
+LONG_NS: Final = 60 * S
+_ALL: Final = 1 << 30
+
+
+class Sent(NamedTuple):
+    """A frame that was sent."""
+
+    at: int
+    src: str
+    dst: str
+    message: Any
+
+
+class Rule:
+    """What happens to the frames of a kind, from one process to another, as long as it is there."""
+
+    def __init__(
+        self, src: str, dst: str, kind: type, fate: Callable[[], int], count: int | None
+    ) -> None:
+        self._what: Final = (src, dst, kind)
+        self._fate: Final = fate
+        #: For so many frames more; None: for all.
+        self._left = count
+        #: How many frames it met.
+        self.met = 0
+
+    def decide(self, src: str, dst: str, message: object) -> int | None:
+        """Return a frame's delay or `LOST`; None: the rule is not about it."""
+        if (src, dst, type(message)) != self._what or self._left == 0:
+            return None
+        if self._left is not None:
+            self._left -= 1
+        self.met += 1
+        return self._fate()
+
+
+class Call:
+    """A client's call, and how it ended."""
+
+    def __init__(self, began: int) -> None:
+        self.began: Final = began
+        self.ended = 0
+        self.result: Any = None
+
+    @property
+    def delays(self) -> int:
+        """How many message delays it took, turns of processes not counted."""
+        assert self.ended, "it is under way"
+        return (self.ended - self.began) // DELAY_NS
+
+    @property
+    def gsns(self) -> list[int]:
+        """The positions that an insert was told."""
+        assert self.ended, "it is under way"
+        assert not isinstance(self.result, BaseException), repr(self.result)
+        return [rid.gsn for rid in self.result]
+
+
+class Stage:
+    """The cluster, its clients, and the rules about frames."""
+
+    def __init__(self, kernel: Kernel, shards: int) -> None:
+        plan = draw(1)._replace(
+            shards=shards, f=1, durability="memory", mms=1, handlers=1, naps=False, faults=()
+        )
+        self.kernel: Final = kernel
+        self.cluster: Final = clusters.SimCluster(kernel, plan)
+        self.network: Final = self.cluster.network
+        #: Everything that was sent since the cluster was whole, in order.
+        self.sent: Final[list[Sent]] = []
+        self._rules: Final[list[Rule]] = []
+        self.cluster.begin()
+        self.network.on_carry = self._carry
+
+    # --- frames ---
+
+    def _carry(self, src: str, dst: str, frame: bytes) -> int:
+        message = wire.decode(frame)
+        self.sent.append(Sent(self.kernel.now, src, dst, message))
+        for rule in self._rules:
+            if (fate := rule.decide(src, dst, message)) is not None:
+                return fate
+        return DELAY_NS
+
+    def lose(self, src: str, dst: str, kind: type, count: int | None = None) -> Rule:
+        """Lose the next `count` messages of a kind; None: all, until `heal`."""
+        return self._rule(Rule(src, dst, kind, lambda: LOST, count))
+
+    def late(self, src: str, dst: str, kind: type, by_ns: int, count: int | None = None) -> Rule:
+        """Let messages of a kind take so much longer than others."""
+        return self._rule(Rule(src, dst, kind, lambda: DELAY_NS + by_ns, count))
+
+    def hold(self, src: str, dst: str, kind: type, until: int, count: int | None = None) -> Rule:
+        """Let messages of a kind arrive at a time, all in the order in which they were sent."""
+        return self._rule(Rule(src, dst, kind, lambda: max(until - self.kernel.now, 0), count))
+
+    def _rule(self, rule: Rule) -> Rule:
+        self._rules.append(rule)
+        return rule
+
+    def heal(self, *rules: Rule) -> None:
+        """Drop rules; all, if none is named."""
+        for rule in rules or tuple(self._rules):
+            self._rules.remove(rule)
+
+    def said(self, src: str, dst: str, kind: type) -> list[Any]:
+        """Return what one process sent another of a kind, in order."""
+        return [s.message for s in self.sent if (s.src, s.dst, type(s.message)) == (src, dst, kind)]
+
+    # --- time ---
+
+    @property
+    def now(self) -> int:
+        """Virtual time, in nanoseconds."""
+        return self.kernel.now
+
+    def run(self, duration_ns: int) -> None:
+        """Let time pass."""
+        self.kernel.run(duration_ns)
+
+    def until(self, condition: Callable[[], object], within_ns: int = LONG_NS) -> None:
+        """Let time pass until something is so."""
+        assert self.kernel.run_until(condition, within_ns), self.cluster.states()
+
+    def fresh_epoch(self) -> int:
+        """Let a new epoch begin, everywhere; return its first position."""
+        replicas = [self.replica(name) for name in self.cluster.plan.servers]
+
+        def bases() -> set[int]:
+            clocks = [(r._state.clock, name) for r, name in zip(replicas, self._names, strict=True)]
+            return {c.due(self.cluster.nodes[name].clock()) for c, name in clocks}
+
+        used = max(r._state.stream.end for r in replicas)
+        before = max(bases())
+        self.until(lambda: len(bases()) == 1 and min(bases()) > max(used, before))
+        return bases().pop()
+
+    @property
+    def _names(self) -> list[str]:
+        return self.cluster.plan.servers
+
+    # --- what servers hold ---
+
+    def replica(self, name: str) -> Replica:
+        """Return what a storage server runs."""
+        found = self.cluster.replica(name)
+        assert found is not None, f"{name} is down"
+        return found
+
+    def log(self, name: str) -> dict[int, bytes]:
+        """Return the records that a server has decided, by position; each position once."""
+        records: dict[int, bytes] = {}
+        for decision in self.decisions(name):
+            if type(decision) is wire.Place:
+                assert decision.body is not None
+                payloads = wire.decode_body(decision.body, len(decision.gsns)).payloads
+                for gsn, payload in zip(decision.gsns, payloads, strict=True):
+                    assert gsn not in records, f"{name} has {gsn} twice"
+                    records[gsn] = payload
+        return records
+
+    def decisions(self, name: str) -> list[Any]:
+        """Return all that a server has decided, in its order."""
+        server = self.cluster.server(name)
+        assert server is not None, f"{name} is down"
+        return [entry.decision for entry in server.store.read_after(0, _ALL)]
+
+    def no_ops(self, name: str) -> list[tuple[int, int]]:
+        """Return the ranges [start, stop) that a server has decided to hold no records."""
+        return [(d.start, d.stop) for d in self.decisions(name) if type(d) is wire.Skip]
+
+    def guesses(self, name: str) -> dict[bytes, list[int]]:
+        """Return what a backup has promised and not heard of from the primary, by payload."""
+        backup = self.replica(name)._backup
+        assert backup is not None, f"{name} is no backup"
+        return {
+            wire.decode_body(unit.body, unit.count).payloads[0]: list(gsns)
+            for unit in backup.guesses.promised.values()
+            if (gsns := unit.gsns) is not None
+        }
+
+    def lease_at(self, gsn: int) -> Lease:
+        """Return the lease of a position."""
+        lease = self.cluster.state.lease_at(gsn)
+        assert lease is not None, f"nobody was given {gsn}"
+        return lease
+
+    def settle(self, shard: int = 0) -> dict[int, bytes]:
+        """Wait until the cluster is whole and both replicas hold the same; return that."""
+        names = [server_name(shard, index) for index in range(2)]
+
+        def is_settled() -> bool:
+            if not self.cluster.is_whole():
+                return False
+            streams = [self.replica(name)._state.stream for name in names]
+            return all(s.stable == s.last == streams[0].last for s in streams)
+
+        self.until(is_settled)
+        logs = [self.log(name) for name in names]
+        assert logs[0] == logs[1]
+        assert self.decisions(names[0]) == self.decisions(names[1])
+        return logs[0]
+
+
+class Client:
+    """A client whose records go to one shard."""
+
+    def __init__(self, stage: Stage, name: str, shard: int = 0) -> None:
+        self._stage: Final = stage
+        self.name: Final = name
+
+        def start(process: Process) -> ClientProgram:
+            endpoints = [node.endpoint for node in stage.cluster.config.mms]
+            return ClientProgram(process, endpoints, policy.pin(shard))
+
+        self.process: Final = Process(stage.network, name, None, start)
+        self.process.start()
+        self.wait(self.begin(ConnectRequest(self.process.clock() + LONG_NS)))
+
+    @property
+    def program(self) -> ClientProgram:
+        """What it runs."""
+        assert isinstance(self.process.program, ClientProgram)
+        return self.process.program
+
+    @property
+    def paths(self) -> tuple[int, int]:
+        """How many of its inserts were fast, and how many slow."""
+        counters = self.program.engine.core.counters
+        return counters.fast_path, counters.slow_path
+
+    def begin(self, request: Request) -> Call:
+        """Begin a call."""
+        call = Call(self._stage.now)
+
+        def answered(result: Any) -> None:
+            call.ended, call.result = self._stage.now, result
+
+        self.program.call(request, answered)
+        return call
+
+    def wait(self, call: Call) -> Call:
+        """Let time pass until a call has ended well."""
+        self._stage.until(lambda: call.ended)
+        assert not isinstance(call.result, BaseException), repr(call.result)
+        return call
+
+    def insert(self, *payloads: bytes, after: int = 0) -> Call:
+        """Begin to insert records as one unit."""
+        deadline = self.process.clock() + LONG_NS
+        rid = RecordId(after, 0) if after else RID_GENESIS
+        return self.begin(InsertRequest(deadline, list(payloads), rid, None, 0, many=True))
+
+    def read(self, gsn: int, shard: int = 0) -> bytes:
+        """Return what is at a position."""
+        deadline = self.process.clock() + LONG_NS
+        payload: bytes = self.wait(
+            self.begin(ReadRequest(deadline, RecordId(gsn, shard)))
+        ).result.payload
+        return payload
+
+    def send_again(self, insert: wire.Insert, server: str, view: int) -> None:
+        """Send a copy of an insert once more, to one server, in a view."""
+        transport = self.process.transport
+        assert transport is not None
+        endpoint = self._stage.cluster.nodes[server].endpoint
+        (name,) = [n for n, c in transport._connections.items() if c.endpoint == endpoint]
+        transport.send(name, wire.encode(msgspec.structs.replace(insert, view=view)))
+
+
+class Reader(Client):
+    """A client that follows the log from a position on."""
+
+    def __init__(self, stage: Stage, name: str, start: int) -> None:
+        super().__init__(stage, name)
+        #: What it was given, in that order.
+        self.delivered: Final[list[tuple[int, bytes]]] = []
+        request = SubscribeRequest(self.process.clock() + LONG_NS, RecordId(start, 0), follow=True)
+        self._number: Final = self.wait(self.begin(request)).result
+        self._fetch()
+
+    def _fetch(self) -> None:
+        request = FetchRequest(self.process.clock() + LONG_NS, self._number, 100)
+        self.program.call(request, self._fetched)
+
+    def _fetched(self, result: Any) -> None:
+        assert not isinstance(result, BaseException), repr(result)
+        records: list[Record] = result.records
+        self.delivered.extend((record.rid.gsn, record.payload) for record in records)
+        self._fetch()
+
+    @property
+    def position(self) -> int:
+        """Everything below it was handed out, or holds no records."""
+        subscriptions = self.program.engine.core._subscriptions
+        return subscriptions._open[self._number].position
+
+
+@contextmanager
+def stage(*, shards: int = 1, epoch_ms: int = 1000, seed: int = 1) -> Iterator[Stage]:
+    """Give a script a whole cluster, of two servers for each shard.
+
+    Epochs last a second if nothing else is said: so an idle cluster and one that works have the
+    same leases, and a script knows in which epoch it is.
+    """
+    kernel = Kernel(seed)
+    former = clusters._config
+
+    def config(plan: Any) -> ClusterConfig:
+        return dataclasses.replace(former(plan), epoch_ms=epoch_ms)
+
+    with ExitStack() as stack:
+        stack.enter_context(_quiet(kernel))
+        stack.enter_context(installed(_ON_DISK, kernel.random))
+        stack.enter_context(mock.patch.object(clusters, "_config", config))
+        yield Stage(kernel, shards)
+
+
+__all__ = ["DELAY_NS", "MS", "US", "Call", "Client", "Reader", "S", "Sent", "Stage", "stage"]

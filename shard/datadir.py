@@ -7,6 +7,7 @@ which a server started before, without a checkpoint now, means that it crashed.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import uuid
@@ -111,8 +112,9 @@ def _lock(path: Path) -> int:
         raise UnavailableError(
             f"data directory {path} is in use by process {holder}: stop that one first"
         ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    with contextlib.suppress(OSError):  # on a full disk nobody is told who holds it
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     return fd
 
 

@@ -107,7 +107,7 @@ class Flusher:
         return self._is_full
 
     def tell(self, on_event: Callable[[Event], None]) -> None:
-        """From now on, tell `on_event` what happens: in `flush`, and in `tend`. It must be quick."""
+        """From now on, tell `on_event` what happens, in `flush` and `tend`. It must be quick."""
         self._on_event = on_event
 
     def start(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -152,3 +153,17 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="data directory"):
         DataDirectory(tmp_path / "file" / "shard-0-0", "demo", "shard-0-0")
+
+
+def test_a_full_disk_keeps_no_server_from_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DataDirectory(tmp_path / "d", "c", "n").close()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    directory = DataDirectory(tmp_path / "d", "c", "n")
+    assert directory.take_checkpoint() is None
+    directory.close()

@@ -21,7 +21,15 @@ import ziplog
 from history import events
 from history.events import Recorder, now
 from history.payloads import PER_CLIENT, number_of, payload
-from ziplog import RID_GENESIS, RID_RECENT, OutcomeUnknownError, RecordId, TrimmedError, ZiplogError
+from ziplog import (
+    RID_GENESIS,
+    RID_RECENT,
+    NoSuchRecordError,
+    OutcomeUnknownError,
+    RecordId,
+    TrimmedError,
+    ZiplogError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,8 +96,15 @@ def failed(op: int, error: Exception) -> events.Failed:
         text=str(error)[:_TEXT],
         gsns=[rid.gsn if rid else 0 for rid in rids],
         shards=[rid.shard if rid else 0 for rid in rids],
-        first=error.first.gsn if isinstance(error, TrimmedError) else 0,
+        first=_named(error),
     )
+
+
+def _named(error: Exception) -> int:
+    """Return the gsn that an error names; 0 if it names none."""
+    if isinstance(error, TrimmedError):
+        return error.first.gsn
+    return error.rid.gsn if isinstance(error, NoSuchRecordError) else 0
 
 
 def delivered(op: int, records: Sequence[ziplog.Record]) -> events.Delivered:

@@ -158,7 +158,7 @@ class Failed(Result, frozen=True, tag="failed"):
     #: The `results` of a failed `insert_many`; gsn 0: None.
     gsns: list[int] = []
     shards: list[int] = []
-    #: The `first` of a TrimmedError.
+    #: The `first` of a TrimmedError, or the `rid` of a NoSuchRecordError.
     first: int = 0
 
 

@@ -153,6 +153,8 @@ class Observed:
         self.subscriptions: Final[list[Subscription]] = []
         self.readings: Final[list[Reading]] = []
         self.syncs: Final[list[Told]] = []
+        #: Calls of `sync` that said that a record is lost; `gsn` is that record's.
+        self.told_lost: Final[list[Told]] = []
         self.tails: Final[list[Told]] = []
         self.trims: Final[list[Trimming]] = []
         self.refusals: Final[list[Refusal]] = []
@@ -339,6 +341,9 @@ class _Process:
             self._observed.readings.append(reading)
         elif isinstance(call, events.Trim):
             self._observed.trims.append(Trimming(call.at, END, call.gsn, source))
+        elif isinstance(call, events.Sync) and event.error == "NoSuchRecordError":
+            process = self._observed.process_of(source)
+            self._observed.told_lost.append(Told(process, call.at, event.at, event.first, source))
 
     def _insert_failed(self, event: events.Failed, first: int, count: int) -> None:
         for index, gsn in enumerate(event.gsns[:count], first):

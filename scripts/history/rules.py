@@ -380,7 +380,10 @@ def _syncs(judgement: Judgement) -> Iterator[Violation]:
 
 
 def _synced_and_lost(judgement: Judgement) -> Iterator[Violation]:
-    """What a `sync` covered is on stable storage: it is not lost, and was not lost before."""
+    """What a `sync` covered is on stable storage: it is not lost, and was not lost before.
+
+    One that says that its shard lost something ends what later ones cover.
+    """
     observed = judgement.observed
     records = observed.records
     for gsn in sorted(judgement.lost):
@@ -391,9 +394,20 @@ def _synced_and_lost(judgement: Judgement) -> Iterator[Violation]:
         process, acked = observed.process_of(records.source[index]), records.acked[index]
         covering = (s for s in observed.syncs if s.process == process and s.called > acked)
         sync = next(covering, None)
-        if sync is not None:
+        if sync is not None and not _was_told(judgement, gsn, process, acked, sync.called):
             text = f"{judgement.rid(gsn)} (payload {payload}) is lost, and a sync covered it"
             yield Violation("sync", text, sync.source, gsn, payload)
+
+
+def _was_told(judgement: Judgement, gsn: int, process: int, since: int, until: int) -> bool:
+    """Whether a process was told, in between, that a position's shard lost what it had."""
+    shard = judgement.places[gsn] & _SHARD_MASK
+    return any(
+        told.process == process
+        and since < told.called <= until
+        and judgement.places.get(told.gsn, 0) & _SHARD_MASK == shard
+        for told in judgement.observed.told_lost
+    )
 
 
 def _trims(judgement: Judgement) -> Iterator[Violation]:

@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import check_history
+import msgspec
 import pytest
 from history import events
 from history.observed import gather
@@ -91,6 +92,20 @@ def test_a_loss_beside_the_reported_range_is_none(
 ) -> None:
     lines = a_loss() | {"workload": [events.Losses(90, ranges)]}
     assert found(tmp_path / "1", lines, allow_loss=True) == {"loss"}
+
+
+def test_a_sync_that_tells_of_a_loss_ends_what_later_ones_cover(tmp_path: Path) -> None:
+    told = events.Failed(2, 29, "NoSuchRecordError", retriable=False, first=5)
+    lines = a_loss(synced=True, sync_op=3)
+    first, acked, *sync = lines["client"]
+    lines["client"] = [first, acked, events.Sync(2, 25), told, *sync]
+    assert found(tmp_path / "1", lines, allow_loss=True) == set()
+    elsewhere = msgspec.structs.replace(told, first=7)
+    lines["client"] = [first, acked, events.Sync(2, 25), elsewhere, *sync]
+    assert found(tmp_path / "2", lines, allow_loss=True) == {"sync"}
+    before = [first, events.Sync(2, 15), told, acked]
+    lines["client"] = [*before, *sync]
+    assert found(tmp_path / "3", lines, allow_loss=True) == {"sync"}
 
 
 def test_what_was_synced_cannot_be_lost(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from ziplog.client.requests import (
     TailRequest,
     TrimRequest,
 )
-from ziplog.errors import OutcomeUnknownError, TrimmedError
+from ziplog.errors import NoSuchRecordError, OutcomeUnknownError, TrimmedError
 
 _SCRIPTS: Final = str(Path(__file__).resolve().parents[2] / "scripts")
 if _SCRIPTS not in sys.path:  # the scripts are no package: their folder is where they are found
@@ -391,5 +391,12 @@ def _failed(op: int, at: int, error: BaseException) -> events.Failed:
         text=str(error)[:_TEXT],
         gsns=gsns,
         shards=shards,
-        first=error.first.gsn if isinstance(error, TrimmedError) else 0,
+        first=_named(error),
     )
+
+
+def _named(error: BaseException) -> int:
+    """Return the gsn that an error names; 0 if it names none."""
+    if isinstance(error, TrimmedError):
+        return error.first.gsn
+    return error.rid.gsn if isinstance(error, NoSuchRecordError) else 0

@@ -31,11 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.sim.plan import Plan
-    from ziplog.types import Record
 
-#: Once nothing disturbs it, everything that is pending ends, and the cluster is whole, within so
-#: long of virtual time.
-HEALED_NS: Final = 60 * S
 #: Between two looks at the servers' state.
 _LOOK_NS: Final = 50 * MS
 #: More than any run needs: something goes round and round.
@@ -59,6 +55,8 @@ class Outcome:
     faults: int
     #: Records in the log at the end.
     records: int
+    #: The history was small enough to search it for an order of all calls.
+    was_searched: bool
 
 
 def run(
@@ -102,6 +100,7 @@ class Run:
             Writer(self.shared, f"writer-{i}", plan) for i in range(plan.writers)
         ]
         self.readers: Final = [Reader(self.shared, f"reader-{i}") for i in range(plan.readers)]
+        self.auditor: Final = Reader(self.shared, "auditor", follow=False)
         self.faults: Final = Faults(self.cluster, [*self.writers, *self.readers])
         self.monitor: Final = verdict.Monitor(self.cluster)
 
@@ -114,16 +113,20 @@ class Run:
             client.start()
         self.faults.schedule(self.plan.faults)
         self._pass_until(lambda: self.kernel.now >= self._end_of_faults(began), 600 * S)
+        healed = self.kernel.now
         self.faults.heal()
         self.cluster.network.conditions = type(self.cluster.network.conditions)()
         self.shared.is_over = True
         self._settle()
         records = self._audit()
-        verdict.final(self.cluster, self.history, self.monitor, records)
+        alive = {client.name for client in (*self.writers, *self.readers, self.auditor)}
+        was_searched = verdict.final(
+            self.cluster, self.history, self.monitor, healed=healed, alive=alive
+        )
         return Outcome(
             self.kernel.trace_hash() + self.history.digest(),
             self.kernel.now / S, self.kernel.steps, len(self.history.operations),
-            self.faults.done, len(records),
+            self.faults.done, records, was_searched,
         )  # fmt: skip
 
     def _end_of_faults(self, began: int) -> int:
@@ -149,11 +152,11 @@ class Run:
         def is_settled() -> bool:
             return self.cluster.is_whole() and not self._open()
 
-        if not self._pass_until(is_settled, HEALED_NS):
+        if not self._pass_until(is_settled, verdict.HEALED_NS):
             calls = "; ".join(map(str, self._open()[:5]))
             raise AssertionError(
-                f"not whole {HEALED_NS / S:.0f} s after the last fault: {self.cluster.states()};"
-                f" calls under way: {calls or 'none'}"
+                f"not whole {verdict.HEALED_NS / S:.0f} s after the last fault:"
+                f" {self.cluster.states()}; calls under way: {calls or 'none'}"
             )
 
     def _open(self) -> list[object]:
@@ -161,15 +164,15 @@ class Run:
         alive = {writer.name for writer in self.writers}
         return [o for o in self.history.open.values() if o.client in alive]
 
-    def _audit(self) -> list[Record]:
-        """Read the whole log anew, and let the readers catch up with it."""
-        auditor = Reader(self.shared, "auditor", follow=False)
+    def _audit(self) -> int:
+        """Read the whole log anew, let the readers catch up with it, and count its records."""
+        auditor = self.auditor
         auditor.start()
-        done = self._pass_until(lambda: auditor.is_done, HEALED_NS)
+        done = self._pass_until(lambda: auditor.is_done, verdict.HEALED_NS)
         assert done, f"the log cannot be read to its end: {self.cluster.states()}"
         caught_up = self._pass_until(
             lambda: all(reader.delivered >= auditor.delivered for reader in self.readers),
-            HEALED_NS,
+            verdict.HEALED_NS,
         )
         assert caught_up, [(r.name, r.delivered, auditor.delivered) for r in self.readers]
         return auditor.records

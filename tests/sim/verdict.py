@@ -1,19 +1,38 @@
-"""Holds a run against what was promised: while it goes on, and at its end."""
+"""Holds a run against what was promised: while it goes on, and at its end.
+
+The checks themselves are kept apart (checks, linearizability, history): here servers' state and
+clients' histories are made the plain data that they judge.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from shard.entry import UnreadableError
+from tests.sim import checks
+from tests.sim.linearizability import explain
 from ziplog import wire
+from ziplog.client.requests import FetchRequest, SubscribeRequest
 from ziplog.errors import ProtocolError
+from ziplog.sim.kernel import S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from shard.entry import Entry
     from tests.sim.cluster import SimCluster
-    from tests.sim.history import History
+    from tests.sim.history import History, Operation
+    from tests.sim.programs import StorageServer
     from ziplog.sim.kernel import Kernel
-    from ziplog.types import Record
+
+#: Of one look at a server's log.
+_LOOK_BYTES: Final = 1 << 30
+#: Once nothing disturbs it, everything that is pending ends, and the cluster is whole, within so
+#: long of virtual time.
+HEALED_NS: Final = 60 * S
+#: Histories of so many calls are searched for an order, with so many states.
+_SMALL_CALLS: Final = 120
+_SMALL_STATES: Final = 5_000
 
 
 class Monitor:
@@ -21,16 +40,139 @@ class Monitor:
 
     def __init__(self, cluster: SimCluster) -> None:
         self._cluster: Final = cluster
+        self._ownership: Final = checks.Ownership()
+        #: All that was ever stable.
+        self.logs: Final = checks.StableLogs(self._ownership)
+        #: What may be lost, as the membership service says: (shard, start, stop).
+        self.losses: Final[list[tuple[int, int, int]]] = []
+        self._starts: Final[dict[str, int]] = {}
 
     def look(self) -> None:
         """Look at every server that runs."""
+        self._learn()
+        for name in self._cluster.disks:
+            server = self._cluster.server(name)
+            if server is not None:
+                self._look_at(name, server)
+
+    def _learn(self) -> None:
+        state = self._cluster.state
+        self._ownership.learn(
+            checks.Lease(
+                run.first.base, run.last.stop, run.first.first_epoch, run.first.epoch_size,
+                tuple((member.shard, member.weight) for member in run.first.members),
+            )
+            for run in state.runs
+            if run.last.stop > self._ownership.stop
+        )  # fmt: skip
+        for loss in state.losses:
+            found = (loss.shard, loss.start, loss.stop)
+            if found not in self.losses:
+                self.losses.append(found)
+                self.logs.shard(loss.shard).forgive(loss.start, loss.stop)
+
+    def _look_at(self, name: str, server: StorageServer) -> None:
+        state = server.replica._state
+        log = self.logs.shard(state.shard)
+        if self._starts.get(name) != self._cluster.nodes[name].starts:
+            self._starts[name] = self._cluster.nodes[name].starts
+            log.restarted(name)
+        known, stable = log.observed(name), state.stream.stable
+        try:
+            entries = server.store.read_after(known, _LOOK_BYTES) if stable > known else []
+        except UnreadableError:
+            return  # it is to be repaired first
+        if stable > known and (not entries or entries[-1].fseq < stable):
+            return  # what is between cannot be read before it is repaired
+        log.observe(name, stable, map(plain, entries), state.frontier)
+
+    def check_end(self) -> None:
+        """Look at what the servers of a shard that is whole have, all of it."""
+        self.look()
+        by_shard: dict[int, dict[str, tuple[int, list[checks.Entry]]]] = {}
+        for name in self._cluster.disks:
+            server = self._cluster.server(name)
+            assert server is not None, f"{name} is down, and the cluster is whole"
+            state = server.replica._state
+            entries = [plain(entry) for entry in server.store.read_after(0, _LOOK_BYTES)]
+            by_shard.setdefault(state.shard, {})[name] = (state.stream.stable, entries)
+        for shard, logs in by_shard.items():
+            checks.check_replicas_agree(shard, logs)
+            for _, entries in logs.values():
+                checks.check_exactly_once(shard, entries)
 
 
-def final(cluster: SimCluster, history: History, _monitor: Monitor, _records: list[Record]) -> None:
-    """Judge a run that is over: everything is whole, and every call has ended."""
-    losses = [(loss.shard, loss.start, loss.stop) for loss in cluster.state.losses]
-    history.losses(cluster.kernel.now, losses)
-    history.check(allow_loss=bool(losses))
+def plain(entry: Entry) -> checks.Entry:
+    """Return an entry as plain data."""
+    match entry.decision:
+        case wire.Place() as place:
+            body = place.body or b""
+            payloads = tuple(wire.decode_body(body, len(place.gsns)).payloads)
+            return checks.Placed(
+                entry.fseq, entry.view, place.epoch, place.client, place.seq,
+                tuple(place.gsns), body, payloads,
+            )  # fmt: skip
+        case wire.Skip(start, stop):
+            return checks.Skipped(entry.fseq, entry.view, start, stop)
+        case wire.Expire(client):
+            return checks.Expired(entry.fseq, entry.view, client)
+    raise AssertionError(f"{entry.decision} has no number")
+
+
+def final(
+    cluster: SimCluster, history: History, monitor: Monitor, *, healed: int, alive: set[str]
+) -> bool:
+    """Judge a run that is over: everything is whole, and every call has ended.
+
+    Args:
+        cluster: whole again.
+        history: of all clients.
+        monitor: looked at the servers all the while.
+        healed: since when nothing disturbs anything, in virtual nanoseconds.
+        alive: the names of clients that were not killed.
+
+    Returns:
+        Whether the history was searched for an order, and one was found: it was small enough.
+
+    """
+    monitor.check_end()
+    history.losses(cluster.kernel.now, monitor.losses)
+    history.check(allow_loss=bool(monitor.losses))
+    records = monitor.logs.records
+    deliveries = _deliveries(history)
+    for loss in monitor.losses:
+        deliveries.forgive(*loss)
+    deliveries.check_against(records)
+    checks.check_insert_order(history.operations, records.values())
+    dead = {operation.client for operation in history.operations} - alive
+    late = checks.unfinished(history, cluster.kernel.now, HEALED_NS, healed=healed, dead=dead)
+    assert not late, f"ended too late, or never: {'; '.join(map(str, late[:5]))}"
+    if len(history.operations) > _SMALL_CALLS:
+        return False
+    found = explain(history.operations, budget_states=_SMALL_STATES, lost=monitor.losses)
+    assert found is None or not found.is_decided, str(found)
+    return found is None
+
+
+def _deliveries(history: History) -> checks.Deliveries:
+    """Return what all subscriptions were handed out."""
+    deliveries = checks.Deliveries()
+    for operation in history.operations:
+        if not isinstance(operation.request, FetchRequest) or operation.of is None:
+            continue
+        subscription = history.operations[operation.of]
+        assert isinstance(subscription.request, SubscribeRequest)
+        start = subscription.request.start.gsn
+        deliveries.take(
+            f"{operation.client}, subscription {operation.of},",
+            start if start >= 0 else None,
+            [checks.Row(*record.rid, record.payload) for record in _records(operation)],
+        )
+    return deliveries
+
+
+def _records(operation: Operation) -> Iterable[Any]:
+    return getattr(operation.result, "records", ())
 
 
 def teller(kernel: Kernel) -> Callable[[str, str, bytes], None]:

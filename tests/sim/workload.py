@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from tests.sim.history import History
     from tests.sim.plan import Plan
     from ziplog.client.requests import Fetched, Request
-    from ziplog.types import Record
 
 _CONNECT_NS: Final = 120 * S
 #: What a reader asks for at once.
@@ -209,8 +208,8 @@ class Reader(Client):
         #: Positions that it was given, or knows to be empty, end here.
         self.delivered = RID_GENESIS
         self.is_done = False
-        #: What it was given, if it does not follow for ever.
-        self.records: list[Record] = []
+        #: How many records it was given.
+        self.records = 0
 
     def go_on(self) -> None:
         self._subscribe(self._where())
@@ -245,8 +244,7 @@ class Reader(Client):
         if result.records:
             self.delivered = result.records[-1].rid
             self.shared.known += [r.rid for r in result.records if r.rid > self.shared.known[-1]]
-        if not self._follow:
-            self.records += result.records
+        self.records += len(result.records)
         if result.ended:
             self.is_done = True
         elif self._follow and not self.shared.is_over and self.random.random() < 0.02:

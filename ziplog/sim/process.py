@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
+from ziplog.errors import ZiplogError
 from ziplog.sim.kernel import US
 from ziplog.sim.network import SimTransport
 
@@ -100,8 +101,10 @@ class Process:
             self.program = self._start(self)
         except Halted as halted:
             self._halted(halted)
-            return
-        self._schedule(self.kernel.now)
+        except (OSError, ZiplogError) as error:
+            self._halted(Halted(f"it cannot start: {error}"))
+        else:
+            self._schedule(self.kernel.now)
 
     def kill(self) -> None:
         """End it at once, wherever it is; what is in its memory is gone."""

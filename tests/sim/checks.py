@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tests.sim.ownership import Lease, Ownership
@@ -104,11 +105,15 @@ class StableLogs:
 
     Args:
         ownership: of the positions; told of a lease before any entry in it is.
+        may_lose: level `memory`: what was stable may be lost, and that is reported a while after
+            servers began to tell of the log that is left. Until then, what contradicts what is
+            known waits for it (`check_settled`).
 
     """
 
-    def __init__(self, ownership: Ownership) -> None:
+    def __init__(self, ownership: Ownership, *, may_lose: bool = False) -> None:
         self.ownership: Final = ownership
+        self._may_lose: Final = may_lose
         #: From a position to its record; positions below a shard's frontier without one are no-ops.
         self.records: Final[dict[int, Row]] = {}
         self._shards: Final[dict[int, _StableLog]] = {}
@@ -116,19 +121,42 @@ class StableLogs:
     def shard(self, shard: int) -> _StableLog:
         """Return what is known of a shard."""
         if shard not in self._shards:
-            self._shards[shard] = _StableLog(shard, self.ownership, self.records)
+            self._shards[shard] = _StableLog(
+                shard, self.ownership, self.records, may_lose=self._may_lose
+            )
         return self._shards[shard]
 
     def finalized(self, shards: Iterable[int]) -> int:
         """Return below which position nothing of these shards is open any more."""
         return min((self.shard(shard).closed for shard in shards), default=0)
 
+    def check_settled(self) -> None:
+        """Check that every contradiction was explained by a loss that was reported meanwhile."""
+        for log in self._shards.values():
+            if log.contradiction is not None:
+                raise log.contradiction
+
+
+class _Said(NamedTuple):
+    """One observation."""
+
+    server: str
+    stable_fseq: int
+    entries: list[Entry]
+    frontier: int
+
 
 class _StableLog:
     """What was ever stable at a server of a shard: one log, for ever."""
 
-    def __init__(self, shard: int, ownership: Ownership, records: dict[int, Row]) -> None:
+    def __init__(
+        self, shard: int, ownership: Ownership, records: dict[int, Row], *, may_lose: bool
+    ) -> None:
         self.shard: Final = shard
+        self._may_lose: Final = may_lose
+        #: What contradicts what is known, unless a loss explains it; and all that was said since.
+        self.contradiction: AssertionError | None = None
+        self._waiting: list[_Said] = []
         self._ownership: Final = ownership
         self._records: Final = records
         #: By fseq.
@@ -162,20 +190,32 @@ class _StableLog:
             f"{server} of shard {self.shard} took back that its log is stable up to {before}:"
             f" now up to {stable_fseq}"
         )
-        last = 0
-        for entry in entries:
-            assert last in {0, entry.fseq - 1}, f"{server} has no entry between {last} and {entry}"
-            last = entry.fseq
-            if last > stable_fseq:
-                break
-            self._take(server, entry)
-        assert not stable_fseq or stable_fseq in self.entries, (
-            f"{server} says that entry {stable_fseq} of shard {self.shard} is stable, and nobody"
-            " handed it over"
-        )
+        known = [entry for entry in entries if entry.fseq <= stable_fseq]
+        for entry, following in pairwise(known):
+            assert entry.fseq + 1 == following.fseq, (
+                f"{server} has no entry between {entry} and {following}"
+            )
         self._stable[server] = stable_fseq
-        if frontier:
-            self._close(server, stable_fseq, frontier)
+        said = _Said(server, stable_fseq, known, frontier)
+        if self.contradiction is not None:
+            self._waiting.append(said)
+            return
+        try:
+            self._learn(said)
+        except AssertionError as error:
+            if not self._may_lose:
+                raise
+            self.contradiction, self._waiting = error, [said]
+
+    def _learn(self, said: _Said) -> None:
+        for entry in said.entries:
+            self._take(said.server, entry)
+        assert not said.stable_fseq or said.stable_fseq in self.entries, (
+            f"{said.server} says that entry {said.stable_fseq} of shard {self.shard} is stable,"
+            " and nobody handed it over"
+        )
+        if said.frontier:
+            self._close(said.server, said.stable_fseq, said.frontier)
 
     def restarted(self, server: str) -> None:
         """A server starts again: it may know less than before, but nothing else."""
@@ -253,12 +293,13 @@ class _StableLog:
         self.closed = max(self.closed, frontier)
 
     def forgive(self, start: int, stop: int) -> None:
-        """Forget the positions [start, stop): reported as lost, with the memory of all servers."""
+        """Forget the positions [start, stop): reported as lost, with the memory of all servers.
+
+        What servers said of the log that is left, before this was reported, is looked at now.
+        """
         lost = [e for e in self.entries.values() if start <= e.start < stop]
-        first = min((entry.fseq for entry in lost), default=None)
-        if first is None:
-            return
         # Nothing is in such a log behind what it lost.
+        first = min((entry.fseq for entry in lost), default=max(self.entries, default=0) + 1)
         for fseq in [fseq for fseq in self.entries if fseq >= first]:
             entry = self.entries.pop(fseq)
             if isinstance(entry, Placed):
@@ -267,6 +308,10 @@ class _StableLog:
                     del self._records[gsn]
         self.closed = min(self.closed, start)
         self._stable.clear()
+        waiting, self._waiting, self.contradiction = self._waiting, [], None
+        for said in waiting:
+            self._stable.pop(said.server, None)  # it said that before it started again, perhaps
+            self.observe(*said)
 
 
 def check_replicas_agree(shard: int, logs: Mapping[str, tuple[int, Sequence[Entry]]]) -> None:
@@ -310,6 +355,8 @@ class Deliveries:
         #: Ranges [start, stop) that somebody was handed out as a whole, in order and apart.
         self._passed: Final[list[tuple[int, int]]] = []
         self._positions: Final[dict[str, int]] = {}
+        #: (shard, start, stop): nobody is blamed for what he got, or did not get, of these.
+        self._lost: Final[list[tuple[int, int, int]]] = []
 
     def take(self, reader: str, start: int | None, rows: Sequence[Row]) -> None:
         """Take what a reader was handed out, after what it had been handed out before.
@@ -333,7 +380,8 @@ class Deliveries:
             row, other = self.rows[min(missing)]
             raise AssertionError(f"{reader} passed {row}, which {other} was handed out")
         for row in rows:
-            self._take(reader, row)
+            if not self._is_lost(row):
+                self._take(reader, row)
         self._positions[reader] = position
         self._pass(begin, position)
 
@@ -359,12 +407,19 @@ class Deliveries:
         spans[low:high] = [(min(starts), max(stops))]
 
     def forgive(self, shard: int, start: int, stop: int) -> None:
-        """Forget what was handed out of a shard's [start, stop), which is lost: it stays empty."""
+        """Forget what was and will be handed out of a shard's [start, stop), which may be lost.
+
+        Whether it comes back once it was missing is for the rules of `scripts/history`.
+        """
+        self._lost.append((shard, start, stop))
         first, last = bisect_left(self._gsns, start), bisect_left(self._gsns, stop)
         for gsn in self._gsns[first:last]:
             if self.rows[gsn][0].shard == shard:
                 del self.rows[gsn]
         self._gsns[first:last] = [gsn for gsn in self._gsns[first:last] if gsn in self.rows]
+
+    def _is_lost(self, row: Row) -> bool:
+        return any(shard == row.shard and a <= row.gsn < b for shard, a, b in self._lost)
 
     def check_against(self, records: Mapping[int, Row]) -> None:
         """Check that readers got what is stable (`StableLogs.records`), and all of it."""
@@ -374,7 +429,9 @@ class Deliveries:
         gsns = sorted(records)
         for start, stop in self._passed:
             for gsn in gsns[bisect_left(gsns, start) : bisect_left(gsns, stop)]:
-                assert gsn in self.rows, f"{records[gsn]} was passed, and handed out to nobody"
+                assert gsn in self.rows or self._is_lost(records[gsn]), (
+                    f"{records[gsn]} was passed, and handed out to nobody"
+                )
 
 
 def check_insert_order(operations: Iterable[Operation], rows: Iterable[Row]) -> None:

@@ -274,6 +274,42 @@ def test_what_is_reported_as_lost_may_be_gone_and_nothing_else() -> None:
     assert len(other.entries) == 1, "nothing of it was there"
 
 
+def test_a_contradiction_waits_for_the_report_of_a_loss() -> None:
+    anew = [ENTRIES[0], Skipped(2, 2, 4, 40), placed(3, 40, epoch=3)]
+    for start, is_explained in ((4, True), (7, False)):
+        known = StableLogs(owned(), may_lose=True)
+        log = known.shard(0)
+        log.observe("a", 6, ENTRIES, frontier=14)
+        known.check_settled()
+        log.restarted("a")
+        log.observe("a", 2, anew[:2], frontier=40)
+        assert log.observed("a") == 2
+        log.observe("b", 3, anew, frontier=41)
+        log.observe("a", 3, anew[2:], frontier=41)
+        with pytest.raises(AssertionError, match="entry 2 of shard 0 was stable as"):
+            known.check_settled()
+        log.forgive(start, 40)
+        if is_explained:
+            known.check_settled()
+            assert sorted(known.records) == [1, 2, 40]
+            assert log.closed == 41
+            assert log.observed("a") == log.observed("b") == 3
+        else:
+            with pytest.raises(AssertionError, match="entry 2 of shard 0 was stable as"):
+                known.check_settled()
+
+
+def test_what_is_said_after_a_contradiction_is_looked_at_too() -> None:
+    known = StableLogs(owned(), may_lose=True)
+    log = known.shard(0)
+    log.observe("a", 6, ENTRIES)
+    log.observe("b", 2, [ENTRIES[0], Skipped(2, 2, 4, 40)])
+    log.observe("c", 2, [ENTRIES[0], Skipped(2, 2, 4, 37)])
+    log.forgive(4, 40)
+    with pytest.raises(AssertionError, match=r"c has Skipped.*37"):
+        known.check_settled()
+
+
 def test_replicas_agree() -> None:
     check_replicas_agree(0, {"a": (6, ENTRIES), "b": (4, ENTRIES[:5]), "c": (2, ENTRIES[1:])})
     wrong = changed(4, stop=12)
@@ -360,16 +396,27 @@ def test_readers_get_what_is_stable_and_all_of_it() -> None:
     deliveries.check_against({**log, 1: Row(1, 1, b"before"), 10: Row(10, 0, b"behind")})
 
 
-def test_lost_deliveries_are_forgiven_and_do_not_come_back() -> None:
-    deliveries = Deliveries()
-    deliveries.take("a", 1, SEQUENCE[:5])
-    deliveries.forgive(1, 4, 8)
-    deliveries.take("b", 1, [row for row in SEQUENCE[:4] if row.gsn != 5])
-    with pytest.raises(AssertionError, match="passed before"):
-        deliveries.take("c", 5, SEQUENCE[2:3])
-    with pytest.raises(AssertionError, match=re.escape("passed Row(gsn=8,")):
-        deliveries.take("d", 5, SEQUENCE[4:5])
-    deliveries.check_against({row.gsn: row for row in SEQUENCE if row.gsn != 5})
+def test_nobody_is_blamed_for_what_may_be_lost() -> None:
+    for is_known_first in (True, False):
+        deliveries = Deliveries()
+        if is_known_first:
+            deliveries.forgive(1, 4, 8)
+        deliveries.take("a", 1, SEQUENCE[:5])
+        if not is_known_first:
+            deliveries.forgive(1, 4, 8)
+        deliveries.take("b", 1, [row for row in SEQUENCE[:4] if row.gsn != 5])
+        deliveries.take("c", 5, SEQUENCE[2:4])
+        with pytest.raises(AssertionError, match=re.escape("passed Row(gsn=8,")):
+            deliveries.take("d", 5, SEQUENCE[4:5])
+        with pytest.raises(AssertionError, match="passed before"):
+            deliveries.take("e", None, [Row(4, 0, b"another shard's")])
+        log = {row.gsn: row for row in SEQUENCE}
+        deliveries.check_against(log)
+        del log[5]
+        deliveries.check_against(log)
+        del log[8]
+        with pytest.raises(AssertionError, match="and the log holds None"):
+            deliveries.check_against(log)
 
 
 # --- calls ---------------------------------------------------------------------------------------

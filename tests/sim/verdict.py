@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from tests.sim.programs import StorageServer
     from ziplog.sim.kernel import Kernel
 
+#: (shard, start, stop)
+Loss = tuple[int, int, int]
+
 #: Of one look at a server's log.
 _LOOK_BYTES: Final = 1 << 30
 #: Once nothing disturbs it, everything that is pending ends, and the cluster is whole, within so
@@ -44,7 +47,7 @@ class Monitor:
         #: All that was ever stable.
         self.logs: Final = checks.StableLogs(self._ownership)
         #: What may be lost, as the membership service says: (shard, start, stop).
-        self.losses: Final[list[tuple[int, int, int]]] = []
+        self.losses: Final[list[Loss]] = []
         self._starts: Final[dict[str, int]] = {}
 
     def look(self) -> None:
@@ -73,6 +76,9 @@ class Monitor:
 
     def _look_at(self, name: str, server: StorageServer) -> None:
         state = server.replica._state
+        placement = self._cluster.state.placements.get(state.shard)
+        if placement is None or state.view > placement.view:
+            return  # what its view may have lost is told when the shard is put back
         log = self.logs.shard(state.shard)
         if self._starts.get(name) != self._cluster.nodes[name].starts:
             self._starts[name] = self._cluster.nodes[name].starts
@@ -138,11 +144,8 @@ def final(
     monitor.check_end()
     history.losses(cluster.kernel.now, monitor.losses)
     history.check(allow_loss=bool(monitor.losses))
-    records = monitor.logs.records
-    deliveries = _deliveries(history)
-    for loss in monitor.losses:
-        deliveries.forgive(*loss)
-    deliveries.check_against(records)
+    records = {r.gsn: r for r in _not_lost(monitor.logs.records.values(), monitor.losses)}
+    _deliveries(history, monitor.losses).check_against(records)
     checks.check_insert_order(history.operations, records.values())
     dead = {operation.client for operation in history.operations} - alive
     late = checks.unfinished(history, cluster.kernel.now, HEALED_NS, healed=healed, dead=dead)
@@ -154,8 +157,17 @@ def final(
     return found is None
 
 
-def _deliveries(history: History) -> checks.Deliveries:
-    """Return what all subscriptions were handed out."""
+def _not_lost(rows: Iterable[checks.Row], losses: Iterable[Loss]) -> list[checks.Row]:
+    """Return the records at positions of which nobody says that they may be lost."""
+    return [
+        row
+        for row in rows
+        if not any(shard == row.shard and start <= row.gsn < stop for shard, start, stop in losses)
+    ]
+
+
+def _deliveries(history: History, losses: Iterable[Loss]) -> checks.Deliveries:
+    """Return what all subscriptions were handed out, but for what may be lost."""
     deliveries = checks.Deliveries()
     for operation in history.operations:
         if not isinstance(operation.request, FetchRequest) or operation.of is None:
@@ -166,13 +178,14 @@ def _deliveries(history: History) -> checks.Deliveries:
         deliveries.take(
             f"{operation.client}, subscription {operation.of},",
             start if start >= 0 else None,
-            [checks.Row(*record.rid, record.payload) for record in _records(operation)],
+            _not_lost(_rows(operation), losses),
         )
     return deliveries
 
 
-def _records(operation: Operation) -> Iterable[Any]:
-    return getattr(operation.result, "records", ())
+def _rows(operation: Operation) -> list[checks.Row]:
+    records = getattr(operation.result, "records", ())
+    return [checks.Row(*record.rid, record.payload) for record in records]
 
 
 def teller(kernel: Kernel) -> Callable[[str, str, bytes], None]:

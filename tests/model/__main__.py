@@ -1,0 +1,90 @@
+"""Explore the shard model: `python -m tests.model [--off RULE ...] [bounds]`.
+
+The exit code is 0 if all invariants hold, 1 if one does not, 2 if the search was given up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from tests.model.explorer import explore
+from tests.model.invariants import INVARIANTS
+from tests.model.parts import Bounds
+from tests.model.rules import RULES
+from tests.model.shard_model import ShardModel
+from tests.model.wording import violation_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a search and print what it found."""
+    options = _parser().parse_args(arguments)
+    bounds = Bounds(
+        options.records, options.positions, options.epoch, options.servers, options.views,
+        options.crashes, options.merge,
+    )  # fmt: skip
+    if not 1 <= bounds.epoch <= bounds.positions:
+        _parser().error("--epoch is from 1 to --positions")
+    model = ShardModel(
+        bounds,
+        options.off,
+        options.invariant or INVARIANTS,
+        symmetry=not options.no_symmetry,
+    )
+    print(f"{bounds}; off: {', '.join(options.off) or 'no rule'}")
+    result = explore(model, options.max_states, _print_progress)
+    print(
+        f"{result.states:,} states, {result.steps:,} steps, depth {result.depth},"
+        f" {result.cpu_s:.1f} s of CPU"
+    )
+    if result.violation is not None:
+        print(f"{result.violation.invariant} is violated, by these states:\n")
+        print(violation_text(model, result.violation))
+        return 1
+    print("all invariants hold" if result.is_complete else "given up: there are more states")
+    return 0 if result.is_complete else 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = Bounds()
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.model", description="Explore all states of the shard model."
+    )
+    parser.add_argument("--records", type=int, default=default.records, choices=range(1, 5))
+    parser.add_argument(
+        "--positions", type=int, default=default.positions, help="of the shard, in both epochs"
+    )
+    parser.add_argument("--epoch", type=int, default=default.epoch, help="those of epoch 1")
+    parser.add_argument("--servers", type=int, default=default.servers, choices=(2, 3))
+    parser.add_argument(
+        "--views", type=int, default=default.views, help="one more than attempts to recover"
+    )
+    parser.add_argument("--crashes", type=int, default=default.crashes, help="of servers")
+    parser.add_argument("--merge", action="store_true", help="with another shard")
+    parser.add_argument(
+        "--off", action="append", default=[], choices=list(RULES), metavar="RULE",
+        help=f"a rule that does not hold, once for each: {', '.join(RULES)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--invariant",
+        action="append",
+        choices=list(INVARIANTS),
+        help="check only this; once for each",
+    )
+    parser.add_argument("--max-states", type=int, default=5_000_000, help="give up beyond")
+    parser.add_argument(
+        "--no-symmetry", action="store_true", help="keep states apart that differ in names only"
+    )
+    return parser
+
+
+def _print_progress(depth: int, states: int, steps: int, cpu_s: float) -> None:
+    print(f"depth {depth:3}: {states:12,} states, {steps:12,} steps, {cpu_s:7.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

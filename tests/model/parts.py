@@ -1,0 +1,184 @@
+"""The parts of a state of the shard model, and where each stands in it.
+
+A state is a flat tuple of small integers: the servers, the queues of forwards to each backup, the
+acks (a bit for each), the control state, what subscribers were told, and the merge. Each part but
+the acks and the merge is kept once in a table and named by its number there.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from tests.model.rules import RULES
+
+T = TypeVar("T")
+State = tuple[int, ...]
+#: What happens: its name, and details.
+Step = tuple[Any, ...]
+Slots = tuple[int, ...]
+
+#: What is in a slot: nothing, a no-op, or record number r as r + 2.
+NONE: Final = 0
+NOOP: Final = 1
+PRIMARY: Final = 0
+
+
+class Bounds(NamedTuple):
+    """How large the model is."""
+
+    records: int = 2
+    #: Of this shard, in both epochs; epoch 1 is the first `epoch` of them.
+    positions: int = 3
+    epoch: int = 2
+    servers: int = 2
+    #: The highest number of a view; one less than this many attempts to recover.
+    views: int = 2
+    crashes: int = 1
+    #: Whether a subscriber merges with another shard, which owns one position before our second.
+    merge: bool = False
+
+
+class Server(NamedTuple):
+    """What one server holds."""
+
+    slots: Slots
+    #: Bit g: what is in slot g was decided, not guessed.
+    decided: int = 0
+    is_alive: bool = True
+    #: The recovery that it promised to store nothing more to; 0: none.
+    frozen: int = 0
+    view: int = 1
+    #: Bit r: record r came from its client, in this view.
+    seen: int = 0
+    stable: int = 0
+
+
+class Control(NamedTuple):
+    """What consensus holds, what the handler's leader remembers, and what was granted."""
+
+    view: int = 1
+    #: The newest recovery; under way while it is above `view`.
+    attempt: int = 1
+    candidate: int | None = None
+    confirmed: int = 1
+    finished: int = 1
+    #: What `view` begins with, and the survivor; None once everybody is in it.
+    decision: tuple[Slots, int] | None = None
+    #: The view to which epoch 2 was granted; 0: to none yet.
+    grant: int = 0
+    crashes: int = 0
+    #: The leader's memory: the state of the candidate.
+    answer: Slots | None = None
+    #: The view before the decision, for a handler that forgets it ("durable-decision" off).
+    base: int = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an attempt is not decided yet."""
+        return self.attempt > self.view
+
+
+class Message(NamedTuple):
+    """A forward: `value` is in the slots first..last."""
+
+    value: int
+    first: int
+    last: int
+    view: int
+
+
+class Table(Generic[T]):
+    """Values, and a small number for each."""
+
+    def __init__(self) -> None:
+        self.values: list[T] = []
+        self._numbers: dict[T, int] = {}
+
+    def number(self, value: T) -> int:
+        """Return the number of a value."""
+        number = self._numbers.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
+
+
+class Frame:
+    """The bounds, the rules that hold, the tables, and the layout of a state."""
+
+    def __init__(self, bounds: Bounds, off: frozenset[str]) -> None:
+        assert off <= set(RULES), f"no such rule: {off - set(RULES)}"
+        assert 1 <= bounds.epoch <= bounds.positions
+        self.bounds: Final = bounds
+        self.on: Final = {rule: rule not in off for rule in RULES}
+        self.servers: Final[Table[Server]] = Table()
+        self.queues: Final[Table[tuple[Message, ...]]] = Table()
+        self.controls: Final[Table[Control]] = Table()
+        self.tolds: Final[Table[Slots]] = Table()
+        self.n: Final = bounds.servers
+        #: Where the parts after servers and queues stand.
+        self.acks, self.control, self.told, self.merge = range(2 * self.n - 1, 2 * self.n + 3)
+        self.completed = cache(self._completed)
+
+    def initial(self) -> State:
+        """Return the state before anything happened."""
+        server = self.servers.number(Server((NONE,) * self.bounds.positions))
+        queue, control = self.queues.number(()), self.controls.number(Control())
+        told = self.tolds.number(())
+        return (server,) * self.n + (queue,) * (self.n - 1) + (0, control, told, 0)
+
+    def servers_of(self, state: State) -> list[Server]:
+        """Return all servers."""
+        return [self.servers.values[number] for number in state[: self.n]]
+
+    def control_of(self, state: State) -> Control:
+        """Return the control state."""
+        return self.controls.values[state[self.control]]
+
+    def told_of(self, state: State) -> Slots:
+        """Return what subscribers were told of the shard, from its first position on."""
+        return self.tolds.values[state[self.told]]
+
+    def with_control(self, state: State, control: Control) -> list[int]:
+        """Return a state, yet to be changed, with another control state."""
+        new = list(state)
+        new[self.control] = self.controls.number(control)
+        return new
+
+    def disconnect(self, new: list[int], who: int) -> None:
+        """Forget the forwards to a server, which it will never take."""
+        if who != PRIMARY:
+            new[self.n + who - 1] = self.queues.number(())
+
+    def settled(self, grant: int) -> int:
+        """Return the last position that a recovery settles."""
+        b = self.bounds
+        return b.positions if grant and self.on["announced-epochs"] else b.epoch
+
+    def begins_with(self, control: Control) -> int:
+        """Return the last position that the current view's recovery settled."""
+        b = self.bounds
+        return b.positions if 0 < control.grant < control.view else b.epoch
+
+    def ack(self, record: int, server: int, gsn: int, view: int) -> int:
+        """Return the bit of an acknowledgement."""
+        b = self.bounds
+        index = view - 1 if self.on["views"] else 0
+        return 1 << (((index * self.n + server) * b.positions + gsn - 1) * b.records + record)
+
+    def _completed(self, acks: int) -> tuple[tuple[int, int], ...]:
+        """Return (value, position) of what all servers of one view acked."""
+        b = self.bounds
+        found = {
+            (record + 2, gsn)
+            for view in range(1, b.views + 1)
+            for record in range(b.records)
+            for gsn in range(1, b.positions + 1)
+            if all(acks & self.ack(record, server, gsn, view) for server in range(self.n))
+        }
+        return tuple(found)
+
+
+def bits(first: int, last: int) -> int:
+    """Return the bits of the positions first..last."""
+    return (1 << (last + 1)) - (1 << first) if last >= first else 0

@@ -82,8 +82,7 @@ class Disk:
 
     def path(self, name: str) -> DiskPath:
         """Return the path of a name in the root, which is always there."""
-        root = DiskPath(self, ())
-        return root / name if name else root
+        return DiskPath(self, tuple(name.split("/")) if name else ())
 
     # --- what befalls it ---
 
@@ -210,7 +209,8 @@ class Disk:
     def _existing(self, path: DiskPath) -> File | Directory:
         node = self.find(path)
         if node is None:
-            raise error(errno.ENOENT, path)
+            is_below_file = path.parts and isinstance(self._existing(path.parent), File)
+            raise error(errno.ENOTDIR if is_below_file else errno.ENOENT, path)
         return node
 
     def _directory(self, path: DiskPath) -> Directory:
@@ -234,10 +234,8 @@ class Disk:
         """Open something, as `os.open` does."""
         if flags & os.O_CREAT:
             self._count(path)
-        node = self.find(path)
+        node = self.find(path) if flags & os.O_CREAT else self._existing(path)
         if node is None:
-            if not flags & os.O_CREAT:
-                raise error(errno.ENOENT, path)
             node = File()
             node.is_linked = True
             self._directory(path.parent).change({path.name: node})
@@ -282,16 +280,17 @@ class Disk:
         return bytes(fd.file.data[offset : offset + size])
 
     def write(self, fd: Descriptor, content: bytes) -> int:
-        """Write on, or at the end if it was opened so; return how much there was room for."""
-        if fd.flags & os.O_APPEND:
-            fd.position = len(fd.file.data)
+        """Write on; return how much there was room for."""
         written = self.pwrite(fd, content, fd.position)
-        fd.position += written
+        is_moved = written and fd.flags & os.O_APPEND
+        fd.position = len(fd.file.data) if is_moved else fd.position + written
         return written
 
     def pwrite(self, fd: Descriptor, content: bytes, offset: int) -> int:
-        """Write at an offset; return how much there was room for."""
+        """Write at an offset (if opened to append: at the end); return how much fitted."""
         file = fd.file
+        if fd.flags & os.O_APPEND:
+            offset = len(file.data)
         if fd.flags & os.O_ACCMODE == os.O_RDONLY:
             raise error(errno.EBADF)
         self._count()

@@ -373,7 +373,8 @@ class RaftGroup:
         self.streams: Final = Streams(network, {e: name for name, e in self.endpoints.items()})
         self.directories: Final = dict(directories)
         self.sync_ns: Final = sync_ns
-        self.on_fatal: Final = on_fatal or _refuse
+        #: May be changed at any time.
+        self.on_fatal = on_fatal or _refuse
         self.compact_entries: Final = compact_entries
         #: The nodes that live.
         self.members: Final[dict[str, Member]] = {}

@@ -11,27 +11,28 @@ sends leaves no earlier (docs/protocol.md, section 12).
 from __future__ import annotations
 
 import contextlib
-import io
 from functools import partial
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from crc32c import crc32c
 
 from ziplog.node import Committed, LeaderChanged
-from ziplog.runtime import journal, library, receive
-from ziplog.runtime import raft as adapter
+from ziplog.runtime.raft import Raft
 from ziplog.sim.kernel import MS, US, S
-from ziplog.sim.streams import Streams, Wire
+from ziplog.sim.stage import stage, virtual
+from ziplog.sim.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import ModuleType
+    from collections.abc import Callable, Mapping, Sequence
 
     from ziplog.node import Event
-    from ziplog.runtime.raft import Machine, Raft, Status
+    from ziplog.runtime.raft import Machine, Status
     from ziplog.sim.kernel import Kernel
     from ziplog.sim.network import Network
+    from ziplog.sim.stage import Node
+    from ziplog.sim.streams import Wire
+
+__all__ = ["Member", "RaftGroup", "virtual"]
 
 #: What a turn takes beside the disk.
 _TURN_NS: Final = 20 * US
@@ -40,206 +41,12 @@ _TICK_NS: Final = 50 * MS
 #: How likely a process that dies takes its machine with it: then nobody is told.
 _MACHINE_DIES: Final = 1 / 4
 _FIRST_PORT: Final = 10_000
-_ABSENT: Final = object()
-
-
-# --- the library in virtual time ---
-
-
-class _Stage:
-    """What stands in the place of clocks, random numbers, files and sockets: the running node's."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel: Final = kernel
-        self.running: Member | None = None
-
-    @property
-    def member(self) -> Member:
-        """The node whose turn it is."""
-        assert self.running is not None, "a node does something outside of its turn"
-        return self.running
-
-    def act(self, member: Member, action: Callable[[], Any]) -> Any:
-        """Do something as that node."""
-        former, self.running = self.running, member
-        try:
-            return action()
-        finally:
-            self.running = former
-
-    # --- clocks ---
-
-    def monotonic(self) -> float:
-        """Return the running node's time, in seconds."""
-        running = self.running
-        assert running is not None, "a node reads the clock outside of its turn"
-        return running.now_ns() / S
-
-    def sleep(self, duration: float) -> None:
-        """Let the running node's turn take longer by so many seconds."""
-        self.member.spend(int(duration * S))
-
-    # --- files ---
-
-    def path(self, text: str) -> Any:
-        """Return where a file of the running node is, on whatever disk that may be."""
-        return self.member.directory / text.rpartition("/")[2]
-
-    def exists(self, text: str) -> bool:
-        """Whether a file of the running node exists."""
-        return bool(self.path(text).exists())
-
-    def replace(self, old: str, new: str) -> None:
-        """Rename a file of the running node."""
-        self.path(old).replace(self.path(new))
-
-    def open(self, text: str, mode: str) -> io.BytesIO:
-        """Open a file of the running node, as it is now."""
-        path = self.path(text)
-        return io.BytesIO(path.read_bytes()) if mode == "rb" else _Written(path)
-
-    # --- what a node is made of ---
-
-    def node(self, *given: Any) -> _Node:
-        """Make the running node."""
-        return _Node(self.member, *given)
-
-    def wire(self, _node: Any, own: Any, others: Any) -> Wire:
-        """Make its connections."""
-        self.member.wire = Wire(self.member.streams, self.member, own, others)
-        return self.member.wire
-
-
-class _Written(io.BytesIO):
-    """A file that is on the disk when it is closed."""
-
-    def __init__(self, path: Any) -> None:
-        super().__init__()
-        self._path = path
-
-    def close(self) -> None:
-        if not self.closed:
-            self._path.write_bytes(self.getvalue())
-        super().close()
-
-
-class _NoPoller:
-    """There are no descriptors."""
-
-    def poll(self, _timeout: float) -> None:
-        """Return at once."""
-
-
-_stage: _Stage | None = None
-
-
-@contextlib.contextmanager
-def virtual(kernel: Kernel) -> Iterator[None]:
-    """Let the consensus library live in a kernel's time, and no other one, meanwhile."""
-    global _stage  # noqa: PLW0603 - the library's modules are there once
-    assert _stage is None, "one simulation at a time"
-    _stage = stage = _Stage(kernel)
-    syncobj, serializer = adapter.FOREIGN
-    files = SimpleNamespace(path=SimpleNamespace(isfile=stage.exists))
-    names = SimpleNamespace(token_hex=lambda count: kernel.random.randbytes(count).hex())
-    stand_ins: list[tuple[ModuleType, str, Any]] = [
-        (syncobj, "monotonicTime", stage.monotonic),
-        (syncobj, "random", kernel.random),
-        (syncobj, "os", files),
-        (syncobj, "createPoller", lambda _kind: _NoPoller()),
-        (syncobj, "PIPE_NOTIFIER_ENABLED", False),
-        (serializer, "open", stage.open),
-        (serializer, "atomicReplace", stage.replace),
-        (journal, "secrets", names),
-        (library, "Path", stage.path),
-        (library, "Node", stage.node),
-        (receive, "time", stage),
-        (receive, "Transport", stage.wire),
-        (adapter, "time", stage),
-        (adapter, "_refuse_taken", lambda _endpoint: None),
-    ]
-    former = [(module, name, vars(module).get(name, _ABSENT)) for module, name, _ in stand_ins]
-    try:
-        for module, name, value in stand_ins:
-            setattr(module, name, value)
-        yield
-    finally:
-        for module, name, value in former:
-            if value is _ABSENT:
-                delattr(module, name)
-            else:
-                setattr(module, name, value)
-        _stage = None
-
-
-class _InOrder(frozenset[Any]):
-    """The library's nodes, which it keeps in sets: here they have an order of their own."""
-
-    _sorted: tuple[Any, ...]
-
-    def __new__(cls, nodes: Any) -> Self:
-        made = super().__new__(cls, nodes)
-        made._sorted = tuple(sorted(frozenset.__iter__(made), key=lambda node: str(node.id)))
-        return made
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._sorted)
-
-    def __or__(self, others: Any) -> _InOrder:
-        return _InOrder([*self, *others]) if others else self
-
-    def copy(self) -> _InOrder:
-        return self
-
-
-class _Node(receive.Node):
-    """The library's node, ticked by the kernel."""
-
-    def __init__(self, member: Member, *given: Any) -> None:
-        self._member: Final = member
-        super().__init__(*given)
-        self._SyncObj__otherNodes: Any = _InOrder(self.otherNodes)
-        self.conf.logCompactionMinEntries = member.compact_entries
-        member.node = self
-
-    def doTick(self, timeToWait: float = 0.0) -> None:  # noqa: N802, N803, ARG002
-        """Take what arrived while the production node would have slept, then do what is due."""
-        self._member.wire.read()
-        super().doTick(0.0)
-
-    def hand_over(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
-        super().hand_over(command, done)
-        self.wake()
-
-    def wake(self) -> None:
-        self._member.wake()
-
-    def close(self) -> None:
-        self.destroy()
-
-    def due(self) -> float:
-        """Return when there is something to do though nothing arrives, in seconds."""
-        due: float = self._SyncObj__startTime + self._SyncObj__numOneSecondDumps
-        if self._SyncObj__commandsQueue._FastQueue__queue:  # noqa: SLF001 - they wait for a leader
-            return 0.0
-        if self.otherNodes:
-            due = min(due, self._tell_at)
-            if self._isLeader():
-                return min(due, float(self._SyncObj__newAppendEntriesTime))
-        elif self._isLeader():
-            return due
-        if self._SyncObj__connectedToAnyone():
-            due = min(due, float(self._SyncObj__raftElectionDeadline))
-        return due
-
-
-# --- nodes and groups ---
 
 
 class Member:
     """One node of a group, for as long as its process lives."""
 
-    node: _Node
+    node: Node
     wire: Wire
 
     def __init__(
@@ -262,7 +69,7 @@ class Member:
         self.wake()
 
     def _make(self) -> Raft:
-        return adapter.Raft(
+        return Raft(
             self.name,
             self._group.endpoints,
             self.directory,
@@ -332,11 +139,10 @@ class Member:
 
     def _act(self, action: Callable[[], Any]) -> Any:
         """Do something, which takes a while."""
-        assert _stage is not None, "nodes run only inside of `virtual`"
-        assert _stage.kernel is self._kernel, "another kernel's time"
+        found = stage(self._kernel)
         self._spent_ns += _TURN_NS
         try:
-            return _stage.act(self, action)
+            return found.act(self, action)
         finally:
             self._busy_until, self._spent_ns = self.now_ns(), 0
 

@@ -59,7 +59,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--faults", help='the faults, "TIME_MS KIND TARGET...; ..."; none: ""', default=None
     )
-    parser.add_argument("--raft", action="store_true", help="consensus is the real library")
+    parser.add_argument(
+        "--raft", action=argparse.BooleanOptionalAction, help="consensus is the real library"
+    )
     parser.add_argument("--quiet", action="store_true", help="do not print the trace")
     parser.add_argument("--history", type=Path, help="write the history's files there")
     return parser.parse_args()
@@ -77,10 +79,10 @@ def plan_of(options: argparse.Namespace, seed: int) -> Plan:
 
 def command(plan: Plan) -> str:
     """Return the line that makes a run again."""
-    drawn = draw(plan.seed, is_raft_real=plan.is_raft_real)
+    drawn = draw(plan.seed)
     words = [f"python -m tests.sim --seed {plan.seed}"]
-    if plan.is_raft_real:
-        words.append("--raft")
+    if plan.is_raft_real != drawn.is_raft_real:
+        words.append("--raft" if plan.is_raft_real else "--no-raft")
     for option, name in (("steps", "calls"), ("writers", "writers"), ("readers", "readers")):
         if getattr(plan, name) != getattr(drawn, name):
             words.append(f"--{option} {getattr(plan, name)}")

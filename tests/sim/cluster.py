@@ -19,12 +19,14 @@ from ziplog.sim.disk import Disk
 from ziplog.sim.kernel import S
 from ziplog.sim.network import Network
 from ziplog.sim.process import Process
+from ziplog.sim.raft import RaftGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shard.replica import Replica
     from tests.sim.plan import Plan
+    from ziplog.runtime.raft import Machine
     from ziplog.sim.kernel import Kernel
 
 _MIB: Final = 1024 * 1024
@@ -43,20 +45,38 @@ class SimCluster:
         self.network: Final = Network(kernel)
         self.config: Final = _config(plan)
         self.disks: Final = {name: Disk(kernel.random) for name in plan.servers}
-        mms = [node.name for node in self.config.mms]
-        handlers = [node.name for node in self.config.failure_handlers]
-        self.mms: Final = OrderedLog(kernel, mms, ClusterState)
-        self.handlers: Final = OrderedLog(kernel, handlers, HandlerState)
+        #: The disks of the services' nodes; with the stand-in of consensus nothing is on them.
+        self.service_disks: Final = {
+            node.name: Disk(kernel.random)
+            for node in (*self.config.mms, *self.config.failure_handlers)
+        }
+        self.mms: Final = self._group(self.config.mms, ClusterState)
+        self.handlers: Final = self._group(self.config.failure_handlers, HandlerState)
         #: Everything that a supervisor keeps alive.
         self.nodes: Final[dict[str, Process]] = {}
         for node in self.config.mms:
-            self._add(node, programs.membership_node(self.config, self.mms))
+            disk = self.service_disks[node.name]
+            self._add(node, programs.membership_node(self.config, self.mms, disk))
         for node in self.config.failure_handlers:
-            self._add(node, programs.handler_node(self.config, self.handlers))
+            disk = self.service_disks[node.name]
+            self._add(node, programs.handler_node(self.config, self.handlers, disk))
         for shard in self.config.shards:
             for node in shard.replicas:
                 self._add(node, self._start_server)
         self._host: Final = Process(self.network, "host", None, self._start_host)
+
+    def _group(
+        self, nodes: Sequence[NodeConfig], build: Callable[[], Machine]
+    ) -> OrderedLog | RaftGroup:
+        names = [node.name for node in nodes]
+        if not self.plan.is_raft_real:
+            return OrderedLog(self.kernel, names, build)
+        return RaftGroup(
+            self.network, names, build,
+            {name: self.service_disks[name].path("consensus") for name in names},
+            sync_ns=lambda name: self.service_disks[name].sync_ns(),
+            on_fatal=lambda name, reason: self.nodes[name].stop_itself(reason),
+        )  # fmt: skip
 
     def _add(self, node: NodeConfig, start: programs.Start) -> None:
         self.nodes[node.name] = Process(self.network, node.name, node.endpoint, start)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from ziplog.sim.consensus import OrderedLog
 from ziplog.sim.kernel import MS
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Faults:
         for node in self._cluster.nodes.values():
             if node.is_up:
                 node.kill()
-        for disk in self._cluster.disks.values():
+        for disk in (*self._cluster.disks.values(), *self._cluster.service_disks.values()):
             disk.power_cut()
         return True
 
@@ -152,10 +153,12 @@ class Faults:
         return self._lasting(fault, partial(process.skew, 1.0))
 
     def _kill_node(self, fault: Fault) -> bool:
+        """Kill a service's node, with its machine."""
         (name,) = fault.targets
         if not self._cluster.nodes[name].is_up:
             return False
         self._cluster.nodes[name].kill()
+        self._cluster.service_disks[name].power_cut()
         return True
 
     def _kill_client(self, fault: Fault) -> bool:
@@ -211,8 +214,12 @@ class Faults:
         leader = group.leader
         if not leader:
             return False
-        group.isolate(leader)
-        return self._lasting(fault, partial(group.rejoin, leader))
+        if isinstance(group, OrderedLog):
+            group.isolate(leader)
+            return self._lasting(fault, partial(group.rejoin, leader))
+        others = [name for name in group.names if name != leader]
+        links = [pair for other in others for pair in ((leader, other), (other, leader))]
+        return self._disturb(fault, links, self._cluster.network.cut, set())
 
     # --- disks ---
 

@@ -114,18 +114,19 @@ def server_name(shard: int, index: int) -> str:
     return f"shard-{shard}-{index}"
 
 
-def draw(seed: int, *, faults: int | None = None, is_raft_real: bool = False) -> Plan:
+def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = None) -> Plan:
     """Return the plan of a seed.
 
     Args:
         seed: any number.
         faults: how many there are; as chance wills if None.
-        is_raft_real: let consensus be the library.
+        is_raft_real: let consensus be the library, or its stand-in; as chance wills if None.
 
     """
     random = Random(f"plan {seed}")
     f = random.choice((1, 1, 1, 1, 2, 2, 0))
     naps = random.random() < 0.1
+    is_drawn = random.random() < 0.15
     plan = Plan(
         seed=seed,
         shards=random.choice((1, 2, 2, 3)) if f < 2 else random.choice((1, 2)),
@@ -141,7 +142,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool = False) ->
         span_ms=60_000 if naps else random.choice((2_000, 6_000)),
         naps=naps,
         faults=(),
-        is_raft_real=is_raft_real,
+        is_raft_real=is_drawn if is_raft_real is None else is_raft_real,
     )
     count = random.choice((0, 1, 2, 3, 4, 6, 9)) if faults is None else faults
     kinds = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=count)

@@ -116,9 +116,9 @@ class StorageServer:
 class ServiceNode:
     """What `python -m mms` and `python -m failure_handler` run, on consensus that is given."""
 
-    def __init__(self, process: Process, node: Node, group: Any) -> None:
+    def __init__(self, process: Process, node: Node, group: Any, disk: Disk) -> None:
         self.node: Final = node
-        self._group, self._name = group, process.name
+        self._group, self._name, self._disk = group, process.name, disk
         # Consensus may tell something at once, when there is no driver yet.
         early: list[Event] = []
         self._post: Callable[[Event], None] = early.append
@@ -143,9 +143,10 @@ class ServiceNode:
 
     def end(self) -> None:
         self._group.leave(self._name)
+        self._disk.kill()
 
 
-def membership_node(config: ClusterConfig, group: Any) -> Callable[[Process], ServiceNode]:
+def membership_node(config: ClusterConfig, group: Any, disk: Disk) -> Start:
     """Return what starts a node of the membership service."""
 
     def start(process: Process) -> ServiceNode:
@@ -154,17 +155,17 @@ def membership_node(config: ClusterConfig, group: Any) -> Callable[[Process], Se
             config, process.name, pid=1, cluster=1 + random.getrandbits(62),
             incarnation=random.getrandbits(63), now=process.clock(),
         )  # fmt: skip
-        return ServiceNode(process, node, group)
+        return ServiceNode(process, node, group, disk)
 
     return start
 
 
-def handler_node(config: ClusterConfig, group: Any) -> Callable[[Process], ServiceNode]:
+def handler_node(config: ClusterConfig, group: Any, disk: Disk) -> Start:
     """Return what starts a node of the failure handler."""
 
     def start(process: Process) -> ServiceNode:
         node = FailureHandler(config, process.name, pid=1, now=process.clock())
-        return ServiceNode(process, node, group)
+        return ServiceNode(process, node, group, disk)
 
     return start
 

@@ -18,6 +18,8 @@ import shard.files
 import shard.flusher
 import shard.mending
 import shard.segment
+import ziplog.runtime.journal
+import ziplog.runtime.snapshot
 from tests.sim import verdict
 from tests.sim.cluster import SimCluster
 from tests.sim.faults import Faults
@@ -25,6 +27,7 @@ from tests.sim.history import History
 from tests.sim.workload import Reader, Shared, Writer
 from ziplog.sim.disk import installed
 from ziplog.sim.kernel import MS, Kernel, S
+from ziplog.sim.raft import virtual
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +41,15 @@ _LOOK_NS: Final = 50 * MS
 _MAX_STEPS: Final = 20_000_000
 
 #: Modules whose files are on the simulated disk.
-_ON_DISK: Final = (shard.datadir, shard.files, shard.flusher, shard.mending, shard.segment)
+_ON_DISK: Final = (
+    shard.datadir,
+    shard.files,
+    shard.flusher,
+    shard.mending,
+    shard.segment,
+    ziplog.runtime.journal,
+    ziplog.runtime.snapshot,
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,8 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(_quiet(kernel))
         stack.enter_context(installed(_ON_DISK, kernel.random))
+        if plan.is_raft_real:
+            stack.enter_context(virtual(kernel))
         live = Run(kernel, plan)
         try:
             return live.outcome()

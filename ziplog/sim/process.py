@@ -132,6 +132,10 @@ class Process:
         """End the process from inside, as production does when it must not go on."""
         raise Halted(reason)
 
+    def stop_itself(self, reason: str) -> None:
+        """End the process from inside, but not out of the middle of a turn."""
+        self._halted(Halted(reason))
+
     def _halted(self, halted: Halted) -> None:
         self.halts.append(str(halted))
         self.kernel.tell(f"{self.name} stopped itself: {halted}")

@@ -35,6 +35,7 @@ and searched one by one: linearizability is local (Herlihy and Wing).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -229,19 +230,16 @@ def _enabled(steps: Sequence[Step], mask: int) -> list[int]:
 
 
 def _mark_harmful(steps: Sequence[Step]) -> None:
-    """Note which records somebody missed, so that it matters when they appear."""
-    puts = [step for step in steps if isinstance(step, Put)]
-    passed = [step for step in steps if isinstance(step, Passed)]
+    """Note the records of which it matters when they appear.
+
+    Those that a read missed, and those that share their position. What a fetch passed without
+    handing it out does not count: it can appear neither before the fetch nor after it.
+    """
+    puts = Counter(step.gsn for step in steps if isinstance(step, Put))
     missed = {step.gsn for step in steps if isinstance(step, Missing)}
-    handed_out: dict[int, set[int]] = {}
-    for step in passed:
-        handed_out.setdefault(step.subscription, set()).update(gsn for gsn, _ in step.rows)
-    for put in puts:
-        is_alone = sum(other.gsn == put.gsn for other in puts) == 1
-        is_passed = any(
-            put.gsn < step.stop and put.gsn not in handed_out[step.subscription] for step in passed
-        )
-        put.is_harmless = is_alone and put.gsn not in missed and not is_passed
+    for step in steps:
+        if isinstance(step, Put):
+            step.is_harmless = puts[step.gsn] == 1 and step.gsn not in missed
 
 
 def _harms_nobody(step: Step, steps: Sequence[Step], mask: int, state: State) -> bool:
@@ -252,7 +250,7 @@ def _harms_nobody(step: Step, steps: Sequence[Step], mask: int, state: State) ->
     if any(isinstance(o, Put) and state.closed <= o.gsn < step.stop for o in others):
         return False
     return isinstance(step, Trimming) or not any(
-        isinstance(o, Passed | Refused) and o.subscription == step.subscription for o in others
+        isinstance(o, Refused) and o.subscription == step.subscription for o in others
     )
 
 

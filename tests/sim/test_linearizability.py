@@ -213,6 +213,20 @@ def a_doubt_that_is_resolved(s: Story) -> None:
     s.read(7, 8, 4, b"a")
 
 
+def it_began_beyond_the_end(s: Story) -> None:
+    s.insert(1, 2, b"a", [4])
+    s.fetch(5, 6, s.subscribe(3, 4, 9, follow=False), ended=True)
+    s.insert(7, 8, b"b", [3])
+
+
+def one_fetch_beside_another_that_is_refused(s: Story) -> None:
+    s.insert(1, 2, b"a", [2])
+    number = s.subscribe(3, 4)
+    s.trim(5, 20, 3)
+    s.fetch(6, 15, number, (2, b"a"))
+    s.add(6, 16, FetchRequest(NEVER, 1, 9), TrimmedError(rid(3)), number)
+
+
 def what_did_nothing(s: Story) -> None:
     s.insert(1, 2, b"a", UnavailableError("try again"))
     s.read(1, 2, 4, DeadlineError("late"))
@@ -242,6 +256,8 @@ GOOD = [
     trims_are_learned_one_by_one,
     a_trim_that_timed_out,
     a_doubt_that_is_resolved,
+    it_began_beyond_the_end,
+    one_fetch_beside_another_that_is_refused,
     what_did_nothing,
     failed_in_part,
 ]
@@ -391,6 +407,23 @@ def another_record_than_asked_for(s: Story) -> int:
     return s.add(3, 4, ReadRequest(NEVER, rid(6)), record(4, b"a"))
 
 
+def another_place_than_asked_for(s: Story) -> int:
+    s.insert(1, 2, b"a", [4])
+    return s.add(3, 4, ReadRequest(NEVER, rid(4)), record(6, b"a"))
+
+
+def before_its_start_after_its_end(s: Story) -> int:
+    s.insert(1, 2, b"a", [2])
+    number = s.subscribe(3, 4, 4, follow=False)
+    s.fetch(5, 6, number, ended=True)
+    return s.fetch(7, 8, number, (2, b"a"))
+
+
+def a_trim_that_did_nothing(s: Story) -> int:
+    s.trim(1, 2, 5, UnavailableError("try again"))
+    return s.read(3, 4, 2, TrimmedError(rid(5)))
+
+
 def another_key(s: Story) -> int:
     s.insert(1, 2, b"a", [4])
     return s.add(3, 4, ReadRequest(NEVER, rid(4)), Record(rid(4), b"a", b"k", 0, 0))
@@ -503,6 +536,9 @@ BAD = [
     a_no_op_becomes_a_record,
     another_owner_after_all,
     another_record_than_asked_for,
+    another_place_than_asked_for,
+    before_its_start_after_its_end,
+    a_trim_that_did_nothing,
     another_key,
     two_subscribers_differ,
     a_tail_below,
@@ -558,6 +594,8 @@ def test_losses_are_left_out() -> None:
     assert story.explain() is not None
     assert story.explain(lost=[(0, 4, 5)]) is None
     assert story.explain(lost=[(1, 4, 5)]) is not None, "another shard's"
+    story.fetch(6, 7, story.subscribe(5, 6), (4, b"a"), (6, b"b"))
+    assert story.explain(lost=[(0, 4, 5)]) is None
     story.read(8, 9, 6, empty(6))
     assert story.explain(lost=[(0, 4, 5)]) is not None
 
@@ -612,6 +650,17 @@ def test_a_correct_history_is_decided_without_trying_around() -> None:
         row = (index + 1, bytes([index]))
         story.fetch(50 + index, 70 + index, number, row)
     assert story.explain(budget_states=200) is None
+
+
+def test_what_harms_nobody_is_tried_in_one_order() -> None:
+    story = Story()
+    for index in range(20):
+        story.insert(1, 1000, bytes([index]), [index + 1])
+    story.fetch(3, 900, story.subscribe(1, 2), *((i + 1, bytes([i])) for i in range(20)))
+    story.read(5, 2000, 3, b"nobody's")
+    explanation = story.explain(budget_states=60)
+    assert explanation is not None
+    assert explanation.is_decided
 
 
 # --- against all orders --------------------------------------------------------------------------

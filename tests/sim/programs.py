@@ -49,7 +49,9 @@ class StorageServer:
         self._disk: Final = disk
         identity = replica_config(config, process.name)
         directory = DataDirectory(disk.path(process.name), config.name, process.name)
-        identity = msgspec.structs.replace(identity, identity=directory.identity.server)
+        identity = msgspec.structs.replace(
+            identity, identity=directory.identity.server, pid=process.starts
+        )
         is_at_memory = config.durability == "memory"
         self.store: Final = SegmentStore.open(
             directory.segments,

@@ -1,0 +1,56 @@
+"""Simulated disks for tests: what is put on them, and what power cuts leave of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import uuid
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ziplog.sim.disk import Disk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ziplog.sim.filesystem import Descriptor, DiskPath
+
+SEEDS = range(300)
+
+
+def fresh_module() -> ModuleType:
+    """Return a module that has what production modules have."""
+    module = ModuleType("module")
+    vars(module).update(os=os, fcntl=fcntl, uuid=uuid, secrets=secrets, Path=Path)
+    return module
+
+
+def put(path: DiskPath, *contents: bytes) -> Descriptor:
+    """Write to the end of a file, which is made if need be, in so many steps."""
+    fd = path.disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for content in contents:
+        path.disk.write(fd, content)
+    return fd
+
+
+def sync(path: DiskPath) -> None:
+    """Sync a file or directory."""
+    fd = path.disk.open(path, os.O_RDONLY)
+    path.disk.sync(fd)
+    path.disk.close(fd)
+
+
+def outcomes(
+    prepare: Callable[[Disk], DiskPath], seeds: Iterable[int] = SEEDS
+) -> list[bytes | None]:
+    """Return what a file is after power cuts, once for each seed; None: it is not there."""
+    results = []
+    for seed in seeds:
+        disk = Disk(Random(seed))
+        path = prepare(disk)
+        disk.power_cut()
+        results.append(path.read_bytes() if path.exists() else None)
+    return results

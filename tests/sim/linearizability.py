@@ -35,7 +35,6 @@ and searched one by one: linearizability is local (Herlihy and Wing).
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -230,16 +229,15 @@ def _enabled(steps: Sequence[Step], mask: int) -> list[int]:
 
 
 def _mark_harmful(steps: Sequence[Step]) -> None:
-    """Note the records of which it matters when they appear.
+    """Note the records of which it matters when they appear: those that a read missed.
 
-    Those that a read missed, and those that share their position. What a fetch passed without
-    handing it out does not count: it can appear neither before the fetch nor after it.
+    What a fetch passed without handing it out is none of them: it can appear neither before the
+    fetch nor after it. Nor is one of two at a position: no order has both.
     """
-    puts = Counter(step.gsn for step in steps if isinstance(step, Put))
     missed = {step.gsn for step in steps if isinstance(step, Missing)}
     for step in steps:
         if isinstance(step, Put):
-            step.is_harmless = puts[step.gsn] == 1 and step.gsn not in missed
+            step.is_harmless = step.gsn not in missed
 
 
 def _harms_nobody(step: Step, steps: Sequence[Step], mask: int, state: State) -> bool:
@@ -250,7 +248,7 @@ def _harms_nobody(step: Step, steps: Sequence[Step], mask: int, state: State) ->
     if any(isinstance(o, Put) and state.closed <= o.gsn < step.stop for o in others):
         return False
     return isinstance(step, Trimming) or not any(
-        isinstance(o, Refused) and o.subscription == step.subscription for o in others
+        isinstance(o, Passed | Refused) and o.subscription == step.subscription for o in others
     )
 
 

@@ -213,6 +213,13 @@ def a_doubt_that_is_resolved(s: Story) -> None:
     s.read(7, 8, 4, b"a")
 
 
+def two_recent_fetches_at_a_time(s: Story) -> None:
+    s.insert(1, 2, b"ab", [2, 4])
+    number = s.subscribe(3, 4, -1)
+    s.fetch(5, 9, number, (4, b"b"))
+    s.fetch(6, 10, number, (2, b"a"))
+
+
 def it_began_beyond_the_end(s: Story) -> None:
     s.insert(1, 2, b"a", [4])
     s.fetch(5, 6, s.subscribe(3, 4, 9, follow=False), ended=True)
@@ -256,6 +263,7 @@ GOOD = [
     trims_are_learned_one_by_one,
     a_trim_that_timed_out,
     a_doubt_that_is_resolved,
+    two_recent_fetches_at_a_time,
     it_began_beyond_the_end,
     one_fetch_beside_another_that_is_refused,
     what_did_nothing,

@@ -170,20 +170,19 @@ class Stage:
 
     def fresh_epoch(self) -> int:
         """Let a new epoch begin, everywhere; return its first position."""
-        replicas = [self.replica(name) for name in self.cluster.plan.servers]
+        names = self.cluster.plan.servers
 
         def bases() -> set[int]:
-            clocks = [(r._state.clock, name) for r, name in zip(replicas, self._names, strict=True)]
-            return {c.due(self.cluster.nodes[name].clock()) for c, name in clocks}
+            """Return where the servers' present epochs begin, each by its own clock."""
+            return {
+                self.replica(name)._state.clock.due(self.cluster.nodes[name].clock())
+                for name in names
+            }
 
-        used = max(r._state.stream.end for r in replicas)
+        used = max(self.replica(name)._state.stream.end for name in names)
         before = max(bases())
         self.until(lambda: len(bases()) == 1 and min(bases()) > max(used, before))
         return bases().pop()
-
-    @property
-    def _names(self) -> list[str]:
-        return self.cluster.plan.servers
 
     # --- what servers hold ---
 
@@ -335,6 +334,11 @@ class Reader(Client):
         self.delivered.extend((record.rid.gsn, record.payload) for record in records)
         self._fetch()
 
+    def until(self, count: int) -> list[tuple[int, bytes]]:
+        """Let time pass until it was given so many records; return all that it was given."""
+        self._stage.until(lambda: len(self.delivered) >= count)
+        return self.delivered
+
     @property
     def position(self) -> int:
         """Everything below it was handed out, or holds no records."""
@@ -360,6 +364,3 @@ def stage(*, shards: int = 1, epoch_ms: int = 1000, seed: int = 1) -> Iterator[S
         stack.enter_context(installed(_ON_DISK, kernel.random))
         stack.enter_context(mock.patch.object(clusters, "_config", config))
         yield Stage(kernel, shards)
-
-
-__all__ = ["DELAY_NS", "MS", "US", "Call", "Client", "Reader", "S", "Sent", "Stage", "stage"]

@@ -15,8 +15,9 @@ import pytest
 
 from mms.weights import Weights
 from tests.sim.script import DELAY_NS, Call, Client, Reader, Stage, stage
-from ziplog.sim.kernel import MS, US, S
-from ziplog.wire import Forward, Insert, InsertAck, Resend
+from ziplog.sim.kernel import MS, US, Kernel, S
+from ziplog.sim.network import LOST, Conditions, Network
+from ziplog.wire import Deliver, Forward, Insert, InsertAck, Locate, Refused, Resend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,11 +99,11 @@ def test_fig_4_2_records_that_arrive_as_expected_fill_the_log_in_that_order(
 def test_fig_4_2_records_that_come_faster_than_expected_take_the_next_gsns(
     figure_rates: tuple[int, int],
 ) -> None:
-    """'if records are received at a higher rate than expected, shards simply assign ... next gsns'
+    """'if records are received at a higher rate than expected, shards simply assign ... their next'
 
-    The second shard gets all the records; the first one's positions between them stay its own, and
-    become no-ops once a reader waits behind them: 'the shard assigns the corresponding gsn to a
-    no-op'.
+    The second shard gets all the records. The first one's positions between them stay its own, and
+    become no-ops once a reader waits behind them (the thesis: after 'a certain timeout'): 'the
+    shard assigns the corresponding gsn to a no-op'.
     """
     with stage(shards=2) as s:
         one, two = Client(s, "one", 0), Client(s, "two", 1)
@@ -267,3 +268,343 @@ def test_fig_4_3_b_an_epoch_ends_between_the_two_copies() -> None:
         assert {*map(tuple, confirmed)} == {(base + size,)}
         assert s.settle() == {base + size: b"A"}
         assert any(start <= base and stop == base + size for start, stop in s.no_ops(BACKUP))
+
+
+# --- 4.2.5 Failure Recovery: 'a record may appear in the log more than once' ---
+
+
+def die(s: Stage, server: str = PRIMARY) -> None:
+    """Kill a server, whose supervisor starts it again soon; its links are good again."""
+    s.cluster.nodes[server].kill()
+    s.heal()
+
+
+def copies(log: dict[int, bytes], payload: bytes) -> list[int]:
+    """Return where a record is."""
+    return [gsn for gsn, held in log.items() if held == payload]
+
+
+def test_4_2_5_a_record_that_was_acknowledged_keeps_its_one_position() -> None:
+    """'recovery must necessarily roll forward', and 'servers reject duplicate records'.
+
+    The client is done by two acks; the primary dies before the backup hears of it. Copies of the
+    record come while the shard recovers and when it is back, in its former view and in the new one:
+    none of them is placed, and whoever acks names the same position.
+    """
+    with stage() as s:
+        alice = Client(s, "alice")
+        base = s.fresh_epoch()
+        s.lose(PRIMARY, BACKUP, Forward)
+        call = alice.wait(alice.insert(b"A"))
+        assert (call.gsns, call.delays) == ([base], 2)
+        assert s.log(BACKUP) == {}, "it has but its own guess"
+        (insert,) = s.said("alice", BACKUP, Insert)
+        die(s)
+        s.until(lambda: s.replica(BACKUP)._state.state == "frozen")
+        told = len(acks(s, BACKUP, alice))
+        alice.send_again(insert, BACKUP, view=1)
+        s.run(3 * DELAY_NS)
+        assert len(acks(s, BACKUP, alice)) == told, "who promised to store nothing acks nothing"
+
+        assert s.settle() == {base: b"A"}
+        before = s.decisions(BACKUP)
+        view = s.replica(BACKUP)._state.view
+        assert view > 1
+        for server in (PRIMARY, BACKUP):
+            refused = len(s.said(server, "alice", Refused))
+            alice.send_again(insert, server, view=1)
+            s.run(3 * DELAY_NS)
+            assert [r.code for r in s.said(server, "alice", Refused)[refused:]] == ["wrong-view"]
+            told = len(acks(s, server, alice))
+            alice.send_again(insert, server, view=view)
+            s.run(3 * DELAY_NS)
+            assert acks(s, server, alice)[told:] == [(True, [base])]
+        s.settle()
+        assert s.decisions(BACKUP) == before
+        assert alice.read(base) == b"A"
+
+
+def test_4_2_5_a_record_that_only_the_backup_placed_is_rolled_forward() -> None:
+    """'filled (may or may not be stable)': the survivor cannot know, so the record stays.
+
+    The primary never heard of it. The client repeats it before, while and after the shard recovers,
+    and is told the position at which the backup held it.
+    """
+    with stage() as s:
+        alice = Client(s, "alice")
+        base = s.fresh_epoch()
+        s.lose("alice", PRIMARY, Insert)
+        call = alice.insert(b"A")
+        s.run(50 * MS)
+        assert acks(s, BACKUP, alice)[-1] == (False, [base])
+        assert s.log(PRIMARY) == {}
+
+        def told() -> int:
+            return len(s.said("alice", BACKUP, Insert)) + len(s.said("alice", BACKUP, Locate))
+
+        before = told()
+        die(s)
+        s.until(lambda: s.replica(BACKUP)._state.state == "frozen")
+        while_down = told()
+        assert before > 1
+        assert while_down > before
+        assert s.settle() == {base: b"A"}
+        alice.wait(call)
+        assert told() > while_down
+        assert call.gsns == [base]
+        assert Reader(s, "reader", base).until(1) == [(base, b"A")]
+        assert s.settle() == {base: b"A"}
+
+
+def test_4_2_5_a_client_whose_ack_is_lost_is_told_after_the_recovery() -> None:
+    """Both replicas have the record, decided and stable; only the client does not know."""
+    with stage() as s:
+        alice = Client(s, "alice")
+        base = s.fresh_epoch()
+        s.lose(BACKUP, "alice", InsertAck)
+        call = alice.insert(b"A")
+        s.run(10 * MS)
+        assert s.log(PRIMARY) == s.log(BACKUP) == {base: b"A"}
+        assert not call.ended
+        s.cluster.nodes[PRIMARY].kill()
+        s.settle()
+        s.heal()
+        alice.wait(call)
+        assert call.gsns == [base]
+        assert s.settle() == {base: b"A"}
+
+
+def test_4_2_5_the_duplicate() -> None:
+    """'... receives record R from a client and stores it at log position i. Next, it receives the
+    same record from the primary at log position j ... suppose all other storage servers ... crash.'
+
+    The rule: 'remove any other copies of R in other slots before storing R in slot j'. Here R is
+    alice's record, i the second position and j the first. Bob's record, which the backup held at j,
+    is overwritten; the primary's word about it is lost with the primary, so it is nowhere, and bob
+    inserts it once more: also once.
+    """
+    with stage() as s:
+        alice, bob = Client(s, "alice"), Client(s, "bob")
+        base = s.fresh_epoch()
+        a, b = cross(s, alice, bob)
+        s.late(PRIMARY, BACKUP, Forward, 50 * US, count=1)  # first the guess, then the word
+        s.lose(PRIMARY, BACKUP, Forward)
+        s.run(DELAY_NS + 50 * US)
+        assert s.guesses(BACKUP) == {b"B": [base], b"A": [base + 1]}
+        alice.wait(a)
+        assert (a.gsns, alice.paths) == ([base], (0, 1))
+        assert (s.log(BACKUP), s.guesses(BACKUP)) == ({base: b"A"}, {})
+        assert s.log(PRIMARY) == {base: b"A", base + 1: b"B"}
+        assert not b.ended
+
+        die(s)
+        bob.wait(b)
+        log = s.settle()
+        assert copies(log, b"A") == [base]
+        assert copies(log, b"B") == b.gsns
+        assert b.gsns[0] > base + 1, "all that was granted to the former view is settled"
+        assert Reader(s, "reader", base).until(2) == [(base, b"A"), (b.gsns[0], b"B")]
+        assert any(start <= base + 1 < stop for start, stop in s.no_ops(PRIMARY))
+
+
+def test_4_2_5_the_primarys_word_counts_if_the_backup_heard_all_of_it() -> None:
+    """As the duplicate, but both words arrived: the log is the primary's, guesses are forgotten.
+
+    Bob's record was at the first position and is at the second one: copies behind and before the
+    primary's choice are removed alike. The clients are not told before the primary dies.
+    """
+    with stage() as s:
+        alice, bob = Client(s, "alice"), Client(s, "bob")
+        base = s.fresh_epoch()
+        for client in (alice, bob):
+            s.lose(PRIMARY, client.name, InsertAck)
+        a, b = cross(s, alice, bob)
+        s.run(10 * MS)
+        assert acks(s, BACKUP, alice) == [(False, [base + 1]), (True, [base])]
+        assert acks(s, BACKUP, bob) == [(False, [base]), (True, [base + 1])]
+        assert not a.ended
+        assert not b.ended
+
+        die(s)
+        alice.wait(a)
+        bob.wait(b)
+        assert (a.gsns, b.gsns) == ([base], [base + 1])
+        assert s.settle() == {base: b"A", base + 1: b"B"}
+        assert Reader(s, "reader", base).until(2) == [(base, b"A"), (base + 1, b"B")]
+
+
+def test_4_2_5_the_guess_counts_if_the_primarys_decision_died_with_it() -> None:
+    """The backup's guesses and the primary's decisions differ, and the backup never hears of them.
+
+    Each client has two acks that name different positions, so nobody is done; what the survivor
+    holds is rolled forward, and the former primary, whose disk has them the other way round, drops
+    its own.
+    """
+    with stage() as s:
+        alice, bob = Client(s, "alice"), Client(s, "bob")
+        base = s.fresh_epoch()
+        s.lose(PRIMARY, BACKUP, Forward)
+        a, b = cross(s, alice, bob)
+        s.run(15 * MS)  # it is on the primary's disk by now
+        assert s.log(PRIMARY) == {base: b"A", base + 1: b"B"}
+        assert (acks(s, PRIMARY, alice), acks(s, BACKUP, alice)) == (
+            [(True, [base])],
+            [(False, [base + 1])],
+        )
+        assert not a.ended
+        assert not b.ended
+
+        die(s)
+        alice.wait(a)
+        bob.wait(b)
+        assert (a.gsns, b.gsns) == ([base + 1], [base])
+        assert s.settle() == {base: b"B", base + 1: b"A"}
+        assert Reader(s, "reader", base).until(2) == [(base, b"B"), (base + 1, b"A")]
+        assert (alice.read(base + 1), bob.read(base)) == (b"A", b"B")
+
+
+# --- 4.2.3: the special no-op token ---
+
+
+def test_4_2_3_a_token_says_nothing_of_other_shards_positions() -> None:
+    """'This approach introduces a subtlety: it is possible for the shard that owns a gsn to have
+    associated it with a record, while other shards have instead associated it with the special
+    no-op token. Therefore, when a client library ... receives from a shard a special no-op token
+    covering a range of gsns for epoch e, it must wait to receive the special no-op token from every
+    shard in e before it can determine for which of these gsns it should return a no-op.'
+
+    The other shard's token covers alice's record, and reaches the reader long before the record.
+    """
+    with stage(shards=2) as s:
+        alice = Client(s, "alice", 0)
+        base = s.fresh_epoch()
+        reader = Reader(s, "reader", base)
+        end = base + s.lease_at(base).epoch_size
+        s.run(900 * MS)
+        s.hold(PRIMARY, "reader", Deliver, until=s.now + 300 * MS)
+        call = alice.wait(alice.insert(b"A"))
+        (gsn,) = call.gsns
+        assert base <= gsn < end
+        s.run(250 * MS)
+        assert any(start <= gsn < stop for start, stop in s.no_ops("shard-1-0"))
+        assert s.said("shard-1-0", "reader", Deliver)[-1].frontier >= end
+        assert (reader.delivered, reader.position) == ([], gsn)
+        assert reader.until(1) == [(gsn, b"A")]
+        s.until(lambda: reader.position >= end)
+        assert reader.delivered == [(gsn, b"A")]
+
+
+def guessed_in_an_ending_epoch(s: Stage) -> tuple[Client, Reader, Call, int, int]:
+    """Let a record be at the backup only, in an epoch that the primary will end with a token.
+
+    Returns its client, a reader, the call, the record's position there, and the epoch's end. The
+    primary gets none of its copies until `heal`.
+    """
+    alice = Client(s, "alice")
+    base = s.fresh_epoch()
+    reader = Reader(s, "reader", base)  # while somebody reads, epochs end with a token
+    s.lose("alice", PRIMARY, Insert)
+    call = alice.insert(b"A")
+    s.run(100 * MS)
+    assert s.guesses(BACKUP) == {b"A": [base]}
+    assert acks(s, BACKUP, alice)[-1] == (False, [base])
+    return alice, reader, call, base, base + s.lease_at(base).epoch_size
+
+
+def test_4_2_3_a_token_takes_the_position_from_a_record_that_only_a_backup_holds() -> None:
+    """The thesis does not name this case; its rule for records decides it (4.2.4).
+
+    'If in this process the backup overwrites some record R' it already held ..., no harm is done':
+    its client 'could not have received an acknowledgment for that log position from the primary'.
+    A no-op is the primary's word like any other (docs/protocol.md, section 4, rule 1). The record
+    is then without a position, and the backup says nothing of it until the primary places it: in a
+    later epoch, with everybody's ack.
+    """
+    with stage() as s:
+        alice, reader, call, base, end = guessed_in_an_ending_epoch(s)
+        s.until(lambda: s.no_ops(BACKUP) and s.no_ops(BACKUP)[-1][1] >= end, 2 * S)
+        assert s.guesses(BACKUP) == {}
+        assert s.log(BACKUP) == {}
+        assert not call.ended
+        told = len(acks(s, BACKUP, alice))
+        (insert, *_) = s.said("alice", BACKUP, Insert)
+        alice.send_again(insert, BACKUP, view=1)
+        s.run(3 * DELAY_NS)
+        assert len(acks(s, BACKUP, alice)) == told, "it has no position to name"
+        s.until(lambda: reader.position >= end)
+        assert reader.delivered == []
+
+        s.heal()
+        alice.wait(call)
+        (gsn,) = call.gsns
+        assert gsn >= end
+        assert alice.paths == (0, 1)
+        assert set(map(tuple, (g for _, g in acks(s, BACKUP, alice)[told:]))) == {(gsn,)}
+        assert s.settle() == {gsn: b"A"}
+        assert reader.until(1) == [(gsn, b"A")]
+        assert base not in s.log(BACKUP)
+
+
+def test_4_2_3_a_token_that_the_backup_heard_holds_after_a_recovery() -> None:
+    """A reader was told that the position is empty: no recovery puts the record there."""
+    with stage() as s:
+        alice, reader, call, base, end = guessed_in_an_ending_epoch(s)
+        s.until(lambda: reader.position >= end, 2 * S)
+        die(s)
+        alice.wait(call)
+        (gsn,) = call.gsns
+        assert gsn >= end
+        assert s.settle() == {gsn: b"A"}
+        assert reader.until(1) == [(gsn, b"A")]
+        assert Reader(s, "another", base).until(1) == [(gsn, b"A")]
+
+
+def test_4_2_3_a_token_that_the_backup_did_not_hear_is_not_yet_a_no_op() -> None:
+    """Until the backup has let go of the record, nobody is told that the position is empty.
+
+    The primary dies with its token; the backup's record is rolled forward at just that position,
+    and the reader, which has waited in front of it, gets it.
+    """
+    with stage() as s:
+        alice, reader, call, base, end = guessed_in_an_ending_epoch(s)
+        s.lose(PRIMARY, BACKUP, Forward)
+        s.until(lambda: s.no_ops(PRIMARY) and s.no_ops(PRIMARY)[-1][1] >= end, 2 * S)
+        s.run(100 * MS)
+        assert s.guesses(BACKUP) == {b"A": [base]}
+        assert (reader.delivered, reader.position) == ([], base)
+
+        die(s)
+        alice.wait(call)
+        assert call.gsns == [base]
+        assert s.settle() == {base: b"A"}
+        assert reader.until(1) == [(base, b"A")]
+        s.until(lambda: reader.position >= end)
+        assert reader.delivered == [(base, b"A")]
+
+
+# --- what the scripts stand on ---
+
+
+@pytest.mark.parametrize(
+    ("fate", "arrives_at"),
+    [(0, [0]), (7 * US, [7 * US]), (LOST, []), (None, [50 * US])],
+)
+def test_a_frames_fate_is_what_the_script_says(fate: int | None, arrives_at: list[int]) -> None:
+    """The conditions count only where the script says nothing; a link that is cut stays cut."""
+    kernel = Kernel(1)
+    network = Network(kernel, Conditions(delay_ns=(50 * US, 50 * US)))
+    asked: list[tuple[str, str, bytes]] = []
+    arrived: list[int] = []
+    began = kernel.now
+
+    def decide(src: str, dst: str, frame: bytes) -> int | None:
+        asked.append((src, dst, frame))
+        return fate
+
+    network.on_carry = decide
+    network.carry("a", "b", b"frame", lambda: arrived.append(kernel.now - began))
+    network.cut("a", "c")
+    network.carry("a", "c", b"frame", lambda: arrived.append(-1))
+    kernel.run(1 * S)
+    assert arrived == arrives_at
+    assert asked == [("a", "b", b"frame")]

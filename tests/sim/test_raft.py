@@ -547,6 +547,23 @@ def test_the_library_is_as_it_was_after_a_simulation() -> None:
     assert [dict(vars(module)) for module in modules] == before
 
 
+def test_real_directories_give_the_same_history(tmp_path: Path) -> None:
+    hashes = set()
+    for turn in ("first", "second"):
+        made = World(13)
+        made.group.directories.update({name: tmp_path / turn / name for name in made.names})
+        with virtual(made.kernel):
+            made.start_all()
+            made.settle()
+            made.group.compact(made.group.leader)
+            made.kernel.run(S)
+            made.end()
+        assert (tmp_path / turn / made.names[0] / "journal").is_file()
+        assert len(list((tmp_path / turn).glob("*/snapshot"))) == 1
+        hashes.add(made.kernel.trace_hash())
+    assert len(hashes) == 1
+
+
 def test_nodes_live_in_one_simulation_only() -> None:
     made = World(0)
     with pytest.raises(AssertionError, match="only inside of"):

@@ -234,8 +234,6 @@ class Node(receive.Node):
     def due(self) -> float:
         """Return when there is something to do though nothing arrives, in seconds."""
         due: float = self._SyncObj__startTime + self._SyncObj__numOneSecondDumps
-        if self._SyncObj__commandsQueue._FastQueue__queue:  # noqa: SLF001 - they wait for a leader
-            return 0.0
         if self.otherNodes:
             due = min(due, self._tell_at)
             if self._isLeader():

@@ -27,7 +27,7 @@ from ziplog.client.requests import (
     SubscribeRequest,
 )
 from ziplog.sim.disk import installed
-from ziplog.sim.kernel import MS, US, Kernel, S
+from ziplog.sim.kernel import US, Kernel, S
 from ziplog.sim.network import LOST
 from ziplog.sim.process import Process
 from ziplog.types import RID_GENESIS, RecordId

@@ -108,6 +108,21 @@ def test_a_truncation_happened_or_did_not() -> None:
     assert all(c == b"0123456789" or (c and c[:4] == b"0123" and len(c) <= 6) for c in found)
 
 
+def test_a_file_that_was_not_truncated_is_not_longer_either() -> None:
+    def prepare(disk: Disk) -> DiskPath:
+        fd = put(disk.path("x"), b"0123456789")
+        disk.sync(fd)
+        sync(disk.path(""))
+        disk.resize(fd.file, 4)
+        disk.write(fd, b"a" * 20)
+        return disk.path("x")
+
+    kept = [content for content in outcomes(prepare) if content and len(content) > 4]
+    assert b"0123456789" in kept
+    assert b"0123" + b"a" * 20 in kept
+    assert all(content[4:10] != b"456789" or len(content) == 10 for content in kept)
+
+
 def test_a_lengthened_file_is_as_it_was_or_longer() -> None:
     def prepare(disk: Disk) -> DiskPath:
         fd = put(disk.path("x"), b"ab")
@@ -340,6 +355,9 @@ def test_the_call_fails_that_was_said(disk: Disk) -> None:
         disk.path("z").touch()
     with pytest.raises(InterruptedError, match="ends here"):
         disk.path("z").touch()
+    disk.path("z").touch()
+    disk.fail_on(1)
+    disk.spare()
     disk.path("z").touch()
 
 

@@ -113,9 +113,13 @@ class Disk:
         """
         self._failing[self.calls + call_number] = error
 
+    def spare(self) -> None:
+        """Let no call fail any more."""
+        self._failing.clear()
+
     def flip(self, path_filter: Callable[[DiskPath], bool] = lambda _: True) -> Damage | None:
         """Flip one bit in the synced part of a file; None if no file that matches has one."""
-        found = [(path, file) for path, file in self._matching(path_filter) if file.synced_bytes]
+        found = [pair for pair in self._matching(path_filter) if pair[1].synced_bytes]
         if not found:
             return None
         path, file = self._random.choice(found)
@@ -128,8 +132,7 @@ class Disk:
 
         Up to a sector is cut off, or is zeros or garbage; None if no file that matches is synced.
         """
-        matching = self._matching(path_filter)
-        found = [(path, file) for path, file in matching if file.data and file.is_synced]
+        found = [pair for pair in self._matching(path_filter) if pair[1].data and pair[1].is_synced]
         if not found:
             return None
         path, file = self._random.choice(found)
@@ -366,10 +369,7 @@ class _System:
     O_CLOEXEC, O_DIRECTORY = os.O_CLOEXEC, os.O_DIRECTORY
 
     def __init__(self, random: Random) -> None:
-        self._random: Final = random
-
-    def urandom(self, size: int) -> bytes:
-        return self._random.randbytes(size)
+        self.urandom: Final = random.randbytes
 
     def getpid(self) -> int:
         return 1

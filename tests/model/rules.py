@@ -70,7 +70,7 @@ RULES: Final[dict[str, Rule]] = {
     ),
     "primary-noops": Rule(
         "only the primary makes no-ops",
-        "StableAgree", "D6", "shard/backup.py",
+        "StableAgree", "D6", "shard/primary.py",
     ),
     "announced-epochs": Rule(
         "recovery settles every epoch that was announced",

@@ -36,6 +36,9 @@ _TEXTS: Final = {
     "OtherMoves": "other shard: its frontier passes its position",
     "HandOut": "subscriber: hands out slot {0}",
 }
+STEPS: Final = frozenset(_TEXTS)
+#: They happen only when a rule is switched off.
+STEPS_WITHOUT_A_RULE: Final = frozenset({"Restart", "DecideAgain", "Subscribe", "DeclareNoop"})
 #: Which of a step's details is a server, and which one is what a slot holds.
 _SERVER_AT: Final = {
     "Insert": 0, "InsertAgain": 0, "Skip": 0, "Forward": 0, "Learn": 0, "Crash": 0, "Restart": 0,

@@ -1,0 +1,253 @@
+"""The shard model: what holds with all rules, and what does not without each of them."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from tests.model.__main__ import main
+from tests.model.explorer import Result, explore
+from tests.model.invariants import INVARIANTS
+from tests.model.parts import Bounds
+from tests.model.rules import RULES
+from tests.model.shard_model import ShardModel
+from tests.model.wording import STEPS, STEPS_WITHOUT_A_RULE
+
+if TYPE_CHECKING:
+    from tests.model.parts import State
+
+SPECIFICATION = Path(__file__).resolve().parents[2] / "docs" / "spec"
+README = (SPECIFICATION / "README.md").read_text(encoding="utf-8")
+MODULE = (SPECIFICATION / "Shard.tla").read_text(encoding="utf-8")
+
+TINY = Bounds(records=1, positions=2, epoch=1)
+SMALL = Bounds(records=1, positions=3)
+USUAL = Bounds()
+TWO_RECOVERIES = Bounds(records=1, positions=2, epoch=2, views=3)
+THREE_SERVERS = Bounds(records=1, positions=2, epoch=2, servers=3, views=3)
+MERGE = Bounds(records=1, positions=2, epoch=2, merge=True)
+
+
+class Search(NamedTuple):
+    """A complete search: docs/spec/README.md tells the same figures."""
+
+    bounds: Bounds
+    states: int
+    depth: int
+
+
+QUICK = [
+    Search(TINY, 4_080, 17),
+    Search(SMALL, 14_526, 20),
+    Search(Bounds(records=2, positions=2, epoch=1), 13_175, 19),
+    Search(Bounds(records=1, positions=2, epoch=2, views=3, crashes=2), 11_776, 24),
+    Search(MERGE, 10_072, 18),
+]
+LONGER = [
+    Search(USUAL, 84_210, 23),
+    Search(Bounds(records=1, positions=3, views=3, crashes=2), 75_258, 29),
+    Search(Bounds(records=1, positions=2, epoch=2, servers=3), 111_412, 24),
+    Search(Bounds(records=1, positions=1, epoch=1, servers=3, views=3), 185_881, 28),
+]
+#: Without the rule: where to search, and how many states the shortest way has.
+TRACES = {
+    "no-reslot": (USUAL, 6),
+    "restart-is-failure": (USUAL, 5),
+    "roll-forward-guesses": (USUAL, 7),
+    "freeze": (USUAL, 7),
+    "views": (USUAL, 9),
+    "stable-reads": (USUAL, 4),
+    "decided-only": (USUAL, 4),
+    "one-decision": (USUAL, 8),
+    "remove-copies": (USUAL, 9),
+    "recognise": (USUAL, 8),
+    "gapless-stream": (USUAL, 6),
+    "token": (USUAL, 5),
+    "closed-epoch": (USUAL, 5),
+    "primary-noops": (USUAL, 4),
+    "announced-epochs": (USUAL, 9),
+    "noop-after-freeze": (USUAL, 5),
+    "durable-decision": (USUAL, 11),
+    "no-way-back": (TWO_RECOVERIES, 10),
+    "confirm": (THREE_SERVERS, 10),
+    "least-frontier": (MERGE, 6),
+}
+
+
+def name_of(search: Search) -> str:
+    return "-".join(f"{key}{value:d}" for key, value in search.bounds._asdict().items())
+
+
+def figures(result: Result) -> tuple[int, int]:
+    return result.states, result.depth
+
+
+def assert_holds(search: Search) -> None:
+    result = explore(ShardModel(search.bounds))
+    assert result.violation is None, result.violation
+    assert result.is_complete
+    assert figures(result) == (search.states, search.depth)
+
+
+@pytest.mark.parametrize("search", QUICK, ids=name_of)
+def test_with_all_rules_all_invariants_hold(search: Search) -> None:
+    assert_holds(search)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", LONGER, ids=name_of)
+def test_with_all_rules_all_invariants_hold_in_larger_models(search: Search) -> None:
+    assert_holds(search)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_without_a_rule_its_invariant_is_violated(rule: str) -> None:
+    bounds, length = TRACES[rule]
+    result = explore(ShardModel(bounds, [rule], [RULES[rule].invariant]))
+    assert result.violation is not None
+    assert result.violation.invariant == RULES[rule].invariant
+    assert len(result.violation.trace) == length
+
+
+def test_what_is_decided_changes_if_a_closed_epoch_gets_a_late_record() -> None:
+    result = explore(ShardModel(USUAL, ["closed-epoch"], ["DecidedStays"]))
+    assert result.violation is not None
+    steps = sorted(step[0] for step, _ in result.violation.trace[1:])
+    assert steps == ["Forward", "Insert", "Skip"]
+
+
+def test_every_invariant_can_be_violated() -> None:
+    assert {rule.invariant for rule in RULES.values()} | {"DecidedStays"} == set(INVARIANTS)
+
+
+def states_of(model: ShardModel) -> tuple[set[State], set[str]]:
+    """Return all states, none taken for another one, and the names of all steps."""
+    level = [model.initial()]
+    found, names = set(level), set()
+    while level:
+        following = []
+        for state in level:
+            for step, new in model.successors(state):
+                names.add(step[0])
+                if new not in found:
+                    found.add(new)
+                    following.append(new)
+        level = following
+    return found, names
+
+
+def test_every_step_is_taken() -> None:
+    three = Bounds(records=1, positions=1, epoch=1, servers=3, crashes=0)
+    taken: set[str] = set()
+    for bounds in (SMALL, MERGE, three):
+        taken |= states_of(ShardModel(bounds))[1]
+    assert taken == STEPS - STEPS_WITHOUT_A_RULE
+
+
+def test_states_that_differ_in_names_only_are_one() -> None:
+    bounds = Bounds(records=2, positions=2, epoch=1)
+    model = ShardModel(bounds)
+    states, _ = states_of(model)
+    assert len(states) == explore(ShardModel(bounds, symmetry=False)).states == 25_812
+    assert len({model.canonical(state) for state in states}) == explore(model).states == 13_175
+
+
+def test_the_model_reaches_what_it_is_about() -> None:
+    """A record acked in epoch 2 of each view, all of it told, after a recovery."""
+    model = ShardModel(SMALL)
+    frame = model.frame
+    seen = set()
+    for state in states_of(model)[0]:
+        control = frame.control_of(state)
+        if (2, 3) in frame.completed(state[frame.acks]) and len(frame.told_of(state)) == 3:
+            seen.add((control.view, control.grant))
+    assert seen == {(1, 1), (2, 1), (2, 2)}
+
+
+def test_a_trace_begins_at_the_beginning_and_keeps_its_names() -> None:
+    model = ShardModel(USUAL, ["remove-copies"], ["NoDup"])
+    result = explore(model)
+    assert result.violation is not None
+    trace = result.violation.trace
+    assert trace[0] == (None, model.initial())
+    for (_, state), (step, following) in pairwise(trace):
+        assert (step, following) in model.successors(state)
+    assert model.violated(trace[-1][1]) == "NoDup"
+
+
+# --- the documents ---
+
+
+def test_the_readme_has_the_rules() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \|.*\| ([A-Z]\w+) \| (\d+) \|", README, re.MULTILINE)
+    told = [(rule, invariant, int(length)) for rule, invariant, length in rows]
+    assert told == [(name, rule.invariant, TRACES[name][1]) for name, rule in RULES.items()]
+
+
+def test_the_readme_names_decisions_and_modules() -> None:
+    root = SPECIFICATION.parents[1]
+    for name, rule in RULES.items():
+        (row,) = (line for line in README.splitlines() if line.startswith(f"| `{name}` |"))
+        assert rule.decisions in row
+        assert f"`{rule.module}`" in row
+        assert (root / rule.module).is_file()
+
+
+def test_the_readme_has_the_figures() -> None:
+    for search in QUICK + LONGER:
+        assert f"| {search.states:,} | {search.depth} |" in README
+
+
+def test_the_specification_has_the_same_rules_and_invariants() -> None:
+    rules = re.search(r"^Rules == \{(.*?)\}", MODULE, re.MULTILINE | re.DOTALL)
+    assert rules is not None
+    assert set(re.findall(r'"([a-z-]+)"', rules[1])) == set(RULES)
+    assert set(re.findall(r'On\("([a-z-]+)"\)', MODULE)) == set(RULES)
+    configuration = (SPECIFICATION / "Shard.cfg").read_text(encoding="utf-8")
+    checked = re.search(r"^INVARIANTS (.*)", configuration, re.MULTILINE)
+    assert checked is not None
+    assert set(checked[1].split()) == set(INVARIANTS)
+    for name in INVARIANTS:
+        assert re.search(rf"^{name} ==", MODULE, re.MULTILINE)
+
+
+# --- the command ---
+
+
+def test_the_command_says_that_all_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--records", "1", "--positions", "2", "--epoch", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "4,080 states" in printed
+    assert "all invariants hold" in printed
+
+
+def test_the_command_shows_how_a_violation_comes_about(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--off", "freeze", "--invariant", "AckedStays"]) == 1
+    printed = capsys.readouterr().out
+    assert "promises to store nothing more" in printed
+    assert "  7. " in printed
+    assert "Now AckedStays does not hold." in printed
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_trace_can_be_read(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bounds, length = TRACES[rule]
+    arguments = [
+        text
+        for name, value in bounds._asdict().items()
+        if name != "merge"
+        for text in (f"--{name}", str(value))
+    ]
+    more = ["--merge"] if bounds.merge else []
+    wanted = ["--off", rule, "--invariant", RULES[rule].invariant]
+    assert main([*arguments, *more, *wanted]) == 1
+    assert len(re.findall(r"^ *\d+\. ", capsys.readouterr().out, re.MULTILINE)) == length
+
+
+def test_the_command_gives_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--max-states", "100"]) == 2
+    assert "given up" in capsys.readouterr().out

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 #: From the end of the last fault until all nodes vote and have applied everything.
 SETTLED_WITHIN_NS = 20 * S
-#: In a settled group a command is applied everywhere within so long.
-APPLIED_WITHIN_NS = 2 * S
+#: In a settled group a command of every node is applied everywhere within so long.
+APPLIED_WITHIN_NS = 5 * S
 LIFE_NS = 120 * S
 #: How often the clients propose something, and how often something is disturbed, on average.
 PROPOSAL_NS = 100 * MS
@@ -242,13 +242,20 @@ class World:
         """Mend everything; soon all agree, and what is proposed anywhere is applied everywhere."""
         self.mend()
         self.wait(self.is_settled, within_ns, "the group does not settle")
-        commands = {self.propose(name) for name in self.names}
+        begin = self.kernel.now
+        for name in self.names:
+            # What is sent on a connection of which nobody knows yet that it is broken is lost.
+            command = self.propose(name)
+            self.kernel.run(PROPOSAL_NS)
+            while command not in self.committed:
+                assert self.kernel.now - begin < APPLIED_WITHIN_NS, f"nothing comes of {name}'s"
+                command = self.propose(name)
+                self.kernel.run(PROPOSAL_NS)
         self.wait(
-            lambda: all(commands <= set(words) for words in self.words()),
+            lambda: self.words() == [self.committed] * len(self.names),
             APPLIED_WITHIN_NS,
             "commands are not applied",
         )
-        assert self.words() == [self.committed] * len(self.names)
         assert self.machine_words() == self.committed
 
     def wait(self, condition: object, within_ns: int, complaint: str) -> None:
@@ -528,7 +535,7 @@ def test_the_most_advanced_machine_is_there_after_all_nodes_left() -> None:
     with world(12) as made:
         assert made.group.leader in made.names
         command = made.propose(made.group.leader)
-        made.kernel.run(APPLIED_WITHIN_NS)
+        made.kernel.run(2 * S)
         for name in made.names:
             made.group.leave(name)
             made.group.leave(name)

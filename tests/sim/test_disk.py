@@ -217,6 +217,27 @@ def test_streams(module: Any, disk: Disk) -> None:
     assert path.read_bytes() == b"newer"
     with pytest.raises(OSError, match="Bad file descriptor"):
         module.os.close(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        module.os.fdopen(fd, "wb")
+
+
+def test_directories(disk: Disk) -> None:
+    path = disk.path("a/b")
+    with pytest.raises(FileNotFoundError):
+        path.mkdir()
+    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "x").touch()
+    with pytest.raises(FileExistsError):
+        (path / "x").mkdir(exist_ok=True)
+    assert [p.is_dir() for p in (path, path / "x")] == [True, False]
+    assert [p.is_file() for p in (path, path / "x")] == [False, True]
+    with pytest.raises(IsADirectoryError):
+        path.unlink()
+    with pytest.raises(OSError, match="cross-device"):
+        (path / "x").replace(disk.path("x"))
+    with pytest.raises(FileNotFoundError):
+        disk.path("y").chmod(0o600)
 
 
 def test_locks(module: Any, disk: Disk) -> None:

@@ -234,10 +234,10 @@ class _Raw(io.RawIOBase):
         self._fd, self._closefd = fd, closefd
 
     def readable(self) -> bool:
-        return self._fd.flags & os.O_ACCMODE != os.O_WRONLY
+        return True  # the disk refuses what it was not opened for
 
     def writable(self) -> bool:
-        return self._fd.flags & os.O_ACCMODE != os.O_RDONLY
+        return True
 
     def fileno(self) -> int:
         return self._fd

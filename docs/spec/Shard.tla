@@ -24,7 +24,8 @@ CONSTANTS Servers, Primary, Records,
 Rules == {"no-reslot", "restart-is-failure", "roll-forward-guesses", "freeze", "views",
           "stable-reads", "decided-only", "one-decision", "remove-copies", "recognise",
           "gapless-stream", "token", "closed-epoch", "primary-noops", "announced-epochs",
-          "noop-after-freeze", "durable-decision", "no-way-back", "confirm", "least-frontier"}
+          "noop-after-freeze", "durable-decision", "no-way-back", "separate-recoveries", "confirm",
+          "least-frontier"}
 
 ASSUME Off \subseteq Rules /\ Primary \in Servers /\ 1 <= E /\ E <= N
 
@@ -100,7 +101,7 @@ Choices(s) ==
 (* Replication. *)
 
 \* A server that joined a view works in it when it has begun for all.
-Works(s) == alive[s] /\ frozen[s] = 0 /\ sview[s] = finished
+Works(s) == alive[s] /\ frozen[s] = 0 /\ (On("separate-recoveries") => sview[s] = finished)
 Ack(r, s, g) == <<r, s, g, IF On("views") THEN sview[s] ELSE 0>>
 \* Whether b can ever take a forward that is sent now.
 Reachable(b, v) == alive[b] /\ frozen[b] = 0 /\ (On("views") => sview[b] = v)
@@ -254,10 +255,12 @@ DecideAgain(c) ==
 \* The survivor enters the view as the process that promised; the others take it over from there.
 \* Nobody goes behind a promise to a later recovery. Servers not reached yet go on in the old view.
 Enter(t) ==
-  /\ decision # <<>> /\ sview[t] < view /\ frozen[t] <= view
+  /\ decision # <<>> /\ sview[t] < view
+  /\ On("separate-recoveries") => frozen[t] <= view
   /\ LET survivor == decision[2] IN
      /\ alive[survivor]
-     /\ IF t = survivor THEN On("freeze") => frozen[t] = view ELSE sview[survivor] = view
+     /\ IF t = survivor THEN (On("freeze") /\ On("separate-recoveries")) => frozen[t] = view
+        ELSE sview[survivor] = view
   /\ LET row == decision[1]
          known == IF confirmed = view \/ ~On("confirm") THEN Settled ELSE stable[t]
      IN /\ slot' = [slot EXCEPT ![t] = row] /\ stable' = [stable EXCEPT ![t] = known]

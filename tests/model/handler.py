@@ -99,11 +99,12 @@ class Handler:
         assert control.decision is not None
         slots, survivor = control.decision
         frame, view = self._frame, control.view
+        promised, is_separate = servers[who].frozen, self._on["separate-recoveries"]
         if who == survivor:
-            is_ready = servers[who].frozen == view or not self._on["freeze"]
+            is_ready = promised == view or not self._on["freeze"] or not is_separate
         else:
             is_ready = servers[survivor].view == view
-        if not is_ready or not servers[survivor].is_alive or servers[who].frozen > view:
+        if not is_ready or not servers[survivor].is_alive or (promised > view and is_separate):
             return
         is_told = control.confirmed == view or not self._on["confirm"]
         stable = frame.settled(control.grant) if is_told else servers[who].stable

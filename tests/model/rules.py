@@ -88,6 +88,11 @@ RULES: Final[dict[str, Rule]] = {
         "no recovery goes back behind a confirmed view",
         "DelivAgree", "D21", "failure_handler/state.py",
     ),
+    "separate-recoveries": Rule(
+        "who joined waits for its view to begin, a promise binds against lower numbers, and only"
+        " who promised is the survivor",
+        "DelivAgree", "D21, D28", "shard/recovery.py",
+    ),
     "confirm": Rule(
         "what is new in a view is told once f replicas hold it, and nobody goes back behind that",
         "DelivAgree", "D21, D43", "failure_handler/state.py",

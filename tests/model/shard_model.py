@@ -72,8 +72,9 @@ class ShardModel:
         """Return all (step, next state)."""
         control, servers = self.frame.control_of(state), self.frame.servers_of(state)
         # A server that joined a view works in it when it has begun for all.
+        may_begin = not self._on["separate-recoveries"]
         working = [
-            server.is_alive and not server.frozen and server.view == control.finished
+            server.is_alive and not server.frozen and (server.view == control.finished or may_begin)
             for server in servers
         ]
         return [

@@ -28,6 +28,7 @@ TINY = Bounds(records=1, positions=2, epoch=1)
 SMALL = Bounds(records=1, positions=3)
 USUAL = Bounds()
 TWO_RECOVERIES = Bounds(records=1, positions=2, epoch=2, views=3)
+THREE_SMALL = Bounds(records=1, positions=1, epoch=1, servers=3, views=3)
 THREE_SERVERS = Bounds(records=1, positions=2, epoch=2, servers=3, views=3)
 MERGE = Bounds(records=1, positions=2, epoch=2, merge=True)
 
@@ -51,7 +52,7 @@ LONGER = [
     Search(USUAL, 84_210, 23),
     Search(Bounds(records=1, positions=3, views=3, crashes=2), 75_258, 29),
     Search(Bounds(records=1, positions=2, epoch=2, servers=3), 111_412, 24),
-    Search(Bounds(records=1, positions=1, epoch=1, servers=3, views=3), 185_881, 28),
+    Search(THREE_SMALL, 185_881, 28),
 ]
 #: Without the rule: where to search, and how many states the shortest way has.
 TRACES = {
@@ -73,6 +74,7 @@ TRACES = {
     "noop-after-freeze": (USUAL, 5),
     "durable-decision": (USUAL, 11),
     "no-way-back": (TWO_RECOVERIES, 10),
+    "separate-recoveries": (THREE_SMALL, 13),
     "confirm": (THREE_SERVERS, 10),
     "least-frontier": (MERGE, 6),
 }

@@ -8,11 +8,13 @@ the trace says so.
 
 from __future__ import annotations
 
+import errno
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ziplog.sim.consensus import OrderedLog
 from ziplog.sim.kernel import MS
+from ziplog.sim.process import Halted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from tests.sim.cluster import SimCluster
     from tests.sim.plan import Fault
     from tests.sim.workload import Client
+    from ziplog.sim.process import Process
 
 #: A slow disk takes so long for a sync; a good one so long.
 SLOW_NS: Final = 200 * MS
@@ -27,7 +30,6 @@ GOOD_NS: Final = MS // 2
 #: A full disk has so much room; no server of a run needs more than the other.
 FULL_BYTES: Final = 0
 ROOM_BYTES: Final = 1 << 30
-_EIO: Final = 5
 
 
 class Faults:
@@ -241,11 +243,30 @@ class Faults:
 
     def _fail_disk(self, fault: Fault) -> bool:
         """Let a call of a server's disk fail, soon."""
+        return self._disturb_disk(fault, errno.EIO, lambda _process: None)
+
+    def _crash(self, fault: Fault) -> bool:
+        """Stop a server's machine in the middle of what it does with its disk, soon."""
+        disk = self._cluster.disks[fault.targets[0]]
+        return self._disturb_disk(
+            fault, Halted("its machine stops"), lambda _process: disk.power_cut()
+        )
+
+    def _disturb_disk(
+        self, fault: Fault, error: int | BaseException, then: Callable[[Process], object]
+    ) -> bool:
         (name,) = fault.targets
-        if not self._cluster.nodes[name].is_up or not self._may_fail(name):
+        process, disk = self._cluster.nodes[name], self._cluster.disks[name]
+        if not process.is_up or not self._may_fail(name):
             return False
-        self._cluster.disks[name].fail_on(fault.amount, _EIO)
-        return True
+        disk.fail_on(fault.amount, error)
+        process.on_halt = then
+
+        def end() -> None:
+            disk.spare()
+            process.on_halt = lambda _process: None
+
+        return self._lasting(fault, end, [name])
 
     def _rot(self, fault: Fault) -> bool:
         """Flip a bit of what a server has on its disk."""
@@ -278,5 +299,6 @@ _KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
     "slow-disk": Faults._slow_disk,
     "full-disk": Faults._full_disk,
     "fail-disk": Faults._fail_disk,
+    "crash": Faults._crash,
     "rot": Faults._rot,
 }

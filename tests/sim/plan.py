@@ -30,6 +30,7 @@ _WEIGHTS: Final = {
     "slow-disk": 3,
     "full-disk": 2,
     "fail-disk": 2,
+    "crash": 4,
     "rot": 2,
     "kill-mms": 3,
     "kill-fh": 4,
@@ -92,7 +93,8 @@ class Plan(NamedTuple):
     readers: int
     #: Calls that each writer makes, if there is time.
     calls: int
-    #: Between a writer's calls, in microseconds, at most.
+    #: So many of them at a time, with pauses of so many microseconds at most.
+    lanes: int
     think_us: int
     conditions: Conditions
     #: Faults begin within so long after the cluster is whole, and clients are silent for longer
@@ -137,6 +139,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
         writers=random.choice((1, 2, 3, 4)),
         readers=random.choice((1, 2)),
         calls=random.choice((10, 30, 60)),
+        lanes=random.choice((1, 1, 2, 8)),
         think_us=random.choice((0, 2_000, 50_000, 200_000)),
         conditions=random.choice(_WEATHER),
         span_ms=60_000 if naps else random.choice((2_000, 6_000)),
@@ -144,7 +147,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
         faults=(),
         is_raft_real=is_drawn if is_raft_real is None else is_raft_real,
     )
-    count = random.choice((0, 1, 2, 3, 4, 6, 9)) if faults is None else faults
+    count = random.choice((0, 1, 2, 3, 4, 6, 9, 14)) if faults is None else faults
     kinds = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=count)
     drawn = sorted(_DRAWS.get(kind, _draw_one)(random, plan, kind) for kind in kinds)
     return plan._replace(faults=tuple(drawn))
@@ -192,7 +195,8 @@ def _draw_skew(random: Random, plan: Plan, kind: str) -> Fault:
 
 
 def _draw_failing_disk(random: Random, plan: Plan, kind: str) -> Fault:
-    return _draw_instant(random, plan, kind)._replace(amount=random.randint(1, 12))
+    """Return a fault that comes with one of the next calls of a disk."""
+    return _draw_one(random, plan, kind)._replace(for_ms=3_000, amount=random.randint(1, 12))
 
 
 def _draw_node(random: Random, plan: Plan, kind: str) -> Fault:
@@ -224,6 +228,7 @@ _DRAWS: Final[dict[str, Callable[[Random, Plan, str], Fault]]] = {
     "clog": _draw_link,
     "skew": _draw_skew,
     "fail-disk": _draw_failing_disk,
+    "crash": _draw_failing_disk,
     "kill-mms": _draw_node,
     "kill-fh": _draw_node,
     "lead-mms": _draw_leader,

@@ -81,12 +81,16 @@ class Client:
         """Start the process, connect, and go on from there."""
         self.process.start()
         request = ConnectRequest(self.deadline(_CONNECT_NS))
-        self._program().call(request, lambda _limits: self.go_on())
+        self._program().call(request, lambda _limits: self.begin())
 
     def kill(self) -> None:
         """Kill the process, and start another one soon."""
         self.process.kill()
         self.shared.cluster.kernel.after(100 * MS, self.start)
+
+    def begin(self) -> None:
+        """Begin to work; called once connected."""
+        self.go_on()
 
     def go_on(self) -> None:
         """Do the next thing; called when the last one has ended."""
@@ -124,12 +128,17 @@ class Client:
 
 
 class Writer(Client):
-    """Makes a number of calls, one after the other."""
+    """Makes a number of calls, one after the other or several at a time."""
 
     def __init__(self, shared: Shared, name: str, plan: Plan) -> None:
         super().__init__(shared, name)
         self.left = plan.calls
+        self._lanes = plan.lanes
         self._think_us, self._naps = plan.think_us, plan.naps
+
+    def begin(self) -> None:
+        for _ in range(self._lanes):
+            self.go_on()
 
     def go_on(self) -> None:
         if self.left and not self.shared.is_over:

@@ -200,6 +200,9 @@ class Process:
         except Halted as halted:
             self._halted(halted)
             return
+        except OSError as error:  # what the driver's loop stops on; other errors are found here
+            self._halted(Halted(str(error)))
+            return
         finally:
             self._is_busy = False
         self._end_turn()

@@ -420,6 +420,23 @@ def test_a_journal_that_could_not_be_written_ends() -> None:
         journal.append(Entry(b"third", len(journal.entries) + 1, 1))
 
 
+def test_what_a_journal_found_stays_though_its_former_process_had_not_synced_it() -> None:
+    found = set()
+    for seed in range(20):
+        disk = Disk(Random(seed))
+        directory_on(disk)
+        journal = open_journal(disk)
+        disk.fail_on(2)
+        with pytest.raises(JournalError, match="cannot be written"):
+            journal.append(Entry(b"written, not synced", 1, 1))
+        (disk.kill, disk.power_cut)[seed % 2]()
+        expected = facts(open_journal(disk))
+        disk.power_cut()
+        assert facts(open_journal(disk)) == expected
+        found.add(len(expected[0]))
+    assert found == {0, 1}
+
+
 class _Machine:
     """A state that is always the same."""
 

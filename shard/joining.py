@@ -84,7 +84,8 @@ class Joining:
         if (
             route != self._survivor
             or answer.view != self.decision.view
-            or (answer.after, answer.session) != (self._after, len(self._sessions))
+            or (answer.after, answer.after_view) != (self._after, self._after_view)
+            or answer.session != len(self._sessions)
             or self._is_complete
         ):
             return
@@ -224,7 +225,7 @@ def serve(state: ReplicaState, route: bytes, question: Fetch) -> UnreadableError
         Fetched(
             state.cluster, state.shard, state.view, state.server, after, question.session,
             keep, last, [Logged(e.fseq, e.view, e.decision) for e in entries],  # type: ignore[arg-type]
-            sessions, left, state.trim, state.stream.stable,
+            sessions, left, state.trim, state.stream.stable, question.after_view,
         ),
     )  # fmt: skip
     return None

@@ -419,7 +419,7 @@ def test_server_that_would_have_to_drop_what_was_stable_stops() -> None:
     joining = replica(world, BACKUP)._recovery.joining
     assert joining is not None
     last = joining._after
-    answer = wire.Fetched(CLUSTER, 0, 2, 0, last, 0, 1, 1, [], [], 0, 0, 0)
+    answer = wire.Fetched(CLUSTER, 0, 2, 0, last, 0, 1, 1, [], [], 0, 0, 0, joining._after_view)
     world.inject(BACKUP, Received(PRIMARY.encode(), answer))
     assert [name for name, _ in world.halts] == [BACKUP]
     assert world.stores[BACKUP].last_fseq == last
@@ -617,6 +617,30 @@ def test_witness_takes_over_the_survivors_log_in_the_place_of_its_own() -> None:
     assert log(world, THIRD) == log(world, BACKUP)
     tables = [replica(world, name)._state.sessions.tables() for name in (BACKUP, THIRD)]
     assert tables[0] == tables[1]
+
+
+def test_answer_that_comes_again_is_not_taken_for_one_about_another_view() -> None:
+    """The survivor's last entry has the number of the witness's own, which goes."""
+    world = start(f=2)
+    send(world, insert(1), PRIMARY, BACKUP, THIRD)
+    world.run(50 * MS)
+    world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
+    send(world, insert(2), PRIMARY, THIRD)
+    send(world, insert(3), PRIMARY, THIRD)
+    send(world, insert(9), BACKUP)
+    world.paused.add(PRIMARY)
+    frozen = promise(world, BACKUP)
+    assert world.stores[THIRD].last_fseq == frozen.last
+    assert world.stores[THIRD].last_view < frozen.recovery
+    world.links[BACKUP, THIRD] = Link(lambda: 20 * MS)
+    order(world, decision(frozen), BACKUP, THIRD)
+    recovery = replica(world, THIRD)._recovery
+    assert world.run_until(lambda: recovery.joining and recovery.joining._staged, 1 * S)
+    answers = [m for _, to, m in world.sent if to == THIRD and isinstance(m, wire.Fetched)]
+    assert answers[0].keep < answers[0].after == frozen.last  # where the logs part
+    world.inject(THIRD, Received(BACKUP.encode(), answers[0]))
+    assert world.run_until(lambda: joined(world, BACKUP, THIRD), 1 * S)
+    assert log(world, THIRD) == log(world, BACKUP)
 
 
 def test_witness_that_is_far_behind_gives_way() -> None:

@@ -149,3 +149,5 @@ class Fetched(Message, tag=VERSION * 256 + 35, frozen=True, gc=False):
     #: The trim point of the one that sends, and up to where it knows the log to be stable.
     trim: Gsn
     stable: Fseq
+    #: Repeats the question: a late answer to an earlier one may be about the same number.
+    after_view: View = 0

@@ -384,6 +384,14 @@ def test_a_journal_has_one_process() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
+def test_a_power_cut_does_not_take_a_new_journal_away(seed: int) -> None:
+    disk = Disk(Random(seed))
+    identity = open_journal(disk).identity
+    disk.power_cut()
+    assert open_journal(disk).identity == identity
+
+
+@pytest.mark.parametrize("seed", range(6))
 def test_what_a_journal_wrote_is_there_for_good(seed: int) -> None:
     """Whenever the power fails, an operation was done or was not; once it returned, it was."""
     random = Random(seed)

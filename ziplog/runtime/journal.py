@@ -111,6 +111,7 @@ class Journal:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
             self._directory = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            _sync(directory.parent)  # or a power cut could take all of it away
         except OSError as error:
             raise self._error("cannot use its directory", error) from error
         try:
@@ -344,6 +345,15 @@ class Journal:
     def _error(self, what: str, error: OSError | None = None) -> JournalError:
         why = f" ({error.strerror or error})" if error is not None else ""
         return JournalError(f"consensus journal {self._path} {what}{why}")
+
+
+def _sync(directory: Path) -> None:
+    """Make the names in a directory survive a crash of the machine."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _frame(record: _Record) -> bytes:

@@ -79,6 +79,8 @@ class SimCluster:
         )  # fmt: skip
 
     def _add(self, node: NodeConfig, start: programs.Start) -> None:
+        disk = self.disks.get(node.name) or self.service_disks[node.name]
+        start = programs.on_disk(disk, start)
         self.nodes[node.name] = Process(self.network, node.name, node.endpoint, start)
 
     def _start_server(self, process: Process) -> programs.StorageServer:

@@ -33,6 +33,19 @@ if TYPE_CHECKING:
     #: Makes what a process runs.
     Start = Callable[[Process], Program]
 
+
+def on_disk(disk: Disk, start: Start) -> Start:
+    """Return what starts a program that has a disk, and lets go of it if it cannot start."""
+
+    def start_or_end(process: Process) -> Program:
+        try:
+            return start(process)
+        except BaseException:
+            disk.kill()
+            raise
+
+    return start_or_end
+
 #: Small files and caches: that many are begun, read again and cut in a short life.
 SEGMENT_BYTES: Final = 16 * 1024
 CACHE_BYTES: Final = 8 * 1024

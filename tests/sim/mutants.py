@@ -1,0 +1,363 @@
+"""The mutants: rules of one view, of readers and of disks; the others are imported.
+
+Those of recoveries and leases: tests/sim/mutants_of_views. What a mutant is: tests/sim/mutation.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
+
+import msgspec
+
+import shard.joining
+import shard.replica
+from shard.backup import Backup
+from shard.guesses import Guesses
+from shard.log import entries_after
+from shard.primary import Primary
+from shard.readers import Readers
+from shard.replica import Replica
+from shard.state import ReplicaState
+from tests.sim import mutants_of_views
+from tests.sim.mutation import (
+    LAN,
+    LOSSY,
+    MUTANTS,
+    busy,
+    kill_and_lose,
+    kill_anybody,
+    kill_the_primary,
+    lossy,
+    mutant,
+    two_shards,
+    undisturbed,
+)
+from tests.sim.plan import Fault, Plan
+from ziplog.client.insert import Inserts
+from ziplog.client.read import Reads
+from ziplog.client.subscribe import Subscription
+from ziplog.runtime.driver import Driver
+from ziplog.sim.kernel import MS, US
+from ziplog.sim.network import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shard.sessions import HeldUnit
+    from ziplog import wire
+
+# What is imported registers its own.
+__all__ = ["MUTANTS", "mutants_of_views"]
+
+replaced: Final = patch.object
+_replace: Final = msgspec.structs.replace
+
+
+# --- inside a view -------------------------------------------------------------------------------
+
+
+def _kill_and_stall(seed: int) -> Plan:
+    stalls = Conditions(delay_ns=(20 * US, 10 * MS), stalls=0.2, stall_ns=500 * MS)
+    return kill_the_primary(seed)._replace(conditions=stalls, lanes=16, think_us=0)
+
+
+@mutant(_kill_and_stall, "the primary is killed under load; a frame in five is up to 0.5 s late")
+def displaced_unit_is_guessed_again() -> Iterator[None]:
+    """A backup gives a displaced unit, and those behind it, the next slots (D3, D4)."""
+    displace, apply = Backup._displace, Backup._apply
+    losers: dict[Backup, list[HeldUnit]] = {}
+
+    def displaced(self: Backup, units: list[HeldUnit]) -> None:
+        displace(self, units)
+        losers.setdefault(self, []).extend(units)
+
+    def applied(self: Backup, now: int) -> None:
+        apply(self, now)
+        sessions = self._state.sessions.by_client
+        lost = [
+            unit
+            for unit in losers.pop(self, [])
+            if unit.gsns is None
+            and unit.client in sessions
+            and sessions[unit.client].units.get(unit.seq) is unit
+        ]
+        if not lost:
+            return
+        behind = list(self.guesses.promised.values())
+        self.guesses.promised.clear()
+        self.guesses._shrink()
+        for unit in (*lost, *behind):
+            unit.gsns = None
+            if self.guesses.promise(unit, self._state.stream.end):
+                self._state.ack(unit)
+
+    with replaced(Backup, "_displace", displaced), replaced(Backup, "_apply", applied):
+        yield
+
+
+@mutant(kill_and_lose, "the primary is killed under load; a frame in five is lost")
+def promise_moves_to_the_next_epoch() -> Iterator[None]:
+    """A backup moves what it promised when an epoch is over (D3)."""
+    arrived = Backup.arrived
+
+    def moved(self: Backup, session: Any, unit: HeldUnit, now: int) -> None:
+        floor, promised = self._state.clock.due(now), self.guesses.promised
+        for first in [first for first in promised if first < floor]:
+            old = promised.pop(first)
+            self.guesses._shrink()
+            old.gsns = None
+            if self.guesses.promise(old, max(floor, self._state.stream.end)):
+                self._state.ack(old)
+        arrived(self, session, unit, now)
+
+    with replaced(Backup, "arrived", moved):
+        yield
+
+
+@mutant(kill_the_primary, "the primary is killed under load; slow network")
+def stable_counts_promises() -> Iterator[None]:
+    """A backup reports what it guessed as if it were decided (D7)."""
+    drained = Backup.drained
+
+    def report(self: Backup) -> None:
+        stream, guessed = self._state.stream, len(self.guesses.promised)
+        stream.last += guessed
+        try:
+            drained(self)
+        finally:
+            stream.last -= guessed
+
+    with replaced(Backup, "drained", report):
+        yield
+
+
+@mutant(kill_the_primary, "the primary is killed under load; slow network")
+def other_copies_stay() -> Iterator[None]:
+    """A unit that the primary placed elsewhere stays where it was promised, too (D9, D22)."""
+    decide = Guesses.decide
+
+    def kept(self: Guesses, end: int, unit: HeldUnit | None, gsns: list[int] | None) -> Any:
+        former = unit.gsns if unit is not None else None
+        copy = None
+        if unit is not None and former and gsns and former[0] > gsns[-1]:
+            copy = _replace(unit)
+        displaced = decide(self, end, unit, gsns)
+        if copy is not None and former:
+            self.promised = OrderedDict(sorted([*self.promised.items(), (former[0], copy)]))
+            self._shrink()
+        return displaced
+
+    with replaced(Guesses, "decide", kept):
+        yield
+
+
+@mutant(lossy, "no faults; the network loses a frame in twenty")
+def no_duplicate_is_recognised() -> Iterator[None]:
+    """A copy of a unit that a server has placed is another unit for it (D9)."""
+    insert = Replica._insert
+
+    def inserted(self: Replica, route: bytes, message: wire.Insert) -> None:
+        session = self._state.sessions.by_client.get(message.client)
+        unit = session.units.get(message.seq) if session is not None else None
+        if session is not None and unit is not None and unit.confirmed:
+            del session.units[message.seq]
+        insert(self, route, message)
+
+    with replaced(Replica, "_insert", inserted):
+        yield
+
+
+@mutant(lossy, "no faults; the network loses a frame in twenty")
+def gap_is_passed() -> Iterator[None]:
+    """A backup applies what comes, whatever is missing before it (D7)."""
+    forwarded = Backup.forwarded
+
+    def passed(self: Backup, forward: wire.Forward, now: int) -> Any:
+        expected = self._state.stream.last + len(self._pending) + 1
+        if forward.first > expected:
+            forward = _replace(forward, first=expected)
+        return forwarded(self, forward, now)
+
+    with replaced(Backup, "forwarded", passed):
+        yield
+
+
+@mutant(two_shards, "no faults; two shards, slow network")
+def after_is_ignored() -> Iterator[None]:
+    """The primary places a record where it likes, whatever it is to come after (T 4.2.1)."""
+    arrived = Primary.arrived
+
+    def anywhere(self: Primary, session: Any, unit: HeldUnit, now: int) -> None:
+        unit.after = 0
+        arrived(self, session, unit, now)
+
+    with replaced(Primary, "arrived", anywhere):
+        yield
+
+
+@mutant(kill_the_primary, "the primary is killed under load; slow network")
+def restart_in_the_same_view() -> Iterator[None]:
+    """A server that crashed goes on, in its view, with what was on its disk (D2)."""
+    start = shard.replica.start
+
+    def go_on(state: ReplicaState, saved: bytes | None, now: int, *, limbo: bool) -> bool:
+        if start(state, saved, now, limbo=limbo):
+            return True
+        store, stream = state.store, state.stream
+        if state.state != "limbo" or not state.cluster or not store.last_view:
+            return False
+        fseq, tables = store.last_table()
+        state.sessions.install(tables, now)
+        for entry in entries_after(store, fseq):
+            state.sessions.replay(entry, now)
+        window = list(entries_after(store, stream.stable))
+        stream.restore(stream.stable_mark, stream.durable_mark, window)
+        state.state, state.view = "up", store.last_view
+        return True
+
+    with replaced(shard.replica, "start", go_on):
+        yield
+
+
+@mutant(kill_the_primary, "the primary is killed under load; slow network")
+def client_completes_on_the_primarys_word() -> Iterator[None]:
+    """A client takes the primary's ack for all (T 4.2.1, D8)."""
+    on_ack = Inserts.on_ack
+
+    def completed(self: Inserts, ack: wire.InsertAck) -> None:
+        on_ack(self, ack)
+        lane = self._lanes.get(ack.shard)
+        unit = lane.unsettled.get(ack.seq) if lane is not None else None
+        if lane is not None and unit is not None and unit.acks.get(0) is ack:
+            self._settle(lane, unit, ack.gsns)
+
+    with replaced(Inserts, "on_ack", completed):
+        yield
+
+
+def _kill_two(seed: int) -> Plan:
+    random = Random(f"kill {seed}")
+    first = random.randrange(10, 200)
+    victims = random.sample(["shard-0-0", "shard-0-1", "shard-0-2"], 2)
+    faults = [Fault(first + i, "kill", (name,)) for i, name in enumerate(victims)]
+    return busy(seed, *faults, f=2, conditions=LOSSY)
+
+
+@mutant(_kill_two, "f = 2; two servers are killed under load; the network loses frames")
+def client_completes_on_a_majority() -> Iterator[None]:
+    """A client takes the acks of a majority for all (T 4.2.1, D8)."""
+    on_ack = Inserts.on_ack
+
+    def completed(self: Inserts, ack: wire.InsertAck) -> None:
+        on_ack(self, ack)
+        lane = self._lanes.get(ack.shard)
+        unit = lane.unsettled.get(ack.seq) if lane is not None else None
+        if lane is None or unit is None or 0 not in unit.acks:
+            return
+        gsns = unit.acks[0].gsns
+        if sum(one.gsns == gsns for one in unit.acks.values()) > unit.replicas // 2:
+            self._settle(lane, unit, gsns)
+
+    with replaced(Inserts, "on_ack", completed):
+        yield
+
+
+# --- readers -------------------------------------------------------------------------------------
+
+
+@mutant(kill_the_primary, "the primary is killed under load; slow network")
+def unstable_records_are_delivered() -> Iterator[None]:
+    """A subscriber is given what one server holds (T 4.2.2 read literally; D43)."""
+    drained, catch_up = Replica._drained, Readers._catch_up
+
+    def caught_up(self: Readers, *args: Any, **how: bool) -> None:
+        state, stream = self._state, self._state.stream
+        kept = stream.stable, stream.stable_end, state._frontier
+        stream.stable, stream.stable_end = stream.last, stream.end
+        try:
+            catch_up(self, *args, **how)
+        finally:
+            stream.stable, stream.stable_end, state._frontier = kept
+
+    def looked(self: Replica) -> None:
+        readers = self._readers
+        if self._state.state == "up":
+            for key, subscription in readers.subscriptions.items():
+                if subscription.sent < self._state.clock.next_owned(self._state.stream.end):
+                    readers._behind[key] = subscription
+        drained(self)
+
+    with replaced(Replica, "_drained", looked), replaced(Readers, "_catch_up", caught_up):
+        yield
+
+
+@mutant(undisturbed, "no faults; slow network")
+def frontier_passes_a_hole() -> Iterator[None]:
+    """A shard's frontier lies behind a position that it has not decided (D44)."""
+    frontier = ReplicaState.frontier.fget  # type: ignore[attr-defined]
+
+    def behind(self: ReplicaState) -> int:
+        true = frontier(self)
+        self._frontier = max(true, min(self.clock.next_owned(true + 1), self.clock.limit))
+        return self._frontier
+
+    with replaced(ReplicaState, "frontier", property(behind)):
+        yield
+
+
+@mutant(kill_anybody, "two shards; a server of the first is killed; slow network")
+def silent_shard_is_skipped() -> Iterator[None]:
+    """A client takes a shard's positions for no-ops while it is recovered (D29)."""
+    frontier = Subscription._frontier
+
+    def skipped(self: Subscription, shard: int) -> int:
+        route = self._routing.route(shard)
+        return self._leases.stop if route is not None and route.is_away else frontier(self, shard)
+
+    with replaced(Subscription, "_frontier", skipped):
+        yield
+
+
+@mutant(kill_the_primary, "the primary is killed under load; slow network")
+def one_replica_answers_a_read() -> Iterator[None]:
+    """A read takes any replica's word on a record that is not stable (D42)."""
+    on_reply, start = Reads.on_reply, Reads.start
+
+    def asked(self: Reads, call: int, request: Any) -> None:
+        start(self, call, request)
+        number = self._requests.get(call, 0)
+        reading = self._readings.get(number)
+        if reading is not None and reading.retry_at:
+            reading.asks_all = True
+            self._ask(number, reading)
+
+    def believed(self: Reads, reply: wire.ReadReply) -> None:
+        is_record = reply.answer == "record"
+        on_reply(self, _replace(reply, stable=True) if is_record else reply)
+
+    with replaced(Reads, "on_reply", believed), replaced(Reads, "start", asked):
+        yield
+
+
+# --- disks ---------------------------------------------------------------------------------------
+
+
+def _blackout(seed: int) -> Plan:
+    at_ms = Random(f"power {seed}").randrange(10, 200)
+    fault = Fault(at_ms, "power-all")
+    return busy(seed, fault, durability="disk", lanes=4, think_us=0, conditions=LAN)
+
+
+@mutant(_blackout, "level `disk`; the power of all machines fails under load")
+def acks_before_the_disk() -> Iterator[None]:
+    """A server at level `disk` says what it has before that is on its disk (D14)."""
+    init = Driver.__init__
+
+    def begun(self: Driver, *args: Any, **how: Any) -> None:
+        init(self, *args, **{**how, "flush_before_send": False})
+
+    with replaced(Driver, "__init__", begun):
+        yield

@@ -1,0 +1,296 @@
+"""The mutants of recoveries and leases: rules that hold from one view to the next.
+
+What a mutant is: tests/sim/mutation.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
+
+import msgspec
+
+import failure_handler.recovery
+import shard.joining
+import shard.replica
+from failure_handler.state import Begin, HandlerState
+from mms.leases import LeasePlan
+from mms.state import ClusterState
+from shard.epochs import EpochClock
+from shard.recovery import Recovery
+from shard.replica import Replica
+from shard.sessions import HeldUnit, Sessions
+from tests.sim.mutation import (
+    LAN,
+    LATE,
+    busy,
+    kill_and_lose,
+    kill_anybody,
+    kill_the_primary,
+    mutant,
+    part_the_servers,
+)
+from tests.sim.plan import Fault, Plan
+from ziplog import wire
+from ziplog.client.insert import Inserts
+from ziplog.view import LeaseRun, run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shard.state import ReplicaState
+
+replaced: Final = patch.object
+_replace: Final = msgspec.structs.replace
+
+
+# --- from view to view ---------------------------------------------------------------------------
+
+
+@mutant(kill_and_lose, "the primary is killed under load; a frame in five is lost")
+def only_confirmed_is_rolled_forward() -> Iterator[None]:
+    """A recovery goes on from what the primary confirmed; promises are dropped (D22)."""
+    roll = Recovery._roll_forward
+
+    def rolled(self: Recovery, message: wire.Freeze, _promised: Any, now: int) -> None:
+        roll(self, message, [], now)
+
+    with replaced(Recovery, "_roll_forward", rolled):
+        yield
+
+
+@mutant(part_the_servers, "primary and backup do not hear each other for two seconds; slow network")
+def survivor_acks_after_its_promise() -> Iterator[None]:
+    """A server whose state was taken for the next view still acks in this one (D20)."""
+    roll, insert = Recovery._roll_forward, Replica._insert
+    ends: dict[ReplicaState, int] = {}
+    taken: dict[tuple[ReplicaState, bytes, int], list[int]] = {}
+
+    def rolled(self: Recovery, message: wire.Freeze, promised: Any, now: int) -> None:
+        units = list(promised)
+        slots = [unit.gsns[-1] + 1 for unit in units]
+        ends[self._state] = max([self._state.stream.end, *slots])
+        roll(self, message, units, now)
+
+    def inserted(self: Replica, route: bytes, message: wire.Insert) -> None:
+        state, clock = self._state, self._state.clock
+        session = state.sessions.by_client.get(message.client)
+        is_known = session is not None and message.seq in session.units
+        if state.state != "frozen" or message.view != state.view or is_known or state not in ends:
+            insert(self, route, message)
+            return
+        key = (state, message.client, message.seq)
+        if key not in taken:
+            floor = max(ends[state], message.after + 1, clock.due(self._now))
+            taken[key] = clock.take(floor, message.count)
+            ends[state] = max([ends[state], *(gsn + 1 for gsn in taken[key])])
+        if taken[key]:
+            unit = HeldUnit(message.client, message.seq, message.count, 0, route=route)
+            unit.gsns, unit.confirmed = taken[key], state.server == 0
+            state.ack(unit)
+
+    with replaced(Recovery, "_roll_forward", rolled), replaced(Replica, "_insert", inserted):
+        yield
+
+
+def _late_frames(seed: int) -> Plan:
+    at_ms = Random(f"kill {seed}").randrange(10, 200)
+    return busy(seed, Fault(at_ms, "kill", ("shard-0-1",)), shards=2, conditions=LATE)
+
+
+@mutant(_late_frames, "two shards; a backup is killed; a frame in five is up to 2 s late")
+def views_do_not_matter() -> Iterator[None]:
+    """Inserts, acks, forwards and reports of older views are taken (D1)."""
+    accepts, on_ack = shard.replica.accepts, Inserts.on_ack
+
+    def accepted(state: ReplicaState, route: bytes, message: wire.Insert) -> bool:
+        return accepts(state, route, _replace(message, view=state.view))
+
+    def acked(self: Inserts, ack: wire.InsertAck) -> None:
+        lane = self._lanes.get(ack.shard)
+        unit = lane.unsettled.get(ack.seq) if lane is not None else None
+        on_ack(self, _replace(ack, view=unit.message.view) if unit is not None else ack)
+
+    def is_mine(self: Replica, message: Any) -> bool:
+        state = self._state
+        return (state.state, message.cluster, message.shard) == ("up", state.cluster, state.shard)
+
+    with (
+        replaced(shard.replica, "accepts", accepted),
+        replaced(Inserts, "on_ack", acked),
+        replaced(Replica, "_is_mine", is_mine),
+    ):
+        yield
+
+
+def _two_attempts(seed: int) -> Plan:
+    """The servers part; the handler's words come late, so that it tries one and the other."""
+    at_ms = Random(f"cut {seed}").randrange(10, 200)
+    apart = ("shard-0-0", "shard-0-1", "shard-0-1", "shard-0-0")
+    from_handler = ("fh-0", "shard-0-0", "fh-0", "shard-0-1")
+    return busy(
+        seed, Fault(at_ms, "cut", apart, 4_000), Fault(at_ms + 1, "clog", from_handler, 4_000),
+        durability="disk", conditions=LAN,
+    )  # fmt: skip
+
+
+@mutant(_two_attempts, "the servers part, and the handler's words to both come 4 s late")
+def two_recoveries_of_one_view() -> Iterator[None]:
+    """All attempts from a view have one number, and any promise to it counts (D21)."""
+    conductor = failure_handler.recovery.Recovery
+    begin, propose = HandlerState._begin, conductor._propose
+
+    def proposed(self: Any, command: Any, now: int) -> None:
+        if isinstance(command, Begin):
+            attempt = _replace(command.attempt, recovery=command.view + 1)
+            command = _replace(command, attempt=attempt)
+        propose(self, command, now)
+
+    def begun(self: HandlerState, command: Begin) -> Any:
+        known = self.shards.get(command.shard)
+        if known is not None and known.is_under_way and known.view == command.view:
+            self._keep(_replace(known, attempt=command.attempt))
+            return ""
+        return begin(self, command)
+
+    def frozen(self: Any, _route: bytes, message: wire.Frozen) -> None:
+        known = self._look()
+        if known is not None and known.is_under_way and message.recovery == self._recovery:
+            self._frozen = message
+
+    with (
+        replaced(conductor, "_propose", proposed),
+        replaced(HandlerState, "_begin", begun),
+        replaced(conductor, "frozen", frozen),
+    ):
+        yield
+
+
+def _part_busy_servers(seed: int) -> Plan:
+    return part_the_servers(seed)._replace(writers=2, calls=400, think_us=10_000, conditions=LAN)
+
+
+@mutant(_part_busy_servers, "primary and backup do not hear each other for two seconds")
+def two_states_begin_one_view() -> Iterator[None]:
+    """Whoever has promised begins the next view with what it holds itself (D21)."""
+    enter = Recovery._enter
+
+    def entered(self: Recovery, decision: wire.ViewDecided) -> bool:
+        state = self._state
+        if enter(self, decision):
+            return True
+        if state.state != "frozen" or decision.view != self.number:
+            return False
+        state.view, state.view_base = decision.view, state.stream.last
+        state.state, self.joining = "joined", None
+        self.entered = decision
+        return True
+
+    with replaced(Recovery, "_enter", entered):
+        yield
+
+
+@mutant(kill_the_primary, "the primary is killed under load; slow network")
+def sessions_do_not_survive_the_view() -> Iterator[None]:
+    """A server forgets in a recovery which units it has (D9)."""
+    tables = Sessions.tables
+
+    def forgotten(self: Sessions) -> Any:
+        return [_replace(table, units=[], done_below=1) for table in tables(self)]
+
+    def dropped(self: Sessions) -> None:
+        self.by_client.clear()
+
+    with (
+        replaced(Sessions, "tables", forgotten),
+        replaced(Sessions, "drop_undecided", dropped),
+    ):
+        yield
+
+
+@mutant(kill_the_primary, "the primary is killed under load; slow network")
+def undecided_log_is_kept() -> Iterator[None]:
+    """A server that joins keeps what the survivor does not have (D25)."""
+    with replaced(shard.joining, "_common", lambda _state, after, _view: after):
+        yield
+
+
+@mutant(kill_anybody, "two shards; a server is killed under load; slow network")
+def limbo_answers_absent() -> Iterator[None]:
+    """A server that forgot what it had says that a record is nowhere (D13, D2)."""
+    locate = Replica._locate
+
+    def located(self: Replica, route: bytes, message: wire.Locate) -> None:
+        state = self._state
+        if state.state != "limbo":
+            locate(self, route, message)
+            return
+        state.send(
+            route,
+            wire.Located(
+                state.cluster, state.shard, message.view + 1, state.server, message.client,
+                message.seq, "absent", [],
+            ),
+        )  # fmt: skip
+
+    with replaced(Replica, "_locate", located):
+        yield
+
+
+# --- leases --------------------------------------------------------------------------------------
+
+
+@mutant(kill_anybody, "two shards; a server of the first is killed; slow network")
+def stale_schedule() -> Iterator[None]:
+    """A server of shard 1 divides positions among those who shared the lease before (D30)."""
+    lease_of = EpochClock.lease_of
+
+    def stale(self: EpochClock, lease: Any) -> Any:
+        former = [run for run in self.recent if run.last.number < lease.number]
+        alone = [r.last.members for r in former if len(r.last.members) < len(lease.members)]
+        return _replace(lease, members=alone[-1]) if self.shard == 1 and alone else lease
+
+    def own(self: EpochClock, gsn: int) -> Any:
+        lease = lease_of(self, gsn)
+        return None if lease is None else stale(self, lease)
+
+    def next_owned(self: EpochClock, gsn: int) -> int:
+        while (lease := own(self, gsn)) is not None:
+            gsn = lease.next_owned(self.shard, gsn)
+            if gsn < lease.stop:
+                break
+        return gsn
+
+    with replaced(EpochClock, "lease_of", own), replaced(EpochClock, "next_owned", next_owned):
+        yield
+
+
+@mutant(kill_anybody, "two shards; a server of the first is killed; slow network")
+def second_descriptor_for_an_epoch() -> Iterator[None]:
+    """The membership service grants the lease in force anew when its members change (D30)."""
+    propose, grant = LeasePlan.propose, ClusterState._grant
+
+    def proposed(self: LeasePlan, members: Any, now: int, **how: bool) -> Any:
+        lease, last = propose(self, members, now, **how), self.last
+        if last is None or members == last.members:
+            return lease
+        return _replace(last, members=members)
+
+    def granted(self: ClusterState, command: Any) -> Any:
+        lease, last = command.lease, self.last
+        if last is None or lease.number != last.number or lease == last:
+            return grant(self, command)
+        self._place(command.placements)
+        run = self.runs.pop()
+        if run.count > 1:
+            before = run.first
+            while before.number < last.number - 1:
+                before = before.following()
+            self.runs.append(LeaseRun(run.first, run.count - 1, before))
+        self.runs.append(run_of(lease))
+        self._digests[lease.number] = lease.digest
+        return ""
+
+    with replaced(LeasePlan, "propose", proposed), replaced(ClusterState, "_grant", granted):
+        yield

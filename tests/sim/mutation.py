@@ -1,0 +1,148 @@
+"""Deliberate bugs of the protocol, each a rule taken out of production code while a run lasts.
+
+A simulator that finds none of them would be no witness for the code without them. Rule: a mutant is
+a context manager that replaces methods or constants and puts them back; production code knows
+nothing of it. Each has a draw of its own (`Mutant.draw`): what a rule is for may be rare, and a
+draw that brings it about more often (its `focus`) makes the search short. Invariant: it counts as
+found only by an AssertionError, of a checker, of a replica's own invariants, or because the
+cluster does not become whole; whatever else is raised is a mistake of the mutant, and passes on.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, contextmanager
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tests.sim.plan import Fault, Plan, draw
+from tests.sim.run import run
+from ziplog.sim.kernel import MS, US
+from ziplog.sim.network import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Mutant(NamedTuple):
+    """A rule that is not kept."""
+
+    name: str
+    #: Which one, in a sentence, with its decision.
+    rule: str
+    #: How its runs differ from those of `python -m tests.sim`: they are short, and besides that.
+    focus: str
+    draw: Callable[[int], Plan]
+    broken: Callable[[], AbstractContextManager[None]]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Found(NamedTuple):
+    """A mutant that was found: by which seed, and what the run said."""
+
+    seed: int
+    failure: str
+
+
+MUTANTS: Final[dict[str, Mutant]] = {}
+
+
+def search(mutant: Mutant, budget_seeds: int, first: int = 1) -> Found | None:
+    """Run seed after seed of a mutant's draw until one fails; None: none did.
+
+    Args:
+        mutant: what is broken.
+        budget_seeds: how many seeds to run at most.
+        first: the seed to begin with.
+
+    Raises:
+        Exception: what is no AssertionError: the mutant itself is wrong.
+
+    """
+    for seed in range(first, first + budget_seeds):
+        try:
+            with mutant.broken():
+                run(mutant.draw(seed))
+        except AssertionError as error:
+            return Found(seed, " ".join(str(error).split()))
+    return None
+
+
+def is_clean(mutant: Mutant, seed: int) -> bool:
+    """Make the same run with nothing broken; raises what it raises."""
+    return run(mutant.draw(seed)).operations > 0
+
+
+# --- draws ---------------------------------------------------------------------------------------
+
+LAN: Final = Conditions()
+#: Frames overtake each other.
+SLOW: Final = Conditions(delay_ns=(50 * US, 10 * MS))
+LOSSY: Final = Conditions(delay_ns=(50 * US, 10 * MS), loss=0.05, repeats=0.05)
+#: A frame in five comes up to two seconds late.
+LATE: Final = Conditions(delay_ns=(20 * US, 5 * MS), stalls=0.2, stall_ns=2_000 * MS)
+
+
+def busy(seed: int, *faults: Fault, **changes: Any) -> Plan:
+    """Return a small cluster under load, all of it at the beginning, with these faults."""
+    plan = draw(seed, faults=0)._replace(
+        shards=1, f=1, durability="memory", mms=1, handlers=1, writers=4, readers=1, calls=60,
+        lanes=1, think_us=2_000, conditions=SLOW, naps=False, span_ms=500, is_raft_real=False,
+    )  # fmt: skip
+    return plan._replace(faults=faults, **changes)
+
+
+def undisturbed(seed: int) -> Plan:
+    """Return a run without faults."""
+    return busy(seed)
+
+
+def two_shards(seed: int) -> Plan:
+    """Return a run of two shards without faults."""
+    return busy(seed, shards=2, lanes=4, think_us=0)
+
+
+def lossy(seed: int) -> Plan:
+    """Return a run without faults, over a network that loses frames."""
+    return busy(seed, conditions=LOSSY)
+
+
+def kill_the_primary(seed: int) -> Plan:
+    """Return a run in which the primary is killed while much is under way."""
+    at_ms = Random(f"kill {seed}").randrange(10, 200)
+    return busy(seed, Fault(at_ms, "kill", ("shard-0-0",)), lanes=8)
+
+
+def kill_and_lose(seed: int) -> Plan:
+    """Return a run in which the primary is killed under load, and a frame in five is lost."""
+    lossy_links = Conditions(delay_ns=(20 * US, 3 * MS), loss=0.2)
+    return kill_the_primary(seed)._replace(conditions=lossy_links, lanes=4, think_us=0)
+
+
+def kill_anybody(seed: int) -> Plan:
+    """Return a run of two shards in which a server is killed while much is under way."""
+    random = Random(f"kill {seed}")
+    name = random.choice(("shard-0-0", "shard-0-1"))
+    return busy(seed, Fault(random.randrange(10, 200), "kill", (name,)), shards=2)
+
+
+def part_the_servers(seed: int) -> Plan:
+    """Return a run in which primary and backup lose sight of each other, but of nobody else."""
+    pairs = ("shard-0-0", "shard-0-1", "shard-0-1", "shard-0-0")
+    at_ms = Random(f"cut {seed}").randrange(10, 200)
+    return busy(
+        seed, Fault(at_ms, "cut", pairs, 2_000), writers=24, think_us=200_000,
+        conditions=Conditions(delay_ns=(20 * US, 2 * MS)),
+    )  # fmt: skip
+
+
+def mutant(focus: Callable[[int], Plan], text: str) -> Callable[..., Callable[..., Any]]:
+    """Register a mutant with its draw, and what the draw's text is; its docstring is the rule."""
+
+    def register(broken: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+        name, rule = broken.__name__, " ".join((broken.__doc__ or "").split())
+        MUTANTS[name] = Mutant(name, rule, text, focus, contextmanager(broken))
+        return broken
+
+    return register

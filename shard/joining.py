@@ -223,7 +223,7 @@ def serve(state: ReplicaState, route: bytes, question: Fetch) -> UnreadableError
     state.send(
         route,
         Fetched(
-            state.cluster, state.shard, state.view, state.server, after, question.session,
+            state.cluster, state.shard, question.view, state.server, after, question.session,
             keep, last, [Logged(e.fseq, e.view, e.decision) for e in entries],  # type: ignore[arg-type]
             sessions, left, state.trim, state.stream.stable, question.after_view,
         ),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from failure_handler.members import HEARD_NS
 from failure_handler.state import Attempt, Begin, Confirm, Decide, Decision, Finish
-from failure_handler.survivor import best, in_limbo, in_view, longest
+from failure_handler.survivor import best, hides_damage, in_limbo, in_view, longest
 from ziplog.node import Broadcast, Propose, Send, Warn
 from ziplog.view import fingerprint
 from ziplog.wire import Freeze, Reinsert, Remove, ViewDecided
@@ -236,6 +236,12 @@ class Recovery:
                     f"shard {self.shard} cannot be recovered: none of its servers has the data"
                     " directory that it is known with. Put one back, and start its server"
                 )
+            if chosen is not None and hides_damage(chosen, all_of_them, first):
+                self._warn(
+                    f"shard {self.shard} cannot be recovered: view {first} was confirmed, but none"
+                    " of its servers can read that far. Put back what is damaged, and start it"
+                )
+                chosen = None
         self._trouble_since = self._trouble_since if found else None
         if chosen is None or (chosen.member.index == but):
             return False

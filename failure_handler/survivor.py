@@ -2,7 +2,8 @@
 
 A server that is up, frozen or joined in the current view holds all that was acked in it, at just
 the acked positions; so does a witness of the view before, while the current one is not confirmed.
-If all replicas are in limbo, none may have everything, and the one with the longest log has most.
+If all replicas are in limbo, none may have everything, and the one with the longest log has most,
+as far as it can be read; what was confirmed must not be lost for a damaged end of it.
 Rule: a server that lost its data directory holds nothing, whatever it says, until it has joined the
 current view. Functions only. See docs/protocol.md, section 11 (D24, D17).
 """
@@ -26,9 +27,10 @@ class Candidate(NamedTuple):
     said: Suspect
 
     @property
-    def holds(self) -> tuple[int, int, int]:
-        """How much it holds; ties go to the lowest index."""
-        return self.said.last_view, self.said.last, -self.member.index
+    def holds(self) -> tuple[int, int, bool, int]:
+        """How much it holds; ties go to one that can read all of it, then to the lowest index."""
+        said = self.said
+        return said.last_view, said.last, not said.is_damaged, -self.member.index
 
 
 def in_view(
@@ -72,3 +74,12 @@ def longest(candidates: Sequence[Candidate]) -> Candidate | None:
     """Return the one with the longest log of those that have their data directory."""
     known = [one for one in candidates if not one.member.has_forgotten(one.said)]
     return max(known, key=lambda one: one.holds, default=None)
+
+
+def hides_damage(chosen: Candidate, candidates: Sequence[Candidate], first: int) -> bool:
+    """Whether the beginning of view `first`, which was confirmed, may be in a damaged log only.
+
+    Its survivor wrote that before it was decided; but for a view that began with no entry of its
+    own, whoever has nothing of it is behind it.
+    """
+    return chosen.said.last_view < first and any(one.said.is_damaged for one in candidates)

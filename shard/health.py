@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from ziplog.wire import Beat, Suspect
 
 if TYPE_CHECKING:
+    from shard.recovery import Claim
     from shard.state import ReplicaState
 
 _MS: Final = 1_000_000
@@ -85,7 +86,7 @@ class Health:
             if server in self._unfit or now - max(heard, since) >= self._suspicion_ns
         ]
 
-    def woke(self, now: int, recovery: int) -> None:
+    def woke(self, now: int, claim: Claim) -> None:
         """Say that this server is there; tell the handler what is wrong."""
         if not self._handlers or not self._state.cluster:
             return
@@ -100,7 +101,7 @@ class Health:
             is_well = self._state.state == "up" and not self.is_recovering
             if suspects or not (is_well or self._state.state == "starting"):
                 self._tell_due = now + TELL_NS
-                self._tell(suspects, recovery)
+                self._tell(suspects, claim)
             else:
                 self._tell_due = self._beat_due
 
@@ -123,14 +124,14 @@ class Health:
             ),
         )
 
-    def _tell(self, suspects: list[int], recovery: int) -> None:
+    def _tell(self, suspects: list[int], claim: Claim) -> None:
         state = self._state
         state.broadcast(
             self._handlers,
             Suspect(
                 state.cluster, state.config.name, state.shard, state.view, state.server,
-                state.incarnation, state.state, suspects, state.store.last_fseq,
-                state.store.last_view, recovery, state.config.identity,
+                state.incarnation, state.state, suspects, claim.last, claim.last_view,
+                claim.number, state.config.identity, claim.is_damaged,
             ),
         )  # fmt: skip
 

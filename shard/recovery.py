@@ -11,7 +11,8 @@ with the higher number counts (docs/protocol.md, section 11; T 4.2.5; D20 to D26
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shard.entry import UnreadableError
 from shard.epochs import LeaseConflictError
@@ -23,10 +24,31 @@ from ziplog.wire import Frozen, Place, Skip
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shard.entry import Entry
+    from shard.entry import Entry, Store
     from shard.sessions import HeldUnit
     from shard.state import ReplicaState
     from ziplog.wire import Fetched, Freeze, ViewDecided
+
+
+class Missing(NamedTuple):
+    """Entries that a server in limbo cannot read, and cannot go on without."""
+
+    #: The last entry before them.
+    after: int
+    error: UnreadableError
+    #: The view that it would join with them; 0: it would lead a recovery.
+    view: int
+
+
+class Claim(NamedTuple):
+    """How much a server says that it holds."""
+
+    last: int
+    last_view: int
+    #: The highest recovery that it knows of.
+    number: int
+    #: There is more, which it cannot read, and nobody could give it.
+    is_damaged: bool
 
 
 class Recovery:
@@ -44,6 +66,12 @@ class Recovery:
         self.entered: ViewDecided | None = None
         #: How it takes over another server's log; None while it does not.
         self.joining: Joining | None = None
+        #: What keeps this server from leading, or from joining; None: nothing is known to.
+        self.missing: Missing | None = None
+        #: Nobody could give it.
+        self._is_hopeless = False
+        #: What was said last of what cannot be done.
+        self._warned = ""
 
     # --- the promise ---
 
@@ -57,11 +85,13 @@ class Recovery:
             return False
         if state.state != "frozen" or message.recovery > self.number:
             if state.state == "limbo":
-                if not self._wake(now):
+                is_awaited = self.missing is not None and self.missing.view == 0
+                if is_awaited or not self._wake(now):
                     return False
                 state.view = message.view  # of all that have forgotten, this one speaks for it
             self._roll_forward(message, promised, now)
             self.number, self.entered, self.joining = message.recovery, None, None
+            self.mended()
             state.state = "frozen"
         self._route = route
         self.persisted()
@@ -85,34 +115,94 @@ class Recovery:
         state, store = self._state, self._state.store
         stream = state.stream
         if store.last_fseq < stream.stable:
-            state.out.append(Warn(
+            self._warn(
                 f"{state.config.name} cannot lead a recovery: its store ends at entry"
                 f" {store.last_fseq}, but {stream.stable} was stable. Put the missing files back"
-            ))  # fmt: skip
+            )
             return False
+        at = stream.stable
         try:
-            window = list(entries_after(store, stream.stable))
             fseq, tables = store.last_table()
             state.sessions.install(tables, now)
-            for entry in entries_after(store, fseq):
-                state.sessions.replay(entry, now)
+            at = max(min(stream.stable, fseq), store.first_fseq - 1)
+            window: list[Entry] = []
+            for entry in entries_after(store, at):
+                at = entry.fseq
+                if at > stream.stable:
+                    window.append(entry)
+                if at > fseq:
+                    state.sessions.replay(entry, now)
         except UnreadableError as error:
-            self._warn_of(error)
+            self._miss(Missing(at, error, 0))
             return False
         stream.restore(stream.stable_mark, stream.durable_mark, window)
         return True
 
-    def _warn_of(self, error: UnreadableError) -> None:
+    def _warn(self, text: str) -> None:
+        """Say something to the operator, unless it was said last: it is asked again and again."""
+        if text != self._warned:
+            self._warned = text
+            self._state.out.append(Warn(text))
+
+    def _warn_of(self, error: object, what: str = "lead a recovery") -> None:
         name = self._state.config.name
-        self._state.out.append(Warn(
-            f"{name} cannot lead a recovery: {error}. Put back what is missing, or start another"
+        self._warn(
+            f"{name} cannot {what}: {error}. Put back what is missing, or start another"
             " replica of the shard that has it"
-        ))  # fmt: skip
+        )
+
+    # --- what cannot be read ---
+
+    @property
+    def repair_view(self) -> int | None:
+        """The view in which others are asked for what cannot be read here; None: not now.
+
+        0: only servers in limbo answer, whichever view they remember.
+        """
+        state = self._state
+        if state.state in {"up", "joined"}:
+            return state.view
+        if state.state == "limbo" and self.missing is not None:
+            return self.missing.view
+        return None
+
+    def _miss(self, missing: Missing) -> None:
+        self.missing, self._is_hopeless = missing, False
+
+    def mended(self) -> None:
+        """Note that what was missing has come, or is not needed any more: look again."""
+        self.missing, self._is_hopeless = None, False
+
+    def gave_up(self, why: str) -> None:
+        """Note that nobody can give what is missing."""
+        assert self.missing is not None, "nothing was missing"
+        if self._is_hopeless:
+            return  # it was tried again
+        self._is_hopeless = True
+        view = self.missing.view
+        what = f"join view {view}" if view else "lead a recovery"
+        self._warn_of(f"{self.missing.error}; nobody could repair it ({why})", what)
+
+    @property
+    def claim(self) -> Claim:
+        """What the handler is told that this server holds: what it could lead with.
+
+        No less than what it knows to be stable: nobody who holds less may lead instead.
+        """
+        state, store = self._state, self._state.store
+        if not self._is_hopeless or self.missing is None or state.state != "limbo":
+            return Claim(store.last_fseq, store.last_view, self.number, is_damaged=False)
+        last = min(max(self.missing.after, state.stream.stable), store.last_fseq)
+        # The number of an attempt that is not told any more must not be given to another one.
+        number = max(self.number, store.last_view)
+        return Claim(last, store.view_at(last), number, is_damaged=True)
+
+    # --- the roll-forward ---
 
     def _roll_forward(self, message: Freeze, promised: Iterable[HeldUnit], now: int) -> None:
         state, clock, stream = self._state, self._state.clock, self._state.stream
         try:
-            clock.announce(message.runs, now, now)
+            clock.announce(message.runs, now, now, state.trim)
         except LeaseConflictError as error:
             state.out.append(Halt(str(error)))
             return
@@ -176,6 +266,7 @@ class Recovery:
             if is_witness:
                 self.stand_by(decision.view)
             self.number = decision.view
+            self.mended()
             self.joining = Joining(state, decision, now, is_witness=is_witness)
             self.joining.woke(now)
         return False
@@ -215,6 +306,7 @@ class Recovery:
         state = self._state
         self.number = max(self.number, number)
         self._route, self.entered, self.joining = b"", None, None
+        self.mended()
         state.state = "limbo"
         stable, durable = state.stream.stable_mark, state.stream.durable_mark
         state.stream.restore(stable, durable, [])
@@ -238,9 +330,21 @@ class Recovery:
     def joined(self, now: int) -> bool:
         """Whether this server has just joined the view that it follows into."""
         joining, state = self.joining, self._state
-        if joining is None or not joining.joined(now):
+        if joining is None:
+            return False
+        view = joining.decision.view
+        if self.missing is not None and self.missing.view == view:
+            return False
+        try:
+            if not joining.joined(now):
+                return False
+        except UnreadableError as error:
+            # The log is the survivor's, but a part of what was here before cannot be read.
+            after = _readable_up_to(state.store, state.stream.stable)
+            self._miss(Missing(after, error, view))
             return False
         self.joining = None
+        self.mended()
         state.view, state.view_base = joining.decision.view, joining.decision.last
         state.state = "joined"
         return True
@@ -260,3 +364,12 @@ class Recovery:
     def check(self) -> None:
         """Assert the invariant."""
         assert self._state.state != "frozen" or self.number > self._state.view
+
+
+def _readable_up_to(store: Store, fseq: int) -> int:
+    """Return the last entry that can be read with all those after `fseq`."""
+    fseq = max(fseq, store.first_fseq - 1)
+    with suppress(UnreadableError):
+        for entry in entries_after(store, fseq):
+            fseq = entry.fseq
+    return fseq

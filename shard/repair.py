@@ -5,8 +5,9 @@
     asking --nobody can give it--> hopeless, for a while
 
 Rule: one question at a time, to one peer after the other; meanwhile readers are told `unknown`.
-Only stable entries are asked for: they are the same on all replicas. Invariant: what is held here
-until it is stored is bounded (docs/protocol.md, section 10).
+In service only stable entries are asked for: they are the same on all replicas. In limbo they must
+be shown to be of this server's own history: view and number identify an entry, and with it all
+before it. Invariant: what is held until it is stored is bounded (docs/protocol.md, section 10).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ziplog.wire import Fetch, Place
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shard.recovery import Missing, Recovery
     from shard.state import ReplicaState
     from ziplog.wire import Fetched
 
@@ -41,12 +43,19 @@ _MAX_HOPELESS: Final = 1024
 class Repair:
     """One replica's damage, as far as it is known."""
 
-    def __init__(self, state: ReplicaState) -> None:
+    def __init__(self, state: ReplicaState, recovery: Recovery) -> None:
         self._state: Final = state
+        self._recovery: Final = recovery
         #: What cannot be read, and why.
         self._what, self._why = "", ""
         #: The entries that are asked for, first and last; None: none are.
         self._hole: tuple[int, int] | None = None
+        #: The view that they are asked for in.
+        self._view: int | None = None
+        #: The view of the next entry behind them, if what comes is to be shown to fit to it; or 0.
+        self._proof = 0
+        #: What a server in limbo asks for.
+        self._missing: Missing | None = None
         #: What has come of them, and its bytes.
         self._come: list[Entry] = []
         self._come_bytes = 0
@@ -72,6 +81,20 @@ class Repair:
         if self._may_look(now):
             what = f"the entry after {fseq}"
             self._find(what, error, lambda: self._state.store.damaged_after(fseq), now)
+
+    def needed_in_limbo(self, now: int) -> None:
+        """Get what keeps this server from leading a recovery, or from joining a view."""
+        missing = self._recovery.missing
+        if missing is None:
+            return
+        if missing is not self._missing:
+            self._missing, self._hole, self._look_due = missing, None, now
+        if self._hole is None and now >= self._look_due:
+            self._look_due = now + _LOOK_AGAIN_NS
+            what = f"the entry after {missing.after}"
+            self._find(
+                what, missing.error, lambda: self._state.store.damaged_after(missing.after), now
+            )
 
     def _find(
         self,
@@ -110,15 +133,23 @@ class Repair:
         return True
 
     def _begin(self, hole: tuple[int, int], now: int) -> None:
-        stable = self._state.stream.stable
-        if hole[0] > stable:
+        state, stable = self._state, self._state.stream.stable
+        self._view, self._proof = self._recovery.repair_view, 0
+        if state.state == "limbo":
+            # Who joins has the survivor's log, as its end shows; who would lead may have another.
+            self._proof = state.store.view_at(hole[1] + 1) if self._view == 0 else 0
+        elif hole[0] > stable:
             return
-        self._failures = 0
-        self._hole = (hole[0], min(hole[1], stable))
-        if self._state.peers:
-            self._begin_again(now)
         else:
+            hole = (hole[0], min(hole[1], stable))
+        self._failures = 0
+        self._hole = hole
+        if not state.peers:
             self._give_up("there is no other replica", now)
+        elif self._view == 0 and not self._proof:
+            self._give_up("what follows does not tell which entries are missing", now)
+        else:
+            self._begin_again(now)
 
     # --- asking ---
 
@@ -130,13 +161,12 @@ class Repair:
 
     def woke(self, now: int) -> None:
         """Ask, or look for what to ask, if that is due."""
-        state = self._state
         if self._hole is None:
             self._look(now)
         elif now < self._due:
             return
-        elif state.state not in {"up", "joined"}:
-            # It will be so again, and whoever reads then asks again.
+        elif self._recovery.repair_view != self._view:
+            # Whoever reads later asks again.
             self._hole, self._come = None, []
         elif self._is_asked:
             self._fail("no replica answers", now)
@@ -149,9 +179,10 @@ class Repair:
 
     def _ask(self, now: int) -> None:
         state = self._state
+        assert self._view is not None, "nobody may be asked"
         self._is_asked, self._due = True, now + _ANSWER_NS
         after, view = self._last_known()
-        question = Fetch(state.cluster, state.shard, state.view, state.server, after, view, 0)
+        question = Fetch(state.cluster, state.shard, self._view, state.server, after, view, 0)
         state.send(self._peer, question)
 
     @property
@@ -175,12 +206,15 @@ class Repair:
 
     def fetched(self, route: bytes, answer: Fetched, now: int) -> bool:
         """Take an answer; whether it was one to the last question."""
-        if self._hole is None or not self._is_asked or route != self._peer:
+        view = self._recovery.repair_view
+        if self._hole is None or not self._is_asked or route != self._peer or view != self._view:
             return False
-        after, _ = self._last_known()
-        if (answer.view, answer.after, answer.session) != (self._state.view, after, 0):
+        told = answer.view, answer.after, answer.after_view, answer.session
+        if told != (view, *self._last_known(), 0):
             return False
-        last = self._hole[1]
+        after = answer.after
+        # What follows them here may have to come along, to show that it follows them there.
+        last = self._hole[1] + bool(self._proof)
         come = [Entry(e.fseq, e.view, e.decision) for e in answer.entries if e.fseq <= last]
         is_next = [e.fseq for e in come] == list(range(after + 1, after + 1 + len(come)))
         if not come or not is_next:
@@ -188,14 +222,29 @@ class Repair:
             return True
         self._come += come
         self._come_bytes += sum(map(_size, come))
-        if come[-1].fseq == last or self._come_bytes >= _STORE_BYTES:
-            self._store(last, now)
+        is_all = come[-1].fseq == last or (come[-1].fseq == self._hole[1] and self._is_shown)
+        if is_all or self._come_bytes >= _STORE_BYTES:
+            self._store(now)
         else:
             self._ask(now)
         return True
 
-    def _store(self, last: int, now: int) -> None:
-        state, come = self._state, self._come
+    @property
+    def _is_shown(self) -> bool:
+        """Whether what has come is of this server's own history.
+
+        One primary or one recovery decides all of a view: an entry of the view of what follows here
+        is the same everywhere, and so is all before it.
+        """
+        return not self._proof or self._come[-1].view == self._proof
+
+    def _store(self, now: int) -> None:
+        assert self._hole is not None, "nothing was asked for"
+        state, last = self._state, self._hole[1]
+        if not self._is_shown:
+            self._fail("what other replicas have may be of another history", now)
+            return
+        come = [entry for entry in self._come if entry.fseq <= last]
         try:
             fits = state.store.repair(come)
         except FullError:
@@ -212,6 +261,7 @@ class Repair:
             self._begin_again(now)
         else:
             self._hole, self._come, self._look_due = None, [], now
+            self._recovery.mended()
             state.out.append(Warn(
                 f"{state.config.name} could not read {self._what} ({self._why}); it can again, with"
                 f" the help of {self._peer.decode()}. Have a look at the disk"
@@ -230,6 +280,11 @@ class Repair:
     def _give_up(self, why: str, now: int) -> None:
         """Say, once, that it is hopeless, and leave it alone for a while."""
         state = self._state
+        if state.state == "limbo":
+            self._hole, self._come = None, []
+            self._look_due = now + _HOPELESS_NS
+            self._recovery.gave_up(why)
+            return
         hopeless: set[object] = {known for known in (self._what, self._hole) if known}
         is_told = bool(hopeless & self._hopeless)
         self._hole, self._come = None, []

@@ -108,7 +108,7 @@ class Replica:
         goes_on = start(self._state, checkpoint, now, limbo=limbo)
         self._health: Final = Health(self._state, now)
         self._recovery: Final = Recovery(self._state)
-        self._repair: Final = Repair(self._state)
+        self._repair: Final = Repair(self._state, self._recovery)
         self._primary: Primary | None = None
         self._backup: Backup | None = None
         self._role = self._take_role()
@@ -310,7 +310,7 @@ class Replica:
         state.cluster = message.cluster
         begins = self._now + message.starts_in_us * 1000
         try:
-            news = state.clock.announce(message.runs, begins, self._now)
+            news = state.clock.announce(message.runs, begins, self._now, message.trim)
         except LeaseConflictError as error:
             self._halt(str(error))
             return
@@ -414,9 +414,10 @@ class Replica:
                 self._primary.woke(self._now)
             elif self._backup is not None:
                 self._backup.woke(self._now)
-        self._health.woke(self._now, self._recovery.number)
+        self._health.woke(self._now, self._recovery.claim)
         if self._recovery.joining is not None:
             self._recovery.joining.woke(self._now)
+        self._repair.needed_in_limbo(self._now)
         self._repair.woke(self._now)
         if self._now >= self._heartbeat.due:
             self._heartbeat.beat(self._now)
@@ -492,6 +493,7 @@ class Replica:
             promised = list(self._backup.guesses.promised.values())
         if self._recovery.freeze(route, message, promised, self._now):
             self._health.hurry(self._now)
+        self._repair.needed_in_limbo(self._now)
 
     def _view_decided(self, route: bytes, message: ViewDecided) -> None:
         state = self._state
@@ -504,11 +506,13 @@ class Replica:
 
     def _fetch(self, route: bytes, message: Fetch) -> None:
         state = self._state
+        is_in_view = state.state in {"up", "joined"} and message.view == state.view
+        # In limbo nobody's view tells anything: an entry's own does.
+        is_in_limbo = state.state == "limbo" and message.view == 0
         if (
             message.cluster == state.cluster
             and message.shard == state.shard
-            and message.view == state.view
-            and state.state in {"up", "joined"}
+            and (is_in_view or is_in_limbo)
         ):
             why = serve(state, route, message)
             if why is not None:
@@ -519,6 +523,7 @@ class Replica:
         if message.cluster != state.cluster or message.shard != state.shard:
             return
         if self._repair.fetched(route, message, self._now):
+            self._join()  # that may have been all that was missing
             return
         if self._recovery.fetched(route, message, self._now):
             self._readers.dismiss()
@@ -530,6 +535,7 @@ class Replica:
             self._readers = Readers(self._state, self._guesses)
             self._health.hurry(self._now)
             self._heartbeat.due = self._now
+        self._repair.needed_in_limbo(self._now)
 
     def _leave(self, view: int) -> None:
         """Stop: the shard has gone on without this server."""

@@ -9,6 +9,7 @@ import pytest
 from shard import repair
 from shard.entry import Entry, FullError, UnreadableError
 from shard.joining import serve
+from shard.recovery import Recovery
 from shard.repair import Repair
 from shard.state import ReplicaConfig, ReplicaState
 from shard.stream import Watermark
@@ -53,7 +54,7 @@ class Shard:
         assert isinstance(self.store, MemoryStore)
         self.store.damaged = set(damaged)
         self.peers = {NAMES[i].encode(): state_of(i, LOG, 20, f) for i in range(1, f + 1)}
-        self.repair = Repair(self.state)
+        self.repair = Repair(self.state, Recovery(self.state))
         self.asked: list[tuple[bytes, Fetch]] = []
         self.warnings: list[str] = []
         #: What a peer's answer turns into on its way; None: it is lost.

@@ -27,13 +27,16 @@ class Suspect(Message, tag=VERSION * 256 + 60, frozen=True, gc=False):
     state: ServerState
     #: The replicas that it suspects, by index.
     suspects: Annotated[list[int], Meta(max_length=16)]
-    #: The last entry of its log, stored or not, and the view of that entry; 0 and 0: none.
+    #: The last entry of its log, stored or not, and the view of that entry; 0 and 0: none. If it is
+    #: damaged: the last entry that it could lead with.
     last: Fseq
     last_view: View
     #: The highest recovery that it froze for or follows; 0: none.
     recovery: View
     #: The identity of its data directory: a secret between the two.
     identity: Name
+    #: It is in limbo, and behind `last` there is more, which it cannot read and nobody could give.
+    is_damaged: bool = False
 
 
 class Freeze(Message, tag=VERSION * 256 + 61, frozen=True, gc=False):

@@ -114,7 +114,8 @@ class SessionTable(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Fetch(Message, tag=VERSION * 256 + 34, frozen=True, gc=False):
     """Send me your log behind my last entry; then the sessions from number `session` on.
 
-    `view` is that of the recovery, or of both servers, if one repairs its files.
+    `view` is that of the recovery, or of both servers, if one repairs its files; 0: both are in
+    limbo, and only that.
     """
 
     shard: ShardId

@@ -3,7 +3,8 @@
 A lease begins when the membership service said it would, by this server's own monotonic clock, and
 its epochs follow at their nominal length. Without a next lease the clock stays in the last epoch.
 Time decides only which positions are taken next, never who owns them, so clocks that differ cost
-latency and no-ops but no safety (D39). Invariant: leases held form one digest chain (D30).
+latency and no-ops but no safety (D39). Invariant: leases held form one digest chain (D30), from one
+on that is told as the first behind the trim point.
 
 See docs/protocol.md, section 3.
 """
@@ -61,11 +62,12 @@ class EpochClock:
         self.lease = lease = runs[-1].last
         self._began = now - lease.epochs * lease.epoch_ms * _NS_PER_MS
 
-    def announce(self, runs: Iterable[LeaseRun], begins: int, now: int) -> bool:
+    def announce(self, runs: Iterable[LeaseRun], begins: int, now: int, trim: int = 0) -> bool:
         """Take committed leases, the last of which begins at `begins`; False if all were known.
 
         Leases between those held and the last one are over when the last one begins, or never
-        begin: time decides only what is taken next.
+        begin: time decides only what is taken next. Those that end at `trim` or before may be
+        missing: who was away for long is told none that were trimmed meanwhile.
 
         Raises:
             LeaseConflictError: they contradict a lease held.
@@ -73,7 +75,7 @@ class EpochClock:
         """
         news = False
         for run in runs:
-            news |= self._take_run(run)
+            news |= self._take_run(run, trim)
         if news:
             while self._coming and self._coming[-1][0] >= begins:
                 self._coming.pop()
@@ -81,7 +83,7 @@ class EpochClock:
         self.turn(now)
         return news
 
-    def _take_run(self, run: LeaseRun) -> bool:
+    def _take_run(self, run: LeaseRun, trim: int) -> bool:
         """Verify a run and keep it; False if it holds nothing new, or leaves a gap."""
         if not self.recent:
             self.recent.append(run)
@@ -92,7 +94,12 @@ class EpochClock:
         if run.last.number <= last.number:
             return False
         if run.first.number > last.number + 1:
-            return False  # a gap: the next heartbeat asks for what is missing
+            if run.first.base > trim:
+                return False  # a gap: the next heartbeat asks for what is missing
+            self.recent.clear()
+            self._coming.clear()
+            self.recent.append(run)
+            return True
         if run.first.number == last.number + 1:
             if run.first.predecessor != last.digest or run.first.base != last.stop:
                 raise LeaseConflictError(f"lease {run.first.number} does not follow {last}")

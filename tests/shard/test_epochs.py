@@ -52,6 +52,23 @@ def test_successor_must_follow(change: dict[str, object]) -> None:
         clock.announce([run_of(replace(first.following(), **change))], S, S)
 
 
+def test_leases_that_are_over_may_be_missing() -> None:
+    """Who was away for long is told none that were trimmed meanwhile."""
+    first = first_lease(1)
+    run = run_from(first, 6)
+    told = LeaseRun(run.last, 1, run.last)
+    clock = EpochClock(0)
+    clock.announce([run_of(first)], S, S)
+    assert not clock.announce([told], 2 * S, 2 * S, trim=run.last.base - 1)
+    assert clock.last == first
+    assert clock.announce([told], 2 * S, 2 * S, trim=run.last.base)
+    assert (clock.last, clock.lease) == (run.last, run.last)
+    assert clock.next_owned(run.last.base) == run.last.base
+    assert clock.announce([run_of(run.last.following())], 3 * S, 2 * S)
+    with pytest.raises(LeaseConflictError):
+        clock.announce([run_of(replace(run.last, epoch_ms=11))], 3 * S, 3 * S, trim=2**62)
+
+
 def test_gap_is_left_and_filled_by_a_run() -> None:
     first = first_lease(1)
     run = run_from(first, 6)

@@ -4,9 +4,10 @@
     asked all --all of one view say the same--> done;  --they differ--> asked all again
 
 Rules: a stable answer counts from any replica; an unstable one only if all replicas of one view,
-the primary among them, say the same (D42); a live shard's primary alone may say that a position is
-not decided yet. A replica that cannot tell yet, as its shard recovers, is asked again until the
-deadline. Invariant: the replies kept are of one view. See docs/protocol.md, sections 6 and 11.
+the primary among them, say the same (D42). That a position is not decided yet is the primary's to
+say; but it may be the last to learn that its shard has gone on without it, so that counts once all
+replicas have answered in its view. Who cannot tell yet, as the shard recovers, is asked again until
+the deadline. Invariant: the replies kept are of one view. See docs/protocol.md, sections 6 and 11.
 """
 
 from __future__ import annotations
@@ -133,8 +134,6 @@ class Reads:
                 self._finish(reply.request, reading, _record(reading.request.rid, reply))
             case "no-op":
                 self._fail_missing(reply.request, reading, "the position is a no-op")
-            case "not-yet" if reply.server == 0 and reply.view == route.view and not route.is_away:
-                self._fail_missing(reply.request, reading, "nothing was inserted there yet")
             case "wrong-shard":
                 what = f"shard {reply.shard} does not own the position"
                 self._fail_missing(reply.request, reading, what)
@@ -161,12 +160,14 @@ class Reads:
             return
         if len(reading.replies) < len(route.names) or reply.view != route.view:
             return
+        replies = list(reading.replies.values())
         record = _record(reading.request.rid, reply)
-        if all(
-            r.answer == "record" and _record(reading.request.rid, r) == record
-            for r in reading.replies.values()
-        ):
+        if all(r.answer == "record" and _record(reading.request.rid, r) == record for r in replies):
             self._finish(reply.request, reading, record)
+            return
+        is_in_view = all(r.answer in {"record", "not-yet"} for r in replies)
+        if is_in_view and reading.replies[0].answer == "not-yet" and not route.is_away:
+            self._fail_missing(reply.request, reading, "nothing was inserted there yet")
             return
         reading.replies.clear()
         reading.retry_at = self._turn.now + reading.pause

@@ -95,13 +95,31 @@ def test_answers_of_two_views_are_not_combined() -> None:
     assert not glass.answers
 
 
-def test_the_primarys_not_yet_is_final_at_once() -> None:
+@pytest.mark.parametrize("backup", ["not-yet", "record"])
+def test_the_primarys_not_yet_counts_once_all_have_answered_in_its_view(
+    backup: wire.Answer,
+) -> None:
     glass, call = reading()
     _, read = asked(glass)
-    glass.give(reply(read, 1, "not-yet", stable=False))
-    assert not glass.answers
     glass.give(reply(read, 0, "not-yet", stable=False))
+    assert asked(glass)[0] == ["s0r0:1", "s0r1:1"]
+    assert not glass.answers
+    glass.give(reply(read, 1, backup, stable=False))
     assert isinstance(glass.answers[call], NoSuchRecordError)
+
+
+@pytest.mark.parametrize(
+    "survivor",
+    [{"answer": "unknown"}, {"answer": "not-yet", "view": 2}, {"answer": "record", "view": 2}],
+)
+def test_a_primary_without_which_its_shard_went_on_denies_nothing(survivor: dict[str, Any]) -> None:
+    """It may be the last to learn that it is none any more."""
+    glass, _ = reading()
+    _, read = asked(glass)
+    glass.give(reply(read, 0, "not-yet", stable=False))
+    glass.give(reply(read, 1, stable=False, **survivor))
+    glass.give(reply(read, 0, "not-yet", stable=False))
+    assert not glass.answers
 
 
 @pytest.mark.parametrize("answer", ["no-op", "wrong-shard"])
@@ -234,7 +252,7 @@ def test_a_recovering_primarys_not_yet_is_not_final() -> None:
     glass.pass_time(1)
     _, read = asked(glass)
     assert read.view == 2
-    glass.give(reply(read, 0, "not-yet", stable=False))
+    glass.give(*(reply(read, server, "not-yet", stable=False) for server in (0, 1)))
     assert isinstance(glass.answers[call], NoSuchRecordError)
 
 

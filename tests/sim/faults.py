@@ -47,6 +47,9 @@ class Faults:
         self._rotten: Final[set[str]] = set()
         #: So many faults were carried out.
         self.done = 0
+        #: Servers whose disk failed, and so may have stopped; and whether all power was cut.
+        self.excused: Final[set[str]] = set()
+        self.has_cut_power = False
 
     def schedule(self, faults: Iterable[Fault]) -> None:
         """Carry faults out, each when it is due from now on."""
@@ -123,6 +126,7 @@ class Faults:
 
     def _power_all(self, _fault: Fault) -> bool:
         """Cut the power of all machines."""
+        self.has_cut_power = True
         for node in self._cluster.nodes.values():
             if node.is_up:
                 node.kill()
@@ -180,7 +184,10 @@ class Faults:
 
     def _disturb_links(self, fault: Fault, disturb: Callable[[str, str], None]) -> bool:
         links = list(zip(fault.targets[::2], fault.targets[1::2], strict=True))
-        return self._disturb(fault, links, disturb, set(fault.targets))
+        # Who is not seen by another server, or by the handler, may be replaced.
+        judges = {*self._cluster.disks, *self._cluster.handlers.names}
+        met = {name for link in links if judges.issuperset(link) for name in link}
+        return self._disturb(fault, links, disturb, met)
 
     def _isolate(self, fault: Fault) -> bool:
         """Cut a server from everybody but clients, or from everybody."""
@@ -197,7 +204,6 @@ class Faults:
         disturb: Callable[[str, str], None],
         met: set[str],
     ) -> bool:
-        # Of two servers that lose sight of each other, one may be replaced.
         servers = sorted(name for name in met if name in self._cluster.disks)
         if not all(self._may_fail(name) for name in servers):
             return False
@@ -238,6 +244,7 @@ class Faults:
         disk = self._cluster.disks[name]
         if not self._may_fail(name):
             return False
+        self.excused.add(name)
         disk.capacity_bytes = FULL_BYTES
         return self._lasting(fault, lambda: setattr(disk, "capacity_bytes", ROOM_BYTES), [name])
 
@@ -259,6 +266,7 @@ class Faults:
         process, disk = self._cluster.nodes[name], self._cluster.disks[name]
         if not process.is_up or not self._may_fail(name):
             return False
+        self.excused.add(name)
         disk.fail_on(fault.amount, error)
         process.on_halt = then
 

@@ -142,7 +142,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
         lanes=random.choice((1, 1, 2, 8)),
         think_us=random.choice((0, 2_000, 50_000, 200_000)),
         conditions=random.choice(_WEATHER),
-        span_ms=60_000 if naps else random.choice((2_000, 6_000)),
+        span_ms=60_000 if naps else random.choice((300, 2_000, 6_000)),
         naps=naps,
         faults=(),
         is_raft_real=is_drawn if is_raft_real is None else is_raft_real,

@@ -132,6 +132,7 @@ class Run:
         self.shared.is_over = True
         self._settle()
         records = self._audit()
+        self._check_excuses()
         alive = {client.name for client in (*self.writers, *self.readers, self.auditor)}
         was_searched = verdict.final(
             self.cluster, self.history, self.monitor, healed=healed, alive=alive
@@ -147,6 +148,17 @@ class Run:
         ends = [fault.at_ms + fault.for_ms for fault in self.plan.faults]
         least = self.plan.span_ms if self.plan.naps else 0
         return began + max([least, *ends]) * MS + 2 * S
+
+    def _check_excuses(self) -> None:
+        """Check that nobody stopped itself, and that nothing may be lost, without a reason."""
+        halts = {
+            name: node.halts
+            for name, node in self.cluster.nodes.items()
+            if node.halts and name not in self.faults.excused
+        }
+        assert not halts, f"stopped themselves: {halts}"
+        losses = self.cluster.state.losses
+        assert self.faults.has_cut_power or not losses, f"nobody failed, and yet: {losses}"
 
     def _pass_until(self, condition: Callable[[], object], within_ns: int) -> bool:
         """Let time pass, and look at the servers all the while; whether the condition came."""

@@ -9,7 +9,7 @@ import pytest
 from shard import repair
 from shard.entry import Entry, FullError, UnreadableError
 from shard.joining import serve
-from shard.recovery import Recovery
+from shard.recovery import Claim, Missing, Recovery
 from shard.repair import Repair
 from shard.state import ReplicaConfig, ReplicaState
 from shard.stream import Watermark
@@ -346,3 +346,201 @@ def test_a_file_that_cannot_be_read_at_all_is_hopeless(monkeypatch: pytest.Monke
     other.run(5 * S)
     (warning,) = other.warnings
     assert "Input/output error" in warning
+
+
+# --- in limbo ---
+
+
+def views(view: int, first: int) -> list[Entry]:
+    """Return a log whose entries are of another view from number `first` on."""
+    return [Entry(e.fseq, view if e.fseq >= first else 1, e.decision) for e in LOG]
+
+
+class Limbo(Shard):
+    """One server in limbo that is to lead a recovery, and its peers, in limbo too."""
+
+    def __init__(
+        self,
+        damaged: set[int],
+        log: list[Entry] = LOG,
+        others: list[Entry] | None = None,
+        *,
+        stable: int = 0,
+        f: int = 1,
+    ) -> None:
+        super().__init__(set(), f=f)
+        self.state = state_of(0, log, stable, f)
+        self.store = self.state.store
+        assert isinstance(self.store, MemoryStore)
+        self.store.damaged = set(damaged)
+        #: What was stored.
+        self.parts: list[list[Entry]] = []
+        self.store.repair = self._stored  # type: ignore[method-assign]
+        held = log if others is None else others
+        self.peers = {NAMES[i].encode(): state_of(i, held, stable, f) for i in range(1, f + 1)}
+        for state in (self.state, *self.peers.values()):
+            state.state, state.view = "limbo", 0
+        self.recovery = Recovery(self.state)
+        self.repair = Repair(self.state, self.recovery)
+
+    def _stored(self, entries: list[Entry]) -> bool:
+        self.parts.append(entries)
+        return MemoryStore.repair(self.store, entries)  # type: ignore[arg-type]
+
+    def lead(self, after: int, view: int = 0) -> None:
+        """Miss what follows an entry."""
+        error = UnreadableError(f"entry {after + 1} is damaged")
+        self.recovery._miss(Missing(after, error, view))
+        self.repair.needed_in_limbo(self.now)
+        self.deliver()
+
+    def run(self, duration: int) -> None:
+        """Wake it ten times a second, as it tells the handler of itself."""
+        end = self.now + duration
+        while self.now < end:
+            self.now += 100 * MS
+            self.repair.needed_in_limbo(self.now)
+            self.repair.woke(self.now)
+            self.deliver()
+
+
+def test_a_server_that_is_to_lead_gets_what_it_cannot_read() -> None:
+    """Also what is not known to be stable: the same view after it shows that it is the same."""
+    shard = Limbo({8, 9}, stable=3)
+    shard.lead(7)
+    assert shard.damaged == set()
+    assert [(name, q.view, q.after, q.after_view) for name, q in shard.asked] == [(ONE, 0, 7, 1)]
+    assert [e.fseq for e in shard.parts[0]] == [8, 9], "what can be read is left alone"
+    assert shard.recovery.missing is None
+    (warning,) = shard.warnings
+    assert "it can again, with the help of shard-0-1" in warning
+    assert not shard.recovery.claim.is_damaged
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "is_taken"),
+    [
+        (views(2, 8), views(2, 8), True),
+        (views(2, 10), views(2, 10), True),  # the next entry has to come along to show it
+        (views(2, 9), views(2, 9), True),
+        (views(2, 8), LOG, False),  # the same number, of another view
+        (views(2, 10), LOG, False),
+        (views(2, 10), views(3, 10), False),
+        (views(2, 9), views(3, 9), False),
+        (views(2, 7), LOG, False),  # they part before
+    ],
+)
+def test_what_may_be_of_another_history_is_not_taken(
+    mine: list[Entry], others: list[Entry], *, is_taken: bool
+) -> None:
+    shard = Limbo({8, 9}, mine, others, stable=9)
+    shard.lead(7)
+    shard.run(30 * S)
+    assert bool(shard.parts) == is_taken
+    assert (shard.damaged == set()) == is_taken
+    assert shard.recovery.claim.is_damaged != is_taken
+
+
+def test_two_that_are_damaged_side_by_side_help_each_other() -> None:
+    shard = Limbo({8})
+    assert isinstance(shard.peers[ONE].store, MemoryStore)
+    shard.peers[ONE].store.damaged = {9}
+    shard.lead(7)
+    assert shard.damaged == set()
+
+
+def test_the_end_of_a_log_is_not_made_up() -> None:
+    """Nothing follows that would tell of which view it was."""
+    shard = Limbo({19, 20})
+    shard.lead(18)
+    assert shard.asked == []
+    assert shard.damaged == {19, 20}
+    assert shard.recovery.claim == Claim(18, 1, 1, is_damaged=True)
+    (warning,) = shard.warnings
+    assert "cannot lead a recovery: entry 19 is damaged" in warning
+
+
+def test_who_cannot_lead_says_so_once_and_tells_what_it_could_lead_with() -> None:
+    log = views(5, 15)
+    shard = Limbo({8}, log, [], stable=3)
+    assert shard.recovery.claim == Claim(20, 5, 0, is_damaged=False)
+    shard.lead(7)
+    assert shard.recovery.claim == Claim(7, 1, 5, is_damaged=True), "no attempt is numbered 5 again"
+    shard.run(200 * S)
+    assert len(shard.asked) == 4 * 3, "a minute between two attempts"
+    (warning,) = shard.warnings
+    assert "cannot lead a recovery: entry 8 is damaged" in warning
+    assert "data directory away" not in warning, "it may be the only one"
+    assert shard.recovery.claim.is_damaged
+    shard.peers[ONE] = state_of(1, log)
+    shard.run(61 * S)
+    assert shard.damaged == set()
+    assert shard.recovery.claim == Claim(20, 5, 0, is_damaged=False)
+
+
+def test_nobody_may_lead_with_less_than_what_was_stable() -> None:
+    shard = Limbo({8}, LOG, [], stable=12)
+    shard.lead(7)
+    assert shard.recovery.claim == Claim(12, 1, 1, is_damaged=True)
+
+
+def test_an_answer_that_is_stale_late_or_foreign_is_not_taken_in_limbo() -> None:
+    shard = Limbo({8}, f=2)
+    seen: list[Fetched] = []
+
+    def way(_: bytes, answer: Fetched) -> Fetched | None:
+        seen.append(answer)
+        return None
+
+    shard.way = way
+    shard.lead(7)
+    answer = seen[0]
+    fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
+    take = shard.repair.fetched
+    assert not take(TWO, answer, shard.now)
+    for field in ("view", "after", "session", "after_view"):
+        assert not take(ONE, Fetched(**{**fields, field: 5}), shard.now)
+    missing = shard.recovery.missing
+    shard.recovery.mended()  # another one leads
+    assert not take(ONE, answer, shard.now)
+    shard.recovery.missing = missing
+    shard.state.state = "frozen"
+    assert not take(ONE, answer, shard.now)
+    shard.state.state, shard.state.view = "joined", 2
+    assert not take(ONE, answer, shard.now)
+    assert shard.parts == []
+    shard.state.state = "limbo"
+    assert take(ONE, answer, shard.now)
+    assert not take(ONE, answer, shard.now), "it comes twice"
+    assert shard.damaged == set()
+
+
+def test_who_joins_gets_the_end_of_its_log_too() -> None:
+    """It is the survivor's log, as its last entry showed."""
+    shard = Limbo({19, 20}, f=2)
+    for peer in shard.peers.values():
+        peer.state, peer.view = "joined", 3
+    shard.lead(18, view=3)
+    assert {q.view for _, q in shard.asked} == {3}
+    assert shard.damaged == set()
+
+
+def test_what_was_asked_for_in_another_view_is_dropped() -> None:
+    shard = Limbo({8})
+    shard.way = lambda *_: None
+    shard.lead(7)
+    assert len(shard.asked) == 1
+    shard.recovery.mended()
+    shard.run(10 * S)
+    assert len(shard.asked) == 1
+    assert shard.repair.next_wakeup() is None
+
+
+def test_a_large_hole_is_stored_in_parts_in_limbo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "_STORE_BYTES", 8)
+    shard = Limbo(set(range(3, 18)))
+    shard.way = lambda _, answer: changed(answer, answer.entries[:2])
+    shard.lead(2)
+    assert shard.damaged == set()
+    assert [e.fseq for part in shard.parts for e in part] == list(range(3, 18))
+    assert 2 < len(shard.parts) < 9

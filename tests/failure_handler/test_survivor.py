@@ -1,0 +1,87 @@
+"""Of servers that are all in limbo, some of which cannot read their logs, whose is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from failure_handler.members import Member
+from failure_handler.state import Begin
+from failure_handler.survivor import Candidate, hides_damage, longest
+from tests.failure_handler.world import MS, FakeServer, S, World, config
+from ziplog.wire import Suspect
+
+
+def candidate(index: int, last: int, last_view: int = 1, *, is_damaged: bool = False) -> Candidate:
+    said = Suspect(
+        1, f"shard-0-{index}", 0, 0, index, 7, "limbo", [], last, last_view, 0, "id", is_damaged
+    )
+    return Candidate(Member(said.node, index), said)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "chosen"),
+    [
+        ([candidate(0, 9, is_damaged=True), candidate(1, 10)], 1),
+        ([candidate(0, 9, is_damaged=True), candidate(1, 9)], 1),
+        ([candidate(0, 9), candidate(1, 9)], 0),
+        ([candidate(0, 9, is_damaged=True), candidate(1, 9, is_damaged=True)], 0),
+        # What it can read is more than what the other one has: that is not dropped.
+        ([candidate(0, 9, is_damaged=True), candidate(1, 8)], 0),
+        ([candidate(0, 9, 2, is_damaged=True), candidate(1, 10, 1)], 0),
+    ],
+)
+def test_the_longest_log_that_can_be_read_counts(candidates: list[Candidate], chosen: int) -> None:
+    found = longest(candidates)
+    assert found is not None
+    assert found.member.index == chosen
+
+
+def test_what_was_confirmed_is_not_lost_for_damage() -> None:
+    """Without damage, a log that ends before the confirmed view is all that there is."""
+    old, new = candidate(0, 9, 1), candidate(1, 20, 3)
+    damaged = candidate(1, 8, 1, is_damaged=True)
+    assert hides_damage(old, [old, damaged], 3)
+    assert not hides_damage(old, [old, damaged], 1)
+    assert not hides_damage(old, [old], 3)
+    assert not hides_damage(new, [old, new, damaged], 3)
+
+
+def claim(server: FakeServer, last: int, last_view: int = 1) -> None:
+    """Let a server in limbo tell that it could lead with so much only."""
+    world = server.world
+    send = world.send_handler
+
+    def told(sender: FakeServer, handler: str, message: object) -> None:
+        if isinstance(message, Suspect) and message.state == "limbo" and sender is server:
+            fields = {name: getattr(message, name) for name in message.__struct_fields__}
+            fields |= {"last": last, "last_view": last_view, "is_damaged": True}
+            message = Suspect(**fields)
+        send(sender, handler, message)  # type: ignore[arg-type]
+
+    world.send_handler = told  # type: ignore[method-assign, assignment]
+
+
+def test_who_says_that_it_is_damaged_is_not_asked_any_more() -> None:
+    world = World(config(durability="disk")).live()
+    assert world.insert("one")
+    first = world.server(0, 0)
+    claim(first, 0)
+    world.kill(*world.servers)
+    world.until_live(view=2)
+    assert [begin.attempt.candidate for begin in world.decided(Begin)] == [1]
+
+
+def test_a_shard_whose_confirmed_view_cannot_be_read_waits() -> None:
+    world = World(config(durability="disk")).live()
+    assert world.insert("one")
+    world.kill(world.server(0, 1))
+    world.until_live(view=2)
+    world.run(1 * S)
+    begun = len(world.decided(Begin))
+    for index in (0, 1):
+        claim(world.server(0, index), 1)
+    world.kill(*world.servers)
+    world.run(20 * S + 100 * MS)
+    assert len(world.decided(Begin)) == begun
+    texts = [text for text in world.warnings if "none of its servers can read that far" in text]
+    assert len(texts) == 1

@@ -1,0 +1,191 @@
+"""A shard whose servers all crashed, and whose logs cannot all be read: what each of them does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.shard.test_recovery import (
+    BACKUP,
+    LEASE,
+    PRIMARY,
+    begin,
+    crash,
+    decision,
+    freeze,
+    heard,
+    joined,
+    log,
+    order,
+    promise,
+    replica,
+    send,
+    start,
+)
+from tests.world import CLUSTER, MS, MemoryStore, S, World, insert
+from ziplog import wire
+from ziplog.node import Received, Warn
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ziplog.node import Effect
+
+
+def dark(damaged: Collection[int] = (), others: Collection[int] = ()) -> World:
+    """Return a shard that lost its power, with entries that the two servers cannot read.
+
+    It was up for so short a time that neither knows any of them to be stable.
+    """
+    world = start(durability="disk")
+    for seq in range(1, 8):
+        send(world, insert(seq), PRIMARY, BACKUP)
+    world.run(20 * MS)
+    assert log(world, PRIMARY) == log(world, BACKUP)
+    for name, gone in ((PRIMARY, damaged), (BACKUP, others)):
+        world.kill(name)
+        store(world, name).damaged = set(gone)
+        crash(world, name)
+        world.run(5 * MS)
+        assert store(world, name).damaged == set(gone)
+    return world
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what servers tell the operator, each with its name."""
+    texts: list[str] = []
+    carry_out = World._carry_out
+
+    def watched(world: World, name: str, effect: Effect) -> None:
+        if isinstance(effect, Warn):
+            texts.append(f"{name}: {effect.text}")
+        carry_out(world, name, effect)
+
+    monkeypatch.setattr(World, "_carry_out", watched)
+    return texts
+
+
+def store(world: World, name: str) -> MemoryStore:
+    return world.stores[name]
+
+
+def insist(world: World, name: str, duration: int, recovery: int = 2, view: int = 1) -> None:
+    """Ask a server to freeze ten times a second, as the handler does."""
+    end = world.now + duration
+    while world.now < end:
+        order(world, freeze(recovery, view), name)
+        world.run(100 * MS)
+
+
+def claims(world: World, name: str) -> list[tuple[int, int, bool]]:
+    """Return what a server told last, and before, of what it holds, without repetitions."""
+    told = [m for m in heard(world, wire.Suspect) if m.node == name and m.state == "limbo"]
+    found = [(m.last, m.last_view, m.is_damaged) for m in told]
+    return [one for i, one in enumerate(found) if i == 0 or found[i - 1] != one]
+
+
+def test_who_is_to_lead_is_helped_by_who_is_in_limbo_too(told: list[str]) -> None:
+    world = dark({3, 4}, {6})
+    insist(world, PRIMARY, 500 * MS)
+    assert store(world, PRIMARY).damaged == set()
+    frozen = promise(world, PRIMARY)
+    order(world, decision(frozen), PRIMARY, BACKUP)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 2 * S)
+    begin(world, 2)
+    world.run(2 * S)
+    assert [text.split(":")[0] for text in told] == [PRIMARY, BACKUP]
+    assert all("it can again" in text for text in told)
+    assert log(world, PRIMARY) == log(world, BACKUP)
+
+
+def test_a_view_that_it_remembers_does_not_matter_in_limbo() -> None:
+    """One of them was started again, the other one has left its view."""
+    world = dark({3})
+    replica(world, BACKUP)._state.view = 1
+    insist(world, PRIMARY, 300 * MS)
+    assert store(world, PRIMARY).damaged == set()
+
+
+@pytest.mark.parametrize("state", ["starting", "up", "frozen", "joined"])
+def test_who_is_not_in_limbo_does_not_answer_who_is(state: str) -> None:
+    world = dark()
+    node = replica(world, BACKUP)
+    node._state.state = state  # type: ignore[assignment]
+    node._state.view = 1
+    question = wire.Fetch(CLUSTER, 0, 0, 0, 2, 1, 0)
+    assert not node.step(Received(PRIMARY.encode(), question), world.now)
+
+
+def test_who_is_in_limbo_answers_nobody_else() -> None:
+    world = dark()
+    node = replica(world, BACKUP)
+    node._state.view = 1
+    step = node.step
+    assert step(Received(PRIMARY.encode(), wire.Fetch(CLUSTER, 0, 0, 0, 2, 1, 0)), world.now)
+    for cluster, shard, view in ((CLUSTER, 0, 1), (CLUSTER, 1, 0), (CLUSTER + 1, 0, 0)):
+        question = wire.Fetch(cluster, shard, view, 0, 2, 1, 0)
+        assert not step(Received(PRIMARY.encode(), question), world.now)
+
+
+def test_who_cannot_be_helped_leaves_it_to_the_other_one(told: list[str]) -> None:
+    """It holds what the damaged one can read, and more; then it helps that one to join."""
+    world = dark({3})
+    world.paused.add(BACKUP)
+    insist(world, PRIMARY, 5 * S)
+    last = store(world, PRIMARY).last_fseq
+    assert claims(world, PRIMARY) == [(last, 1, False), (2, 1, True)]
+    (text,) = told
+    assert "cannot lead a recovery" in text
+    assert not heard(world, wire.Frozen)
+    world.paused.clear()
+    frozen = promise(world, BACKUP, 3)
+    # Nothing is known to be stable yet: what is damaged is needed to join.
+    order(world, decision(frozen, is_confirmed=False), BACKUP, PRIMARY)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 5 * S)
+    assert store(world, PRIMARY).damaged == set()
+    begin(world, 3)
+    assert log(world, PRIMARY) == log(world, BACKUP)
+    assert not world.halts
+
+
+def test_a_log_that_cannot_be_read_is_cut_where_the_survivors_ends() -> None:
+    world = dark({3})
+    store(world, BACKUP).truncate(4)
+    crash(world, BACKUP)
+    world.run(5 * MS)
+    world.paused.add(BACKUP)
+    insist(world, PRIMARY, 5 * S)
+    world.paused.clear()
+    frozen = promise(world, BACKUP, 3)
+    order(world, decision(frozen, is_confirmed=False), BACKUP, PRIMARY)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 5 * S)
+    assert log(world, PRIMARY) == log(world, BACKUP)
+
+
+def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(told: list[str]) -> None:
+    """What lies behind is not dropped: it may have been acknowledged."""
+    world = dark({3}, {3})
+    insist(world, PRIMARY, 5 * S)
+    insist(world, BACKUP, 5 * S, recovery=3)
+    insist(world, PRIMARY, 100 * S, recovery=4)
+    assert not heard(world, wire.Frozen)
+    assert claims(world, PRIMARY)[-1] == claims(world, BACKUP)[-1] == (2, 1, True)
+    assert [text.split(":")[0] for text in told] == [PRIMARY, BACKUP]
+    assert all("cannot lead a recovery" in text for text in told)
+    assert all("Put back what is missing" in text for text in told)
+    store(world, BACKUP).damaged.clear()  # the operator found the file
+    insist(world, PRIMARY, 61 * S, recovery=4)
+    assert heard(world, wire.Frozen)
+    assert claims(world, PRIMARY)[-1][2] is False
+
+
+def test_a_store_that_ends_too_early_is_said_once(told: list[str]) -> None:
+    world = dark()
+    state = replica(world, PRIMARY)._state
+    mark = state.stream.stable_mark._replace(fseq=99, end=LEASE.stop)
+    state.stream.restore(mark, mark, [])
+    insist(world, PRIMARY, 5 * S)
+    (text,) = told
+    assert "but 99 was stable" in text

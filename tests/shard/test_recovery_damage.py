@@ -142,6 +142,8 @@ def test_who_cannot_be_helped_leaves_it_to_the_other_one(told: list[str]) -> Non
     world.paused.clear()
     frozen = promise(world, BACKUP, 3)
     # Nothing is known to be stable yet: what is damaged is needed to join.
+    order(world, decision(frozen, is_confirmed=False), PRIMARY)
+    assert replica(world, PRIMARY)._recovery.missing is None, "it is not to lead any more"
     order(world, decision(frozen, is_confirmed=False), BACKUP, PRIMARY)
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 5 * S)
     assert store(world, PRIMARY).damaged == set()

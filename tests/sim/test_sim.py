@@ -27,8 +27,24 @@ def clean(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 12))
-def test_a_few_seeds(seed: int) -> None:
+def test_nothing_acknowledged_is_lost(seed: int) -> None:
     clean(seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_power_cut_loses_nothing_at_level_disk(seed: int) -> None:
+    """Of all machines, twice, under load; nothing may be reported as lost either."""
+    cuts = (Fault(150 + 20 * seed, "power-all"), Fault(2500, "power-all"))
+    plan = draw(seed, is_raft_real=seed < 2)._replace(durability="disk", naps=False)
+    drawn = tuple(fault for fault in plan.faults if fault.kind != "rot")[:3]
+    run(plan._replace(faults=tuple(sorted(drawn + cuts))))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_servers_of_a_shard_may_fail_with_f_2(seed: int) -> None:
+    plan = draw(seed)._replace(f=2, shards=1, durability="memory", naps=False)
+    kills = (Fault(200, "kill", ("shard-0-0",)), Fault(205 + 20 * seed, "power", ("shard-0-2",)))
+    assert run(plan._replace(faults=kills)).faults == 2
 
 
 @pytest.mark.slow

@@ -148,6 +148,8 @@ class Process:
             action()
         except Halted as halted:
             self._halted(halted)
+        except OSError as error:
+            self._halted(Halted(str(error)))
 
     # --- time ---
 

@@ -13,30 +13,22 @@ import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from tests.sim.plan import draw, parse_fault
 from tests.sim.run import run
+from tests.sim.seeds import attempt_all, command, fails
 from tests.sim.shrink import shrink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.sim.plan import Plan
-    from tests.sim.run import Outcome
+    from tests.sim.seeds import Result
 
 _REPORT_S: Final = 10.0
 #: Seeds that a worker takes at once.
 _CHUNK: Final = 8
-
-
-class Result(NamedTuple):
-    """What became of a seed."""
-
-    seed: int
-    outcome: Outcome | None
-    #: Why it failed, in one line; "" if it did not.
-    failure: str
 
 
 def main() -> int:
@@ -77,20 +69,6 @@ def plan_of(options: argparse.Namespace, seed: int) -> Plan:
     return plan._replace(**{key: value for key, value in given.items() if value is not None})
 
 
-def command(plan: Plan) -> str:
-    """Return the line that makes a run again."""
-    drawn = draw(plan.seed)
-    words = [f"python -m tests.sim --seed {plan.seed}"]
-    if plan.is_raft_real != drawn.is_raft_real:
-        words.append("--raft" if plan.is_raft_real else "--no-raft")
-    for option, name in (("steps", "calls"), ("writers", "writers"), ("readers", "readers")):
-        if getattr(plan, name) != getattr(drawn, name):
-            words.append(f"--{option} {getattr(plan, name)}")
-    if plan.faults != drawn.faults:
-        words.append(f'--faults "{"; ".join(map(str, plan.faults))}"')
-    return " ".join(words)
-
-
 def _run_one(options: argparse.Namespace) -> int:
     plan = plan_of(options, options.seed)
     print(plan._replace(faults=()))
@@ -107,29 +85,6 @@ def _run_one(options: argparse.Namespace) -> int:
     wall_s = time.monotonic() - began
     print(f"{outcome}; {outcome.virtual_s / wall_s:.0f} virtual seconds a second")
     return 0
-
-
-def fails(plan: Plan) -> bool:
-    """Make a run; say whether it failed."""
-    return bool(attempt(plan).failure)
-
-
-def attempt(plan: Plan) -> Result:
-    """Make a run; whatever it raises is its failure."""
-    try:
-        return Result(plan.seed, run(plan), "")
-    except Exception as error:  # noqa: BLE001 - as above
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        text = " ".join(str(error).split())[:300]
-        return Result(
-            plan.seed,
-            None,
-            f"{type(error).__name__} {Path(where.filename).name}:{where.lineno} {text}",
-        )
-
-
-def _chunk(plans: list[Plan]) -> list[Result]:
-    return [attempt(plan) for plan in plans]
 
 
 def _run_many(options: argparse.Namespace) -> int:
@@ -168,7 +123,7 @@ def _results(options: argparse.Namespace, end: float) -> Iterator[Result]:
                 chunk = [plan_of(options, seed) for seed in itertools.islice(seeds, _CHUNK)]
                 is_over = not chunk or (not options.count and time.monotonic() >= end)
                 if not is_over:
-                    pending.add(pool.submit(_chunk, chunk))
+                    pending.add(pool.submit(attempt_all, chunk))
             for future in as_completed(list(pending)):
                 pending.discard(future)
                 yield from future.result()
@@ -180,7 +135,7 @@ def _summary(results: list[Result], failed: list[Result], wall_s: float) -> str:
     virtual_s = sum(outcome.virtual_s for outcome in outcomes)
     return (
         f"{len(results)} seeds, {len(failed)} failed; {virtual_s / 3600:.2f} virtual hours in"
-        f" {wall_s:.0f} s ({virtual_s / 3600 / wall_s:.4f} an hour's worth a second);"
+        f" {wall_s:.0f} s ({virtual_s / 3600 / wall_s:.3f} virtual hours a second);"
         f" {sum(o.operations for o in outcomes)} calls,"
         f" {sum(o.faults for o in outcomes)} faults, {sum(o.steps for o in outcomes)} steps"
     )

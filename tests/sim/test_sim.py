@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.__main__ import attempt, command
 from tests.sim.plan import Fault, draw, parse_fault
 from tests.sim.run import run
+from tests.sim.seeds import attempt, command
 from tests.sim.shrink import shrink
 
 ROOT = Path(__file__).resolve().parents[2]

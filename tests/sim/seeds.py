@@ -1,0 +1,63 @@
+"""Runs as data: what became of a seed, and the line that makes it again."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.sim.plan import draw
+from tests.sim.run import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.sim.plan import Plan
+    from tests.sim.run import Outcome
+
+
+class Result(NamedTuple):
+    """What became of a seed."""
+
+    seed: int
+    outcome: Outcome | None
+    #: Why it failed, in one line; "" if it did not.
+    failure: str
+
+
+def command(plan: Plan) -> str:
+    """Return the line that makes a run again."""
+    drawn = draw(plan.seed)
+    words = [f"python -m tests.sim --seed {plan.seed}"]
+    if plan.is_raft_real != drawn.is_raft_real:
+        words.append("--raft" if plan.is_raft_real else "--no-raft")
+    for option, name in (("steps", "calls"), ("writers", "writers"), ("readers", "readers")):
+        if getattr(plan, name) != getattr(drawn, name):
+            words.append(f"--{option} {getattr(plan, name)}")
+    if plan.faults != drawn.faults:
+        words.append(f'--faults "{"; ".join(map(str, plan.faults))}"')
+    return " ".join(words)
+
+
+def fails(plan: Plan) -> bool:
+    """Make a run; say whether it failed."""
+    return bool(attempt(plan).failure)
+
+
+def attempt(plan: Plan) -> Result:
+    """Make a run; whatever it raises is its failure."""
+    try:
+        return Result(plan.seed, run(plan), "")
+    except Exception as error:  # noqa: BLE001 - as above
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = " ".join(str(error).split())[:300]
+        return Result(
+            plan.seed,
+            None,
+            f"{type(error).__name__} {Path(where.filename).name}:{where.lineno} {text}",
+        )
+
+
+def attempt_all(plans: Iterable[Plan]) -> list[Result]:
+    """Make some runs."""
+    return [attempt(plan) for plan in plans]

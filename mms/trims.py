@@ -2,7 +2,7 @@
 
     wanting    -- every shard's frontier reached the position --> committing
     committing -- the trim point is committed --> refusing
-    refusing   -- every server that is up refuses what is below --> answered
+    refusing   -- every server that is not down refuses what is below --> answered
 
 Rule: nothing is committed that is not stable (D45). Trims are bounded in number and in time; one
 that gives up before it is committed is answered `not-stable`. Invariant: a trim in `refusing` is
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
-from mms.servers import UP_NS
+from mms.servers import SUSPECT_NS
 from mms.state import SetTrim
 from ziplog.node import Propose, Send
 from ziplog.wire import TrimReply, Want
@@ -133,5 +133,5 @@ class Trims:
         return all(
             server.heartbeat.trim >= gsn
             for server in self._servers
-            if server.heartbeat is not None and now - server.heard < UP_NS
+            if server.heartbeat is not None and now - server.heard < SUSPECT_NS
         )

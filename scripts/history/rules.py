@@ -355,7 +355,9 @@ def _tails(judgement: Judgement) -> Iterator[Violation]:
     acks = _Acks(judgement)
     for tail in judgement.observed.tails:
         highest = acks.highest_before(tail.called)
-        if tail.gsn < highest and not judgement.may_be_lost(highest):
+        trims = judgement.observed.trims
+        trimmed = max((t.gsn for t in trims if t.called <= tail.at), default=0)
+        if tail.gsn < highest and highest >= trimmed and not judgement.may_be_lost(highest):
             text = f"the tail is {tail.gsn}, and {judgement.rid(highest)} was acknowledged before"
             yield Violation("tail", text, tail.source, highest)
 

@@ -133,6 +133,15 @@ def test_what_was_lost_stays_lost(tmp_path: Path) -> None:
 # --- single rules --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("trim", "broken"), [(9, set()), (8, {"tail"})])
+def test_a_tail_owes_nothing_to_what_is_trimmed(
+    tmp_path: Path, trim: int, broken: set[str]
+) -> None:
+    first = [events.Insert(1, 10, 0, [1, 2]), events.Inserted(1, 20, [5, 8], [1, 1])]
+    tail = [events.Trim(2, 30, trim), events.Tail(3, 40), events.TailIs(3, 50, 5)]
+    assert found(tmp_path, {"client": [*first, *tail]}, allow_loss=False) == broken
+
+
 def test_a_gap_that_only_another_subscriber_shows(tmp_path: Path) -> None:
     lines: Lines = {
         "client": [events.Insert(1, 10, 0, [1]), events.Insert(2, 11, 0, [2])],

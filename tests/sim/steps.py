@@ -256,6 +256,8 @@ class _Steps:
         #: (when, gsn) of inserts that were complete, and of trims.
         self._acked: Final[list[tuple[int, int]]] = []
         self._trimmed: Final[list[tuple[int, int]]] = []
+        #: (when, gsn) of calls of trim.
+        self._trims: Final[list[tuple[int, int]]] = []
         #: By insert: (when, rids) that resolve returned.
         self._resolved: Final[dict[int | None, list[tuple[int, list[RecordId | None]]]]] = {}
         self._is_anything_trimmed = False
@@ -271,6 +273,8 @@ class _Steps:
         """Take what has to be known before steps can be made."""
         result, at = operation.result, operation.returned
         self._is_anything_trimmed |= isinstance(result, TrimmedError)
+        if isinstance(operation.request, TrimRequest):
+            self._trims.append((operation.called, operation.request.rid.gsn))
         if at is None or isinstance(result, BaseException):
             return
         match operation.request:
@@ -358,7 +362,8 @@ class _Steps:
             self._fetch(operation, at)
         elif isinstance(operation.request, TailRequest):
             floor = self._highest(self._acked, operation.called)
-            flaw = f"{floor} was acknowledged before" if result.gsn < floor else ""
+            is_kept = floor >= self._highest(self._trims, at)
+            flaw = f"{floor} was acknowledged before" if result.gsn < floor and is_kept else ""
             self.steps.append(Step(operation, operation.called, at, flaw))
 
     def _read(self, operation: Operation, at: int, rid: RecordId) -> None:

@@ -191,6 +191,13 @@ def a_tail_above_all(s: Story) -> None:
     s.tail(3, 4, 8)
 
 
+def a_tail_below_what_is_trimmed(s: Story) -> None:
+    s.insert(1, 2, b"a", [4])
+    s.insert(1, 2, b"b", [6])
+    s.trim(3, 8, 7)
+    s.tail(3, 7, 4)
+
+
 def trims_are_learned_one_by_one(s: Story) -> None:
     s.insert(1, 2, b"a", [4])
     s.trim(3, 9, 5)
@@ -260,6 +267,7 @@ GOOD = [
     a_shard_that_does_not_own_it,
     recent_starts_anywhere,
     a_tail_above_all,
+    a_tail_below_what_is_trimmed,
     trims_are_learned_one_by_one,
     a_trim_that_timed_out,
     a_doubt_that_is_resolved,

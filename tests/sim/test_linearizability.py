@@ -784,7 +784,9 @@ def tries_all_orders(operations: list[Operation]) -> bool:
                     lambda log, n=o.of, s=start, r=result, f=floor: log.fetch(n, s, r, f),
                 ))  # fmt: skip
             case TailRequest() if end != FOREVER and result.gsn < highest(acked, o.called):
-                return False
+                asked = [(t.called, t.request.rid.gsn) for t in operations if _is_trim(t)]
+                if highest(acked, o.called) >= highest(asked, end):
+                    return False
             case TrimRequest(rid=at):
 
                 def trim(log: Log, gsn: int = at.gsn) -> bool:
@@ -915,6 +917,10 @@ def _change(random: Random, operations: list[Operation]) -> None:
         case TailRequest():
             result = rid(random.randint(0, 3))
     operations[index] = replace(o, result=result)
+
+
+def _is_trim(operation: Operation) -> bool:
+    return isinstance(operation.request, TrimRequest)
 
 
 def _apart(operations: list[Operation]) -> list[Operation]:

@@ -37,13 +37,20 @@ _BEGIN_NS: Final = 60 * S
 
 
 class SimCluster:
-    """The processes of a cluster and what they run on."""
+    """The processes of a cluster and what they run on.
 
-    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+    Args:
+        kernel: virtual time.
+        plan: how large the cluster is, and what its network is like.
+        config: the cluster file; None: what the plan says (`config_of`), the rest as it is usual.
+
+    """
+
+    def __init__(self, kernel: Kernel, plan: Plan, config: ClusterConfig | None = None) -> None:
         self.kernel: Final = kernel
         self.plan: Final = plan
         self.network: Final = Network(kernel)
-        self.config: Final = _config(plan)
+        self.config: Final = config or config_of(plan)
         self.disks: Final = {name: Disk(kernel.random) for name in plan.servers}
         #: The disks of the services' nodes; with the stand-in of consensus nothing is on them.
         self.service_disks: Final = {
@@ -181,7 +188,8 @@ class SimCluster:
         return "; ".join(rows)
 
 
-def _config(plan: Plan) -> ClusterConfig:
+def config_of(plan: Plan) -> ClusterConfig:
+    """Return the cluster file of a plan."""
     ports = iter(range(20_000, 30_000))
 
     def node(name: str, *, is_replicated: bool = False) -> NodeConfig:

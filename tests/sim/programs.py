@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     #: Makes what a process runs.
     Start = Callable[[Process], Program]
 
+#: Small files and caches: that many are begun, read again and cut in a short life.
+SEGMENT_BYTES: Final = 16 * 1024
+CACHE_BYTES: Final = 8 * 1024
+RESERVE_BYTES: Final = 64 * 1024
+#: How often a supervisor looks at its processes, and asks the failure handlers.
+_LOOK_NS: Final = 100 * MS
+
 
 def on_disk(disk: Disk, start: Start) -> Start:
     """Return what starts a program that has a disk, and lets go of it if it cannot start."""
@@ -45,13 +52,6 @@ def on_disk(disk: Disk, start: Start) -> Start:
             raise
 
     return start_or_end
-
-#: Small files and caches: that many are begun, read again and cut in a short life.
-SEGMENT_BYTES: Final = 16 * 1024
-CACHE_BYTES: Final = 8 * 1024
-RESERVE_BYTES: Final = 64 * 1024
-#: How often a supervisor looks at its processes, and asks the failure handlers.
-_LOOK_NS: Final = 100 * MS
 
 
 class StorageServer:

@@ -1,36 +1,24 @@
 """One run: a cluster is disturbed while clients work, heals, and is held against what it promised.
 
-Rule: whatever raises, raises out of `run`; the seed and its faults say the rest. Nothing of a run
-outlives it.
+Rule: whatever raises, raises out of `run`; the seed and its faults say the rest.
 """
 
 from __future__ import annotations
 
-import gc
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
-import shard.datadir
-import shard.files
-import shard.flusher
-import shard.mending
-import shard.segment
-import ziplog.runtime.journal
-import ziplog.runtime.snapshot
 from tests.sim import verdict
 from tests.sim.cluster import SimCluster
 from tests.sim.faults import Faults
 from tests.sim.history import History
+from tests.sim.simulated import simulated
 from tests.sim.workload import Reader, Shared, Writer
-from ziplog.sim.disk import installed
 from ziplog.sim.kernel import MS, Kernel, S
-from ziplog.sim.raft import virtual
+from ziplog.sim.network import Conditions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.sim.plan import Plan
@@ -39,17 +27,6 @@ if TYPE_CHECKING:
 _LOOK_NS: Final = 50 * MS
 #: More than any run needs: something goes round and round.
 _MAX_STEPS: Final = 20_000_000
-
-#: Modules whose files are on the simulated disk.
-_ON_DISK: Final = (
-    shard.datadir,
-    shard.files,
-    shard.flusher,
-    shard.mending,
-    shard.segment,
-    ziplog.runtime.journal,
-    ziplog.runtime.snapshot,
-)
 
 
 @dataclass(frozen=True)
@@ -87,11 +64,7 @@ def run(
 
     """
     kernel = Kernel(plan.seed, on_trace)
-    with ExitStack() as stack:
-        stack.enter_context(_quiet(kernel))
-        stack.enter_context(installed(_ON_DISK, kernel.random))
-        if plan.is_raft_real:
-            stack.enter_context(virtual(kernel))
+    with simulated(kernel, is_raft_real=plan.is_raft_real):
         live = Run(kernel, plan)
         try:
             return live.outcome()
@@ -128,7 +101,7 @@ class Run:
         self._pass_until(lambda: self.kernel.now >= self._end_of_faults(began), 600 * S)
         healed = self.kernel.now
         self.faults.heal()
-        self.cluster.network.conditions = type(self.cluster.network.conditions)()
+        self.cluster.network.conditions = Conditions()
         self.shared.is_over = True
         self._settle()
         records = self._audit()
@@ -205,24 +178,3 @@ class Run:
     def _trace_frames(self) -> None:
         if self.kernel.is_traced:
             self.cluster.network.on_frame = verdict.teller(self.kernel)
-
-
-@contextmanager
-def _quiet(kernel: Kernel) -> Iterator[None]:
-    """Let what is logged be part of the trace; and let no collection fall into a run."""
-
-    def tell(_logger: object, _method: str, event: structlog.typing.EventDict) -> str:
-        kernel.tell(" ".join(f"{key}={value}" for key, value in event.items()))
-        raise structlog.DropEvent
-
-    former = structlog.get_config()
-    structlog.configure(processors=[tell], cache_logger_on_first_use=False)
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        structlog.configure(**former)
-        if was_enabled:
-            gc.enable()
-        gc.collect()

@@ -7,17 +7,16 @@ script says otherwise, so message delays can be counted; nothing but the script 
 
 from __future__ import annotations
 
-import dataclasses
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from unittest import mock
 
 import msgspec
 
-from tests.sim import cluster as clusters
+from tests.sim.cluster import SimCluster, config_of
 from tests.sim.plan import draw, server_name
 from tests.sim.programs import ClientProgram
-from tests.sim.run import _ON_DISK, _quiet
+from tests.sim.simulated import simulated
 from ziplog import policy, wire
 from ziplog.client.requests import (
     ConnectRequest,
@@ -26,7 +25,6 @@ from ziplog.client.requests import (
     ReadRequest,
     SubscribeRequest,
 )
-from ziplog.sim.disk import installed
 from ziplog.sim.kernel import US, Kernel, S
 from ziplog.sim.network import LOST
 from ziplog.sim.process import Process
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
     from shard.replica import Replica
     from ziplog.client.requests import Request
-    from ziplog.config import ClusterConfig
     from ziplog.types import Record
     from ziplog.view import Lease
 
@@ -105,12 +102,12 @@ class Call:
 class Stage:
     """The cluster, its clients, and the rules about frames."""
 
-    def __init__(self, kernel: Kernel, shards: int) -> None:
+    def __init__(self, kernel: Kernel, shards: int, epoch_ms: int) -> None:
         plan = draw(1)._replace(
             shards=shards, f=1, durability="memory", mms=1, handlers=1, naps=False, faults=()
         )
         self.kernel: Final = kernel
-        self.cluster: Final = clusters.SimCluster(kernel, plan)
+        self.cluster: Final = SimCluster(kernel, plan, replace(config_of(plan), epoch_ms=epoch_ms))
         self.network: Final = self.cluster.network
         #: Everything that was sent since the cluster was whole, in order.
         self.sent: Final[list[Sent]] = []
@@ -354,13 +351,5 @@ def stage(*, shards: int = 1, epoch_ms: int = 1000, seed: int = 1) -> Iterator[S
     same leases, and a script knows in which epoch it is.
     """
     kernel = Kernel(seed)
-    former = clusters._config
-
-    def config(plan: Any) -> ClusterConfig:
-        return dataclasses.replace(former(plan), epoch_ms=epoch_ms)
-
-    with ExitStack() as stack:
-        stack.enter_context(_quiet(kernel))
-        stack.enter_context(installed(_ON_DISK, kernel.random))
-        stack.enter_context(mock.patch.object(clusters, "_config", config))
-        yield Stage(kernel, shards)
+    with simulated(kernel):
+        yield Stage(kernel, shards, epoch_ms)

@@ -8,22 +8,24 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import sys
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from tests.sim.plan import draw, parse_fault
+from tests.sim.fault_text import parse_faults, strangers
+from tests.sim.plan import draw
 from tests.sim.run import run
 from tests.sim.seeds import attempt_all, command, fails
 from tests.sim.shrink import shrink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from tests.sim.plan import Plan
+    from tests.sim.plan import Fault, Plan
     from tests.sim.seeds import Result
 
 _REPORT_S: Final = 10.0
@@ -31,46 +33,94 @@ _REPORT_S: Final = 10.0
 _CHUNK: Final = 8
 
 
-def main() -> int:
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; return the exit code."""
-    options = _options()
-    if options.hours or options.count:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.count and options.hours:
+        parser.error("--count and --hours: give one of them")
+    if options.count or options.hours:
+        if options.history:
+            parser.error("--history is for one seed, not for --count or --hours")
         return _run_many(options)
-    return _run_one(options)
+    plan = plan_of(options, options.seed)
+    for fault in plan.faults:
+        if unknown := strangers(fault, plan):
+            known = ", ".join(plan.nodes)
+            parser.error(f'"{fault}": seed {plan.seed} has no {unknown[0]}, only {known}')
+    return _run_one(options, plan)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="the (first) seed")
-    parser.add_argument("--hours", type=float, default=0.0, help="run seeds for so long")
-    parser.add_argument("--count", type=int, default=0, help="run so many seeds")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--steps", type=int, help="calls that each writer makes")
-    parser.add_argument("--writers", type=int, help="clients that insert")
-    parser.add_argument("--readers", type=int, help="clients that follow the log")
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seed", type=_at_least(0), default=1, help="the (first) seed")
+    parser.add_argument("--hours", type=_hours, default=0.0, help="run seeds for so long")
+    parser.add_argument("--count", type=_at_least(0), default=0, help="run so many seeds")
     parser.add_argument(
-        "--faults", help='the faults, "TIME_MS KIND TARGET...; ..."; none: ""', default=None
+        "--workers", type=_at_least(1), default=os.cpu_count() or 1,
+        help="processes, if there is more than one seed",
+    )  # fmt: skip
+    parser.add_argument("--steps", type=_at_least(0), help="calls that each writer makes")
+    parser.add_argument("--writers", type=_at_least(0), help="clients that insert")
+    parser.add_argument("--readers", type=_at_least(0), help="clients that follow the log")
+    parser.add_argument(
+        "--faults",
+        type=_faults,
+        help='the faults, "TIME_MS KIND TARGET... [DURATIONms] [*AMOUNT]; ..."; none: ""; of many'
+        " seeds, each has those of them whose targets are in its cluster",
     )
     parser.add_argument(
         "--raft", action=argparse.BooleanOptionalAction, help="consensus is the real library"
     )
     parser.add_argument("--quiet", action="store_true", help="do not print the trace")
     parser.add_argument("--history", type=Path, help="write the history's files there")
-    return parser.parse_args()
+    return parser
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    """Return what reads a number that is not less."""
+
+    def number(text: str) -> int:
+        if not re.fullmatch(r"\s*[-+]?\d+\s*", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
+        return int(text)
+
+    return number
+
+
+def _hours(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of hours")
+    return float(text)
+
+
+def _faults(text: str) -> tuple[Fault, ...]:
+    try:
+        return parse_faults(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def plan_of(options: argparse.Namespace, seed: int) -> Plan:
     """Return a seed's plan, with what the command line says instead."""
     plan = draw(seed, is_raft_real=options.raft)
-    if options.faults is not None:
-        texts = [text for text in options.faults.split(";") if text.strip()]
-        plan = plan._replace(faults=tuple(map(parse_fault, texts)))
-    given = {"calls": options.steps, "writers": options.writers, "readers": options.readers}
+    given = {
+        "calls": options.steps,
+        "writers": options.writers,
+        "readers": options.readers,
+        "faults": options.faults,
+    }
     return plan._replace(**{key: value for key, value in given.items() if value is not None})
 
 
-def _run_one(options: argparse.Namespace) -> int:
-    plan = plan_of(options, options.seed)
+def _run_one(options: argparse.Namespace, plan: Plan) -> int:
     print(plan._replace(faults=()))
     for fault in plan.faults:
         print(f"  {fault}")
@@ -104,10 +154,16 @@ def _run_many(options: argparse.Namespace) -> int:
     print(_summary(results, failed, time.monotonic() - began))
     if not failed:
         return 0
-    plan = plan_of(options, min(failed).seed)
+    plan = _fitting(options, min(failed).seed)
     print(f"shrinking {command(plan)}", flush=True)
     print(command(shrink(plan, fails)))
     return 1
+
+
+def _fitting(options: argparse.Namespace, seed: int) -> Plan:
+    """Return a seed's plan without faults of processes that its cluster does not have."""
+    plan = plan_of(options, seed)
+    return plan._replace(faults=tuple(f for f in plan.faults if not strangers(f, plan)))
 
 
 def _results(options: argparse.Namespace, end: float) -> Iterator[Result]:
@@ -120,7 +176,7 @@ def _results(options: argparse.Namespace, end: float) -> Iterator[Result]:
         is_over = False
         while pending or not is_over:
             while not is_over and len(pending) < 2 * options.workers:
-                chunk = [plan_of(options, seed) for seed in itertools.islice(seeds, _CHUNK)]
+                chunk = [_fitting(options, seed) for seed in itertools.islice(seeds, _CHUNK)]
                 is_over = not chunk or (not options.count and time.monotonic() >= end)
                 if not is_over:
                     pending.add(pool.submit(attempt_all, chunk))

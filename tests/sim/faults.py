@@ -58,7 +58,7 @@ class Faults:
 
     def _begin(self, fault: Fault) -> None:
         kernel = self._cluster.kernel
-        is_done = _KINDS[fault.kind](self, fault)
+        is_done = KINDS[fault.kind](self, fault)
         kernel.record(b"fault %b %d" % (str(fault).encode(), is_done))
         kernel.tell(f"fault: {fault}{'' if is_done else ' (does not fit)'}")
         self.done += is_done
@@ -289,7 +289,7 @@ class Faults:
         return True
 
 
-_KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
+KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
     "kill": Faults._kill,
     "stop": Faults._stop,
     "power": Faults._power,

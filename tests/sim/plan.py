@@ -1,7 +1,7 @@
 """What happens in a run: a cluster, a workload and faults, drawn from a seed, and their text.
 
 A plan is data: the same plan gives the same run, and a plan with fewer faults is another one. The
-text of a fault is what `python -m tests.sim --faults` takes: `2150 kill shard-0-1`, and so on.
+text of a fault is what `python -m tests.sim --faults` takes (tests/sim/fault_text).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ziplog.types import Durability
 
 #: How often each kind of fault is drawn.
-_WEIGHTS: Final = {
+WEIGHTS: Final = {
     "kill": 10,
     "stop": 3,
     "power": 6,
@@ -60,25 +60,6 @@ class Fault(NamedTuple):
         return " ".join([str(self.at_ms), self.kind, *self.targets, *rest])
 
 
-def parse_fault(text: str) -> Fault:
-    """Return the fault that a text names.
-
-    Raises:
-        ValueError: it names none.
-
-    """
-    words = text.split()
-    if len(words) < 2 or words[1] not in _WEIGHTS:
-        raise ValueError(f"{text!r} is no fault: give a time in ms and one of {sorted(_WEIGHTS)}")
-    durations = [word for word in words[2:] if word.endswith("ms") and word[:-2].isdigit()]
-    amounts = [word for word in words[2:] if word.startswith("*")]
-    targets = tuple(word for word in words[2:] if word not in durations + amounts)
-    return Fault(
-        int(words[0]), words[1], targets,
-        int(durations[0][:-2]) if durations else 0, int(amounts[0][1:]) if amounts else 0,
-    )  # fmt: skip
-
-
 class Plan(NamedTuple):
     """One run."""
 
@@ -109,6 +90,12 @@ class Plan(NamedTuple):
     def servers(self) -> list[str]:
         """The names of the storage servers."""
         return [server_name(s, i) for s in range(self.shards) for i in range(self.f + 1)]
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of the storage servers and of the services' nodes."""
+        mms = [f"mms-{i}" for i in range(self.mms)]
+        return [*self.servers, *mms, *(f"fh-{i}" for i in range(self.handlers))]
 
 
 def server_name(shard: int, index: int) -> str:
@@ -148,7 +135,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
         is_raft_real=is_drawn if is_raft_real is None else is_raft_real,
     )
     count = random.choice((0, 1, 2, 3, 4, 6, 9, 14)) if faults is None else faults
-    kinds = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=count)
+    kinds = random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)
     drawn = sorted(_DRAWS.get(kind, _draw_one)(random, plan, kind) for kind in kinds)
     return plan._replace(faults=tuple(drawn))
 

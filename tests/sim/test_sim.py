@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.plan import Fault, draw, parse_fault
+from tests.sim.plan import Fault, draw
 from tests.sim.run import run
 from tests.sim.seeds import attempt, command
 from tests.sim.shrink import shrink
@@ -83,18 +83,6 @@ def test_a_trace_that_is_read_is_the_same_history() -> None:
     lines: list[str] = []
     assert run(draw(7), lines.append) == run(draw(7))
     assert any("Insert" in line for line in lines)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_a_fault_is_what_its_text_says(seed: int) -> None:
-    for fault in draw(seed, faults=9).faults:
-        assert parse_fault(str(fault)) == fault
-
-
-@pytest.mark.parametrize("text", ["", "12", "kill shard-0-0", "12 tickle shard-0-0", "x kill a"])
-def test_what_is_no_fault_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"fault|int"):
-        parse_fault(text)
 
 
 def test_a_failing_plan_is_made_smaller() -> None:

@@ -1,0 +1,121 @@
+"""The text of faults, as `python -m tests.sim --faults` takes it: `2150 kill shard-0-1; ...`.
+
+Rule: `str` of a fault is a text that means the same fault, and what does not mean one is refused
+with what is wrong about it. Whether a fault fits at its time is for `tests.sim.faults`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tests.sim.plan import Fault
+
+if TYPE_CHECKING:
+    from tests.sim.plan import Plan
+
+
+class _Kind(NamedTuple):
+    """What the text of a fault of one kind has."""
+
+    #: What its targets are called, and the pattern of all of them, with spaces between.
+    targets: str
+    pattern: str
+    #: It has a duration.
+    lasts: bool = False
+    #: What its amount is; "": it has none.
+    amount: str = ""
+
+
+_SERVER: Final = r"shard-\d+-\d+"
+_NODE: Final = rf"(?:{_SERVER}|mms-\d+|fh-\d+)"
+_CLIENT: Final = r"(?:writer|reader)-\d+"
+_ANYBODY: Final = rf"(?:{_NODE}|{_CLIENT}|host)"
+_LINKS: Final = rf"{_ANYBODY} {_ANYBODY}(?: {_ANYBODY} {_ANYBODY})*"
+
+_ONE_SERVER: Final = _Kind("one storage server (as shard-0-1)", _SERVER)
+_ONE_SERVER_LASTS: Final = _ONE_SERVER._replace(lasts=True)
+_ONE_DISK: Final = _ONE_SERVER_LASTS._replace(amount="which call fails (as *3: the third)")
+_SOME_LINKS: Final = _Kind("links: from, to, from, to (as shard-0-1 fh-0)", _LINKS, lasts=True)
+_NOBODY_LASTS: Final = _Kind("nobody", "", lasts=True)
+_ONE_NODE: Final = _Kind("one server or node (as shard-0-1, fh-0)", _NODE, lasts=True)
+
+KINDS: Final = {
+    "kill": _ONE_SERVER,
+    "stop": _ONE_SERVER,
+    "power": _ONE_SERVER,
+    "pause": _ONE_SERVER_LASTS,
+    "cut": _SOME_LINKS,
+    "clog": _SOME_LINKS,
+    "isolate": _ONE_NODE,
+    "skew": _ONE_NODE._replace(amount="by how much the clock is fast (as *-200: 20 % slow)"),
+    "slow-disk": _ONE_SERVER_LASTS,
+    "full-disk": _ONE_SERVER_LASTS,
+    "fail-disk": _ONE_DISK,
+    "crash": _ONE_DISK,
+    "rot": _ONE_SERVER,
+    "kill-mms": _Kind("one node of the membership service (as mms-0)", r"mms-\d+"),
+    "kill-fh": _Kind("one node of the failure handler (as fh-0)", r"fh-\d+"),
+    "lead-mms": _NOBODY_LASTS,
+    "lead-fh": _NOBODY_LASTS,
+    "kill-client": _Kind("one client (as writer-0)", _CLIENT),
+    "power-all": _Kind("nobody", ""),
+}
+#: The slowest clock that still runs forwards, in parts per thousand.
+_LEAST_SKEW: Final = -999
+
+
+def parse_faults(text: str) -> tuple[Fault, ...]:
+    """Return the faults that a text names, with semicolons between them.
+
+    Raises:
+        ValueError: a part of it names none.
+
+    """
+    return tuple(parse_fault(part) for part in text.split(";") if part.strip())
+
+
+def parse_fault(text: str) -> Fault:
+    """Return the fault that a text names.
+
+    Raises:
+        ValueError: it names none.
+
+    """
+    when, name, *words = text.split() if len(text.split()) > 1 else (text, "")
+    if not when.isdecimal():
+        raise ValueError(f'"{text.strip()}" does not begin with a time in ms')
+    if name not in KINDS:
+        known = ", ".join(sorted(KINDS))
+        raise ValueError(f'"{text.strip()}": there is no fault "{name}", only {known}')
+    durations = [word for word in words if re.fullmatch(r"\d+ms", word)]
+    amounts = [word for word in words if re.fullmatch(r"\*-?\d+", word)]
+    targets = [word for word in words if word not in durations + amounts]
+    wants = _unmet(name, targets, durations, amounts)
+    if wants:
+        raise ValueError(f'"{text.strip()}": {name} {wants}')
+    duration_ms = int(durations[0][:-2]) if durations else 0
+    amount = int(amounts[0][1:]) if amounts else 0
+    return Fault(int(when), name, tuple(targets), duration_ms, amount)
+
+
+def _unmet(name: str, targets: list[str], durations: list[str], amounts: list[str]) -> str:
+    """Return what a kind of fault has that these words are not; "" if they are."""
+    kind = KINDS[name]
+    if not re.fullmatch(kind.pattern, " ".join(targets)):
+        return f"names {kind.targets}"
+    if len(durations) != kind.lasts or "0ms" in durations:
+        return "has one duration (as 300ms)" if kind.lasts else "has no duration"
+    least = _LEAST_SKEW if name == "skew" else 1
+    is_good = all(int(word[1:]) >= least and word != "*0" for word in amounts)
+    if len(amounts) != bool(kind.amount) or not is_good:
+        return f"says {kind.amount}" if kind.amount else "has no amount"
+    return ""
+
+
+def strangers(fault: Fault, plan: Plan) -> list[str]:
+    """Return the servers and nodes that a fault names and a plan's cluster does not have.
+
+    Clients are none of them: one that is not there is like one that has ended.
+    """
+    return [name for name in fault.targets if re.fullmatch(_NODE, name) and name not in plan.nodes]

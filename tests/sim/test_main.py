@@ -1,0 +1,118 @@
+"""The command line: what it takes, and that it says in one line what is wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.sim import faults, plan
+from tests.sim.__main__ import main
+from tests.sim.fault_text import KINDS, parse_fault, strangers
+from tests.sim.plan import draw
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the one line with which a command is refused."""
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    said = capsys.readouterr()
+    assert (raised.value.code, said.out) == (2, "")
+    (line,) = said.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_fault_is_what_its_text_says(seed: int) -> None:
+    drawn = draw(seed, faults=9)
+    for fault in drawn.faults:
+        assert parse_fault(str(fault)) == fault
+        assert not strangers(fault, drawn)
+
+
+def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
+    assert set(plan.WEIGHTS) == set(KINDS) == set(faults.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x kill shard-0-0", "does not begin with a time in ms"),
+        ("-5 kill shard-0-0", "does not begin with a time in ms"),
+        ("12", 'there is no fault ""'),
+        ("12 tickle x", 'there is no fault "tickle", only clog, crash, cut, '),
+        ("12 kill", "kill names one storage server"),
+        ("12 kill nobody", "kill names one storage server"),
+        ("12 kill mms-0", "kill names one storage server"),
+        ("12 kill shard-0-0 shard-0-1", "kill names one storage server"),
+        ("12 kill shard-0-0 300", "kill names one storage server"),
+        ("12 kill-mms fh-0", "kill-mms names one node of the membership service"),
+        ("12 kill-client shard-0-0", "kill-client names one client"),
+        ("12 lead-fh fh-0 20ms", "lead-fh names nobody"),
+        ("12 cut shard-0-0 20ms", "cut names links"),
+        ("12 cut shard-0-0 fh-0 fh-0 20ms", "cut names links"),
+        ("12 cut shard-0-0 fh-0", "cut has one duration"),
+        ("12 pause shard-0-0 0ms", "pause has one duration"),
+        ("12 pause shard-0-0 1ms 2ms", "pause has one duration"),
+        ("12 kill shard-0-0 300ms", "kill has no duration"),
+        ("12 kill shard-0-0 *3", "kill has no amount"),
+        ("12 skew shard-0-0 20ms *x", "skew names one server or node"),
+        ("12 skew shard-0-0 20ms", "skew says by how much"),
+        ("12 skew shard-0-0 20ms *-1000", "skew says by how much"),
+        ("12 skew shard-0-0 20ms *0", "skew says by how much"),
+        ("12 crash shard-0-0 20ms *-3", "crash says which call fails"),
+        ("12 kill shard-7-0", "seed 3 has no shard-7-0, only shard-0-0, "),
+        ("12 kill-fh fh-9", "seed 3 has no fh-9, only shard-0-0, "),
+        ("5 kill shard-0-0; 12 kill", '"12 kill": kill names'),
+    ],
+)
+def test_what_is_no_fault_is_refused(
+    capsys: pytest.CaptureFixture[str], text: str, reason: str
+) -> None:
+    line = refusal(capsys, "--seed", "3", "--faults", text)
+    assert text.rpartition("; ")[2] in line
+    assert reason in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--seed", "-3"), "--seed: '-3' is no number from 0 on"),
+        (("--seed", "abc"), "--seed: 'abc' is no number from 0 on"),
+        (("--steps", "-4"), "--steps: '-4' is no number from 0 on"),
+        (("--count", "2", "--workers", "0"), "--workers: '0' is no number from 1 on"),
+        (("--hours", "-1"), "--hours: '-1' is no number of hours"),
+        (("--hours", "nan"), "--hours: 'nan' is no number of hours"),
+        (("--count", "2", "--hours", "1"), "--count and --hours: give one of them"),
+        (("--count", "2", "--history", "x"), "--history is for one seed"),
+        (("--tickle",), "unrecognized arguments: --tickle"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], reason: str
+) -> None:
+    assert reason in refusal(capsys, *arguments)
+
+
+def test_one_seed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Its plan, its trace, its outcome; a client that is not there is no mistake."""
+    arguments = ("--seed", "3", "--writers", "1", "--steps", "2", "--history", str(tmp_path))
+    assert main([*arguments, "--faults", "5 kill shard-0-0; 9 kill-client writer-9"]) == 0
+    said = capsys.readouterr().out
+    assert "fault: 5 kill shard-0-0\n" in said
+    assert "fault: 9 kill-client writer-9 (does not fit)\n" in said
+    assert "trace_hash=" in said.splitlines()[-1]
+    assert any(tmp_path.iterdir())
+
+
+def test_many_seeds_have_the_faults_that_their_clusters_have_targets_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shards = [draw(seed).shards for seed in (3, 4, 5)]
+    assert len(set(shards)) > 1
+    options = ("--seed", "3", "--count", "3", "--workers", "1", "--steps", "2")
+    assert main([*options, "--faults", f"5 rot shard-{max(shards) - 1}-0"]) == 0
+    assert capsys.readouterr().out.startswith("3 seeds, 0 failed; ")

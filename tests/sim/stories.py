@@ -1,0 +1,104 @@
+"""Small histories, written down as stories: who called what when, and what came of it.
+
+The positions of shard 0 are the even ones, those of shard 1 the odd ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.sim.history import PENDING, Operation
+from tests.sim.linearizability import Explanation, explain
+from ziplog.client.requests import (
+    NEVER,
+    Fetched,
+    FetchRequest,
+    InsertRequest,
+    ReadRequest,
+    ResolveRequest,
+    SubscribeRequest,
+    TailRequest,
+    TrimRequest,
+)
+from ziplog.errors import NoSuchRecordError, OutcomeUnknownError
+from ziplog.types import RID_RECENT, Record, RecordId
+
+
+def shard_of(gsn: int) -> int:
+    return gsn % 2
+
+
+def rid(gsn: int) -> RecordId:
+    return RecordId(gsn, shard_of(gsn))
+
+
+def record(gsn: int, payload: bytes) -> Record:
+    return Record(rid(gsn), payload, None, 0, 0)
+
+
+def empty(gsn: int) -> NoSuchRecordError:
+    return NoSuchRecordError(rid(gsn), "nothing was inserted there yet")
+
+
+def no_op(gsn: int) -> NoSuchRecordError:
+    return NoSuchRecordError(rid(gsn), "the position is a no-op")
+
+
+def unknown() -> OutcomeUnknownError:
+    return OutcomeUnknownError("nobody knows", shard=0, seq=1)
+
+
+class Story:
+    """Operations, each with the time of its call and of its result (None: none came)."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+
+    def add(
+        self, called: int, returned: int | None, request: Any, result: Any, of: int | None = None
+    ) -> int:
+        number = len(self.operations)
+        result = PENDING if returned is None else result
+        self.operations.append(
+            Operation(number, f"client-{number}", request, called, of, returned, result)
+        )
+        return number
+
+    def insert(
+        self, called: int, returned: int | None, payloads: bytes, result: Any, after: int = 0
+    ) -> int:
+        """`payloads`: one for each byte; `result`: gsns, or what was raised."""
+        rows = [payloads[i : i + 1] for i in range(len(payloads))]
+        request = InsertRequest(NEVER, rows, RecordId(after, 0), None, 0, many=len(rows) > 1)
+        if isinstance(result, list):
+            result = [rid(gsn) for gsn in result]
+        return self.add(called, returned, request, result)
+
+    def read(self, called: int, returned: int, gsn: int, result: Any) -> int:
+        """`result`: a payload, or what was raised."""
+        found = record(gsn, result) if isinstance(result, bytes) else result
+        return self.add(called, returned, ReadRequest(NEVER, rid(gsn)), found)
+
+    def subscribe(self, called: int, returned: int, start: int = 0, *, follow: bool = True) -> int:
+        at = RID_RECENT if start < 0 else RecordId(start, 0)
+        return self.add(called, returned, SubscribeRequest(NEVER, at, follow), 1)
+
+    def fetch(
+        self, called: int, returned: int, of: int, *rows: tuple[int, bytes], ended: bool = False
+    ) -> int:
+        result = Fetched([record(*row) for row in rows], ended=ended)
+        return self.add(called, returned, FetchRequest(NEVER, 1, 9), result, of)
+
+    def trim(self, called: int, returned: int | None, gsn: int, result: Any = None) -> int:
+        return self.add(called, returned, TrimRequest(NEVER, rid(gsn)), result)
+
+    def tail(self, called: int, returned: int, gsn: int) -> int:
+        return self.add(called, returned, TailRequest(NEVER), rid(gsn))
+
+    def resolve(self, called: int, returned: int, of: int, *gsns: int | None) -> int:
+        doubt: Any = None
+        result = [None if gsn is None else rid(gsn) for gsn in gsns]
+        return self.add(called, returned, ResolveRequest(NEVER, doubt), result, of)
+
+    def explain(self, **options: Any) -> Explanation | None:
+        return explain(self.operations, **options)

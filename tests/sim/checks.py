@@ -1,10 +1,10 @@
 """What must hold of the servers' state, of deliveries and of calls, told over plain data.
 
 Nothing here calls what it judges; who owns a position is computed once more (tests/sim/ownership).
-Rule: whoever watches hands over what is new, as often as it likes
-the same again, and the cost is that of what is handed over; what was once seen to be stable or was
-handed out to a reader is remembered, and never may be otherwise (docs/protocol.md, sections 2-5, 7
-and 11). Everything raises AssertionError with a text that says what differs from what, and where.
+Rule: whoever watches hands over what is new, or the same again, and only what is handed over costs
+anything. Invariant: what was once seen to be stable, or was handed out to a reader, is never
+otherwise (docs/protocol.md, sections 2-5, 7 and 11). Everything raises AssertionError with a text
+that says what differs from what, and where.
 """
 
 from __future__ import annotations
@@ -14,29 +14,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tests.sim.ownership import Lease, Ownership
 from ziplog.client.requests import NEVER, FetchRequest, InsertRequest
-
-__all__ = [
-    "Deliveries",
-    "Entry",
-    "Expired",
-    "Lease",
-    "Ownership",
-    "Placed",
-    "Row",
-    "Skipped",
-    "StableLogs",
-    "check_exactly_once",
-    "check_insert_order",
-    "check_replicas_agree",
-    "unfinished",
-]
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from tests.sim.history import History, Operation
+    from tests.sim.ownership import Ownership
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +89,11 @@ class StableLogs:
 
     Args:
         ownership: of the positions; told of a lease before any entry in it is.
-        may_lose: level `memory`: what was stable may be lost, and that is reported a while after
-            servers began to tell of the log that is left. Until then, what contradicts what is
-            known waits for it (`check_settled`).
 
     """
 
-    def __init__(self, ownership: Ownership, *, may_lose: bool = False) -> None:
+    def __init__(self, ownership: Ownership) -> None:
         self.ownership: Final = ownership
-        self._may_lose: Final = may_lose
         #: From a position to its record; positions below a shard's frontier without one are no-ops.
         self.records: Final[dict[int, Row]] = {}
         self._shards: Final[dict[int, _StableLog]] = {}
@@ -121,42 +101,15 @@ class StableLogs:
     def shard(self, shard: int) -> _StableLog:
         """Return what is known of a shard."""
         if shard not in self._shards:
-            self._shards[shard] = _StableLog(
-                shard, self.ownership, self.records, may_lose=self._may_lose
-            )
+            self._shards[shard] = _StableLog(shard, self.ownership, self.records)
         return self._shards[shard]
-
-    def finalized(self, shards: Iterable[int]) -> int:
-        """Return below which position nothing of these shards is open any more."""
-        return min((self.shard(shard).closed for shard in shards), default=0)
-
-    def check_settled(self) -> None:
-        """Check that every contradiction was explained by a loss that was reported meanwhile."""
-        for log in self._shards.values():
-            if log.contradiction is not None:
-                raise log.contradiction
-
-
-class _Said(NamedTuple):
-    """One observation."""
-
-    server: str
-    stable_fseq: int
-    entries: list[Entry]
-    frontier: int
 
 
 class _StableLog:
     """What was ever stable at a server of a shard: one log, for ever."""
 
-    def __init__(
-        self, shard: int, ownership: Ownership, records: dict[int, Row], *, may_lose: bool
-    ) -> None:
+    def __init__(self, shard: int, ownership: Ownership, records: dict[int, Row]) -> None:
         self.shard: Final = shard
-        self._may_lose: Final = may_lose
-        #: What contradicts what is known, unless a loss explains it; and all that was said since.
-        self.contradiction: AssertionError | None = None
-        self._waiting: list[_Said] = []
         self._ownership: Final = ownership
         self._records: Final = records
         #: By fseq.
@@ -196,26 +149,14 @@ class _StableLog:
                 f"{server} has no entry between {entry} and {following}"
             )
         self._stable[server] = stable_fseq
-        said = _Said(server, stable_fseq, known, frontier)
-        if self.contradiction is not None:
-            self._waiting.append(said)
-            return
-        try:
-            self._learn(said)
-        except AssertionError as error:
-            if not self._may_lose:
-                raise
-            self.contradiction, self._waiting = error, [said]
-
-    def _learn(self, said: _Said) -> None:
-        for entry in said.entries:
-            self._take(said.server, entry)
-        assert not said.stable_fseq or said.stable_fseq in self.entries, (
-            f"{said.server} says that entry {said.stable_fseq} of shard {self.shard} is stable,"
+        for entry in known:
+            self._take(server, entry)
+        assert not stable_fseq or stable_fseq in self.entries, (
+            f"{server} says that entry {stable_fseq} of shard {self.shard} is stable,"
             " and nobody handed it over"
         )
-        if said.frontier:
-            self._close(said.server, said.stable_fseq, said.frontier)
+        if frontier:
+            self._close(server, stable_fseq, frontier)
 
     def restarted(self, server: str) -> None:
         """A server starts again: it may know less than before, but nothing else."""
@@ -293,10 +234,7 @@ class _StableLog:
         self.closed = max(self.closed, frontier)
 
     def forgive(self, start: int, stop: int) -> None:
-        """Forget the positions [start, stop): reported as lost, with the memory of all servers.
-
-        What servers said of the log that is left, before this was reported, is looked at now.
-        """
+        """Forget the positions [start, stop): reported as lost, with the memory of all servers."""
         lost = [e for e in self.entries.values() if start <= e.start < stop]
         # Nothing is in such a log behind what it lost.
         first = min((entry.fseq for entry in lost), default=max(self.entries, default=0) + 1)
@@ -308,10 +246,6 @@ class _StableLog:
                     del self._records[gsn]
         self.closed = min(self.closed, start)
         self._stable.clear()
-        waiting, self._waiting, self.contradiction = self._waiting, [], None
-        for said in waiting:
-            self._stable.pop(said.server, None)  # it said that before it started again, perhaps
-            self.observe(*said)
 
 
 def check_replicas_agree(shard: int, logs: Mapping[str, tuple[int, Sequence[Entry]]]) -> None:

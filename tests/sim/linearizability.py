@@ -258,30 +258,3 @@ def _unrolled(path: Any) -> list[Step]:
         step, path = path
         steps.append(step)
     return steps[::-1]
-
-
-class Tally:
-    """Judges histories, and counts: what was not decided is seen, and never a pass in silence.
-
-    Args:
-        budget_states: of each history.
-
-    """
-
-    def __init__(self, budget_states: int = BUDGET_STATES) -> None:
-        self.linearizable = 0
-        #: What was not decided.
-        self.undecided: Final[list[Explanation]] = []
-        self._budget: Final = budget_states
-
-    def judge(
-        self, operations: Sequence[Operation], lost: Iterable[tuple[int, int, int]] = ()
-    ) -> None:
-        """Judge one history; raises AssertionError with the explanation if it is wrong."""
-        explanation = explain(operations, budget_states=self._budget, lost=lost)
-        if explanation is None:
-            self.linearizable += 1
-        elif explanation.is_decided:
-            raise AssertionError(str(explanation))
-        else:
-            self.undecided.append(explanation)

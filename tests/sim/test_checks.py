@@ -8,17 +8,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cluster import PureCluster
-from tests.sim import ownership
 from tests.sim.checks import (
     Deliveries,
     Entry,
     Expired,
-    Lease,
-    Ownership,
     Placed,
     Row,
     Skipped,
@@ -29,26 +25,13 @@ from tests.sim.checks import (
     unfinished,
 )
 from tests.sim.history import History
-from tests.sim.linearizability import explain
 from tests.sim.test_history import inserting
-from tests.world import S, shard_names
-from ziplog import view, wire
-from ziplog.client.requests import NEVER, FetchRequest, InsertRequest, SubscribeRequest, TailRequest
-from ziplog.errors import NoSuchRecordError
-from ziplog.types import RID_GENESIS, RecordId
+from tests.sim.test_ownership import LEASE, owned
+from ziplog.client.requests import NEVER, FetchRequest, SubscribeRequest, TailRequest
+from ziplog.types import RID_GENESIS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-#: Two shards, one of which takes every third position: 0 0 1 | 0 0 1 | ...
-WEIGHTS = ((0, 2), (1, 1))
-LEASE = Lease(1, 1 + 4 * 12, 0, 12, WEIGHTS)
-
-
-def owned(*leases: Lease) -> Ownership:
-    result = Ownership()
-    result.learn(leases or [LEASE])
-    return result
+    from collections.abc import Sequence
 
 
 def logs() -> StableLogs:
@@ -71,74 +54,6 @@ ENTRIES: list[Entry] = [
 ]
 
 
-# --- ownership -----------------------------------------------------------------------------------
-
-
-def test_the_example_of_the_thesis() -> None:
-    # Fig. 4.2: three records a ms at shard 1, two at shard 2.
-    assert ownership.round_of(((1, 3), (2, 2))) == (1, 2, 1, 1, 2)
-
-
-weights_of = st.lists(st.integers(1, 7), min_size=1, max_size=4).map(
-    lambda row: tuple((2 * index, weight) for index, weight in enumerate(row))
-)
-
-
-@given(weights_of, st.integers(1, 9), st.integers(1, 40), st.integers(1, 5), st.data())
-def test_the_schedule_is_that_of_the_thesis(
-    weights: tuple[tuple[int, int], ...], base: int, size: int, epochs: int, data: Any
-) -> None:
-    members = tuple(view.Member(shard, 1, weight) for shard, weight in weights)
-    lease = view.Lease(1, view.NO_DIGEST, base, 3, epochs, size, 10, members)
-    oracle = owned(Lease(base, lease.stop, 3, size, weights))
-    for gsn in range(base, lease.stop):
-        assert oracle.owner(gsn) == lease.owner(gsn)
-        assert oracle.epoch(gsn) == lease.epoch_at(gsn)
-    shard = data.draw(st.sampled_from([shard for shard, _ in weights]))
-    gsn = data.draw(st.integers(base, lease.stop - 1))
-    mine = [g for g in range(gsn, lease.stop) if oracle.owner(g) == shard]
-    assert oracle.next_owned(shard, gsn) == min(mine, default=lease.stop)
-    assert lease.next_owned(shard, gsn) == min(mine, default=lease.stop)
-
-
-def test_leases_follow_each_other_and_may_be_told_in_pieces() -> None:
-    second = Lease(LEASE.stop, LEASE.stop + 20, 4, 10, ((1, 1),))
-    whole = owned(LEASE, second)
-    pieces = Ownership()
-    pieces.learn([replace(LEASE, stop=25), replace(LEASE, base=25, first_epoch=2)])
-    pieces.learn([LEASE, second])
-    for gsn in range(1, second.stop):
-        assert whole.owner(gsn) == pieces.owner(gsn)
-        assert whole.epoch(gsn) == pieces.epoch(gsn)
-    assert whole.stop == pieces.stop == second.stop
-    assert whole.next_owned(0, LEASE.stop - 4) == LEASE.stop - 3
-    assert whole.next_owned(0, LEASE.stop - 1) == second.stop, "it has none there"
-    assert whole.next_owned(1, LEASE.stop - 1) == LEASE.stop - 1
-    assert whole.next_owned(1, LEASE.stop) == LEASE.stop
-
-
-@pytest.mark.parametrize(
-    ("lease", "text"),
-    [
-        (replace(LEASE, base=LEASE.stop + 1, stop=LEASE.stop + 13), "no lease has"),
-        (replace(LEASE, weights=((0, 1), (1, 2))), "given out twice"),
-        (replace(LEASE, epoch_size=24), "given out twice"),
-        (replace(LEASE, first_epoch=1), "given out twice"),
-        (replace(LEASE, base=14, first_epoch=1), "given out twice"),
-        (replace(LEASE, stop=1), "an empty lease"),
-    ],
-)
-def test_a_lease_is_never_taken_back(lease: Lease, text: str) -> None:
-    with pytest.raises(AssertionError, match=text):
-        owned().learn([lease])
-
-
-def test_nobody_owns_what_was_given_to_nobody() -> None:
-    for gsn in (0, LEASE.stop):
-        with pytest.raises(AssertionError, match="nobody was given"):
-            owned().owner(gsn)
-
-
 # --- what is stable ------------------------------------------------------------------------------
 
 
@@ -153,7 +68,7 @@ def test_a_log_as_it_should_be() -> None:
     known.shard(1).observe("c", 2, [placed(1, 3, seq=1), Skipped(2, 1, 4, 10)], frontier=11)
     assert sorted(known.records) == [1, 2, 3, 7, 13]
     assert known.records[2] == Row(2, 0, b"2")
-    assert known.finalized((0, 1)) == 11
+    assert (log.closed, known.shard(1).closed) == (14, 11)
     log.restarted("a")
     log.observe("a", 4, ENTRIES[:4], frontier=8)
     assert log.closed == 14
@@ -272,42 +187,6 @@ def test_what_is_reported_as_lost_may_be_gone_and_nothing_else() -> None:
         other.observe("a", 1, [placed(1, 1)])
     other.forgive(40, 90)
     assert len(other.entries) == 1, "nothing of it was there"
-
-
-def test_a_contradiction_waits_for_the_report_of_a_loss() -> None:
-    anew = [ENTRIES[0], Skipped(2, 2, 4, 40), placed(3, 40, epoch=3)]
-    for start, is_explained in ((4, True), (7, False)):
-        known = StableLogs(owned(), may_lose=True)
-        log = known.shard(0)
-        log.observe("a", 6, ENTRIES, frontier=14)
-        known.check_settled()
-        log.restarted("a")
-        log.observe("a", 2, anew[:2], frontier=40)
-        assert log.observed("a") == 2
-        log.observe("b", 3, anew, frontier=41)
-        log.observe("a", 3, anew[2:], frontier=41)
-        with pytest.raises(AssertionError, match="entry 2 of shard 0 was stable as"):
-            known.check_settled()
-        log.forgive(start, 40)
-        if is_explained:
-            known.check_settled()
-            assert sorted(known.records) == [1, 2, 40]
-            assert log.closed == 41
-            assert log.observed("a") == log.observed("b") == 3
-        else:
-            with pytest.raises(AssertionError, match="entry 2 of shard 0 was stable as"):
-                known.check_settled()
-
-
-def test_what_is_said_after_a_contradiction_is_looked_at_too() -> None:
-    known = StableLogs(owned(), may_lose=True)
-    log = known.shard(0)
-    log.observe("a", 6, ENTRIES)
-    log.observe("b", 2, [ENTRIES[0], Skipped(2, 2, 4, 40)])
-    log.observe("c", 2, [ENTRIES[0], Skipped(2, 2, 4, 37)])
-    log.forgive(4, 40)
-    with pytest.raises(AssertionError, match=r"c has Skipped.*37"):
-        known.check_settled()
 
 
 def test_replicas_agree() -> None:
@@ -462,104 +341,3 @@ def test_what_does_not_end_is_listed() -> None:
     assert found(2004, 1000) == [late, slow, later, waits]
     assert killed in [operation.number for operation in unfinished(history, 1600, 1000)]
     assert found(9000, 9000) == []
-
-
-# --- with the system -----------------------------------------------------------------------------
-
-
-def entry_of(entry: Any) -> Entry:
-    """Return what a replica's store holds as plain data."""
-    match entry.decision:
-        case wire.Place(client, seq, _, epoch, gsns, _, body):
-            assert body is not None
-            payloads = tuple(wire.decode_body(body, len(gsns)).payloads)
-            return Placed(entry.fseq, entry.view, epoch, client, seq, tuple(gsns), body, payloads)
-        case wire.Skip(start, stop):
-            return Skipped(entry.fseq, entry.view, start, stop)
-        case wire.Expire(client):
-            return Expired(entry.fseq, entry.view, client)
-    raise AssertionError(f"no entry of a log: {entry}")
-
-
-def leases_of(runs: Sequence[view.LeaseRun]) -> list[Lease]:
-    return [
-        Lease(
-            run.first.base, run.last.stop, run.first.first_epoch, run.first.epoch_size,
-            tuple((member.shard, member.weight) for member in run.first.members),
-        )
-        for run in runs
-    ]  # fmt: skip
-
-
-def watch(cluster: PureCluster, known: StableLogs) -> None:
-    """Hand over what is new at every server."""
-    known.ownership.learn(leases_of(cluster.groups["mms-0"].machine.runs))
-    for replica in cluster.replicas():
-        name = replica.config.name
-        state = cluster.world.nodes[name]._state
-        log = known.shard(replica.shard)
-        store = cluster.world.stores[name]
-        entries = [entry_of(e) for e in store.log if e.fseq > log.observed(name)]
-        log.observe(name, min(state.stream.stable, store.last_fseq), entries, state.frontier)
-
-
-def told(
-    cluster: PureCluster, history: History, client: Any, request: Any, then: Callable[[Any], None]
-) -> None:
-    """Make a call, and record it."""
-    number = history.call(client.name, cluster.world.now, request)
-    try:
-        result = client.call(request)
-    except NoSuchRecordError as error:
-        result = error
-    history.returned(number, cluster.world.now, result)
-    then(result)
-
-
-@settings(max_examples=5, deadline=None)
-@given(st.integers(0, 2**32))
-def test_a_cluster_that_nothing_disturbs_passes(seed: int) -> None:
-    random = Random(seed)
-    cluster = PureCluster(2, 1)
-    cluster.run(2 * S)
-    known, history, deliveries = StableLogs(Ownership()), History(seed=seed), Deliveries()
-    clients = [
-        cluster.client(f"c{i}", lambda _p, _k, live: random.choice(list(live))) for i in (0, 1)
-    ]
-    rids: list[RecordId] = [RID_GENESIS]
-    for number in range(12):
-        names = [b"%d/%d" % (number, part) for part in range(random.choice((1, 1, 3)))]
-        request = InsertRequest(
-            clients[0].deadline(), names, random.choice(rids), None, 7, many=len(names) > 1
-        )
-        told(cluster, history, random.choice(clients), request, rids.extend)
-        watch(cluster, known)
-    subscription: list[int] = []
-    subscribe = SubscribeRequest(clients[1].deadline(), RID_GENESIS, False)
-    told(cluster, history, clients[1], subscribe, subscription.append)
-    is_over: list[bool] = []
-
-    def got(fetched: Any) -> None:
-        rows = [Row(r.rid.gsn, r.rid.shard, r.payload) for r in fetched.records]
-        deliveries.take("c1", 1, rows)
-        is_over.append(fetched.ended)
-
-    while not any(is_over):
-        told(cluster, history, clients[1], FetchRequest(NEVER, subscription[0], 5), got)
-        watch(cluster, known)
-    cluster.run(1 * S)
-    watch(cluster, known)
-    assert len(known.records) == len(rids) - 1 == len(deliveries.rows)
-    deliveries.check_against(known.records)
-    check_insert_order(history.operations, known.records.values())
-    history.check()
-    assert explain(history.operations) is None
-    assert known.finalized((0, 1)) > 0
-    assert not unfinished(history, cluster.world.now, 20 * S)
-    stores = cluster.world.stores
-    for shard in (0, 1):
-        rows = {
-            name: [entry_of(e) for e in stores[name].log if e.fseq]
-            for name in shard_names(shard, 1)
-        }
-        check_replicas_agree(shard, {name: (10**9, entries) for name, entries in rows.items()})

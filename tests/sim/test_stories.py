@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.sim.linearizability import Tally
 from tests.sim.stories import Story, empty, no_op, record, rid, unknown
 from ziplog.client.requests import NEVER, FetchRequest, ReadRequest
 from ziplog.errors import DeadlineError, NoSuchRecordError, TrimmedError, UnavailableError
@@ -488,5 +488,4 @@ def test_what_the_log_may_not_do(tell: Bad) -> None:
     assert explanation is not None
     assert explanation.is_decided
     assert explanation.culprit.number == culprit, str(explanation)
-    with pytest.raises(AssertionError, match=r"not linearizable(.|\n)*none of these can come next"):
-        Tally().judge(story.operations)
+    assert re.match(r"not linearizable(.|\n)*none of these can come next", str(explanation))

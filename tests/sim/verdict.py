@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shard.entry import UnreadableError
 from tests.sim import checks
 from tests.sim.linearizability import explain
+from tests.sim.ownership import Lease, Ownership
 from ziplog import wire
 from ziplog.client.requests import FetchRequest, SubscribeRequest
 from ziplog.errors import ProtocolError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tests.sim.history import History, Operation
     from tests.sim.programs import StorageServer
     from ziplog.sim.kernel import Kernel
+    from ziplog.view import LeaseRun
 
 #: (shard, start, stop)
 Loss = tuple[int, int, int]
@@ -43,7 +45,7 @@ class Monitor:
 
     def __init__(self, cluster: SimCluster) -> None:
         self._cluster: Final = cluster
-        self._ownership: Final = checks.Ownership()
+        self._ownership: Final = Ownership()
         #: All that was ever stable.
         self.logs: Final = checks.StableLogs(self._ownership)
         #: What may be lost, as the membership service says: (shard, start, stop).
@@ -60,14 +62,8 @@ class Monitor:
 
     def _learn(self) -> None:
         state = self._cluster.state
-        self._ownership.learn(
-            checks.Lease(
-                run.first.base, run.last.stop, run.first.first_epoch, run.first.epoch_size,
-                tuple((member.shard, member.weight) for member in run.first.members),
-            )
-            for run in state.runs
-            if run.last.stop > self._ownership.stop
-        )  # fmt: skip
+        known = self._ownership.stop
+        self._ownership.learn(lease_of(run) for run in state.runs if run.last.stop > known)
         for loss in state.losses:
             found = (loss.shard, loss.start, loss.stop)
             if found not in self.losses:
@@ -109,6 +105,13 @@ class Monitor:
             checks.check_replicas_agree(shard, logs)
             for _, entries in logs.values():
                 checks.check_exactly_once(shard, entries)
+
+
+def lease_of(run: LeaseRun) -> Lease:
+    """Return equal leases in a row as plain data."""
+    first = run.first
+    weights = tuple((member.shard, member.weight) for member in first.members)
+    return Lease(first.base, run.last.stop, first.first_epoch, first.epoch_size, weights)
 
 
 def plain(entry: Entry) -> checks.Entry:

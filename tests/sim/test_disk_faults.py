@@ -9,25 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.sim.disks import SEEDS, fresh_module, outcomes, put, sync
-from ziplog.sim.disk import Disk, installed
+from tests.sim.disks import SEEDS, outcomes, put, sync
+from ziplog.sim.disk import Disk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ziplog.sim.filesystem import DiskPath
-
-
-@pytest.fixture
-def module() -> Iterator[Any]:
-    module = fresh_module()
-    with installed([module], Random(5)):
-        yield module
-
-
-@pytest.fixture
-def disk() -> Disk:
-    return Disk(Random(1))
 
 
 # --- what a power cut leaves ---------------------------------------------------------------------

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.raft.node import put_back_shipped
+from tests.sim.hashing import printed_under_any_hashes
 from ziplog.node import Committed, LeaderChanged, Restored
 from ziplog.runtime import journal, library, receive, snapshot
 from ziplog.runtime import raft as adapter
@@ -26,11 +24,11 @@ from ziplog.sim.raft import RaftGroup, virtual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from ziplog.node import Event
     from ziplog.sim.filesystem import DiskPath
 
-ROOT = Path(__file__).resolve().parents[2]
 #: From the end of the last fault until all nodes vote and have applied everything.
 SETTLED_WITHIN_NS = 20 * S
 #: In a settled group a command of every node is applied everywhere within so long.
@@ -325,17 +323,7 @@ def test_a_seed_is_a_history_whatever_the_hash_seed_is() -> None:
         "from tests.sim.test_raft import live;"
         "print(*(live(seed, 5, 20 * 10**9).kernel.trace_hash() for seed in (1, 2)))"
     )
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            check=True,
-            capture_output=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-        ).stdout
-        for hash_seed in ("1", "2", "3")
-    }
-    (hashes,) = printed
+    hashes = printed_under_any_hashes(program)
     assert len(set(hashes.split())) == 2
 
 

@@ -1,0 +1,28 @@
+"""A simulated disk, and a module that uses it in place of the real one."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.sim.disks import fresh_module
+from ziplog.sim.disk import Disk, installed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def module() -> Iterator[Any]:
+    """Return a module that has what production modules have, all of it simulated."""
+    module = fresh_module()
+    with installed([module], Random(5)):
+        yield module
+
+
+@pytest.fixture
+def disk() -> Disk:
+    """Return an empty disk."""
+    return Disk(Random(1))

@@ -104,12 +104,16 @@ class Members:
         """Note what a server says; None if it is of nobody that is placed there.
 
         One with another data directory than the known one counts for nobody while that one is heard
-        and works.
+        and works. What a process says in an older view than it was in before is late, and no news:
+        it would pass for one that forgot the later view.
         """
         members = self.of(suspect.shard)
         if suspect.server >= len(members) or members[suspect.server].name != suspect.node:
             return None
         member = members[suspect.server]
+        last = member.suspect
+        if last and last.incarnation == suspect.incarnation and suspect.view < last.view:
+            return member
         before = member.last_heard(now)
         if (
             before is not None

@@ -270,6 +270,29 @@ def test_as_long_as_one_is_missing_nobody_is_chosen_from_limbo() -> None:
     world.until_live(view=2)
 
 
+def test_a_late_word_of_an_older_view_does_not_pass_for_limbo() -> None:
+    """Else whoever crashed leads, at level memory without what the other one holds."""
+    world = World().live()
+    world.kill(world.server(0, 1))
+    world.until_live(view=2)
+    late = [m for m in world.messages(Suspect) if m.node == "shard-0-0" and m.view == 1][-1]
+    assert world.insert("one", flush=False)
+    world.kill(world.server(0, 1))
+    world.run(300 * MS)
+    world.network = lambda _src, _dst, message: (
+        [] if type(message) is Suspect and message.node == late.node and message != late else [HOP]
+    )
+    for _ in range(6):
+        world.send_handler(world.server(0, 0), "fh-0", late)
+        world.run(100 * MS)
+    assert world.server(0, 1).state == "limbo"
+    world.network = lambda _src, _dst, _message: [HOP]
+    world.until_live(view=3)
+    assert not any(begin.attempt.from_limbo for begin in world.decided(Begin))
+    assert "one" in [what for _, what in world.server(0, 1).log]
+    assert world.status()["losses"] == []
+
+
 def test_a_promise_from_limbo_that_was_not_decided_hides_no_loss() -> None:
     world = World(config(f=1)).live()
     assert world.insert("one")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from shard.entry import Entry, FullError, UnreadableError
 from shard.log import digest_of, entries_after, is_same, mark_at, start_of
-from ziplog.node import Halt, Persist
+from ziplog.node import Halt, Persist, Warn
 from ziplog.wire import Fetch, Fetched, Logged
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Joining:
         self._stable = 0
         #: All of it has come.
         self._is_complete = False
+        #: It was said that the log cannot be cut.
+        self._is_warned = False
         self._ask_due = now
 
     # --- asking ---
@@ -90,18 +92,19 @@ class Joining:
         ):
             return
         self._stable = max(self._stable, min(answer.stable, answer.last))
+        is_taken = True
         if answer.keep < answer.after:
-            self._cut(answer.keep)
+            is_taken = self._cut(answer.keep)
         elif answer.after < answer.last:
-            self._take(answer)
+            is_taken = self._take(answer)
         else:
             self._sessions += answer.sessions
             self._is_complete = answer.sessions_left == 0
-        self._ask_due = now
+        self._ask_due = now if is_taken else now + _ASK_AGAIN_NS
         self.woke(now)
 
-    def _cut(self, keep: int) -> None:
-        """Drop what the survivor does not have: it was never acked by all."""
+    def _cut(self, keep: int) -> bool:
+        """Drop what the survivor does not have: it was never acked by all. False: not now."""
         state, store = self._state, self._state.store
         stable = state.stream.stable
         if keep == self._after - 1:
@@ -112,21 +115,31 @@ class Joining:
                 f"view {self.decision.view} of shard {state.shard} has other entries from number"
                 f" {keep + 1} on, but {stable} was stable here: two histories were decided"
             ))  # fmt: skip
-            return
+            return True
         if self._staged is not None:
             assert not self._staged, "the survivor's log has changed"
             self._cut_to = keep
         elif not self._truncate(keep):
-            return
+            return False
         self._after, self._after_view = keep, store.view_at(keep)
+        return True
 
     def _truncate(self, keep: int) -> bool:
-        """Cut this server's log; False if there is no space for that now."""
+        """Cut this server's log; False if that cannot be done now: it is tried again."""
+        state = self._state
         try:
-            self._state.store.truncate(keep)
+            state.store.truncate(keep)
         except FullError:
-            return False  # it is tried again with the next answer
-        self._state.persisted = min(self._state.persisted, keep)
+            return False
+        except UnreadableError as error:
+            if not self._is_warned:
+                self._is_warned = True
+                state.out.append(Warn(
+                    f"{state.config.name} cannot join view {self.decision.view}, as it cannot cut"
+                    f" its log: {error}. Put the file back, or start this server again"
+                ))  # fmt: skip
+            return False
+        state.persisted = min(state.persisted, keep)
         return True
 
     @property
@@ -138,26 +151,30 @@ class Joining:
         return self._staged is not None and (self._is_complete or self._is_outdated)
 
     def take_over(self) -> bool:
-        """Store what was kept back, in the place of this server's own; False: no space for it."""
+        """Store what was kept back, in the place of this server's own; False: not now."""
         if self._is_complete and self._cut_to is not None and not self._truncate(self._cut_to):
             self._is_complete, self._sessions = False, []
+            self._ask_due += _ASK_AGAIN_NS
             return False
         staged, self._staged = self._staged, None
         if self._is_complete:
             self._state.out += map(Persist, staged or ())
         return True
 
-    def _take(self, answer: Fetched) -> None:
+    def _take(self, answer: Fetched) -> bool:
+        """Take more of the survivor's log; False: not now."""
         state = self._state
         entries = [Entry(e.fseq, e.view, e.decision) for e in answer.entries]
         # Without any, all of the survivor's log was trimmed.
         first = entries[0].fseq if entries else answer.last + 1
-        if first != self._after + 1:
-            if self._staged is not None:
-                self._is_outdated = True
-                return
+        is_next = first == self._after + 1
+        if self._staged is not None and not is_next:
+            self._is_outdated = True
+            return True
+        # A log that was begun anew, and is empty still, may have been begun further on than this.
+        if not is_next or (self._staged is None and state.store.last_fseq != self._after):
             if not self._reset(first - 1, next(filter(None, map(start_of, entries)), answer.trim)):
-                return
+                return False
             state.trim = max(state.trim, answer.trim)
         if self._staged is None:
             state.out += map(Persist, entries)
@@ -165,6 +182,7 @@ class Joining:
             self._staged += entries
         self._after = entries[-1].fseq if entries else answer.last
         self._after_view = entries[-1].view if entries else 0
+        return True
 
     def _reset(self, fseq: int, gsn: int) -> bool:
         """Begin anew behind an entry, at a gsn; False if there is no space for that now."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 
+from shard.entry import FullError, UnreadableError
 from tests.shard.test_recovery import (
     BACKUP,
     LEASE,
@@ -23,7 +25,7 @@ from tests.shard.test_recovery import (
     send,
     start,
 )
-from tests.world import CLUSTER, MS, MemoryStore, S, World, insert
+from tests.world import CLUSTER, MS, Link, MemoryStore, S, World, insert
 from ziplog import wire
 from ziplog.node import Received, Warn
 
@@ -181,6 +183,53 @@ def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(told: list
     insist(world, PRIMARY, 61 * S, recovery=4)
     assert heard(world, wire.Frozen)
     assert claims(world, PRIMARY)[-1][2] is False
+
+
+@pytest.mark.parametrize("fault", [FullError("no space"), UnreadableError("the file is gone")])
+@pytest.mark.parametrize("is_witness", [True, False])
+def test_a_log_that_cannot_be_cut_now_is_cut_later(
+    told: list[str], fault: Exception, *, is_witness: bool
+) -> None:
+    """At the pace of questions, not of answers; the operator is told once what is unreadable."""
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
+    send(world, insert(2), PRIMARY)
+    send(world, insert(9), BACKUP)
+    del world.links[PRIMARY, BACKUP]
+    if not is_witness:
+        crash(world, PRIMARY)
+    frozen = promise(world, BACKUP)
+    tried: list[int] = []
+
+    def truncate(fseq: int) -> None:
+        tried.append(fseq)
+        raise fault
+
+    with patch.object(store(world, PRIMARY), "truncate", truncate):
+        order(world, decision(frozen), BACKUP, PRIMARY)
+        world.run(1 * S)
+    assert 5 < len(tried) < 15
+    assert len(told) == (type(fault) is UnreadableError)
+    assert all("cannot cut its log: the file is gone" in text for text in told)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 1 * S)
+    assert log(world, PRIMARY) == log(world, BACKUP)
+    assert not world.halts
+
+
+def test_a_log_that_was_begun_anew_and_is_empty_takes_one_that_is_whole() -> None:
+    """It crashed before it held anything of the survivor that had trimmed more than this one."""
+    world = start()
+    for seq in range(1, 5):
+        send(world, insert(seq), PRIMARY, BACKUP)
+    world.kill(BACKUP)
+    store(world, BACKUP).reset(3, 40)
+    crash(world, BACKUP)
+    assert store(world, PRIMARY).first_fseq == 1
+    frozen = promise(world, PRIMARY)
+    order(world, decision(frozen), PRIMARY, BACKUP)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 1 * S)
+    assert log(world, BACKUP) == log(world, PRIMARY)
 
 
 def test_a_store_that_ends_too_early_is_said_once(told: list[str]) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ziplog.sim.consensus import OrderedLog
+from ziplog.sim.disk import CAPACITY_BYTES, LATENCY_NS
 from ziplog.sim.kernel import MS
 from ziplog.sim.process import Halted
 
@@ -24,12 +25,8 @@ if TYPE_CHECKING:
     from tests.sim.workload import Client
     from ziplog.sim.process import Process
 
-#: A slow disk takes so long for a sync; a good one so long.
-SLOW_NS: Final = 200 * MS
-GOOD_NS: Final = MS // 2
-#: A full disk has so much room; no server of a run needs more than the other.
-FULL_BYTES: Final = 0
-ROOM_BYTES: Final = 1 << 30
+#: A slow disk takes so long for a sync.
+_SLOW_NS: Final = 200 * MS
 
 
 class Faults:
@@ -190,12 +187,10 @@ class Faults:
         return self._disturb(fault, links, disturb, met)
 
     def _isolate(self, fault: Fault) -> bool:
-        """Cut a server from everybody but clients, or from everybody."""
+        """Cut a server or node from all others; clients and the supervisor reach it still."""
         (name,) = fault.targets
-        network = self._cluster.network
-        others = [node for node in self._cluster.nodes if node != name]
-        links = [pair for other in others for pair in ((name, other), (other, name))]
-        return self._disturb(fault, links, network.cut, {name})
+        links = _links_around(name, self._cluster.nodes)
+        return self._disturb(fault, links, self._cluster.network.cut, {name})
 
     def _disturb(
         self,
@@ -225,8 +220,7 @@ class Faults:
         if isinstance(group, OrderedLog):
             group.isolate(leader)
             return self._lasting(fault, partial(group.rejoin, leader))
-        others = [name for name in group.names if name != leader]
-        links = [pair for other in others for pair in ((leader, other), (other, leader))]
+        links = _links_around(leader, group.names)
         return self._disturb(fault, links, self._cluster.network.cut, set())
 
     # --- disks ---
@@ -236,8 +230,8 @@ class Faults:
         disk = self._cluster.disks[name]
         if not self._may_fail(name):
             return False
-        disk.latency_ns = SLOW_NS
-        return self._lasting(fault, lambda: setattr(disk, "latency_ns", GOOD_NS), [name])
+        disk.latency_ns = _SLOW_NS
+        return self._lasting(fault, lambda: setattr(disk, "latency_ns", LATENCY_NS), [name])
 
     def _full_disk(self, fault: Fault) -> bool:
         (name,) = fault.targets
@@ -245,8 +239,8 @@ class Faults:
         if not self._may_fail(name):
             return False
         self.excused.add(name)
-        disk.capacity_bytes = FULL_BYTES
-        return self._lasting(fault, lambda: setattr(disk, "capacity_bytes", ROOM_BYTES), [name])
+        disk.capacity_bytes = 0
+        return self._lasting(fault, lambda: setattr(disk, "capacity_bytes", CAPACITY_BYTES), [name])
 
     def _fail_disk(self, fault: Fault) -> bool:
         """Let a call of a server's disk fail, soon."""
@@ -289,6 +283,13 @@ class Faults:
         return True
 
 
+def _links_around(name: str, nodes: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the links between one of some nodes and the others, both ways."""
+    others = [node for node in nodes if node != name]
+    return [pair for other in others for pair in ((name, other), (other, name))]
+
+
+#: How each kind of fault is carried out; returns whether it fitted.
 KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
     "kill": Faults._kill,
     "stop": Faults._stop,

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
-from unittest.mock import patch
 
 import msgspec
 
-import shard.joining
 import shard.replica
 from shard.backup import Backup
 from shard.guesses import Guesses
@@ -32,6 +30,7 @@ from tests.sim.mutation import (
     kill_the_primary,
     lossy,
     mutant,
+    replaced,
     two_shards,
     undisturbed,
 )
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 # What is imported registers its own.
 __all__ = ["MUTANTS", "mutants_of_views"]
 
-replaced: Final = patch.object
 _replace: Final = msgspec.structs.replace
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
-from unittest.mock import patch
 
 import msgspec
 
@@ -30,6 +29,7 @@ from tests.sim.mutation import (
     kill_the_primary,
     mutant,
     part_the_servers,
+    replaced,
 )
 from tests.sim.plan import Fault, Plan
 from ziplog import wire
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from shard.state import ReplicaState
 
-replaced: Final = patch.object
 _replace: Final = msgspec.structs.replace
 
 

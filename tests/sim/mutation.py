@@ -13,6 +13,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, contextmanager
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from unittest.mock import patch
 
 from tests.sim.plan import Fault, Plan, draw
 from tests.sim.run import run
@@ -46,6 +47,9 @@ class Found(NamedTuple):
 
 
 MUTANTS: Final[dict[str, Mutant]] = {}
+
+#: Replaces an attribute of a class or module while it is entered.
+replaced: Final = patch.object
 
 
 def search(mutant: Mutant, budget_seeds: int, first: int = 1) -> Found | None:

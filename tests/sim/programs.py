@@ -201,18 +201,11 @@ class ClientProgram:
             identity=process.kernel.random.randbytes(16),
         )  # fmt: skip
 
-    def call(self, request: Request, on_answer: Callable[[Any], None]) -> int:
+    def call(self, request: Request, on_answer: Callable[[Any], None]) -> None:
         """Begin a call; `on_answer` gets its result, or its exception."""
         self._calls += 1
         self._answers[self._calls] = on_answer
         self.engine.submit(self._calls, request)
-        self._process.wake()
-        return self._calls
-
-    def cancel(self, call: int) -> None:
-        """Nobody waits for a call any more."""
-        self._answers.pop(call, None)
-        self.engine.cancel(call)
         self._process.wake()
 
     def _answer(self, call: int, result: Any) -> None:

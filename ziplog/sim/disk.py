@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import ModuleType
 
+#: What a sync takes and what all files together may, on a disk of which nothing else is said.
+LATENCY_NS: Final = 500 * US
+CAPACITY_BYTES: Final = 1 << 30
+
 _FIRST_DESCRIPTOR: Final = 1000
 _ABSENT: Final = object()
 #: By name, for paths that were made strings.
@@ -61,11 +65,11 @@ class Disk:
 
     """
 
-    def __init__(self, random: Random, capacity_bytes: int = 1 << 30) -> None:
+    def __init__(self, random: Random, capacity_bytes: int = CAPACITY_BYTES) -> None:
         #: May be changed at any time; no file grows beyond it.
         self.capacity_bytes = capacity_bytes
-        #: What a sync takes.
-        self.latency_ns = 500 * US
+        #: What a sync takes; may be changed at any time.
+        self.latency_ns = LATENCY_NS
         #: What files take, those among them that are open and have no name any more.
         self.used_bytes = 0
         #: How many calls could have failed so far (see `fail_on`).

@@ -54,8 +54,6 @@ class Network:
         self._cut: set[Pair] = set()
         self._clogged: dict[Pair, list[Callable[[], None]]] = {}
         self._listening: dict[str, SimTransport] = {}
-        #: How many frames were sent, and how many bytes.
-        self.frames = self.bytes = 0
         #: Told about every frame that is sent: (from, to, frame).
         self.on_frame: Callable[[str, str, bytes], object] | None = None
         #: Decides about a single frame (from, to, frame): how long it is on its way, once and for
@@ -100,8 +98,6 @@ class Network:
     ) -> None:
         """Put a frame on its way in `wait_ns`: `arrive` is called when it does, never, or twice."""
         kernel, conditions = self.kernel, self.conditions
-        self.frames += 1
-        self.bytes += len(frame)
         kernel.record(b"%b>%b %d" % (src.encode(), dst.encode(), crc32c(frame)))
         if self.on_frame is not None:
             self.on_frame(src, dst, frame)

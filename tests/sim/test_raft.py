@@ -3,306 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.raft.node import put_back_shipped
 from tests.sim.hashing import printed_under_any_hashes
-from ziplog.node import Committed, LeaderChanged, Restored
+from tests.sim.raft_world import APPLIED_WITHIN_NS, WEIGHTS, World, live, world
 from ziplog.runtime import journal, library, receive, snapshot
 from ziplog.runtime import raft as adapter
 from ziplog.runtime.journal import JournalError
 from ziplog.sim import raft as simulated
-from ziplog.sim.disk import Disk, installed
 from ziplog.sim.kernel import MS, Kernel, S
-from ziplog.sim.network import Conditions, Network
-from ziplog.sim.raft import RaftGroup, virtual
+from ziplog.sim.raft import virtual
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from ziplog.node import Event
-    from ziplog.sim.filesystem import DiskPath
-
-#: From the end of the last fault until all nodes vote and have applied everything.
-SETTLED_WITHIN_NS = 20 * S
-#: In a settled group a command of every node is applied everywhere within so long.
-APPLIED_WITHIN_NS = 5 * S
-LIFE_NS = 120 * S
-#: How often the clients propose something, and how often something is disturbed, on average.
-PROPOSAL_NS = 100 * MS
-FAULT_NS = 1 * S
-FAIR = Conditions()
 #: What the library's own receive path breaks is found within so many seeds.
 SEEDS_UNTIL_CAUGHT = 12
-WEIGHTS = {
-    "kill": 4,
-    "cut_power": 4,
-    "divide": 3,
-    "cut_one_way": 2,
-    "heal": 4,
-    "pause": 3,
-    "slow_down": 2,
-    "sever": 3,
-    "compact": 2,
-    "change_weather": 2,
-    "wipe": 1,
-}
-
-
-class Words:
-    """A machine that keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.words: list[bytes] = []
-
-    def apply(self, command: bytes) -> bytes:
-        self.words.append(command)
-        return b"%d" % len(self.words)
-
-    def snapshot(self) -> bytes:
-        return b" ".join(self.words)
-
-    def restore(self, state: bytes) -> None:
-        self.words = state.split()
-
-
-def made_directory(disk: Disk) -> DiskPath:
-    """Return an empty directory whose own name a power cut does not take away."""
-    path, root = disk.path("raft"), disk.open(disk.path(""), os.O_RDONLY)
-    path.mkdir()
-    disk.sync(root)
-    disk.close(root)
-    return path
-
-
-class World:
-    """A group, its machines, clients on all nodes, and everything that was promised."""
-
-    def __init__(self, seed: int, size: int = 3) -> None:
-        self.kernel = Kernel(seed)
-        self.chance = self.kernel.random
-        self.network = Network(self.kernel)
-        self.names = [f"node-{number}" for number in range(size)]
-        self.disks = {name: Disk(self.chance) for name in self.names}
-        self.group = RaftGroup(
-            self.network,
-            self.names,
-            Words,
-            {name: made_directory(disk) for name, disk in self.disks.items()},
-            sync_ns=lambda name: self.disks[name].sync_ns(),
-        )
-        #: All that was committed anywhere, in order.
-        self.committed: list[bytes] = []
-        self.leaders: dict[int, str] = {}
-        #: Nodes that forgot everything and do not vote yet.
-        self.new: set[str] = set()
-        self.done: dict[str, int] = dict.fromkeys(WEIGHTS, 0)
-        self.restored = self.proposed = 0
-        self.is_disturbed = False
-
-    # --- what nodes say ---
-
-    def on_event(self, name: str, event: Event) -> None:
-        member = self.group.members[name]
-        assert isinstance(member.machine, Words)
-        words = member.machine.words
-        if isinstance(event, Committed):
-            position = len(words) - 1
-            if position == len(self.committed):
-                self.committed.append(event.command)
-            assert self.committed[position] == event.command, f"{name} commits something else"
-        elif isinstance(event, Restored):
-            self.restored += 1
-            assert self.committed[: len(words)] == words, f"{name} was told of something else"
-        elif isinstance(event, LeaderChanged) and event.is_self:
-            term = member.raft.status().term
-            assert self.leaders.setdefault(term, name) == name, f"two leaders in term {term}"
-
-    # --- what happens to nodes ---
-
-    def start(self, name: str) -> None:
-        if name not in self.group.members:
-            self.group.join(name, partial(self.on_event, name))
-
-    def start_all(self) -> None:
-        for name in self.names:
-            self.start(name)
-
-    def some(self) -> str:
-        return self.chance.choice(self.names)
-
-    def within(self, seconds: int) -> int:
-        return self.chance.randint(0, seconds * S)
-
-    def kill(self) -> None:
-        name = self.some()
-        self.group.leave(name)
-        self.disks[name].kill()
-        self.kernel.after(self.within(6), partial(self.start, name))
-
-    def cut_power(self) -> None:
-        name = self.some()
-        self.group.leave(name)
-        self.disks[name].power_cut()
-        self.kernel.after(self.within(6), partial(self.start, name))
-
-    def wipe(self) -> None:
-        """Replace the machine of a node, if the others can bear that."""
-        name = self.some()
-        if len(self.new | {name}) <= (len(self.names) - 1) // 2:
-            self.replace(name)
-
-    def replace(self, name: str) -> None:
-        self.new.add(name)
-        self.group.leave(name)
-        self.disks[name] = Disk(self.chance)
-        self.group.directories[name] = made_directory(self.disks[name])
-        self.start(name)
-
-    def pause(self) -> None:
-        name = self.some()
-        self.group.pause(name)
-        self.kernel.after(self.within(6), partial(self.group.resume, name))
-
-    def divide(self) -> None:
-        sides = {name: self.chance.randrange(2) for name in self.names}
-        for one, other in itertools.permutations(self.names, 2):
-            if sides[one] != sides[other]:
-                self.network.cut(one, other)
-
-    def cut_one_way(self) -> None:
-        self.network.cut(self.some(), self.some())
-
-    def heal(self) -> None:
-        self.network.heal_all()
-
-    def sever(self) -> None:
-        self.group.sever(self.some(), self.some())
-
-    def compact(self) -> None:
-        self.group.compact(self.some())
-
-    def slow_down(self) -> None:
-        self.disks[self.some()].latency_ns = self.chance.choice((0, 5 * MS, 80 * MS))
-
-    def change_weather(self) -> None:
-        self.network.conditions = self.chance.choice(
-            (FAIR, Conditions(loss=0.05), Conditions(delay_ns=(MS, 60 * MS), stalls=0.05))
-        )
-
-    # --- life ---
-
-    def live(self, duration_ns: int) -> None:
-        """Propose on all nodes and let everything happen to them."""
-        self.is_disturbed = True
-        self.propose_again()
-        self.disturb_again()
-        self.kernel.run(duration_ns)
-        self.is_disturbed = False
-
-    def propose_again(self) -> None:
-        if self.is_disturbed:
-            self.propose(self.some())
-            self.kernel.after(self.chance.randint(0, 2 * PROPOSAL_NS), self.propose_again)
-
-    def propose(self, name: str) -> bytes:
-        self.proposed += 1
-        command = b"%d" % self.proposed
-        if name in self.group.members:
-            self.group.members[name].propose(command)
-        return command
-
-    def disturb_again(self) -> None:
-        if self.is_disturbed:
-            for name in self.names:
-                if (status := self.group.status(name)) is not None and status.is_voter:
-                    self.new.discard(name)
-            (fault,) = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))
-            self.done[fault] += 1
-            getattr(self, fault)()
-            self.kernel.after(self.chance.randint(0, 2 * FAULT_NS), self.disturb_again)
-
-    def mend(self) -> None:
-        self.network.heal_all()
-        self.network.conditions = FAIR
-        for name in self.names:
-            self.disks[name].latency_ns = 0
-            self.start(name)
-            self.group.resume(name)
-
-    def settle(self, within_ns: int = SETTLED_WITHIN_NS) -> None:
-        """Mend everything; soon all agree, and what is proposed anywhere is applied everywhere."""
-        self.mend()
-        self.wait(self.is_settled, within_ns, "the group does not settle")
-        begin = self.kernel.now
-        for name in self.names:
-            # What is sent on a connection of which nobody knows yet that it is broken is lost.
-            command = self.propose(name)
-            self.kernel.run(PROPOSAL_NS)
-            while command not in self.committed:
-                assert self.kernel.now - begin < APPLIED_WITHIN_NS, f"nothing comes of {name}'s"
-                command = self.propose(name)
-                self.kernel.run(PROPOSAL_NS)
-        self.wait(
-            lambda: self.words() == [self.committed] * len(self.names),
-            APPLIED_WITHIN_NS,
-            "commands are not applied",
-        )
-        assert self.machine_words() == self.committed
-
-    def wait(self, condition: object, within_ns: int, complaint: str) -> None:
-        end = self.kernel.now + within_ns
-        while not condition():  # type: ignore[operator]
-            assert self.kernel.now < end, f"{complaint}: {self.states()}"
-            self.kernel.run(20 * MS)
-
-    def words(self) -> list[list[bytes]]:
-        members = self.group.members
-        return [members[name].machine.words for name in self.names if name in members]  # type: ignore[attr-defined]
-
-    def machine_words(self) -> list[bytes]:
-        assert isinstance(self.group.machine, Words)
-        return self.group.machine.words
-
-    def states(self) -> list[object]:
-        return [(name, self.group.status(name)) for name in self.names]
-
-    def is_settled(self) -> bool:
-        statuses = [self.group.status(name) for name in self.names]
-        return (
-            all(s is not None and s.is_voter and s.leader for s in statuses)
-            and len({(s.leader, s.term, s.applied) for s in statuses if s is not None}) == 1
-            and all(len(s.connected) == len(self.names) - 1 for s in statuses if s is not None)
-        )
-
-    def end(self) -> None:
-        for name in self.names:
-            self.group.leave(name)
-
-
-@contextlib.contextmanager
-def world(seed: int, size: int = 3) -> Iterator[World]:
-    """A group that has just settled."""
-    made = World(seed, size)
-    with virtual(made.kernel), installed([journal, snapshot], made.chance):
-        made.start_all()
-        made.settle()
-        yield made
-        made.end()
-
-
-def live(seed: int, size: int = 3, duration_ns: int = LIFE_NS) -> World:
-    """Let a group live through a seed's faults, and settle."""
-    with world(seed, size) as made:
-        made.live(duration_ns)
-        made.settle()
-    return made
 
 
 # --- whole lives ---
@@ -320,7 +40,7 @@ def test_no_life_loses_what_was_committed(seed: int, size: int) -> None:
 
 def test_a_seed_is_a_history_whatever_the_hash_seed_is() -> None:
     program = (
-        "from tests.sim.test_raft import live;"
+        "from tests.sim.raft_world import live;"
         "print(*(live(seed, 5, 20 * 10**9).kernel.trace_hash() for seed in (1, 2)))"
     )
     hashes = printed_under_any_hashes(program)

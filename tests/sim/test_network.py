@@ -1,0 +1,33 @@
+"""The network does with a frame what a script says, and else what its conditions say."""
+
+from __future__ import annotations
+
+import pytest
+
+from ziplog.sim.kernel import US, Kernel, S
+from ziplog.sim.network import LOST, Conditions, Network
+
+
+@pytest.mark.parametrize(
+    ("fate", "arrives_at"),
+    [(0, [0]), (7 * US, [7 * US]), (LOST, []), (None, [50 * US])],
+)
+def test_a_frames_fate_is_what_the_script_says(fate: int | None, arrives_at: list[int]) -> None:
+    """The conditions count only where the script says nothing; a link that is cut stays cut."""
+    kernel = Kernel(1)
+    network = Network(kernel, Conditions(delay_ns=(50 * US, 50 * US)))
+    asked: list[tuple[str, str, bytes]] = []
+    arrived: list[int] = []
+    began = kernel.now
+
+    def decide(src: str, dst: str, frame: bytes) -> int | None:
+        asked.append((src, dst, frame))
+        return fate
+
+    network.on_carry = decide
+    network.carry("a", "b", b"frame", lambda: arrived.append(kernel.now - began))
+    network.cut("a", "c")
+    network.carry("a", "c", b"frame", lambda: arrived.append(-1))
+    kernel.run(1 * S)
+    assert arrived == arrives_at
+    assert asked == [("a", "b", b"frame")]

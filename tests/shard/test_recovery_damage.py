@@ -25,13 +25,14 @@ from tests.shard.test_recovery import (
     send,
     start,
 )
-from tests.world import CLUSTER, MS, Link, MemoryStore, S, World, insert
+from tests.world import CLUSTER, MS, Link, S, World, insert
 from ziplog import wire
 from ziplog.node import Received, Warn
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from tests.memory_store import MemoryStore
     from ziplog.node import Effect
 
 

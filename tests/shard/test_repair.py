@@ -13,8 +13,9 @@ from shard.recovery import Claim, Missing, Recovery
 from shard.repair import Repair
 from shard.state import ReplicaConfig, ReplicaState
 from shard.stream import Watermark
+from tests.memory_store import MemoryStore
 from tests.shard.logs import expire, place, skip
-from tests.world import MS, MemoryStore, S, address, shard_names
+from tests.world import MS, S, address, shard_names
 from ziplog.node import Send, Warn
 from ziplog.wire import Fetch, Fetched, Limits, decode, encode
 

@@ -1,0 +1,176 @@
+"""The store of a storage server in memory, with damage to it, for tests of pure nodes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import takewhile
+
+from shard.entry import Entry, Mark, Table, UnreadableError, mark_of_reset
+from shard.stream import end_of
+from ziplog import wire
+
+
+class MemoryStore:
+    """The store of `shard.entry`, in a list."""
+
+    def __init__(self) -> None:
+        #: The log that is kept: entry number `first_fseq` and those after it.
+        self.log: list[Entry] = []
+        #: Those of it that have positions.
+        self.entries: list[Entry] = []
+        #: Everything that was ever appended and not dropped again, marks and trimmed entries too.
+        self.history: list[Entry] = []
+        self._ends: list[int] = []
+        self._tables: list[tuple[int, list[wire.SessionTable]]] = []
+        self.last_fseq = 0
+        self.last_view = 0
+        self.last_end = self._base = 1
+        #: Entries that cannot be read until they are repaired.
+        self.damaged: set[int] = set()
+        self.mark: Mark | None = None
+        self.backlog_bytes = 0
+
+    @property
+    def first_fseq(self) -> int:
+        return self.last_fseq - len(self.log) + 1
+
+    @property
+    def flushed_fseq(self) -> int:
+        return self.last_fseq
+
+    def append(self, entry: Entry) -> None:
+        self.history.append(entry)
+        match entry.decision:
+            case Mark():
+                self.mark = entry.decision
+            case Table(sessions):
+                self._tables.append((self.last_fseq, sessions))
+            case _:
+                self._take(entry)
+
+    def _take(self, entry: Entry) -> None:
+        assert entry.fseq == self.last_fseq + 1, "the log has a gap"
+        assert entry.view >= self.last_view, "a view went backwards"
+        self.last_fseq, self.last_view = entry.fseq, entry.view
+        self.log.append(entry)
+        if not isinstance(entry.decision, wire.Expire):
+            self.entries.append(entry)
+            self.last_end = end_of(entry, 0)
+            self._ends.append(self.last_end)
+
+    def view_at(self, fseq: int) -> int:
+        in_log = self.first_fseq <= fseq <= self.last_fseq
+        return self.log[fseq - self.first_fseq].view if in_log else 0
+
+    def last_of(self, view: int) -> int:
+        return max((entry.fseq for entry in self.log if entry.view <= view), default=0)
+
+    def read_after(self, fseq: int, limit_bytes: int) -> list[Entry]:
+        start = max(fseq + 1 - self.first_fseq, 0)
+        return self._readable(within(self.log[start:], limit_bytes))
+
+    def last_table(self) -> tuple[int, list[wire.SessionTable]]:
+        return self._tables[-1] if self._tables else (0, [])
+
+    def find(self, gsn: int) -> Entry | None:
+        index = bisect_left(self._ends, gsn + 1)
+        if index == len(self.entries):
+            return None
+        entry = self.entries[index]
+        decision = entry.decision
+        if entry.fseq in self.damaged:
+            raise UnreadableError(f"entry {entry.fseq} is damaged")
+        if isinstance(decision, wire.Place):
+            return entry if gsn in decision.gsns else None
+        assert isinstance(decision, wire.Skip)
+        return entry if decision.start <= gsn < decision.stop else None
+
+    def scan(self, gsn: int, limit_bytes: int) -> list[Entry]:
+        return self._readable(within(self.entries[bisect_left(self._ends, gsn + 1) :], limit_bytes))
+
+    def _readable(self, entries: list[Entry]) -> list[Entry]:
+        readable = list(takewhile(lambda entry: entry.fseq not in self.damaged, entries))
+        if entries and not readable:
+            raise UnreadableError(f"entry {entries[0].fseq} is damaged")
+        return readable
+
+    def last_record_below(self, gsn: int) -> int:
+        for entry in reversed(self.entries):
+            if isinstance(entry.decision, wire.Place):
+                below = [g for g in entry.decision.gsns if g < gsn]
+                if below:
+                    return below[-1]
+        return 0
+
+    def trim(self, gsn: int) -> None:
+        keep = bisect_left(self._ends, gsn + 1)
+        del self.entries[:keep], self._ends[:keep]
+        first = self.entries[0].fseq if self.entries else self.last_fseq + 1
+        # As a segment store does: what the last table does not tell of is kept.
+        tables = [at for at, _ in self._tables if self.mark and at <= self.mark.stable]
+        first = min(first, tables[-1] + 1) if tables else first
+        del self.log[: max(first - self.first_fseq, 0)]
+
+    def truncate(self, fseq: int) -> None:
+        assert self.first_fseq - 1 <= fseq <= self.last_fseq, "the log does not reach there"
+        assert self.mark is None or self.mark.stable <= fseq, "what was stable is dropped"
+        kept = fseq + 1 - self.first_fseq
+        self.last_view = self.log[kept - 1].view if kept else 0
+        del self.log[kept:]
+        self.last_fseq = fseq
+        self.history = [entry for entry in self.history if entry.fseq <= fseq]
+        self._tables = [(at, sessions) for at, sessions in self._tables if at <= fseq]
+        while self.entries and self.entries[-1].fseq > fseq:
+            del self.entries[-1], self._ends[-1]
+        decided = [e for e in self.history if isinstance(e.decision, wire.Place | wire.Skip)]
+        self.last_end = end_of(decided[-1], 0) if decided else self._base
+
+    def reset(self, fseq: int, gsn: int) -> None:
+        mark = self.mark
+        MemoryStore.__init__(self)
+        self.last_fseq, self.last_end, self._base = fseq, gsn, gsn
+        if mark is not None:
+            self.mark = mark_of_reset(mark, fseq, gsn)
+
+    @property
+    def damage(self) -> list[tuple[int, int]]:
+        firsts = [fseq for fseq in sorted(self.damaged) if fseq - 1 not in self.damaged]
+        lasts = [fseq for fseq in sorted(self.damaged) if fseq + 1 not in self.damaged]
+        return list(zip(firsts, lasts, strict=True))
+
+    def damaged_range(self, gsn: int) -> tuple[int, int] | None:
+        index = bisect_left(self._ends, gsn + 1)
+        fseq = self.entries[index].fseq if index < len(self.entries) else 0
+        return next((hole for hole in self.damage if hole[0] <= fseq <= hole[1]), None)
+
+    def damaged_after(self, fseq: int) -> tuple[int, int] | None:
+        return next((hole for hole in self.damage if hole[0] <= fseq + 1 <= hole[1]), None)
+
+    def repair(self, entries: list[Entry]) -> bool:
+        numbers = [entry.fseq for entry in entries]
+        if entries != [self.log[fseq - self.first_fseq] for fseq in numbers]:
+            return False
+        self.damaged -= set(numbers)
+        return True
+
+    def lose(self, appended: int) -> None:
+        """Forget all but the first so many things that were appended: a crash."""
+        history = self.history[:appended]
+        first = next((entry.fseq for entry in self.history if entry.fseq), self.last_fseq + 1)
+        base = self._base
+        MemoryStore.__init__(self)
+        self.last_fseq, self.last_end, self._base = first - 1, base, base
+        for entry in history:
+            self.append(entry)
+
+
+def within(entries: list[Entry], limit_bytes: int) -> list[Entry]:
+    """Return the first entries, about so many bytes; at least one if there is any."""
+    result: list[Entry] = []
+    for entry in entries:
+        result.append(entry)
+        if isinstance(entry.decision, wire.Place):
+            limit_bytes -= len(entry.decision.body or b"")
+        if limit_bytes <= 0:
+            break
+    return result

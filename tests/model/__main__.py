@@ -1,14 +1,15 @@
 """Explore the shard model: `python -m tests.model [--off RULE ...] [bounds]`.
 
-The exit code is 0 if all invariants hold, 1 if one does not, 2 if the search was given up.
+The exit code is 0 if all invariants hold, 1 if one does not, 2 if the search was given up, and for
+bad usage.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from tests.command_line import OneLineParser, at_least
 from tests.model.explorer import explore
 from tests.model.invariants import INVARIANTS
 from tests.model.parts import Bounds
@@ -17,18 +18,20 @@ from tests.model.shard_model import ShardModel
 from tests.model.wording import violation_text
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a search and print what it found."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     bounds = Bounds(
         options.records, options.positions, options.epoch, options.servers, options.views,
         options.crashes, options.merge,
     )  # fmt: skip
     if not 1 <= bounds.epoch <= bounds.positions:
-        _parser().error("--epoch is from 1 to --positions")
+        parser.error("--epoch is from 1 to --positions")
     model = ShardModel(
         bounds,
         options.off,
@@ -51,19 +54,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     default = Bounds()
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m tests.model", description="Explore all states of the shard model."
     )
     parser.add_argument("--records", type=int, default=default.records, choices=range(1, 5))
     parser.add_argument(
-        "--positions", type=int, default=default.positions, help="of the shard, in both epochs"
+        "--positions",
+        type=at_least(1),
+        default=default.positions,
+        help="of the shard, in both epochs",
     )
-    parser.add_argument("--epoch", type=int, default=default.epoch, help="those of epoch 1")
+    parser.add_argument("--epoch", type=at_least(1), default=default.epoch, help="those of epoch 1")
     parser.add_argument("--servers", type=int, default=default.servers, choices=(2, 3))
     parser.add_argument(
-        "--views", type=int, default=default.views, help="one more than attempts to recover"
+        "--views", type=at_least(1), default=default.views, help="one more than attempts to recover"
     )
-    parser.add_argument("--crashes", type=int, default=default.crashes, help="of servers")
+    parser.add_argument("--crashes", type=at_least(0), default=default.crashes, help="of servers")
     parser.add_argument("--merge", action="store_true", help="with another shard")
     parser.add_argument(
         "--off", action="append", default=[], choices=list(RULES), metavar="RULE",
@@ -75,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=list(INVARIANTS),
         help="check only this; once for each",
     )
-    parser.add_argument("--max-states", type=int, default=5_000_000, help="give up beyond")
+    parser.add_argument("--max-states", type=at_least(1), default=5_000_000, help="give up beyond")
     parser.add_argument(
         "--no-symmetry", action="store_true", help="keep states apart that differ in names only"
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from tests.command_line import refusal
 from tests.model.__main__ import main
 from tests.model.explorer import Result, explore
 from tests.model.invariants import INVARIANTS
@@ -248,6 +249,21 @@ def test_every_trace_can_be_read(rule: str, capsys: pytest.CaptureFixture[str]) 
     wanted = ["--off", rule, "--invariant", RULES[rule].invariant]
     assert main([*arguments, *more, *wanted]) == 1
     assert len(re.findall(r"^ *\d+\. ", capsys.readouterr().out, re.MULTILINE)) == length
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--views", "0"], "--views: '0' is no number from 1 on"),
+        (["--crashes", "-1"], "--crashes: '-1' is no number from 0 on"),
+        (["--positions", "2", "--epoch", "3"], "--epoch is from 1 to --positions"),
+        (["--off", "gravity"], "--off: invalid choice: 'gravity'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    assert reason in refusal(capsys, main, arguments)
 
 
 def test_the_command_gives_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,9 @@ import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
+from tests.command_line import OneLineParser, at_least
 from tests.sim.fault_text import parse_faults, strangers
 from tests.sim.plan import draw
 from tests.sim.run import run
@@ -23,7 +24,7 @@ from tests.sim.seeds import attempt_all, command, fails
 from tests.sim.shrink import shrink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from tests.sim.plan import Fault, Plan
     from tests.sim.seeds import Result
@@ -31,13 +32,6 @@ if TYPE_CHECKING:
 _REPORT_S: Final = 10.0
 #: Seeds that a worker takes at once.
 _CHUNK: Final = 8
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,17 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m tests.sim", description=__doc__)
-    parser.add_argument("--seed", type=_at_least(0), default=1, help="the (first) seed")
+    parser = OneLineParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seed", type=at_least(0), default=1, help="the (first) seed")
     parser.add_argument("--hours", type=_hours, default=0.0, help="run seeds for so long")
-    parser.add_argument("--count", type=_at_least(0), default=0, help="run so many seeds")
+    parser.add_argument("--count", type=at_least(0), default=0, help="run so many seeds")
     parser.add_argument(
-        "--workers", type=_at_least(1), default=os.cpu_count() or 1,
+        "--workers", type=at_least(1), default=os.cpu_count() or 1,
         help="processes, if there is more than one seed",
     )  # fmt: skip
-    parser.add_argument("--steps", type=_at_least(0), help="calls that each writer makes")
-    parser.add_argument("--writers", type=_at_least(0), help="clients that insert")
-    parser.add_argument("--readers", type=_at_least(0), help="clients that follow the log")
+    parser.add_argument("--steps", type=at_least(0), help="calls that each writer makes")
+    parser.add_argument("--writers", type=at_least(0), help="clients that insert")
+    parser.add_argument("--readers", type=at_least(0), help="clients that follow the log")
     parser.add_argument(
         "--faults",
         type=_faults,
@@ -82,17 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quiet", action="store_true", help="do not print the trace")
     parser.add_argument("--history", type=Path, help="write the history's files there")
     return parser
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    """Return what reads a number that is not less."""
-
-    def number(text: str) -> int:
-        if not re.fullmatch(r"\s*[-+]?\d+\s*", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
-        return int(text)
-
-    return number
 
 
 def _hours(text: str) -> float:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.command_line import refusal
 from tests.sim import faults, plan
 from tests.sim.__main__ import main
 from tests.sim.fault_text import KINDS, parse_fault, strangers
@@ -13,16 +14,6 @@ from tests.sim.plan import draw
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return the one line with which a command is refused."""
-    with pytest.raises(SystemExit) as raised:
-        main(arguments)
-    said = capsys.readouterr()
-    assert (raised.value.code, said.out) == (2, "")
-    (line,) = said.err.splitlines()
-    return line
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -72,7 +63,7 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
 def test_what_is_no_fault_is_refused(
     capsys: pytest.CaptureFixture[str], text: str, reason: str
 ) -> None:
-    line = refusal(capsys, "--seed", "3", "--faults", text)
+    line = refusal(capsys, main, ["--seed", "3", "--faults", text])
     assert text.rpartition("; ")[2] in line
     assert reason in line
 
@@ -94,7 +85,7 @@ def test_what_is_no_fault_is_refused(
 def test_what_makes_no_sense_is_refused(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], reason: str
 ) -> None:
-    assert reason in refusal(capsys, *arguments)
+    assert reason in refusal(capsys, main, arguments)
 
 
 def test_one_seed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

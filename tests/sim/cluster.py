@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shard.replica import Replica
+    from shard.state import ReplicaState
     from tests.sim.plan import Plan
     from ziplog.runtime.raft import Machine
     from ziplog.sim.kernel import Kernel
@@ -119,15 +120,20 @@ class SimCluster:
 
     # --- questions ---
 
-    def replica(self, name: str) -> Replica | None:
-        """Return what a storage server's process runs, if it runs."""
-        program = self.nodes[name].program
-        return program.replica if isinstance(program, programs.StorageServer) else None
-
     def server(self, name: str) -> programs.StorageServer | None:
         """Return a storage server, if it runs."""
         program = self.nodes[name].program
         return program if isinstance(program, programs.StorageServer) else None
+
+    def replica(self, name: str) -> Replica | None:
+        """Return the replica of a storage server, if it runs."""
+        server = self.server(name)
+        return server.replica if server is not None else None
+
+    def state_of(self, name: str) -> ReplicaState | None:
+        """Return what a storage server knows, if it runs; only to be looked at."""
+        replica = self.replica(name)
+        return replica._state if replica is not None else None
 
     def peers(self, name: str) -> list[str]:
         """Return the other servers of a server's shard."""
@@ -136,14 +142,13 @@ class SimCluster:
 
     def is_in_service(self, name: str) -> bool:
         """Whether a server takes part in its shard's newest view that is known anywhere."""
-        replica = self.replica(name)
-        if replica is None or replica._state.state != "up":
+        own = self.state_of(name)
+        if own is None or own.state != "up" or self.nodes[name].is_paused:
             return False
-        shard, view = replica._state.shard, replica._state.view
-        known = [peer for other in self.peers(name) if (peer := self.replica(other)) is not None]
-        placement = self.state.placements.get(shard)
-        newest = max([placement.view if placement else 0, *(p._state.view for p in known)])
-        return view >= newest and not self.nodes[name].is_paused
+        placement = self.state.placements.get(own.shard)
+        peers = [state for peer in self.peers(name) if (state := self.state_of(peer)) is not None]
+        newest = max([placement.view if placement else 0, *(peer.view for peer in peers)])
+        return own.view >= newest
 
     @property
     def state(self) -> ClusterState:
@@ -158,15 +163,15 @@ class SimCluster:
         for name, process in self.nodes.items():
             if not process.is_up or process.is_paused:
                 return False
-            replica = self.replica(name)
-            if replica is None:
+            own = self.state_of(name)
+            if own is None:  # a service's node
                 continue
-            placement = placements.get(replica._state.shard)
+            placement = placements.get(own.shard)
             if (
                 placement is None
-                or replica._state.state != "up"
+                or own.state != "up"
                 or placement.state != "live"
-                or placement.view != replica._state.view
+                or placement.view != own.view
             ):
                 return False
         return bool(self.mms.leader) and bool(self.handlers.leader)
@@ -175,11 +180,10 @@ class SimCluster:
         """Return how everything is, for whoever wants to know why it is not whole."""
         rows = []
         for name, process in self.nodes.items():
-            replica = self.replica(name)
+            own = self.state_of(name)
             what = "down" if not process.is_up else "paused" if process.is_paused else "runs"
-            if replica is not None:
-                state = replica._state
-                what += f" {state.state} view={state.view} last={state.store.last_fseq}"
+            if own is not None:
+                what += f" {own.state} view={own.view} last={own.store.last_fseq}"
             rows.append(f"{name}: {what}")
         rows += [
             f"shard {p.shard}: {p.state} view={p.view}" for p in self.state.placements.values()

@@ -33,7 +33,7 @@ from ziplog.types import RID_GENESIS, RecordId
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shard.replica import Replica
+    from shard.state import ReplicaState
     from ziplog.client.requests import Request
     from ziplog.types import Record
     from ziplog.view import Lease
@@ -171,21 +171,18 @@ class Stage:
 
         def bases() -> set[int]:
             """Return where the servers' present epochs begin, each by its own clock."""
-            return {
-                self.replica(name)._state.clock.due(self.cluster.nodes[name].clock())
-                for name in names
-            }
+            return {self.state(name).clock.due(self.cluster.nodes[name].clock()) for name in names}
 
-        used = max(self.replica(name)._state.stream.end for name in names)
+        used = max(self.state(name).stream.end for name in names)
         before = max(bases())
         self.until(lambda: len(bases()) == 1 and min(bases()) > max(used, before))
         return bases().pop()
 
     # --- what servers hold ---
 
-    def replica(self, name: str) -> Replica:
-        """Return what a storage server runs."""
-        found = self.cluster.replica(name)
+    def state(self, name: str) -> ReplicaState:
+        """Return what a storage server knows."""
+        found = self.cluster.state_of(name)
         assert found is not None, f"{name} is down"
         return found
 
@@ -213,7 +210,9 @@ class Stage:
 
     def guesses(self, name: str) -> dict[bytes, list[int]]:
         """Return what a backup has promised and not heard of from the primary, by payload."""
-        backup = self.replica(name)._backup
+        replica = self.cluster.replica(name)
+        assert replica is not None, f"{name} is down"
+        backup = replica._backup
         assert backup is not None, f"{name} is no backup"
         return {
             wire.decode_body(unit.body, unit.count).payloads[0]: list(gsns)
@@ -234,7 +233,7 @@ class Stage:
         def is_settled() -> bool:
             if not self.cluster.is_whole():
                 return False
-            streams = [self.replica(name)._state.stream for name in names]
+            streams = [self.state(name).stream for name in names]
             return all(s.stable == s.last == streams[0].last for s in streams)
 
         self.until(is_settled)

@@ -161,7 +161,7 @@ def test_4_2_5_a_record_that_was_acknowledged_keeps_its_one_position() -> None:
         assert s.log(BACKUP) == {}, "it has but its own guess"
         (insert,) = s.said("alice", BACKUP, Insert)
         die(s)
-        s.until(lambda: s.replica(BACKUP)._state.state == "frozen")
+        s.until(lambda: s.state(BACKUP).state == "frozen")
         told = len(acks(s, BACKUP, alice))
         alice.send_again(insert, BACKUP, view=1)
         s.run(3 * DELAY_NS)
@@ -169,7 +169,7 @@ def test_4_2_5_a_record_that_was_acknowledged_keeps_its_one_position() -> None:
 
         assert s.settle() == {base: b"A"}
         before = s.decisions(BACKUP)
-        view = s.replica(BACKUP)._state.view
+        view = s.state(BACKUP).view
         assert view > 1
         for server in (PRIMARY, BACKUP):
             refused = len(s.said(server, "alice", Refused))
@@ -205,7 +205,7 @@ def test_4_2_5_a_record_that_only_the_backup_placed_is_rolled_forward() -> None:
 
         before = told()
         die(s)
-        s.until(lambda: s.replica(BACKUP)._state.state == "frozen")
+        s.until(lambda: s.state(BACKUP).state == "frozen")
         while_down = told()
         assert before > 1
         assert while_down > before

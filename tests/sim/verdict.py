@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from shard.entry import Entry
+    from shard.state import ReplicaState
     from tests.sim.cluster import SimCluster
     from tests.sim.history import History, Operation
-    from tests.sim.programs import StorageServer
     from ziplog.sim.kernel import Kernel
     from ziplog.view import LeaseRun
 
@@ -56,9 +56,9 @@ class Monitor:
         """Look at every server that runs."""
         self._learn()
         for name in self._cluster.disks:
-            server = self._cluster.server(name)
-            if server is not None:
-                self._look_at(name, server)
+            state = self._cluster.state_of(name)
+            if state is not None:
+                self._look_at(name, state)
 
     def _learn(self) -> None:
         state = self._cluster.state
@@ -70,8 +70,7 @@ class Monitor:
                 self.losses.append(found)
                 self.logs.shard(loss.shard).forgive(loss.start, loss.stop)
 
-    def _look_at(self, name: str, server: StorageServer) -> None:
-        state = server.replica._state
+    def _look_at(self, name: str, state: ReplicaState) -> None:
         placement = self._cluster.state.placements.get(state.shard)
         if placement is None or state.view > placement.view:
             return  # what its view may have lost is told when the shard is put back
@@ -81,7 +80,7 @@ class Monitor:
             log.restarted(name)
         known, stable = log.observed(name), state.stream.stable
         try:
-            entries = server.store.read_after(known, _LOOK_BYTES) if stable > known else []
+            entries = state.store.read_after(known, _LOOK_BYTES) if stable > known else []
         except UnreadableError:
             return  # it is to be repaired first
         if stable > known and (not entries or entries[-1].fseq < stable):
@@ -93,11 +92,10 @@ class Monitor:
         self.look()
         by_shard: dict[int, dict[str, tuple[int, list[checks.Entry]]]] = {}
         for name in self._cluster.disks:
-            server = self._cluster.server(name)
-            assert server is not None, f"{name} is down, and the cluster is whole"
-            state = server.replica._state
+            state = self._cluster.state_of(name)
+            assert state is not None, f"{name} is down, and the cluster is whole"
             try:
-                entries = [plain(entry) for entry in server.store.read_after(0, _LOOK_BYTES)]
+                entries = [plain(entry) for entry in state.store.read_after(0, _LOOK_BYTES)]
             except UnreadableError:
                 continue  # nobody has read what rotted, so nobody has repaired it yet
             by_shard.setdefault(state.shard, {})[name] = (state.stream.stable, entries)

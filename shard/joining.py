@@ -198,11 +198,7 @@ class Joining:
         state = self._state
         if not self._is_complete or self._staged is not None or state.persisted < self._after:
             return False
-        try:
-            is_right = is_same(digest_of(state.store), self.decision.digest)
-        except UnreadableError:
-            is_right = True  # the bytes were right when they came; they can be repaired
-        if not is_right:
+        if not is_same(digest_of(state.store), self.decision.digest):
             state.out.append(Halt(
                 f"the log of view {self.decision.view} of shard {state.shard} is not the one that"
                 " was decided"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from shard.entry import UnreadableError
 from shard.stream import Watermark
 from ziplog.wire import Place, Skip
 
@@ -28,15 +29,18 @@ _READ_BYTES: Final = 4 * 1024 * 1024
 def digest_of(store: Store) -> bytes:
     """Return the digest of the log's end: its last entries of one view, 4,096 at most.
 
-    Sixteen zeros if they are not all there any more.
+    Sixteen zeros if they are not all there any more, or one of them cannot be read.
     """
     last = store.last_fseq
     base = max(store.last_of(store.last_view - 1), last - _MAX_DIGESTED) if last else 0
     if store.first_fseq > base + 1:
         return _UNKNOWN_DIGEST
     digest = blake2b(digest_size=16)
-    for entry in entries_after(store, base):
-        digest.update(msgspec.msgpack.encode(entry))
+    try:
+        for entry in entries_after(store, base):
+            digest.update(msgspec.msgpack.encode(entry))
+    except UnreadableError:
+        return _UNKNOWN_DIGEST
     return digest.digest()
 
 

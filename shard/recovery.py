@@ -235,17 +235,12 @@ class Recovery:
         if not self._route or state.state != "frozen" or state.persisted < stream.last:
             return
         route, self._route = self._route, b""
-        try:
-            digest = digest_of(state.store)
-        except UnreadableError as error:
-            self._warn_of(error)
-            return
         state.send(
             route,
             Frozen(
                 state.cluster, state.shard, state.view, self.number, state.server,
                 state.incarnation, stream.stable, self._decided_end, stream.last,
-                self._rolled_forward, digest,
+                self._rolled_forward, digest_of(state.store),
             ),
         )  # fmt: skip
 

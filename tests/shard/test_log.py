@@ -1,0 +1,40 @@
+"""The digest of a log, and what a server that cannot read all of it promises and joins with."""
+
+from __future__ import annotations
+
+from tests.shard.test_recovery import (
+    BACKUP,
+    PRIMARY,
+    crash,
+    decision,
+    joined,
+    log,
+    order,
+    promise,
+    send,
+    start,
+)
+from tests.world import MS, S, insert
+
+UNKNOWN = bytes(16)
+
+
+def test_a_promise_does_not_wait_for_what_cannot_be_read() -> None:
+    """The digest only checks what is known: without it the shard would stay away for good."""
+    world = start()
+    for seq in range(1, 6):
+        send(world, insert(seq), PRIMARY, BACKUP)
+    world.run(300 * MS)
+    crash(world, BACKUP)
+    world.stores[PRIMARY].damaged = {2}
+    frozen = promise(world, PRIMARY)
+    assert frozen.digest == UNKNOWN
+    order(world, decision(frozen), PRIMARY, BACKUP)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 2 * S)
+    assert log(world, PRIMARY) == log(world, BACKUP)
+
+
+def test_a_log_that_can_be_read_is_checked() -> None:
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    assert promise(world, PRIMARY).digest != UNKNOWN

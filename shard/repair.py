@@ -34,8 +34,10 @@ _ROUNDS: Final = 3
 _LOOK_AGAIN_NS: Final = 1000 * _MS
 #: and not so soon once it was hopeless.
 _HOPELESS_NS: Final = 60_000 * _MS
-#: What has come is stored when it is so much, or all.
+#: What has come is stored when it is so much, or all; what is not shown to fit yet may be more: all
+#: that one file holds.
 _STORE_BYTES: Final = 16 * 1024 * 1024
+_UNSHOWN_BYTES: Final = 128 * 1024 * 1024
 #: So much is remembered of what was hopeless, to say it once.
 _MAX_HOPELESS: Final = 1024
 
@@ -223,7 +225,7 @@ class Repair:
         self._come += come
         self._come_bytes += sum(map(_size, come))
         is_all = come[-1].fseq == last or (come[-1].fseq == self._hole[1] and self._is_shown)
-        if is_all or self._come_bytes >= _STORE_BYTES:
+        if is_all or self._come_bytes >= (_STORE_BYTES if self._is_shown else _UNSHOWN_BYTES):
             self._store(now)
         else:
             self._ask(now)

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from shard import joining, repair
 from shard.entry import FullError, UnreadableError
 from tests.shard.test_recovery import (
     BACKUP,
@@ -21,6 +22,7 @@ from tests.shard.test_recovery import (
     log,
     order,
     promise,
+    recover,
     replica,
     send,
     start,
@@ -101,6 +103,28 @@ def test_who_is_to_lead_is_helped_by_who_is_in_limbo_too(told: list[str]) -> Non
     assert [text.split(":")[0] for text in told] == [PRIMARY, BACKUP]
     assert all("it can again" in text for text in told)
     assert log(world, PRIMARY) == log(world, BACKUP)
+
+
+def test_what_shows_that_they_fit_may_come_long_after_the_first_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that is damaged is of a view before that of what follows, and more than one answer."""
+    monkeypatch.setattr(repair, "_STORE_BYTES", 1)
+    monkeypatch.setattr(joining, "_ANSWER_BYTES", 1)
+    world = start(durability="disk")
+    for seq in range(1, 8):
+        send(world, insert(seq), PRIMARY, BACKUP)
+    recover(world, PRIMARY, BACKUP)
+    views = [entry.view for entry in log(world, PRIMARY)]
+    assert views[2:] == [1] * 5 + [2] * (len(views) - 7)
+    for name in (PRIMARY, BACKUP):
+        world.kill(name)
+        store(world, name).mark = None
+        store(world, name).damaged = {3, 4, 5, 6, 7} if name == PRIMARY else set()
+        crash(world, name)
+    insist(world, PRIMARY, 3 * S, recovery=3, view=2)
+    assert store(world, PRIMARY).damaged == set()
+    assert heard(world, wire.Frozen)[-1].recovery == 3
 
 
 def test_a_view_that_it_remembers_does_not_matter_in_limbo() -> None:

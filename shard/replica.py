@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from crc32c import crc32c
+from msgspec.structs import replace
 
 from shard.admission import accepts, take
 from shard.backup import Backup
@@ -381,7 +382,11 @@ class Replica:
         state.store.trim(gsn)
         self._readers.trimmed()
         # The service counts on what the heartbeat says, so it must survive a crash.
-        self._mark()
+        if state.state == "up":
+            self._mark()
+        elif state.store.mark is not None:  # without one, it serves nobody before it hears of it
+            mark = replace(state.store.mark, trim=gsn)
+            state.out.append(Persist(Entry(0, state.view, mark)))
         self._heartbeat.due = self._now
 
     def _halt(self, reason: str) -> None:

@@ -199,6 +199,30 @@ def test_server_that_feels_well_is_heard_while_its_shard_is_being_recovered() ->
 # --- the promise ---
 
 
+@pytest.mark.parametrize("state", ["up", "frozen", "joined", "limbo"])
+def test_who_said_that_it_knows_the_trim_point_does_so_after_a_crash(state: str) -> None:
+    """The client was told that all refuse what is below."""
+    world = start()
+    for seq in range(1, 5):
+        send(world, insert(seq), PRIMARY, BACKUP)
+    world.run(300 * MS)
+    if state in {"frozen", "joined"}:
+        frozen = promise(world, BACKUP)
+        order(world, decision(frozen), *[BACKUP] * (state == "joined"))
+    elif state == "limbo":
+        crash(world, BACKUP)
+    assert replica(world, BACKUP)._state.state == state
+    world.send("mms-0", BACKUP, wire.LeaseAnnounced(CLUSTER, [], 0, [], 3), reply=True)
+    world.run(100 * MS)
+    told = [m for m in heard(world, wire.Heartbeat, "mms-0") if m.node == BACKUP]
+    assert told[-1].trim == 3
+    world.restart(BACKUP, clean=False)
+    for gsn in (1, 3):
+        send(world, wire.Read(CLUSTER, 0, 1, gsn, gsn), BACKUP)
+    answers = [(m.gsn, m.answer) for m in heard(world, wire.ReadReply, "c")]
+    assert answers == [(1, "trimmed"), (3, "record")]
+
+
 def test_survivor_rolls_forward_what_it_acked_and_nothing_more() -> None:
     """T 4.2.5: filled positions stay, the others become no-ops, up to the limit."""
     world = start()

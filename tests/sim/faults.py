@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ziplog.sim.consensus import OrderedLog
-from ziplog.sim.disk import CAPACITY_BYTES, LATENCY_NS
+from ziplog.sim.filesystem import CAPACITY_BYTES, LATENCY_NS
 from ziplog.sim.kernel import MS
 from ziplog.sim.process import Halted
 

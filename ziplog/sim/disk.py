@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from ziplog.sim.filesystem import (
+    CAPACITY_BYTES,
+    LATENCY_NS,
     SECTOR_BYTES,
     Descriptor,
     Directory,
@@ -32,15 +34,10 @@ from ziplog.sim.filesystem import (
     stat_of,
     stream,
 )
-from ziplog.sim.kernel import US
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import ModuleType
-
-#: What a sync takes and what all files together may, on a disk of which nothing else is said.
-LATENCY_NS: Final = 500 * US
-CAPACITY_BYTES: Final = 1 << 30
 
 _FIRST_DESCRIPTOR: Final = 1000
 _ABSENT: Final = object()

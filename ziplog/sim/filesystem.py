@@ -18,6 +18,8 @@ from functools import total_ordering
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, cast
 
+from ziplog.sim.kernel import US
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from random import Random
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 #: What a disk writes at once.
 SECTOR_BYTES: Final = 512
+#: What a sync takes, and what all files together may, on a disk of which nothing else is said.
+LATENCY_NS: Final = 500 * US
+CAPACITY_BYTES: Final = 1 << 30
 #: With more steps than this unsynced, the system has written the older half back by itself.
 _UNSYNCED_STEPS: Final = 1024
 

@@ -23,6 +23,8 @@ STARTUP_NS: Final = 4000 * _MS
 TELL_NS: Final = 100 * _MS
 #: After so long without running, this server may have missed everything.
 STALE_NS: Final = 5000 * _MS
+#: What comes so soon after that may have been waiting for it all the time: it proves nothing.
+_WAITING_NS: Final = 250 * _MS
 
 
 class Health:
@@ -55,15 +57,16 @@ class Health:
         if self._others:
             self.is_stale = True
 
-    def touched(self) -> None:
+    def touched(self, now: int) -> None:
         """Note that somebody who would know of a higher view was heard."""
-        self.is_stale = False
+        if now - self._listening_since >= _WAITING_NS:
+            self.is_stale = False
 
     def beaten(self, beat: Beat, now: int) -> None:
         """Take a peer's sign of life."""
         if beat.server not in self._heard:
             return
-        self.touched()
+        self.touched(now)
         if beat.view == self._state.view and beat.state in {"up", "frozen", "joined"}:
             self._heard[beat.server] = now
             self._unfit.discard(beat.server)

@@ -315,7 +315,7 @@ class Replica:
         except LeaseConflictError as error:
             self._halt(str(error))
             return
-        self._health.touched()
+        self._health.touched(self._now)
         placement = next((p for p in message.placements if p.shard == state.shard), None)
         if placement is not None and state.clock.lease is not None:
             self._placed(placement)
@@ -486,7 +486,7 @@ class Replica:
         if not any(route == node.name.encode() for node in state.config.handlers):
             self._complain(route, message, "it is not from the failure handler")
             return False
-        self._health.touched()
+        self._health.touched(self._now)
         is_mine = message.cluster == state.cluster and message.shard == state.shard
         return is_mine and state.cluster != 0
 

@@ -567,6 +567,25 @@ def test_server_that_stood_still_for_long_tells_nothing_before_it_heard_somebody
     assert [m.request for m in heard(world, wire.ReadReply, "c")] == [2]
 
 
+def test_what_waited_for_a_server_that_stood_still_does_not_speak_for_it() -> None:
+    """Somebody said that before its shard went on without it."""
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.run(1 * S)
+    gsn = acks(world)[0][2][0]
+    world.now += 6 * S
+    read = Received(b"<c", wire.Read(CLUSTER, 0, 1, 1, gsn))
+    beat = Received(BACKUP.encode(), wire.Beat(CLUSTER, 0, 1, 1, 7, "up"))
+    lease = Received(b"mms-0", wire.LeaseAnnounced(CLUSTER, [], 0, [], 0))
+    node = replica(world, PRIMARY)
+    for waiting in (beat, lease):
+        node.step(waiting, world.now)
+        assert not node.step(read, world.now)
+    assert not node.step(read, world.now + 250 * MS)
+    node.step(beat, world.now + 250 * MS)
+    assert node.step(read, world.now + 250 * MS)
+
+
 def test_survivor_alone_tells_what_it_holds_once_it_is_decided() -> None:
     world = start()
     world.paused.add(PRIMARY)

@@ -384,7 +384,8 @@ def _syncs(judgement: Judgement) -> Iterator[Violation]:
 def _synced_and_lost(judgement: Judgement) -> Iterator[Violation]:
     """What a `sync` covered is on stable storage: it is not lost, and was not lost before.
 
-    One that says that its shard lost something ends what later ones cover.
+    One that says that its shard lost something ends what later ones cover; and what was trimmed
+    meanwhile is gone either way.
     """
     observed = judgement.observed
     records = observed.records
@@ -396,7 +397,9 @@ def _synced_and_lost(judgement: Judgement) -> Iterator[Violation]:
         process, acked = observed.process_of(records.source[index]), records.acked[index]
         covering = (s for s in observed.syncs if s.process == process and s.called > acked)
         sync = next(covering, None)
-        if sync is not None and not _was_told(judgement, gsn, process, acked, sync.called):
+        if sync is None or any(t.gsn > gsn and t.called <= sync.at for t in observed.trims):
+            continue
+        if not _was_told(judgement, gsn, process, acked, sync.called):
             text = f"{judgement.rid(gsn)} (payload {payload}) is lost, and a sync covered it"
             yield Violation("sync", text, sync.source, gsn, payload)
 

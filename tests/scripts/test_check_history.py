@@ -108,6 +108,16 @@ def test_a_sync_that_tells_of_a_loss_ends_what_later_ones_cover(tmp_path: Path) 
     assert found(tmp_path / "3", lines, allow_loss=True) == {"sync"}
 
 
+@pytest.mark.parametrize(("trim", "broken"), [(6, set()), (5, {"sync"})])
+def test_a_sync_owes_nothing_to_what_is_trimmed(
+    tmp_path: Path, trim: int, broken: set[str]
+) -> None:
+    lines = a_loss(synced=True)
+    lines["other client"] = [events.Trim(1, 35, trim)]
+    lines["final"][0] = events.Subscribe(1, 60, trim, follow=False)
+    assert found(tmp_path / "1", lines, allow_loss=True) == broken
+
+
 def test_what_was_synced_cannot_be_lost(tmp_path: Path) -> None:
     assert found(tmp_path / "1", a_loss(synced=True), allow_loss=True) == {"sync"}
     assert found(tmp_path / "0", a_loss(synced=True), allow_loss=False) == {"loss"}

@@ -185,8 +185,13 @@ class _StableLog:
             return
         assert entry.start < entry.stop, f"{where} {entry} decides nothing"
         first = self._ownership.next_owned(self.shard, entry.start)
-        assert first >= self.closed, (
+        # Nobody handed over what was trimmed before somebody looked; one that still has it may.
+        assert first >= self.closed or entry.fseq < max(self.entries, default=0), (
             f"{where} {entry} is stable now, and all below {self.closed} had been decided"
+        )
+        after = self.entries.get(entry.fseq + 1)
+        assert after is None or isinstance(after, Expired) or entry.stop <= after.start, (
+            f"{where} {entry} reaches into {after}"
         )
         end = self._end_of(entry.fseq - 1)
         if end is None:

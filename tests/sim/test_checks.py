@@ -158,6 +158,17 @@ def test_a_frontier_passes_no_hole(stable: int, frontier: int) -> None:
         logs().shard(0).observe("a", stable, ENTRIES, frontier)
 
 
+def test_what_one_server_had_trimmed_another_one_may_hand_over() -> None:
+    known = logs()
+    log = known.shard(0)
+    log.observe("a", 2, ENTRIES[1:], frontier=7)
+    with pytest.raises(AssertionError, match=r"Placed\(fseq=1.* reaches into "):
+        log.observe("b", 1, [placed(1, 6)])
+    log.restarted("b")
+    log.observe("b", 1, ENTRIES[:1])
+    assert log.entries[1] == ENTRIES[0]
+
+
 def test_nothing_appears_below_a_frontier() -> None:
     known = logs()
     log = known.shard(0)

@@ -120,11 +120,12 @@ class Recovery:
                 f" {store.last_fseq}, but {stream.stable} was stable. Put the missing files back"
             )
             return False
+        stable, durable, trimmed = stream.stable_mark, stream.durable_mark, store.first_fseq - 1
         at = stream.stable
         try:
             fseq, tables = store.last_table()
             state.sessions.install(tables, now)
-            at = max(min(stream.stable, fseq), store.first_fseq - 1)
+            at = max(min(stream.stable, fseq), trimmed)
             window: list[Entry] = []
             for entry in entries_after(store, at):
                 at = entry.fseq
@@ -132,10 +133,12 @@ class Recovery:
                     window.append(entry)
                 if at > fseq:
                     state.sessions.replay(entry, now)
+            if stable.fseq < trimmed:  # at the start, it could not be read what follows
+                stable = durable = mark_at(store, trimmed)
         except UnreadableError as error:
             self._miss(Missing(at, error, 0))
             return False
-        stream.restore(stream.stable_mark, stream.durable_mark, window)
+        stream.restore(stable, durable, window)
         return True
 
     def _warn(self, text: str) -> None:

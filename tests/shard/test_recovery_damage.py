@@ -127,6 +127,22 @@ def test_what_shows_that_they_fit_may_come_long_after_the_first_of_them(
     assert heard(world, wire.Frozen)[-1].recovery == 3
 
 
+def test_what_was_trimmed_is_known_to_be_stable_once_what_follows_can_be_read() -> None:
+    """The mark that told so is gone, and the first entry that is kept is damaged."""
+    world = dark()
+    for name in (PRIMARY, BACKUP):
+        world.kill(name)
+        store(world, name).trim(4)
+        store(world, name).mark = None
+        store(world, name).damaged = {4} if name == PRIMARY else set()
+        crash(world, name)
+    assert store(world, PRIMARY).first_fseq == 4
+    assert replica(world, PRIMARY)._state.stream.stable == 0
+    insist(world, PRIMARY, 2 * S)
+    assert store(world, PRIMARY).damaged == set()
+    assert heard(world, wire.Frozen)[-1].stable == 3
+
+
 def test_a_view_that_it_remembers_does_not_matter_in_limbo() -> None:
     """One of them was started again, the other one has left its view."""
     world = dark({3})

@@ -215,14 +215,12 @@ def test_persisted_is_said_again_of_numbers_that_are_used_again(opened: Opened) 
     store.start(events.append)
     for fseq in range(1, 9):
         store.append(place(fseq, [fseq]))
-    assert store.flush()
-    store._flusher._report()
+    store.flusher.tend()
     store.truncate(3)
-    store.append(place(4, [4]))
-    store._flusher._report()
+    store.flusher.tend()
     assert events == [Persisted(8)]
-    assert store.flush()
-    store._flusher._report()
+    store.append(place(4, [4]))
+    store.flusher.tend()
     assert events == [Persisted(8), Persisted(4)]
 
 

@@ -22,7 +22,6 @@ from shard.replica import Replica
 from shard.sessions import HeldUnit, Sessions
 from tests.sim.mutation import (
     LAN,
-    LATE,
     busy,
     kill_and_lose,
     kill_anybody,
@@ -93,12 +92,15 @@ def survivor_acks_after_its_promise() -> Iterator[None]:
         yield
 
 
-def _late_frames(seed: int) -> Plan:
-    at_ms = Random(f"kill {seed}").randrange(10, 200)
-    return busy(seed, Fault(at_ms, "kill", ("shard-0-1",)), shards=2, conditions=LATE)
+def _held_up(seed: int) -> Plan:
+    """What clients sent the primary arrives when the shard has gone on to another view."""
+    at_ms = Random(f"hold {seed}").randrange(20, 150)
+    links = tuple(name for i in range(4) for name in (f"writer-{i}", "shard-0-0"))
+    faults = Fault(at_ms, "clog", links, 3_000), Fault(at_ms + 5, "kill", ("shard-0-1",))
+    return busy(seed, *faults, shards=2, lanes=4, conditions=LAN)
 
 
-@mutant(_late_frames, "two shards; a backup is killed; a frame in five is up to 2 s late")
+@mutant(_held_up, "two shards; a backup is killed while what clients sent the primary is held up")
 def views_do_not_matter() -> Iterator[None]:
     """Inserts, acks, forwards and reports of older views are taken (D1)."""
     accepts, on_ack = shard.replica.accepts, Inserts.on_ack

@@ -84,8 +84,6 @@ LAN: Final = Conditions()
 #: Frames overtake each other.
 SLOW: Final = Conditions(delay_ns=(50 * US, 10 * MS))
 LOSSY: Final = Conditions(delay_ns=(50 * US, 10 * MS), loss=0.05, repeats=0.05)
-#: A frame in five comes up to two seconds late.
-LATE: Final = Conditions(delay_ns=(20 * US, 5 * MS), stalls=0.2, stall_ns=2_000 * MS)
 
 
 def busy(seed: int, *faults: Fault, **changes: Any) -> Plan:

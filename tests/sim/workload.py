@@ -6,6 +6,7 @@ as another one; what it had under way never returns.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.sim.programs import ClientProgram
@@ -64,7 +65,7 @@ class Shared:
         return b"record %d" % self.payloads
 
 
-class Client:
+class Client(ABC):
     """A client's process, and its life after life."""
 
     def __init__(self, shared: Shared, name: str) -> None:
@@ -92,9 +93,9 @@ class Client:
         """Begin to work; called once connected."""
         self.go_on()
 
+    @abstractmethod
     def go_on(self) -> None:
         """Do the next thing; called when the last one has ended."""
-        raise NotImplementedError
 
     def deadline(self, timeout_ns: int) -> int:
         """Return when a call of now has to end, by this machine's clock."""

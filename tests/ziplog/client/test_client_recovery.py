@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.ziplog.client.fakes import (
     CLIENT,
     CLUSTER,
     MS,
-    FakeCluster,
     Glass,
     S,
     ack,
@@ -23,11 +19,11 @@ from tests.ziplog.client.fakes import (
 )
 from ziplog import wire
 from ziplog.client.lane import LANE_BYTES, UNIT_RECORDS
-from ziplog.client.requests import ResolveRequest, SyncRequest
+from ziplog.client.requests import ResolveRequest
 from ziplog.client.search import LOOK_UNITS
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.node import Drained
-from ziplog.types import RID_GENESIS, RecordId
+from ziplog.types import RecordId
 
 
 def pinned(_payload: bytes, _key: bytes | None, _live: Any) -> int:
@@ -592,201 +588,3 @@ def test_pinned_inserts_succeed_when_their_shard_is_back() -> None:
     assert insert.view == 2
     glass.give(ack(insert, 0, [9]), ack(insert, 1, [9]))
     assert glass.answers[call] == [RecordId(9, 0)]
-
-
-# --- sync ---
-
-
-def synced(sync: wire.Sync, durable: int, view: int = 1) -> wire.Synced:
-    return wire.Synced(CLUSTER, sync.shard, view, sync.request, durable)
-
-
-def with_records(policy: Any = None) -> Glass:
-    """Return a client with a record at gsn 3 of shard 0 and at gsn 8 of shard 1."""
-    shards = iter([0, 1])
-    glass = connected(lambda _p, _k, _l: next(shards))
-    for gsn in (3, 8):
-        glass.insert(b"x")
-        (insert,) = sent(glass)
-        glass.give(ack(insert, 0, [gsn]), ack(insert, 1, [gsn]))
-    glass.core.set_policy(policy or pinned)
-    return glass
-
-
-def test_sync_of_nothing() -> None:
-    glass = connected()
-    call = glass.call(SyncRequest(glass.until()))
-    assert glass.answers[call] == RID_GENESIS
-    assert not glass.sent
-
-
-def test_sync_waits_for_all_shards_where_this_client_has_records() -> None:
-    glass = with_records()
-    call = glass.call(SyncRequest(glass.until()))
-    questions = dict(glass.take(wire.Sync))
-    assert {(name, m.shard, m.gsn) for name, m in questions.items()} == {
-        ("s0r0:1", 0, 3), ("s1r0:1", 1, 8),
-    }  # fmt: skip
-    first, second = questions["s0r0:1"], questions["s1r0:1"]
-    glass.give(synced(first, 3), synced(second, 8))
-    assert call not in glass.answers, "durable is the first position that is not"
-    glass.give(synced(second, 9))
-    assert call not in glass.answers
-    glass.pass_time(25 * MS)
-    assert {name for name, _ in glass.take(wire.Sync)} == {"s0r0:1"}
-    glass.give(synced(first, 4))
-    assert glass.answers[call] == RecordId(8, 1)
-
-
-def test_sync_is_asked_again_with_growing_pauses_and_at_once_in_a_new_view() -> None:
-    glass = with_records()
-    call = glass.call(SyncRequest(glass.until(30 * S)))
-    for question in [m for _, m in glass.take(wire.Sync) if m.shard == 1]:
-        glass.give(synced(question, 9))
-    learn(glass)
-    glass.pass_time(10 * S)
-    assert 20 < len(glass.take(wire.Sync)) < 30
-    learn(glass, 2, "live")
-    glass.pass_time(1)
-    ((name, question),) = glass.take(wire.Sync)
-    assert (name, question.view) == ("s0r0:1", 2)
-    glass.give(wire.Refused(CLUSTER, 0, 2, 0, question.request, "wrong-view"))
-    glass.give(synced(question, 4))
-    assert glass.answers[call] == RecordId(8, 1)
-    glass.pass_time(200 * MS)
-    assert glass.take(wire.Hello), "a refusal makes it look for the shard"
-
-
-def test_sync_ends_at_its_deadline_and_names_the_shard() -> None:
-    glass = with_records()
-    call = glass.call(SyncRequest(glass.until(1 * S)))
-    learn(glass)
-    for question in [m for _, m in glass.take(wire.Sync) if m.shard == 1]:
-        glass.give(synced(question, 9))
-    glass.pass_time(1 * S)
-    error = glass.answers[call]
-    assert isinstance(error, DeadlineError)
-    assert "shard 0 (recovering)" in str(error)
-    assert "shard 1" not in str(error)
-    cancelled = glass.call(SyncRequest(glass.until(1 * S)))
-    glass.cancel(cancelled)
-    glass.take(wire.Sync)
-    glass.pass_time(3 * S)
-    assert not glass.take(wire.Sync)
-    assert cancelled not in glass.answers
-
-
-def test_sync_covers_what_a_recovery_told() -> None:
-    glass, call, insert = under_way()
-    glass.give(located(insert, 2, [7]))
-    assert call in glass.answers
-    glass.take(wire.Sync)
-    glass.call(SyncRequest(glass.until()))
-    assert {m.gsn for _, m in glass.take(wire.Sync)} == {7}
-
-
-# --- exactly once, over a network that cannot be trusted, through recoveries ---
-
-
-class FailingCluster(FakeCluster):
-    """Shards fail and come back in the next view; what one replica alone held may be gone."""
-
-    def __init__(self, glass: Glass, seed: int) -> None:
-        super().__init__(glass, seed)
-        #: The replicas that acked a unit.
-        self.holders: dict[tuple[int, int], set[int]] = {}
-        self.quiet: set[int] = set()
-        self.joined: set[int] = set()
-
-    def serve(self, name: str, message: Any) -> None:
-        shard = getattr(message, "shard", None)
-        if shard in self.quiet:
-            return
-        if isinstance(message, wire.Insert) and shard in self.joined:
-            self.reply(refused(message, int(name[3]), "not-ready"))
-            return
-        super().serve(name, message)
-        key = (shard, getattr(message, "seq", 0))
-        if isinstance(message, wire.Insert) and key in self.placed:
-            self.holders.setdefault(key, set()).add(int(name[3]))  # type: ignore[arg-type]
-
-    def fail(self, shard: int) -> None:
-        """Let a shard fail now, be decided on soon, and come back later."""
-        if shard in self.quiet or shard in self.joined:
-            return
-        self.quiet.add(shard)
-        self.later(self.random.randrange(1, 900), lambda: self.notice(shard))
-        self.later(self.random.randrange(900, 1500), lambda: self.decide(shard))
-        self.later(self.random.randrange(1500, 4000), lambda: self.come_back(shard))
-
-    def later(self, ms: int, act: Any) -> None:
-        self.in_flight.append((self.glass.now + ms * MS, next(self.counter), act))
-
-    def notice(self, shard: int) -> None:
-        self.states[shard] = "recovering"
-
-    def decide(self, shard: int) -> None:
-        self.quiet.discard(shard)
-        self.joined.add(shard)
-        self.views[shard] += 1
-        self.states[shard] = "recovering"
-        survivor = self.random.randrange(self.replicas)
-        keys = [key for key in self.placed if key[0] == shard]
-        # Who has acked a unit holds all that was placed before it.
-        while keys and survivor not in self.holders.get(keys[-1], set()):
-            gsns = self.placed.pop(keys.pop())
-            self.units[shard] = [unit for unit in self.units[shard] if unit[0] != gsns]
-        self.holders |= {key: set(range(self.replicas)) for key in keys}
-
-    def locate(self, server: int, message: wire.Locate) -> None:
-        key = (message.shard, message.seq)
-        if key not in self.placed or len(self.holders.get(key, ())) == self.replicas:
-            super().locate(server, message)
-
-    def come_back(self, shard: int) -> None:
-        self.joined.discard(shard)
-        self.states[shard] = "live"
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    loss=st.sampled_from([0.0, 0.05, 0.3]),
-    repetition=st.sampled_from([0.0, 0.3]),
-    pin=st.booleans(),
-    failures=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 1)), min_size=1, max_size=6),
-)
-def test_every_record_is_there_once_or_said_not_to_be(
-    seed: int, loss: float, repetition: float, pin: bool, failures: list[tuple[int, int]]
-) -> None:
-    glass = Glass(pinned if pin else lambda payload, _k, live: live[len(payload) % len(live)])
-    cluster = FailingCluster(glass, seed)
-    glass.connect(*cluster.placements())
-    cluster.loss, cluster.repetition = loss, repetition
-    for ms, shard in failures:
-        cluster.later(ms, partial(cluster.fail, shard))
-    expected: dict[RecordId, bytes] = {}
-    calls: dict[int, list[bytes]] = {}
-    for number in range(40):
-        count = 1 if number % 4 else UNIT_RECORDS + 1
-        payloads = [b"%d-%d" % (number, part) * (1 + number % 2) for part in range(count)]
-        calls[glass.insert(*payloads, timeout=(600 if number % 3 else 1) * S)] = payloads
-        end = glass.now + 10 * MS
-        cluster.later(10, lambda: None)
-        cluster.run(lambda: glass.now >= end)  # noqa: B023 - run at once
-    for call, payloads in calls.items():
-        cluster.run(lambda: call in glass.answers)  # noqa: B023 - run at once
-        rids = glass.answers.pop(call)
-        if isinstance(rids, OutcomeUnknownError):
-            rids = cluster.result(resolve(glass, rids, 600 * S))
-        elif isinstance(rids, UnavailableError):
-            rids = rids.results
-        assert [rid for rid in rids if rid] == sorted(rid for rid in rids if rid)
-        expected |= {rid: p for rid, p in zip(rids, payloads, strict=False) if rid}
-    cluster.run(lambda: not under_way_at(glass))
-    assert cluster.log == sorted((rid.gsn, payload) for rid, payload in expected.items())
-
-
-def under_way_at(glass: Glass) -> list[int]:
-    """Return the shards with units whose fate is not known."""
-    return [shard for shard, lane in glass.core._inserts._lanes.items() if lane.unsettled]

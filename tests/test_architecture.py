@@ -130,7 +130,7 @@ def test_nothing_can_run_code_that_a_peer_sent(path: Path) -> None:
 
 def test_only_the_adapter_knows_the_consensus_library() -> None:
     users = {name_of(path) for path in SOURCES if "pysyncobj" in imported(parse(path))}
-    adapter = ("raft", "library", "receive", "links")
+    adapter = ("raft", "binding", "receive", "links")
     assert users <= {f"ziplog/runtime/{name}.py" for name in adapter}
 
 

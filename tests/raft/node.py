@@ -20,7 +20,7 @@ import msgspec
 import pysyncobj.syncobj
 
 from ziplog.node import Committed
-from ziplog.runtime import journal, library, raft, receive
+from ziplog.runtime import binding, journal, raft, receive
 from ziplog.runtime.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _slow_down(seconds: float) -> None:
 
 
 def _hurry(haste: float) -> None:
-    real = library.configuration
+    real = binding.configuration
     timed = ("raftMinTimeout", "raftMaxTimeout", "appendEntriesPeriod", "connectionRetryTime")
 
     def faster(bind: str, **given: Any) -> Any:
@@ -197,7 +197,7 @@ def _hurry(haste: float) -> None:
         return conf
 
     if haste != 1.0:
-        library.configuration = faster
+        binding.configuration = faster
         raft._TICK_S /= haste  # type: ignore[misc]
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from tests.raft.node import put_back_shipped
+from ziplog.runtime import binding, plain, receive, snapshot
 from ziplog.runtime import journal as journal_module
-from ziplog.runtime import library, plain, receive, snapshot
 from ziplog.runtime.journal import Journal
 
 if TYPE_CHECKING:
@@ -132,9 +132,9 @@ class World:
     def start(self, name: str) -> None:
         path = self.directory / name.rpartition(":")[2]
         self.journals[name] = FrailJournal(path)
-        consumer = library.Consumer(Words(), lambda _event: None)
+        consumer = binding.Consumer(Words(), lambda _event: None)
         nodes = {endpoint: endpoint for endpoint in self.names}
-        self.up[name] = library.join(nodes, name, self.journals[name], consumer, None)
+        self.up[name] = binding.join(nodes, name, self.journals[name], consumer, None)
         self.up[name].conf.leaderFallbackTimeout = 1e9
         self.seen[name] = 0
         self.tick(name)

@@ -29,7 +29,7 @@ from tests.shard.test_segments_cut import CHANGES, after, check_image, grown
 from tests.sim.disks import sync
 from ziplog.errors import UnavailableError
 from ziplog.node import StorageChanged
-from ziplog.runtime import journal, library, snapshot
+from ziplog.runtime import binding, journal, snapshot
 from ziplog.runtime.journal import Entry, Journal, JournalError
 from ziplog.runtime.snapshot import Snapshot
 from ziplog.sim.disk import Disk, installed
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MODULES = (
     shard.datadir, shard.files, shard.flusher, shard.mending, shard.segment,
-    journal, library, snapshot, tests.shard.logs,
+    journal, binding, snapshot, tests.shard.logs,
 )  # fmt: skip
 
 
@@ -458,7 +458,7 @@ def test_a_snapshot_is_whole_once_it_has_its_name() -> None:
     directory = directory_on(disk)
     path, fresh = directory / "snapshot", directory / "snapshot.tmp"
     previous, last = (b"a", 1, 1), (b"b", 2, 1)
-    writer = library._LibrarySnapshot(_Machine())  # type: ignore[arg-type]
+    writer = binding._LibrarySnapshot(_Machine())  # type: ignore[arg-type]
 
     def write() -> None:
         writer.write(str(path) + ".tmp", (last, previous, None))

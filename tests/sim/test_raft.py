@@ -11,7 +11,7 @@ import pytest
 from tests.raft.node import put_back_shipped
 from tests.sim.hashing import printed_under_any_hashes
 from tests.sim.raft_world import APPLIED_WITHIN_NS, WEIGHTS, World, live, world
-from ziplog.runtime import journal, library, receive, snapshot
+from ziplog.runtime import binding, journal, receive, snapshot
 from ziplog.runtime import raft as adapter
 from ziplog.runtime.journal import JournalError
 from ziplog.sim import raft as simulated
@@ -254,7 +254,7 @@ def test_the_most_advanced_machine_is_there_after_all_nodes_left() -> None:
 
 
 def test_the_library_is_as_it_was_after_a_simulation() -> None:
-    modules = (*adapter.FOREIGN, journal, snapshot, library, receive, adapter)
+    modules = (*adapter.FOREIGN, journal, snapshot, binding, receive, adapter)
     before = [dict(vars(module)) for module in modules]
     with contextlib.suppress(ZeroDivisionError), virtual(Kernel(0)):
         assert [dict(vars(module)) for module in modules] != before

@@ -13,7 +13,7 @@ import pytest
 
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.node import Committed, Event, LeaderChanged, PeersChanged, Restored
-from ziplog.runtime import library
+from ziplog.runtime import binding
 from ziplog.runtime import raft as raft_module
 from ziplog.runtime.journal import JournalError
 from ziplog.runtime.raft import Raft
@@ -405,7 +405,7 @@ def test_outside_loopback_a_password_is_required(tmp_path: Path) -> None:
 
 def test_unknown_names_of_the_library_are_noticed() -> None:
     with pytest.raises(AssertionError, match="raftMinTimeot"):
-        library.configuration("127.0.0.1:1", alone=True, raftMinTimeot=1)
+        binding.configuration("127.0.0.1:1", alone=True, raftMinTimeot=1)
 
 
 def test_the_import_leaves_the_socket_module_alone() -> None:

@@ -25,8 +25,8 @@ import pysyncobj.syncobj
 
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.node import LeaderChanged, PeersChanged
+from ziplog.runtime.binding import MAX_PROPOSALS, Consumer, join
 from ziplog.runtime.journal import Journal, JournalError
-from ziplog.runtime.library import MAX_PROPOSALS, Consumer, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

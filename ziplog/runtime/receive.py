@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ziplog.runtime.library import Consumer
+    from ziplog.runtime.binding import Consumer
 
 log = logging.getLogger(__name__)
 

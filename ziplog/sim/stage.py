@@ -14,7 +14,7 @@ import io
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from ziplog.runtime import journal, library, raft, receive
+from ziplog.runtime import binding, journal, raft, receive
 from ziplog.sim.kernel import S
 from ziplog.sim.streams import Host, Wire
 
@@ -162,8 +162,8 @@ def virtual(kernel: Kernel) -> Iterator[None]:
         (serializer, "open", found.open),
         (serializer, "atomicReplace", found.replace),
         (journal, "secrets", names),
-        (library, "Path", found.path),
-        (library, "Node", found.node),
+        (binding, "Path", found.path),
+        (binding, "Node", found.node),
         (receive, "time", found),
         (receive, "Transport", found.wire),
         (raft, "time", found),

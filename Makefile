@@ -1,25 +1,33 @@
-# Needs Python 3.11 or later, make and a C compiler; everything else goes into .venv.
-PYTHON ?= python3.11
+# Needs Python 3.11 or later, make and a C compiler, and Java 17 or later for the tests of Spark (without
+# it: make test ARGS="-m 'not spark'"); everything else goes into .venv.
+# Python 3.11, if there is one, is what everything is tried with.
+PYTHON ?= $(or $(shell command -v python3.11),python3)
 BIN := .venv/bin
 EVENTS ?= 1000898
-# Tests run on this many workers.
-WORKERS ?= 2
+# Tests run on this many workers: one more than there are cores at least, as many tests wait for
+# processes and their time-outs. tests/conftest.py says who takes what, and when.
+WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 
-# A simulation: of one seed, or (HOURS=1) of one after the other; ARGS are more options.
-HOURS ?= 0
+# More options of the tests, or of a simulation.
 ARGS ?=
+
+# A simulation: of one seed, or (HOURS=1) of one after the other.
+HOURS ?= 0
 
 # Faults by chance: which ones, for how long, and how many servers of a shard may fail.
 SEED ?= 1
 MINUTES ?= 10
 F ?= 1
 
-.PHONY: help venv demo test check lint format bench chaos sim clean
+.PHONY: help venv demo pipeline test check lint format bench chaos sim clean
 
 help:
+	@echo 'make venv    everything into .venv, the command ziplog too: . .venv/bin/activate'
 	@echo 'make demo    a million real events through a local cluster (EVENTS=20000 for a short one)'
-	@echo 'make test    all tests'
-	@echo 'make check   lint and the fast tests, under a minute'
+	@echo 'make pipeline the same events in Spark, each answer checked, a stream killed (Java 17)'
+	@echo 'make test    all tests; those of Spark need Java 17 or later'
+	@echo 'make check   lint and the fast tests, a few minutes'
 	@echo 'make lint    ruff, mypy --strict, import-linter'
 	@echo 'make format  let ruff rewrite the code'
 	@echo 'make bench   insert latency and throughput beside the floors of this machine'
@@ -28,6 +36,8 @@ help:
 	@echo 'make clean   remove .venv and what was built'
 
 $(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo 'Python 3.11 or later is needed: make PYTHON=/path/to/it' >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
 $(BIN)/.installed: pyproject.toml | $(BIN)/python
@@ -44,11 +54,14 @@ venv: $(BIN)/.installed
 demo: $(BIN)/.installed $(BIN)/.demo
 	$(BIN)/ziplog demo --events $(EVENTS)
 
+pipeline: $(BIN)/.installed $(BIN)/.demo
+	$(BIN)/python scripts/pipeline.py --events $(EVENTS)
+
 test: $(BIN)/.installed
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(PYTEST) $(ARGS)
 
 check: lint
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not slow' --ignore=tests/integration
+	$(PYTEST) -m 'not slow' --ignore=tests/integration
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .

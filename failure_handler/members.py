@@ -88,7 +88,11 @@ class Members:
         self.place(msgspec.structs.replace(self.placements[shard], state="recovering"))
 
     def reinserted(self, shard: int, view: int, fingerprints: Sequence[str]) -> None:
-        """Note that it took the shard back."""
+        """Note that it took the shard back.
+
+        As a member, or as one that has left: the service says so later, and here only matters that
+        it is not being recovered.
+        """
         placement = self.placements[shard]
         replicas = tuple(
             msgspec.structs.replace(replica, fingerprint=found)

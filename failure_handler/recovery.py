@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from failure_handler.members import HEARD_NS
 from failure_handler.state import Attempt, Begin, Confirm, Decide, Decision, Finish
-from failure_handler.survivor import best, hides_damage, in_limbo, in_view, longest
+from failure_handler.survivor import best, hides_damage, in_limbo, in_view, is_any_in_limbo, longest
 from ziplog.node import Broadcast, Propose, Send, Warn
 from ziplog.view import fingerprint
 from ziplog.wire import Freeze, Reinsert, Remove, ViewDecided
@@ -206,9 +206,9 @@ class Recovery:
         self, known: Recovered | None, placement: Placement, now: int, but: int | None = None
     ) -> bool:
         """Begin an attempt with the best candidate, other than `but`; whether there is one."""
-        if placement.state not in {"live", "parked", "recovering"}:
-            return False
         members = self._members.of(self.shard)
+        if placement.state == "joining" and not is_any_in_limbo(members, now):
+            return False  # who is late is waited for; who crashed is up by a recovery only
         view = known.view if known is not None else placement.view
         if view < placement.view:
             self._warn(
@@ -387,7 +387,7 @@ class Recovery:
     def _join(self, known: Recovered, placement: Placement, now: int) -> None:
         """Bring the shard back when all have joined; recover anew if the survivor is gone."""
         assert known.decision is not None
-        if placement.state == "live" and placement.view == known.view:
+        if placement.state != "recovering" and placement.view == known.view:
             self._propose(Finish(self.shard, known.view), now)
             return
         joined = self._joined(known.view, now)

@@ -62,6 +62,12 @@ def in_limbo(members: Sequence[Member], first: int, now: int) -> list[Candidate]
     return found if len(found) == len(members) else []
 
 
+def is_any_in_limbo(members: Sequence[Member], now: int) -> bool:
+    """Whether a server of a shard says that it is in limbo."""
+    heard = (member.last_heard(now) for member in members)
+    return any(said is not None and said.state == "limbo" for said in heard)
+
+
 def best(candidates: Sequence[Candidate]) -> Candidate | None:
     """Return the primary, if it is in the latest view of all, or the one there that holds most."""
     latest = max((one.said.view for one in candidates), default=0)

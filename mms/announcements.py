@@ -4,15 +4,17 @@ Rule: only what is committed is told, and each server is told what follows the l
 has. A server that holds a lease that never was is told the true one, on which it halts (D30).
 Invariant: a server that says that it lacks something is told within half a second of saying so.
 
-See docs/protocol.md, section 3.
+See docs/protocol.md, sections 3 and 13.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from ziplog.node import Broadcast, Send
-from ziplog.view import run_of
+from ziplog.view import MANY_MEMBERS, MAX_STEP, LeaseStep, difference, run_of
 from ziplog.wire import LeaseAnnounced
 
 if TYPE_CHECKING:
@@ -20,11 +22,13 @@ if TYPE_CHECKING:
     from mms.servers import Server, Servers
     from mms.state import ClusterState
     from ziplog.node import Effect
-    from ziplog.view import LeaseRun
+    from ziplog.view import LeaseRun, Member, Placement
     from ziplog.wire import Heartbeat
 
 #: A server that was told something is not told it again for this long.
 _TOLD_NS: Final = 500_000_000
+#: Changes of members that are kept: at twenty leases a second, those of some seconds.
+_KEPT_CHANGES: Final = 256
 
 
 class Announcements:
@@ -36,12 +40,16 @@ class Announcements:
         self.placed_with = 0
         #: How often a server held a lease that was never committed: it was told to halt.
         self.contradictions = 0
+        #: By the number of a run's first lease: what changed with it.
+        self._changes: dict[int, tuple[tuple[Member, ...], tuple[int, ...]]] = {}
 
     def lacks(self, server: Server, now: int) -> bool:
         """Whether a server does not know what is committed, and was not told just now."""
         state, message, last = self._state, server.heartbeat, self._state.last
         if message is None or last is None:
             return False
+        if message.has_gap:
+            return now - server.told_alone_at >= _TOLD_NS
         if server.told == last.number and now - server.told_at < _TOLD_NS:
             return False
         return (
@@ -53,9 +61,11 @@ class Announcements:
         )
 
     def _is_unplaced(self, server: Server, message: Heartbeat) -> bool:
-        """Whether a server may not know how its shard is placed."""
+        """Whether a server may not know how its shard is placed, or where others are."""
+        placement = self._state.placements.get(server.shard)
         return (
-            message.state == "starting"
+            message.placed != (placement.state if placement is not None else "")
+            or message.state == "starting"
             or message.lease < self.placed_with
             or server.is_behind
             or server.shard in self._state.recovering
@@ -66,13 +76,17 @@ class Announcements:
         message, last, state = server.heartbeat, self._state.last, self._state
         assert message is not None
         assert last is not None
-        server.told, server.told_at = last.number, now
+        tells = server.told == 0 or self._is_unplaced(server, message)
+        server.told, server.told_at, server.told_alone_at = last.number, now, now
+        if tells:
+            self._tells_of(server, now)
         if state.contradicts(message.lease, message.digest):
             self.contradictions += 1
             runs = [run_of(state.numbered(message.lease))]
-        else:
-            runs = state.runs_after(message.lease, message.digest)
-        return Send(server.route, self._announcement(runs, now, with_placements=True))
+            return Send(server.route, self._announcement(now, self._placements(server), runs))
+        placements = self._placements(server) if tells else []
+        following = self._following(message.lease, message.digest, placements, now)
+        return Send(server.route, following)
 
     def tell_all(self, now: int) -> list[Effect]:
         """Tell every server that is heard what is new, once for all that lack the same."""
@@ -80,7 +94,9 @@ class Announcements:
         if last is None:
             return []
         effects: list[Effect] = []
-        groups: dict[tuple[int, bytes, bool], list[bytes]] = {}
+        is_many = len(last.members) >= MANY_MEMBERS
+        #: By what they hold, and of which shard they are to hear (-1: of none).
+        groups: dict[tuple[int, bytes, int], list[Server]] = {}
         for server in self._servers:
             message = server.heartbeat
             if message is None or server.state(now) == "down":
@@ -88,19 +104,93 @@ class Announcements:
             if state.contradicts(message.lease, message.digest):
                 effects.append(self.tell(server, now))
                 continue
+            number, digest = message.lease, message.digest
+            if is_many and server.told > number:
+                # What it was told it has, until it says that it has not: so all are told the same.
+                number, digest = server.told, state.digest_of(server.told)
+            about = -1
+            is_told = is_many and self._was_told(server, now)
+            if not is_told and self._is_unplaced(server, message):
+                about = server.shard if is_many else 0
+                self._tells_of(server, now)
             server.told, server.told_at = last.number, now
-            lack = (message.lease, message.digest, self._is_unplaced(server, message))
-            groups.setdefault(lack, []).append(server.route)
-        for (number, digest, unplaced), routes in groups.items():
-            runs = state.runs_after(number, digest)
-            announcement = self._announcement(runs, now, with_placements=unplaced)
-            effects.append(Broadcast(tuple(routes), announcement))
+            groups.setdefault((number, digest, about), []).append(server)
+        for (number, digest, about), group in groups.items():
+            placements = self._placements(group[0]) if about >= 0 else []
+            announcement = self._following(number, digest, placements, now)
+            effects.append(Broadcast(tuple(server.route for server in group), announcement))
         return effects
 
-    def _announcement(
-        self, runs: list[LeaseRun], now: int, *, with_placements: bool
+    def _was_told(self, server: Server, now: int) -> bool:
+        """Whether a server was told just now how its shard is placed."""
+        placement = self._state.placements.get(server.shard)
+        is_new = server.told == 0 or server.told_of != placement
+        return not is_new and now - server.told_of_at < _TOLD_NS
+
+    def _tells_of(self, server: Server, now: int) -> None:
+        server.told_of = self._state.placements.get(server.shard)
+        server.told_of_at = now
+
+    def _placements(self, server: Server) -> list[Placement]:
+        """Return the placements that a server has to know: all, or of many its own."""
+        placements, last = self._state.placements, self._state.last
+        if last is None or len(last.members) < MANY_MEMBERS or server.shard not in placements:
+            return list(placements.values())
+        return [placements[server.shard]]
+
+    def _following(
+        self, number: int, digest: bytes, placements: list[Placement], now: int
     ) -> LeaseAnnounced:
-        state = self._state
+        """Return the announcement of what follows lease `number`."""
+        last = self._state.last
+        is_many = last is not None and len(last.members) >= MANY_MEMBERS
+        steps = self._steps_after(number) if is_many else None
+        if last is None or steps is None:
+            runs = self._state.runs_after(number, digest)
+            return self._announcement(now, placements, runs)
+        return msgspec.structs.replace(
+            self._announcement(now, placements, []), after=number, steps=steps, digest=last.digest
+        )
+
+    def _steps_after(self, number: int) -> list[LeaseStep] | None:
+        """Return what changed since lease `number`; None if that is not known, or long ago."""
+        steps: list[LeaseStep] = []
+        for index in range(len(self._state.runs) - 1, -1, -1):
+            run = self._state.runs[index]
+            last = run.last
+            count = last.number - max(number, run.first.number - 1)
+            if count <= 0:
+                break
+            if count > MAX_STEP or len(steps) == MAX_STEP:
+                return None
+            if run.first.number > number:
+                change = self._change(index)
+                if change is None:
+                    return None
+            else:
+                change = ((), ())
+            steps.append(LeaseStep(count, last.epochs, last.epoch_size, last.epoch_ms, *change))
+        return steps[::-1]
+
+    def _change(self, index: int) -> tuple[tuple[Member, ...], tuple[int, ...]] | None:
+        """Return how the members of a run differ from those of the run before it, if that is kept.
+
+        It is found once for each run, and asked for again while servers say that they lack it.
+        """
+        if index == 0:
+            return None
+        before, run = self._state.runs[index - 1], self._state.runs[index]
+        change = self._changes.get(run.first.number)
+        if change is None:
+            change = difference(before.last.members, run.first.members)
+            if len(self._changes) >= _KEPT_CHANGES:
+                del self._changes[next(iter(self._changes))]
+            self._changes[run.first.number] = change
+        return change
+
+    def _announcement(
+        self, now: int, placements: list[Placement], runs: list[LeaseRun]
+    ) -> LeaseAnnounced:
         starts_in_us = max(self._plan.starts - now, 0) // 1000
-        placements = list(state.placements.values()) if with_placements else []
+        state = self._state
         return LeaseAnnounced(state.cluster, runs, starts_in_us, placements, state.trim)

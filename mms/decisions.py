@@ -1,9 +1,9 @@
-"""What follows from what was agreed on and what is heard: members, rates, the finalized epoch.
+"""What follows from what was agreed on and what is heard: members, the finalized epoch.
 
 Functions only, of `ClusterState` and `Servers`. Rule: a shard is a member of the next lease while
 all of its replicas are fit; one that is not is parked, and nothing that it owns is touched (D29).
 
-See docs/protocol.md, sections 3 and 5.
+See docs/protocol.md, sections 3, 5 and 13.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import msgspec
 from ziplog.view import Placement, Replica, fingerprint
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
     from mms.servers import Servers
     from mms.state import ClusterState
+    from mms.stragglers import Stragglers
     from ziplog.config import ClusterConfig
     from ziplog.view import ShardState
 
@@ -40,20 +43,29 @@ def first_changes(state: ClusterState, servers: Servers) -> list[Placement]:
     ]
 
 
-def member_changes(state: ClusterState, servers: Servers, now: int) -> list[Placement]:
-    """Return the placements of shards to park or to bring back; none if none would be left."""
-    changes: list[Placement] = []
-    is_left = False
-    for shard, placement in state.placements.items():
-        if placement.state not in {"joining", "live", "parked"}:
-            continue
-        is_live = placement.state == "live"
-        fit = servers.is_fit(shard, now) and (is_live or servers.has_reported(shard))
-        is_left = is_left or fit
-        if fit != is_live:
-            changed = _live(placement, servers) if fit else _in_state(placement, "parked")
-            changes.append(changed)
-    return changes if is_left else []
+def member_changes(
+    state: ClusterState, servers: Servers, stragglers: Stragglers, now: int
+) -> list[Placement]:
+    """Return the placements of shards to park or to bring back; none if none would be left.
+
+    Stragglers are parked only if one that is fit and prompt stays.
+    """
+    fit = {
+        shard
+        for shard, placement in state.placements.items()
+        if placement.state in {"joining", "live", "parked"}
+        and servers.is_fit(shard, now)
+        and (placement.state == "live" or servers.has_reported(shard))
+    }
+    stay = {shard for shard in fit if not stragglers.is_parked(shard, now)} or fit
+    if not stay:
+        return []
+    return [
+        _live(placement, servers) if shard in stay else _in_state(placement, "parked")
+        for shard, placement in state.placements.items()
+        if placement.state in {"joining", "live", "parked"}
+        and (shard in stay) != (placement.state == "live")
+    ]
 
 
 def other_clusters(servers: Servers) -> set[int]:
@@ -62,26 +74,40 @@ def other_clusters(servers: Servers) -> set[int]:
     return {one.cluster for one in heartbeats if one is not None and one.cluster}
 
 
-def rates(state: ClusterState, servers: Servers) -> dict[int, int]:
-    """Return the rates of the live shards, in records a second, as their primaries say."""
+def frontiers(state: ClusterState, servers: Servers) -> dict[int, int]:
+    """Return the frontiers of the shards that may own positions which are not stable."""
     found: dict[int, int] = {}
     for shard, placement in state.placements.items():
-        primary = servers.replicas(shard)[0].heartbeat
-        if placement.state == "live" and primary is not None:
-            found[shard] = primary.rate_per_s
+        frontier, retired = servers.frontier(shard), state.retired.get(shard)
+        is_past = retired is not None and 0 < retired.limit <= frontier
+        is_done = is_past or (retired is not None and retired.is_finalized)
+        if not state.is_new(placement) and not is_done:
+            found[shard] = frontier
     return found
+
+
+def members(
+    state: ClusterState, changes: Iterable[Placement], without: Container[int]
+) -> dict[int, Placement]:
+    """Return the shards of the next lease.
+
+    Args:
+        state: what is agreed on.
+        changes: the placements that change with the lease.
+        without: shards that leave, and have nothing to do any more.
+
+    """
+    placements = state.placements | {placement.shard: placement for placement in changes}
+    return {
+        shard: placement
+        for shard, placement in sorted(placements.items())
+        if placement.state == "live" or (state.may_stay(shard) and shard not in without)
+    }
 
 
 def finalized(state: ClusterState, servers: Servers) -> int:
     """Return the last epoch that ended below the frontiers of all shards; -1: none (D51)."""
-    frontier = min(
-        (
-            servers.frontier(shard)
-            for shard, placement in state.placements.items()
-            if placement.state not in {"joining", "finalized"}
-        ),
-        default=0,
-    )
+    frontier = min(frontiers(state, servers).values(), default=0)
     last = state.last
     if last is None or frontier == 0:
         return state.finalized

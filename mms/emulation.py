@@ -25,11 +25,12 @@ from ziplog.node import (
     Send,
     Wakeup,
 )
-from ziplog.view import NO_DIGEST
-from ziplog.wire import Heartbeat, LeaseAnnounced, decode, encode
+from ziplog.view import NO_DIGEST, unfold
+from ziplog.wire import Heartbeat, LeaseAnnounced, Rate, decode, encode
 
 if TYPE_CHECKING:
     from ziplog.node import Effect, Event
+    from ziplog.view import Lease
 
 _S: Final = 1_000_000_000
 _REPLICAS: Final = 2
@@ -41,7 +42,8 @@ def measure(shards: int, seconds: float, epoch_ms: int = 10) -> dict[str, float]
 
     Returns:
         `cpu_share` (of one core), `cpu_s`, `virtual_s`, and the counts `heartbeats`, `leases`,
-        `commands`, `announcements` (encoded), `sends` (messages to servers), `encoded_bytes`.
+        `commands`, `rates` (reports that one changed: 1 % of the shards a second), `announcements`
+        (encoded), `sends` (messages to servers), `encoded_bytes`, `wire_bytes` (of all messages).
 
     """
     emulation = _Emulation(shards, epoch_ms)
@@ -54,12 +56,17 @@ def measure(shards: int, seconds: float, epoch_ms: int = 10) -> dict[str, float]
     return {"cpu_share": cpu_s / seconds, "cpu_s": cpu_s, "virtual_s": seconds, **emulation.counts}
 
 
+_COUNTS: Final = (
+    "heartbeats", "leases", "commands", "rates", "announcements", "sends", "encoded_bytes",
+    "wire_bytes",
+)  # fmt: skip
+
+
 class _Emulation:
     def __init__(self, shards: int, epoch_ms: int) -> None:
         config = _config(shards, epoch_ms)
         self.service = MembershipService(config, "mms-0", pid=1, cluster=1, incarnation=1, now=0)
-        names = ("heartbeats", "leases", "commands", "announcements", "sends", "encoded_bytes")
-        self.counts = dict.fromkeys(names, 0)
+        self.counts = dict.fromkeys(_COUNTS, 0)
         self._consensus = ClusterState()
         self._servers = [
             (b"route-%d" % index, shard.id, node.name, node.endpoint)
@@ -67,9 +74,13 @@ class _Emulation:
             for index, node in enumerate(shard.replicas, _REPLICAS * shard.id)
         ]
         self._held = (0, NO_DIGEST)
+        self._lease: Lease | None = None
         self._frontier = 0
         self._sent = 0
-        self._now = self._next_heartbeat = 1
+        #: Shards whose rate changes, one after the other, go up by a half, and back.
+        self._rates = [_RATE_PER_S] * shards
+        self._changed = 0
+        self._now = self._next_heartbeat = self._next_change = 1
         self._step(LeaderChanged("mms-0", is_self=True))
 
     def run(self, duration_ns: int) -> None:
@@ -77,14 +88,28 @@ class _Emulation:
         stop = self._now + duration_ns
         while self._now < stop:
             due = self.service.next_wakeup()
-            if due is not None and due <= self._next_heartbeat:
+            if due is not None and due <= min(self._next_heartbeat, self._next_change):
                 self._now = max(self._now, due)
                 self._step(Wakeup())
-            else:
+            elif self._next_heartbeat <= self._next_change:
                 self._now = max(self._now, self._next_heartbeat)
                 self._next_heartbeat = self._now + _S // len(self._servers)
                 self._heartbeat()
+            else:
+                self._now = max(self._now, self._next_change)
+                self._next_change = self._now + _S * 100 // len(self._rates)
+                self._change()
             self._step(Drained())
+
+    def _change(self) -> None:
+        if not self._held[0]:
+            return
+        shard = self._changed * 7 % len(self._rates)
+        self._changed += 1
+        self._rates[shard] = _RATE_PER_S * 5 // 2 - self._rates[shard]
+        self.counts["rates"] += 1
+        frame = encode(Rate(1, shard, 1, self._rates[shard]))
+        self._step(Received(self._servers[shard * _REPLICAS][0], decode(frame)))
 
     def _heartbeat(self) -> None:
         route, shard, name, endpoint = self._servers[self._sent % len(self._servers)]
@@ -92,8 +117,8 @@ class _Emulation:
         number, digest = self._held
         frame = encode(
             Heartbeat(
-                1, name, endpoint, shard, 1, 1, 1, "up", True, _RATE_PER_S, self._frontier,
-                self._frontier, number, digest, 0,
+                1, name, endpoint, shard, 1, 1, 1, "up", True, self._rates[shard], self._frontier,
+                self._frontier, number, digest, 0, placed="live" if number else "",
             )
         )  # fmt: skip
         self.counts["heartbeats"] += 1
@@ -110,16 +135,22 @@ class _Emulation:
             self._step(Committed(effect.command, self._consensus.apply(effect.command)))
         elif isinstance(effect, Send | Broadcast):
             counts["announcements"] += 1
-            counts["encoded_bytes"] += len(encode(effect.message))
-            counts["sends"] += len(effect.dsts) if isinstance(effect, Broadcast) else 1
-            if isinstance(effect.message, LeaseAnnounced) and effect.message.runs:
+            size = len(encode(effect.message))
+            to = len(effect.dsts) if isinstance(effect, Broadcast) else 1
+            counts["encoded_bytes"] += size
+            counts["sends"] += to
+            counts["wire_bytes"] += size * to
+            if isinstance(effect.message, LeaseAnnounced):
                 self._hold(effect.message)
 
     def _hold(self, message: LeaseAnnounced) -> None:
-        lease = message.runs[-1].last
-        if lease.number > self._held[0]:
+        runs = message.runs
+        if message.steps and self._lease is not None:
+            runs = unfold(self._lease, message.after, message.steps)
+        lease = runs[-1].last if runs else None
+        if lease is not None and lease.number > self._held[0]:
             self.counts["leases"] += 1
-            self._held = (lease.number, lease.digest)
+            self._held, self._lease = (lease.number, lease.digest), lease
             self._frontier = lease.base
             for member in lease.members:
                 lease.take(member.shard, lease.next_owned(member.shard, lease.base), 16)

@@ -3,17 +3,19 @@
     no lease -> first lease, once the shards reported
     lease runs -> half-way through, the next one is proposed -> it starts when this one ends
     at once: work after idleness, other members, a shard that failed or is back, a new leader
+    at once, but an epoch after the last one that began so, and ten a second: other weights
 
 A lease has 16 epochs or more, so that short epochs do not mean many commands. Rule: at most one
 proposal is under way. Invariant: `starts` belongs to `last`, the last committed lease.
 
-See docs/protocol.md, section 3.
+See docs/protocol.md, sections 3 and 13.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mms.proposals import RETRY_NS
 from mms.state import MAX_LEASE_SIZE
 from ziplog.view import NO_DIGEST, Lease
 
@@ -25,12 +27,16 @@ _EPOCHS: Final = 16
 _IDLE_EPOCH_MS: Final = 1000
 #: No lease is nominally shorter: consensus carries at most ten commands a second (D32).
 _MIN_LEASE_MS: Final = 160
-#: A proposal that is not committed after this time is made again.
-RETRY_NS: Final = 1000 * _MS
 #: A proposal that was refused is made again after this time.
 _REFUSED_NS: Final = 10 * _MS
 #: Leases that start at once for new members' sake keep this distance.
 _MEMBERS_NS: Final = 1000 * _MS
+#: Leases that start at once for new weights' sake: one in this time in the long run, and so many at
+#: first.
+_WEIGHTS_NS: Final = 100 * _MS
+#: With more than 400 members, so long for each of them: a lease costs everybody time for all.
+_MEMBER_NS: Final = _MS // 4
+_WEIGHTS_BURST: Final = 10
 
 
 class LeasePlan:
@@ -46,6 +52,15 @@ class LeasePlan:
         self._proposed_at: int | None = None
         self._at_once = True
         self._members_at: int | None = None
+        #: When the last lease began that ended another one early.
+        self._cut_at = 0
+        #: Until when all leases for new weights' sake are paid for.
+        self._paid_until = 0
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members of the last committed lease."""
+        return self.last.members if self.last is not None else ()
 
     def lead(self, now: int) -> None:
         """Begin to lead: nobody knows when the last lease started, so the next does at once."""
@@ -53,7 +68,9 @@ class LeasePlan:
         self._proposed_at = None
         self._at_once = True
 
-    def due(self, now: int, *, active: bool, other_members: bool) -> int:
+    def due(
+        self, now: int, *, active: bool, other_members: bool, other_weights: bool = False
+    ) -> int:
         """Return when to propose the next lease, in ns; not later than `now`: now."""
         if self._proposed_at is not None:
             return self._proposed_at + RETRY_NS
@@ -63,13 +80,23 @@ class LeasePlan:
         half = self.starts + _length(last) // 2
         if other_members:
             since = self._members_at
-            return now if since is None else min(half, since + _MEMBERS_NS)
-        return half
+            half = now if since is None else min(half, since + _MEMBERS_NS)
+        return min(half, self._weights_due()) if other_weights else half
+
+    def _weights_due(self) -> int:
+        return max(
+            self._cut_at + self._epoch_ms * _MS,
+            self._paid_until - (_WEIGHTS_BURST - 1) * self._price,
+        )
+
+    @property
+    def _price(self) -> int:
+        return max(_WEIGHTS_NS, len(self.members) * _MEMBER_NS)
 
     def propose(
         self, members: tuple[Member, ...], now: int, *, active: bool, other_members: bool
     ) -> Lease:
-        """Return the lease to propose."""
+        """Return the lease to propose. Other weights than the last one's are worth it at once."""
         last = self.last
         epoch_ms = self._epoch_ms if active else self._idle_ms
         epochs, epoch_size = shape(epoch_ms)
@@ -78,6 +105,8 @@ class LeasePlan:
             self._at_once = True
         if other_members:
             self._members_at = now
+        elif last is not None and not self._at_once and members != last.members:
+            self._reweigh(now)
         if last is None:
             return Lease(1, NO_DIGEST, 1, 0, epochs, epoch_size, epoch_ms, members)
         same = members == last.members
@@ -87,6 +116,12 @@ class LeasePlan:
             epoch_size=epoch_size,
             epoch_ms=epoch_ms,
         )
+
+    def _reweigh(self, now: int) -> None:
+        """Have a lease with other weights start at once, if one may."""
+        if now >= self._weights_due():
+            self._paid_until = max(self._paid_until, now) + self._price
+            self._at_once = True
 
     def hurry(self) -> None:
         """Propose the next lease at once, and start it at once: a shard failed, or is back."""
@@ -105,6 +140,8 @@ class LeasePlan:
         before = self.last
         at_once = before is None or self._at_once or not leading
         ends = now if before is None or at_once else self.starts + _length(before)
+        if at_once:
+            self._cut_at = now
         self._before, self.last, self.starts = before, lease, max(now, ends)
         self._proposed_at, self._at_once = None, False
 

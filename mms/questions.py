@@ -3,23 +3,26 @@
     new -- a barrier is proposed for all new ones --> asked -- it is committed --> answered
 
 A leader that was deposed without knowing it would answer from an old state; one that has seen its
-own barrier applied has seen all that was committed before it. Questions share barriers, which keep
-a distance. Rule: a question is answered by a barrier proposed after it came. Invariant: no more
-than `MAX_PENDING` wait. See docs/protocol.md, section 3.
+own barrier applied has seen all that was committed before it. Who asks now and then is not kept
+waiting; when many ask, they share barriers. Rule: a question is answered by a barrier proposed
+after it came. Invariants: no more than `MAX_PENDING` wait, and barriers keep their distance but for
+a few. See docs/protocol.md, section 3.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from mms.state import Barrier
+from mms.commands import Barrier
 from ziplog.wire import LeaseQuery, Trim
 
 _MS: Final = 1_000_000
 #: Questions that wait; more are refused.
 MAX_PENDING: Final = 256
-#: Barriers keep this distance.
-_DISTANCE_NS: Final = 50 * _MS
+#: Barriers keep this distance in the long run.
+DISTANCE_NS: Final = 50 * _MS
+#: So many may follow each other at once after a while without any.
+BURST: Final = 8
 #: A barrier that is not committed after this time never will be, as far as a client cares.
 _LOST_NS: Final = 2000 * _MS
 
@@ -37,7 +40,8 @@ class Questions:
         #: By a barrier's token: when it was proposed, and who waits for it.
         self._asked: dict[bytes, tuple[int, list[Question]]] = {}
         self._barriers = 0
-        self._next_barrier_at = 0
+        #: When the next one would be due if all had kept their distance.
+        self._paid_at = 0
 
     def __len__(self) -> int:
         return len(self._new) + sum(len(questions) for _, questions in self._asked.values())
@@ -49,14 +53,18 @@ class Questions:
 
     def next_wakeup(self) -> int | None:
         """Return when the next barrier is due."""
-        return self._next_barrier_at if self._new else None
+        return self._due_at if self._new else None
+
+    @property
+    def _due_at(self) -> int:
+        return self._paid_at - (BURST - 1) * DISTANCE_NS
 
     def raise_barrier(self, now: int) -> Barrier | None:
         """Return the barrier to propose for the new questions, if one is due."""
-        if not self._new or now < self._next_barrier_at:
+        if not self._new or now < self._due_at:
             return None
         self._barriers += 1
-        self._next_barrier_at = now + _DISTANCE_NS
+        self._paid_at = max(self._paid_at, now) + DISTANCE_NS
         token = self._incarnation.to_bytes(8, "big") + self._barriers.to_bytes(8, "big")
         self._asked[token] = (now, self._new)
         self._new = []

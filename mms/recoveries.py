@@ -6,7 +6,7 @@
 Rule: nothing is answered before it is committed. Questions are repeated by who asks, so one that is
 lost with a leader costs time only. Invariant: at most one question of each kind waits for a shard.
 
-See docs/protocol.md, section 11.
+See docs/protocol.md, sections 11 and 13.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from mms.state import RecordLoss, RemoveShard
-from ziplog.node import Propose, Send
+from mms.commands import RecordLoss, RemoveShard
+from mms.proposals import RETRY_NS, Proposals
+from ziplog.node import Send
 from ziplog.wire import Refused, Reinserted, Removed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mms.state import ClusterState, Command, Refusal
+    from mms.commands import Refusal
+    from mms.state import ClusterState
     from ziplog.node import Effect
     from ziplog.view import Placement
     from ziplog.wire import Reinsert, Remove
 
 #: The leases that a server is told again with the limit, at least: it may have missed the last.
 _RUN_LEASES: Final = 64
-#: A command that is not committed after this time is proposed again.
-_RETRY_NS: Final = 1_000_000_000
 
 _WHY: Final[dict[Refusal, str]] = {
     "no-such-shard": "it has no such shard, or no lease yet",
@@ -45,8 +45,7 @@ class Recoveries:
         self._state: Final = state
         self._removes: dict[int, tuple[bytes, Remove]] = {}
         self._reinserts: dict[int, tuple[bytes, Reinsert]] = {}
-        #: By shard and kind: the last command, and when it was proposed.
-        self._proposed: dict[tuple[int, type[Command]], tuple[bytes, int]] = {}
+        self._proposals: Final = Proposals()
         #: By shard and view: when a lease that brings the shard back was asked for.
         self._leased: dict[tuple[int, int], int] = {}
 
@@ -60,7 +59,8 @@ class Recoveries:
         if recovering is not None and recovering.recovery == message.recovery:
             return [self._removed(route, message)]
         self._removes[message.shard] = (route, message)
-        return self._propose(RemoveShard(message.shard, message.view, message.recovery), now)
+        command = RemoveShard(message.shard, message.view, message.recovery)
+        return self._proposals.make(message.shard, command, now)
 
     def _removed(self, route: bytes, message: Remove) -> Effect:
         state = self._state
@@ -73,7 +73,7 @@ class Recoveries:
 
     def removal(self, command: RemoveShard, refusal: Refusal) -> list[Effect]:
         """Answer the question that a command was made for."""
-        self._proposed.pop((command.shard, RemoveShard), None)
+        self._proposals.settled(command.shard, RemoveShard)
         route, message = self._removes.get(command.shard, (b"", None))
         if not refusal:
             self._reinserts.pop(command.shard, None)  # of an older recovery
@@ -90,7 +90,8 @@ class Recoveries:
         """Take a question of the failure handler; the answer may have to wait."""
         state = self._state
         placement = state.placements.get(message.shard)
-        if placement is not None and (placement.state, placement.view) == ("live", message.view):
+        is_back = placement is not None and placement.state not in {"recovering", "joining"}
+        if placement is not None and is_back and placement.view == message.view:
             return [self._reinserted(route, message)]
         back = self._back(message)
         if back is None or not state.may_become(back):
@@ -98,7 +99,9 @@ class Recoveries:
             return [self._refusal(route, message, why)]
         self._reinserts[message.shard] = (route, message)
         loss = self._loss(message)
-        return [] if loss is None or loss in state.losses else self._propose(loss, now)
+        if loss is None or loss in state.losses:
+            return []
+        return self._proposals.make(loss.shard, loss, now)
 
     def _back(self, message: Reinsert) -> Placement | None:
         """Return the placement with which the shard would be back."""
@@ -112,9 +115,8 @@ class Recoveries:
             msgspec.structs.replace(replica, fingerprint=one)
             for replica, one in zip(placement.replicas, found, strict=True)
         )
-        return msgspec.structs.replace(
-            placement, view=message.view, state="live", replicas=replicas
-        )
+        state = self._state.returns_as(message.shard)
+        return msgspec.structs.replace(placement, view=message.view, state=state, replicas=replicas)
 
     def _loss(self, message: Reinsert) -> RecordLoss | None:
         limit = self._state.recovering[message.shard].limit
@@ -122,10 +124,10 @@ class Recoveries:
             return None
         return RecordLoss(message.shard, message.view, message.lost_from, limit)
 
-    def is_ready(self, now: int) -> bool:
-        """Whether a shard can come back that no proposed lease has; then one counts as proposed."""
+    def claim_lease(self, now: int) -> bool:
+        """Ask for a lease, if a shard can be back and none was asked for; return whether it did."""
         ready = [(placement.shard, placement.view) for placement in self.changes()]
-        waits = any(now >= self._leased.get(one, now - _RETRY_NS) + _RETRY_NS for one in ready)
+        waits = any(now >= self._leased.get(one, now - RETRY_NS) + RETRY_NS for one in ready)
         if waits:
             self._leased = dict.fromkeys(ready, now)
         return waits
@@ -141,7 +143,7 @@ class Recoveries:
 
     def recorded(self, loss: RecordLoss) -> None:
         """Note that consensus took, or refused, a loss."""
-        self._proposed.pop((loss.shard, RecordLoss), None)
+        self._proposals.settled(loss.shard, RecordLoss)
 
     def returned(self, placements: Iterable[Placement]) -> list[Effect]:
         """Answer those who asked for what a lease brought."""
@@ -162,7 +164,7 @@ class Recoveries:
         """Forget all questions: this node does not lead any more."""
         self._removes.clear()
         self._reinserts.clear()
-        self._proposed.clear()
+        self._proposals.clear()
         self._leased.clear()
 
     def _refusal(self, route: bytes, message: Remove | Reinsert, why: str) -> Effect:
@@ -173,14 +175,6 @@ class Recoveries:
             route,
             Refused(state.cluster, message.shard, view, 0, message.request, "wrong-view", why),
         )
-
-    def _propose(self, command: RemoveShard | RecordLoss, now: int) -> list[Effect]:
-        key, encoded = (command.shard, type(command)), command.encode()
-        before, at = self._proposed.get(key, (b"", 0))
-        if before == encoded and now < at + _RETRY_NS:
-            return []
-        self._proposed[key] = (encoded, now)
-        return [Propose(encoded)]
 
     def check(self) -> None:
         """Assert the invariant."""

@@ -31,7 +31,7 @@ class Server:
 
     __slots__ = (
         "fingerprint", "heard", "heartbeat", "index", "name", "placed", "route", "shard", "told",
-        "told_at", "view",
+        "told_alone_at", "told_at", "told_of", "told_of_at", "view",
     )  # fmt: skip
 
     def __init__(self, name: str, shard: int, index: int, now: int) -> None:
@@ -52,6 +52,11 @@ class Server:
         #: The number of the last lease that was announced to it, and when.
         self.told = 0
         self.told_at = 0
+        #: When it was last told by itself what it said that it lacks.
+        self.told_alone_at = -(2**62)
+        #: How its shard was placed when it was told so last, and when that was.
+        self.told_of: Placement | None = None
+        self.told_of_at = 0
 
     def has_forgotten(self, heartbeat: Heartbeat) -> bool:
         """Whether it does not have the data directory that this server is known with."""
@@ -154,6 +159,10 @@ class Servers:
         """Forgive silence before `now`: we did not listen."""
         self._listening_since = now
 
+    def silence(self, server: Server, now: int) -> int:
+        """Return for how long, in ns, a server was silent while we listened."""
+        return now - max(server.heard, self._listening_since)
+
     def reach(self, shard: int, frontier: int) -> None:
         """Note that all that a shard owns below `frontier` is stable."""
         if frontier > self._frontiers.get(shard, frontier):
@@ -162,6 +171,11 @@ class Servers:
     def is_of(self, route: bytes, shard: int) -> bool:
         """Whether a route leads to a server of the shard."""
         return any(server.route == route for server in self._by_shard.get(shard, ()))
+
+    def is_primary(self, route: bytes, shard: int, view: int) -> bool:
+        """Whether a route leads to the shard's primary, and this is its view."""
+        replicas = self._by_shard.get(shard)
+        return replicas is not None and (replicas[0].route, replicas[0].view) == (route, view)
 
     def frontier(self, shard: int) -> int:
         """Return the highest frontier that a shard reported."""
@@ -177,8 +191,7 @@ class Servers:
 
     def is_fit(self, shard: int, now: int) -> bool:
         """Whether the shard can serve: no replica is silent, in limbo, or in an older view."""
-        since = self._listening_since
         return all(
-            now - max(server.heard, since) < SILENT_NS and not server.is_unfit(now)
+            self.silence(server, now) < SILENT_NS and not server.is_unfit(now)
             for server in self._by_shard[shard]
         )

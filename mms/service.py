@@ -1,39 +1,45 @@
 """The membership service: one node of it, as a deterministic state machine.
 
     follower --LeaderChanged(is_self)--> leader: creates the cluster, grants leases one ahead,
-    announces what is committed, parks shards that are silent, trims, answers clients, and takes
-    shards out and back for the failure handler
+    announces what is committed, parks shards that are silent or late, trims, answers clients, takes
+    shards out and back for the failure handler, and in and out for operators
     leader --LeaderChanged--> follower: only says who the leader is
 
 Rule: nothing is told to anybody before it is committed. What is in memory only (who is up, when a
 lease starts) may be lost with the leader; it costs time, never a position.
 
-Invariants: `check()`, those of `ClusterState`. See docs/protocol.md, sections 3, 5, 7, 8, 11.
+Invariants: `check()`, those of `ClusterState`. See docs/protocol.md, sections 3, 5, 7, 8, 11, 13.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mms import decisions, status
+from mms import decisions
 from mms.announcements import Announcements
-from mms.handlers import Handlers
-from mms.leases import RETRY_NS, LeasePlan
-from mms.questions import MAX_PENDING, Questions
-from mms.recoveries import Recoveries
-from mms.servers import Servers
-from mms.state import (
+from mms.answers import Answers
+from mms.commands import (
     Barrier,
-    ClusterState,
     CreateCluster,
+    FinalizeShard,
     GrantLease,
+    PlaceShard,
     RecordLoss,
     RemoveShard,
+    RetireShard,
     SetFinalized,
     decode_command,
     decode_refusal,
 )
-from mms.trims import Trims
+from mms.handlers import Handlers
+from mms.leases import LeasePlan
+from mms.proposals import RETRY_NS
+from mms.questions import MAX_PENDING
+from mms.recoveries import Recoveries
+from mms.reshaping import Reshaping
+from mms.servers import Servers
+from mms.state import ClusterState
+from mms.stragglers import Stragglers
 from mms.weights import Weights
 from ziplog.node import (
     Committed,
@@ -48,34 +54,29 @@ from ziplog.node import (
     Wakeup,
     Warn,
 )
-from ziplog.view import Member, Placement, run_of
+from ziplog.view import Member, Placement
 from ziplog.wire import (
-    ClusterInfo,
+    ChangeShard,
     Frontier,
     HandlerHeartbeat,
     Heartbeat,
     Hello,
-    LeaseHistory,
     LeaseQuery,
-    Limits,
-    NotLeader,
+    Rate,
     Refused,
     Reinsert,
     Remove,
     StatusQuery,
-    StatusReply,
     Trim,
-    TrimReply,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from mms.questions import Question
-    from mms.state import AnyCommand, Refusal
+    from mms.commands import AnyCommand, Refusal
     from ziplog.config import ClusterConfig
     from ziplog.node import Effect, Event
-    from ziplog.wire import Message, RefusalCode
+    from ziplog.wire import Message
 
 _MS: Final = 1_000_000
 #: How often silence, weights and finalized epochs are looked at.
@@ -86,8 +87,8 @@ ACTIVE_NS: Final = 2000 * _MS
 CREATE_NS: Final = 1500 * _MS
 #: The first lease waits so long for all shards, before it does without some.
 FIRST_LEASE_NS: Final = 2000 * _MS
-#: Members of all leases in one `LeaseHistory`, so that it fits a frame.
-_MAX_HISTORY_MEMBERS: Final = 200_000
+#: What only the leader answers, once there is a cluster.
+_FOR_THE_LEADER: Final = frozenset({LeaseQuery, Trim, StatusQuery, Remove, Reinsert, ChangeShard})
 
 
 class MembershipService:
@@ -117,34 +118,39 @@ class MembershipService:
         assert 0 < cluster < 2**63
         self.config: Final = config
         self.name: Final = name
-        self._pid: Final = pid
         self._new_cluster: Final = cluster
         self.state: Final = ClusterState()
         self.servers: Final = Servers()
         self.plan: Final = LeasePlan(config.epoch_ms)
         self.announcements: Final = Announcements(self.state, self.servers, self.plan)
         self._weights: Final = Weights()
-        self._trims: Final = Trims(self.state, self.servers)
+        self._stragglers: Final = Stragglers()
         self._recoveries: Final = Recoveries(self.state)
+        self._reshaping: Final = Reshaping(
+            self.state, self.servers, (*config.mms, *config.failure_handlers)
+        )
         self._failure_handlers: Final = Handlers(config.failure_handlers)
-        self._leader = ""
+        self._answers: Final = Answers(
+            config, name, self.state, self.servers, self.plan, self._failure_handlers,
+            pid=pid, incarnation=incarnation,
+        )  # fmt: skip
         self._leading = False
-        self._connected: tuple[str, ...] = ()
         self._active_until = 0
         self._leads_since = 0
         self._housekeeping_at = 0
         self._create_at = 0
         self._finalize_at = 0
-        self._has_members = False
+        self._live: set[int] = set()
+        self._has_other_weights = False
         self._has_warned = False
         self._changes: list[Placement] = []
-        self._questions: Final = Questions(incarnation)
         self._out: list[Effect] = []
         self._now = now
         # Heartbeats may come before consensus has said what the cluster is.
         self.servers.place(decisions.configured(config), now)
         self._handlers: Final[Mapping[type[Message], Callable[[bytes, Any], None]]] = {
             Heartbeat: self._heartbeat,
+            Rate: self._rate,
             Frontier: self._frontier,
             Hello: self._hello,
             LeaseQuery: self._ask,
@@ -153,6 +159,7 @@ class MembershipService:
             Remove: self._remove,
             Reinsert: self._reinsert,
             HandlerHeartbeat: self._handler_heartbeat,
+            ChangeShard: self._change_shard,
         }
 
     # --- the one door ---
@@ -170,7 +177,7 @@ class MembershipService:
             case LeaderChanged():
                 self._leader_changed(event)
             case PeersChanged():
-                self._connected = event.connected
+                self._answers.connected = event.connected
             case Restored():
                 self._restored(event.snapshot)
         out, self._out = self._out, []
@@ -183,8 +190,8 @@ class MembershipService:
         if not self.state.cluster:
             return self._create_at
         due = min(self._housekeeping_at, self._lease_due())
-        others = (self._questions.next_wakeup(), self._trims.next_wakeup(self._now))
-        return min([due, *(other for other in others if other is not None)])
+        others = [*self._answers.next_wakeup(self._now), *self._reshaping.next_wakeup()]
+        return min([due, *others])
 
     def _woke(self) -> None:
         if not self._leading:
@@ -196,9 +203,9 @@ class MembershipService:
             self._keep_house()
         if self._now >= self._lease_due():
             self._propose_lease()
-        self._raise_barrier()
-        if self._trims:
-            self._out += self._trims.advance(self._now)
+        self._out += self._answers.raise_barrier(self._now)
+        self._out += self._answers.advance(self._now)
+        self._reshape()
 
     def _received(self, src: bytes, message: Message) -> None:
         handler = self._handlers.get(type(message))
@@ -208,40 +215,38 @@ class MembershipService:
         if self.state.cluster and message.cluster not in {0, self.state.cluster}:
             here = f"this is cluster {self.state.cluster}"
             self._complain(src, message, f"it is of cluster {message.cluster}, and {here}")
-            self._refuse(src, message, "wrong-cluster", here)
+            shard, request = getattr(message, "shard", 0), getattr(message, "request", 0)
+            refused = Refused(self.state.cluster, shard, 0, 0, request, "wrong-cluster", here)
+            self._out.append(Send(src, refused))
+            return
+        leads = self._leading and self.state.cluster
+        if type(message) in _FOR_THE_LEADER and not leads:
+            self._out.append(self._answers.not_leader(src, getattr(message, "request", 0)))
             return
         handler(src, message)
-
-    def _refuse(self, src: bytes, message: Message, code: RefusalCode, detail: str) -> None:
-        shard, request = getattr(message, "shard", 0), getattr(message, "request", 0)
-        self._send(src, Refused(self.state.cluster, shard, 0, 0, request, code, detail))
 
     def _complain(self, src: bytes, message: Message, why: str) -> None:
         self._out.append(Complain(src, f"{type(message).__name__}: {why}"))
 
-    def _send(self, dst: bytes, message: Message) -> None:
-        self._out.append(Send(dst, message))
-
     # --- consensus ---
 
     def _leader_changed(self, event: LeaderChanged) -> None:
-        self._leader = event.leader
+        self._answers.leader = event.leader
         if event.is_self and not self._leading:
             self._leading = True
             self._leads_since = self._housekeeping_at = self._now
             self.plan.lead(self._now)
             self.servers.listen_from(self._now)
+            self._weights.forget()
+            self._stragglers.clear()
+            self._reshaping.lead(self._now)
             self._woke()
         elif not event.is_self and self._leading:
             self._leading = False
             self._recoveries.abandon()
-            self._send_away(self._questions.abandon())
-            for src, request in self._trims.abandon():
-                self._not_leader(src, request)
-
-    def _send_away(self, questions: list[Question]) -> None:
-        for src, question in questions:
-            self._not_leader(src, question.request)
+            self._out += self._answers.abandon()
+            for src, request in self._reshaping.abandon():
+                self._out.append(self._answers.not_leader(src, request))
 
     def _create(self) -> None:
         """Create the cluster, unless it exists and only this directory has forgotten it."""
@@ -287,16 +292,18 @@ class MembershipService:
             case GrantLease() if command.lease != before:
                 self._granted(command)
             case Barrier():
-                self._answer_all(self._questions.passed(command))
+                self._out += self._answers.passed(command, self._now)
             case RemoveShard():
                 self._shard_removed(command)
             case RecordLoss():
                 self._recoveries.recorded(command)
                 self._bring_back()
+            case PlaceShard() | RetireShard() | FinalizeShard():
+                self._shard_changed(command)
         if self.state.trim != trim:
             self._announce()
-        if self._trims:
-            self._out += self._trims.advance(self._now)
+        self._out += self._answers.advance(self._now)
+        self._reshape()
 
     def _was_refused(self, command: AnyCommand, refusal: Refusal) -> None:
         match command:
@@ -306,13 +313,20 @@ class MembershipService:
                 self._out += self._recoveries.removal(command, refusal)
             case RecordLoss():
                 self._recoveries.recorded(command)
+            case PlaceShard() | RetireShard() | FinalizeShard():
+                self._out += self._reshaping.refused(command, refusal)
 
     def _granted(self, command: GrantLease) -> None:
         self.plan.committed(command.lease, self._now, leading=self._leading)
+        self._stragglers.begun(command.lease, self.plan.starts)
+        self._weights.granted(command.lease.members)
+        self._has_other_weights = self._weights.are_off()
         if command.placements:
             self.announcements.placed_with = command.lease.number
             self._placed()
             self._out += self._recoveries.returned(command.placements)
+        elif self.state.retired:
+            self._reshaping.placed(self._now)
         self._announce()
 
     def _restored(self, snapshot: bytes) -> None:
@@ -320,6 +334,7 @@ class MembershipService:
         last = self.state.last
         self.announcements.placed_with = last.number if last is not None else 0
         self.plan.restored(last, self._now)
+        self._weights.granted(self.plan.members)
         self._placed()
         self._check_durability()
 
@@ -335,8 +350,9 @@ class MembershipService:
     def _placed(self) -> None:
         placements = self.state.placements.values()
         self.servers.place(placements, self._now)
-        self._has_members = any(placement.state == "live" for placement in placements)
+        self._live = {placement.shard for placement in placements if placement.state == "live"}
         self._changes = []
+        self._reshaping.placed(self._now)
 
     # --- leases ---
 
@@ -345,10 +361,15 @@ class MembershipService:
 
     def _lease_due(self) -> int:
         now = self._now
-        if not (self._has_members or self._changes or self._recoveries.changes()):
-            return self._housekeeping_at  # no shard is ready
+        if not self._live:
+            changes = (*self._changes, *self._recoveries.changes())
+            if all(changed.state != "live" for changed in changes):
+                return self._housekeeping_at  # no shard is ready
         return self.plan.due(
-            now, active=now < self._active_until, other_members=bool(self._changes)
+            now,
+            active=now < self._active_until,
+            other_members=bool(self._changes),
+            other_weights=self._has_other_weights,
         )
 
     def _propose_lease(self) -> None:
@@ -357,34 +378,38 @@ class MembershipService:
         members = self._members(changes)
         if not members:
             return
-        lease = self.plan.propose(
-            members, now, active=self._is_active(), other_members=bool(changes)
-        )
+        if self._has_other_weights and members == self.plan.members:
+            self._has_other_weights = False  # they were other ones for a moment
+            if now < self._lease_due():
+                return
+        shards = {member.shard for member in self.plan.members}
+        others = bool(changes) or shards != {member.shard for member in members}
+        lease = self.plan.propose(members, now, active=self._is_active(), other_members=others)
         self._out.append(Propose(GrantLease(lease, changes).encode()))
 
     def _members(self, changes: list[Placement]) -> tuple[Member, ...]:
-        placements = self.state.placements | {p.shard: p for p in changes}
-        placements = dict(sorted(placements.items()))
-        shards = [shard for shard, p in placements.items() if p.state == "live"]
-        weights = self._weights.of(shards)
+        placements = decisions.members(self.state, changes, self._reshaping.without(self._now))
+        weights = self._weights.of(list(placements))
         return tuple(
-            Member(shard, placements[shard].view, weight)
-            for shard, weight in zip(shards, weights, strict=True)
+            Member(shard, placement.view, weight)
+            for (shard, placement), weight in zip(placements.items(), weights, strict=True)
         )
 
     def _keep_house(self) -> None:
         now, late = self._now, self._now - self._housekeeping_at
         self._housekeeping_at = now + HOUSEKEEPING_NS
         if late > HOUSEKEEPING_NS * 2:
-            self.servers.listen_from(now)  # we were stopped, they may not have been silent
-        self._send_away(self._questions.lost(now))
+            # We were stopped, they may not have been silent.
+            self.servers.listen_from(now)
+            self._stragglers.pause()
+        self._out += self._answers.lost(now)
         if self.state.last is None:
             self._consider_first_lease()
             return
-        self._changes = decisions.member_changes(self.state, self.servers, now)
+        self._stragglers.miss(self._live, now)
+        self._change_members()
         if self._is_active() and now >= self._finalize_at:
             self._finalize_at = now + 2 * HOUSEKEEPING_NS
-            self._weights.observe(decisions.rates(self.state, self.servers))
             self._finalize()
 
     def _consider_first_lease(self) -> None:
@@ -419,10 +444,45 @@ class MembershipService:
                 self._consider_first_lease()
         elif self.announcements.lacks(server, now):
             self._out.append(self.announcements.tell(server, now))
+        if server.index == 0 and server.shard in self._live and not server.is_in_limbo:
+            self._look(message)
+        self._join(server.shard)
         if now >= self._lease_due():
             self._propose_lease()
-        if self._trims:
-            self._out += self._trims.advance(now)
+        self._out += self._answers.advance(now)
+        self._reshape()
+
+    def _look(self, message: Heartbeat) -> None:
+        """Look at how fast a member is, and how late."""
+        now, shard = self._now, message.shard
+        if self._is_active():
+            self._weights.observe(shard, message.rate_per_s)
+            self._weigh()
+        if self._stragglers.look(shard, message.frontier, now, is_watched=message.is_watched):
+            self._change_members()
+
+    def _weigh(self) -> None:
+        self._has_other_weights = self._has_other_weights or self._weights.are_off()
+
+    def _change_members(self) -> None:
+        self._stragglers.park(self._now, len(self._live))
+        self._changes = decisions.member_changes(
+            self.state, self.servers, self._stragglers, self._now
+        )
+
+    def _rate(self, src: bytes, message: Rate) -> None:
+        if not self.servers.is_primary(src, message.shard, message.view):
+            self._complain(src, message, f"it is not from the primary of shard {message.shard}")
+            return
+        if self._leading and not message.per_s:
+            self._reshaping.drained(message.shard)
+            self._reshape()
+        if not self._leading or message.shard not in self._live:
+            return
+        self._weights.told(message.shard, message.per_s)
+        self._weigh()
+        if self._now >= self._lease_due():
+            self._propose_lease()
 
     def _announce(self) -> None:
         if self._leading:
@@ -433,8 +493,7 @@ class MembershipService:
             self._complain(src, message, f"it is not from shard {message.shard}")
             return
         self.servers.reach(message.shard, message.frontier)
-        if self._trims:
-            self._out += self._trims.advance(self._now)
+        self._out += self._answers.advance(self._now)
 
     # --- the failure handler ---
 
@@ -443,28 +502,31 @@ class MembershipService:
             self._complain(src, message, f"{message.node} is no failure handler")
 
     def _remove(self, src: bytes, message: Remove) -> None:
-        if self._leads_cluster(src, message.request):
-            self._out += self._recoveries.remove(src, message, self._now)
+        self._out += self._recoveries.remove(src, message, self._now)
 
     def _shard_removed(self, command: RemoveShard) -> None:
         """Do without the shard from now on, and let its servers know."""
         self._placed()
+        self._stragglers.removed(command.shard)
         self._out += self._recoveries.removal(command, "")
         if not self._leading:
             return
-        for server in self.servers.replicas(command.shard):
-            if server.heartbeat is not None:
-                self._out.append(self.announcements.tell(server, self._now))
+        self._tell_servers(command.shard)
         self._hurry()
 
+    def _tell_servers(self, shard: int) -> None:
+        """Let the servers of one shard know how it is placed."""
+        for server in self.servers.replicas(shard):
+            if server.heartbeat is not None:
+                self._out.append(self.announcements.tell(server, self._now))
+
     def _reinsert(self, src: bytes, message: Reinsert) -> None:
-        if self._leads_cluster(src, message.request):
-            self._out += self._recoveries.reinsert(src, message, self._now)
-            self._bring_back()
+        self._out += self._recoveries.reinsert(src, message, self._now)
+        self._bring_back()
 
     def _bring_back(self) -> None:
         """Grant a lease at once, if a shard comes back with it and none is on its way."""
-        if self._leading and self._recoveries.is_ready(self._now):
+        if self._leading and self._recoveries.claim_lease(self._now):
             self._hurry()
 
     def _hurry(self) -> None:
@@ -472,91 +534,55 @@ class MembershipService:
         if self._now >= self._lease_due():
             self._propose_lease()
 
+    # --- shards that come and go ---
+
+    def _change_shard(self, src: bytes, message: ChangeShard) -> None:
+        self._out += self._reshaping.ask(src, message, self._now)
+        self._reshape()
+
+    def _shard_changed(self, command: PlaceShard | RetireShard | FinalizeShard) -> None:
+        self._placed()
+        shard = self._reshaping.applied(command)
+        if self._leading and self.state.last is not None:
+            self._tell_servers(shard)
+
+    def _reshape(self) -> None:
+        """Do what can be done now for shards that join, leave and are finalized."""
+        if not self._leading:
+            return
+        self._out += self._reshaping.advance(self._now)
+        if self._reshaping.claim_lease(self._now):
+            self._hurry()
+
+    def _join(self, shard: int) -> None:
+        """Let a shard begin to work once all of its servers were heard."""
+        placement = self.state.placements.get(shard)
+        if placement is None or placement.state != "joining" or self.state.last is None:
+            return
+        is_noted = any(changed.shard == shard for changed in self._changes)
+        if self.servers.has_reported(shard) and not is_noted:
+            self._change_members()
+
     # --- clients ---
 
-    def _leads_cluster(self, src: bytes, request: int) -> bool:
-        """Whether this node may answer; otherwise it says who may."""
-        if self._leading and self.state.cluster:
-            return True
-        self._not_leader(src, request)
-        return False
-
-    def _not_leader(self, src: bytes, request: int) -> None:
-        endpoint = next((n.endpoint for n in self.config.mms if n.name == self._leader), "")
-        self._send(src, NotLeader(self.state.cluster, request, endpoint))
-
     def _hello(self, src: bytes, message: Hello) -> None:
-        state, config = self.state, self.config
-        if not state.cluster:
-            self._not_leader(src, message.request)
-            return
-        nodes = sorted(config.mms, key=lambda node: node.name != self._leader)
-        self._send(
-            src,
-            ClusterInfo(
-                state.cluster, message.request, state.name, config.durability,
-                [node.endpoint for node in nodes], list(state.placements.values()),
-                [run_of(lease) for lease in self.plan.current(self._now)], state.trim,
-                Limits(
-                    config.max_payload_bytes, config.max_key_bytes, config.max_unsettled_units,
-                    config.session_timeout_s,
-                ),
-            ),
-        )  # fmt: skip
+        self._out.append(self._answers.hello(src, message, self._now))
 
     def _ask(self, src: bytes, message: LeaseQuery | Trim) -> None:
-        """Take a question that is answered behind a read barrier."""
-        if not self._leads_cluster(src, message.request):
-            return
-        if len(self._questions) + len(self._trims) >= MAX_PENDING:
-            self._refuse(src, message, "full", f"{MAX_PENDING} questions wait already")
-            return
-        self._questions.take(src, message)
-        self._raise_barrier()
-
-    def _raise_barrier(self) -> None:
-        barrier = self._questions.raise_barrier(self._now)
-        if barrier is not None:
-            self._out.append(Propose(barrier.encode()))
-
-    def _answer_all(self, questions: list[Question]) -> None:
-        for src, question in questions:
-            if isinstance(question, LeaseQuery):
-                self._answer_history(src, question)
-            else:
-                self._begin_trim(src, question)
-
-    def _answer_history(self, src: bytes, question: LeaseQuery) -> None:
-        state = self.state
-        runs = state.runs_from(question.gsn, _MAX_HISTORY_MEMBERS)
-        placements = list(state.placements.values())
-        self._send(src, LeaseHistory(state.cluster, question.request, runs, placements, state.trim))
-
-    def _begin_trim(self, src: bytes, question: Trim) -> None:
-        state, last = self.state, self.state.last
-        if last is None or question.gsn >= last.stop:
-            error = TrimReply(state.cluster, question.request, state.trim, "no-such-position")
-            self._send(src, error)
-            return
-        self._trims.begin(src, question.request, question.gsn, self._now)
+        self._out += self._answers.ask(src, message, self._now)
 
     def _status_query(self, src: bytes, message: StatusQuery) -> None:
-        if not self._leads_cluster(src, message.request):
-            return
-        found = status.document(
-            self.config, self.state, self.servers, self._failure_handlers,
-            name=self.name, pid=self._pid, connected=self._connected,
-            epoch=self.plan.epoch(self._now),
-            finalized=decisions.finalized(self.state, self.servers), now=self._now,
-        )  # fmt: skip
-        self._send(src, StatusReply(self.state.cluster, message.request, found))
+        self._out.append(self._answers.status(src, message, self._now))
 
     def check(self) -> None:
         """Assert the invariants of this node and of its parts."""
         self.state.check()
         self._recoveries.check()
+        self._reshaping.check()
+        self._stragglers.check()
+        self._weights.check(self.plan.members)
         assert self.plan.last == self.state.last
         assert {server.shard for server in self.servers} >= set(self.state.placements)
-        waiting = len(self._questions) + len(self._trims)
+        waiting = len(self._answers)
         assert waiting <= MAX_PENDING
         assert self._leading or not waiting

@@ -1,25 +1,43 @@
 """What the membership service agrees on: a replicated, deterministic state machine.
 
-Shards and where they are, which of them are being recovered and what that may have lost, the
-history of leases, the trim point and a floor of the finalized epoch. Rule: a command is either
-applied whole or refused with a reason, and never raises; applying it twice is the same as once. A
-lease is taken only as the exact successor of the last one, so there is one descriptor per lease,
-ever (D30), and equal leases in a row take the room of one (D32).
+Shards and where they are, which of them are being recovered or have left, what recoveries may have
+lost, the history of leases, the trim point and a floor of the finalized epoch. Rule: a command is
+either applied whole or refused with a reason, and never raises; applying it twice is the same as
+once. A lease is taken only as the exact successor of the last one, so there is one descriptor per
+lease, ever (D30), and equal leases in a row take the room of one (D32).
 
-Invariants: `ClusterState.check()`. See docs/protocol.md, sections 3, 8 and 11.
+Invariants: `ClusterState.check()`. See docs/protocol.md, sections 3, 8, 11 and 13.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from mms.commands import (
+    Barrier,
+    CreateCluster,
+    FinalizeShard,
+    GrantLease,
+    PlaceShard,
+    RecordLoss,
+    RemoveShard,
+    RetireShard,
+    SetFinalized,
+    SetTrim,
+    decode_command,
+)
 from ziplog.gsn import MAX_ROUND
-from ziplog.types import Durability, Epoch, Gsn, ShardId, View
-from ziplog.view import NO_DIGEST, Lease, LeaseRun, Placement, run_of
-from ziplog.wire import Name
+from ziplog.types import Durability, Gsn, ShardId, View
+from ziplog.view import NO_DIGEST, Lease, LeaseRun, Placement, ShardState, run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mms.commands import Refusal
+    from ziplog.view import Replica
 
 #: Positions in a lease: even a new one every 10 ms lasts eleven years (D32).
 MAX_LEASE_SIZE: Final = 2**28
@@ -27,68 +45,6 @@ MAX_LEASE_SIZE: Final = 2**28
 _KEPT_DIGESTS: Final = 4096
 #: Possible losses that are kept; then the oldest go.
 MAX_LOSSES: Final = 1000
-
-_ClusterId = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-
-
-class Command(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of what consensus carries for the membership service."""
-
-    def encode(self) -> bytes:
-        """Return its bytes."""
-        return msgspec.msgpack.encode(self)
-
-
-class CreateCluster(Command, tag=1, frozen=True, gc=False):
-    """The first command: the cluster's identity (a random number) and its shards."""
-
-    cluster: _ClusterId
-    name: Name
-    placements: list[Placement]
-    #: The level of the log, for as long as it lives.
-    durability: Durability = "memory"
-
-
-class GrantLease(Command, tag=2, frozen=True, gc=False):
-    """Commit the next lease, and the placements that change with it."""
-
-    lease: Lease
-    placements: list[Placement]
-
-
-class SetTrim(Command, tag=3, frozen=True, gc=False):
-    """Everything before `gsn` is deleted."""
-
-    gsn: Gsn
-
-
-class SetFinalized(Command, tag=4, frozen=True, gc=False):
-    """This epoch, and every one before it, is finalized."""
-
-    epoch: Epoch
-
-
-class Barrier(Command, tag=5, frozen=True, gc=False):
-    """Nothing: who sees it applied has seen all that was committed before. `token` is unique."""
-
-    token: bytes
-
-
-class RemoveShard(Command, tag=6, frozen=True, gc=False):
-    """Give the shard no more leases: `recovery`, from `view` or a later one, is under way."""
-
-    shard: ShardId
-    view: View
-    recovery: View
-
-
-class RecordLoss(Command, tag=7, frozen=True, gc=False):
-    """Records of the shard in [start, stop) may be lost, says the recovery to `view`."""
-
-    shard: ShardId
-    view: View
-    start: Gsn
-    stop: Gsn
 
 
 class Recovering(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -100,19 +56,17 @@ class Recovering(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shard: ShardId
     recovery: View
     limit: Gsn
+    #: It was never a member: a server of it crashed before.
+    is_new: bool = False
 
 
-AnyCommand = (
-    CreateCluster | GrantLease | SetTrim | SetFinalized | Barrier | RemoveShard | RecordLoss
-)
+class Retired(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A shard that has left, or is about to; it never comes back."""
 
-#: Why a command was refused; "" if it was not.
-Refusal = Literal[
-    "", "malformed", "no-cluster", "other-cluster", "not-successor", "bad-members",
-    "bad-placements", "no-such-position", "no-such-shard", "other-view",
-]  # fmt: skip
-
-_decoder: Final[msgspec.msgpack.Decoder[AnyCommand]] = msgspec.msgpack.Decoder(AnyCommand)
+    shard: ShardId
+    #: The end of what it owns; 0: the last lease still has it in.
+    limit: Gsn
+    is_finalized: bool = False
 
 
 class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -125,6 +79,7 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     recovering: list[Recovering] = []
     losses: list[RecordLoss] = []
     durability: Durability = "memory"
+    retired: list[Retired] = []
 
 
 class ClusterState:
@@ -145,6 +100,8 @@ class ClusterState:
         self.finalized = -1
         #: The shards that are being recovered, by their number.
         self.recovering: dict[int, Recovering] = {}
+        #: The shards that have left, or are about to, by their number.
+        self.retired: dict[int, Retired] = {}
         #: What recoveries may have lost, oldest first.
         self.losses: list[RecordLoss] = []
         # Derived from `runs` and from what was granted since: no part of the state.
@@ -158,7 +115,7 @@ class ClusterState:
 
     def _apply(self, command: bytes) -> Refusal:
         try:
-            decoded = _decoder.decode(command)
+            decoded = decode_command(command)
         except (msgspec.MsgspecError, RecursionError):
             return "malformed"
         match decoded:
@@ -179,11 +136,20 @@ class ClusterState:
                 return self._remove(decoded)
             case RecordLoss():
                 return self._record_loss(decoded)
+            case PlaceShard():
+                return self._place_shard(decoded.placement)
+            case RetireShard():
+                return self._retire(decoded.shard)
+            case FinalizeShard():
+                return self._finalize(decoded.shard)
 
     def _create(self, command: CreateCluster) -> Refusal:
         if self.cluster:
             return "" if command.cluster == self.cluster else "other-cluster"
-        if not command.placements or not self._takes(command.placements):
+        shards = {placement.shard for placement in command.placements}
+        if not shards or len(shards) != len(command.placements):
+            return "bad-placements"
+        if not all(placement.state in {"joining", "live"} for placement in command.placements):
             return "bad-placements"
         self.cluster, self.name = command.cluster, command.name
         self.durability = command.durability
@@ -201,6 +167,9 @@ class ClusterState:
         if not self._fits(lease, command.placements):
             return "bad-members"
         self._place(command.placements)
+        for shard, retired in self.retired.items():
+            if not retired.limit and lease.view_of(shard) is None:
+                self.retired[shard] = Retired(shard, self._end_of(shard))
         self._extend(lease)
         return ""
 
@@ -212,28 +181,50 @@ class ClusterState:
     def may_become(self, changed: Placement) -> bool:
         """Whether a shard's placement may change so with the next lease.
 
-        No view goes back. One that is being recovered comes back by its newest recovery only, and
-        with the same servers.
+        No view goes back, and the servers stay. A shard that is being recovered comes back by its
+        newest recovery only, and as what it would be by now; one that has left, in no other way.
         """
-        before, recovering = self.placements.get(changed.shard), self.recovering.get(changed.shard)
-        if changed.state == "recovering":
+        shard, before = changed.shard, self.placements.get(changed.shard)
+        if before is None or not before.has_servers_of(changed):
             return False
-        if before is None or recovering is None:
-            return before is None or changed.view >= before.view
-        return (changed.state, changed.view) == ("live", recovering.recovery) and [
-            (replica.name, replica.endpoint) for replica in changed.replicas
-        ] == [(replica.name, replica.endpoint) for replica in before.replicas]
+        recovering = self.recovering.get(shard)
+        if recovering is not None:
+            return (changed.state, changed.view) == (self.returns_as(shard), recovering.recovery)
+        return (
+            shard not in self.retired
+            and changed.state in {"live", "parked"}
+            and changed.view >= before.view
+        )
+
+    def returns_as(self, shard: int) -> ShardState:
+        """Return what a shard that is being recovered will be."""
+        retired = self.retired.get(shard)
+        if retired is None:
+            return "live"
+        return "finalized" if retired.is_finalized else "leaving"
 
     def _fits(self, lease: Lease, changed: list[Placement]) -> bool:
-        """Whether the members are live shards in their current views, sorted, within limits."""
+        """Whether the members may be some, in their current views, sorted, within limits.
+
+        Live shards may, and those that leave, until a lease does without them.
+        """
         placements = self.placements | {placement.shard: placement for placement in changed}
-        views = {shard: p.view for shard, p in placements.items() if p.state == "live"}
+        views = {
+            shard: placement.view
+            for shard, placement in placements.items()
+            if placement.state == "live" or self.may_stay(shard)
+        }
         shards = [member.shard for member in lease.members]
         return (
             0 < sum(member.weight for member in lease.members) <= MAX_ROUND
             and all(before < after for before, after in pairwise(shards))
             and all(views.get(member.shard) == member.view for member in lease.members)
         )
+
+    def may_stay(self, shard: int) -> bool:
+        """Whether a shard is about to leave, and no lease has done without it yet."""
+        retired = self.retired.get(shard)
+        return retired is not None and not retired.limit
 
     def _place(self, placements: list[Placement]) -> None:
         for placement in placements:
@@ -273,17 +264,23 @@ class ClusterState:
             return "no-such-shard"
         if not placement.view <= command.view < command.recovery:
             return "other-view"
-        recovering = self.recovering.get(command.shard)
+        recovering, is_new = self.recovering.get(command.shard), self.is_new(placement)
         if recovering is not None:
             if command.recovery < recovering.recovery:
                 return "other-view"
             limit = recovering.limit
-        elif placement.state in {"live", "parked"} and command.view == placement.view:
-            limit = last.stop
+        elif command.view == placement.view:
+            # One that joins, and has a server that crashed before it was a member, owns nothing.
+            limit = self._end_of(command.shard) if is_new else last.stop
         else:
             return "other-view"
+        retired = self.retired.get(command.shard)
+        if retired is not None:
+            # One that is recovered while it leaves is out; one that was out has its limit already.
+            limit = retired.limit or limit
+            self.retired[command.shard] = msgspec.structs.replace(retired, limit=limit)
         self._place([msgspec.structs.replace(placement, state="recovering")])
-        self.recovering[command.shard] = Recovering(command.shard, command.recovery, limit)
+        self.recovering[command.shard] = Recovering(command.shard, command.recovery, limit, is_new)
         return ""
 
     def _record_loss(self, command: RecordLoss) -> Refusal:
@@ -298,6 +295,74 @@ class ClusterState:
             self.losses = [*self.losses, command][-MAX_LOSSES:]
         return ""
 
+    def _place_shard(self, placement: Placement) -> Refusal:
+        shard, before = placement.shard, self.placements.get(placement.shard)
+        if before is not None:
+            if shard in self.retired:
+                return "retired"
+            return "" if before.has_servers_of(placement) else "exists"
+        is_new = (placement.view, placement.state) == (1, "joining")
+        if not is_new or any(replica.fingerprint for replica in placement.replicas):
+            return "bad-placements"
+        others = [replica for one in self.placements.values() for replica in one.replicas]
+        if len(placement.replicas) * len(self.placements) != len(others):
+            return "wrong-size"
+        if not _are_new(placement.replicas, others):
+            return "exists"
+        self._place([placement])
+        return ""
+
+    def _retire(self, shard: int) -> Refusal:
+        placement, last = self.placements.get(shard), self.last
+        if placement is None:
+            return "no-such-shard"
+        if shard in self.retired:
+            return ""
+        if not self._is_spare(placement):
+            return "last-shard"
+        recovering, was_never_there = self.recovering.get(shard), self.is_new(placement)
+        if recovering is not None:
+            limit = recovering.limit
+        else:
+            is_member = last is not None and last.view_of(shard) is not None
+            limit = 0 if is_member else self._end_of(shard)
+            state: ShardState = "finalized" if was_never_there else "leaving"
+            self._place([msgspec.structs.replace(placement, state=state)])
+        self.retired[shard] = Retired(shard, limit, was_never_there)
+        return ""
+
+    def _is_spare(self, placement: Placement) -> bool:
+        """Whether somebody takes records without this shard."""
+        others = [
+            other.state
+            for shard, other in self.placements.items()
+            if shard != placement.shard and shard not in self.retired
+        ]
+        return "live" in others or (self.is_new(placement) and bool(others))
+
+    def is_new(self, placement: Placement) -> bool:
+        """Whether a shard was never a member."""
+        recovering = self.recovering.get(placement.shard)
+        return placement.state == "joining" or (recovering is not None and recovering.is_new)
+
+    def _end_of(self, shard: int) -> int:
+        """Return the end of the last lease that has a shard in; at least 1."""
+        stops = (
+            run.last.stop for run in reversed(self.runs) if run.last.view_of(shard) is not None
+        )
+        return next(stops, max(self.trim, 1))
+
+    def _finalize(self, shard: int) -> Refusal:
+        retired = self.retired.get(shard)
+        if retired is None:
+            return "no-such-shard"
+        if not retired.limit:
+            return "has-leases"
+        self.retired[shard] = msgspec.structs.replace(retired, is_finalized=True)
+        if shard not in self.recovering:
+            self._place([msgspec.structs.replace(self.placements[shard], state="finalized")])
+        return ""
+
     def snapshot(self) -> bytes:
         """Return the whole state; equal states give equal bytes."""
         return msgspec.msgpack.encode(
@@ -305,6 +370,7 @@ class ClusterState:
                 self.cluster, self.name, list(self.placements.values()), self.runs, self.trim,
                 self.finalized, [self.recovering[shard] for shard in sorted(self.recovering)],
                 self.losses, self.durability,
+                [self.retired[shard] for shard in sorted(self.retired)],
             )
         )  # fmt: skip
 
@@ -321,6 +387,7 @@ class ClusterState:
         self.runs, self.trim, self.finalized = found.runs, found.trim, found.finalized
         self.recovering = {one.shard: one for one in found.recovering}
         self.losses, self.durability = found.losses, found.durability
+        self.retired = {one.shard: one for one in found.retired}
         self._digests = {
             lease.number: lease.digest for run in self.runs for lease in (run.first, run.last)
         }
@@ -338,6 +405,10 @@ class ClusterState:
         if last is None or number > last.number:
             return number > 0
         return self._digests.get(number, digest) != digest
+
+    def digest_of(self, number: int) -> bytes:
+        """Return the digest of a lease, if it was granted lately."""
+        return self._digests.get(number, NO_DIGEST)
 
     def runs_after(self, number: int, digest: bytes) -> list[LeaseRun]:
         """Return the leases that follow lease `number`, which has this digest; 0: all of them."""
@@ -358,7 +429,7 @@ class ClusterState:
     def runs_from(self, gsn: int, max_members: int) -> list[LeaseRun]:
         """Return the runs from the one that holds `gsn` on; from the first for a trimmed `gsn`.
 
-        None if nobody was ever given it. Not more, past the first, than have `max_members` in all.
+        Empty if nobody was ever given it. Not more, past the first, than have `max_members` in all.
         """
         found: list[LeaseRun] = []
         members = 0
@@ -387,6 +458,19 @@ class ClusterState:
         run = next((run for run in reversed(self.runs) if run.first.base <= gsn), None)
         return run.lease_at(gsn) if run is not None and gsn < run.last.stop else None
 
+    def next_owned(self, shard: int, gsn: int) -> int:
+        """Return the first gsn at or after `gsn` that a shard was given; if none, behind all."""
+        for run in self.runs:
+            # All leases of a run are alike: if the rest of one and the next have none, none has.
+            for _ in range(2):
+                if gsn < run.last.stop:
+                    lease = run.lease_at(max(gsn, run.first.base))
+                    gsn = lease.next_owned(shard, gsn)
+                    if gsn < lease.stop:
+                        return gsn
+            gsn = max(gsn, run.last.stop)
+        return gsn
+
     def check(self) -> None:
         """Assert the invariants."""
         before: LeaseRun | None = None
@@ -410,19 +494,35 @@ class ClusterState:
             assert one.recovery > self.placements[one.shard].view
             assert last is not None
             assert one.limit <= last.stop
+        for one in self.recovering.values():
+            retired = self.retired.get(one.shard)
+            assert retired is None or retired.limit == one.limit, "a shard with two limits"
+        self._check_retired(last)
         assert len(self.losses) <= MAX_LOSSES
         assert all(loss.stop > self.trim for loss in self.losses), "a trimmed loss is kept"
 
+    def _check_retired(self, last: Lease | None) -> None:
+        gone = {"leaving", "finalized"}
+        assert {shard for shard, p in self.placements.items() if p.state in gone} == {
+            shard for shard in self.retired if shard not in self.recovering
+        }, "a shard that left without a limit, or the reverse"
+        for shard, retired in self.retired.items():
+            is_member = last is not None and last.view_of(shard) is not None
+            assert is_member or retired.limit, "nobody knows where a shard ends"
+            assert not retired.is_finalized or retired.limit
+            assert not is_member or last is None or retired.limit in {0, last.stop}
+            if shard not in self.recovering:
+                assert self.placements[shard].state == self.returns_as(shard)
 
-def decode_refusal(result: bytes) -> Refusal:
-    """Return what `ClusterState.apply` answered."""
-    refusal: Any = msgspec.msgpack.decode(result, type=Refusal)
-    return refusal  # type: ignore[no-any-return]
 
-
-def decode_command(command: bytes) -> AnyCommand:
-    """Return a command that `ClusterState.apply` did not find malformed."""
-    return _decoder.decode(command)
+def _are_new(replicas: Sequence[Replica], others: Sequence[Replica]) -> bool:
+    """Whether no name and no endpoint occurs twice."""
+    names, endpoints = {one.name for one in replicas}, {one.endpoint for one in replicas}
+    return (
+        len(names) == len(endpoints) == len(replicas)
+        and names.isdisjoint(one.name for one in others)
+        and endpoints.isdisjoint(one.endpoint for one in others)
+    )
 
 
 def _follows(lease: Lease, last: Lease | None) -> bool:

@@ -1,22 +1,31 @@
 """The status document: the cluster as the leader of the membership service sees it.
 
-Rule: it says what was last heard, never what should be. See docs/protocol.md, section 3.
+Rule: it says what was last heard, never what should be. See docs/protocol.md, sections 3 and 13.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from mms import decisions
+from mms.servers import UP_NS
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
+    from mms.commands import RecordLoss
     from mms.handlers import Handlers
     from mms.servers import Server, Servers
-    from mms.state import ClusterState, RecordLoss
+    from mms.state import ClusterState
     from ziplog.config import ClusterConfig
-    from ziplog.view import Placement
+    from ziplog.view import Lease, Placement
+    from ziplog.wire import Heartbeat
+
+#: Of the shards that one holds back, so many are named, among the last so many heard before it.
+_MAX_BLOCKED: Final = 16
+_MAX_LOOKS: Final = 256
 
 
 def document(
@@ -28,6 +37,7 @@ def document(
     name: str,
     pid: int,
     connected: tuple[str, ...],
+    lease: Lease | None,
     epoch: int,
     finalized: int,
     now: int,
@@ -42,16 +52,19 @@ def document(
         name: this node, the leader.
         pid: its process.
         connected: the other nodes of the service that it can reach.
+        lease: the one that runs; None before there is one.
         epoch: the epoch that servers are in.
         finalized: the last finalized epoch; -1 for none.
         now: monotonic nanoseconds.
 
     """
-    lease = state.lease_at(state.trim) if state.trim else None
-    first = RecordId(state.trim, lease.owner(state.trim) if lease is not None else 0)
+    trimmed = state.lease_at(state.trim) if state.trim else None
+    first = RecordId(state.trim, trimmed.owner(state.trim) if trimmed is not None else 0)
+    blocks = blockers(state, servers, now)
     found = {
         "cluster": state.name,
         "durability": config.durability,
+        "lease": lease.number if lease is not None else 0,
         "epoch": epoch,
         "finalized_epoch": finalized,
         "trimmed_before": str(first),
@@ -67,7 +80,15 @@ def document(
             for node in config.mms
         ],
         "failure_handlers": handlers.status(now),
-        "shards": [_shard(placement, servers, now) for placement in state.placements.values()],
+        "shards": [
+            _shard(placement, state, servers, now)
+            | {
+                "weight": lease.schedule.weights.get(shard, 0) if lease is not None else 0,
+                "blocks": blocks.get(shard, []),
+            }
+            for shard, placement in state.placements.items()
+        ],
+        "blocked_by": min(blocks, key=servers.frontier, default=None),
         "losses": [_loss(state, loss) for loss in state.losses],
     }
     return msgspec.json.encode(found)
@@ -87,9 +108,83 @@ def _loss(state: ClusterState, loss: RecordLoss) -> dict[str, Any]:
     }
 
 
-def _shard(placement: Placement, servers: Servers, now: int) -> dict[str, Any]:
+def blockers(state: ClusterState, servers: Servers, now: int) -> dict[int, list[int]]:
+    """Return the shards that hold others' records back from readers, each with whom it holds back.
+
+    Shard s holds back the last stable record of t if somebody reads along at one of them, all that
+    s is known to have decided ends at or before that record, and s was heard after t. The last is
+    what makes it sure: when s spoke, t's record was stable already, and s had not decided what lies
+    before it. Otherwise s may be further by now. A shard that is being recovered decides nothing
+    meanwhile, so it counts as heard just now; but it has nothing to decide in leases without it.
+
+    Args:
+        state: what the service agreed on.
+        servers: what the storage servers reported.
+        now: monotonic nanoseconds.
+
+    """
+    owing = {
+        shard: frontier
+        if state.placements[shard].state == "live"
+        else state.next_owned(shard, frontier)
+        for shard, frontier in decisions.frontiers(state, servers).items()
+    }
+    spoke = sorted(
+        (
+            now if placement.state == "recovering" else server.heard,
+            shard,
+            heartbeat.stable_gsn,
+            _is_watched(servers.replicas(shard)),
+        )
+        for shard, placement in state.placements.items()
+        if (server := _speaker(servers.replicas(shard), now)) is not None
+        and (heartbeat := server.heartbeat) is not None
+    )
+    found: dict[int, list[int]] = {}
+    most = 0
+    for index, (_, shard, stable, is_watched) in enumerate(spoke):
+        # Mostly nobody who spoke before has come so far: then there is nothing to look for.
+        if shard in owing and owing[shard] <= most:
+            held_back = (
+                other
+                for _, other, gsn, is_other_watched in spoke[max(index - _MAX_LOOKS, 0) : index]
+                if owing[shard] <= gsn and (is_watched or is_other_watched)
+            )
+            if some := list(islice(held_back, _MAX_BLOCKED)):
+                found[shard] = sorted(some)
+        most = max(most, stable)
+    return found
+
+
+def _speaker(replicas: list[Server], now: int) -> Server | None:
+    """Return who speaks for a shard: the primary, or if it is silent, whoever was heard last.
+
+    What a backup knows to be stable is a message older.
+    """
+    primary = replicas[0]
+    if primary.heartbeat is not None and now - primary.heard < UP_NS:
+        return primary
+    heard = [server for server in replicas if server.heartbeat is not None]
+    return max(heard, key=lambda server: server.heard, default=None)
+
+
+def _is_watched(replicas: list[Server]) -> bool:
+    return any(one.heartbeat is not None and one.heartbeat.is_watched for one in replicas)
+
+
+def _epoch(state: ClusterState, frontier: int) -> int:
+    """Return the epoch of a frontier; 0: it is not known."""
+    last = state.last
+    if last is None or not frontier:
+        return 0
+    lease = state.lease_at(max(frontier, state.trim))
+    return lease.epoch_at(max(frontier, state.trim)) if lease else last.first_epoch + last.epochs
+
+
+def _shard(placement: Placement, state: ClusterState, servers: Servers, now: int) -> dict[str, Any]:
     replicas = servers.replicas(placement.shard)
-    primary = replicas[0].heartbeat
+    primary: Heartbeat | None = replicas[0].heartbeat
+    frontier = servers.frontier(placement.shard)
     return {
         "id": placement.shard,
         "view": placement.view,
@@ -97,6 +192,10 @@ def _shard(placement: Placement, servers: Servers, now: int) -> dict[str, Any]:
         "rate_per_s": primary.rate_per_s if primary is not None else 0,
         "stable_gsn": primary.stable_gsn if primary is not None else 0,
         "durable_gsn": primary.durable_gsn if primary is not None else 0,
+        "frontier": frontier,
+        "epoch": _epoch(state, frontier),
+        "holes": primary.holes if primary is not None else 0,
+        "is_watched": _is_watched(replicas),
         "replicas": [
             _replica(server, replica.endpoint, now)
             for server, replica in zip(replicas, placement.replicas, strict=True)

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
+from mms import decisions
+from mms.commands import SetTrim
+from mms.proposals import RETRY_NS
 from mms.servers import SUSPECT_NS
-from mms.state import SetTrim
 from ziplog.node import Propose, Send
 from ziplog.wire import TrimReply, Want
 
@@ -27,8 +29,6 @@ _S: Final = 1_000_000_000
 _GIVE_UP_NS: Final = 30 * _S
 #: WANTs are sent again after this time.
 _WANT_NS: Final = _S // 4
-#: A proposal that is not committed after this time is made again.
-_RETRY_NS: Final = _S
 
 
 class _Trim:
@@ -100,13 +100,9 @@ class Trims:
         ]
 
     def _behind(self, gsn: int) -> list[int]:
-        """Return the shards that own a position below `gsn` that may not be stable."""
-        return [
-            shard
-            for shard, placement in self._state.placements.items()
-            if placement.state not in {"joining", "finalized"}
-            and self._servers.frontier(shard) < gsn
-        ]
+        """Return the shards that may own a position below `gsn` that is not stable."""
+        known = decisions.frontiers(self._state, self._servers)
+        return [shard for shard, frontier in known.items() if frontier < gsn]
 
     def _commit(self, trim: _Trim, now: int) -> list[Effect]:
         if trim.phase != "committing":
@@ -114,7 +110,7 @@ class Trims:
         if trim.gsn <= self._state.trim:
             trim.phase = "refusing"
             return []
-        if trim.proposed_at is not None and now < trim.proposed_at + _RETRY_NS:
+        if trim.proposed_at is not None and now < trim.proposed_at + RETRY_NS:
             return []
         trim.proposed_at = now
         return [Propose(SetTrim(trim.gsn).encode())]
@@ -130,8 +126,9 @@ class Trims:
         return Send(trim.route, TrimReply(cluster, trim.request, committed))
 
     def _is_refused(self, gsn: int, now: int) -> bool:
+        """Whether all refuse what is below, but for those that were silent for long."""
         return all(
-            server.heartbeat.trim >= gsn
+            server.heartbeat is not None and server.heartbeat.trim >= gsn
             for server in self._servers
-            if server.heartbeat is not None and now - server.heard < SUSPECT_NS
+            if self._servers.silence(server, now) < SUSPECT_NS
         )

@@ -1,62 +1,173 @@
 """Weights of shards, from the rates of their inserts.
 
-A shard's weight is its rate in multiples of the slowest one's, rounded to a power of two, and it
-changes only when the rate leaves a band around it, seen twice: so noise makes no new schedule, and
-equal leases stay equal (D32). Invariant: every weight is at least 1, and their sum fits a round.
+A weight is the shard's rate in quarters of the slowest one's, rounded to three significant bits,
+without the common factor. Those of the last lease stay while they fit: while no shard's rate per
+weight is surely (the noise of a Poisson process allowed for) `TOLERANCE` times another's. So noise
+makes no new schedule, and it does not matter if all rates change alike. Others take their place
+only if they fit better.
 
-See docs/protocol.md, section 2.
+Invariant: every weight is at least 1, at most 256 times another, and their sum fits a round. Who is
+faster never weighs less in weights that were made together. See docs/protocol.md, section 13.
 """
 
 from __future__ import annotations
 
-from math import log2
+from math import frexp, gcd, sqrt
 from typing import TYPE_CHECKING, Final
 
 from ziplog.gsn import MAX_ROUND
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
+
+    from ziplog.view import Member
 
 #: Below this rate, in records a second, shards count as equally slow.
 _SLOW: Final = 64
-#: The greatest weight is 2 to this power.
-_MAX_EXPONENT: Final = 8
-#: Half the width of the band, in powers of two; rounding alone would be 0.5.
-_BAND: Final = 0.75
-#: Rates that keep changing are followed after so many looks all the same.
-_PATIENCE: Final = 5
+#: No shard counts as so many times faster than another, or more.
+_MAX_RATIO: Final = 256
+#: Weights that fit as well as this are not worth a lease.
+TOLERANCE: Final = 1.15
+#: New weights must fit better by this factor: they do not go to and fro.
+_GAIN: Final = 1.12
+#: The noise allowed for in a rate r is this times the root of r: three standard deviations of
+#: what comes in four seconds, over which heartbeats are averaged.
+_NOISE: Final = 1.5
+#: The share of one heartbeat, which says what came in the last second, in the average.
+_FRESH: Final = 1 / 8
+#: A heartbeat that differs by more than this times the root of the rate says that the rate is
+#: another: five standard deviations of what comes in a second.
+_JUMP: Final = 5
 
 
 class Weights:
-    """Turns observed rates into weights that are quiet."""
+    """What shards weigh in the last lease, how fast they are, and what they should weigh."""
 
     def __init__(self) -> None:
-        self._exponents: dict[int, int] = {}
-        self._seen: dict[int, int] = {}
-        self._unsettled = 0
+        self._rates: dict[int, float] = {}
+        self._members: tuple[Member, ...] = ()
+        self._held: dict[int, int] = {}
+        # Of the held weights' rates per weight: one is surely at most `_least`, one surely at least
+        # `_most`, now or since somebody looked closely: the two only move apart meanwhile.
+        self._least, self._most = float("inf"), 0.0
+        # How much they differed when nothing better was known.
+        self._tried = 0.0
 
-    def observe(self, rates: Mapping[int, int]) -> None:
-        """Look at the rates (records a second) of all shards that work; about once a second."""
-        slowest = max(min(rates.values(), default=0), _SLOW)
-        fresh = {shard: self._exponent(shard, rate / slowest) for shard, rate in rates.items()}
-        self._unsettled = 0 if fresh == self._seen else self._unsettled + 1
-        if fresh == self._seen or self._unsettled >= _PATIENCE:
-            self._exponents = fresh
-        self._seen = fresh
+    def granted(self, members: tuple[Member, ...]) -> None:
+        """Hold the weights of a lease that was committed."""
+        if members != self._members:
+            self._members = members
+            self._held = {member.shard: member.weight for member in members}
+            self._tried = 0.0
+            self._survey()
 
-    def _exponent(self, shard: int, ratio: float) -> int:
-        power = log2(max(ratio, 1.0))
-        held = self._exponents.get(shard)
-        if held is not None and abs(power - held) < _BAND:
-            return held
-        return min(round(power), _MAX_EXPONENT)
+    def told(self, shard: int, per_s: int) -> None:
+        """Take a rate, in records a second, that is certainly another than before."""
+        self._set(shard, float(max(per_s, _SLOW)))
+
+    def observe(self, shard: int, per_s: int) -> None:
+        """Take a rate, in records a second, that is measured again and again."""
+        rate, before = float(max(per_s, _SLOW)), self._rates.get(shard)
+        if before is not None and abs(rate - before) < _JUMP * sqrt(before):
+            rate = before + (rate - before) * _FRESH
+        self._set(shard, rate)
+
+    def _set(self, shard: int, rate: float) -> None:
+        self._rates[shard] = rate
+        weight = self._held.get(shard)
+        if weight is not None:
+            low, high = _bounds(rate, weight)
+            self._least, self._most = min(self._least, high), max(self._most, low)
+
+    def forget(self) -> None:
+        """Forget all rates: they are as old as the last time that this node led."""
+        self._rates.clear()
+        self._survey()
+
+    def are_off(self) -> bool:
+        """Whether the last lease's weights do not fit any more, and better ones are known.
+
+        It takes constant time, unless a shard's rate has moved further than any did before.
+        """
+        if self._most <= self._least * max(TOLERANCE, self._tried * _GAIN):
+            return False
+        spread = self._survey()
+        shards = list(self._held)
+        if spread <= TOLERANCE or not self._fit_better(self._fresh(shards), shards, spread):
+            self._tried = spread
+            return False
+        return True
 
     def of(self, shards: Sequence[int]) -> list[int]:
-        """Return the weights of these shards, the least of them 1."""
-        exponents = [self._exponents.get(shard, 0) for shard in shards]
-        least, most = min(exponents, default=0), max(exponents, default=0)
-        weights = [1 << exponent - least for exponent in exponents]
+        """Return what these shards should weigh in the next lease."""
+        if not all(shard in self._held for shard in shards):
+            return self._fresh(shards)
+        held = [self._held[shard] for shard in shards]
+        if self._most > self._least * TOLERANCE:
+            spread = self._spread(zip(shards, held, strict=True))
+            fresh = self._fresh(shards)
+            if spread > TOLERANCE and self._fit_better(fresh, shards, spread):
+                return fresh
+        return _reduced(held)
+
+    def _fit_better(self, fresh: list[int], shards: Sequence[int], spread: float) -> bool:
+        return self._spread(zip(shards, fresh, strict=True)) * _GAIN < spread
+
+    def _survey(self) -> float:
+        """Find the exact bounds of the held weights; return the spread."""
+        known = [_bounds(self._rates[s], w) for s, w in self._held.items() if s in self._rates]
+        self._least = min((high for _, high in known), default=float("inf"))
+        self._most = max((low for low, _ in known), default=0.0)
+        return self._spread(self._held.items())
+
+    def _spread(self, weights: Iterable[tuple[int, int]]) -> float:
+        """Return by which factor two shards' rates per weight surely differ, at most; or less."""
+        known = [(self._rates[s], w) for s, w in weights if s in self._rates]
+        most = min((rate for rate, _ in known), default=0.0) * _MAX_RATIO
+        bounds = [_bounds(min(rate, most), weight) for rate, weight in known]
+        if not bounds:
+            return 1.0
+        return max(low for low, _ in bounds) / min(high for _, high in bounds)
+
+    def _fresh(self, shards: Sequence[int]) -> list[int]:
+        """Return weights for what is known now."""
+        unit = self._unit()
+        # Of one that said nothing, since we lead, its weight does.
+        rates = [
+            self._rates.get(shard) or max(unit * self._held.get(shard, 0), _SLOW)
+            for shard in shards
+        ]
+        slowest = min(rates, default=1.0)
+        weights = [_rounded(4 * min(rate / slowest, _MAX_RATIO)) for rate in rates]
         while sum(weights) > MAX_ROUND:
-            most -= 1
-            weights = [min(weight, 1 << most - least) for weight in weights]
-        return weights
+            weights = [max(weight // 2, 1) for weight in weights]
+        return _reduced(weights)
+
+    def _unit(self) -> float:
+        """Return the rate that a held weight of one stands for."""
+        known = [(self._rates[s], w) for s, w in self._held.items() if s in self._rates]
+        weight = sum(weight for _, weight in known)
+        return sum(rate for rate, _ in known) / weight if weight else _SLOW
+
+    def check(self, members: tuple[Member, ...]) -> None:
+        """Assert that what is held are the weights of the last lease."""
+        assert self._members == members
+        assert self._held == {member.shard: member.weight for member in members}
+
+
+def _bounds(rate: float, weight: int) -> tuple[float, float]:
+    """Return between what the true rate per weight is, almost surely."""
+    noise = _NOISE * sqrt(rate)
+    return (rate - noise) / weight, (rate + noise) / weight
+
+
+def _rounded(value: float) -> int:
+    """Round to three significant bits: 4, 5, 6 or 7 times a power of two; 4 or more."""
+    shift = frexp(value)[1] - 3
+    return round(value / (1 << shift)) << shift
+
+
+def _reduced(weights: list[int]) -> list[int]:
+    """Remove the common factor."""
+    common = gcd(*weights)
+    return [weight // common for weight in weights] if common > 1 else weights

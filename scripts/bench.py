@@ -4,15 +4,25 @@
     python scripts/bench.py cpu          where an insert's CPU time goes, beside the pyzmq floor
     python scripts/bench.py paths        fast and slow path; share of the fast path over load
     python scripts/bench.py throughput   pipelined insert_many into one shard
-    python scripts/bench.py sequential   from insert to delivery at a following subscriber
+    python scripts/bench.py sequential   from insert to delivery: pauses, rates, bursts, no-ops
     python scripts/bench.py failure      throughput around the kill of a storage server
+    python scripts/bench.py reconfigure  throughput while a shard is added and one removed
     python scripts/bench.py idle         CPU of an idle cluster
     python scripts/bench.py mms          the membership service with thousands of emulated shards
     python scripts/bench.py all          everything above
+    python scripts/bench.py logdb        transactions: the four kinds that follow
+    python scripts/bench.py logdb-contention  clients that fight for ten keys, beside Redis
+    python scripts/bench.py logdb-ycsb   YCSB's workloads A, B, C, F
+    python scripts/bench.py logdb-restart     a million commits, and a coordinator's start
+    python scripts/bench.py logdb-cpu    CPU, frames and system calls of a read-modify-write
+    python scripts/bench.py spark        Spark reads from servers and files, beside Parquet
+    python scripts/bench.py spark-layers      where a row's time goes on its way to Spark
+    python scripts/bench.py spark-write  Spark writes, beside insert_many
 
 Targets take turns in rounds, so a machine whose speed drifts drifts for all of them; what counts
-are the ratios, each the median over rounds. `--json FILE` keeps the figures, `--picture FILE` (SVG
-or PNG, with matplotlib) draws those of `latency` and `paths`, or those of `failure`.
+are the ratios, each the median over rounds. `--json FILE` keeps the figures (beside those of other
+kinds that it has), `--picture FILE` (SVG or PNG, with matplotlib) draws those of `latency` and
+`paths`, or those of the one that is named.
 """
 
 from __future__ import annotations
@@ -23,7 +33,6 @@ import multiprocessing
 import os
 import random
 import statistics
-import struct
 import sys
 import tempfile
 import time
@@ -33,8 +42,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import failure
 import psutil
+import reconfigure
+import sequential
+from bulk import report as bulk
+from database import report
 from floors import TcpFloor, ZmqFloor
 from hdrh.histogram import HdrHistogram
+from measuring.cpu import spent
 from peers import Nats, Redis
 
 import ziplog
@@ -47,7 +61,6 @@ if TYPE_CHECKING:
 Figures = dict[str, Any]
 
 _SPAWN = multiprocessing.get_context("spawn")
-_STAMP = struct.Struct("<q")
 
 
 class Target(Protocol):
@@ -112,7 +125,7 @@ def timed(target: Target, payload: bytes, count: int, into: HdrHistogram) -> flo
 
 
 def latency(rounds: int, count: int, size: int) -> Figures:
-    """Insert latency, f=1, one client, beside the floors and the installed peers (P1, P2)."""
+    """Insert latency, f=1, one client, beside the floors and the installed peers."""
     payload = os.urandom(size)
     with ExitStack() as stack:
         running = stack.enter_context(cluster())
@@ -156,27 +169,7 @@ def cpu_of(target: Target, processes: dict[str, psutil.Process], count: int) -> 
     """Return the CPU time of each process, and of its busiest threads, in µs an insert."""
     payload = os.urandom(4096)
     timed(target, payload, count // 10, histogram())
-    before = {name: threads_of(process) for name, process in processes.items()}
-    timed(target, payload, count, histogram())
-    result: Figures = {}
-    for name, process in processes.items():
-        spent = {
-            thread: tuple((now - then) / count * 1e6 for now, then in zip(times, was, strict=True))
-            for thread, times in threads_of(process).items()
-            if (was := before[name].get(thread))
-        }
-        busiest = sorted(spent.values(), key=sum, reverse=True)[:3]
-        result[name] = {
-            "total_us": sum(map(sum, spent.values())),
-            "threads": ", ".join(f"{user:.0f} user + {kernel:.0f} sys" for user, kernel in busiest),
-        }
-    result["total_us"] = sum(of["total_us"] for of in result.values())
-    return result
-
-
-def threads_of(process: psutil.Process) -> dict[int, tuple[float, float]]:
-    """Return the seconds that each thread has spent, in user code and in the kernel."""
-    return {thread.id: (thread.user_time, thread.system_time) for thread in process.threads()}
+    return spent(processes, lambda times: timed(target, payload, times, histogram()), count)
 
 
 def cpu(count: int) -> Figures:
@@ -257,7 +250,7 @@ def load(endpoint: str, clients: int, rate_per_s: float, seconds: float) -> Figu
 
 
 def paths(seconds: float) -> Figures:
-    """The share of the fast path over clients and load, as thesis Fig. 4.4; slow / fast (P3)."""
+    """The share of the fast path over clients and load, as thesis Fig. 4.4; slow / fast."""
     points = []
     with cluster() as running:
         plan = [(n, rate) for n in (1, 2, 4, 8) for rate in (250, 1000, 2000, 0)]
@@ -272,7 +265,7 @@ def paths(seconds: float) -> Figures:
 
 
 def throughput(seconds: float) -> Figures:
-    """`insert_many` of one client into one shard, f=1 (P4), and the same read back."""
+    """`insert_many` of one client into one shard, f=1, and the same read back."""
     result: Figures = {}
     for size, batch in ((4096, 2048), (100, 16384)):
         with cluster() as running, running.connect(timeout=60) as log:
@@ -296,56 +289,11 @@ def throughput(seconds: float) -> Figures:
     return result
 
 
-# --- from insert to delivery -------------------------------------------------------------------
-
-
-def follow(endpoint: str, count: int, pipe: Connection) -> None:
-    """Follow the log; send the nanoseconds from insert to delivery of `count` records."""
-    with ziplog.connect(endpoint) as log, log.subscribe(ziplog.RID_GENESIS) as subscription:
-        next(subscription)
-        pipe.send("ready")
-        delays = []
-        for record in subscription:
-            delays.append(time.monotonic_ns() - _STAMP.unpack_from(record.payload)[0])
-            if len(delays) == count:
-                break
-    pipe.send(delays)
-
-
-def sequential(count: int) -> Figures:
-    """Insert to delivery at a following subscriber, one client inserting one by one (P5)."""
-    result: Figures = {}
-    for shards in (1, 2):
-        with cluster(shards=shards) as running, running.connect() as log:
-            here, there = _SPAWN.Pipe()
-            follower = _SPAWN.Process(target=follow, args=(running.endpoint, count, there))
-            follower.start()
-            filler = bytes(4096 - _STAMP.size)
-            log.insert_after(_STAMP.pack(0) + filler)
-            here.recv()
-            inserts = histogram()
-            for _ in progress(count, f"sequential, {shards} shards"):
-                stamp = time.monotonic_ns()
-                log.insert_after(_STAMP.pack(stamp) + filler)
-                inserts.record_value(time.monotonic_ns() - stamp)
-            delivered = histogram()
-            for delay in here.recv():
-                delivered.record_value(delay)
-            follower.join()
-        result[f"{shards} shards"] = {
-            "insert": micros(inserts),
-            "delivery": micros(delivered),
-            "p50_ratio": delivered.get_value_at_percentile(50)
-            / inserts.get_value_at_percentile(50),
-        }
-    return result
-
-
 # --- failure -----------------------------------------------------------------------------------
 
 
 def kills(seconds: float) -> Figures:
-    """Throughput of 6 shards, f=1, around the kill of a backup and of a primary (P6)."""
+    """Throughput of 6 shards, f=1, around the kill of a backup and of a primary."""
     return {
         role: failure.measure(seconds, shards=6, per_s=100, victim=victim)
         for role, victim in (("backup", 1), ("primary", 0))
@@ -374,10 +322,47 @@ def idle(seconds: float) -> Figures:
 
 
 def membership(seconds: float) -> Figures:
-    """The membership service with emulated shards (P8)."""
-    from mms.emulation import measure  # noqa: PLC0415  nothing else here needs it
+    """The membership service with emulated shards: without sockets, and for real."""
+    import emulation  # noqa: PLC0415  nothing else here needs it
 
-    return {str(shards): measure(shards, seconds) for shards in (100, 1000, 4000)}
+    from mms.emulation import measure  # noqa: PLC0415  the same
+
+    return {
+        "without_sockets": {str(shards): measure(shards, seconds) for shards in (100, 1000, 4000)},
+        "real": {
+            str(shards): emulation.measure(shards, 2 * seconds)
+            for shards in progress((100, 500, 1000, 1500), "mms")
+        },
+    }
+
+
+def draw_membership(results: Figures, path: Path) -> None:
+    """Draw what the service costs, and how exact its epochs are, over the number of shards."""
+    import matplotlib as mpl  # noqa: PLC0415  optional
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415  optional
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
+    for name, label in (("real", "its process"), ("without_sockets", "without sockets and disk")):
+        shards = [int(count) for count in results[name]]
+        left.plot(shards, [of["cpu_share"] for of in results[name].values()], "o-", label=label)
+    left.axhline(1, color="#888888", linestyle=":")
+    left.set_ylabel("share of one core")
+    for key, line in (("p50", "-"), ("p99", "--"), ("max", ":")):
+        for name, label, colour in (
+            ("jitter_ms", "off its time at a server", "#2a6f97"),
+            ("spread_ms", "first to last server", "#c58b2b"),
+        ):
+            row = {int(count): of[name][key] for count, of in results["real"].items()}
+            right.plot(row.keys(), row.values(), line, color=colour, label=f"{label}, {key}")
+    right.set_yscale("log")
+    right.set_ylabel("ms, begin of a lease of 16 epochs of 10 ms")
+    for axis in (left, right):
+        axis.set_xlabel("emulated shards")
+        axis.legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path)
 
 
 # --- what is printed ---------------------------------------------------------------------------
@@ -401,10 +386,26 @@ def table(name: str, figures: Figures, indent: str = "") -> None:
             table(str(key), value, indent + "  ")
         elif isinstance(value, list):
             for item in value:
-                table(str(key), item, indent + "  ")
+                if isinstance(item, dict):  # other rows are for the picture
+                    table(str(key), item, indent + "  ")
         else:
             shown = f"{value:,.3f}" if isinstance(value, float) else value
             print(f"{indent}  {key:<18} {shown}")
+
+
+def as_text(figures: Any, indent: str = "") -> str:
+    """Return figures as JSON; a list of plain values stays in one line."""
+    deeper = indent + " "
+    if isinstance(figures, dict) and figures:
+        rows = [f"{json.dumps(key)}: {as_text(value, deeper)}" for key, value in figures.items()]
+        edges = "{}"
+    elif isinstance(figures, list) and any(isinstance(value, dict) for value in figures):
+        rows = [as_text(value, deeper) for value in figures]
+        edges = "[]"
+    else:
+        return json.dumps(figures)
+    between = f",\n{deeper}"
+    return f"{edges[0]}\n{deeper}{between.join(rows)}\n{indent}{edges[1]}"
 
 
 def draw(results: Figures, path: Path) -> None:
@@ -444,26 +445,49 @@ def main() -> None:
         "cpu": lambda scale: cpu(max(2000, int(10_000 * scale))),
         "paths": lambda scale: paths(max(1.0, 3 * scale)),
         "throughput": lambda scale: throughput(max(2.0, 6 * scale)),
-        "sequential": lambda scale: sequential(max(500, int(5000 * scale))),
+        "sequential": sequential.measure,
         "failure": lambda scale: kills(max(4.0, 6 * scale)),
+        "reconfigure": lambda scale: reconfigure.measure(max(4.0, 11 * scale)),
         "idle": lambda scale: idle(max(3.0, 10 * scale)),
         "mms": lambda scale: membership(max(2.0, 5 * scale)),
     }
-    parser.add_argument("kind", choices=[*kinds, "all"])
+    own_kinds = list(kinds)
+    kinds |= bulk.KINDS
+    tables = report.TABLES | bulk.TABLES
+    groups = {"all": own_kinds, "logdb": list(report.KINDS)}
+    parser.add_argument("kind", choices=[*kinds, *report.KINDS, *groups])
     parser.add_argument("--scale", type=float, default=1.0, help="longer (2) or shorter (0.2)")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--picture", type=Path, help="draw latency and paths here")
+    parser.add_argument("--picture", type=Path, help="draw the figures here")
+    parser.add_argument("--shards", type=int, default=2, help="of LogDB's log (the thesis: 6)")
     arguments = parser.parse_args()
-    chosen = list(kinds) if arguments.kind == "all" else [arguments.kind]
     results: Figures = {}
-    for kind in chosen:
-        results[kind] = kinds[kind](arguments.scale)
-        table(kind, results[kind])
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    if arguments.json and arguments.json.exists():
+        results = json.loads(arguments.json.read_text())
+    for kind in groups.get(arguments.kind, [arguments.kind]):
+        if kind in report.KINDS:
+            results[kind] = report.KINDS[kind](arguments.scale, arguments.shards)
+        else:
+            results[kind] = kinds[kind](arguments.scale)
+        if arguments.json:
+            arguments.json.write_text(as_text(results) + "\n")
+        if kind in tables:
+            print(kind, *tables[kind](results[kind]), sep="\n")
+        else:
+            table(kind, results[kind])
     if arguments.picture:
-        if arguments.kind == "failure":
-            failure.draw(results["failure"], arguments.picture)
+        own = {
+            "failure": failure.draw,
+            "reconfigure": reconfigure.draw,
+            "sequential": sequential.draw,
+            "mms": draw_membership,
+        }
+        if arguments.kind == "logdb" or arguments.kind in report.KINDS:
+            report.draw(results, arguments.picture)
+        elif arguments.kind in bulk.KINDS:
+            bulk.draw(results, arguments.picture)
+        elif arguments.kind in own:
+            own[arguments.kind](results[arguments.kind], arguments.picture)
         else:
             draw(results, arguments.picture)
 

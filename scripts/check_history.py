@@ -1,4 +1,4 @@
-"""Check what clients saw of a log.
+"""Check what clients saw of a log, and of transactions kept in it.
 
     python scripts/check_history.py DIRECTORY [FILE ...]
 
@@ -22,6 +22,7 @@ from history import events
 from history.events import HistoryError
 from history.observed import ACKED, NEVER, Observed, gather
 from history.rules import Judgement, check
+from history.transactions import COMMITTED, IN_DOUBT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,8 +82,22 @@ def summary(judgement: Judgement) -> dict[str, Any]:
         "subscriptions": len(observed.subscriptions),
         "never_delivered": len(acked - delivered),
         "lost_as_reported": len(judgement.lost),
+        **_of_transactions(observed),
         "broken": len(judgement.violations),
         "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def _of_transactions(observed: Observed) -> dict[str, int]:
+    transactions = observed.transactions.all
+    if not transactions:
+        return {}
+    in_doubt = [one for one in transactions if one.state == IN_DOUBT]
+    return {
+        "transactions": len(transactions),
+        "committed": sum(one.state == COMMITTED for one in transactions),
+        "in_doubt": len(in_doubt),
+        "in_doubt_but_seen": sum(one.is_proven for one in in_doubt),
     }
 
 

@@ -80,8 +80,15 @@ class Redis(Peer):
                 "redis-server", "--bind", _HOST, "--port", str(port), "--dir", str(folder),
                 "--save", "", "--repl-diskless-sync-delay", "0", *options,
             )  # fmt: skip
-        self._client = redis.Redis(host=_HOST, port=ports[0])
+        #: The primary's.
+        self.port = ports[0]
+        self._client = redis.Redis(host=_HOST, port=self.port)
         _until(lambda: self._client.wait(1, 100) >= 1)
+
+    def values(self, keys: list[str]) -> list[bytes | None]:
+        """Return the values of keys."""
+        found: list[bytes | None] = self._client.mget(keys)
+        return found
 
     def insert(self, payload: bytes) -> None:
         """Append, and wait for the replica's acknowledgement."""

@@ -20,12 +20,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from shard.archive.board import Board
+from shard.archive.keeper import Keeper, Known
 from shard.datadir import DataDirectory
 from shard.replica import Replica, ReplicaConfig
 from shard.segments import SegmentStore
 from ziplog import view
 from ziplog.config import load
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
+from ziplog.node import ArchiveOpened
 from ziplog.runtime.driver import Driver, run_process
 from ziplog.runtime.tracing import configure
 from ziplog.runtime.transport import Transport
@@ -69,7 +72,7 @@ def run(config: ClusterConfig, name: str) -> None:
         transport = Transport(bind=identity.endpoint)
         try:
             store = _open_store(config, directory)
-            _serve(identity, directory, transport, store)
+            _serve(identity, directory, transport, store, config.disk_reserve_bytes)
         finally:
             transport.close()
     finally:
@@ -101,6 +104,7 @@ def replica_config(config: ClusterConfig, name: str) -> ReplicaConfig:
         session_timeout_s=config.session_timeout_s,
         handlers=_addresses(config.failure_handlers),
         suspicion_ms=config.suspicion_ms,
+        lag_fix=config.lag_fix,
     )
 
 
@@ -123,7 +127,11 @@ def _open_store(config: ClusterConfig, directory: DataDirectory) -> SegmentStore
 
 
 def _serve(
-    identity: ReplicaConfig, directory: DataDirectory, transport: Transport, store: SegmentStore
+    identity: ReplicaConfig,
+    directory: DataDirectory,
+    transport: Transport,
+    store: SegmentStore,
+    reserve_bytes: int,
 ) -> None:
     # A signal from here on must find the handlers that leave a checkpoint again.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -141,6 +149,7 @@ def _serve(
         replica, transport, store=store, flush_before_send=identity.durability == "disk"
     )
     store.start(driver.post)
+    keeper = _keep_archive(identity, directory, store, replica, driver, reserve_bytes)
     log = structlog.get_logger()
     log.info(
         "ready",
@@ -151,6 +160,8 @@ def _serve(
         limbo=limbo,
     )
     run_process(driver, transport)
+    for entry in replica.part():
+        store.append(entry)
     checkpoint = replica.checkpoint()
     if not store.close():
         raise UnavailableError(
@@ -158,7 +169,38 @@ def _serve(
             " next start will wait for recovery"
         )
     _leave(directory, checkpoint)
+    keeper.stop()
     log.info("stopped")
+
+
+def _keep_archive(
+    identity: ReplicaConfig,
+    directory: DataDirectory,
+    store: SegmentStore,
+    replica: Replica,
+    driver: Driver,
+    reserve_bytes: int,
+) -> Keeper:
+    """Have blocks of sealed segments served from now on (docs/protocol.md, section 14.2)."""
+    board = Board()
+    host = identity.endpoint.rpartition(":")[0].strip("[]")
+    arguments = [
+        *("--directory", str(directory.segments), "--node", identity.name),
+        *("--host", host, "--shard", str(identity.shard), "--reserve", str(reserve_bytes)),
+    ]
+    keeper = Keeper(
+        arguments,
+        board,
+        look=lambda: Known(*replica.known),
+        on_port=lambda port: driver.post(ArchiveOpened(port)),
+    )
+    board.trim = replica.known[2]
+    store.on_trim = lambda gsn: setattr(board, "trim", gsn)
+    store.flusher.on_seal = keeper.sealed
+    if store.sealed_fseq:
+        keeper.sealed(store.sealed_fseq)
+    keeper.start()
+    return keeper
 
 
 def _leave(directory: DataDirectory, checkpoint: bytes) -> None:

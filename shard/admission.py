@@ -1,6 +1,8 @@
 """Which inserts a replica takes: those of its cluster, shard and view, within the limits.
 
-Rule: what is refused leaves no trace (docs/protocol.md, section 4, rules 7 to 9).
+Rule: what is refused leaves no trace, but for a tombstone where that is a promise, in this view:
+for all copies if the shard has nothing more to give, for those sent so far if it has no room now
+(docs/protocol.md, section 4, rules 7 to 12; section 13).
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
-from shard.sessions import HeldUnit
+from shard.sessions import ALL_COPIES, MAX_SESSIONS, HeldUnit
 from ziplog.errors import ProtocolError
 from ziplog.wire import MAX_FRAME, decode_body
 
@@ -38,19 +40,81 @@ def accepts(state: ReplicaState, route: bytes, message: Insert) -> bool:
     return False
 
 
-def take(state: ReplicaState, route: bytes, message: Insert, session: Session) -> HeldUnit | None:
+def may_open(state: ReplicaState, route: bytes, message: Insert) -> bool:
+    """Whether a client that is not known here may be; otherwise its insert is refused."""
+    if state.placed == "finalized":  # for ever, so no tombstone is needed
+        state.refuse(route, message.seq, "redirect", f"shard {state.shard} is finalized")
+    elif len(state.sessions.by_client) >= MAX_SESSIONS:
+        state.refuse(route, message.seq, "full", f"{MAX_SESSIONS} clients are known")
+    else:
+        return True
+    return False
+
+
+def bury(state: ReplicaState, route: bytes, session: Session, seq: int, why: str = "") -> None:
+    """Refuse a unit for good: this server never takes it of its own accord in this view."""
+    session.refused[seq] = ALL_COPIES
+    if route:
+        detail = why or f"shard {state.shard} has no more positions"
+        state.refuse(route, seq, "redirect", detail)
+
+
+def put_off(state: ReplicaState, route: bytes, session: Session, message: Insert, why: str) -> None:
+    """Refuse a unit for now: of the copies sent so far, this server never takes one in this view.
+
+    So the client knows where the unit is not, although the same copies may come late, or again.
+    """
+    copies = max(message.copy, session.refused.get(message.seq, 0))
+    if copies:
+        session.refused[message.seq] = copies
+    state.refuse(route, message.seq, "full", why, copies)
+
+
+def _is_promised(
+    state: ReplicaState, route: bytes, message: Insert, session: Session, now: int
+) -> bool:
+    """Whether a copy was refused for good, or the unit that it follows; then it is said again."""
+    refused, seq = session.refused, message.seq
+    copies = refused.get(seq, -1)
+    if ALL_COPIES in {copies, refused.get(message.follows)}:
+        # A backup may have promised it a slot meanwhile: the end of an epoch settles that.
+        state.last_want = now
+        bury(state, route, session, seq)
+    elif message.copy <= copies:
+        put_off(state, route, session, message, "there was no room for this copy")
+    else:
+        refused.pop(seq, None)  # there may be room for this one
+        return False
+    return True
+
+
+def _is_too_late(state: ReplicaState, message: Insert) -> bool:
+    """Whether the shard has no position for a unit that is new here, and never will."""
+    if state.server == 0 and state.is_out:
+        return True
+    return state.is_leaving and message.after >= state.clock.limit
+
+
+def take(
+    state: ReplicaState, route: bytes, message: Insert, session: Session, now: int
+) -> HeldUnit | None:
     """Return the unit of an insert that is new here; None if it is refused."""
     limits = state.config.limits
     seq = message.seq
     if seq < session.done_below:
         state.refuse(route, seq, "identity-reused", f"seq {seq} is settled")
         return None
-    if state.full:
-        state.refuse(route, seq, "full", f"{state.config.name} has no disk space left")
-        return None
     if seq >= session.done_below + limits.max_unsettled_units:
         detail = f"{limits.max_unsettled_units} units may be unsettled"
         state.refuse(route, seq, "full", detail)
+        return None
+    if session.refused and _is_promised(state, route, message, session, now):
+        return None
+    if state.placed != "live" and _is_too_late(state, message):
+        bury(state, route, session, seq)
+        return None
+    if state.full:
+        put_off(state, route, session, message, f"{state.config.name} has no disk space left")
         return None
     if message.follows >= seq:
         state.refuse(route, seq, "malformed", "a unit follows one with a lower seq")
@@ -61,9 +125,10 @@ def take(state: ReplicaState, route: bytes, message: Insert, session: Session) -
         state.refuse(route, seq, "malformed", str(error))
         return None
     largest = max(map(len, body.payloads))
+    keys = (body.key,) if body.keys is None else body.keys
     if (
         largest > limits.max_payload_bytes
-        or len(body.key or b"") > limits.max_key_bytes
+        or max(map(len, filter(None, keys)), default=0) > limits.max_key_bytes
         or len(message.body) > MAX_UNIT_BYTES
     ):
         detail = f"payloads have at most {limits.max_payload_bytes} bytes"

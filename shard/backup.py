@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from shard.admission import bury
 from shard.guesses import Guesses
 from shard.sessions import HeldUnit
-from shard.stream import STREAM_FLOWS_NS, end_after
+from shard.stream import REPORT_FOLLOWED_NS, STREAM_FLOWS_NS, end_after
 from ziplog.wire import Expire, Place, Report, Resend
 
 if TYPE_CHECKING:
-    from shard.entry import Entry
     from shard.sessions import Session
     from shard.state import ReplicaState
+    from ziplog.segments.entry import Entry
     from ziplog.wire import Decision, Forward
 
 _MS: Final = 1_000_000
@@ -49,6 +50,9 @@ class Backup:
         self._state: Final = state
         self.guesses: Final = Guesses(state.clock)
         self._primary: Final = state.config.replicas[0].name.encode()
+        self._acks_guesses: Final = state.config.durability == "memory"
+        #: The shard has no other backup.
+        self._is_only: Final = len(state.config.replicas) == 2
         #: The stream from `stream.last + 1` on, as far as it was received and not yet applied.
         self._pending: deque[Decision] = deque()
         #: The last decision that is known to exist, and the gsn after the last one received.
@@ -57,9 +61,14 @@ class Backup:
         #: When to ask for what is missing; None while nothing is.
         self._ask_due: int | None = None
         self._report_due = False
+        #: Whether the last report said that somebody subscribes here, and when it was made.
+        self._told_followed = False
+        self._reported = -(2**62)
         self._durable = state.stream.last
         #: When the primary was heard last, and when it was asked last.
         self._heard_stream = -(2**62)
+        #: When it last went on inside an epoch: then it says which one the shard is in.
+        self._flowed_at = -(2**62)
         self._asked = -(2**62)
         #: Decisions in a row that were guessed right.
         self._kept_in_a_row = 0
@@ -81,19 +90,22 @@ class Backup:
 
     # --- inserts ---
 
-    def arrived(self, session: Session, unit: HeldUnit, now: int) -> None:
-        """Take a unit that this server has not seen before."""
+    def arrived(self, session: Session, unit: HeldUnit, now: int) -> bool:
+        """Take a unit that this server has not seen before; False: there is no room for it."""
         if self._undecided_bytes > MAX_UNDECIDED_BYTES:
             del session.units[unit.seq]
-            self._state.refuse(unit.route, unit.seq, "full", "too many inserts are waiting")
-            return
+            return False
         self._undecided_bytes += len(unit.body)
         if self._pending:
             self._apply(now)
             if unit.gsns is not None or self._is_pending(unit):
-                return
-        if session.is_placed(unit.follows) and self._may_promise():
+                return True
+        if self._has_ended:
+            if session.units.get(unit.seq) is unit:  # not refused with the others just now
+                self._bury(session, unit)
+        elif session.is_placed(unit.follows) and self._may_promise():
             self._promise(unit, now)
+        return True
 
     def _is_pending(self, unit: HeldUnit) -> bool:
         """Whether the primary's word about a unit is here already, behind a missing body."""
@@ -104,23 +116,43 @@ class Backup:
 
     def _may_promise(self) -> bool:
         """At level `disk` only what is decided is stored, so only that is acked."""
-        return (
-            self._state.config.durability == "memory"
-            and len(self.guesses.promised) < MAX_PROMISED_UNITS
-        )
+        return self._acks_guesses and len(self.guesses.promised) < MAX_PROMISED_UNITS
 
     def _promise(self, unit: HeldUnit, now: int) -> None:
         state = self._state
         floor = max(state.stream.end, self._known_end)
-        if now - self._heard_stream >= STREAM_FLOWS_NS:
+        if now - self._flowed_at >= STREAM_FLOWS_NS:
             floor = max(floor, state.clock.due(now))
         if self.guesses.promise(unit, floor):
             state.ack(unit)
 
     def copied(self, unit: HeldUnit) -> None:
         """Take another copy of a known unit: say again where it is."""
+        state = self._state
         if unit.gsns is not None:
-            self._state.ack(unit)
+            state.ack(unit)
+        elif (state.is_leaving or state.clock.was_out) and not self._is_pending(unit):
+            # The primary may have refused it for good. If not, its word will be above ours.
+            self._bury(state.sessions.by_client[unit.client], unit)
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the stream is here to its end: it will name no unit that it has not named."""
+        state = self._state
+        return state.is_out and state.clock.has_ended(state.stream.end)
+
+    def ended(self, _now: int) -> None:
+        """Refuse what has no slots, once the stream of a shard without positions is at its end."""
+        if not self._has_ended:
+            return
+        for session in self._state.sessions.by_client.values():
+            for unit in [unit for unit in session.units.values() if unit.gsns is None]:
+                self._bury(session, unit)
+
+    def _bury(self, session: Session, unit: HeldUnit) -> None:
+        del session.units[unit.seq]
+        self._undecided_bytes -= len(unit.body)
+        bury(self._state, unit.route, session, unit.seq)
 
     def settled(self, session: Session, done_below: int, _now: int) -> None:
         """Forget what the client calls settled."""
@@ -140,6 +172,8 @@ class Backup:
             if fseq == expected and len(pending) < MAX_HELD_DECISIONS:
                 pending.append(decision)
                 self._known_end = end_after(decision, self._known_end)
+                if type(decision) is Place or not self._state.clock.begins_epoch(self._known_end):
+                    self._flowed_at = now
                 expected += 1
             elif stream.last < fseq < expected and type(decision) is Place and decision.body:
                 pending[fseq - stream.last - 1] = decision
@@ -167,6 +201,8 @@ class Backup:
             self._ask_due = now if self._ask_due is None else min(self._ask_due, now + ASK_AGAIN_NS)
         else:
             self._ask_due = None
+        if self._state.is_out:
+            self.ended(now)
 
     def _apply_place(self, place: Place, now: int) -> bool:
         state, gsns = self._state, place.gsns
@@ -230,25 +266,45 @@ class Backup:
 
     # --- the end of a batch, and time ---
 
-    def drained(self) -> None:
-        """Report what this server holds, if that has changed or may have been missed."""
+    def drained(self, now: int) -> list[Entry]:
+        """Report what this server holds, if it is news or was missed; return what became stable."""
+        state, stream = self._state, self._state.stream
+        if self._report_due or state.is_followed is not self._told_followed:
+            self._report(now)
+        if self._is_only and stream.stable < stream.last:
+            return stream.stabilise(self._held_by_both)
+        return []
+
+    @property
+    def _held_by_both(self) -> int:
+        """Up to where a shard of two replicas holds the stream on both.
+
+        The primary holds all that it forwards; at level `disk`, on its disk. Who forgets goes on in
+        no view, and a recovery leaves behind nothing that one of the two holds.
+        """
+        return self._state.stream.last if self._acks_guesses else self._durable
+
+    def _report(self, now: int) -> None:
         state = self._state
-        if not self._report_due or state.store.backlog_bytes > MAX_BACKLOG_BYTES:
+        if state.store.backlog_bytes > MAX_BACKLOG_BYTES:
             return
         self._report_due = False
+        self._told_followed, self._reported = state.is_followed, now
         last = state.stream.last
         state.send(
             self._primary,
             Report(
                 state.cluster, state.shard, state.view, state.server, state.incarnation,
                 last, min(self._durable, last),
-                state.is_followed or self._kept_in_a_row < CALM_AFTER,
+                state.is_followed or self._kept_in_a_row < CALM_AFTER, state.is_followed,
             ),
         )  # fmt: skip
 
     def woke(self, now: int) -> None:
-        """Ask for what is missing."""
-        due = self.next_wakeup(now)
+        """Ask for what is missing, and say again that somebody subscribes here."""
+        if self._told_followed and now >= self._reported + REPORT_FOLLOWED_NS:
+            self._report_due, self._reported = True, now
+        due = self._missing_due
         if due is None or now < due:
             return
         state = self._state
@@ -288,10 +344,20 @@ class Backup:
 
     def next_wakeup(self, _now: int) -> int | None:
         """Return when something becomes due."""
+        due = self._missing_due
+        if not self._told_followed:
+            return due
+        repeat_due = self._reported + REPORT_FOLLOWED_NS
+        return repeat_due if due is None else min(due, repeat_due)
+
+    @property
+    def _missing_due(self) -> int | None:
+        """When to ask for what is missing."""
         if self._ask_due is not None:
             return self._ask_due
         stream = self._state.stream
-        if stream.stable < stream.last:
+        known = min(stream.stable, stream.durable) if self._state.is_out else stream.stable
+        if known < stream.last:
             return max(self._heard_stream, self._asked) + ASK_STABLE_NS
         return None
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shard.entry import Entry, UnreadableError
 from shard.log import mark_at
-from shard.sessions import HeldUnit
+from shard.sessions import ALL_COPIES, HeldUnit
 from shard.stream import Watermark
 from ziplog.node import Warn
+from ziplog.segments.entry import Entry, UnreadableError
 from ziplog.view import LeaseRun
 
 if TYPE_CHECKING:
@@ -38,11 +38,18 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     window: list[Entry]
     #: Per session: client, done_below, its units.
     sessions: list[tuple[bytes, int, list[HeldUnit]]]
+    #: Per session that has any: client, and the units that were refused for good in this view.
+    refused: list[tuple[bytes, list[int]]] = []
+    #: Units may have been refused so.
+    was_out: bool = False
+    #: The same, and the units of which only the first copies were: how many, by seq.
+    tombstones: list[tuple[bytes, dict[int, int]]] = []
 
 
 def save(state: ReplicaState) -> bytes:
     """Return what a clean restart needs. Nothing may be stepped after it."""
     stream = state.stream
+    tombstones = [(s.client, s.refused) for s in state.sessions.by_client.values() if s.refused]
     return msgspec.msgpack.encode(
         Checkpoint(
             state.cluster, state.view, state.trim, state.ack_counter,
@@ -54,6 +61,12 @@ def save(state: ReplicaState) -> bytes:
                 (s.client, s.done_below, [s.units[seq] for seq in sorted(s.units)])
                 for s in state.sessions.by_client.values()
             ],
+            [
+                (client, sorted(seq for seq, copies in refused.items() if copies == ALL_COPIES))
+                for client, refused in tombstones
+            ],
+            state.clock.was_out,
+            tombstones,
         )
     )  # fmt: skip
 
@@ -89,6 +102,7 @@ def _restore(state: ReplicaState, checkpoint: Checkpoint, now: int) -> None:
     state.stream.restore(checkpoint.stable, checkpoint.durable, checkpoint.window)
     if checkpoint.leases:
         state.clock.restore(checkpoint.leases, now)
+    state.clock.was_out = checkpoint.was_out
     if checkpoint.view:
         state.state = "up"
     for client, done_below, units in checkpoint.sessions:
@@ -98,6 +112,10 @@ def _restore(state: ReplicaState, checkpoint: Checkpoint, now: int) -> None:
             session.units[unit.seq] = unit
             # The way back was one of connections that are gone: it may lead to another client.
             unit.route = b""
+    for client, seqs in checkpoint.refused:
+        state.sessions.by_client[client].refused = dict.fromkeys(seqs, ALL_COPIES)
+    for client, refused in checkpoint.tombstones:
+        state.sessions.by_client[client].refused = refused
 
 
 def _enter_limbo(state: ReplicaState) -> None:

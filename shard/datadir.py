@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 import uuid
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,8 @@ _IDENTITY: Final = "identity.json"
 _CHECKPOINT: Final = "checkpoint"
 #: Exists from the first start on.
 _STARTED: Final = "started"
+_LOCK_TRIES: Final = 5
+_LOCK_PAUSE_S: Final = 0.02
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -105,7 +108,7 @@ def _lock(path: Path) -> int:
         allowed = f"a directory that this user can write to ({error.strerror})"
         raise ConfigError("data directory", str(path), allowed) from error
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(fd)
     except OSError as error:
         holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
@@ -116,6 +119,16 @@ def _lock(path: Path) -> int:
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     return fd
+
+
+def _take(fd: int) -> None:
+    """Lock a file; whoever only looks whether somebody has it is gone in a moment."""
+    for _ in range(_LOCK_TRIES - 1):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(_LOCK_PAUSE_S)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _identify(path: Path, cluster: str, node: str) -> Identity:

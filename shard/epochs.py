@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from ziplog.view import LeaseRun
+from ziplog.view import LeaseRun, unfold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ziplog.view import Lease
+    from ziplog.view import Lease, LeaseStep
 
 _NS_PER_MS: Final = 1_000_000
 #: Runs of equal leases kept, for subscribers that have not passed them yet.
@@ -45,6 +45,8 @@ class EpochClock:
         self._coming: deque[tuple[int, Lease]] = deque()
         #: The newest leases, the last one included, in order and without a gap.
         self.recent: deque[LeaseRun] = deque(maxlen=_KEPT_RUNS)
+        #: There was a lease without the shard behind one with it.
+        self.was_out = False
 
     @property
     def last(self) -> Lease | None:
@@ -83,6 +85,22 @@ class EpochClock:
         self.turn(now)
         return news
 
+    def unfold(self, after: int, steps: list[LeaseStep], digest: bytes) -> list[LeaseRun]:
+        """Return the leases not held of those that follow lease `after`, told by what changes.
+
+        Empty if what is held does not reach as far: the next heartbeat says so. `digest`: of the
+        last one.
+
+        Raises:
+            LeaseConflictError: they are not what follows the leases held.
+
+        """
+        last = self.last
+        runs = unfold(last, after, steps) if last is not None else []
+        if runs and runs[-1].last.digest != digest:
+            raise LeaseConflictError(f"lease {runs[-1].last.number} does not follow {last}")
+        return runs
+
     def _take_run(self, run: LeaseRun, trim: int) -> bool:
         """Verify a run and keep it; False if it holds nothing new, or leaves a gap."""
         if not self.recent:
@@ -99,10 +117,13 @@ class EpochClock:
             self.recent.clear()
             self._coming.clear()
             self.recent.append(run)
+            self.was_out = True  # for all that is known
             return True
         if run.first.number == last.number + 1:
             if run.first.predecessor != last.digest or run.first.base != last.stop:
                 raise LeaseConflictError(f"lease {run.first.number} does not follow {last}")
+            if last.view_of(self.shard) is not None and run.last.view_of(self.shard) is None:
+                self.was_out = True
             if not last.repeats(run.first):
                 self.recent.append(run)
                 return True
@@ -161,9 +182,22 @@ class EpochClock:
         return turn
 
     @property
-    def epoch_ns(self) -> int:
-        """The nominal length of an epoch now."""
-        return self.lease.epoch_ms * _NS_PER_MS if self.lease else 10 * _NS_PER_MS
+    def out_at(self) -> int | None:
+        """When the shard has no more positions, by the leases held; None: it still has some.
+
+        Its last lease is over when any later one begins.
+        """
+        if self.lease is None:
+            return None
+        mine = (run for run in reversed(self.recent) if run.last.view_of(self.shard) is not None)
+        run = next(mine, None)
+        own = run.last.number if run is not None else 0
+        leases = ((self._began, self.lease), *self._coming)
+        return next((begins for begins, lease in leases if lease.number > own), None)
+
+    def has_ended(self, gsn: int) -> bool:
+        """Whether the shard owns nothing from `gsn` on, in the leases held."""
+        return self.next_owned(gsn) >= self.limit
 
     def lease_of(self, gsn: int) -> Lease | None:
         """Return the held lease that holds `gsn`, if it is still known."""
@@ -234,6 +268,11 @@ class EpochClock:
         lease = self.lease_of(gsn)
         assert lease is not None, "a position outside the leases held"
         return lease.epoch_at(gsn)
+
+    def begins_epoch(self, gsn: int) -> bool:
+        """Whether an epoch begins at `gsn`, as far as is known."""
+        lease = self.lease_of(gsn)
+        return lease is None or (gsn - lease.base) % lease.epoch_size == 0
 
     def owns(self, gsn: int) -> bool | None:
         """Whether the shard owns `gsn`; None if the lease is not known (any more, or yet)."""

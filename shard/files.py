@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from crc32c import crc32c
 
-from shard.entry import FullError
-from shard.segment import Segment
-from shard.stored import DAMAGED, walk
+from shard.store import FullError
+from ziplog.segments.segment import Segment
+from ziplog.segments.stored import DAMAGED, walk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,6 +158,7 @@ def _cut(directory: Path, segment: Segment, limit: int) -> bool:
         size = size if found.kind == DAMAGED else found.stop
     if not size and not segment.is_first:
         return False
+    drop_rows(directory, [segment])
     # An index of what was there does not count any more; and should this be lost, it is done again.
     os.truncate(path, size)
     segment.rebuild(data[:size], limit - 1)
@@ -165,9 +166,24 @@ def _cut(directory: Path, segment: Segment, limit: int) -> bool:
 
 
 def _remove(directory: Path, segment: Segment) -> None:
-    for name in (segment.index_name, segment.name):
+    for name in names_of(segment):
         (directory / name).unlink(missing_ok=True)
     sync_directory(directory)
+
+
+def names_of(segment: Segment) -> list[str]:
+    """Return the names of a segment's files, in the order in which they are deleted."""
+    return [segment.rows_name, segment.index_name, segment.name]
+
+
+def drop_rows(directory: Path, segments: list[Segment]) -> None:
+    """Delete the rows of segments that are about to change (docs/protocol.md, section 14.1)."""
+    paths = [directory / segment.rows_name for segment in segments]
+    dropped = [path for path in paths if path.exists()]
+    for path in dropped:
+        path.unlink(missing_ok=True)
+    if dropped:
+        sync_directory(directory)
 
 
 def connect(segments: list[Segment]) -> list[Segment]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shard.segment import Segment
+    from ziplog.segments.segment import Segment
 
 #: Entries of one write: it takes two buffers each, and the system takes 1,024.
 _WRITE_ENTRIES: Final = 512
@@ -91,6 +91,8 @@ class Flusher:
         # Held by whoever writes: the thread, or a caller of `flush`.
         self._writing = threading.Lock()
         self._on_event: Callable[[Event], None] = lambda _: None
+        #: Gets the last entry of each segment that is sealed, from whoever writes. Must be quick.
+        self.on_seal: Callable[[int], object] = lambda _: None
         self._thread: threading.Thread | None = None
         self._called = threading.Event()
         self._closing = threading.Event()
@@ -289,6 +291,7 @@ class Flusher:
             self._log.warning("no index written", file=str(path), error=str(error))
             with contextlib.suppress(OSError):
                 fresh.unlink()
+        self.on_seal(segment.last_fseq)
 
     def _sync(self) -> None:
         if self._segment is None or self.flushed_bytes == self._written_bytes:

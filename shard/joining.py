@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shard.entry import Entry, FullError, UnreadableError
 from shard.log import digest_of, entries_after, is_same, mark_at, start_of
+from shard.store import FullError
 from ziplog.node import Halt, Persist, Warn
+from ziplog.segments.entry import Entry, UnreadableError
 from ziplog.wire import Fetch, Fetched, Logged
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ class Joining:
         self._survivor: Final = state.config.replicas[decision.survivor].name.encode()
         #: The last entry that this server holds, or has ordered to be stored.
         store = state.store
-        is_empty = store.first_fseq > store.last_fseq
+        # A log of which nothing can be read cannot be compared: all of it is taken anew.
+        is_empty = store.first_fseq > store.last_fseq or not store.last_view
         self._after, self._after_view = (0, 0) if is_empty else (store.last_fseq, store.last_view)
         self._sessions: list[SessionTable] = []
         #: What is kept back until all is here: the entries to store, and where to cut before that.

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from shard.entry import UnreadableError
 from shard.stream import Watermark
+from ziplog.segments.entry import UnreadableError
 from ziplog.wire import Place, Skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shard.entry import Entry, Store
+    from shard.store import Store
+    from ziplog.segments.entry import Entry
 
 #: A digest covers at most so many entries.
 _MAX_DIGESTED: Final = 4096

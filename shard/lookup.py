@@ -11,18 +11,18 @@ from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from shard.entry import UnreadableError
 from shard.files import holes
 from shard.recent import Recent
-from shard.stored import MARK, PLACE, decode
-from shard.stored import positions as positions_of
-from ziplog.wire import Expire, Place
+from ziplog.segments.entry import UnreadableError
+from ziplog.segments.stored import MARK, PLACE, decode
+from ziplog.segments.stored import positions as positions_of
+from ziplog.wire import MAX_STEPS, Expire, Place, Step
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shard.entry import Entry, Mark
-    from shard.segment import Segment
+    from ziplog.segments.entry import Entry, Mark
+    from ziplog.segments.segment import Segment
 
 #: What an entry counts in `scan` beside its body.
 _SCAN_BYTES: Final = 64
@@ -107,11 +107,8 @@ class StoredLog:
         if gsn > segment.last:
             self._check_torn(segment, gsn)
             return None
-        data, entries = segment.read(self._directory, segment.block_at(gsn))
-        for found in entries:
-            if found.last >= gsn:
-                return decode(data, found, segment.name) if found.first <= gsn else None
-        return None
+        data, found = segment.find(self._directory, gsn)
+        return decode(data, found, segment.name) if found is not None else None
 
     def scan(self, gsn: int, limit_bytes: int) -> list[Entry]:
         """Return `Place` and `Skip` entries in order, from the first that ends at or after `gsn`.
@@ -162,6 +159,36 @@ class StoredLog:
             result.append(entry)
             left -= _weight(entry)
         return min(segment.block_last(block) + 1, self._recent.first), left
+
+    def outline(self, start: int, stop: int) -> list[Step]:
+        """Return how much is stored of positions [start, stop), in stretches of about equal size.
+
+        A stretch ends where a block of a segment ends, or at `stop`. At most `MAX_STEPS`.
+        """
+        index = max(bisect_right(self._bases, start) - 1, 0)
+        over = [s for s in self._segments[index:] if s.base < stop and s.last >= start]
+        least = max(2 * sum(segment.size for segment in over) // MAX_STEPS, 1)
+        steps: list[Step] = []
+        gathered = 0
+        for segment in over:
+            ends, count = segment.ends, len(segment.ends)
+            block, until = segment.block_at(start), segment.block_at(stop - 1)
+            at = ends[block - 1] if block else 0
+            while block <= count:
+                # From block to block it would take long. The last one is not closed yet.
+                block = min(bisect_left(ends, at + least - gathered, block), until)
+                end = ends[block] if block < count else segment.size
+                last = segment.block_last(block)
+                gathered += end - at
+                at, block = end, block + 1
+                if last + 1 >= stop:
+                    return [*steps, Step(stop, gathered)]
+                if gathered >= least:
+                    _extend(steps, last + 1, gathered)
+                    gathered = 0
+        if gathered:
+            _extend(steps, over[-1].last + 1, gathered)
+        return steps
 
     def view_at(self, fseq: int) -> int:
         """Return the view of an entry; 0 if it is not kept."""
@@ -295,3 +322,10 @@ def _weight(entry: Entry) -> int:
     decision = entry.decision
     body = decision.body if isinstance(decision, Place) else None
     return _SCAN_BYTES + (len(body) if body else 0)
+
+
+def _extend(steps: list[Step], stop: int, size: int) -> None:
+    """Add a stretch; what is about no position (marks, tables) belongs to the one before."""
+    if steps and steps[-1].stop == stop:
+        size += steps.pop().size
+    steps.append(Step(stop, size))

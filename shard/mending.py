@@ -10,8 +10,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shard.entry import UnreadableError
-from shard.stored import (
+from ziplog.segments.entry import UnreadableError
+from ziplog.segments.stored import (
     DAMAGED,
     EXPIRE,
     HEADER_BYTES,
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from shard.entry import Entry
-    from shard.segment import Segment
-    from shard.stored import Found
+    from ziplog.segments.entry import Entry
+    from ziplog.segments.segment import Segment
+    from ziplog.segments.stored import Found
 
 
 def missing_around(

@@ -10,17 +10,21 @@ Invariant: decisions go upwards in gsn, and a placed unit never moves.
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from shard.entry import Mark, Table, UnreadableError
-from shard.stream import STREAM_FLOWS_NS
-from ziplog.wire import Expire, Forward, Frontier, LeaseQuery, Place, Report, Resend, Skip, Synced
+from shard.admission import bury
+from shard.beyond import Beyond
+from shard.stream import FOLLOWED_AFTER_REPORT_NS
+from shard.turns import Turns
+from shard.waiters import Waiters
+from ziplog.segments.entry import Mark, Table
+from ziplog.wire import Expire, Forward, Place, Report, Resend, Skip
 
 if TYPE_CHECKING:
-    from shard.entry import Entry
+    from shard.lag import LagFix
     from shard.sessions import HeldUnit, Session
     from shard.state import ReplicaState
+    from ziplog.segments.entry import Entry
     from ziplog.wire import Decision, LeaseHistory, RefusalCode, Sync, Want
 
 _Key = tuple[bytes, int]
@@ -47,23 +51,15 @@ SPREAD_AFTER_NS: Final = 5 * _MS
 #: In a calm shard decisions wait so long for others, and are never more, before they are forwarded.
 LINGER_NS: Final = 1 * _MS
 MAX_LINGERING: Final = 64
-#: While inserts flow, an epoch may end so late.
-TURN_LATE_NS: Final = 2 * _MS
 _NEVER: Final = 2**63
-#: A shard is watched for so long after somebody waited behind it.
-WATCHED_AFTER_WANT_NS: Final = 1000 * _MS
-#: A question to the membership service is asked again after so long.
-ASK_AGAIN_NS: Final = 100 * _MS
-MAX_FRONTIER_WAITERS: Final = 1024
-#: Questions to which an answer still counts.
-_MAX_QUESTIONS: Final = 256
 
 
 class Primary:
     """The primary's part of a replica."""
 
-    def __init__(self, state: ReplicaState) -> None:
+    def __init__(self, state: ReplicaState, lag_fix: LagFix) -> None:
         self._state: Final = state
+        self._lag_fix: Final = lag_fix
         #: What each backup holds, in memory and on stable storage, by its index.
         backups = range(1, len(state.config.replicas))
         self._held: Final = dict.fromkeys(backups, state.stream.stable)
@@ -78,13 +74,14 @@ class Primary:
         self._linger_due: int | None = None
         #: The backups that are in no hurry to hear of decisions.
         self._calm: Final[set[int]] = set()
-        #: When a unit was placed last.
-        self._placed_at = -(2**62)
+        #: Backups with subscribers, and until when that counts.
+        self._followed: Final[dict[int, int]] = {}
+        self._turns: Final = Turns(state)
         #: When to send again what was not reported; None while everything is.
         self._resend_due: int | None = None
         self._resend_after = RESEND_AFTER_NS
         #: What the backups were told last.
-        self._spread_stable = 0
+        self._spread_stable = self._spread_durable = 0
         self._spread_due: int | None = None
         #: Units without slots, wherever they wait; their followers wait in their sessions.
         self._undecided_units = 0
@@ -92,22 +89,20 @@ class Primary:
         #: Those that wait for room or for a lease, in order of arrival.
         self._waiting: OrderedDict[_Key, HeldUnit] = OrderedDict()
         #: Those whose `after` leaves them nothing in the leases held.
-        self._beyond: dict[_Key, HeldUnit] = {}
-        #: Questions about such positions: by request, the units that it was asked for.
-        self._questions: OrderedDict[int, list[HeldUnit]] = OrderedDict()
-        self._requests: Final = count(1)
-        self._ask_due: int | None = None
+        self._beyond: Final = Beyond(state)
         #: Up to which gsn somebody waits for this shard to decide.
         self._wanted = 0
-        #: Who waits for the frontier to pass a gsn, by route and request.
-        self._frontier_waiters: dict[tuple[bytes, int], int] = {}
-        #: Who waits for a gsn to be durable, by route and request.
-        self._sync_waiters: dict[tuple[bytes, int], int] = {}
+        self._waiters: Final = Waiters(state)
 
     @property
     def has_backups(self) -> bool:
         """Whether what is decided is not stable at once (f > 0)."""
         return bool(self._held)
+
+    @property
+    def has_undecided(self) -> bool:
+        """Whether a unit waits for its slots."""
+        return self._undecided_units > 0
 
     def restore(self) -> None:
         """After a restart: units that were waiting wait again, and all unstable is forwarded."""
@@ -129,15 +124,14 @@ class Primary:
 
     # --- inserts ---
 
-    def arrived(self, session: Session, unit: HeldUnit, now: int) -> None:
-        """Take a unit that this server has not seen before."""
+    def arrived(self, session: Session, unit: HeldUnit, now: int) -> bool:
+        """Take a unit that this server has not seen before; False: there is no room for it."""
         if (
             self._undecided_bytes > MAX_WAITING_BYTES
             or self._undecided_units >= MAX_WAITING_UNITS
         ):  # fmt: skip
             del session.units[unit.seq]
-            self._state.refuse(unit.route, unit.seq, "full", "too many inserts are waiting")
-            return
+            return False
         self._undecided_units += 1
         self._undecided_bytes += len(unit.body)
         if unit.follows and not session.is_placed(unit.follows):
@@ -146,6 +140,7 @@ class Primary:
             self._waiting[unit.client, unit.seq] = unit
         if self._waiting:
             self._admit_waiting(now)
+        return True
 
     def copied(self, unit: HeldUnit) -> None:
         """Take another copy of a known unit: say again where it is."""
@@ -172,19 +167,23 @@ class Primary:
         self._undecided_units -= 1
         self._undecided_bytes -= len(unit.body)
         self._waiting.pop((unit.client, unit.seq), None)
-        self._beyond.pop((unit.client, unit.seq), None)
+        self._beyond.remove(unit)
 
     def _reject(self, unit: HeldUnit, code: RefusalCode, detail: str) -> None:
         """Refuse a unit that was taken, and all that wait for it."""
         state = self._state
         session = state.sessions.by_client[unit.client]
+        is_for_good = code == "redirect"
         rejected = [unit]
         for victim in rejected:
             rejected += session.followers.pop(victim.seq, ())
             if session.units.get(victim.seq) is victim:
                 del session.units[victim.seq]
                 self._forget(victim)
-                state.refuse(victim.route, victim.seq, code, detail)
+                if is_for_good:
+                    bury(state, victim.route, session, victim.seq, detail)
+                elif victim.route:
+                    state.refuse(victim.route, victim.seq, code, detail)
 
     def _has_room(self) -> bool:
         stream = self._state.stream
@@ -195,16 +194,20 @@ class Primary:
         )
 
     def _may_skip(self) -> bool:
-        """Whether no-ops may be decided: who cannot take what was decided needs no more of them."""
+        """Whether no-ops may be decided: who cannot take what was decided needs no more of them.
+
+        In a finalized shard nothing is left to decide, also if this server has missed leases.
+        """
         stream = self._state.stream
-        return stream.last - stream.stable < MAX_UNSTABLE_DECISIONS
+        is_finalized = self._state.placed == "finalized"
+        return stream.last - stream.stable < MAX_UNSTABLE_DECISIONS and not is_finalized
 
     def _place(self, unit: HeldUnit, now: int) -> bool:
         """Decide the unit's positions; False if it has to wait in line for a lease."""
         state, stream = self._state, self._state.stream
         clock = state.clock
-        floor = max(self._floor(now), stream.end)
-        self._placed_at = now
+        floor = max(self._turns.floor(now), stream.end)
+        self._turns.flowed_at = now
         after = unit.after
         gsns = clock.take(max(floor, after + 1), unit.count) if after < clock.limit else []
         if not gsns:
@@ -233,14 +236,14 @@ class Primary:
         if 0 < clock.epoch_slots < unit.count:
             detail = f"an epoch has {clock.epoch_slots} positions of this shard"
             self._reject(unit, "too-large", detail)
-        elif unit.after >= clock.limit:
-            self._beyond[unit.client, unit.seq] = unit
-            self._ask_due = self._ask_due or now
-        elif clock.take(floor, unit.count):
-            # Only its own `after` is in its way: the others need not wait behind it.
-            self._beyond[unit.client, unit.seq] = unit
-        else:
+            return True
+        if unit.after < clock.limit and not clock.take(floor, unit.count):
             return False
+        # Only its own `after` is in its way: the others need not wait behind it.
+        if self._state.is_leaving:
+            self._reject(unit, "redirect", f"the shard leaves before {unit.after}")
+            return True
+        self._beyond.add(unit, now)
         return True
 
     def _decide(self, decision: Decision) -> None:
@@ -262,86 +265,72 @@ class Primary:
 
     def leased(self, now: int) -> None:
         """Take the news that there is another lease."""
-        beyond, self._beyond = self._beyond, {}
-        self._waiting.update(beyond)
+        self._waiting.update(self._beyond.take())
         self._admit_waiting(now)
+
+    def ended(self, now: int) -> None:
+        """Take the news that there are no more positions: the rest of them are no-ops."""
+        state = self._state
+        self._skip_to(state.clock.begun(now))
+        for session in state.sessions.by_client.values():
+            session.followers.clear()
+            for unit in [unit for unit in session.units.values() if unit.gsns is None]:
+                self._reject(unit, "redirect", "the shard has no more positions")
 
     def answered(self, history: LeaseHistory) -> bool:
         """Take an answer: positions that nobody was ever given are refused.
 
         Returns whether the leases exist, and this server has not heard of them.
         """
-        units = self._questions.pop(history.request, [])
-        limit = self._state.clock.limit
-        open_units = [
-            u for u in units if self._beyond.get((u.client, u.seq)) is u and u.after >= limit
-        ]
+        units = self._beyond.answered(history)
         if not history.runs:
-            for unit in open_units:
+            for unit in units:
                 detail = f"nobody was ever given {unit.after}"
                 self._reject(unit, "no-such-position", detail)
-        return bool(history.runs and open_units)
-
-    def _ask(self, now: int) -> None:
-        state = self._state
-        asked: dict[int, list[HeldUnit]] = {}
-        for unit in self._beyond.values():
-            if unit.after >= state.clock.limit:
-                asked.setdefault(unit.after, []).append(unit)
-        self._ask_due = now + ASK_AGAIN_NS if asked else None
-        names = tuple(node.name.encode() for node in state.config.mms)
-        for after in sorted(asked)[:_MAX_QUESTIONS]:
-            request = next(self._requests)
-            self._questions[request] = asked[after]
-            state.broadcast(names, LeaseQuery(state.cluster, request, after))
-        while len(self._questions) > _MAX_QUESTIONS or (self._questions and not asked):
-            self._questions.popitem(last=False)
-
-    def _floor(self, now: int) -> int:
-        """Return the first gsn that a record may get, by the clock.
-
-        While inserts flow the backups take the epoch from the stream, not from their clocks. So it
-        ends a little late, behind a batch: its token is then at the backups before the next insert,
-        which they would otherwise guess into the former epoch. And only leases end if nobody reads.
-        """
-        clock, gap = self._state.clock, now - self._placed_at
-        if gap >= STREAM_FLOWS_NS:
-            return clock.due(now)
-        late = now - TURN_LATE_NS if gap < TURN_LATE_NS else now
-        return clock.due(late) if self._is_watched(now) else clock.begun(late)
-
-    def _end_epoch(self, now: int) -> None:
-        """Behind a batch: decide that what is over has no more records of this shard."""
-        clock = self._state.clock
-        self._skip_to(clock.due(now) if self._is_watched(now) else clock.begun(now))
-
-    def _is_watched(self, now: int) -> bool:
-        """Whether somebody waits for positions to be decided."""
-        state = self._state
-        return state.is_followed or now - state.last_want < WATCHED_AFTER_WANT_NS
+        return bool(history.runs and units)
 
     # --- readers that wait ---
 
     def wanted(self, route: bytes, want: Want, now: int) -> None:
         """Decide all positions up to the wanted one, and answer when they are stable (D49).
 
-        A gsn beyond the leases held is let be: who waits for it asks again.
+        A gsn beyond the leases held is let be: who waits for it asks again. Without lag-fix, a
+        reader (who needs no answer) has nothing decided before the end of an epoch.
         """
         state = self._state
         state.last_want = now
         if want.gsn >= state.clock.limit:
             return
+        if not want.request and not state.config.lag_fix:
+            self._skip_to(self._turns.floor(now))
+            return
         self._wanted = max(self._wanted, want.gsn)
-        self._fill_wanted()
-        key = (route, want.request)
-        waiters = self._frontier_waiters
-        if want.request and (key in waiters or len(waiters) < MAX_FRONTIER_WAITERS):
-            waiters[key] = want.gsn
-            self._answer_waiters()
+        self._fill_wanted(now)
+        self._waiters.want(route, want)
 
-    def _fill_wanted(self) -> None:
+    def _fill_wanted(self, now: int) -> None:
         """Decide up to where somebody waits, in one range."""
-        self._skip_to(self._wanted + 1)
+        self._give_up(self._wanted + 1, now)
+
+    def heard_of(self, gsn: int, now: int) -> None:
+        """Take a hint that another shard has a record at `gsn`: its readers wait for this one."""
+        state = self._state
+        if gsn >= state.clock.limit:
+            return  # it may be no position at all
+        self._lag_fix.heard(gsn)
+        if state.is_watched(now):
+            self._give_up(gsn, now)
+
+    def _give_up(self, stop: int, now: int) -> None:
+        """Decide that what is left below `stop` gets no records, before its epoch is over."""
+        stream, clock = self._state.stream, self._state.clock
+        end = stream.end
+        self._skip_to(stop)
+        lease = clock.lease_of(stop)
+        if stream.end > end and lease is not None and lease.view_of(clock.shard) is not None:
+            self._turns.flowed_at = now
+            start = max(end, lease.epoch_base(lease.epoch_at(stop)))
+            self._state.holes += lease.slot(clock.shard, stop) - lease.slot(clock.shard, start)
 
     def _skip_to(self, stop: int) -> None:
         """Decide that all owned positions below `stop` that are not decided yet are no-ops."""
@@ -349,53 +338,18 @@ class Primary:
         if stop > end and self._may_skip() and self._state.clock.next_owned(end) < stop:
             self._decide(Skip(end, stop))
 
-    def _answer_waiters(self) -> None:
-        state, frontier = self._state, self._state.frontier
-        for key, gsn in list(self._frontier_waiters.items()):
-            if gsn < frontier:
-                del self._frontier_waiters[key]
-                route, request = key
-                state.send(
-                    route, Frontier(state.cluster, state.shard, state.view, request, frontier)
-                )
-
     def sync(self, route: bytes, sync: Sync) -> None:
         """Answer when all up to a gsn is on stable storage at all replicas."""
-        waiters, key = self._sync_waiters, (route, sync.request)
-        if key in waiters or len(waiters) < MAX_FRONTIER_WAITERS:
-            waiters[key] = sync.gsn
-            self._answer_syncs()
-
-    def _answer_syncs(self) -> None:
-        state, durable = self._state, self._state.stream.durable_end
-        for key, gsn in list(self._sync_waiters.items()):
-            if gsn < durable:
-                del self._sync_waiters[key]
-                route, request = key
-                if self._is_lost(gsn):
-                    detail = f"{gsn} was lost with the memory of all servers"
-                    state.refuse(route, request, "no-such-position", detail)
-                    continue
-                state.send(route, Synced(state.cluster, state.shard, state.view, request, durable))
-
-    def _is_lost(self, gsn: int) -> bool:
-        """Whether a record that was acked here is not there: a recovery made a no-op of it."""
-        state = self._state
-        if gsn < state.trim:
-            return False
-        try:
-            entry = state.store.find(gsn)
-        except UnreadableError:
-            return False
-        return entry is not None and type(entry.decision) is Skip
+        self._waiters.sync(route, sync)
 
     # --- the stream to the backups ---
 
     def drained(self, now: int) -> None:
         """Forward what was decided since the last batch."""
+        self._lag_fix.drained(now)
         if not self._gathered:
             return
-        self._end_epoch(now)
+        self._skip_to(self._turns.over(now, now))
         if self._may_linger():
             self._linger_due = self._linger_due or now + LINGER_NS
             if now < self._linger_due:
@@ -420,7 +374,7 @@ class Primary:
         return (
             not self._is_urgent
             and not self._state.is_followed
-            and not self._frontier_waiters
+            and not self._waiters.wait_for_frontier
             and not self._waiting
             and len(self._calm) == len(self._held)
             and len(self._gathered) < MAX_LINGERING
@@ -429,6 +383,7 @@ class Primary:
     def _spread(self, first: int, decisions: list[Decision]) -> None:
         """Tell all backups decisions, and what is stable."""
         self._spread_stable = self._state.stream.stable
+        self._spread_durable = self._state.stream.durable
         self._spread_due = None
         self._forward(self._state.peers, first, decisions)
 
@@ -451,6 +406,11 @@ class Primary:
             self._calm.discard(server)
         else:
             self._calm.add(server)
+        if report.is_followed:
+            self._followed[server] = now + FOLLOWED_AFTER_REPORT_NS
+            self._state.followed_until = max(self._followed.values())
+        elif self._followed.pop(server, None) is not None:
+            self._state.followed_until = max(self._followed.values(), default=now)
         last = self._state.stream.last
         held, durable = min(report.held, last), min(report.durable, last)
         if held <= self._held[server] and durable <= self._durable[server]:
@@ -475,15 +435,20 @@ class Primary:
         alone = self._own_durable if self._state.config.durability == "disk" else stream.last
         news = stream.stabilise(min(self._held.values(), default=alone))
         stream.make_durable(min([self._own_durable, *self._durable.values()]))
-        if self._sync_waiters:
-            self._answer_syncs()
+        self._waiters.disks_moved()
         if news:
-            if self._frontier_waiters:
-                self._answer_waiters()
+            self._waiters.frontier_moved()
             self._admit_waiting(now)
-            self._fill_wanted()
-            if self._held and self._spread_due is None and self._spread_stable < stream.stable:
-                self._spread_due = now + SPREAD_AFTER_NS
+            self._fill_wanted(now)
+        is_out = self._state.is_out
+        if is_out:
+            self._skip_to(self._state.clock.begun(now))
+        if self._held and self._spread_due is None and (
+            self._spread_stable < stream.stable
+            # The backups of a shard that has left are to know that all is on all disks.
+            or (is_out and self._spread_durable < stream.durable)
+        ):  # fmt: skip
+            self._spread_due = now + SPREAD_AFTER_NS
         return news
 
     def resend(self, route: bytes, request: Resend) -> None:
@@ -513,12 +478,11 @@ class Primary:
 
     def woke(self, now: int) -> None:
         """Do what has become due."""
-        if self._ask_due is not None and now >= self._ask_due:
-            self._ask(now)
+        if self._beyond.due is not None and now >= self._beyond.due:
+            self._beyond.ask(now)
         if self._waiting:
             self._admit_waiting(now)
-        if self._is_watched(now) or now - self._placed_at < STREAM_FLOWS_NS:
-            self._skip_to(self._floor(now))
+        self._skip_to(self._turns.end(now))
         if self._resend_due is not None and now >= self._resend_due:
             self._resend_after = min(self._resend_after * 2, MAX_RESEND_AFTER_NS)
             self._resend_due = now + self._resend_after
@@ -536,6 +500,8 @@ class Primary:
     def expire_sessions(self, now: int) -> None:
         """Forget the clients that were silent for too long, and what of theirs still waits."""
         state = self._state
+        if state.placed not in {"live", "parked"}:
+            return  # nothing is added to what is, or is to be, finalized, as far as is known
         for session in state.sessions.silent(now, state.config.session_timeout_s * 1000 * _MS):
             if not self._may_skip():
                 return
@@ -547,23 +513,16 @@ class Primary:
     def next_wakeup(self, now: int) -> int | None:
         """Return when something becomes due."""
         earliest = _NEVER
-        for due in (self._ask_due, self._spread_due, self._resend_due, self._linger_due):
+        for due in (
+            self._beyond.due, self._spread_due, self._resend_due, self._linger_due,
+            self._lag_fix.due,
+        ):  # fmt: skip
             if due is not None and due < earliest:
                 earliest = due
-        turn = self._next_end(now)
+        turn = self._turns.next_end(now, is_awaited=bool(self._waiting))
         if turn is not None and turn < earliest:
             earliest = turn
         return earliest if earliest != _NEVER else None
-
-    def _next_end(self, now: int) -> int | None:
-        """Return when an epoch or a lease has to be ended, at the latest."""
-        clock, gap = self._state.clock, now - self._placed_at
-        late = TURN_LATE_NS if gap < TURN_LATE_NS else 0
-        if self._waiting or self._is_watched(now):
-            turn = clock.next_turn(now - late)
-        else:
-            turn = clock.next_begin if gap < STREAM_FLOWS_NS else None
-        return None if turn is None else turn + late
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -580,7 +539,7 @@ class Primary:
                 assert not session.is_placed(seq), "a follower was forgotten"
                 for unit in units:
                     assert undecided.pop((unit.client, unit.seq)) is unit
-        for waiting in (self._waiting, self._beyond):
+        for waiting in (self._waiting, self._beyond.units):
             for key, unit in waiting.items():
                 assert undecided.pop(key) is unit, "a unit waits twice, or was forgotten"
         assert not undecided, "a unit without slots waits nowhere"

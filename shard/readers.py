@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from shard.entry import UnreadableError
 from shard.stream import end_of
+from ziplog.segments.entry import UnreadableError
 from ziplog.view import NO_DIGEST
 from ziplog.wire import (
     Answer,
     Deliver,
     Located,
+    Outlined,
     Place,
     ReadReply,
     Skip,
@@ -32,10 +33,10 @@ from ziplog.wire import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shard.entry import Entry
     from shard.guesses import Guesses
     from shard.state import ReplicaState
-    from ziplog.wire import Credit, Locate, Read, Subscribe, Tail, Unsubscribe
+    from ziplog.segments.entry import Entry
+    from ziplog.wire import Credit, Locate, Outline, Read, Subscribe, Tail, Unsubscribe
 
 #: What a unit counts beside its body.
 UNIT_OVERHEAD_BYTES: Final = 64
@@ -104,8 +105,9 @@ class Readers:
         timestamp_us, key, payload = 0, None, b""
         if found.answer == "record":
             contents = decode_body(found.body, len(found.gsns))
-            timestamp_us, key = contents.timestamp_us, contents.key
-            payload = contents.payloads[found.gsns.index(read.gsn)]
+            index = found.gsns.index(read.gsn)
+            timestamp_us, key = contents.timestamp_us, contents.key_of(index)
+            payload = contents.payloads[index]
         state.send(
             route,
             ReadReply(
@@ -157,7 +159,20 @@ class Readers:
             route,
             TailReply(
                 state.cluster, state.shard, state.view, state.server, tail.request,
-                state.stream.last_record, state.frontier, last,
+                state.stream.last_record, state.frontier, last, state.stream.end,
+            ),
+        )  # fmt: skip
+
+    def outline(self, route: bytes, outline: Outline) -> None:
+        """Answer how much there is of a range, and where its blocks are served."""
+        state = self._state
+        start = max(outline.start, state.trim)
+        steps = state.store.outline(start, outline.stop) if start < outline.stop else []
+        state.send(
+            route,
+            Outlined(
+                state.cluster, state.shard, state.view, state.server, outline.request,
+                state.trim, steps, state.archive_port,
             ),
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from shard.entry import Entry
+    from ziplog.segments.entry import Entry
 
 #: What an entry in memory costs beside its bytes on disk, roughly.
 _OBJECT_BYTES: Final = 512

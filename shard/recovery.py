@@ -14,19 +14,20 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shard.entry import UnreadableError
 from shard.epochs import LeaseConflictError
 from shard.joining import Joining
 from shard.log import digest_of, entries_after, mark_at
 from ziplog.node import Halt, Warn
+from ziplog.segments.entry import UnreadableError
 from ziplog.wire import Frozen, Place, Skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shard.entry import Entry, Store
     from shard.sessions import HeldUnit
     from shard.state import ReplicaState
+    from shard.store import Store
+    from ziplog.segments.entry import Entry
     from ziplog.wire import Fetched, Freeze, ViewDecided
 
 
@@ -354,6 +355,7 @@ class Recovery:
             session.last_seen = now  # nobody could be heard meanwhile
         assert stream.last == state.store.last_fseq, "a view begins with another log"
         state.state = "up"
+        state.clock.was_out = False  # in this view, nothing was refused yet
         self.number, self.entered = state.view, None
         news = stream.stabilise(stream.last)
         stream.make_durable(stream.last)

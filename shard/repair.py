@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shard.entry import Entry, FullError, UnreadableError
+from shard.store import FullError
 from ziplog.node import Warn
+from ziplog.segments.entry import Entry, UnreadableError
 from ziplog.wire import Fetch, Place
 
 if TYPE_CHECKING:
@@ -258,7 +259,9 @@ class Repair:
             return
         if not fits:
             self._fail("what other replicas have does not fit", now)
-        elif come[-1].fseq < last:
+            return
+        state.stream.mended(come)
+        if come[-1].fseq < last:
             self._hole = (come[-1].fseq + 1, last)
             self._begin_again(now)
         else:

@@ -4,10 +4,10 @@
     up --Freeze--> frozen --ViewDecided--> joined --LeaseAnnounced--> up, in the next view
     limbo (after a crash, or when a higher view is heard of) --ViewDecided, the log--> joined
 
-It refuses what is not of its cluster, shard and view, keeps the sessions, and hands the rest to its
-parts: `primary` or `backup` for inserts, `readers`, `epochs` for leases, `health`, `recovery` and
-`joining`. Any message may be lost, late, twice, of an older view, or from a server that forgot
-(docs/protocol.md, sections 3 to 11).
+It refuses what is not of its cluster, shard and view, keeps the sessions, and hands the rest to
+its parts: `primary` or `backup` for inserts, `readers`, `membership` for leases, `rate`,
+`departure`, `health`, `recovery` and `joining`. Any message may be lost, late, twice, of an older
+view, or from a server that forgot (docs/protocol.md, sections 3 to 11, 13).
 
 Invariants: `check()`, and those of the parts.
 """
@@ -17,38 +17,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from crc32c import crc32c
-from msgspec.structs import replace
 
-from shard.admission import accepts, take
+from shard.admission import accepts, may_open, put_off, take
 from shard.backup import Backup
 from shard.checkpoint import save, start
-from shard.entry import Entry, Mark, Table
-from shard.epochs import LeaseConflictError
+from shard.departure import Departure
 from shard.health import STALE_NS, Health
 from shard.heartbeat import Heart
 from shard.joining import serve
+from shard.lag import LagFix
+from shard.marks import Marks
+from shard.membership import Membership
 from shard.primary import Primary
+from shard.rate import Rates
 from shard.readers import Readers
 from shard.recovery import Recovery
 from shard.repair import Repair
-from shard.sessions import MAX_SESSIONS, HeldUnit
 from shard.state import ReplicaConfig, ReplicaState
 from ziplog.node import (
+    ArchiveOpened,
     Complain,
     Connect,
     Drained,
     Effect,
     Event,
-    Halt,
     Persist,
     Persisted,
     Received,
     StorageChanged,
     Wakeup,
-    Warn,
 )
-from ziplog.view import NO_DIGEST, Placement, fingerprint
 from ziplog.wire import (
+    Ahead,
     Beat,
     Credit,
     Fetch,
@@ -59,6 +59,7 @@ from ziplog.wire import (
     LeaseAnnounced,
     LeaseHistory,
     Locate,
+    Outline,
     Read,
     Report,
     Resend,
@@ -73,17 +74,13 @@ from ziplog.wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shard.entry import Store
     from shard.guesses import Guesses
+    from shard.sessions import HeldUnit
+    from shard.store import Store
+    from ziplog.segments.entry import Entry
     from ziplog.wire import Message
 
 __all__ = ["Replica", "ReplicaConfig"]
-
-_MS: Final = 1_000_000
-#: A mark is written at most so often.
-MARK_NS: Final = 100 * _MS
-#: After so much of the log, what the sessions hold is stored.
-TABLE_BYTES: Final = 16 * 1024 * 1024
 
 
 class Replica:
@@ -110,6 +107,7 @@ class Replica:
         self._health: Final = Health(self._state, now)
         self._recovery: Final = Recovery(self._state)
         self._repair: Final = Repair(self._state, self._recovery)
+        self._lag_fix: Final = LagFix(self._state)
         self._primary: Primary | None = None
         self._backup: Backup | None = None
         self._role = self._take_role()
@@ -117,9 +115,13 @@ class Replica:
         if goes_on:
             self._role.restore()
         self._connected = False
-        self._heartbeat: Final = Heart(self._state, now)
-        self._mark_due: int | None = None
-        self._marked = (0, 0, 0)
+        self._rates: Final = Rates(self._state, now)
+        self._heartbeat: Final = Heart(self._state, self._rates, now)
+        self._marks: Final = Marks(self._state)
+        if goes_on:
+            self._marks.soon(now)  # what became stable just before it stopped
+        self._membership: Final = Membership(self._state)
+        self._departure: Final = Departure(self._state)
         self._handlers: Final[dict[type[Message], Callable[[bytes, Any], None]]] = {
             Insert: self._insert,
             Forward: self._forward,
@@ -130,7 +132,9 @@ class Replica:
             Credit: self._credit,
             Unsubscribe: self._unsubscribe,
             Want: self._want,
+            Ahead: self._ahead,
             Tail: self._tail,
+            Outline: self._outline,
             LeaseAnnounced: self._lease_announced,
             LeaseHistory: self._lease_history,
             Locate: self._locate,
@@ -145,7 +149,7 @@ class Replica:
     def _take_role(self) -> Primary | Backup:
         """Begin as the primary or a backup of a view."""
         if self._state.server == 0:
-            self._primary = Primary(self._state)
+            self._primary = Primary(self._state, self._lag_fix)
             return self._primary
         self._backup = Backup(self._state)
         return self._backup
@@ -176,6 +180,8 @@ class Replica:
             self._drained()
         elif isinstance(event, StorageChanged):
             self._state.full = event.full
+        elif isinstance(event, ArchiveOpened):
+            self._state.archive_port = event.port
         out = self._state.out
         self._state.out = []
         return out
@@ -184,14 +190,17 @@ class Replica:
         """Return when this node wants to be woken."""
         if not self._connected or self._readers.has_work:
             return self._now
-        earliest = self._heartbeat.due
-        if self._mark_due is not None and self._mark_due < earliest:
-            earliest = self._mark_due
+        earliest = min(self._heartbeat.due, self._rates.silence_due)
+        if self._marks.due is not None and self._marks.due < earliest:
+            earliest = self._marks.due
         if self._state.state == "up":
             due = self._role.next_wakeup(self._now)
             if due is not None and due < earliest:
                 earliest = due
-        for part in (self._health, self._repair, self._recovery.joining):
+        parts = (
+            self._health, self._repair, self._recovery.joining, self._membership, self._departure,
+        )  # fmt: skip
+        for part in parts:
             due = part.next_wakeup() if part is not None else None
             if due is not None and due < earliest:
                 earliest = due
@@ -207,8 +216,7 @@ class Replica:
         if not accepts(state, route, message):
             return
         session = state.sessions.by_client.get(message.client)
-        if session is None and len(state.sessions.by_client) >= MAX_SESSIONS:
-            state.refuse(route, message.seq, "full", f"{MAX_SESSIONS} clients are known")
+        if session is None and not may_open(state, route, message):
             return
         session = state.sessions.open(message.client, self._now)
         if message.done_below > session.done_below:
@@ -216,15 +224,17 @@ class Replica:
         state.last_insert = self._now
         unit = session.units.get(message.seq)
         if unit is None:
-            unit = take(state, route, message, session)
-            if unit is not None:
-                self._role.arrived(session, unit, self._now)
+            unit = take(state, route, message, session, self._now)
+            if unit is not None and not self._role.arrived(session, unit, self._now):
+                put_off(state, route, session, message, "too many inserts are waiting")
         elif unit.checksum != crc32c(message.body) or unit.count != message.count:
             detail = f"seq {message.seq} was used for other records"
             state.refuse(route, message.seq, "identity-reused", detail)
         else:
             unit.route = route
             self._role.copied(unit)
+        if state.placed == "leaving":
+            self._departure.answer(route, session, self._now)
 
     def _forward(self, _route: bytes, message: Forward) -> None:
         if self._backup is not None and self._is_mine(message):
@@ -258,8 +268,7 @@ class Replica:
 
     def _stabilised(self, news: list[Entry]) -> None:
         self._readers.stabilised(news)
-        if self._mark_due is None:
-            self._mark_due = self._now + MARK_NS
+        self._marks.soon(self._now)
 
     # --- readers ---
 
@@ -292,6 +301,10 @@ class Replica:
         if self._reads(message, message.shard) and self._state.state in {"up", "joined"}:
             self._readers.tail(route, message)
 
+    def _outline(self, route: bytes, message: Outline) -> None:
+        if self._reads(message, message.shard):
+            self._readers.outline(route, message)
+
     def _want(self, route: bytes, message: Want) -> None:
         if self._reads(message, message.shard) and self._state.state == "up":
             if self._primary is not None:
@@ -299,76 +312,43 @@ class Replica:
             else:
                 self._state.last_want = self._now
 
+    def _ahead(self, _route: bytes, message: Ahead) -> None:
+        state = self._state
+        if self._primary is not None and state.state == "up" and message.cluster == state.cluster:
+            self._primary.heard_of(message.gsn, self._now)
+
     # --- the membership service ---
 
     def _lease_announced(self, route: bytes, message: LeaseAnnounced) -> None:
         state = self._state
-        if not self._is_from_service(route, message):
+        if not self._membership.is_from_service(route, message):
             return
-        if state.cluster not in (0, message.cluster):
-            self._halt(f"told of cluster {message.cluster}, but this is {state.cluster}")
+        told = self._membership.announced(message, self._now)
+        if told is None:
             return
-        state.cluster = message.cluster
-        begins = self._now + message.starts_in_us * 1000
-        try:
-            news = state.clock.announce(message.runs, begins, self._now, message.trim)
-        except LeaseConflictError as error:
-            self._halt(str(error))
-            return
+        if self._primary is not None:
+            self._lag_fix.announced(message.placements)
         self._health.touched(self._now)
-        placement = next((p for p in message.placements if p.shard == state.shard), None)
-        if placement is not None and state.clock.lease is not None:
-            self._placed(placement)
+        self._health.is_recovering = self._membership.is_recovering
+        if told.left_for:
+            self._leave(told.left_for)
+        elif told.view_begins:
+            self._begin_view()
         if message.trim > state.trim:
             self._trim(message.trim)
-        if news:
-            self._mark_due = self._mark_due or self._now + MARK_NS
+        if state.has_gap:
+            self._heartbeat.due = self._now  # it says what is held, and so what is missing
+        if told.has_leases:
+            self._marks.soon(self._now)
             self._readers.stabilised([])
-            if self._primary is not None and state.state == "up":
-                self._primary.leased(self._now)
-
-    def _placed(self, placement: Placement) -> None:
-        """Take the news of what the membership service has committed about this shard."""
-        state = self._state
-        self._health.is_recovering = placement.state == "recovering"
-        if state.state == "starting":
-            self._begin(placement)
-        elif state.state != "limbo" and placement.view > state.view:
-            self._leave(placement.view)
-        elif (
-            state.state == "joined"
-            and placement.state == "live"
-            and placement.view == state.view
-        ):  # fmt: skip
-            self._begin_view()
-
-    def _begin(self, placement: Placement) -> None:
-        """Become part of the shard, unless this server was that before and has forgotten it."""
-        state, config = self._state, self._state.config
-        self._heartbeat.due = self._now
-        known = next((r.fingerprint for r in placement.replicas if r.name == config.name), "")
-        if known in {"", fingerprint(config.identity)}:
-            state.view = state.view or placement.view
-            state.state = "up"
-            return
-        state.state = "limbo"
-        state.out.append(Warn(
-            f"{config.name} is in limbo: shard {state.shard} knows it with another data directory."
-            " What was there is missing here: stop it, put that directory back, and start it"
-        ))  # fmt: skip
-
-    def _is_from_service(self, route: bytes, message: Message) -> bool:
-        """Whether a message came over this server's own connection to the membership service.
-
-        Who decides what a server halts on must not be just anybody who can reach its port.
-        """
-        if any(route == node.name.encode() for node in self._state.config.mms):
-            return True
-        self._complain(route, message, "it is no answer of the membership service")
-        return False
+        may_place = told.has_leases or state.is_leaving  # or may have to be refused
+        if may_place and self._primary is not None and state.state == "up":
+            self._primary.leased(self._now)
+        if state.is_out:
+            self._ended()
 
     def _lease_history(self, route: bytes, message: LeaseHistory) -> None:
-        if not self._is_from_service(route, message):
+        if not self._membership.is_from_service(route, message):
             return
         if self._primary is None or message.cluster != self._state.cluster:
             return
@@ -377,20 +357,11 @@ class Replica:
             self._heartbeat.due = self._now
 
     def _trim(self, gsn: int) -> None:
-        state = self._state
-        state.trim = gsn
-        state.store.trim(gsn)
+        self._state.trim = gsn
+        self._state.store.trim(gsn)
         self._readers.trimmed()
-        # The service counts on what the heartbeat says, so it must survive a crash.
-        if state.state == "up":
-            self._mark()
-        elif state.store.mark is not None:  # without one, it serves nobody before it hears of it
-            mark = replace(state.store.mark, trim=gsn)
-            state.out.append(Persist(Entry(0, state.view, mark)))
+        self._marks.trimmed()
         self._heartbeat.due = self._now
-
-    def _halt(self, reason: str) -> None:
-        self._state.out.append(Halt(reason))
 
     # --- the end of a batch, and time ---
 
@@ -403,20 +374,28 @@ class Replica:
                 self._stabilise()
             self._primary.drained(self._now)
         elif self._backup is not None:
-            self._backup.drained()
+            news = self._backup.drained(self._now)
+            if news:
+                self._stabilised(news)
         if self._readers.has_work:
             self._readers.catch_up()
         if state.damaged is not None:
             (gsn, why), state.damaged = state.damaged, None
             self._repair.needed(gsn, why, self._now)
+        if state.is_out or state.is_sealed:
+            self._departure.drained(self._now)
+        if self._now >= self._rates.due:
+            self._rates.look(self._now)
         self._heartbeat.drained(self._now)
 
     def _woke(self) -> None:
         if not self._connected:
             self._connect()
+        self._look()
         if self._state.state == "up":
             if self._primary is not None:
                 self._primary.woke(self._now)
+                self._departure.woke(self._now, has_undecided=self._primary.has_undecided)
             elif self._backup is not None:
                 self._backup.woke(self._now)
         self._health.woke(self._now, self._recovery.claim)
@@ -429,8 +408,17 @@ class Replica:
             self._readers.forget_silent(self._now)
             if self._state.state == "up":
                 self._role.expire_sessions(self._now)
-        if self._mark_due is not None and self._now >= self._mark_due:
-            self._mark()
+        if self._marks.due is not None and self._now >= self._marks.due:
+            self._marks.write()
+
+    def _look(self) -> None:
+        """Look at the time: the shard's last lease may be over."""
+        if not self._state.is_out and self._membership.look(self._now):
+            self._ended()
+
+    def _ended(self) -> None:
+        if self._state.state == "up":
+            self._role.ended(self._now)
 
     def _connect(self) -> None:
         config = self._state.config
@@ -438,23 +426,6 @@ class Replica:
         for node in (*config.mms, *config.handlers, *config.replicas):
             if node.name != config.name:
                 self._state.out.append(Connect(node.name.encode(), node.endpoint))
-
-    def _mark(self) -> None:
-        state = self._state
-        self._mark_due = None
-        last = state.clock.last
-        marked = (state.stream.stable, state.trim, last.number if last else 0)
-        if marked == self._marked or state.state != "up":
-            return
-        self._marked = marked
-        mark = Mark(
-            state.cluster, state.stream.stable, state.stream.stable_end, state.trim,
-            marked[2], last.digest if last else NO_DIGEST,
-        )  # fmt: skip
-        state.out.append(Persist(Entry(0, state.view, mark)))
-        if state.bytes_since_table > TABLE_BYTES:
-            state.bytes_since_table = 0
-            state.out.append(Persist(Entry(0, state.view, Table(state.sessions.tables()))))
 
     def _persisted(self, fseq: int) -> None:
         # It may have been said before the log was cut, of entries that are void now.
@@ -570,6 +541,21 @@ class Replica:
             elif self._primary is not None:
                 self._primary.sync(route, message)
 
+    @property
+    def known(self) -> tuple[int, int, int]:
+        """The cluster's number (0: not known yet), the last stable entry, the trim point.
+
+        All of it stays so. From any thread.
+        """
+        state = self._state
+        return state.cluster, state.stream.stable, state.trim
+
+    def part(self) -> list[Entry]:
+        """Return what the store is to take last: a mark of what is stable, if it is not there."""
+        self._marks.write()
+        out, self._state.out = self._state.out, []
+        return [effect.entry for effect in out if isinstance(effect, Persist)]
+
     def checkpoint(self) -> bytes:
         """Return what a clean restart needs. Nothing may be stepped after it."""
         return save(self._state)
@@ -578,12 +564,12 @@ class Replica:
         """Assert the invariants of this replica and of its parts."""
         state = self._state
         state.stream.check()
+        self._lag_fix.check()
         state.sessions.check()
         self._readers.check()
         self._recovery.check()
         self._health.check()
         if state.state == "up":
             self._role.check()
-        if state.state == "up":
             assert state.cluster
             assert state.view

@@ -15,28 +15,38 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from shard.entry import Entry, FullError, Mark, Table, UnreadableError, mark_of_reset
-from shard.files import connect, create, following, load, sync_directory, tidy
+from shard.files import (
+    connect,
+    create,
+    drop_rows,
+    following,
+    load,
+    names_of,
+    sync_directory,
+    tidy,
+)
 from shard.flusher import Flusher
 from shard.lookup import NOWHERE, StoredLog
 from shard.mending import good_entries, mended, missing_around, missing_from
-from shard.stored import EXPIRE, HEADER_BYTES, MARK, decode, encode
-from shard.stored import positions as positions_of
+from shard.store import FullError, mark_of_reset
 from ziplog.runtime.tracing import halt
+from ziplog.segments.entry import Entry, Mark, Table, UnreadableError
+from ziplog.segments.stored import EXPIRE, HEADER_BYTES, MARK, decode, encode
+from ziplog.segments.stored import positions as positions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shard.segment import Segment
     from ziplog.node import Event
+    from ziplog.segments.segment import Segment
     from ziplog.wire import SessionTable
 
 MIB: Final = 1024 * 1024
 
 
 class SegmentStore(StoredLog):
-    """A `Store` (shard/entry.py) in a directory. One thread; the flusher has its own."""
+    """A `Store` (shard/store.py) in a directory. One thread; the flusher has its own."""
 
     def __init__(
         self,
@@ -51,6 +61,8 @@ class SegmentStore(StoredLog):
         super().__init__(directory, segments)
         self._flusher = flusher
         self._segment_bytes, self._cache_bytes = segment_bytes, cache_bytes
+        #: Gets the trim point as soon as `trim` or `reset` is called.
+        self.on_trim: Callable[[int], object] = lambda _: None
 
     @classmethod
     def open(
@@ -107,6 +119,11 @@ class SegmentStore(StoredLog):
     def flusher(self) -> Flusher:
         """Who writes; for whoever wants to tend it without its thread."""
         return self._flusher
+
+    @property
+    def sealed_fseq(self) -> int:
+        """The last entry that is in a sealed segment; 0: there is no such segment."""
+        return self._segments[-2].last_fseq if len(self._segments) > 1 else 0
 
     @property
     def backlog_bytes(self) -> int:
@@ -196,12 +213,13 @@ class SegmentStore(StoredLog):
         Nor the last entry, nor the last table that no truncation can drop, and what follows it.
         """
         self._trim = max(self._trim, gsn)
+        self.on_trim(self._trim)
         count = min(max(bisect_right(self._bases, gsn) - 1, 0), self._needed_from())
         self._recent.shrink(self._cache_bytes, self._flusher.flushed_bytes, gsn)
         if count:
             gone, self._segments = self._segments[:count], self._segments[count:]
             del self._bases[:count]
-            self._flusher.remove([name for s in gone for name in (s.index_name, s.name)])
+            self._flusher.remove([name for s in gone for name in names_of(s)])
 
     def _needed_from(self) -> int:
         """Return the index of the first segment that is needed whatever is trimmed."""
@@ -252,6 +270,7 @@ class SegmentStore(StoredLog):
         self._flush_all()
         mark = mark_of_reset(self.mark, fseq, gsn) if self.mark else None
         self._begin(following(self._active, gsn, fseq + 1, is_first=True), mark)
+        self.on_trim(self._trim)
 
     def _flush_all(self) -> None:
         if not self._flusher.flush():
@@ -266,6 +285,9 @@ class SegmentStore(StoredLog):
             contents = header + body
             segment.add(MARK, 0, 0, 0, place, len(contents))
             segment.mark, segment.flushed = mark, len(contents)
+        first = 0 if segment.is_first else segment.base_fseq
+        changing = [before for before in self._segments if before.last_fseq >= first]
+        drop_rows(self._directory, changing)
         create(self._directory, segment, contents)
         self._flusher.turn(segment)
         self._go_on(connect(tidy(self._directory, [*self._segments, segment])))
@@ -324,6 +346,7 @@ class SegmentStore(StoredLog):
         contents = mended(self._directory, segment, entries, end, self._limit_of(segment))
         if contents is None:
             return False
+        drop_rows(self._directory, [segment])
         (self._directory / segment.index_name).unlink(missing_ok=True)
         sync_directory(self._directory)
         create(self._directory, segment, contents)

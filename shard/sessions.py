@@ -17,10 +17,12 @@ from ziplog.wire import Expire, Place, SessionTable, SettledUnit
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shard.entry import Entry
+    from ziplog.segments.entry import Entry
 
 #: So many clients may have a session; more are refused.
 MAX_SESSIONS: Final = 65_536
+#: A tombstone of a unit that is refused however many copies come.
+ALL_COPIES: Final = 2**63 - 1
 
 
 class HeldUnit(msgspec.Struct, gc=False):
@@ -56,6 +58,10 @@ class Session(msgspec.Struct):
     units: dict[int, HeldUnit] = msgspec.field(default_factory=dict)
     #: At the primary: units that wait for the one with this seq to be placed.
     followers: dict[int, list[HeldUnit]] = msgspec.field(default_factory=dict)
+    #: Tombstones: by seq, how many copies of a unit were refused for good in this view.
+    refused: dict[int, int] = msgspec.field(default_factory=dict)
+    #: When the client was asked last to send what is new elsewhere, in ns.
+    told_leaving: int = -(2**62)
 
     def settle(self, done_below: int) -> list[HeldUnit]:
         """Forget what is below `done_below`, but for promises.
@@ -76,6 +82,8 @@ class Session(msgspec.Struct):
                 del self.units[seq]
                 dropped.append(unit)
         self.done_below = done_below
+        if self.refused:
+            self.refused = {seq: n for seq, n in self.refused.items() if seq >= done_below}
         return dropped
 
     def confirm(self, unit: HeldUnit, gsns: list[int]) -> None:
@@ -83,6 +91,8 @@ class Session(msgspec.Struct):
         unit.gsns = gsns
         unit.confirmed = True
         unit.body = b""
+        if self.refused:
+            self.refused.pop(unit.seq, None)  # the primary's word is above what a backup refused
         if unit.seq < self.done_below:
             self.units.pop(unit.seq, None)
 
@@ -128,6 +138,7 @@ class Sessions:
         """Forget the units that have no decided slots: their clients send them again."""
         for session in self.by_client.values():
             session.followers.clear()
+            session.refused.clear()  # that was of the view that is over
             for seq in [seq for seq, unit in session.units.items() if not unit.confirmed]:
                 del session.units[seq]
             for unit in session.units.values():
@@ -173,9 +184,11 @@ class Sessions:
         """Assert the invariant."""
         for client, session in self.by_client.items():
             assert client == session.client
+            assert all(seq >= session.done_below for seq in session.refused)
             for seq, unit in session.units.items():
                 assert seq == unit.seq
                 assert unit.gsns is not None or not unit.confirmed
+                assert seq not in session.refused, "a unit is held that was refused for good"
                 assert seq >= session.done_below or (unit.gsns is not None and not unit.confirmed)
 
 

@@ -7,17 +7,17 @@ ever grows (docs/protocol.md, sections 5 and 9).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from shard.entry import Entry
 from shard.epochs import EpochClock
 from shard.sessions import Sessions
 from shard.stream import Stream
 from ziplog.node import Broadcast, Effect, Persist, Send
+from ziplog.segments.entry import Entry
 from ziplog.types import Durability
-from ziplog.view import Replica, ServerState
+from ziplog.view import Replica, ServerState, ShardState
 from ziplog.wire import (
     Decision,
     InsertAck,
@@ -28,9 +28,14 @@ from ziplog.wire import (
 )
 
 if TYPE_CHECKING:
-    from shard.entry import Store, UnreadableError
     from shard.sessions import HeldUnit
+    from shard.store import Store
+    from ziplog.segments.entry import UnreadableError
     from ziplog.wire import RefusalCode
+
+
+#: A shard is watched for so long after somebody waited behind it.
+WATCHED_AFTER_WANT_NS: Final = 1_000_000_000
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True):
@@ -54,6 +59,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True):
     handlers: tuple[Replica, ...] = ()
     #: A peer that is silent for so long is suspected to have failed.
     suspicion_ms: int = 1000
+    #: Shards that are ahead have the others give up their positions at once.
+    lag_fix: bool = True
 
 
 class ReplicaState:
@@ -69,12 +76,20 @@ class ReplicaState:
         self.peers: Final = tuple(
             replica.name.encode() for replica in config.replicas if replica.name != config.name
         )
-        #: 0 until the membership service told it.
+        #: The names of the nodes of the membership service.
+        self.service: Final = tuple(node.name.encode() for node in config.mms)
+        #: 0 until that told it.
         self.cluster = 0
         self.view = 0
         #: Everything up to this entry was settled before the view began.
         self.view_base = 0
         self.state: ServerState = "starting"
+        #: How the membership service said last that the shard is placed; "": it has not.
+        self.placed: ShardState | Literal[""] = ""
+        #: The shard has no more positions, by the leases held (docs/protocol.md, section 13).
+        self.is_out = False
+        #: All that it will ever own is on this server's disk, and known to be on all others'.
+        self.is_sealed = False
         self.trim = 0
         self.clock: Final = EpochClock(config.shard)
         self.stream: Final = Stream()
@@ -90,15 +105,33 @@ class ReplicaState:
         self.full = False
         #: Counts the acks sent: of two, the greater is the newer.
         self.ack_counter = 0
+        #: The port of this server's archive; 0: it has none now.
+        self.archive_port = 0
         #: Orders of the step under way.
         self.out: list[Effect] = []
         #: When the last insert came and when somebody last waited behind this shard, in ns.
         self.last_insert = -(2**62)
         self.last_want = -(2**62)
+        #: Leases are missing between those that are held and those that were told last.
+        self.has_gap = False
         #: Somebody subscribes to this server.
         self.is_followed = False
+        #: Until when, as far as this server was told, somebody subscribes to a peer, in ns.
+        self.followed_until = -(2**62)
+        #: Positions that were given up because somebody waited behind them.
+        self.holes = 0
         #: Records placed so far.
         self.placed_records = 0
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the shard takes records for a little while only."""
+        return self.placed == "leaving"
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether the shard has left, or is about to, for good."""
+        return self.placed in {"leaving", "finalized"}
 
     @property
     def frontier(self) -> int:
@@ -111,6 +144,14 @@ class ReplicaState:
         # It does not go back when leases that were once known are forgotten.
         self._frontier = max(self._frontier, frontier)
         return self._frontier
+
+    def is_watched(self, now: int) -> bool:
+        """Whether somebody reads along, and so waits for positions to be decided."""
+        return (
+            self.is_followed
+            or now < self.followed_until
+            or now - self.last_want < WATCHED_AFTER_WANT_NS
+        )
 
     def send(self, dst: bytes, message: Message) -> None:
         """Order a message to be sent."""
@@ -156,9 +197,13 @@ class ReplicaState:
             )
         )
 
-    def refuse(self, route: bytes, request: int, code: RefusalCode, detail: str = "") -> None:
-        """Tell a client that its request will not be done, and why."""
+    def refuse(
+        self, route: bytes, request: int, code: RefusalCode, detail: str = "", copies: int = 0
+    ) -> None:
+        """Tell a client that its request, or the first copies of it, will not be done, and why."""
         self.send(
             route,
-            Refused(self.cluster, self.shard, self.view, self.server, request, code, detail),
-        )
+            Refused(
+                self.cluster, self.shard, self.view, self.server, request, code, detail, copies
+            ),
+        )  # fmt: skip

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ziplog.wire import Place, Skip
 
 if TYPE_CHECKING:
-    from shard.entry import Entry, Mark, Table
+    from collections.abc import Iterable
+
+    from ziplog.segments.entry import Entry, Mark, Table
     from ziplog.wire import Decision
 
 
@@ -32,6 +34,10 @@ def end_after(decision: Decision | Mark | Table, before: int) -> int:
 
 #: While the stream was heard of this lately, it says which epoch the shard is in, not a clock.
 STREAM_FLOWS_NS: Final = 40_000_000
+#: A backup that has subscribers says so with every report, and so often at least ...
+REPORT_FOLLOWED_NS: Final = 500_000_000
+#: ... and after a report that says so, the primary believes it for so long.
+FOLLOWED_AFTER_REPORT_NS: Final = 3 * REPORT_FOLLOWED_NS
 
 
 class Watermark(NamedTuple):
@@ -113,6 +119,17 @@ class Stream:
         """Take the news that all replicas have up to `fseq` on stable storage."""
         while self._undurable and self._undurable[0][0] <= fseq:
             self.durable, self.durable_end, self.durable_record = self._undurable.popleft()
+
+    def mended(self, entries: Iterable[Entry]) -> None:
+        """Take entries of the past that could not be read: one may hold what is the last record."""
+        for entry in entries:
+            if type(entry.decision) is Place:
+                record = entry.decision.gsns[-1]
+                self.last_record = max(self.last_record, record)
+                if entry.fseq <= self.stable:
+                    self.stable_record = max(self.stable_record, record)
+                if entry.fseq <= self.durable:
+                    self.durable_record = max(self.durable_record, record)
 
     def after(self, fseq: int) -> list[Entry]:
         """Return the unstable entries that follow `fseq`."""

@@ -56,6 +56,8 @@ class Client:
         self.retry_ns = retry_ns
         #: By shard and seq.
         self.jobs: dict[tuple[int, int], Job] = {}
+        #: Those that are not over, and perhaps some that are.
+        self._open: list[Job] = []
         self._next_seq: dict[int, int] = {}
         self.out: list[Effect] = []
         self.stopped = False
@@ -83,6 +85,7 @@ class Client:
         job = Job(shard, seq, after, follows, count, body, abandoned=abandon)
         job.retry_at = world.now + self.retry_ns
         self.jobs[shard, seq] = job
+        self._open.append(job)
         servers = range(self.f + 1) if to is None else to
         for server in servers:
             world.send(self.name, shard_names(shard, self.f)[server], self._message(job))
@@ -95,9 +98,14 @@ class Client:
         before = self.jobs.get((job.shard, job.follows))
         return before is not None and before.gsns is None and self.is_stuck(before)
 
+    def _those_open(self) -> list[Job]:
+        """Return the jobs that are not over, in the order in which they began."""
+        self._open = [job for job in self._open if not job.is_over]
+        return self._open
+
     def done_below(self, shard: int) -> int:
         """Return the lowest seq whose fate is open. A client never forgets an abandoned one."""
-        open_seqs = [s for (at, s), job in self.jobs.items() if at == shard and not job.is_over]
+        open_seqs = [job.seq for job in self._those_open() if job.shard == shard]
         return min(open_seqs, default=self._next_seq.get(shard, 1))
 
     def _message(self, job: Job) -> wire.Insert:
@@ -110,8 +118,8 @@ class Client:
         if isinstance(event, Received):
             self._receive(event.message)
         elif isinstance(event, Wakeup) and not self.stopped:
-            for job in self.jobs.values():
-                if not job.is_over and not job.abandoned and now >= job.retry_at:
+            for job in self._those_open():
+                if not job.abandoned and now >= job.retry_at:
                     job.retry_at = now + self.retry_ns
                     for name in shard_names(job.shard, self.f):
                         self.out.append(Send(name.encode(), self._message(job)))
@@ -144,7 +152,7 @@ class Client:
     def next_wakeup(self) -> int | None:
         if self.stopped:
             return None
-        due = [j.retry_at for j in self.jobs.values() if not j.is_over and not j.abandoned]
+        due = [job.retry_at for job in self._those_open() if not job.abandoned]
         return min(due, default=None)
 
     def check(self) -> None:
@@ -162,6 +170,7 @@ class Reader:
         self.random = random
         self.frontier = self.start = start
         self.delivered: list[tuple[int, bytes]] = []
+        self._checked = 0
         self.leases: list[LeaseRun] = []
         self.trimmed: int | None = None
         self.refusals: list[str] = []
@@ -236,8 +245,10 @@ class Reader:
         return None if self.trimmed is not None or self.stopped else self.renew_at
 
     def check(self) -> None:
-        gsns = [gsn for gsn, _ in self.delivered]
+        """What was looked at stays as it is: more only comes behind it."""
+        gsns = [gsn for gsn, _ in self.delivered[max(self._checked - 1, 0) :]]
         assert all(a < b for a, b in pairwise(gsns)), "not in gsn order"
+        self._checked = len(self.delivered)
 
 
 class Service:

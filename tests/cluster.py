@@ -148,6 +148,16 @@ class PureCluster:
         """Return what all replicas are, shard by shard."""
         return [node._state for node in self.world.nodes.values() if isinstance(node, Replica)]
 
+    def state(self, name: str) -> Any:
+        """Return the state of a storage server."""
+        return self.world.nodes[name]._state  # type: ignore[attr-defined]
+
+    def sent(self, src: str, kind: type) -> list[Any]:
+        """Return the messages of one kind that a node has sent, in order."""
+        return [
+            message for who, _, message in self.world.sent if who == src and type(message) is kind
+        ]
+
     # --- failures ---
 
     def kill(self, name: str, *, for_ns: int = RESTART) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import takewhile
 
-from shard.entry import Entry, Mark, Table, UnreadableError, mark_of_reset
+from shard.store import mark_of_reset
 from shard.stream import end_of
 from ziplog import wire
+from ziplog.segments.entry import Entry, Mark, Table, UnreadableError
 
 
 class MemoryStore:
-    """The store of `shard.entry`, in a list."""
+    """The store of `ziplog.segments.entry`, in a list."""
 
     def __init__(self) -> None:
         #: The log that is kept: entry number `first_fseq` and those after it.
@@ -94,6 +95,18 @@ class MemoryStore:
             raise UnreadableError(f"entry {entries[0].fseq} is damaged")
         return readable
 
+    def outline(self, start: int, stop: int) -> list[wire.Step]:
+        first, last = bisect_left(self._ends, start + 1), bisect_left(self._ends, stop)
+        over = [
+            (min(end, stop), entry.decision)
+            for entry, end in zip(
+                self.entries[first : last + 1], self._ends[first : last + 1], strict=True
+            )
+        ]
+        each = -(-len(over) // wire.MAX_STEPS) or 1
+        groups = [over[index : index + each] for index in range(0, len(over), each)]
+        return [wire.Step(group[-1][0], sum(map(weight_of, group))) for group in groups]
+
     def last_record_below(self, gsn: int) -> int:
         for entry in reversed(self.entries):
             if isinstance(entry.decision, wire.Place):
@@ -162,6 +175,12 @@ class MemoryStore:
         self.last_fseq, self.last_end, self._base = first - 1, base, base
         for entry in history:
             self.append(entry)
+
+
+def weight_of(step: tuple[int, object]) -> int:
+    """Return about how many bytes a decision takes."""
+    decision = step[1]
+    return 64 + (len(decision.body or b"") if isinstance(decision, wire.Place) else 0)
 
 
 def within(entries: list[Entry], limit_bytes: int) -> list[Entry]:

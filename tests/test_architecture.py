@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = sorted(
-    path
-    for package in ("ziplog", "mms", "failure_handler", "shard")
-    for path in (ROOT / package).rglob("*.py")
-)
+PACKAGES = (
+    "ziplog", "mms", "failure_handler", "shard", "logdb", "spark_reader", "pyspark_ziplog",
+)  # fmt: skip
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 EVERYTHING = SOURCES + sorted(
     path for folder in ("tests", "scripts") for path in (ROOT / folder).rglob("*.py")
 )
@@ -24,18 +23,48 @@ MAX_FUNCTION_LINES = 70
 MAX_MODULE_LINES = 600
 MAX_DOCSTRING_LINES = 15
 DOES_IO = {
+    "logdb.aio",
+    "logdb.client.asynchronous",
+    "logdb.client.blocking",
+    "logdb.client.caller",
+    "logdb.cli.commands",
+    "logdb.defaults",
+    "logdb.embedded",
+    "logdb.coordinator.progress",
     "mms.emulation",
     "shard.datadir",
     "shard.files",
     "shard.flusher",
     "shard.lookup",
     "shard.mending",
-    "shard.segment",
+    "ziplog.segments.archive",
+    "ziplog.segments.directory",
+    "ziplog.segments.segment",
+    "shard.archive.board",
+    "shard.archive.keeper",
+    "shard.archive.maker",
+    "shard.archive.server",
     "shard.segments",
+    "spark_reader.catalog",
+    "spark_reader.cli",
+    "spark_reader.data_source",
+    "spark_reader.export",
+    "spark_reader.file_source",
+    "spark_reader.files",
+    "spark_reader.inserting",
+    "spark_reader.log_source",
+    "spark_reader.placement",
+    "spark_reader.ranges",
+    "spark_reader.sources",
+    "spark_reader.stream",
+    "spark_reader.tasks",
+    "spark_reader.write_options",
+    "spark_reader.writer",
     "ziplog.client.arguments",
     "ziplog.client.asynchronous",
     "ziplog.client.blocking",
     "ziplog.client.engine",
+    "ziplog.client.scans",
     "ziplog.client.threads",
 }
 RUNS_FOREIGN_CODE = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
@@ -90,13 +119,36 @@ def test_every_import_obeys_the_layers() -> None:
 def test_every_module_beside_a_protocol_is_held_to_purity_or_known_to_do_io() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     (pure,) = (entry for entry in contracts["contracts"] if entry["id"] == "pure")
-    folders = {ROOT / name for name in ("shard", "mms", "failure_handler", "ziplog/client")}
+    folders = {
+        ROOT / name
+        for name in (
+            "shard",
+            "shard/archive",
+            "mms",
+            "failure_handler",
+            "logdb",
+            "logdb/cleaner",
+            "logdb/cli",
+            "logdb/client",
+            "logdb/coordinator",
+            "spark_reader",
+            "ziplog/client",
+            "ziplog/segments",
+        )
+    }
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in SOURCES
         if path.parent in folders and not path.name.startswith("__")
     }
     assert modules - set(pure["source_modules"]) == DOES_IO
+
+
+def test_every_package_is_known_and_says_that_it_is_typed() -> None:
+    configured = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert set(configured["importlinter"]["root_packages"]) == set(PACKAGES)
+    assert set(configured["hatch"]["build"]["targets"]["wheel"]["packages"]) == set(PACKAGES)
+    assert [name for name in PACKAGES if not (ROOT / name / "py.typed").is_file()] == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

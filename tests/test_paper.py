@@ -1,30 +1,25 @@
-"""The papers, claim by claim: one test for each, in the order of sections 4.2.1 to 4.2.5; BP-14.
+"""The thesis, claim by claim: one test for each, in the order of sections 4.2.1 to 4.2.4.
 
-Quotations are from Cong Ding, *Building a Scalable Shared Log* (Cornell 2020), and from
-BookKeeper's proposal BP-14, *Relax Durability*. The tests run the
+Quotations are from Cong Ding, *Building a Scalable Shared Log* (Cornell 2020). The tests run the
 real state machines of servers, membership service and clients in virtual time; a message takes
 50 us.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.cluster import Client, PureCluster
-from tests.world import MS, US, Link, S, shard_names
+from tests.world import MS, US, Link, shard_names
 from ziplog import policy
-from ziplog.client.requests import SyncRequest
+from ziplog.client.requests import FetchRequest
 from ziplog.errors import NoSuchRecordError, TrimmedError
 from ziplog.gsn import Schedule
 from ziplog.types import RID_GENESIS, RID_RECENT, RecordId
-from ziplog.wire import Forward, InsertAck, Place, Report, Skip, Subscribe, Suspect
-
-if TYPE_CHECKING:
-    from ziplog.types import Durability
+from ziplog.wire import Forward, InsertAck, Place, Report, Skip, Subscribe
 
 DELAY = 50 * US
 
@@ -37,13 +32,6 @@ def cluster() -> PureCluster:
 @pytest.fixture
 def alice(cluster: PureCluster) -> Client:
     return cluster.client("alice", policy.round_robin())
-
-
-def sent(cluster: PureCluster, src: str, kind: type) -> list[Any]:
-    """Return the messages of one kind that a node has sent, in order."""
-    return [
-        message for who, _, message in cluster.world.sent if who == src and type(message) is kind
-    ]
 
 
 # --- 4.2.1 Ziplog API ---
@@ -92,8 +80,6 @@ def test_4_2_1_subscribe_reads_from_the_record_on_and_waits_for_future_ones(alic
 
 
 def fetch_request(client: Client, subscription: int) -> Any:
-    from ziplog.client.requests import FetchRequest  # noqa: PLC0415
-
     return FetchRequest(client.deadline(), subscription, 100)
 
 
@@ -144,7 +130,7 @@ def test_4_2_2_subscribe_is_sent_to_every_shard(cluster: PureCluster, alice: Cli
     """'The client library sends a <SUBSCRIBE, g> message to every shard.'"""
     alice.insert(b"record")
     alice.fetch(alice.subscribe())
-    assert {message.shard for message in sent(cluster, "alice", Subscribe)} == {0, 1}
+    assert {message.shard for message in cluster.sent("alice", Subscribe)} == {0, 1}
 
 
 def test_4_2_2_records_come_in_increasing_order_without_skipping_any(
@@ -225,7 +211,7 @@ def test_4_2_3_an_epoch_ends_with_one_token_for_all_unused_gsns(
     cluster.run(30 * MS)
     decisions = [
         decision
-        for message in sent(cluster, f"shard-{rid.shard}-0", Forward)
+        for message in cluster.sent(f"shard-{rid.shard}-0", Forward)
         for decision in message.decisions
     ]
     placed = next(i for i, d in enumerate(decisions) if type(d) is Place)
@@ -297,8 +283,8 @@ def test_4_2_4_an_overwritten_record_had_no_ack_of_the_primary_there(
     first, second, a, b = contended(cluster)
     first.end(a)
     second.end(b)
-    guesses = [m for m in sent(cluster, "shard-0-1", InsertAck) if not m.confirmed]
-    decisions = sent(cluster, "shard-0-0", InsertAck)
+    guesses = [m for m in cluster.sent("shard-0-1", InsertAck) if not m.confirmed]
+    decisions = cluster.sent("shard-0-0", InsertAck)
     assert len(guesses) == len(decisions) == 2
     assert [m.gsns for m in guesses] == [m.gsns for m in decisions]  # swapped between the two
     assert first.core.counters.fast_path == second.core.counters.fast_path == 0
@@ -341,10 +327,10 @@ def test_4_2_4_a_backup_reports_its_longest_consecutive_prefix(cluster: PureClus
     cluster.world.links["shard-0-0", "shard-0-1"] = Link(lose=lambda: bool(lost and lost.pop()))
     client.insert(b"its forward is lost")
     client.insert(b"its forward arrives")
-    held = [report.held for report in sent(cluster, "shard-0-1", Report)]
+    held = [report.held for report in cluster.sent("shard-0-1", Report)]
     assert all(h == 0 for h in held[:1])
     cluster.run(50 * MS)
-    reports = [report.held for report in sent(cluster, "shard-0-1", Report)]
+    reports = [report.held for report in cluster.sent("shard-0-1", Report)]
     assert reports == sorted(reports)
     assert reports[-1] == cluster.replicas()[0].stream.last
 
@@ -384,275 +370,3 @@ def test_4_2_4_a_stable_record_stays_where_it_is(cluster: PureCluster, alice: Cl
     for n in range(20):
         alice.insert(b"more %d" % n, rids[-1])
     assert [(r.rid, r.payload) for r in alice.read_all()][: len(first)] == first
-
-
-# --- 4.2.5 Failure Recovery ---
-
-
-@pytest.fixture
-def watched() -> PureCluster:
-    """Return a cluster with a failure handler that has been idle for a while."""
-    cluster = PureCluster(shards=2, f=1, handler=True)
-    cluster.run(6 * S)
-    return cluster
-
-
-def state(cluster: PureCluster, name: str) -> Any:
-    return cluster.world.nodes[name]._state  # type: ignore[attr-defined]
-
-
-def test_4_2_5_a_failed_server_suspends_inserts_of_its_shard_only(watched: PureCluster) -> None:
-    """'the shard is temporarily unable to process insert requests (though it remains available...)'
-
-    Other shards go on, and history is read all the while.
-    """
-    pinned = watched.client("pinned", policy.pin(0))
-    other = watched.client("other", policy.pin(1))
-    rid = pinned.insert(b"before")
-    watched.run(100 * MS)
-    watched.kill("shard-0-0", for_ns=60 * S)
-    watched.run(3 * S)
-    waiting = pinned.begin(pinned.inserting([b"during"], timeout=30 * S))
-    watched.run(5 * S)
-    assert (pinned.name, waiting) not in watched.world.completed
-    assert other.insert(b"elsewhere").shard == 1
-    assert other.read(rid).payload == b"before"
-    watched.run(60 * S)
-    assert watched.is_whole()
-
-
-def test_4_2_5_servers_report_suspected_failures_to_the_handler(watched: PureCluster) -> None:
-    """'Storage servers report suspected failures to their failure handler.'"""
-    watched.world.paused.add("shard-0-1")
-    watched.run(1500 * MS)
-    (told, *_) = sent(watched, "shard-0-0", Suspect)
-    assert (told.shard, told.suspects) == (0, [1])
-
-
-def test_4_2_5_the_reporting_server_promises_to_store_no_new_records(watched: PureCluster) -> None:
-    """'the storage server promises the failure handler that it will no longer store new records'"""
-    alice = watched.client("alice", policy.pin(0))
-    watched.kill("shard-0-0", for_ns=60 * S)
-    assert watched.run_until(lambda: state(watched, "shard-0-1").state in {"frozen", "joined"})
-    last = watched.world.stores["shard-0-1"].last_fseq
-    alice.begin(alice.inserting([b"new"], timeout=5 * S))
-    watched.run(3 * S)
-    assert watched.world.stores["shard-0-1"].last_fseq == last
-
-
-def test_4_2_5_filled_positions_are_rolled_forward_stable_or_not(watched: PureCluster) -> None:
-    """'recovery must necessarily roll forward ... the records s currently holds'
-
-    The client has its acknowledgement; the primary dies before it could confirm anything.
-    """
-    world = watched.world
-    world.links["shard-0-0", "shard-0-1"] = Link(lose=lambda: True)
-    alice = watched.client("alice", policy.pin(0))
-    rid = alice.insert(b"acked, not stable")
-    assert state(watched, "shard-0-1").stream.last_record < rid.gsn
-    watched.kill("shard-0-0")
-    world.links.clear()
-    assert watched.run_until(watched.is_whole, 20 * S)
-    assert alice.read(rid).payload == b"acked, not stable"
-    assert all(world.stores[name].find(rid.gsn) is not None for name in shard_names(0, 1))
-
-
-def test_4_2_5_unfilled_positions_become_no_ops(watched: PureCluster) -> None:
-    """'these log positions can be safely filled with no-ops'
-
-    Up to the end of what was granted to the shard; what the dead primary alone held is among them.
-    """
-    world = watched.world
-    world.links["alice", "shard-0-1"] = world.links["shard-0-0", "shard-0-1"] = Link(
-        lose=lambda: True
-    )
-    alice = watched.client("alice", policy.pin(0))
-    alice.begin(alice.inserting([b"at the primary only"], timeout=1 * S))
-    watched.run(500 * MS)
-    gsn = state(watched, "shard-0-0").stream.last_record
-    assert gsn
-    watched.kill("shard-0-0")
-    watched.run(3 * S)
-    assert state(watched, "shard-0-1").view > 1
-    entry = world.stores["shard-0-1"].find(gsn)
-    assert entry is not None
-    assert isinstance(entry.decision, Skip)
-
-
-def test_4_2_5_a_server_that_fails_while_its_state_is_acquired_is_not_relied_on() -> None:
-    """'it would be unsafe ... to start roll-forward recovery while relying on an incomplete state'
-
-    Another server's state is acquired: with at most f failures one is left.
-    """
-    cluster = PureCluster(shards=1, f=2, handler=True)
-    cluster.run(6 * S)
-    alice = cluster.client("alice", policy.pin(0))
-    rid = alice.insert(b"kept")
-    cluster.kill("shard-0-0", for_ns=30 * S)
-    assert cluster.run_until(
-        lambda: any(state(cluster, name).state == "frozen" for name in shard_names(0, 2)[1:])
-    )
-    (frozen,) = [n for n in shard_names(0, 2)[1:] if state(cluster, n).state == "frozen"]
-    cluster.kill(frozen, for_ns=30 * S)
-    (last,) = {"shard-0-1", "shard-0-2"} - {frozen}
-    assert cluster.run_until(lambda: state(cluster, last).state == "joined", 20 * S)
-    assert cluster.run_until(cluster.is_whole, 60 * S)
-    assert alice.read(rid).payload == b"kept"
-
-
-def test_4_2_5_the_membership_service_removes_the_shard_and_takes_it_back(
-    watched: PureCluster,
-) -> None:
-    """'The MMS temporarily removes the shard from the configuration ... re-inserts the recovered
-    shard in the configuration using its original shard identifier.'
-    """
-    machine = watched.groups["mms-0"].machine
-    watched.kill("shard-0-0", for_ns=5 * S)
-    assert watched.run_until(lambda: machine.placements[0].state == "recovering", 5 * S)
-    assert watched.run_until(lambda: {m.shard for m in machine.last.members} == {1}, 5 * S)
-    limit = state(watched, "shard-0-1").stream.end
-    assert watched.run_until(watched.is_whole, 20 * S)
-    assert {m.shard for m in machine.last.members} == {0, 1}
-    assert machine.placements[0].view > 1
-    alice = watched.client("alice", policy.pin(0))
-    assert alice.insert(b"again").gsn >= limit, "in epochs after those that were recovered"
-
-
-def test_4_2_5_trimmed_positions_are_not_rolled_forward(watched: PureCluster) -> None:
-    """'(unless the corresponding log positions have been trimmed)'"""
-    alice = watched.client("alice", policy.pin(0))
-    rids = [alice.insert(b"%d" % n) for n in range(6)]
-    alice.trim(rids[3])
-    watched.world.stores["shard-0-1"] = type(watched.world.stores["shard-0-1"])()
-    watched.kill("shard-0-1")
-    assert watched.run_until(watched.is_whole, 20 * S)
-    with pytest.raises(TrimmedError):
-        alice.read(rids[0])
-    assert state(watched, "shard-0-1").trim == rids[3].gsn
-    assert alice.read(rids[4]).payload == b"4"
-
-
-def test_4_2_5_servers_reject_duplicates(watched: PureCluster) -> None:
-    """'all storage servers reject duplicate records received from client libraries'
-
-    That is: they say again where the record is, also after a recovery.
-    """
-    world = watched.world
-    world.link.repeat = lambda: True
-    alice = watched.client("alice", policy.pin(0))
-    rids = [alice.insert(b"%d" % n) for n in range(5)]
-    watched.kill("shard-0-0")
-    pending = alice.begin(alice.inserting([b"5"], timeout=30 * S))
-    rids += alice.end(pending)
-    assert watched.run_until(watched.is_whole, 20 * S)
-    assert [(r.rid, r.payload) for r in alice.read_all()] == [
-        (rid, b"%d" % n) for n, rid in enumerate(rids)
-    ]
-
-
-def test_4_2_5_a_backup_removes_other_copies_of_a_record() -> None:
-    """'backup servers ... remove any other copies of R in other slots before storing R in slot j'
-
-    So the survivor of a recovery has it once.
-    """
-    cluster = PureCluster(shards=1, f=1, handler=True)
-    cluster.run(6 * S)
-    world = cluster.world
-    alice, bob = (cluster.client(name, policy.pin(0)) for name in ("alice", "bob"))
-    world.links["alice", "shard-0-0"] = Link(delay=lambda: 300 * US)
-    a = alice.begin(alice.inserting([b"A"]))
-    cluster.run(100 * US)
-    b = bob.begin(bob.inserting([b"B"]))
-    rids = {b"A": alice.end(a)[0], b"B": bob.end(b)[0]}
-    assert rids[b"B"] < rids[b"A"], "the primary's order is not the backup's"
-    cluster.kill("shard-0-0")
-    assert cluster.run_until(cluster.is_whole, 20 * S)
-    assert {r.payload: r.rid for r in alice.read_all()} == rids
-
-
-# --- BP-14, Relax Durability: what it says of levels, confirmations and sync ---
-
-
-def flushing(after: int, durability: Durability) -> tuple[PureCluster, Client]:
-    """Return a cluster whose files are flushed so late, and a client."""
-    cluster = PureCluster(shards=1, f=1, durability=durability)
-    client = cluster.client("alice", policy.pin(0))
-    cluster.run(1 * S)
-    cluster.world.flush_ns = after
-    return cluster, client
-
-
-def test_bp_14_the_level_controls_when_an_insert_is_acknowledged() -> None:
-    """'The durability level only controls when an addEntry request is acknowledged.'
-
-    Volatile: from the memory of all; persistent: after the fsync on all.
-    """
-    took = {}
-    for durability in ("memory", "disk"):
-        cluster, alice = flushing(30 * MS, durability)  # type: ignore[arg-type]
-        start = cluster.world.now
-        alice.insert(b"record")
-        took[durability] = cluster.world.now - start
-    assert took["memory"] < 1 * MS
-    assert took["disk"] >= 30 * MS
-
-
-def test_bp_14_a_persistent_entry_survives_the_loss_of_all_memory() -> None:
-    """'PD: the acknowledgement happens after an entry is replicated and committed to storage'"""
-    cluster = PureCluster(shards=1, f=1, handler=True, durability="disk")
-    cluster.world.flush_ns = 10 * MS
-    alice = cluster.client("alice", policy.pin(0))
-    rids = [alice.insert(b"%d" % n) for n in range(20)]
-    for name in shard_names(0, 1):
-        cluster.kill(name)
-    assert cluster.run_until(cluster.is_whole, 30 * S)
-    assert [(r.rid, r.payload) for r in alice.read_all()] == [
-        (rid, b"%d" % n) for n, rid in enumerate(rids)
-    ]
-
-
-def test_bp_14_confirmed_means_replicated_and_persistent_on_all() -> None:
-    """'LAC is only advanced when all entries before LAC have been replicated and stored'
-
-    That watermark is `durable`; `stable`, which readers go by, is another one (D16).
-    """
-    cluster, alice = flushing(50 * MS, "memory")
-    rid = alice.insert(b"record")
-    cluster.run(20 * MS)
-    streams = [state(cluster, name).stream for name in shard_names(0, 1)]
-    assert all(stream.stable_end > rid.gsn for stream in streams)
-    assert all(stream.durable_end <= rid.gsn for stream in streams)
-    cluster.run(200 * MS)
-    assert streams[0].durable_end > rid.gsn
-
-
-def test_bp_14_sync_returns_the_last_entry_that_is_persistent_on_all() -> None:
-    """'It will return the last entry id that has been successfully replicated and committed to
-    persistent storage.' What is still under way when sync is called need not be included.
-    """
-    cluster = PureCluster(shards=1, f=1, handler=True)
-    cluster.world.flush_ns = 40 * MS
-    alice = cluster.client("alice", policy.pin(0))
-    rids = [alice.insert(b"%d" % n) for n in range(5)]
-    synced = alice.call(SyncRequest(alice.deadline()))
-    assert synced == rids[-1]
-    stores = [cluster.world.stores[name] for name in shard_names(0, 1)]
-    assert all(
-        state(cluster, n).persisted >= s.last_fseq
-        for n, s in zip(shard_names(0, 1), stores, strict=True)
-    )
-    for name in shard_names(0, 1):
-        cluster.kill(name)
-    assert cluster.run_until(cluster.is_whole, 30 * S)
-    assert [r.payload for r in alice.read_all()] == [b"%d" % n for n in range(5)]
-
-
-def test_bp_14_the_level_is_a_property_of_the_log() -> None:
-    """'The ledger type will be persisted as part of ledger metadata and remaining unchanged.'"""
-    cluster = PureCluster(shards=1, f=1, durability="disk")
-    group = cluster.groups["mms-0"]
-    cluster.config = replace(cluster.config, durability="memory")
-    group.lead()
-    ((name, reason),) = cluster.world.halts
-    assert name == "mms-0"
-    assert "'disk'" in reason

@@ -99,6 +99,8 @@ class World:
         self.sent: list[tuple[str, str, wire.Message]] = []
         self.trace: list[str] = []
         self.tracing = False
+        #: Makes messages of frames; what is built on the log has more of them.
+        self.decode: Callable[[bytes], wire.Message] = wire.decode
         #: How long a store's flush takes.
         self.flush_ns = 0
         #: What is on its way: when it arrives, a number, to whom, by which route, and the frame.
@@ -266,7 +268,7 @@ class World:
             if dst in self.paused:
                 held.append(item)
                 continue
-            self._step(dst, Received(route, wire.decode(frame)))
+            self._step(dst, Received(route, self.decode(frame)))
             if dst not in touched:
                 touched.append(dst)
         for at, count, *rest in held:
@@ -394,6 +396,13 @@ def calm_world(shards: int = 1, f: int = 1, *, lease: Lease | None = None, **con
     return world
 
 
+def probe(world: World, name: str = "c") -> Probe:
+    """Return the node of this name, which is a probe."""
+    node = world.nodes[name]
+    assert isinstance(node, Probe)
+    return node
+
+
 def insert(
     seq: int,
     *,
@@ -405,8 +414,11 @@ def insert(
     count: int = 1,
     size: int = 0,
     view: int = 1,
+    copy: int = 0,
 ) -> wire.Insert:
     """Return an insert whose payloads tell which one it is."""
     payloads = [b"%d/%d" % (seq, index) + bytes(size) for index in range(count)]
     body = wire.encode_body(wire.Body(seq, None, payloads))
-    return wire.Insert(CLUSTER, shard, view, client, seq, done_below, follows, after, count, body)
+    return wire.Insert(
+        CLUSTER, shard, view, client, seq, done_below, follows, after, count, body, copy
+    )

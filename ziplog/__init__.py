@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ziplog import errors, policy
 from ziplog import policy as _policy
 from ziplog.client.blocking import Log, Subscription
+from ziplog.client.extents import Extent, Extents
+from ziplog.client.outline import ShardOutline
 from ziplog.client.requests import Blocked
+from ziplog.client.scans import Scan
 from ziplog.errors import (
     ClosedError,
     ConfigError,
@@ -40,6 +43,8 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "DeadlineError",
+    "Extent",
+    "Extents",
     "LocalProtocolError",
     "Log",
     "NoSuchRecordError",
@@ -48,6 +53,8 @@ __all__ = [
     "Record",
     "RecordId",
     "RecordTooLargeError",
+    "Scan",
+    "ShardOutline",
     "Subscription",
     "TrimmedError",
     "UnavailableError",

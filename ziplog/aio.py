@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 from ziplog import policy as policies
 from ziplog.client.asynchronous import AsyncLog, AsyncSubscription
 from ziplog.client.asynchronous import connect as _connect
+from ziplog.client.scans import AsyncScan
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from ziplog.policy import Policy
 
-__all__ = ["AsyncLog", "AsyncSubscription", "connect"]
+__all__ = ["AsyncLog", "AsyncScan", "AsyncSubscription", "connect"]
 
 
 class connect:  # noqa: N801 - it is used as a function, and as a context manager

@@ -115,10 +115,7 @@ class NodeConfig:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True)
@@ -184,6 +181,14 @@ class ClusterConfig:
             unit="ms",
         ),
     ] = 1000
+    lag_fix: Annotated[
+        bool,
+        Key(
+            "A shard that runs ahead of others has them give up their positions at once, so that"
+            " readers need not wait for the end of the epoch.",
+            bool,
+        ),
+    ] = True
     session_timeout_s: Annotated[
         int,
         Key(
@@ -242,13 +247,13 @@ class ClusterConfig:
         exposed = next((node for node in self.nodes if not node.is_loopback), None)
         if exposed is None:
             return
-        if not self.insecure:
-            raise ConfigError(
-                f"host of node {exposed.name!r}",
-                exposed.host,
-                "a loopback address such as 127.0.0.1, unless insecure = true in [cluster] says"
-                " that whoever reaches a port may read, insert and trim",
-            )
+        require_loopback(
+            exposed.host,
+            insecure=self.insecure,
+            name=f"host of node {exposed.name!r}",
+            unless="insecure = true in [cluster] says that whoever reaches a port may read, insert"
+            " and trim",
+        )
         if self.raft_password is None:
             raise ConfigError(
                 "raft_password in [cluster]", None, "16 to 256 characters outside loopback"
@@ -293,6 +298,31 @@ class ClusterConfig:
         raise ConfigError("storage server", name, f"one of {names}")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host."""
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def require_loopback(host: str, *, insecure: bool, name: str, unless: str) -> None:
+    """Refuse to listen where others can reach us, unless somebody has said that they may.
+
+    Args:
+        host: where to listen.
+        insecure: somebody has.
+        name: what `host` is called where it is given, for messages.
+        unless: how to say so, and what it means.
+
+    Raises:
+        ConfigError: it is no loopback address, and nobody has.
+
+    """
+    if not insecure and not is_loopback(host):
+        raise ConfigError(name, host, f"a loopback address such as 127.0.0.1, unless {unless}")
+
+
 def keys_of(table: type) -> dict[str, tuple[Key, Any]]:
     """Return the keys of a table and their defaults (`dataclasses.MISSING` where there is none)."""
     hints = get_type_hints(table, include_extras=True)
@@ -311,20 +341,30 @@ def load(path: Path) -> ClusterConfig:
 
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError("cluster file", str(path), f"a readable file ({reason})") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError("cluster file", str(path), f"TOML ({error})") from error
-    try:
-        config = _parse(document, path)
-    except ConfigError as error:
-        raise ConfigError(error.name, error.value, error.allowed, str(path)) from error
+    config = parse(text, path)
     if config.raft_password is not None and path.stat().st_mode & 0o077:
         mode = f"{path.stat().st_mode & 0o777:04o}"
         raise ConfigError("mode of a file with a password", mode, "0600", str(path))
     return config
+
+
+def parse(text: str, path: Path) -> ClusterConfig:
+    """Return what `text` would say as the cluster file `path`.
+
+    Raises:
+        ConfigError: something in it is not allowed; says what and where.
+
+    """
+    try:
+        return _parse(tomllib.loads(text), path)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("cluster file", str(path), f"TOML ({error})") from error
+    except ConfigError as error:
+        raise ConfigError(error.name, error.value, error.allowed, str(path)) from error
 
 
 def dump(config: ClusterConfig, *, explain: bool = False) -> str:
@@ -338,16 +378,24 @@ def dump(config: ClusterConfig, *, explain: bool = False) -> str:
         for node in nodes:
             rows += ["", f"[[{title}]]", *_rows(node, explain=explain and node is nodes[0])]
     for shard in config.shards:
-        explained = explain and shard is config.shards[0]
-        rows += ["", "[[shard]]", *_rows(shard, explain=explained)]
-        if explained:
-            rows.append("# Its storage servers, the primary first: f+1 of them.")
-        rows += ["replicas = [", *(f"    {_inline(node)}," for node in shard.replicas), "]"]
+        rows += _shard_rows(shard, explain=explain and shard is config.shards[0])
     return "\n".join(rows) + "\n"
+
+
+def dump_shard(shard: ShardConfig) -> str:
+    """Return the part of a cluster file that says where a shard is; it may stand at its end."""
+    return "\n".join(_shard_rows(shard, explain=False)) + "\n"
 
 
 def _head(explain: bool) -> list[str]:
     return ["# Every key of a cluster file. Unknown keys are refused.", ""] if explain else []
+
+
+def _shard_rows(shard: ShardConfig, *, explain: bool) -> list[str]:
+    rows = ["", "[[shard]]", *_rows(shard, explain=explain)]
+    if explain:
+        rows.append("# Its storage servers, the primary first: f+1 of them.")
+    return [*rows, "replicas = [", *(f"    {_inline(node)}," for node in shard.replicas), "]"]
 
 
 def _rows(table: Any, *, explain: bool) -> list[str]:
@@ -388,7 +436,7 @@ def _quote(text: str) -> str:
 
 
 def _parse(document: dict[str, Any], path: Path) -> ClusterConfig:
-    _refuse_unknown(document, ("cluster", "mms", "failure_handler", "shard"), "the file")
+    refuse_unknown(document, ("cluster", "mms", "failure_handler", "shard"), "the file")
     cluster = document.get("cluster")
     if not isinstance(cluster, dict):
         raise ConfigError("[cluster]", cluster, "a table")
@@ -427,14 +475,15 @@ def _values(
     table: dict[str, Any], kind: type, where: str, also: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     keys = keys_of(kind)
-    _refuse_unknown(table, (*keys, *also), where)
+    refuse_unknown(table, (*keys, *also), where)
     for name, (key, default) in keys.items():
         if name not in table and default is dataclasses.MISSING:
             raise ConfigError(f"{name} in {where}", None, f"given: {key.allowed}")
     return {name: value for name, value in table.items() if name in keys}
 
 
-def _refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
+def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
+    """Raise `ConfigError` if `table`, called `where`, has a key that is not known."""
     names = tuple(known)
     for name, value in table.items():
         if name not in names:

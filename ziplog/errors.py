@@ -6,7 +6,7 @@ ZiplogError                     .retriable: bool
 ├── UnavailableError            nothing was done; safe to retry
 │   └── DeadlineError           also a TimeoutError
 ├── OutcomeUnknownError         also a TimeoutError; an insert that may have happened; .resolve()
-├── RecordTooLargeError         .size, .limit
+├── RecordTooLargeError         .size, .limit, .what, .index
 ├── NoSuchRecordError           the position holds no record
 ├── TrimmedError                .first: the first position still there
 └── ProtocolError               a peer sent what it may not
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ziplog.types import RecordId
+
+
+#: Nobody else knows what became of the insert.
+ONLY_ITS_CLIENT = "only the client that raised it can tell, while it is open"
 
 
 class ZiplogError(Exception):
@@ -49,8 +53,8 @@ class ConfigError(ZiplogError, ValueError):
 class ClosedError(ZiplogError):
     """The client was closed before or during the call."""
 
-    def __init__(self, what: str = "this client") -> None:
-        super().__init__(f"{what} is closed; connect again to go on")
+    def __init__(self, what: str = "this client", hint: str = "connect again to go on") -> None:
+        super().__init__(f"{what} is closed; {hint}")
 
 
 class UnavailableError(ZiplogError):
@@ -94,15 +98,19 @@ class OutcomeUnknownError(ZiplogError, TimeoutError):
 
         """
         if self.resolver is None:
-            raise ClosedError("the client of this error")
+            raise ClosedError("the client of this error", ONLY_ITS_CLIENT)
         return self.resolver(timeout)
 
 
 class RecordTooLargeError(ZiplogError, ValueError):
     """A payload or key is larger than the cluster allows; nothing was sent."""
 
-    def __init__(self, size: int, limit: int, what: str = "payload") -> None:
-        self.size, self.limit = size, limit
+    def __init__(
+        self, size: int, limit: int, what: str = "payload", index: int | None = None
+    ) -> None:
+        self.size, self.limit, self.what = size, limit, what
+        #: Of a call with several records: which one's, from 0 on.
+        self.index = index
         super().__init__(f"{what} has {size} bytes; this cluster takes at most {limit}")
 
 

@@ -13,22 +13,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import random
 import shutil
-import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import ziplog
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
-from ziplog.errors import ConfigError, UnavailableError
+from ziplog import growth
+from ziplog.config import (
+    ClusterConfig,
+    NodeConfig,
+    ShardConfig,
+    dump,
+    keys_of,
+    refuse_unknown,
+)
+from ziplog.errors import ConfigError, DeadlineError, UnavailableError
 from ziplog.supervision import Supervision
 from ziplog.supervisor import CLUSTER_FILE, Supervisor
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from typing import Self
 
     from ziplog.types import Durability
@@ -36,9 +42,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _HOST: Final = "127.0.0.1"
-#: Free ports are looked for here: below the range from which Linux takes those of connections.
-_FREE_PORTS: Final = range(10_000, 32_000)
 _POLL_S: Final = 0.02
+#: Keys of the cluster file that `Cluster` takes by their own names.
+_ARGUMENTS: Final = frozenset({"name", "durability", "f", "epoch_ms", "lag_fix"})
+#: A change of the shards takes so long at most, unless the caller says otherwise.
+_CHANGE_S: Final = 60.0
+#: A shard that left is as it should be: it stays out, and readable.
+_SETTLED: Final = frozenset({"live", "leaving", "finalized"})
 
 
 class Cluster:
@@ -56,6 +66,8 @@ class Cluster:
         name: str = "local",
         port: int | None = None,
         epoch_ms: int = 10,
+        lag_fix: bool = True,
+        settings: Mapping[str, Any] | None = None,
         timeout: float = 30.0,
         accept_limbo: bool = False,
         supervise: bool | None = None,
@@ -65,7 +77,7 @@ class Cluster:
 
         Args:
             data_dir: made if it is missing. If it holds a cluster already, that one is started as
-                its file says, and the arguments up to `epoch_ms` count for nothing.
+                its file says, and the arguments up to `settings` count for nothing.
             shards: how many shards, from 1.
             f: how many servers of a shard may fail, 0 to 15; each shard has f+1.
             mms: nodes of the membership service: 1, 3 or 5.
@@ -75,6 +87,9 @@ class Cluster:
             name: the cluster's name.
             port: the first of the ports to use, in order; None: any that are free.
             epoch_ms: length of an epoch while there is work, 1 to 60,000 ms.
+            lag_fix: whether a shard that runs ahead has the others follow at once.
+            settings: other keys of the cluster file's `[cluster]`, as `{"segment_bytes": 2**20}`;
+                `ziplog config show` lists them, with their units and limits.
             timeout: seconds until everything must be live.
             accept_limbo: return also when a server that was not shut down cleanly is in limbo: at
                 once if there is no failure handler, else when `timeout` was too short for it.
@@ -96,14 +111,18 @@ class Cluster:
         is_new = not (directory / CLUSTER_FILE).exists()
         if is_new:
             count = 2 * (mms + failure_handlers) + shards * (f + 1)
-            ports = _free_ports(count) if port is None else iter(range(port, port + count))
+            ports = (
+                growth.free_ports(count, _HOST) if port is None else iter(range(port, port + count))
+            )
             membership, handlers = _raft("mms", mms, ports), _raft("fh", failure_handlers, ports)
             config = ClusterConfig(
+                **_checked(settings or {}),
                 name=name,
                 data_dir=directory,
                 durability=durability,
                 f=f,
                 epoch_ms=epoch_ms,
+                lag_fix=lag_fix,
                 mms=membership,
                 failure_handlers=handlers,
                 shards=_shards(shards, f, ports),
@@ -113,8 +132,7 @@ class Cluster:
         self._supervision: Supervision | None = None
         atexit.register(self.stop)
         try:
-            for node in self.nodes:
-                self._supervisor.start(node)
+            self._start(self.nodes)
             self._wait_live(timeout, accept_limbo=accept_limbo)
             if bool(self.config.failure_handlers) if supervise is None else supervise:
                 self._supervision = Supervision(self._supervisor)
@@ -185,6 +203,74 @@ class Cluster:
         """Return the names of the nodes whose processes have ended."""
         return self._supervisor.dead()
 
+    # --- shards come and go ---
+
+    def add_shard(self, *, timeout: float = _CHANGE_S) -> int:
+        """Add a shard: its f+1 servers start on free ports, and it takes part in the log.
+
+        The cluster file gets it at its end. If this fails half-way, nothing that was there is
+        worse off, and the next call goes on with the shard that the file has already. Inserts and
+        subscriptions go on meanwhile, and clients that are connected find the new shard by
+        themselves (thesis 4.2.3).
+
+        Args:
+            timeout: seconds until it must be live.
+
+        Returns:
+            Its number: one above the highest ever used.
+
+        Raises:
+            ConfigError: the cluster file was spoilt, or a data directory of this name is there.
+            UnavailableError: a server could not be started, or ended at once (quotes its log), or
+                there are no free ports.
+            DeadlineError: it is not live yet. If the membership service knows it by now, it will be
+                once its servers work; `remove_shard` gives it up.
+
+        """
+        until = time.monotonic() + timeout
+        path = self._supervisor.path
+        with growth.alone(path, timeout), self.connect(timeout=timeout) as client:
+            shard = growth.next_shard(path, [found["id"] for found in client.cluster()["shards"]])
+            names = [node.name for node in shard.replicas]
+            self._supervisor.reload()
+            self._start(names)
+            growth.await_servers(shard, until, lambda: self._check_alive(names))
+            replicas = {node.name: node.endpoint for node in shard.replicas}
+            left = max(until - time.monotonic(), _POLL_S)
+            try:
+                client.add_shard(shard.id, replicas, timeout=left)
+            except DeadlineError as error:
+                tails = "; ".join(f"{n}: {self._supervisor.log_tail(n)}" for n in names)
+                raise DeadlineError(f"{error}; the logs of its servers end: {tails}") from error
+        return shard.id
+
+    def remove_shard(self, shard: int, *, timeout: float = _CHANGE_S) -> None:
+        """Take a shard out for good; returns when it takes no more records.
+
+        Its records stay readable, so its servers go on and are looked after as before. Its number
+        is never used again.
+
+        Args:
+            shard: its number.
+            timeout: seconds.
+
+        Raises:
+            ConfigError: there is no such shard, or it is the last one that takes records.
+            DeadlineError: it is not out yet; it will be.
+
+        """
+        with self.connect(timeout=timeout) as client:
+            client.remove_shard(shard, timeout=timeout)
+
+    def finalize_shard(self, shard: int, *, timeout: float = _CHANGE_S) -> None:
+        """Take a shard out if it is not, and return when nothing in it can ever change again.
+
+        That is when all its servers have all of it on stable storage. It stays readable; but for
+        trims, its files stay as they are. Arguments and errors are those of `remove_shard`.
+        """
+        with self.connect(timeout=timeout) as client:
+            client.finalize_shard(shard, timeout=timeout)
+
     def stop(self) -> None:
         """Stop all processes cleanly, and kill those that do not stop within 10 s. Idempotent."""
         if self._supervision is not None:
@@ -192,12 +278,19 @@ class Cluster:
         self._supervisor.stop()
         atexit.unregister(self.stop)
 
+    def _start(self, names: Collection[str]) -> None:
+        for name in names:
+            try:
+                self._supervisor.start(name)
+            except OSError as error:
+                raise UnavailableError(f"{name} cannot be started: {error}") from error
+
     def _wait_live(self, timeout: float, *, accept_limbo: bool) -> None:
         deadline = time.monotonic() + timeout
         with contextlib.ExitStack() as stack:
             client: ziplog.Log | None = None
             while True:
-                self._check_alive()
+                self._check_alive(self.nodes)
                 status: dict[str, Any] | None = None
                 with contextlib.suppress(UnavailableError):
                     client = client or stack.enter_context(self.connect(timeout=1.0))
@@ -213,10 +306,11 @@ class Cluster:
                     return
                 time.sleep(_POLL_S)
 
-    def _check_alive(self) -> None:
+    def _check_alive(self, names: Collection[str]) -> None:
         for name in self._supervisor.dead():
-            tail = self._supervisor.log_tail(name)
-            raise UnavailableError(f"{name} ended while the cluster started; its log ends: {tail}")
+            if name in names:
+                tail = self._supervisor.log_tail(name)
+                raise UnavailableError(f"{name} ended while it started; its log ends: {tail}")
 
     def _what_is_missing(self, status: dict[str, Any] | None, *, accept_limbo: bool) -> str:
         """Return what still keeps the cluster from being live, or ""."""
@@ -242,7 +336,7 @@ class Cluster:
                 for replica in shard["replicas"]
                 if replica["state"] != "up"
             ]
-            if absent or shard["state"] != "live":
+            if absent or shard["state"] not in _SETTLED:
                 return f"shard {shard['id']} is {shard['state']}, {', '.join(absent)}".rstrip(", ")
         return ""
 
@@ -257,6 +351,13 @@ def _is_recovering(status: dict[str, Any]) -> bool:
 
 def _limbo(shard: dict[str, Any]) -> list[str]:
     return [replica["name"] for replica in shard["replicas"] if replica["state"] == "limbo"]
+
+
+def _checked(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `settings`; refuse what the cluster file does not know, or has an argument here."""
+    names = [name for name in keys_of(ClusterConfig) if name not in _ARGUMENTS]
+    refuse_unknown(settings, names, "settings")
+    return settings
 
 
 def _raft(prefix: str, count: int, ports: Iterator[int]) -> tuple[NodeConfig, ...]:
@@ -299,17 +400,3 @@ def _forget(directory: Path, nodes: list[str]) -> None:
     (directory / CLUSTER_FILE).unlink()
     for name in nodes:
         shutil.rmtree(directory / name, ignore_errors=True)
-
-
-def _free_ports(count: int) -> Iterator[int]:
-    """Return ports that nobody listens on. Random ones: two clusters may start at the same time."""
-    with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
-            probe = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                probe.bind((_HOST, port))
-                ports.append(port)
-            if len(ports) >= count:
-                return iter(ports)
-    raise UnavailableError(f"{count} free ports were not found on {_HOST}; close some programs")

@@ -48,6 +48,12 @@ class StorageChanged(Event, frozen=True, gc=False):
     full: bool
 
 
+class ArchiveOpened(Event, frozen=True, gc=False):
+    """This server's archive listens at a port; 0: it has ended."""
+
+    port: int
+
+
 class Committed(Event, frozen=True, gc=False):
     """The replicated state machine applied a command; `result` is what it returned."""
 

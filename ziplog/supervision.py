@@ -1,19 +1,21 @@
 """Keeps a cluster's processes alive: a thread beside a supervisor.
 
 It looks at the processes ten times a second and asks the failure handlers which nodes they miss;
-`ziplog.revival` says what follows. Every node that it starts or kills is logged as a warning. Rule:
-all that it does goes through the supervisor's lock. Invariant: after `stop` it does nothing more.
-See docs/protocol.md, section 11 (joining).
+`ziplog.revival` says what follows. It looks at the cluster file as often, and starts the servers of
+shards that were added. Every node that it starts or kills is logged as a warning. Rule: all that it
+does goes through the supervisor's lock. Invariant: after `stop` it does nothing more.
+See docs/protocol.md, sections 11 and 13 (joining).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from ziplog.errors import ProtocolError
+from ziplog.errors import ConfigError, ProtocolError
 from ziplog.revival import Death, Revival
 from ziplog.runtime.transport import Transport
 from ziplog.wire import Orders, OrdersQuery, decode, encode
@@ -27,6 +29,10 @@ _S: Final = 1_000_000_000
 _LOOK_NS: Final = _S // 10
 #: The failure handlers are asked so often, or with every look while something is amiss.
 _CALM_NS: Final = _S // 2
+#: A cluster file is read when it has been the same for so long: not all writers replace it at once.
+_SETTLED_NS: Final = _S // 10
+#: A new node that the machine could not start is tried again after so long.
+_RETRY_NS: Final = _S
 
 
 class Supervision:
@@ -47,6 +53,11 @@ class Supervision:
         ]
         for handler in supervisor.config.failure_handlers:
             self._transport.connect(handler.name.encode(), handler.endpoint)
+        #: Which cluster file was seen last (another inode, time or size is another one), and when
+        #: it is to be read, if it was not yet.
+        self._file: tuple[int, ...] | None = None
+        self._read_at: int | None = None
+        self._start_at = 0
         self._request = 0
         self._asked = -_CALM_NS
         self._stopped: Final = threading.Event()
@@ -64,10 +75,42 @@ class Supervision:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
+            self._look_at_file()
+            self._start_new()
             self._revive()
             self._ask()
             self._transport.wait(_LOOK_NS)
             self._take()
+
+    def _look_at_file(self) -> None:
+        file: tuple[int, ...] = ()
+        with contextlib.suppress(OSError):
+            found = self._supervisor.path.stat()
+            file = (found.st_ino, found.st_mtime_ns, found.st_size)
+        now = time.monotonic_ns()
+        if file != self._file:
+            self._file, self._read_at = file, now + _SETTLED_NS
+        if self._read_at is None or now < self._read_at:
+            return
+        self._read_at = None
+        try:
+            self._supervisor.reload()
+        except ConfigError as error:
+            log.warning("the cluster file was changed, and is not taken: %s", error)
+
+    def _start_new(self) -> None:
+        """Start the nodes that the cluster file has got since the others were started."""
+        supervisor, now = self._supervisor, time.monotonic_ns()
+        new = [name for name in supervisor.names if name not in supervisor.processes()]
+        if not new or now < self._start_at:
+            return
+        for name in new:
+            log.warning("%s is new in the cluster file; starting it", name)
+            try:
+                supervisor.start(name)
+            except OSError as error:
+                log.warning("%s cannot be started: %s", name, error)
+                self._start_at = now + _RETRY_NS
 
     def _revive(self) -> None:
         supervisor = self._supervisor

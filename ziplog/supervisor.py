@@ -9,7 +9,6 @@ Invariant: one supervisor per data directory, guarded by a lock on `supervisor.p
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import queue
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ziplog.config import load
-from ziplog.errors import UnavailableError
+from ziplog.errors import ConfigError, UnavailableError
 from ziplog.revival import Process
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 #: The cluster file's name in a data directory.
 CLUSTER_FILE: Final = "cluster.toml"
 _LOCK_FILE: Final = "supervisor.pid"
-_PR_SET_PDEATHSIG: Final = 1
 #: A process that was told to stop (SIGSTOP) does so much sooner.
 _STOP_S: Final = 1.0
 _PACKAGE_ROOT: Final = Path(__file__).resolve().parent.parent
@@ -42,8 +40,16 @@ _LOG_TAIL_LINES: Final = 5
 #: Of each line; a server that halts tells its reason first, and then its whole state.
 _LOG_LINE_LENGTH: Final = 400
 
-#: Looked up here: between fork and exec, a process must not search its libraries.
-_prctl: Final = ctypes.CDLL(None).prctl
+#: What a child does before it becomes what it is to be: it asks to be told (PR_SET_PDEATHSIG,
+#: SIGTERM) when this process ends, and ends if that was before. Not by a function between fork and
+#: exec: for that, Python clears in the child what other threads have of their own, and who shuts a
+#: connection down when it is cleared (Spark's client does) shuts down this process's, too.
+_DIE_WITH_PARENT: Final = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Supervisor:
@@ -63,8 +69,10 @@ class Supervisor:
 
         """
         self.directory: Final = directory.absolute()
-        self._path: Final = self.directory / CLUSTER_FILE
-        self.config: Final = load(self._path)
+        #: The cluster file.
+        self.path: Final = self.directory / CLUSTER_FILE
+        #: What it said when it was read last.
+        self.config = load(self.path)
         self._logs: Final = self.directory / "logs"
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._launcher: Final = tuple(launcher)
@@ -76,7 +84,6 @@ class Supervisor:
         #: Where the log of each node's present process begins.
         self._log_starts: Final[dict[str, int]] = {}
         self._lock: int | None = _take_lock(self.directory)
-        self.names: Final = tuple(node.name for node in self.config.nodes)
 
     def __enter__(self) -> Self:
         """Do nothing more."""
@@ -85,6 +92,30 @@ class Supervisor:
     def __exit__(self, *_: object) -> None:
         """Stop everything."""
         self.stop()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all nodes."""
+        return tuple(node.name for node in self.config.nodes)
+
+    def reload(self) -> None:
+        """Read the cluster file again: it may have more shards by now. Starts nothing.
+
+        Raises:
+            ConfigError: it is not valid, or has not all nodes as they were; what was read before
+                goes on to count.
+
+        """
+        found = load(self.path)
+        with self._guard:
+            known = self.config
+            kept = (known.data_dir, known.mms, known.failure_handlers)
+            if kept != (found.data_dir, found.mms, found.failure_handlers) or not set(
+                known.shards
+            ) <= set(found.shards):
+                allowed = "one with all nodes as they were; `ziplog down` before they change"
+                raise ConfigError("cluster file of a running cluster", str(self.path), allowed)
+            self.config = found
 
     def start(self, name: str) -> None:
         """Start the process of a node, unless it runs.
@@ -96,7 +127,7 @@ class Supervisor:
 
         """
         module = self._module(name)
-        arguments = ("--config", str(self._path), "--node", name)
+        arguments = ("--config", str(self.path), "--node", name)
         command = python(module, *arguments, launcher=self._launcher)
         with self._guard:
             if self._lock is None:
@@ -279,14 +310,14 @@ def _take_lock(directory: Path) -> int:
 
 
 def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
+    prelude = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
     return subprocess.Popen(  # noqa: S603 - our own interpreter and modules
-        command,
+        prelude + command,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         env=environment(),
         start_new_session=True,  # the terminal's Ctrl-C is for the supervisor, which tells the rest
-        preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, nothing is allocated
     )
 
 
@@ -296,10 +327,6 @@ def _await_stop(pid: int) -> None:
     deadline = time.monotonic() + _STOP_S
     while os.waitid(os.P_PID, pid, options) is None and time.monotonic() < deadline:
         time.sleep(0.001)
-
-
-def _die_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 class _Starter:

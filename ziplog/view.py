@@ -11,18 +11,27 @@ from __future__ import annotations
 
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
 from ziplog.gsn import MAX_ROUND, Schedule
 from ziplog.types import Epoch, ShardId, View
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 ShardState = Literal["joining", "live", "parked", "recovering", "leaving", "finalized"]
 NodeState = Literal["starting", "up", "suspect", "down", "limbo"]
 #: What a storage server says of itself: it serves its view; it promised a recovery to store nothing
 #: more; it holds all of a new view, which has not begun; what it holds may be old.
 ServerState = Literal["starting", "up", "frozen", "joined", "limbo"]
+
+#: Members of a lease from which on it is told by what has changed, and servers are told of no other
+#: shard than their own.
+MANY_MEMBERS: Final = 17
+#: Equal leases that one step may stand for.
+MAX_STEP: Final = 1000
 
 #: The digest that the first lease names as its predecessor's.
 NO_DIGEST: Final = b"\0" * 8
@@ -202,6 +211,66 @@ def run_of(lease: Lease) -> LeaseRun:
     return LeaseRun(lease, 1, lease)
 
 
+class LeaseStep(msgspec.Struct, frozen=True, array_like=True):
+    """Equal leases in a row, by what is other in them than in the lease before."""
+
+    #: How many.
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEP)]
+    epochs: Annotated[int, msgspec.Meta(ge=1, le=2**16)]
+    epoch_size: Annotated[int, msgspec.Meta(ge=1, le=2**28)]
+    epoch_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
+    #: Members that are new, or in another view, or of another weight.
+    changed: tuple[Member, ...] = ()
+    #: Who is no member any more.
+    gone: tuple[ShardId, ...] = ()
+
+
+def difference(
+    before: tuple[Member, ...], after: tuple[Member, ...]
+) -> tuple[tuple[Member, ...], tuple[int, ...]]:
+    """Return who is another member than before, or a new one, and who is none any more."""
+    known = {member.shard: member for member in before}
+    changed = tuple(member for member in after if known.get(member.shard) != member)
+    left = known.keys() - {member.shard for member in after}
+    return changed, tuple(sorted(left))
+
+
+def unfold(last: Lease, after: int, steps: Iterable[LeaseStep]) -> list[LeaseRun]:
+    """Return the leases that follow `last`, of those that follow lease `after` by these steps.
+
+    Empty if `last` does not reach as far as `after`, or they hold nothing that follows it.
+    """
+    runs: list[LeaseRun] = []
+    if last.number < after:
+        return runs
+    for step in steps:
+        after += step.count
+        count = after - last.number
+        if count <= 0:
+            continue
+        members = _changed(last.members, step)
+        first = last = last.following(
+            members, epochs=step.epochs, epoch_size=step.epoch_size, epoch_ms=step.epoch_ms
+        )
+        for _ in range(min(count, step.count) - 1):
+            last = last.following()
+        runs.append(LeaseRun(first, last.number - first.number + 1, last))
+    return runs
+
+
+def _changed(members: tuple[Member, ...], step: LeaseStep) -> tuple[Member, ...]:
+    changed = {member.shard: member for member in step.changed}
+    if not changed and not step.gone:
+        return members
+    gone = set(step.gone)
+    kept = [changed.pop(m.shard, m) for m in members if m.shard not in gone]
+    return tuple(sorted([*kept, *changed.values()], key=_shard) if changed else kept)
+
+
+def _shard(member: Member) -> int:
+    return member.shard
+
+
 class Replica(msgspec.Struct, frozen=True, array_like=True):
     """A storage server: its name in the cluster file and where it listens ("host:port")."""
 
@@ -225,6 +294,12 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
     view: View
     state: ShardState
     replicas: Annotated[tuple[Replica, ...], msgspec.Meta(min_length=1, max_length=16)]
+
+    def has_servers_of(self, other: Placement) -> bool:
+        """Whether both are of the same servers, in the same order, whatever their directories."""
+        return [(one.name, one.endpoint) for one in self.replicas] == [
+            (one.name, one.endpoint) for one in other.replicas
+        ]
 
 
 @lru_cache(maxsize=64)

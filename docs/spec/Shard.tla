@@ -22,7 +22,7 @@ CONSTANTS Servers, Primary, Records,
           Off         \* the rules that do not hold
 
 Rules == {"no-reslot", "restart-is-failure", "roll-forward-guesses", "freeze", "views",
-          "stable-reads", "decided-only", "one-decision", "remove-copies", "recognise",
+          "stable-reads", "decided-only", "two-copies", "one-decision", "remove-copies", "recognise",
           "gapless-stream", "token", "closed-epoch", "primary-noops", "announced-epochs",
           "noop-after-freeze", "durable-decision", "no-way-back", "separate-recoveries", "confirm",
           "least-frontier"}
@@ -176,6 +176,12 @@ Learn(b) ==
   /\ stable' = [stable EXCEPT ![b] = stable[Primary]] /\ Tell(slot[b], stable[Primary])
   /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given, crashes>>
 
+\* What the only backup took from the primary is on both.
+Hold(b) ==
+  /\ Works(b) /\ (Cardinality(Servers) = 2 \/ ~On("two-copies")) /\ Held(b) > stable[b]
+  /\ stable' = [stable EXCEPT ![b] = Held(b)] /\ Tell(slot[b], Held(b))
+  /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given, crashes>>
+
 ----------------------------------------------------------------------------
 (* Crashes. What was stable is on the disk; the rest is lost. *)
 
@@ -326,7 +332,7 @@ HandOut ==
 
 Next == \/ \E r \in Records, s \in Servers : Insert(r, s)
         \/ \E s \in Servers, g \in Slots : Skip(s, g)
-        \/ \E b \in Backups : Learn(b) \/ \E i \in 1..Len(fwd[b]) : Forward(b, i)
+        \/ \E b \in Backups : Learn(b) \/ Hold(b) \/ \E i \in 1..Len(fwd[b]) : Forward(b, i)
         \/ Report \/ HandlerCrash \/ Decide \/ Confirm \/ Finish \/ Grant
         \/ \E s \in Servers : \/ Crash(s) \/ Restart(s) \/ Begin(s) \/ Acquire(s) \/ DecideAgain(s)
                               \/ Enter(s) \/ Settle(s) \/ Subscribe(s)

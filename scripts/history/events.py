@@ -162,11 +162,54 @@ class Failed(Result, frozen=True, tag="failed"):
     first: int = 0
 
 
+#: A step of a transaction: what it does, to which key, with what (written, or read).
+Step = tuple[str, str, Any]
+
+
+class Invoke(Call, frozen=True, tag="invoke"):
+    """A transaction begins; `process` is one that does one thing at a time (a thread)."""
+
+    process: int
+    #: What it means to do. None in place of what it does not know yet.
+    steps: list[Step]
+
+
+class Ok(Result, frozen=True, tag="ok"):
+    """It was committed."""
+
+    steps: list[Step]
+    #: The gsn of its commit record, if it wrote and was told of it.
+    position: int = 0
+
+
+class Fail(Result, frozen=True, tag="fail"):
+    """It certainly took no effect. `steps`: as far as it came."""
+
+    error: str
+    steps: list[Step] = []
+    text: str = ""
+
+
+class Info(Result, frozen=True, tag="info"):
+    """Nobody knows whether it took effect. `steps`: as far as it came."""
+
+    error: str
+    steps: list[Step] = []
+    text: str = ""
+
+
 class Losses(_Line, frozen=True, tag="losses"):
     """Positions that the cluster says may be lost: (shard, start, stop)."""
 
     at: int
     ranges: list[tuple[int, int, int]]
+
+
+class Left(_Line, frozen=True, tag="left"):
+    """`remove_shard` or `finalize_shard` returned: the shard has no free positions any more."""
+
+    at: int
+    shard: int
 
 
 class Fault(_Line, frozen=True, tag="fault"):
@@ -194,7 +237,12 @@ Event = (
     | TailIs
     | Trimmed
     | Failed
+    | Invoke
+    | Ok
+    | Fail
+    | Info
     | Losses
+    | Left
     | Fault
 )
 
@@ -235,9 +283,10 @@ class Recorder:
         return self._file < 0
 
     def next_op(self) -> int:
-        """Return the number of a new operation. For one thread."""
-        self._ops += 1
-        return self._ops
+        """Return the number of a new operation."""
+        with self._lock:
+            self._ops += 1
+            return self._ops
 
     def call(self, event: Event) -> None:
         """Write a line, and all before it, at once."""

@@ -10,8 +10,9 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from history import events
+from history import events, transactions
 from history.events import HistoryError
+from history.transactions import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -160,6 +161,9 @@ class Observed:
         self.refusals: Final[list[Refusal]] = []
         #: (shard, start, stop)
         self.losses: set[tuple[int, int, int]] = set()
+        #: From a shard that has left the log to when that was known.
+        self.left: Final[dict[int, int]] = {}
+        self.transactions: Final = Transactions()
         #: What is wrong by itself, whatever others saw.
         self.violations: Final[list[Violation]] = []
         self.operations = 0
@@ -220,7 +224,12 @@ class _Process:
             events.TailIs: self._tail_is,
             events.Trim: self._call,
             events.Trimmed: self._trimmed,
+            events.Invoke: self._invoked,
+            events.Ok: self._told_of_commit,
+            events.Fail: self._told_of_failure,
+            events.Info: self._told_of_failure,
             events.Losses: self._losses,
+            events.Left: self._left,
             events.Fault: lambda _: None,
         }
 
@@ -361,6 +370,23 @@ class _Process:
             if state[index] == UNKNOWN:
                 state[index] = NEVER
 
+    # --- transactions ---
+
+    def _invoked(self, event: events.Invoke) -> None:
+        self._observed.operations += 1
+        self._observed.transactions.invoked(event, self._base, self._source)
+
+    def _told_of_commit(self, event: events.Ok) -> None:
+        self._observed.transactions.committed(event, self._base, self._source)
+
+    def _told_of_failure(self, event: events.Fail | events.Info) -> None:
+        if event.error not in PUBLIC_ERRORS | transactions.PUBLIC_ERRORS:
+            self._blame("errors", f"{event.error} was raised: {event.text}")
+        if isinstance(event, events.Fail):
+            self._observed.transactions.failed(event, self._base, self._source)
+        else:
+            self._observed.transactions.told(event, self._base, self._source)
+
     # --- the rest ---
 
     def _subscribe(self, event: events.Subscribe) -> None:
@@ -410,3 +436,7 @@ class _Process:
 
     def _losses(self, event: events.Losses) -> None:
         self._observed.losses.update(event.ranges)
+
+    def _left(self, event: events.Left) -> None:
+        left = self._observed.left
+        left[event.shard] = min(event.at, left.get(event.shard, END))

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
+from history import isolation
 from history.events import Failed
 from history.observed import ACKED, END, NEVER, Violation
 from history.payloads import FOREIGN
@@ -46,8 +47,10 @@ def check(observed: Observed, *, allow_loss: bool = False) -> Judgement:
         _tails,
         _syncs,
         _trims,
+        _left,
     ):
         judgement.violations.extend(rule(judgement))
+    judgement.violations.extend(isolation.check(observed))
     return judgement
 
 
@@ -444,3 +447,19 @@ def _trimmed_read(judgement: Judgement, reading: Reading) -> Iterator[Violation]
     ):
         text = f"{gsn}@{reading.shard} was read as trimmed, and nobody trimmed it"
         yield Violation("trim", text, reading.source, gsn)
+
+
+# --- shards that leave ---------------------------------------------------------------------------
+
+
+def _left(judgement: Judgement) -> Iterator[Violation]:
+    """No record is at a shard that had left before its insert was called."""
+    records, left = judgement.observed.records, judgement.observed.left
+    for index, gsn in enumerate(judgement.seen if left else ()):
+        if not gsn:
+            continue
+        shard = judgement.places[gsn] & _SHARD_MASK
+        if records.called[index] > left.get(shard, END):
+            payload, source = records.payload[index], records.source[index]
+            text = f"payload {payload} is at {judgement.rid(gsn)}, and the shard had left before"
+            yield Violation("left", text, source, gsn, payload)

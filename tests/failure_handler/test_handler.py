@@ -7,7 +7,8 @@ import pytest
 
 from failure_handler.service import FailureHandler
 from failure_handler.state import Begin, Decide
-from tests.failure_handler.world import CLUSTER, HOP, MS, S, World, config
+from tests.failure_handler.servers import CLUSTER, HOP, MS, S
+from tests.failure_handler.world import World, config
 from ziplog.node import Committed, Complain, Halt, LeaderChanged, Received, Restored, Wakeup
 from ziplog.wire import (
     ClusterInfo,

@@ -162,7 +162,7 @@ COMMANDS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(COMMANDS, max_size=40))
 def test_a_view_is_decided_once_and_never_goes_back(commands: list[Command]) -> None:
     state = HandlerState()

@@ -7,7 +7,8 @@ import pytest
 from failure_handler.members import Member
 from failure_handler.state import Begin
 from failure_handler.survivor import Candidate, hides_damage, longest
-from tests.failure_handler.world import MS, FakeServer, S, World, config
+from tests.failure_handler.servers import MS, FakeServer, S
+from tests.failure_handler.world import World, config
 from ziplog.wire import Suspect
 
 

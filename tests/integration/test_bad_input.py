@@ -9,12 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import ziplog
+from tests.waiting import wait_until
 from ziplog.errors import (
     ClosedError,
     ConfigError,
@@ -50,13 +50,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def log(cluster: Cluster) -> Iterator[ziplog.Log]:
     with cluster.connect() as client:
         yield client
-
-
-def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = LATE_S) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
-        time.sleep(0.02)
 
 
 def all_records(log: ziplog.Log) -> list[ziplog.Record]:
@@ -98,6 +91,9 @@ def test_the_largest_record_and_key_pass(log: ziplog.Log) -> None:
     assert (record.payload, record.key) == (payload, key)
     rids = log.insert_many([payload] * 9)
     assert [log.read_record(rid).payload for rid in rids] == [payload] * 9
+    keys = [key, None, *[key] * 300]
+    rids = log.insert_many([b"x"] * len(keys), keys=keys)
+    assert [log.read_record(rid).key for rid in rids] == keys
 
 
 def test_text_is_no_payload(log: ziplog.Log) -> None:

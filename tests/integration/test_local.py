@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,23 +18,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import ziplog
+from tests.waiting import wait_until
+from ziplog.config import load
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
 from ziplog.supervisor import running_pid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 ZIPLOG = [sys.executable, "-m", "ziplog.cli"]
-
-
-def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
-        time.sleep(0.02)
 
 
 def state(pid: int) -> str:
@@ -166,6 +160,9 @@ def test_a_port_in_use_is_blamed_and_nothing_stays_behind(tmp_path: Path) -> Non
         ({"failure_handlers": -1}, "0, 1, 3 or 5"),
         ({"shards": 0}, "at least 1"),
         ({"durability": "ram"}, "'disk'"),
+        ({"settings": {"segment_bytes": 1}}, r"segment_bytes in \[cluster\] is 1; it must be"),
+        ({"settings": {"segment_byte": 1}}, "unknown key .* is 1; .* 'segment_bytes' is meant"),
+        ({"settings": {"f": 2}}, "unknown key 'f' in settings"),
     ],
 )
 def test_a_shape_that_no_cluster_has_is_refused(
@@ -173,6 +170,14 @@ def test_a_shape_that_no_cluster_has_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         Cluster(tmp_path, **arguments)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_are_keys_of_the_cluster_file(tmp_path: Path) -> None:
+    settings = {"segment_bytes": 2**21, "suspicion_ms": 500}
+    with Cluster(tmp_path, shards=1, f=0, failure_handlers=0, settings=settings) as cluster:
+        assert (cluster.config.segment_bytes, cluster.config.suspicion_ms) == (2**21, 500)
+    assert load(tmp_path / "cluster.toml").segment_bytes == 2**21
 
 
 def test_no_server_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
@@ -349,8 +354,13 @@ def test_ctrl_c_ends_a_following_tail_quietly(cluster: Cluster) -> None:
     with cluster.connect() as log:
         log.insert_after(b"seen")
     command = [*ZIPLOG, "tail", "--follow", "--bootstrap", cluster.endpoint]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes) as tail:  # type: ignore[call-overload]
+    options: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        # Whoever starts the tests in the background has it ignored, and so it would be here.
+        "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    }
+    with subprocess.Popen(command, **options) as tail:
         while b"seen" not in tail.stdout.readline():
             pass
         tail.send_signal(signal.SIGINT)

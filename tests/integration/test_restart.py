@@ -19,24 +19,18 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import pytest
 
 import ziplog
+from tests.waiting import wait_until
 from ziplog.errors import OutcomeUnknownError, UnavailableError, ZiplogError
 from ziplog.local import Cluster
 from ziplog.supervisor import CLUSTER_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
 DEADLINE_S: Final = 40.0
-
-
-def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
-        time.sleep(0.02)
 
 
 class Load:

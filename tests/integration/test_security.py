@@ -21,6 +21,7 @@ import pytest
 import zmq
 
 import ziplog
+from tests.waiting import wait_until
 from ziplog import wire
 from ziplog.local import Cluster
 
@@ -55,13 +56,6 @@ def number(cluster: Cluster) -> int:
     with Stranger(cluster.config.mms[0]) as stranger:
         info = stranger.ask(wire.Hello(0, 1), wire.ClusterInfo)
         return info.cluster
-
-
-def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
-        time.sleep(0.02)
 
 
 class Witness:
@@ -246,6 +240,28 @@ def test_random_bytes_at_every_port(cluster: Cluster) -> None:
     with Witness(cluster):
         for port, data in itertools.product(ports, BYTES):
             pour(port, data)
+
+
+def greeted(port: int) -> socket.socket:
+    """Return a connection that has shaken hands."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=5)
+    connection.sendall(zmtp(b"NULL", READY))
+    answer = b""
+    while b"READY" not in answer:
+        answer += connection.recv(4096)
+    return connection
+
+
+def test_who_breaks_off_in_a_flood_stops_nobody(cluster: Cluster) -> None:
+    flood = b"\0\1x" * 2000 + b"\x04\x07\x04PING\0\0" * 10
+    with Witness(cluster):
+        for node in cluster.config.nodes * 5:
+            with greeted(node.port) as stranger:
+                stranger.sendall(flood)
+                # Who is greeted behind it is answered by a thread that has read it.
+                greeted(node.port).close()
+                # What is under way is lost: a reset.
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 @pytest.mark.parametrize("claim", [False, True])

@@ -1,6 +1,8 @@
 """The membership service: what it answers clients, and when."""
 
-from mms.questions import MAX_PENDING
+import pytest
+
+from mms.questions import BURST, DISTANCE_NS, MAX_PENDING
 from tests.mms.world import CLUSTER, MS, S, World, config
 from ziplog.node import (
     LeaderChanged,
@@ -66,7 +68,25 @@ def test_many_questions_share_barriers_and_are_bounded() -> None:
     assert len(world.answers(Refused)) == 10
     world.run(S)
     assert len(world.answers(LeaseHistory)) == MAX_PENDING
-    assert len(world.log) - before <= 4
+    barriers = world.commands()[before:].count("Barrier")
+    assert BURST < barriers <= BURST + 2, "a few at once, and one for all the others"
+
+
+def test_one_who_asks_now_and_then_does_not_wait_and_one_who_never_stops_does() -> None:
+    world = World().lead().run(S)
+    asked = 0
+    for turn in range(BURST):
+        asked += 1
+        world.ask(LeaseQuery(CLUSTER, asked, 5))
+        world.run(10 * MS)
+        assert len(world.answers(LeaseHistory)) == turn + 1
+    before = len(world.log)
+    for _ in range(1000):
+        asked += 1
+        world.ask(LeaseQuery(CLUSTER, asked, 5))
+        world.run(MS)
+    barriers = world.commands()[before:].count("Barrier")
+    assert barriers == pytest.approx(1000 * MS // DISTANCE_NS, abs=1)
 
 
 def test_a_leader_that_lost_its_followers_answers_nothing_from_memory() -> None:

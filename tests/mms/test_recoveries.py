@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mms.state import RecordLoss
+from mms.commands import RecordLoss
 from tests.mms.world import CLUSTER, MS, S, World, config
 from ziplog.node import LeaderChanged
 from ziplog.view import fingerprint

@@ -2,8 +2,8 @@
 
 import pytest
 
+from mms.commands import GrantLease, decode_command
 from mms.service import ACTIVE_NS, FIRST_LEASE_NS, MembershipService
-from mms.state import GrantLease, decode_command
 from tests.mms.world import CLUSTER, MS, FakeServer, S, World, config
 from ziplog.node import (
     Committed,

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mms.state import (
+from mms.commands import (
     Barrier,
-    ClusterState,
     Command,
     CreateCluster,
     GrantLease,
@@ -18,6 +17,7 @@ from mms.state import (
     SetTrim,
     decode_refusal,
 )
+from mms.state import ClusterState
 from ziplog.view import NO_DIGEST, Lease, LeaseRun, Member, Placement, Replica
 
 CLUSTER = 77
@@ -401,7 +401,7 @@ class StateMachine(RuleBasedStateMachine):
 
 
 TestStateMachine = StateMachine.TestCase
-TestStateMachine.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
+TestStateMachine.settings = settings(max_examples=30, stateful_step_count=15)
 
 
 def test_the_log_keeps_the_level_that_it_was_made_with() -> None:

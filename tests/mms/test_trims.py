@@ -64,3 +64,23 @@ def test_a_trim_below_the_trim_point_is_done() -> None:
     assert [(m.request, m.trim, m.error) for m in world.answers(TrimReply)] == [
         (request, 1000, "") for request in (1, 2, 3, 4)
     ]
+
+
+def test_a_new_leader_waits_for_servers_that_it_has_not_heard_yet() -> None:
+    world = World().lead().run(5 * S)
+    world.ask(Trim(CLUSTER, 9, 1000))
+    world.run(20 * MS)
+    for server in world.service.servers:
+        if server.name == "shard-1-1":
+            server.heartbeat, server.heard = None, 0
+    world.servers[3].alive = False
+    assert world.servers[3].name == "shard-1-1"
+    world.service.servers.listen_from(world.now)
+    for server in world.servers:
+        if server.name.endswith("-0"):
+            world.ask(Frontier(CLUSTER, server.shard, 1, 1, server.frontier), server.route)
+    world.run(3 * S)
+    assert world.service.state.trim == 1000
+    assert world.answers(TrimReply) == []
+    world.run(3 * S)
+    assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 1000)]

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from mms.commands import decode_command
 from mms.service import MembershipService
-from mms.state import ClusterState, decode_command
+from mms.state import ClusterState
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
 from ziplog.node import (
     Broadcast,
@@ -19,7 +20,7 @@ from ziplog.node import (
     Send,
     Wakeup,
 )
-from ziplog.view import NO_DIGEST, Lease
+from ziplog.view import NO_DIGEST, Lease, LeaseRun, Replica, unfold
 from ziplog.wire import (
     Heartbeat,
     LeaseAnnounced,
@@ -71,18 +72,29 @@ class FakeServer:
         self.lease: Lease | None = None
         self.trim = 0
         self.frontier = 0
+        #: Whether somebody reads along, and how far its frontier is behind then, in ns.
+        self.watched = False
+        self.behind = 0
         self.halted = False
+        self.view = 1
+        #: How it was told that its shard is placed.
+        self.placed = ""
+        self.sealed = False
+        self.has_gap = False
+        self.stable_gsn = 7
         self.told: list[LeaseAnnounced] = []
         self.wants: list[Want] = []
 
     def heartbeat(self) -> Heartbeat:
         lease = self.lease
-        view = 0 if self.state == "starting" else 1
+        view = 0 if self.state == "starting" else self.view
         return Heartbeat(
             CLUSTER if lease else 0, self.name, "127.0.0.1:1", self.shard, view, self.incarnation,
             99, self.state, self.active, self.rate, self.frontier, 0,  # type: ignore[arg-type]
-            lease.number if lease else 0, lease.digest if lease else NO_DIGEST, self.trim, 7, 5,
-            self.identity,
+            lease.number if lease else 0, lease.digest if lease else NO_DIGEST, self.trim,
+            self.stable_gsn, 5, self.identity, self.placed,  # type: ignore[arg-type]
+            is_watched=self.watched, holes=3, is_sealed=self.sealed,
+            has_gap=self.has_gap,
         )  # fmt: skip
 
     def receive(self, message: Message) -> None:
@@ -94,11 +106,18 @@ class FakeServer:
         elif isinstance(message, LeaseAnnounced):
             self.told.append(message)
             self.trim = max(self.trim, message.trim)
-            for run in message.runs:
+            self.has_gap = message.after > (self.lease.number if self.lease is not None else 0)
+            for run in message.runs or self._unfold(message):
                 self._take(run.first, run.last)
-            placed = any(p.shard == self.shard for p in message.placements)
-            if self.state == "starting" and self.lease is not None and placed:
+            states = [p.state for p in message.placements if p.shard == self.shard]
+            self.placed = states[0] if states else self.placed
+            if self.state == "starting" and self.lease is not None and states:
                 self.state = "up"
+
+    def _unfold(self, message: LeaseAnnounced) -> list[LeaseRun]:
+        runs = unfold(self.lease, message.after, message.steps) if self.lease is not None else []
+        assert not runs or runs[-1].last.digest == message.digest
+        return runs
 
     def _take(self, first: Lease, last: Lease) -> None:
         held = self.lease
@@ -124,6 +143,8 @@ class World:
         self.sent: list[tuple[bytes, Message]] = []
         self.complaints: list[str] = []
         self.is_cut_off = False
+        #: Leases, and when they began, or will.
+        self.begun: list[tuple[int, Lease]] = []
         self.servers = [
             FakeServer(node.name, shard.id)
             for shard in self.config.shards
@@ -131,6 +152,13 @@ class World:
         ]
         self.beats: dict[str, int] = dict.fromkeys((s.name for s in self.servers), self.now)
         self.start()
+
+    def add_servers(self, shard: int, count: int = 2) -> list[Replica]:
+        """Start the servers of another shard; return where they are."""
+        added = [FakeServer(f"shard-{shard}-{i}", shard) for i in range(count)]
+        self.servers += added
+        self.beats |= {server.name: self.now for server in added}
+        return [Replica(s.name, f"127.0.0.1:{9000 + 10 * shard + i}") for i, s in enumerate(added)]
 
     def start(self) -> None:
         """Start the service anew, from what consensus has."""
@@ -170,10 +198,20 @@ class World:
         for server in self.servers:
             if server.route == dst:
                 server.receive(message)
+                if server.has_gap:
+                    self.beats[server.name] = self.now  # it says so at once
 
     def hear(self, server: FakeServer) -> None:
-        self.beats[server.name] = self.now + S
+        self.beats[server.name] = self.now + (S // 4 if server.watched else S)
+        if server.watched:
+            server.frontier = max(server.frontier, self.ran_at(self.now - server.behind))
         self.step(Received(server.route, server.heartbeat()))
+
+    def ran_at(self, then: int) -> int:
+        """Return the base of the epoch that ran then."""
+        at, lease = next(one for one in reversed(self.begun) if one[0] <= then)
+        index = min((then - at) // (lease.epoch_ms * MS), lease.epochs - 1)
+        return lease.epoch_base(lease.first_epoch + index)
 
     def run(self, duration: int) -> "World":
         stop = self.now + duration
@@ -195,6 +233,10 @@ class World:
             _, command = self.proposed.pop(0)
             self.log.append(command)
             self.step(Committed(command, self.consensus.apply(command)))
+            last, starts = self.service.plan.last, self.service.plan.starts
+            if last is not None and last not in [lease for _, lease in self.begun]:
+                self.begun = [one for one in self.begun if one[0] < starts]
+                self.begun.append((starts, last))
         elif kind == 2:
             name = min((s.name for s in self.servers if s.alive), key=lambda name: self.beats[name])
             self.hear(next(s for s in self.servers if s.name == name))

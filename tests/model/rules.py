@@ -44,6 +44,10 @@ RULES: Final[dict[str, Rule]] = {
         "what is reported as held counts decided slots, not guesses",
         "StableAgree", "D7", "shard/stream.py",
     ),
+    "two-copies": Rule(
+        "a backup takes what it holds for stable, unasked, only if it is the only backup",
+        "DelivAgree", "D7, D43", "shard/backup.py",
+    ),
     "one-decision": Rule(
         "a recovery has one decision",
         "ViewAgree", "D21", "failure_handler/state.py",

@@ -121,7 +121,7 @@ class ShardModel:
     def _stabilise(
         self, state: State, servers: list[Server], working: list[bool]
     ) -> Iterator[tuple[Step, State]]:
-        """Let the primary hear what all hold, and the backups hear of it."""
+        """Let the primary hear what all hold, and the backups hear of it, or know by themselves."""
         primary = servers[PRIMARY]
         if all(working) and len({server.view for server in servers}) == 1:
             stable = min(self._local.held(server) for server in servers)
@@ -137,6 +137,11 @@ class ShardModel:
             ):
                 step = ("Learn", who, primary.stable)
                 yield step, self._raise(state, who, primary.stable)
+            # What the only backup took from the primary is on both.
+            if working[who] and (self.frame.n == 2 or not self._on["two-copies"]):
+                held = self._local.held(server)
+                if held > server.stable:
+                    yield ("Hold", who, held), self._raise(state, who, held)
 
     def _raise(self, state: State, who: int, stable: int) -> State:
         """Raise what a server knows to be stable, and have it told."""

@@ -19,6 +19,7 @@ _TEXTS: Final = {
     "Forward": "{0}: the primary's word comes, {1} is in slots {2} to {3}",
     "Report": "primary: all hold what is decided up to slot {0}",
     "Learn": "{0}: is told that all up to slot {1} is stable",
+    "Hold": "{0}: takes all up to slot {1} for stable, as it holds it",
     "Crash": "{0}: crashes",
     "Restart": "{0}: restarts in its view, with what was stable",
     "HandlerCrash": "handler: its leader crashes, another one goes on from what is committed",
@@ -41,8 +42,8 @@ STEPS: Final = frozenset(_TEXTS)
 STEPS_WITHOUT_A_RULE: Final = frozenset({"Restart", "DecideAgain", "Subscribe", "DeclareNoop"})
 #: Which of a step's details is a server, and which one is what a slot holds.
 _SERVER_AT: Final = {
-    "Insert": 0, "InsertAgain": 0, "Skip": 0, "Forward": 0, "Learn": 0, "Crash": 0, "Restart": 0,
-    "Begin": 1, "Acquire": 0, "Decide": 1, "DecideAgain": 1, "Enter": 1, "Settle": 0,
+    "Insert": 0, "InsertAgain": 0, "Skip": 0, "Forward": 0, "Learn": 0, "Hold": 0, "Crash": 0,
+    "Restart": 0, "Begin": 1, "Acquire": 0, "Decide": 1, "DecideAgain": 1, "Enter": 1, "Settle": 0,
     "Subscribe": 0,
 }  # fmt: skip
 _VALUE_AT: Final = {"Insert": 1, "InsertAgain": 1, "Forward": 1}

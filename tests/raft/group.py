@@ -10,16 +10,15 @@ import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
-import random
 import shutil
 import signal
-import socket
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.raft import node as node_module
 from tests.raft.node import Settings, decode, encode
+from tests.ziplog.bench import free_endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -269,14 +268,3 @@ class Group:
 
     def _is_quiet(self) -> bool:
         return not self._again and not any(self._under_way.values())
-
-
-def free_endpoints(count: int) -> list[str]:
-    """Return endpoints that no connection of this machine is given by chance."""
-    found: list[str] = []
-    while len(found) < count:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                found.append(f"127.0.0.1:{port}")
-    return found

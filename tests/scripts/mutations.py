@@ -509,3 +509,15 @@ def subscribe_to_what_was_trimmed(lines: Lines, random: Random) -> bool:
     known = delivered(lines)
     lines["workload"] += [events.Trim(10**6, 0, max(known) + 1), events.Trimmed(10**6, 0)]
     return True
+
+
+@breaks("left")
+def inserted_at_a_shard_that_had_left(lines: Lines, random: Random) -> bool:
+    chosen = single_ack(lines, random)
+    if chosen is None:
+        return False
+    name, index = chosen
+    event = lines[name][index]
+    call = next(e for e in lines[name] if isinstance(e, events.Insert) and e.op == event.op)
+    lines["workload"].append(events.Left(call.at - 1, event.shards[0]))
+    return True

@@ -30,6 +30,7 @@ class Log:
     durable: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     losses: list[tuple[int, int, int]] = field(default_factory=list)
+    shards: list[int] = field(default_factory=lambda: list(range(SHARDS)))  # that take records
 
     def tail(self) -> int:
         return max(self.held, default=0)
@@ -85,6 +86,8 @@ class World:
             return
         if self.faults and self.chance(0.002):
             self._lose()
+        if self.faults and len(self.log.shards) > 1 and self.chance(0.002):
+            self._leave()
         next(script)
 
     def _drain(self) -> None:
@@ -107,6 +110,12 @@ class World:
             if self.log.held.get(gsn, (-1, 0))[0] == shard and gsn not in self.log.durable:
                 del self.log.held[gsn]
                 self.log.lost.add(gsn)
+
+    def _leave(self) -> None:
+        """Let a shard leave: from now on it takes nothing, and somebody is told."""
+        shard = self.random.choice(self.log.shards)
+        self.log.shards.remove(shard)
+        self.say("workload", events.Left(self.tick(), shard))
 
     # --- what clients do: each `yield` is a moment at which others may act ---
 
@@ -135,7 +144,7 @@ class World:
 
     def _place(self, after: int, payloads: list[int]) -> list[int]:
         gsn = max(after, self.log.sealed - 1)
-        shard, gsns = self.random.randrange(SHARDS), []
+        shard, gsns = self.random.choice(self.log.shards), []
         for payload in payloads:
             gsn += self.random.randint(1, 6)
             while gsn in self.log.held or gsn % SHARDS != shard:

@@ -17,23 +17,17 @@ from injection.nodes import LAUNCHER, Nodes
 from injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos, Fault, faults, strike
 
 import ziplog
+from tests.waiting import wait_until
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
 from ziplog.supervisor import CLUSTER_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ziplog.runtime.transport import Transport
 
 DEADLINE_S = 20.0
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.005)
 
 
 # --- the control file ----------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from copy import deepcopy
 from random import Random
@@ -22,22 +21,14 @@ from hypothesis import strategies as st
 import ziplog
 from tests.scripts.mutations import MUTATIONS, Lines
 from tests.scripts.simulated import write
+from tests.waiting import wait_until
 from ziplog.local import Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-DEADLINE_S = 30.0
 #: Needs what no calm history has.
 NOT_IN_A_CALM_HISTORY = {"resolved_in_two_ways", "read_what_was_trimmed"}
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.01)
 
 
 @given(st.integers(0, 2**63), st.integers(MIN_BYTES, 3000), st.data())

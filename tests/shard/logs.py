@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from shard.entry import Entry, Mark, Table, mark_of_reset
 from shard.segments import SegmentStore
+from shard.store import mark_of_reset
+from ziplog.segments.entry import Entry, Mark, Table
 from ziplog.view import NO_DIGEST
 from ziplog.wire import Expire, Place, SessionTable, SettledUnit, Skip
 

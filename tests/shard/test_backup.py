@@ -15,7 +15,6 @@ from tests.world import (
     MS,
     US,
     Link,
-    Probe,
     S,
     World,
     add_shard,
@@ -24,6 +23,7 @@ from tests.world import (
     grant,
     insert,
     placements,
+    probe,
 )
 from ziplog import wire
 from ziplog.node import Received
@@ -40,12 +40,6 @@ def backup_of(world: World) -> Backup:
     assert isinstance(replica, Replica)
     assert replica._backup is not None
     return replica._backup
-
-
-def probe(world: World) -> Probe:
-    node = world.nodes["c"]
-    assert isinstance(node, Probe)
-    return node
 
 
 def acks(world: World, server: int = 1) -> list[tuple[int, bool, list[int]]]:
@@ -242,7 +236,7 @@ def test_only_decided_entries_are_reported() -> None:
 
 
 def test_lost_word_about_what_is_stable_is_asked_for() -> None:
-    world = calm_world()
+    world = calm_world(f=2)  # the only backup knows it by itself
     world.run(400 * MS)  # the lease is in its last epoch: no more epochs end
     send(world, wire.Want(CLUSTER, 0, 0, 5), to=PRIMARY)
     # The last forward, which tells that all is stable, is lost.

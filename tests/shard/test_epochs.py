@@ -214,7 +214,7 @@ def owned(leases: list[Lease], shard: int) -> list[tuple[int, int]]:
     ]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(clocks(), st.integers(1, 200))
 def test_next_owned_is_that_of_a_brute_force(
     held: tuple[EpochClock, list[Lease]], gsn: int
@@ -225,7 +225,7 @@ def test_next_owned_is_that_of_a_brute_force(
     assert clock.next_owned(gsn) == (later[0] if later else clock.limit)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(clocks(), st.integers(1, 150), st.integers(1, 5))
 def test_take_is_that_of_a_brute_force(
     held: tuple[EpochClock, list[Lease]], floor: int, count: int
@@ -268,3 +268,55 @@ def test_offsets_between_epochs_say_nothing() -> None:
     assert clock.slots_between(1, 8) is None
     assert clock.slots_between(1, lease.stop) is None
     assert clock.slots_between(lease.stop, 1) is None
+
+
+# --- a shard that is in some leases only ---
+
+
+def with_and_without() -> list[Lease]:
+    """Return leases with shard 0, without it, and with it again."""
+    first = first_lease(2)
+    second = first.following((Member(1, 1, 1),))
+    return [first, second, second.following(first.members)]
+
+
+def test_shard_is_out_when_a_lease_begins_behind_its_last_one() -> None:
+    first, second, third = with_and_without()
+    clock = EpochClock(0)
+    assert clock.out_at is None
+    clock.announce([run_of(first)], S, S)
+    assert clock.out_at is None
+    clock.announce([run_of(second)], 2 * S, S)
+    assert clock.out_at == 2 * S
+    clock.announce([run_of(third)], 3 * S, S)
+    assert clock.out_at is None
+    clock.announce([run_of(third.following(second.members))], 4 * S, S)
+    assert clock.out_at == 4 * S
+    clock.turn(5 * S)
+    assert clock.out_at == 4 * S
+    assert EpochClock(1).out_at is None
+
+
+def test_lease_that_is_skipped_counts_until_a_later_one_begins() -> None:
+    first, second, third = with_and_without()
+    last = third.following(second.members)
+    clock = EpochClock(0)
+    clock.announce([run_of(first), run_of(second)], S, S)
+    assert clock.out_at == S
+    clock.announce([run_of(third), run_of(last)], 9 * S, 2 * S)
+    assert clock.out_at == 9 * S
+    assert not clock.has_ended(second.stop)
+    assert clock.has_ended(third.stop)
+
+
+def test_shard_that_was_out_is_remembered() -> None:
+    first, second, third = with_and_without()
+    clock = EpochClock(0)
+    clock.announce([run_of(first), run_of(first.following())], S, S)
+    assert not clock.was_out
+    clock.announce([run_of(first.following().following(second.members))], S, S)
+    assert clock.was_out
+    away = EpochClock(0)
+    away.announce([run_of(first)], S, S)
+    away.announce([run_of(third)], S, S, trim=third.base)
+    assert away.was_out, "what was trimmed meanwhile is not known"

@@ -136,7 +136,7 @@ def test_restart_keeps_promises_in_order() -> None:
     assert nxt.gsns == [4]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(st.data())
 def test_promises_stay_until_they_are_contradicted(data: st.DataObject) -> None:
     """D3, against a dumb model: a slot changes only by a decision about it or about its unit."""

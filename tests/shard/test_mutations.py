@@ -92,15 +92,15 @@ def test_known_unit_is_placed_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_stable_counts_promises(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backup reports what it guessed as if it were decided."""
-    drained = Backup.drained
+    report = Backup._report
 
-    def mutant(self: Backup) -> None:
+    def mutant(self: Backup, now: int) -> None:
         stream, guessed = self._state.stream, len(self.guesses.promised)
         stream.last += guessed
-        drained(self)
+        report(self, now)
         stream.last -= guessed
 
-    monkeypatch.setattr(Backup, "drained", mutant)
+    monkeypatch.setattr(Backup, "_report", mutant)
     assert_noticed()
 
 

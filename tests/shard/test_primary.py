@@ -14,7 +14,6 @@ from tests.world import (
     MS,
     US,
     Link,
-    Probe,
     S,
     World,
     address,
@@ -23,6 +22,7 @@ from tests.world import (
     grant,
     insert,
     placements,
+    probe,
     shard_names,
 )
 from ziplog import wire
@@ -30,6 +30,8 @@ from ziplog.node import Received
 from ziplog.view import Lease, run_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shard.primary import Primary
 
 PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
@@ -40,12 +42,6 @@ def primary_of(world: World) -> Primary:
     assert isinstance(replica, Replica)
     assert replica._primary is not None
     return replica._primary
-
-
-def probe(world: World, name: str = "c") -> Probe:
-    node = world.nodes[name]
-    assert isinstance(node, Probe)
-    return node
 
 
 def send(world: World, *messages: wire.Message, to: str = PRIMARY, run: int = 1 * MS) -> None:
@@ -298,11 +294,27 @@ def ends(world: World) -> list[int]:
     return [e.decision.stop for e in decided(world, PRIMARY) if isinstance(e.decision, wire.Skip)]
 
 
-def test_watched_shard_closes_its_epochs() -> None:
+@pytest.mark.parametrize(
+    ("lag_fix", "epochs"), [(True, [1, 2, 3, 4, 9, 14]), (False, range(1, 16))]
+)
+def test_watched_shard_closes_its_epochs(lag_fix: bool, epochs: Iterable[int]) -> None:
+    world = calm_world(lag_fix=lag_fix)
+    send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 1, 1, 1 << 20), insert(1))
+    world.run(150 * MS)
+    assert ends(world) == [first_lease(1).epoch_base(epoch) for epoch in epochs]
+
+
+def test_epoch_that_is_over_ends_at_once_if_the_last_insert_is_some_time_ago() -> None:
     world = calm_world()
     send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 1, 1, 1 << 20), insert(1))
-    world.run(60 * MS)
-    assert ends(world) == [first_lease(1).epoch_base(epoch) for epoch in range(1, 7)]
+    turn = primary_of(world)._state.clock.next_turn(world.now)
+    assert turn is not None
+    world.run(turn - 3 * MS - world.now)
+    send(world, insert(2))
+    assert primary_of(world).next_wakeup(world.now) == turn
+    world.run(turn + MS - world.now)
+    assert ends(world) == [first_lease(1).epoch_base(1)]
+    assert decided(world, BACKUP) == decided(world, PRIMARY)
 
 
 def test_shard_that_nobody_reads_closes_leases_only() -> None:
@@ -347,7 +359,7 @@ def test_want_beyond_the_leases_decides_nothing() -> None:
     world = calm_world()
     send(world, wire.Want(CLUSTER, 0, 9, 2**62))
     assert decided(world, PRIMARY) == []
-    assert not primary_of(world)._frontier_waiters
+    assert not primary_of(world)._waiters.wait_for_frontier
     grant(world, first_lease(1).following(), 1)
     world.run(50 * MS)
     assert primary_of(world)._state.stream.end < 2**40

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shard.entry import Entry, Mark
 from shard.replica import Replica
 from tests.checkers import places
 from tests.world import (
@@ -23,10 +22,12 @@ from tests.world import (
     grant,
     insert,
     placements,
+    probe,
     shard_names,
 )
 from ziplog import wire
 from ziplog.node import Complain, Received
+from ziplog.segments.entry import Entry, Mark
 from ziplog.view import run_of
 
 PRIMARY, BACKUP, THIRD = "shard-0-0", "shard-0-1", "shard-0-2"
@@ -51,9 +52,7 @@ def replica(world: World, name: str) -> Replica:
 
 
 def heard(world: World, kind: type, by: str = "fh-0") -> list[Any]:
-    node = world.nodes[by]
-    assert isinstance(node, Probe)
-    return node.of(kind)
+    return probe(world, by).of(kind)
 
 
 def acks(world: World, view: int = 1) -> list[tuple[int, int, list[int]]]:

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from shard import joining, repair
-from shard.entry import FullError, UnreadableError
+from shard.store import FullError
 from tests.shard.test_recovery import (
     BACKUP,
     LEASE,
@@ -30,6 +30,7 @@ from tests.shard.test_recovery import (
 from tests.world import CLUSTER, MS, Link, S, World, insert
 from ziplog import wire
 from ziplog.node import Received, Warn
+from ziplog.segments.entry import Mark, UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -192,6 +193,24 @@ def test_who_cannot_be_helped_leaves_it_to_the_other_one(told: list[str]) -> Non
     assert store(world, PRIMARY).damaged == set()
     begin(world, 3)
     assert log(world, PRIMARY) == log(world, BACKUP)
+    assert not world.halts
+
+
+@pytest.mark.parametrize("knew_stable", [False, True])
+def test_a_log_of_which_nothing_can_be_read_is_taken_anew(*, knew_stable: bool) -> None:
+    """Nobody can say whether its entries are the survivor's, also if they were stable."""
+    world = dark()
+    held = store(world, PRIMARY)
+    world.kill(PRIMARY)
+    held.damaged, held.last_view = set(range(1, held.last_fseq + 1)), 0
+    if knew_stable:
+        held.mark = Mark(CLUSTER, held.last_fseq, held.last_end, 0, LEASE.number, LEASE.digest)
+    crash(world, PRIMARY)
+    order(world, decision(promise(world, BACKUP, 3)), BACKUP, PRIMARY)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 5 * S)
+    assert held.damaged == set()
+    begin(world, 3)
+    assert log(world, PRIMARY) == log(world, BACKUP) != []
     assert not world.halts
 
 

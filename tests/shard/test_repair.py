@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shard import repair
-from shard.entry import Entry, FullError, UnreadableError
 from shard.joining import serve
 from shard.recovery import Claim, Missing, Recovery
 from shard.repair import Repair
 from shard.state import ReplicaConfig, ReplicaState
+from shard.store import FullError
 from shard.stream import Watermark
 from tests.memory_store import MemoryStore
 from tests.shard.logs import expire, place, skip
 from tests.world import MS, S, address, shard_names
 from ziplog.node import Send, Warn
+from ziplog.segments.entry import Entry, UnreadableError
 from ziplog.wire import Fetch, Fetched, Limits, decode, encode
 
 if TYPE_CHECKING:
@@ -129,6 +130,15 @@ def test_what_a_reader_came_upon_is_repaired(damaged: set[int]) -> None:
     (warning,) = shard.warnings
     assert f"file is damaged at {10 * min(n for n in damaged if n % 3)}" in warning
     assert shard.repair.next_wakeup() is None
+
+
+def test_the_last_record_is_known_again_once_it_is_repaired() -> None:
+    shard = Shard({20})
+    stream = shard.state.stream
+    known = Watermark(20, 201, 190)  # as a start counts that cannot read entry 20
+    stream.restore(known, known, [])
+    shard.need(200)
+    assert (stream.last_record, stream.stable_record, stream.durable_record) == (200, 200, 200)
 
 
 def test_what_was_known_from_the_start_is_repaired_unasked() -> None:

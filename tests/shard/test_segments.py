@@ -51,9 +51,7 @@ steps = st.lists(
 )
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps,
     st.sampled_from([1, 600, 2_000, 1 << 20]),
@@ -67,7 +65,7 @@ def test_like_a_list(
     cache_bytes: int,
     block_bytes: int,
 ) -> None:
-    monkeypatch.setattr("shard.segment.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("ziplog.segments.segment.BLOCK_BYTES", block_bytes)
     with TemporaryDirectory() as directory:
 
         def start() -> SegmentStore:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shard.entry import FullError, Mark
-from shard.segment import Segment
+from shard.store import FullError
 from tests.shard.disk import Crash, Disk
 from tests.shard.logs import (
     HUGE,
@@ -26,6 +25,8 @@ from tests.shard.logs import (
     table,
 )
 from ziplog.node import Persisted
+from ziplog.segments.entry import Mark
+from ziplog.segments.segment import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -395,7 +396,7 @@ def test_segments_from_before_entries_were_counted_are_taken_over(
 
     with monkeypatch.context() as patched:
         patched.setattr(Segment, "__init__", init)
-        patched.setattr("shard.stored._MAX_LAG", -1)
+        patched.setattr("ziplog.segments.stored._MAX_LAG", -1)
         store, oracle = opened(segment_bytes=SMALL), Oracle()
         for _ in range(30):
             apply(store, oracle, ("place", 1, [1, 2], 90))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shard.entry import Entry, UnreadableError
 from tests.shard.logs import (
     HUGE,
     Oracle,
@@ -20,6 +19,7 @@ from tests.shard.logs import (
     span,
     walk,
 )
+from ziplog.segments.entry import Entry, UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

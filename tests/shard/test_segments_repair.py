@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard.entry import Entry, FullError, UnreadableError
+from shard.store import FullError
 from tests.shard.disk import Crash, Disk
 from tests.shard.logs import HUGE, Oracle, apply, expire, mark, place, reopen, skip, span
+from ziplog.segments.entry import Entry, UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,7 +140,7 @@ damages = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(damages, st.booleans(), st.sampled_from([1, 2, 1000]))
 def test_any_damage_is_noticed_and_repaired(
     whole: tuple[Path, Oracle],

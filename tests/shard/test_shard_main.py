@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
+from ziplog.growth import free_ports
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -28,19 +28,14 @@ def run(path: Path, name: str = "shard-0-0") -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Path:
-    nodes = [NodeConfig(f"shard-0-{index}", "127.0.0.1", free_port()) for index in range(2)]
+    ports = free_ports(4, "127.0.0.1")
+    nodes = [NodeConfig(f"shard-0-{index}", "127.0.0.1", next(ports)) for index in range(2)]
     config = ClusterConfig(
         name="demo",
         data_dir=tmp_path / "data",
-        mms=(NodeConfig("mms-0", "127.0.0.1", free_port(), free_port()),),
+        mms=(NodeConfig("mms-0", "127.0.0.1", next(ports), next(ports)),),
         shards=(ShardConfig(0, tuple(nodes)),),
         disk_reserve_bytes=0,
     )

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard.entry import Entry
 from shard.stream import Stream, Watermark, end_of
+from ziplog.segments.entry import Entry
 from ziplog.wire import Decision, Expire, Place, Skip
 
 
@@ -63,7 +63,7 @@ def test_gap_is_our_own_error() -> None:
         Stream().append(entry(2, place(1)))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(
     st.lists(st.sampled_from(["place", "skip", "expire"]), max_size=20),
     st.lists(st.tuples(st.booleans(), st.integers(0, 25)), max_size=10),

@@ -6,6 +6,7 @@ Exit codes: 0 no promise was broken; 1 one was, and the last line reproduces it;
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.command_line import OneLineParser, at_least
+from tests.sim.database import draws as database_draws
 from tests.sim.fault_text import parse_faults, strangers
 from tests.sim.plan import draw
 from tests.sim.run import run
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from tests.sim.plan import Fault, Plan
     from tests.sim.seeds import Result
+    from tests.sim.stages import Counts
 
 _REPORT_S: Final = 10.0
 #: Seeds that a worker takes at once.
@@ -62,8 +65,12 @@ def _parser() -> argparse.ArgumentParser:
         help="processes, if there is more than one seed",
     )  # fmt: skip
     parser.add_argument("--steps", type=at_least(0), help="calls that each writer makes")
-    parser.add_argument("--writers", type=at_least(0), help="clients that insert")
-    parser.add_argument("--readers", type=at_least(0), help="clients that follow the log")
+    parser.add_argument(
+        "--writers", type=at_least(0), help="clients that insert, or do transactions"
+    )
+    parser.add_argument(
+        "--readers", type=at_least(0), help="clients that follow the log, or watch a key"
+    )
     parser.add_argument(
         "--faults",
         type=_faults,
@@ -72,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--raft", action=argparse.BooleanOptionalAction, help="consensus is the real library"
+    )
+    parser.add_argument(
+        "--logdb", action="store_true", help="clients use a database in the log, not the log itself"
     )
     parser.add_argument("--quiet", action="store_true", help="do not print the trace")
     parser.add_argument("--history", type=Path, help="write the history's files there")
@@ -93,7 +103,8 @@ def _faults(text: str) -> tuple[Fault, ...]:
 
 def plan_of(options: argparse.Namespace, seed: int) -> Plan:
     """Return a seed's plan, with what the command line says instead."""
-    plan = draw(seed, is_raft_real=options.raft)
+    drawn = database_draws.draw if options.logdb else draw
+    plan = drawn(seed, is_raft_real=options.raft)
     given = {
         "calls": options.steps,
         "writers": options.writers,
@@ -177,6 +188,19 @@ def _summary(results: list[Result], failed: list[Result], wall_s: float) -> str:
         f" {wall_s:.0f} s ({virtual_s / 3600 / wall_s:.3f} virtual hours a second);"
         f" {sum(o.operations for o in outcomes)} calls,"
         f" {sum(o.faults for o in outcomes)} faults, {sum(o.steps for o in outcomes)} steps"
+        + _of_databases([outcome.database for outcome in outcomes if outcome.database is not None])
+    )
+
+
+def _of_databases(counts: list[Counts]) -> str:
+    if not counts:
+        return ""
+    commits, aborts, in_doubt, checkpoints, trims = map(
+        sum, zip(*map(dataclasses.astuple, counts), strict=True)
+    )
+    return (
+        f"; {commits} commits, {aborts} aborts, {in_doubt} in doubt, {checkpoints} checkpoints,"
+        f" {trims} trims"
     )
 
 

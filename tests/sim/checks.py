@@ -96,16 +96,16 @@ class StableLogs:
         self.ownership: Final = ownership
         #: From a position to its record; positions below a shard's frontier without one are no-ops.
         self.records: Final[dict[int, Row]] = {}
-        self._shards: Final[dict[int, _StableLog]] = {}
+        self._shards: Final[dict[int, StableLog]] = {}
 
-    def shard(self, shard: int) -> _StableLog:
+    def shard(self, shard: int) -> StableLog:
         """Return what is known of a shard."""
         if shard not in self._shards:
-            self._shards[shard] = _StableLog(shard, self.ownership, self.records)
+            self._shards[shard] = StableLog(shard, self.ownership, self.records)
         return self._shards[shard]
 
 
-class _StableLog:
+class StableLog:
     """What was ever stable at a server of a shard: one log, for ever."""
 
     def __init__(self, shard: int, ownership: Ownership, records: dict[int, Row]) -> None:
@@ -120,6 +120,8 @@ class _StableLog:
         self._stable: Final[dict[str, int]] = {}
         #: All that the shard owns below is decided and stable, as some server said.
         self.closed = 0
+        #: The last entry of a shard that is finalized; None: it is not.
+        self.sealed: int | None = None
 
     def observed(self, server: str) -> int:
         """Return up to which fseq a server's stable log was handed over since it started."""
@@ -171,6 +173,9 @@ class _StableLog:
             )
             return
         where = f"entry {entry.fseq} of shard {self.shard}, at {server}:"
+        assert self.sealed is None or entry.fseq <= self.sealed, (
+            f"{where} {entry} is new, and the shard was finalized with {self.sealed} entries"
+        )
         self._check_place_in_log(where, entry)
         if isinstance(entry, Placed):
             self._check_unit(where, entry)
@@ -238,8 +243,26 @@ class _StableLog:
             )
         self.closed = max(self.closed, frontier)
 
+    @property
+    def was_member(self) -> bool:
+        """Whether any lease gave the shard positions."""
+        return self._ownership.limit(self.shard) > 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that the shard owns, by all leases so far, is decided and stable."""
+        return self.closed >= self._ownership.limit(self.shard)
+
+    def seal(self) -> None:
+        """The shard is finalized, and all that it has was handed over: nothing is ever added."""
+        if self.sealed is None:
+            self.sealed = max(self.entries, default=0)
+
     def forgive(self, start: int, stop: int) -> None:
         """Forget the positions [start, stop): reported as lost, with the memory of all servers."""
+        assert self.sealed is None, (
+            f"[{start}, {stop}) of shard {self.shard} may be lost, and the shard was finalized"
+        )
         lost = [e for e in self.entries.values() if start <= e.start < stop]
         # Nothing is in such a log behind what it lost.
         first = min((entry.fseq for entry in lost), default=max(self.entries, default=0) + 1)

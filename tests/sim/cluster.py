@@ -6,6 +6,7 @@ supervisor, as in production; what became of the cluster can be asked here.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -51,7 +52,8 @@ class SimCluster:
         self.kernel: Final = kernel
         self.plan: Final = plan
         self.network: Final = Network(kernel)
-        self.config: Final = config or config_of(plan)
+        #: The cluster file. Who runs knows what it said when he was started.
+        self.config = config or config_of(plan)
         self.disks: Final = {name: Disk(kernel.random) for name in plan.servers}
         #: The disks of the services' nodes; with the stand-in of consensus nothing is on them.
         self.service_disks: Final = {
@@ -64,10 +66,10 @@ class SimCluster:
         self.nodes: Final[dict[str, Process]] = {}
         for node in self.config.mms:
             disk = self.service_disks[node.name]
-            self._add(node, programs.membership_node(self.config, self.mms, disk))
+            self._add(node, programs.membership_node(lambda: self.config, self.mms, disk))
         for node in self.config.failure_handlers:
             disk = self.service_disks[node.name]
-            self._add(node, programs.handler_node(self.config, self.handlers, disk))
+            self._add(node, programs.handler_node(lambda: self.config, self.handlers, disk))
         for shard in self.config.shards:
             for node in shard.replicas:
                 self._add(node, self._start_server)
@@ -87,8 +89,8 @@ class SimCluster:
         )  # fmt: skip
 
     def _add(self, node: NodeConfig, start: programs.Start) -> None:
-        disk = self.disks.get(node.name) or self.service_disks[node.name]
-        start = programs.on_disk(disk, start)
+        disks = self.disks if node.name in self.disks else self.service_disks
+        start = programs.on_disk(lambda: disks[node.name], start)
         self.nodes[node.name] = Process(self.network, node.name, node.endpoint, start)
 
     def _start_server(self, process: Process) -> programs.StorageServer:
@@ -105,6 +107,34 @@ class SimCluster:
         assert self.kernel.run_until(self.is_whole, _BEGIN_NS), self.states()
         self.network.conditions = self.plan.conditions
 
+    def add_servers(self, shard: int) -> tuple[NodeConfig, ...]:
+        """Write a further shard into the cluster file and start its servers, unless it is there.
+
+        Returns:
+            Its servers, the primary first. The membership service knows nothing of a new one.
+
+        """
+        known = next((one for one in self.config.shards if one.id == shard), None)
+        if known is not None:
+            return known.replicas
+        port = 1 + max(node.port for node in self.config.nodes)
+        servers = tuple(
+            NodeConfig(server_name(shard, i), "127.0.0.1", port + i)
+            for i in range(self.config.f + 1)
+        )
+        shards = (*self.config.shards, ShardConfig(shard, servers))
+        self.config = replace(self.config, shards=shards)
+        for node in servers:
+            self.disks[node.name] = Disk(self.kernel.random)
+            self._add(node, self._start_server)
+            self.nodes[node.name].start()
+        return servers
+
+    def lose_disk(self, name: str) -> None:
+        """Let a storage server die with its machine; the supervisor starts it on an empty one."""
+        self.nodes[name].kill()
+        self.disks[name] = Disk(self.kernel.random)
+
     # --- clients ---
 
     def client(self, name: str) -> Process:
@@ -113,9 +143,10 @@ class SimCluster:
 
     def _start_client(self, process: Process) -> programs.ClientProgram:
         endpoints = [node.endpoint for node in self.config.mms]
-        return programs.ClientProgram(process, endpoints, self._choose)
+        return programs.log_client(process, endpoints, self.choose)
 
-    def _choose(self, _payload: bytes, _key: bytes | None, live: Sequence[int]) -> int:
+    def choose(self, _payload: bytes, _key: bytes | None, live: Sequence[int]) -> int:
+        """Choose a live shard at random."""
         return self.kernel.random.choice(sorted(live))
 
     # --- questions ---
@@ -158,7 +189,10 @@ class SimCluster:
         return machine
 
     def is_whole(self) -> bool:
-        """Whether every server is up, in the view that the membership service has committed."""
+        """Whether every server is up, in the view that the membership service has committed.
+
+        And every shard takes records, or never will again: none is on its way in or out.
+        """
         placements = self.state.placements
         for name, process in self.nodes.items():
             if not process.is_up or process.is_paused:
@@ -170,7 +204,7 @@ class SimCluster:
             if (
                 placement is None
                 or own.state != "up"
-                or placement.state != "live"
+                or placement.state not in {"live", "finalized"}
                 or placement.view != own.view
             ):
                 return False

@@ -1,4 +1,6 @@
-"""The text of faults, as `python -m tests.sim --faults` takes it: `2150 kill shard-0-1; ...`.
+"""The text of faults and changes, as `python -m tests.sim --faults` takes it.
+
+`2150 kill shard-0-1; 2200 add-shard shard-3; ...`
 
 Rule: `str` of a fault is a text that means the same fault, and what does not mean one is refused
 with what is wrong about it. Whether a fault fits at its time is for `tests.sim.faults`.
@@ -28,23 +30,28 @@ class _Kind(NamedTuple):
 
 
 _SERVER: Final = r"shard-\d+-\d+"
-_NODE: Final = rf"(?:{_SERVER}|mms-\d+|fh-\d+)"
+_COORDINATOR: Final = r"coordinator-\d+"
+_NODE: Final = rf"(?:{_SERVER}|mms-\d+|fh-\d+|{_COORDINATOR})"
 _CLIENT: Final = r"(?:writer|reader)-\d+"
 _ANYBODY: Final = rf"(?:{_NODE}|{_CLIENT}|host)"
 _LINKS: Final = rf"{_ANYBODY} {_ANYBODY}(?: {_ANYBODY} {_ANYBODY})*"
 
 _ONE_SERVER: Final = _Kind("one storage server (as shard-0-1)", _SERVER)
 _ONE_SERVER_LASTS: Final = _ONE_SERVER._replace(lasts=True)
+_ONE_PROCESS: Final = _Kind(
+    "one storage server (as shard-0-1) or coordinator", rf"(?:{_SERVER}|{_COORDINATOR})"
+)
 _ONE_DISK: Final = _ONE_SERVER_LASTS._replace(amount="which call fails (as *3: the third)")
 _SOME_LINKS: Final = _Kind("links: from, to, from, to (as shard-0-1 fh-0)", _LINKS, lasts=True)
 _NOBODY_LASTS: Final = _Kind("nobody", "", lasts=True)
+_ONE_SHARD: Final = _Kind("one shard (as shard-2)", r"shard-\d+")
 _ONE_NODE: Final = _Kind("one server or node (as shard-0-1, fh-0)", _NODE, lasts=True)
 
 KINDS: Final = {
-    "kill": _ONE_SERVER,
+    "kill": _ONE_PROCESS,
     "stop": _ONE_SERVER,
     "power": _ONE_SERVER,
-    "pause": _ONE_SERVER_LASTS,
+    "pause": _ONE_PROCESS._replace(lasts=True),
     "cut": _SOME_LINKS,
     "clog": _SOME_LINKS,
     "isolate": _ONE_NODE,
@@ -60,6 +67,9 @@ KINDS: Final = {
     "lead-fh": _NOBODY_LASTS,
     "kill-client": _Kind("one client (as writer-0)", _CLIENT),
     "power-all": _Kind("nobody", ""),
+    "add-shard": _ONE_SHARD,
+    "remove-shard": _ONE_SHARD,
+    "finalize-shard": _ONE_SHARD,
 }
 #: The slowest clock that still runs forwards, in parts per thousand.
 _LEAST_SKEW: Final = -999
@@ -116,6 +126,7 @@ def _unmet(name: str, targets: list[str], durations: list[str], amounts: list[st
 def strangers(fault: Fault, plan: Plan) -> list[str]:
     """Return the servers and nodes that a fault names and a plan's cluster does not have.
 
-    Clients are none of them: one that is not there is like one that has ended.
+    Clients are none of them: one that is not there is like one that has ended. Nor are shards of
+    changes: of one that is not there, the membership service says so.
     """
     return [name for name in fault.targets if re.fullmatch(_NODE, name) and name not in plan.nodes]

@@ -3,7 +3,7 @@
 A shard survives the failure of f of its servers. So at level `memory` a fault of a server needs
 another one of its shard in service and undisturbed; at level `disk` a process may die at any time,
 but a disk that is damaged needs an undamaged one. A fault that does not fit now does nothing, and
-the trace says so.
+the trace says so. What an operator asks for comes at its time, too, and always fits.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import errno
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from tests.sim.plan import CHANGES
 from ziplog.sim.consensus import OrderedLog
 from ziplog.sim.filesystem import CAPACITY_BYTES, LATENCY_NS
 from ziplog.sim.kernel import MS
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tests.sim.cluster import SimCluster
+    from tests.sim.operator import Operator
     from tests.sim.plan import Fault
     from tests.sim.workload import Client
     from ziplog.sim.process import Process
@@ -32,8 +34,9 @@ _SLOW_NS: Final = 200 * MS
 class Faults:
     """The faults of a run, and those under way."""
 
-    def __init__(self, cluster: SimCluster, clients: Iterable[Client]) -> None:
+    def __init__(self, cluster: SimCluster, clients: Iterable[Client], operator: Operator) -> None:
         self._cluster: Final = cluster
+        self._operator: Final = operator
         self._clients: Final = {client.process.name: client for client in clients}
         #: What ends a fault that is under way, by its number.
         self._endings: Final[dict[int, Callable[[], None]]] = {}
@@ -55,10 +58,21 @@ class Faults:
 
     def _begin(self, fault: Fault) -> None:
         kernel = self._cluster.kernel
-        is_done = KINDS[fault.kind](self, fault)
+        is_done = self._is_there(fault) and KINDS[fault.kind](self, fault)
         kernel.record(b"fault %b %d" % (str(fault).encode(), is_done))
         kernel.tell(f"fault: {fault}{'' if is_done else ' (does not fit)'}")
         self.done += is_done
+
+    def _is_there(self, fault: Fault) -> bool:
+        """Whether the servers that a fault meets were ever started."""
+        return fault.kind in CHANGES or all(
+            name in self._cluster.nodes for name in fault.targets if name.startswith("shard-")
+        )
+
+    def _change(self, fault: Fault) -> bool:
+        """Have the operator ask for something."""
+        self._operator.ask(fault)
+        return True
 
     def heal(self) -> None:
         """End every fault that is under way."""
@@ -93,7 +107,8 @@ class Faults:
 
     def _may_fail(self, name: str) -> bool:
         """Whether another server of the shard has all that was acknowledged, undisturbed."""
-        if self._cluster.plan.durability == "disk":
+        keeps_nothing = name not in self._cluster.disks
+        if keeps_nothing or self._cluster.plan.durability == "disk":
             return True
         return self._has_good_peer(name)
 
@@ -103,6 +118,14 @@ class Faults:
             and not self._afflicted.get(peer)
             and peer not in self._rotten
             for peer in self._cluster.peers(name)
+        )
+
+    def _has_copy(self, name: str) -> bool:
+        """Whether another server has on disk all that this one has."""
+        own = self._cluster.state_of(name)
+        peers = (self._cluster.state_of(peer) for peer in self._cluster.peers(name))
+        return own is not None and any(
+            peer is not None and peer.store.flushed_fseq >= own.store.last_fseq for peer in peers
         )
 
     # --- processes ---
@@ -274,7 +297,7 @@ class Faults:
         """Flip a bit of what a server has on its disk."""
         (name,) = fault.targets
         is_alone = any(peer in self._rotten for peer in self._cluster.peers(name))
-        if is_alone or not self._has_good_peer(name):
+        if is_alone or not self._has_good_peer(name) or not self._has_copy(name):
             return False
         flipped = self._cluster.disks[name].flip(lambda path: path.name.endswith(".seg"))
         if flipped is None:
@@ -310,4 +333,5 @@ KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
     "fail-disk": Faults._fail_disk,
     "crash": Faults._crash,
     "rot": Faults._rot,
+    **dict.fromkeys(CHANGES, Faults._change),
 }

@@ -229,9 +229,44 @@ class History:
         for event in self._results(op, time, done.request, result):
             self._line(file, event)
 
+    def invoked(self, client: str, at: int, process: int, steps: Sequence[events.Step]) -> int:
+        """Record that a client begins a transaction; return its number in the client's file.
+
+        Args:
+            client: its name.
+            at: virtual time in nanoseconds, not before anything that was recorded.
+            process: which of the client's lanes, each of which does one thing at a time.
+            steps: what it means to do.
+
+        """
+        file = self._file(client)
+        file.ops += 1
+        self._line(file, events.Invoke(file.ops, self._moment(at), process, list(steps)))
+        return file.ops
+
+    def committed(
+        self, client: str, op: int, at: int, steps: Sequence[events.Step], gsn: int = 0
+    ) -> None:
+        """Record that a transaction was committed, and where, if it wrote and was told that."""
+        self._line(self._file(client), events.Ok(op, self._moment(at), list(steps), gsn))
+
+    def not_committed(
+        self, client: str, op: int, at: int, steps: Sequence[events.Step], error: BaseException,
+        *, is_known: bool,
+    ) -> None:  # fmt: skip
+        """Record what a transaction raised: it took no effect, or (not `is_known`) it may have."""
+        kind = events.Fail if is_known else events.Info
+        text, name = str(error)[:_TEXT], type(error).__name__
+        line = kind(op, self._moment(at), name, list(steps), text)
+        self._line(self._file(client), line)
+
     def losses(self, at: int, ranges: Iterable[tuple[int, int, int]]) -> None:
         """Record what the status document says may be lost: (shard, start, stop), gsns."""
         self._line(self._file(CLUSTER), events.Losses(self._moment(at), sorted(ranges)))
+
+    def left(self, at: int, shard: int) -> None:
+        """Record that an operator was told that a shard has left the log."""
+        self._line(self._file(CLUSTER), events.Left(self._moment(at), shard))
 
     def fault(self, at: int, text: str) -> None:
         """Record what was done to the cluster, for those who read along."""
@@ -288,10 +323,12 @@ class History:
             " them are in the log"
         )
         numbers = []
-        for payload in request.payloads:
+        for index, payload in enumerate(request.payloads):
             assert payload not in self._payloads, f"{payload!r} is inserted a second time"
             file.payloads += 1
-            self._payloads[payload] = (file.payloads, request.key, request.timestamp_us)
+            self._payloads[payload] = (
+                file.payloads, request.key_of(index), request.timestamp_us,
+            )  # fmt: skip
             numbers.append(file.payloads)
         return numbers
 

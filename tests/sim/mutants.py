@@ -1,6 +1,7 @@
 """The mutants: rules of one view, of readers and of disks; the others are imported.
 
-Those of recoveries and leases: tests/sim/mutants_of_views. What a mutant is: tests/sim/mutation.
+Those of recoveries and leases: tests/sim/mutants_of_views; of shards that come and go:
+tests/sim/mutants_of_shards. What a mutant is: tests/sim/mutation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shard.primary import Primary
 from shard.readers import Readers
 from shard.replica import Replica
 from shard.state import ReplicaState
-from tests.sim import mutants_of_views
+from tests.sim import mutants_of_logdb, mutants_of_shards, mutants_of_views
 from tests.sim.mutation import (
     LAN,
     LOSSY,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from ziplog import wire
 
 # What is imported registers its own.
-__all__ = ["MUTANTS", "mutants_of_views"]
+__all__ = ["MUTANTS", "mutants_of_logdb", "mutants_of_shards", "mutants_of_views"]
 
 _replace: Final = msgspec.structs.replace
 
@@ -58,11 +59,19 @@ _replace: Final = msgspec.structs.replace
 
 
 def _kill_and_stall(seed: int) -> Plan:
+    """Twelve clients compete for slots, and servers get their records in other orders."""
     stalls = Conditions(delay_ns=(20 * US, 10 * MS), stalls=0.2, stall_ns=500 * MS)
-    return kill_the_primary(seed)._replace(conditions=stalls, lanes=16, think_us=0)
+    at_ms = Random(f"kill {seed}").randrange(50, 200)
+    return busy(
+        seed, Fault(at_ms, "kill", ("shard-0-0",)), writers=12, lanes=4, calls=40, think_us=0,
+        conditions=stalls,
+    )  # fmt: skip
 
 
-@mutant(_kill_and_stall, "the primary is killed under load; a frame in five is up to 0.5 s late")
+@mutant(
+    _kill_and_stall,
+    "the primary is killed under the load of twelve; a frame in five is up to 0.5 s late",
+)
 def displaced_unit_is_guessed_again() -> Iterator[None]:
     """A backup gives a displaced unit, and those behind it, the next slots (D3, D4)."""
     displace, apply = Backup._displace, Backup._apply
@@ -118,17 +127,17 @@ def promise_moves_to_the_next_epoch() -> Iterator[None]:
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def stable_counts_promises() -> Iterator[None]:
     """A backup reports what it guessed as if it were decided (D7)."""
-    drained = Backup.drained
+    told = Backup._report
 
-    def report(self: Backup) -> None:
+    def report(self: Backup, now: int) -> None:
         stream, guessed = self._state.stream, len(self.guesses.promised)
         stream.last += guessed
         try:
-            drained(self)
+            told(self, now)
         finally:
             stream.last -= guessed
 
-    with replaced(Backup, "drained", report):
+    with replaced(Backup, "_report", report):
         yield
 
 
@@ -227,7 +236,7 @@ def client_completes_on_the_primarys_word() -> Iterator[None]:
 
     def completed(self: Inserts, ack: wire.InsertAck) -> None:
         on_ack(self, ack)
-        lane = self._lanes.get(ack.shard)
+        lane = self.lanes.get(ack.shard)
         unit = lane.unsettled.get(ack.seq) if lane is not None else None
         if lane is not None and unit is not None and unit.acks.get(0) is ack:
             self._settle(lane, unit, ack.gsns)
@@ -251,7 +260,7 @@ def client_completes_on_a_majority() -> Iterator[None]:
 
     def completed(self: Inserts, ack: wire.InsertAck) -> None:
         on_ack(self, ack)
-        lane = self._lanes.get(ack.shard)
+        lane = self.lanes.get(ack.shard)
         unit = lane.unsettled.get(ack.seq) if lane is not None else None
         if lane is None or unit is None or 0 not in unit.acks:
             return
@@ -266,7 +275,12 @@ def client_completes_on_a_majority() -> Iterator[None]:
 # --- readers -------------------------------------------------------------------------------------
 
 
-@mutant(kill_the_primary, "the primary is killed under load; slow network")
+def _three_servers(seed: int) -> Plan:
+    """Of two, the backup serves the readers, and knows by itself what is stable."""
+    return kill_the_primary(seed)._replace(f=2)
+
+
+@mutant(_three_servers, "the primary of three servers is killed under load; slow network")
 def unstable_records_are_delivered() -> Iterator[None]:
     """A subscriber is given what one server holds (T 4.2.2 read literally; D43)."""
     drained, catch_up = Replica._drained, Readers._catch_up

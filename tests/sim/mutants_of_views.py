@@ -33,6 +33,9 @@ from tests.sim.mutation import (
 from tests.sim.plan import Fault, Plan
 from ziplog import wire
 from ziplog.client.insert import Inserts
+from ziplog.client.lane import Batch
+from ziplog.sim.kernel import MS, US
+from ziplog.sim.network import Conditions
 from ziplog.view import LeaseRun, run_of
 
 if TYPE_CHECKING:
@@ -44,6 +47,26 @@ _replace: Final = msgspec.structs.replace
 
 
 # --- from view to view ---------------------------------------------------------------------------
+
+
+def _kill_early_and_hold_up(seed: int) -> Plan:
+    """The primary is killed when most calls have just begun, and servers got parts of them."""
+    stalls = Conditions(delay_ns=(20 * US, 10 * MS), loss=0.1, stalls=0.1, stall_ns=300 * MS)
+    at_ms = Random(f"kill {seed}").randrange(10, 40)
+    return busy(
+        seed, Fault(at_ms, "kill", ("shard-0-0",)), writers=12, lanes=16, calls=20, think_us=0,
+        conditions=stalls,
+    )  # fmt: skip
+
+
+@mutant(
+    _kill_early_and_hold_up,
+    "the primary is killed when calls begin; of ten frames one is lost, and one up to 0.3 s late",
+)
+def unit_gets_behind_its_followers() -> Iterator[None]:
+    """A client sends a later view what is open, whatever may be there of its call (D13)."""
+    with replaced(Batch, "is_ahead", lambda _batch, _units: False):
+        yield
 
 
 @mutant(kill_and_lose, "the primary is killed under load; a frame in five is lost")
@@ -109,7 +132,7 @@ def views_do_not_matter() -> Iterator[None]:
         return accepts(state, route, _replace(message, view=state.view))
 
     def acked(self: Inserts, ack: wire.InsertAck) -> None:
-        lane = self._lanes.get(ack.shard)
+        lane = self.lanes.get(ack.shard)
         unit = lane.unsettled.get(ack.seq) if lane is not None else None
         on_ack(self, _replace(ack, view=unit.message.view) if unit is not None else ack)
 

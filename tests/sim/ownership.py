@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from itertools import chain
+from math import lcm
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class Lease:
 @lru_cache(maxsize=64)
 def round_of(weights: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
     """Return the owners of one round: records by expected arrival, ties by shard (T, Fig. 4.2)."""
-    arrivals = [(Fraction(j, weight), s) for s, weight in weights for j in range(1, weight + 1)]
+    whole = lcm(*(weight for _, weight in weights))  # of j / weight, the common denominator
+    arrivals = [(j * (whole // w), shard) for shard, w in weights for j in range(1, w + 1)]
     return tuple(shard for _, shard in sorted(arrivals))
 
 
@@ -98,6 +99,11 @@ class Ownership:
     def epoch(self, gsn: int) -> int:
         """Return the epoch of a position."""
         return _epoch(self.lease_at(gsn), gsn)
+
+    def limit(self, shard: int) -> int:
+        """Return where the last lease that a shard shares ends; 0 if it shares none."""
+        spans = (one.stop for one in reversed(self._spans) if shard in dict(one.weights))
+        return next(spans, 0)
 
     def next_owned(self, shard: int, gsn: int) -> int:
         """Return the shard's first position at or after `gsn`; the leases' end if there is none."""

@@ -1,7 +1,8 @@
-"""What happens in a run: a cluster, a workload and faults, drawn from a seed, and their text.
+"""What happens in a run: a cluster, a workload, faults and changes of shards, drawn from a seed.
 
-A plan is data: the same plan gives the same run, and a plan with fewer faults is another one. The
-text of a fault is what `python -m tests.sim --faults` takes (tests/sim/fault_text).
+A plan is data: the same plan gives the same run, and a plan with fewer faults is another one. What
+an operator asks for (`CHANGES`) stands among the faults; it is drawn from a stream of its own. The
+text of both is what `python -m tests.sim --faults` takes (tests/sim/fault_text).
 """
 
 from __future__ import annotations
@@ -40,9 +41,19 @@ WEIGHTS: Final = {
     "power-all": 1,
 }
 
+#: What an operator asks for, and how often each is drawn.
+CHANGES: Final = {"add-shard": 5, "remove-shard": 4, "finalize-shard": 2}
+#: What is drawn along with a change, of the shard that it is about or of whom it needs.
+_BESIDE_CHANGES: Final = (
+    "kill", "kill", "power", "pause", "isolate", "stop", "kill-mms", "lead-mms", "kill-fh",
+)  # fmt: skip
+
 
 class Fault(NamedTuple):
-    """Something bad. What does not fit (a dead server cannot be killed) does nothing."""
+    """Something bad, or a change. What does not fit (a dead server cannot be killed) does nothing.
+
+    A change names its shard: `shard-2`. It always fits; the membership service may refuse it.
+    """
 
     #: When, in milliseconds since the cluster was whole.
     at_ms: int
@@ -58,6 +69,23 @@ class Fault(NamedTuple):
         rest = [f"{self.for_ms}ms"] if self.for_ms else []
         rest += [f"*{self.amount}"] if self.amount else []
         return " ".join([str(self.at_ms), self.kind, *self.targets, *rest])
+
+
+class Database(NamedTuple):
+    """A database in the log, and how small all of it is: what is rare elsewhere is often here."""
+
+    coordinators: int
+    #: Records from one checkpoint to the next.
+    checkpoint_every: int
+    #: Decisions that are remembered.
+    decisions: int
+    #: Bytes of a segment of the cleaner's, and how many must be dead.
+    segment_bytes: int
+    #: Bytes of values that stand in a commit record, and that a coordinator has at hand.
+    inline_bytes: int
+    cache_bytes: int
+    #: Each decision is compared with that of a model; else only what clients see is judged.
+    has_model: bool = True
 
 
 class Plan(NamedTuple):
@@ -85,6 +113,14 @@ class Plan(NamedTuple):
     faults: tuple[Fault, ...]
     #: Consensus is the library in virtual time, instead of its stand-in.
     is_raft_real: bool = False
+    #: Clients use this database, instead of the log.
+    database: Database | None = None
+
+    @property
+    def coordinators(self) -> list[str]:
+        """The names of the database's coordinators."""
+        count = self.database.coordinators if self.database is not None else 0
+        return [f"coordinator-{i}" for i in range(count)]
 
     @property
     def servers(self) -> list[str]:
@@ -92,10 +128,18 @@ class Plan(NamedTuple):
         return [server_name(s, i) for s in range(self.shards) for i in range(self.f + 1)]
 
     @property
+    def added(self) -> list[str]:
+        """The names of the storage servers that somebody adds."""
+        added = {shard_of(fault) for fault in self.faults if fault.kind == "add-shard"}
+        shards = sorted(added.difference(range(self.shards)))
+        return [server_name(s, i) for s in shards for i in range(self.f + 1)]
+
+    @property
     def nodes(self) -> list[str]:
-        """The names of the storage servers and of the services' nodes."""
+        """The names of all storage servers, of the services' nodes and of the coordinators."""
         mms = [f"mms-{i}" for i in range(self.mms)]
-        return [*self.servers, *mms, *(f"fh-{i}" for i in range(self.handlers))]
+        handlers = [f"fh-{i}" for i in range(self.handlers)]
+        return [*self.servers, *self.added, *mms, *handlers, *self.coordinators]
 
 
 def server_name(shard: int, index: int) -> str:
@@ -103,12 +147,17 @@ def server_name(shard: int, index: int) -> str:
     return f"shard-{shard}-{index}"
 
 
+def shard_of(change: Fault) -> int:
+    """Return the number of the shard that a change is about."""
+    return int(change.targets[0].removeprefix("shard-"))
+
+
 def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = None) -> Plan:
     """Return the plan of a seed.
 
     Args:
         seed: any number.
-        faults: how many there are; as chance wills if None.
+        faults: how many there are, and no changes; as chance wills if None.
         is_raft_real: let consensus be the library, or its stand-in; as chance wills if None.
 
     """
@@ -136,8 +185,45 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
     )
     count = random.choice((0, 1, 2, 3, 4, 6, 9, 14)) if faults is None else faults
     kinds = random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)
-    drawn = sorted(_DRAWS.get(kind, _draw_one)(random, plan, kind) for kind in kinds)
-    return plan._replace(faults=tuple(drawn))
+    drawn = [_DRAWS.get(kind, _draw_one)(random, plan, kind) for kind in kinds]
+    if faults is None:
+        drawn += draw_changes(plan)
+    return plan._replace(faults=tuple(sorted(drawn)))
+
+
+def draw_changes(plan: Plan) -> list[Fault]:
+    """Return changes, in one plan of three, and what goes wrong beside them."""
+    random = Random(f"changes {plan.seed}")
+    if random.random() > 1 / 3:
+        return []
+    shards = list(range(plan.shards))
+    drawn: list[Fault] = []
+    at_ms = 0
+    for _ in range(random.choice((1, 2, 3, 4))):
+        # At any time, at the same time as the one before, or soon after.
+        later = (0, random.randrange(60), random.randrange(1_500))
+        at_ms = random.choice((_when(random, plan), *(at_ms + after for after in later)))
+        (kind,) = random.choices(list(CHANGES), list(CHANGES.values()))
+        if kind == "add-shard":
+            shards.append(shards[-1] + 1)
+        shard = shards[-1] if random.random() < 0.4 else random.choice(shards)
+        shard = shards[-1] if kind == "add-shard" else shard
+        drawn.append(Fault(at_ms, kind, (f"shard-{shard}",)))
+        if random.random() < 0.5:
+            drawn.append(_draw_beside(random, plan, drawn[-1]))
+    return drawn
+
+
+def _draw_beside(random: Random, plan: Plan, change: Fault) -> Fault:
+    """Return what goes wrong just before, or while, or after a change is made."""
+    kind = random.choice(_BESIDE_CHANGES)
+    fault = _DRAWS.get(kind, _draw_one)(random, plan, kind)
+    if fault.targets and fault.targets[0] in plan.servers:
+        fault = fault._replace(
+            targets=(server_name(shard_of(change), random.randrange(plan.f + 1)),)
+        )
+    at_ms = change.at_ms + random.choice((-1_500, -300, 0, 0, 300, 1_500))
+    return fault._replace(at_ms=max(at_ms + random.randrange(200), 0))
 
 
 #: From a good local network to one that loses a twentieth of everything.

@@ -14,6 +14,7 @@ from shard.__main__ import replica_config
 from shard.datadir import DataDirectory
 from shard.replica import Replica
 from shard.segments import SegmentStore
+from ziplog.client.core import ClientCore
 from ziplog.client.engine import Engine
 from ziplog.revival import Death, Revival
 from ziplog.revival import Process as Seen
@@ -24,6 +25,7 @@ from ziplog.wire import Orders, OrdersQuery, decode, encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ziplog.client.engine import Core
     from ziplog.client.requests import Policy, Request
     from ziplog.config import ClusterConfig
     from ziplog.node import Event, Node
@@ -41,14 +43,14 @@ RESERVE_BYTES: Final = 64 * 1024
 _LOOK_NS: Final = 100 * MS
 
 
-def on_disk(disk: Disk, start: Start) -> Start:
+def on_disk(disk: Callable[[], Disk], start: Start) -> Start:
     """Return what starts a program that has a disk, and lets go of it if it cannot start."""
 
     def start_or_end(process: Process) -> Program:
         try:
             return start(process)
         except BaseException:
-            disk.kill()
+            disk().kill()
             raise
 
     return start_or_end
@@ -161,13 +163,13 @@ class ServiceNode:
         self._disk.kill()
 
 
-def membership_node(config: ClusterConfig, group: Any, disk: Disk) -> Start:
-    """Return what starts a node of the membership service."""
+def membership_node(config: Callable[[], ClusterConfig], group: Any, disk: Disk) -> Start:
+    """Return what starts a node of the membership service, with the cluster file as it is then."""
 
     def start(process: Process) -> ServiceNode:
         random = process.kernel.random
         node = MembershipService(
-            config, process.name, pid=1, cluster=1 + random.getrandbits(62),
+            config(), process.name, pid=1, cluster=1 + random.getrandbits(62),
             incarnation=random.getrandbits(63), now=process.clock(),
         )  # fmt: skip
         return ServiceNode(process, node, group, disk)
@@ -175,30 +177,40 @@ def membership_node(config: ClusterConfig, group: Any, disk: Disk) -> Start:
     return start
 
 
-def handler_node(config: ClusterConfig, group: Any, disk: Disk) -> Start:
-    """Return what starts a node of the failure handler."""
+def handler_node(config: Callable[[], ClusterConfig], group: Any, disk: Disk) -> Start:
+    """Return what starts a node of the failure handler, with the cluster file as it is then."""
 
     def start(process: Process) -> ServiceNode:
-        node = FailureHandler(config, process.name, pid=1, now=process.clock())
+        node = FailureHandler(config(), process.name, pid=1, now=process.clock())
         return ServiceNode(process, node, group, disk)
 
     return start
 
 
 class ClientProgram:
-    """What a client's process runs below its façade: one engine."""
+    """What a client's process runs below its façade: one engine.
 
-    def __init__(self, process: Process, endpoints: Sequence[str], policy: Policy) -> None:
+    Args:
+        process: where it runs.
+        core: what it steps.
+        decode: makes messages of frames; what is built on the log has more of them.
+
+    """
+
+    def __init__(
+        self, process: Process, core: Core, decode: Callable[[bytes], Any] = decode
+    ) -> None:
         self._process: Final = process
         self._answers: Final[dict[int, Callable[[Any], None]]] = {}
         self._calls = 0
         transport = process.transport
         assert transport is not None
         self.engine: Final = Engine(
-            endpoints, policy, self._answer,
+            core,
+            self._answer,
+            decode=decode,
             transport=transport,  # type: ignore[arg-type]
             clock=process.clock,
-            identity=process.kernel.random.randbytes(16),
         )  # fmt: skip
 
     def call(self, request: Request, on_answer: Callable[[Any], None]) -> None:
@@ -227,8 +239,18 @@ class ClientProgram:
         self._answers.clear()
 
 
+def log_client(process: Process, endpoints: Sequence[str], policy: Policy) -> ClientProgram:
+    """Return what a client of the log runs."""
+    return ClientProgram(
+        process, ClientCore(process.kernel.random.randbytes(16), endpoints, policy)
+    )
+
+
 class Supervision:
-    """What a supervisor does (ziplog/supervision.py): starts what is dead, kills what is named."""
+    """What a supervisor does (ziplog/supervision.py): starts what is dead, kills what is named.
+
+    `nodes` may become more: whoever adds a node starts it.
+    """
 
     def __init__(
         self, process: Process, config: ClusterConfig, nodes: Mapping[str, Process]
@@ -262,8 +284,10 @@ class Supervision:
         self._transport.wait(self._ask_at - now)
 
     def _seen(self) -> dict[str, Seen]:
+        now = self._process.clock()
         return {
-            name: Seen(self._started[name], not node.is_up) for name, node in self._nodes.items()
+            name: Seen(self._started.setdefault(name, now), not node.is_up)
+            for name, node in self._nodes.items()
         }
 
     def _start(self, name: str) -> None:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from tests.sim.cluster import SimCluster, config_of
+from tests.sim.history import History
+from tests.sim.operator import Operator
 from tests.sim.plan import draw, server_name
-from tests.sim.programs import ClientProgram
+from tests.sim.programs import ClientProgram, log_client
 from tests.sim.simulated import simulated
 from ziplog import policy, wire
 from ziplog.client.requests import (
@@ -31,7 +33,7 @@ from ziplog.sim.process import Process
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from shard.state import ReplicaState
     from ziplog.client.requests import Request
@@ -102,13 +104,14 @@ class Call:
 class Stage:
     """The cluster, its clients, and the rules about frames."""
 
-    def __init__(self, kernel: Kernel, shards: int, epoch_ms: int) -> None:
+    def __init__(self, kernel: Kernel, shards: int, epoch_ms: int, mms: int) -> None:
         plan = draw(1)._replace(
-            shards=shards, f=1, durability="memory", mms=1, handlers=1, naps=False, faults=()
+            shards=shards, f=1, durability="memory", mms=mms, handlers=1, naps=False, faults=()
         )
         self.kernel: Final = kernel
         self.cluster: Final = SimCluster(kernel, plan, replace(config_of(plan), epoch_ms=epoch_ms))
         self.network: Final = self.cluster.network
+        self.operator: Final = Operator(self.cluster, History(seed=kernel.now))
         #: Everything that was sent since the cluster was whole, in order.
         self.sent: Final[list[Sent]] = []
         self._rules: Final[list[Rule]] = []
@@ -244,15 +247,16 @@ class Stage:
 
 
 class Client:
-    """A client whose records go to one shard."""
+    """A client whose records go to one shard; None: to the first one that takes records."""
 
-    def __init__(self, stage: Stage, name: str, shard: int = 0) -> None:
+    def __init__(self, stage: Stage, name: str, shard: int | None = 0) -> None:
         self._stage: Final = stage
         self.name: Final = name
+        choose = _first if shard is None else policy.pin(shard)
 
         def start(process: Process) -> ClientProgram:
             endpoints = [node.endpoint for node in stage.cluster.config.mms]
-            return ClientProgram(process, endpoints, policy.pin(shard))
+            return log_client(process, endpoints, choose)
 
         self.process: Final = Process(stage.network, name, None, start)
         self.process.start()
@@ -309,6 +313,10 @@ class Client:
         transport.send(name, wire.encode(msgspec.structs.replace(insert, view=view)))
 
 
+def _first(_payload: bytes, _key: bytes | None, live: Sequence[int]) -> int:
+    return min(live)
+
+
 class Reader(Client):
     """A client that follows the log from a position on."""
 
@@ -343,7 +351,7 @@ class Reader(Client):
 
 
 @contextmanager
-def stage(*, shards: int = 1, epoch_ms: int = 1000, seed: int = 1) -> Iterator[Stage]:
+def stage(*, shards: int = 1, epoch_ms: int = 1000, seed: int = 1, mms: int = 1) -> Iterator[Stage]:
     """Give a script a whole cluster, of two servers for each shard.
 
     Epochs last a second if nothing else is said: so an idle cluster and one that works have the
@@ -351,4 +359,4 @@ def stage(*, shards: int = 1, epoch_ms: int = 1000, seed: int = 1) -> Iterator[S
     """
     kernel = Kernel(seed)
     with simulated(kernel):
-        yield Stage(kernel, shards, epoch_ms)
+        yield Stage(kernel, shards, epoch_ms, mms)

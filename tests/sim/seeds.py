@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.sim.database.draws import draw as draw_database
 from tests.sim.plan import draw
 from tests.sim.run import run
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tests.sim.plan import Plan
-    from tests.sim.run import Outcome
+    from tests.sim.stages import Outcome
 
 
 class Result(NamedTuple):
@@ -27,8 +28,11 @@ class Result(NamedTuple):
 
 def command(plan: Plan) -> str:
     """Return the line that makes a run again."""
-    drawn = draw(plan.seed)
     words = [f"python -m tests.sim --seed {plan.seed}"]
+    drawn = draw(plan.seed)
+    if plan.database is not None:
+        words.append("--logdb")
+        drawn = draw_database(plan.seed)
     if plan.is_raft_real != drawn.is_raft_real:
         words.append("--raft" if plan.is_raft_real else "--no-raft")
     for option, name in (("steps", "calls"), ("writers", "writers"), ("readers", "readers")):

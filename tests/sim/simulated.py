@@ -16,9 +16,9 @@ import shard.datadir
 import shard.files
 import shard.flusher
 import shard.mending
-import shard.segment
 import ziplog.runtime.journal
 import ziplog.runtime.snapshot
+import ziplog.segments.segment
 from ziplog.sim.disk import installed
 from ziplog.sim.raft import virtual
 
@@ -33,7 +33,7 @@ _ON_DISK: Final = (
     shard.files,
     shard.flusher,
     shard.mending,
-    shard.segment,
+    ziplog.segments.segment,
     ziplog.runtime.journal,
     ziplog.runtime.snapshot,
 )

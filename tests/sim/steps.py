@@ -308,7 +308,7 @@ class _Steps:
                 return
         before: RecordId | None = None
         for index, payload in enumerate(request.payloads):
-            contents = (payload, request.key, request.timestamp_us)
+            contents = (payload, request.key_of(index), request.timestamp_us)
             told = [(at, rid) for at, rids in answers if (rid := rids[index]) is not None]
             at, rid = min(told) if told else (END, self._seen.get(contents))
             if rid is None:

@@ -74,6 +74,22 @@ def test_a_log_as_it_should_be() -> None:
     assert log.closed == 14
 
 
+def test_a_finalized_log_stays_as_it_is() -> None:
+    log = logs().shard(0)
+    log.observe("a", 5, ENTRIES, frontier=13)
+    assert not log.is_complete
+    ending: list[Entry] = [*ENTRIES[:5], Skipped(6, 1, 13, LEASE.stop)]
+    log.observe("a", 6, ending, frontier=LEASE.stop)
+    assert log.is_complete
+    log.seal()
+    log.restarted("a")
+    log.observe("b", 6, ending, frontier=LEASE.stop)
+    with pytest.raises(AssertionError, match="may be lost, and the shard was finalized"):
+        log.forgive(7, 9)
+    with pytest.raises(AssertionError, match="finalized with 6 entries"):
+        log.observe("b", 7, [Expired(7, 2, b"e")])
+
+
 def changed(index: int, **fields: Any) -> list[Entry]:
     entries = list(ENTRIES)
     entries[index] = replace(entries[index], **fields)

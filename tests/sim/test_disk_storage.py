@@ -18,11 +18,10 @@ import shard.datadir
 import shard.files
 import shard.flusher
 import shard.mending
-import shard.segment
 import tests.shard.logs
+import ziplog.segments.segment
 from shard.datadir import DataDirectory
-from shard.entry import FullError
-from shard.stored import HEADER_BYTES
+from shard.store import FullError
 from tests.shard import test_segments_repair as repairs
 from tests.shard.logs import Oracle, apply, compare, compare_numbers, reopen
 from tests.shard.test_segments_cut import CHANGES, after, check_image, grown
@@ -32,6 +31,7 @@ from ziplog.node import StorageChanged
 from ziplog.runtime import binding, journal, snapshot
 from ziplog.runtime.journal import Entry, Journal, JournalError
 from ziplog.runtime.snapshot import Snapshot
+from ziplog.segments.stored import HEADER_BYTES
 from ziplog.sim.disk import Disk, installed
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ziplog.sim.filesystem import DiskPath
 
 MODULES = (
-    shard.datadir, shard.files, shard.flusher, shard.mending, shard.segment,
+    shard.datadir, shard.files, shard.flusher, shard.mending, ziplog.segments.segment,
     journal, binding, snapshot, tests.shard.logs,
 )  # fmt: skip
 

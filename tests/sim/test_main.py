@@ -10,7 +10,7 @@ from tests.command_line import refusal
 from tests.sim import faults, plan
 from tests.sim.__main__ import main
 from tests.sim.fault_text import KINDS, parse_fault, strangers
-from tests.sim.plan import draw
+from tests.sim.plan import draw, draw_changes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_fault_is_what_its_text_says(seed: int) -> None:
     drawn = draw(seed, faults=9)
+    drawn = drawn._replace(faults=(*drawn.faults, *draw_changes(drawn)))
     for fault in drawn.faults:
         assert parse_fault(str(fault)) == fault
         assert not strangers(fault, drawn)
 
 
 def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
-    assert set(plan.WEIGHTS) == set(KINDS) == set(faults.KINDS)
+    assert {*plan.WEIGHTS, *plan.CHANGES} == set(KINDS) == set(faults.KINDS)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
         ("x kill shard-0-0", "does not begin with a time in ms"),
         ("-5 kill shard-0-0", "does not begin with a time in ms"),
         ("12", 'there is no fault ""'),
-        ("12 tickle x", 'there is no fault "tickle", only clog, crash, cut, '),
+        ("12 tickle x", 'there is no fault "tickle", only add-shard, clog, crash, '),
         ("12 kill", "kill names one storage server"),
         ("12 kill nobody", "kill names one storage server"),
         ("12 kill mms-0", "kill names one storage server"),
@@ -55,6 +56,9 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
         ("12 skew shard-0-0 20ms *-1000", "skew says by how much"),
         ("12 skew shard-0-0 20ms *0", "skew says by how much"),
         ("12 crash shard-0-0 20ms *-3", "crash says which call fails"),
+        ("12 add-shard shard-0-0", "add-shard names one shard"),
+        ("12 remove-shard 3", "remove-shard names one shard"),
+        ("12 finalize-shard shard-1 300ms", "finalize-shard has no duration"),
         ("12 kill shard-7-0", "seed 3 has no shard-7-0, only shard-0-0, "),
         ("12 kill-fh fh-9", "seed 3 has no fh-9, only shard-0-0, "),
         ("5 kill shard-0-0; 12 kill", '"12 kill": kill names'),

@@ -302,7 +302,7 @@ def agrees(seed: int) -> bool:
     return expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(min_value=0, max_value=2**32))
 def test_the_search_says_what_trying_all_orders_says(seed: int) -> None:
     agrees(seed)

@@ -66,6 +66,19 @@ def test_leases_follow_each_other_and_may_be_told_in_pieces() -> None:
     assert whole.next_owned(1, LEASE.stop) == LEASE.stop
 
 
+def test_the_limit_of_a_shard_is_the_end_of_its_last_lease() -> None:
+    alone, both = ((1, 1),), WEIGHTS
+    ends = [LEASE.stop + 12 * i for i in range(4)]
+    leases = [
+        Lease(base, stop, 4 + i, 12, weights)
+        for i, (base, stop, weights) in enumerate(
+            zip(ends, ends[1:], (alone, both, alone), strict=False)
+        )
+    ]
+    known = owned(LEASE, *leases)
+    assert [known.limit(shard) for shard in (0, 1, 2)] == [ends[2], ends[3], 0]
+
+
 @pytest.mark.parametrize(
     ("lease", "text"),
     [

@@ -112,15 +112,15 @@ def test_fig_4_2_records_that_come_faster_than_expected_take_the_next_gsns(
 
 
 @pytest.mark.parametrize(
-    ("per_ms", "weights"), [((4, 1), [4, 1]), ((1, 2), [1, 2]), ((3, 2), [2, 1])]
+    ("per_ms", "weights"), [((4, 1), [4, 1]), ((1, 2), [1, 2]), ((3, 2), [3, 2])]
 )
 def test_4_2_3_the_rates_of_one_epoch_are_expected_in_later_ones(
     per_ms: tuple[int, int], weights: list[int]
 ) -> None:
     """'Shards share the update rate experienced ... which uses it to set the rate value'
 
-    Rates are rounded to powers of two of the slowest one (mms/weights.py): so the figure's own
-    rates make a schedule of two to one.
+    Rates are rounded to three significant bits (mms/weights.py), without their common factor: so
+    the figure's own rates make its own schedule.
     """
     with stage(shards=2, epoch_ms=10) as s:
         clients = [Client(s, "one", 0), Client(s, "two", 1)]

@@ -55,7 +55,7 @@ def told(
     then(result)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(st.integers(0, 2**32))
 def test_a_cluster_that_nothing_disturbs_passes(seed: int) -> None:
     random = Random(seed)

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from shard.entry import UnreadableError
+from logdb.wire import decode
 from tests.sim import checks
 from tests.sim.linearizability import explain
 from tests.sim.ownership import Lease, Ownership
 from ziplog import wire
 from ziplog.client.requests import FetchRequest, SubscribeRequest
 from ziplog.errors import ProtocolError
+from ziplog.segments.entry import UnreadableError
 from ziplog.sim.kernel import S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from shard.entry import Entry
     from shard.state import ReplicaState
     from tests.sim.cluster import SimCluster
     from tests.sim.history import History, Operation
+    from ziplog.segments.entry import Entry
     from ziplog.sim.kernel import Kernel
-    from ziplog.view import LeaseRun
+    from ziplog.view import LeaseRun, Placement
 
 #: (shard, start, stop)
 Loss = tuple[int, int, int]
@@ -59,6 +60,28 @@ class Monitor:
             state = self._cluster.state_of(name)
             if state is not None:
                 self._look_at(name, state)
+        for shard, placement in self._cluster.state.placements.items():
+            log = self.logs.shard(shard)
+            if placement.state == "finalized" and log.was_member:
+                self._look_at_finalized(log, placement)
+
+    def _look_at_finalized(self, log: checks.StableLog, placement: Placement) -> None:
+        """Nothing is left to decide or to write in a shard that is finalized."""
+        if log.is_complete:
+            log.seal()
+        for replica in placement.replicas:
+            state = self._cluster.state_of(replica.name)
+            if state is None or (state.state, state.view) != ("up", placement.view):
+                continue
+            open_gsn = self._ownership.next_owned(log.shard, state.frontier)
+            assert open_gsn >= self._ownership.limit(log.shard), (
+                f"shard {log.shard} is finalized, and {replica.name} has not decided {open_gsn}"
+            )
+            last, written = state.store.last_fseq, state.store.flushed_fseq
+            assert written == last, (
+                f"shard {log.shard} is finalized, and {replica.name} has {written} of its {last}"
+                " entries on its disk"
+            )
 
     def _learn(self) -> None:
         state = self._cluster.state
@@ -99,10 +122,23 @@ class Monitor:
             except UnreadableError:
                 continue  # nobody has read what rotted, so nobody has repaired it yet
             by_shard.setdefault(state.shard, {})[name] = (state.stream.stable, entries)
+            is_finalized = self._cluster.state.placements[state.shard].state == "finalized"
+            if is_finalized and self.logs.shard(state.shard).was_member:
+                self._check_sealed(name, state)
         for shard, logs in by_shard.items():
             checks.check_replicas_agree(shard, logs)
             for _, entries in logs.values():
                 checks.check_exactly_once(shard, entries)
+
+    def _check_sealed(self, name: str, state: ReplicaState) -> None:
+        """Everything that a finalized shard has is decided, and on the disks of all replicas."""
+        log, store, stream = self.logs.shard(state.shard), state.store, state.stream
+        assert log.sealed is not None, f"{name} is of a finalized shard, which is not complete"
+        reached = {log.sealed, store.last_fseq, store.flushed_fseq, stream.stable}
+        assert len(reached) == 1, (
+            f"{name}: the shard was finalized with {log.sealed} entries; it has {store.last_fseq},"
+            f" {stream.stable} of them stable, {store.flushed_fseq} on disk"
+        )
 
 
 def lease_of(run: LeaseRun) -> Lease:
@@ -197,7 +233,7 @@ def teller(kernel: Kernel) -> Callable[[str, str, bytes], None]:
 
     def tell(src: str, dst: str, frame: bytes) -> None:
         try:
-            message: Any = wire.decode(frame)
+            message: Any = decode(frame)
         except ProtocolError:
             message = f"{len(frame)} bytes that are no message"
         kernel.tell(f"{src} > {dst}: {str(message)[:300]}")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tests.sim.history import History
     from tests.sim.plan import Plan
     from ziplog.client.requests import Fetched, Request
+    from ziplog.sim.process import Process
 
 _CONNECT_NS: Final = 120 * S
 #: What a reader asks for at once.
@@ -45,6 +46,9 @@ _NAP: Final = 0.1
 #: How likely a reader waits before it fetches again, and for how long at most.
 _DAWDLE: Final = 0.1
 _DAWDLE_NS: Final = 700 * MS
+#: Of so many records that are inserted together, all have one key, or each its own.
+_OF_ONE_KEY: Final = 2
+_OF_MANY_KEYS: Final = 3
 
 
 class Shared:
@@ -70,7 +74,7 @@ class Client(ABC):
 
     def __init__(self, shared: Shared, name: str) -> None:
         self.shared: Final = shared
-        self.process: Final = shared.cluster.client(name)
+        self.process: Final = self.make_process(name)
         self.random: Final = shared.cluster.kernel.random
 
     @property
@@ -78,11 +82,18 @@ class Client(ABC):
         """The name of this life in the history."""
         return f"{self.process.name}.{self.process.starts}"
 
+    def make_process(self, name: str) -> Process:
+        """Return where it lives."""
+        return self.shared.cluster.client(name)
+
+    def connecting(self) -> Request:
+        """Return the first call of a life."""
+        return ConnectRequest(self.deadline(_CONNECT_NS))
+
     def start(self) -> None:
         """Start the process, connect, and go on from there."""
         self.process.start()
-        request = ConnectRequest(self.deadline(_CONNECT_NS))
-        self._program().call(request, lambda _limits: self.begin())
+        self.program().call(self.connecting(), lambda _limits: self.begin())
 
     def kill(self) -> None:
         """Kill the process, and start another one soon."""
@@ -111,7 +122,8 @@ class Client(ABC):
 
         return act
 
-    def _program(self) -> ClientProgram:
+    def program(self) -> ClientProgram:
+        """Return what it runs."""
         program = self.process.program
         assert isinstance(program, ClientProgram)
         return program
@@ -125,7 +137,7 @@ class Client(ABC):
             history.returned(operation, kernel.now, result)
             then(result)
 
-        self._program().call(request, answered)
+        self.program().call(request, answered)
 
 
 class Writer(Client):
@@ -158,14 +170,17 @@ class Writer(Client):
         self._insert_records(1)
 
     def _insert_many(self) -> None:
-        self._insert_records(self.random.choice((2, 3, 8)))
+        self._insert_records(self.random.choice((_OF_ONE_KEY, _OF_MANY_KEYS, 8)))
 
     def _insert_records(self, count: int) -> None:
         payloads = [self.shared.payload() for _ in range(count)]
         is_chained = self.random.random() < 0.5
         after = self.random.choice(self.shared.known[-_RECENT:]) if is_chained else RID_GENESIS
         timeout = self.random.choice((50 * MS, 1 * S, 5 * S, 30 * S))
-        request = InsertRequest(self.deadline(timeout), payloads, after, None, 0, many=count > 1)
+        # Some have one key in common; of three, each has its own, but the second.
+        key = b"key" if count == _OF_ONE_KEY else None
+        keys = [payloads[0], None, payloads[2]] if count == _OF_MANY_KEYS else None
+        request = InsertRequest(self.deadline(timeout), payloads, after, key, 0, count > 1, keys)
         self.call(request, self._inserted)
 
     def _inserted(self, result: Any) -> None:
@@ -268,5 +283,5 @@ class Reader(Client):
 
     def _begin_again(self, start: RecordId) -> None:
         end = UnsubscribeRequest(self.deadline(_FETCH_NS), self._subscription)
-        self._program().call(end, lambda _: None)
+        self.program().call(end, lambda _: None)
         self._subscribe(start)

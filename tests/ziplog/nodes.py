@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.waiting import wait_until
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
 from ziplog.supervisor import CLUSTER_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ziplog.supervisor import Supervisor
 
 IDLE = """
@@ -49,16 +47,9 @@ def rewrite(directory: Path, package: str, source: str) -> None:
     (directory / package / "__main__.py").write_text(source)
 
 
-def wait_until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def ready(running: Supervisor, name: str) -> int:
     running.start(name)
-    wait_until(lambda: "ready" in running.log_tail(name))
+    wait_until(lambda: "ready" in running.log_tail(name), f"{name} is ready")
     return running.pid(name)
 
 

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump, keys_of, load
+from ziplog.config import (
+    ClusterConfig,
+    NodeConfig,
+    ShardConfig,
+    dump,
+    dump_shard,
+    is_loopback,
+    keys_of,
+    load,
+    parse,
+)
 from ziplog.errors import ConfigError
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
@@ -87,6 +97,14 @@ def write(directory: Path, text: str) -> Path:
 def test_what_is_dumped_is_loaded_again(config: ClusterConfig, explain: bool) -> None:
     with tempfile.TemporaryDirectory() as directory:
         assert load(write(Path(directory), dump(config, explain=explain))) == config
+
+
+@given(configs())
+def test_a_shard_may_be_written_behind_a_whole_file(config: ClusterConfig) -> None:
+    *others, last = config.shards
+    if others:
+        text = dump(dataclasses.replace(config, shards=tuple(others))) + dump_shard(last)
+        assert parse(text, Path("/anywhere/cluster.toml")) == config
 
 
 def test_the_explained_file_tells_every_key_with_its_default_and_range() -> None:
@@ -203,3 +221,21 @@ def test_nodes_are_found_by_name() -> None:
     for find in (config.node, config.shard_of):
         with pytest.raises(ConfigError, match="shard-0-0"):
             find("shard-9-9")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_so"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("localhost", True),
+        ("[::1]", True),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("[::]", False),
+        ("a.example", False),
+        ("*", False),
+    ],
+)
+def test_loopback_is_what_only_this_machine_reaches(host: str, is_so: bool) -> None:
+    assert is_loopback(host) is is_so

@@ -1,4 +1,4 @@
-"""The exception tree, and what each exception carries (contract, section 4)."""
+"""The exception tree, and what each exception carries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ RID = RecordId(7, 2)
     ("error", "kinds", "retriable", "said"),
     [
         (ConfigError("port", 0, "1 to 65535", "a.toml"), (ValueError,), False, "a.toml: port"),
-        (ClosedError(), (), False, "closed"),
+        (ClosedError(), (), False, "this client is closed; connect again"),
+        (ClosedError("this door", "open it"), (), False, "this door is closed; open it"),
         (UnavailableError("no leader"), (), True, "no leader"),
         (DeadlineError("late"), (UnavailableError, TimeoutError), True, "late"),
         (OutcomeUnknownError("?", shard=1, seq=2), (TimeoutError,), False, "?"),
@@ -59,8 +60,8 @@ def test_what_they_carry() -> None:
     assert (config.name, config.value, config.allowed, config.where) == (
         "port", 0, "1 to 65535", "a.toml",
     )  # fmt: skip
-    large = RecordTooLargeError(9, 5, "key")
-    assert (large.size, large.limit) == (9, 5)
+    large = RecordTooLargeError(9, 5, "key", 3)
+    assert (large.size, large.limit, large.what, large.index) == (9, 5, "key", 3)
     assert str(large).startswith("key")
     assert TrimmedError(RID).first == RID
     assert NoSuchRecordError(RID, "").rid == RID

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pysyncobj.poller import createPoller
 
-from tests.ziplog.test_raft import Words, free_endpoints, poll
+from tests.waiting import wait_until
+from tests.ziplog.bench import Words, free_endpoints
 from ziplog.runtime.links import Connection
 from ziplog.runtime.raft import Raft
 
@@ -38,7 +39,7 @@ def test_what_a_full_socket_does_not_take_follows_by_itself(pair: tuple[Any, Any
     message = {"data": os.urandom(3_000_000)}  # no compression shortens it
     one.send(message)
     assert one.getSendBufferSize() > 0
-    poll(lambda: poller.poll(0.01) or received)
+    wait_until(lambda: poller.poll(0.01) or received, "the whole message")
     assert received == [message]
 
 
@@ -60,7 +61,9 @@ def test_a_node_that_calls_again_has_left_its_former_connection(tmp_path: Path) 
         calls.append(Connection(poller, socket=connected, timeout=60.0))
         calls[-1].send(caller)
         former = list(connections.values())
-        poll(lambda: node._sync.doTick(0.01) or list(connections.values()) != former)
+        wait_until(
+            lambda: node._sync.doTick(0.01) or list(connections.values()) != former, "a connection"
+        )
         (accepted,) = connections.values()
         return accepted
 
@@ -70,7 +73,7 @@ def test_a_node_that_calls_again_has_left_its_former_connection(tmp_path: Path) 
         assert second.fileno() is not None
         assert len(node._sync.connected_nodes()) == 1
         # What comes from there counts no more, and who is still there notices.
-        poll(lambda: poller.poll(0.01) or calls[0].fileno() is None)
+        wait_until(lambda: poller.poll(0.01) or calls[0].fileno() is None, "it is closed")
         assert calls[1].fileno() is not None
     finally:
         for one in calls:

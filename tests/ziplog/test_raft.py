@@ -11,29 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+from tests.ziplog.bench import Words, free_endpoints
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.node import Committed, Event, LeaderChanged, PeersChanged, Restored
 from ziplog.runtime import binding
 from ziplog.runtime import raft as raft_module
 from ziplog.runtime.journal import JournalError
 from ziplog.runtime.raft import Raft
-
-
-class Words:
-    """A machine that keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.words: list[bytes] = []
-
-    def apply(self, command: bytes) -> bytes:
-        self.words.append(command)
-        return b"%d" % len(self.words)
-
-    def snapshot(self) -> bytes:
-        return b"\n".join(self.words)
-
-    def restore(self, snapshot: bytes) -> None:
-        self.words = snapshot.split(b"\n")
 
 
 class Running:
@@ -84,19 +69,11 @@ class Running:
                   not in {"", former})  # fmt: skip
 
     def wait_trimmed(self) -> None:
-        poll(lambda: self.raft.status().entries < 5)
+        wait_until(lambda: self.raft.status().entries < 5, "the log is compacted")
 
     @property
     def committed(self) -> list[bytes]:
         return [event.command for event in self.events if isinstance(event, Committed)]
-
-
-def free_endpoints(count: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    endpoints = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
-    for one in sockets:
-        one.close()
-    return endpoints
 
 
 @pytest.fixture
@@ -185,7 +162,7 @@ def test_a_crash_between_snapshot_and_trim_loses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("ziplog.runtime.journal.Journal.drop_first", lambda *_: None)
         first.raft.snapshot()
-        poll((first.raft._journal.directory / "snapshot").exists)
+        wait_until((first.raft._journal.directory / "snapshot").exists, "a snapshot")
         for index in range(20, 40):
             first.raft.propose(b"%d" % index)
         first.wait_committed(40)
@@ -223,7 +200,7 @@ def test_a_node_that_was_away_gets_the_snapshot(start: Callable[..., Running]) -
     away, *present = [start(name, nodes) for name in "cab"]
     away.wait_leader()
     away.raft.stop()
-    poll(lambda: present[0].raft.status().leader in {"a", "b"})
+    wait_until(lambda: present[0].raft.status().leader in {"a", "b"}, "one leads")
     for index in range(20):
         present[0].raft.propose(b"%d" % index)
     for node in present:
@@ -258,7 +235,7 @@ def test_a_read_barrier_comes_after_what_was_committed(start: Callable[..., Runn
     node.raft.propose(b"one")
     seen: list[tuple[bool, list[bytes]]] = []
     node.raft.read_barrier(lambda done: seen.append((done, list(node.machine.words))))
-    poll(lambda: seen)
+    wait_until(lambda: seen, "the barrier is reached")
     assert seen == [(True, [b"one"])]
     assert node.committed == [b"one"]
     node.raft.stop()
@@ -287,7 +264,7 @@ def test_a_read_barrier_does_not_wait_for_the_tick(
         ask()
 
     ask()
-    poll(lambda: len(done) == 30)
+    wait_until(lambda: len(done) == 30, "all are answered")
     assert sum(done) > 20
 
 
@@ -356,7 +333,7 @@ def test_a_tick_that_fails_is_not_the_last(
 
     with monkeypatch.context() as patch:
         patch.setattr("ziplog.runtime.receive.Node._tell", fail)
-        poll(lambda: len(failures) > 3)
+        wait_until(lambda: len(failures) > 3, "it fails several times")
     node.raft.propose(b"one")
     node.wait_committed(1)
     assert not node.fatal
@@ -421,19 +398,12 @@ def test_an_idle_node_costs_next_to_nothing(start: Callable[..., Running]) -> No
     node.wait_leader()
     before = resource.getrusage(resource.RUSAGE_SELF)
     started = time.monotonic()
-    poll(lambda: time.monotonic() - started > 1.0, timeout=5.0)
+    wait_until(lambda: time.monotonic() - started > 1.0, "a second has passed")
     after = resource.getrusage(resource.RUSAGE_SELF)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert used < 0.1
 
 
-def poll(condition: Callable[[], object], timeout: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.01)
-
-
 def poll_status(node: Running) -> raft_module.Status:
-    poll(lambda: node.raft.status().leader)
+    wait_until(lambda: node.raft.status().leader, "one leads")
     return node.raft.status()

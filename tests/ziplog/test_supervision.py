@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.ziplog.nodes import exists, make, ready, rewrite, wait_until
-from ziplog import revival, supervisor
+from tests.waiting import wait_until
+from tests.ziplog.nodes import exists, make, ready, rewrite
+from ziplog import growth, revival, supervisor
+from ziplog.config import NodeConfig, ShardConfig, dump_shard
 from ziplog.errors import UnavailableError
 from ziplog.runtime.transport import Transport
 from ziplog.supervision import Supervision
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 NAMES = ("mms-0", "fh-0", "shard-0-0")
+NOT_TAKEN = "the cluster file was changed, and is not taken"
 
 
 class FakeHandler:
@@ -95,8 +98,21 @@ def supervision(running: Supervisor) -> Iterator[Supervision]:
     found.stop()
 
 
-def lives_again(running: Supervisor, name: str, pid: int) -> bool:
-    return running.is_running(name) and running.pid(name) != pid
+def await_return(running: Supervisor, name: str, pid: int) -> None:
+    """Wait until a node runs again, as another process than this one."""
+    wait_until(lambda: running.is_running(name) and running.pid(name) != pid, f"{name} comes back")
+
+
+def await_start(running: Supervisor, name: str) -> None:
+    """Wait until a node that is new in the cluster file runs."""
+    wait_until(lambda: name in running.names and running.is_running(name), f"{name} is started")
+
+
+def put(path: Path, text: str) -> None:
+    """Replace a file, so that nobody sees half of it."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
 
 
 def processes_of(directory: Path) -> set[int]:
@@ -115,7 +131,7 @@ def test_whatever_is_killed_comes_back(running: Supervisor, supervision: Supervi
     for name in NAMES:
         pid = running.pid(name)
         running.kill(name)
-        wait_until(lambda name=name, pid=pid: lives_again(running, name, pid))
+        await_return(running, name, pid)
         assert not exists(pid)
 
 
@@ -128,7 +144,7 @@ def test_a_node_that_the_handler_cannot_reach_is_replaced(
     pids = {name: running.pid(name) for name in NAMES}
     running.pause("shard-0-0")
     handler.orders = [Order("shard-0-0", 7), Order("elsewhere", 7)]
-    wait_until(lambda: lives_again(running, "shard-0-0", pids["shard-0-0"]))
+    await_return(running, "shard-0-0", pids["shard-0-0"])
     assert not exists(pids["shard-0-0"])
     assert [running.pid(name) for name in NAMES[:2]] == [pids[name] for name in NAMES[:2]]
     assert "shard-0-0 runs, but cannot be reached" in caplog.text
@@ -148,11 +164,11 @@ def test_garbage_and_late_answers_kill_nobody(
     handler.offset = -1
     handler.orders = [Order("shard-0-0", 7)]
     asked = handler.asked
-    wait_until(lambda: handler.asked >= asked + 3)
+    wait_until(lambda: handler.asked >= asked + 3, "it asks again")
     assert running.pid("shard-0-0") == pid
     assert "sent no message" in caplog.text
     handler.offset = 0
-    wait_until(lambda: lives_again(running, "shard-0-0", pid))
+    await_return(running, "shard-0-0", pid)
 
 
 def test_a_crash_loop_is_told_and_slows_down(
@@ -163,7 +179,7 @@ def test_a_crash_loop_is_told_and_slows_down(
 ) -> None:
     rewrite(directory, "mms", "raise SystemExit('cannot go on')")
     running.kill("mms-0")
-    wait_until(lambda: "starting again in 1.6 s" in caplog.text)
+    wait_until(lambda: "starting again in 1.6 s" in caplog.text, "it slows down")
     assert [record.getMessage() for record in caplog.records] == [
         "mms-0 ended (signal 9); starting again in 0.2 s",
         *(
@@ -186,8 +202,97 @@ def test_a_machine_that_can_start_no_process_is_tried_again(
     with monkeypatch.context() as full:
         full.setattr(supervisor, "_spawn", refuse)
         running.kill("mms-0")
-        wait_until(lambda: "mms-0 cannot be started" in caplog.text)
-    wait_until(lambda: lives_again(running, "mms-0", pid))
+        wait_until(lambda: "mms-0 cannot be started" in caplog.text, "it is tried")
+    await_return(running, "mms-0", pid)
+
+
+def test_the_servers_of_a_new_shard_are_started_and_looked_after(
+    running: Supervisor, supervision: Supervision, handler: FakeHandler
+) -> None:
+    pids = {name: running.pid(name) for name in NAMES}
+    growth.next_shard(running.path, {0})
+    await_start(running, "shard-1-0")
+    pid = running.pid("shard-1-0")
+    running.kill("shard-1-0")
+    await_return(running, "shard-1-0", pid)
+    pid = running.pid("shard-1-0")
+    handler.orders = [Order("shard-1-0", 7)]
+    await_return(running, "shard-1-0", pid)
+    assert {name: running.pid(name) for name in NAMES} == pids
+    supervision.stop()
+    running.kill("shard-1-0")
+
+
+def test_a_spoilt_cluster_file_is_told_once_and_stops_nothing(
+    running: Supervisor, supervision: Supervision, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> int:
+        return caplog.text.count(NOT_TAKEN)
+
+    text = running.path.read_text()
+    put(running.path, text + "[[shard")
+    wait_until(lambda: told() == 1, "the spoilt file is told")
+    pid = running.pid("mms-0")
+    running.kill("mms-0")
+    # It looks again and again meanwhile, and goes on with its work.
+    await_return(running, "mms-0", pid)
+    assert told() == 1
+    running.path.unlink()
+    wait_until(lambda: told() == 2, "that it is gone is told")
+    put(running.path, text)
+    growth.next_shard(running.path, {0})
+    await_start(running, "shard-1-0")
+    assert told() == 2
+    supervision.stop()
+    running.kill("shard-1-0")
+
+
+def test_a_cluster_file_is_taken_when_it_is_written_to_its_end(
+    running: Supervisor,
+    supervision: Supervision,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Many editors save in place; each look finds a line more of what they write."""
+    before = running.path.read_text()
+    added = ShardConfig(1, (NodeConfig("shard-1-0", "127.0.0.1", 7405),))
+    lines = iter([*before.splitlines(keepends=True), *dump_shard(added).splitlines(keepends=True)])
+    look = supervision._look_at_file
+
+    def look_while_it_grows() -> None:
+        with running.path.open("a") as file:
+            file.write(next(lines, ""))
+        look()
+
+    def begin() -> None:
+        running.path.write_text("")
+        monkeypatch.setattr(supervision, "_look_at_file", look_while_it_grows)
+        look()
+
+    monkeypatch.setattr(supervision, "_look_at_file", begin)
+    await_start(running, "shard-1-0")
+    assert next(lines, None) is None
+    assert NOT_TAKEN not in caplog.text
+    supervision.stop()
+    running.kill("shard-1-0")
+
+
+def test_a_new_node_that_cannot_be_started_is_tried_again(
+    running: Supervisor,
+    supervision: Supervision,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as full:
+        full.setattr(supervisor, "_spawn", refuse)
+        growth.next_shard(running.path, {0})
+        wait_until(lambda: "shard-1-0 cannot be started" in caplog.text, "it is tried")
+    await_start(running, "shard-1-0")
+    supervision.stop()
+    running.kill("shard-1-0")
 
 
 def test_a_stop_in_the_middle_of_a_start_leaves_no_process(
@@ -213,7 +318,7 @@ def test_a_stop_in_the_middle_of_a_start_leaves_no_process(
     assert is_starting.wait(20)
     stopper = threading.Thread(target=stop)
     stopper.start()
-    wait_until(supervision._stopped.is_set)
+    wait_until(supervision._stopped.is_set, "it is being stopped")
     is_stopping.set()
     stopper.join()
     assert processes_of(directory) == set()

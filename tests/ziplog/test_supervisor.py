@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.ziplog.nodes import IDLE, exists, make, ready, rewrite, wait_until
-from ziplog import supervisor
+from tests.waiting import wait_until
+from tests.ziplog.nodes import IDLE, exists, make, ready, rewrite
+from ziplog import growth, supervisor
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.supervisor import CLUSTER_FILE, Supervisor, log_tail, running_pid
 
@@ -53,7 +54,7 @@ def test_the_log_of_an_earlier_process_is_not_blamed_on_this_one(directory: Path
     rewrite(directory, "mms", "raise SystemExit(3)")
     with Supervisor(directory) as running:
         running.start("mms-0")
-        wait_until(lambda: running.dead() == ["mms-0"])
+        wait_until(lambda: running.dead() == ["mms-0"], "it is dead")
         assert running.log_tail("mms-0") == "(empty log)"
         said = "ended (exit code 3; its log ends: (empty log))"
         assert running.how_it_ended("mms-0") == said
@@ -114,7 +115,9 @@ def test_the_kernel_ends_the_servers_of_a_dead_supervisor(directory: Path) -> No
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     pid = int((directory / "pid").read_text())
-    wait_until(lambda: not exists(pid) or "Z" in Path(f"/proc/{pid}/stat").read_text())
+    wait_until(
+        lambda: not exists(pid) or "Z" in Path(f"/proc/{pid}/stat").read_text(), "it has ended"
+    )
 
 
 def test_a_directory_has_one_supervisor_at_a_time(directory: Path) -> None:
@@ -142,3 +145,32 @@ def test_the_end_of_a_log_is_short(directory: Path) -> None:
     (logs / "x.log").write_text(f"reason=here state={'x' * 10_000}\n")
     assert log_tail(directory, "x").startswith("reason=here")
     assert len(log_tail(directory, "x")) < 1000
+
+
+def test_a_running_cluster_takes_new_shards_and_no_other_change(directory: Path) -> None:
+    with Supervisor(directory) as running:
+        added = growth.next_shard(running.path, {0})
+        assert running.names == ("mms-0", "fh-0", "shard-0-0")
+        running.reload()
+        assert running.names == ("mms-0", "fh-0", "shard-0-0", "shard-1-0")
+        assert running.processes() == {}
+        assert exists(ready(running, "shard-1-0"))
+        text = running.path.read_text()
+        for old, new in (
+            ("port = 7400", "port = 7410"),
+            ("port = 7403", "port = 7413"),
+            ("port = 7402", "port = 7412"),
+            (str(added.replicas[0].port), "7499"),
+            ("[[shard]]\nid = 0", "[[shard]]\nid = 5"),
+            ("data_dir =", "x ="),
+        ):
+            assert old in text
+            running.path.write_text(text.replace(old, new))
+            with pytest.raises(ConfigError, match=r"cluster\.toml"):
+                running.reload()
+            assert running.config.shards[-1] == added
+            assert running.config.mms[0].port == 7400
+        running.path.write_text(text.replace("lag_fix = true", "lag_fix = false"))
+        running.reload()
+        assert not running.config.lag_fix
+        assert running.stop(timeout_s=0.5) == ["shard-1-0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -317,6 +318,29 @@ def test_a_byte_of_a_signal_ends_a_wait(opened: Callable[..., Transport]) -> Non
     finally:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collector")
+def test_one_that_is_lost_in_a_circle_is_closed_and_nobody_waits_for_it(
+    opened: Callable[..., Transport],
+) -> None:
+    lost: list[object] = [Transport("127.0.0.1:0")]
+    assert isinstance(lost[0], Transport)
+    endpoint = endpoint_of(lost[0])
+    lost.append(lost)
+    del lost
+    collecting = threading.Thread(target=gc.collect, daemon=True)
+    collecting.start()
+    collecting.join(20)
+    assert not collecting.is_alive(), "the garbage collector waits for a socket"
+    assert opened(endpoint).endpoint == endpoint
 
 
 def test_a_closed_transport_says_so(opened: Callable[..., Transport]) -> None:

@@ -73,7 +73,7 @@ def plain(thing: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_a_message_comes_back_as_it_was(kind: type, data: st.DataObject) -> None:
     message = data.draw(messages_of(kind))
@@ -96,12 +96,16 @@ def test_the_tags_and_fields_that_are_in_use_stay_as_they_are() -> None:
     assert KINDS[0].__struct_config__.tag == 257
     assert KINDS[0].__struct_fields__ == (
         "cluster", "shard", "view", "client", "seq", "done_below", "follows", "after", "count",
-        "body",
+        "body", "copy",
     )  # fmt: skip
     assert wire.InsertAck.__struct_config__.tag == 258
     assert wire.InsertAck.__struct_fields__ == (
         "cluster", "shard", "view", "server", "incarnation", "seq", "counter", "confirmed", "gsns",
         "waited",
+    )  # fmt: skip
+    assert wire.Refused.__struct_config__.tag == 259
+    assert wire.Refused.__struct_fields__ == (
+        "cluster", "shard", "view", "server", "request", "code", "detail", "copies",
     )  # fmt: skip
     assert wire.Deliver.__struct_config__.tag == 271
 
@@ -112,7 +116,7 @@ def test_random_bytes_are_a_protocol_error(frame: bytes) -> None:
         wire.decode(frame)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_a_damaged_frame_is_a_protocol_error_or_another_message(data: st.DataObject) -> None:
     frame = bytearray(wire.encode(data.draw(messages_of(data.draw(st.sampled_from(KINDS))))))
@@ -127,7 +131,7 @@ def test_a_damaged_frame_is_a_protocol_error_or_another_message(data: st.DataObj
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_every_limit_of_every_field_is_checked(kind: type, data: st.DataObject) -> None:
     message = plain(data.draw(messages_of(kind)))
@@ -205,22 +209,52 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
 
 # --- bodies ---
 
+COUNTS = st.integers(0, 2**63 - 1)
+ORIGINS = st.none() | st.builds(wire.Origin, st.binary(min_size=16, max_size=16), COUNTS, COUNTS)
+KEYS = st.none() | st.binary(max_size=40)
+
 
 @given(
     timestamp_us=st.integers(-(2**62), 2**62 - 1),
     key=st.none() | st.binary(max_size=40),
     payloads=st.lists(st.binary(max_size=40), min_size=1, max_size=8),
+    origin=ORIGINS,
 )
 def test_a_body_comes_back_as_it_was(
-    timestamp_us: int, key: bytes | None, payloads: list[bytes]
+    timestamp_us: int, key: bytes | None, payloads: list[bytes], origin: wire.Origin | None
 ) -> None:
-    body = wire.Body(timestamp_us, key, payloads)
+    body = wire.Body(timestamp_us, key, payloads, origin)
     data = wire.encode_body(body)
     assert wire.decode_body(data, len(payloads)) == body
-    assert msgpack.unpackb(data) == [timestamp_us, key, payloads]
+    assert msgpack.unpackb(data) == [timestamp_us, key, payloads, origin and plain(origin)]
+    # As it was stored before there were origins.
+    assert wire.decode_body(msgpack.packb([timestamp_us, key, payloads]), len(payloads)) == (
+        wire.Body(timestamp_us, key, payloads)
+    )
     for count in (len(payloads) - 1, len(payloads) + 1):
         with pytest.raises(ProtocolError):
             wire.decode_body(data, count)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=40), KEYS), min_size=1, max_size=8), ORIGINS)
+def test_so_does_one_with_keys(
+    rows: list[tuple[bytes, bytes | None]], origin: wire.Origin | None
+) -> None:
+    payloads, keys = [payload for payload, _ in rows], [key for _, key in rows]
+    body = wire.Body(7, None, payloads, origin, keys)
+    data = wire.encode_body(body)
+    assert wire.decode_body(data, len(rows)) == body
+    assert [body.key_of(index) for index in range(len(rows))] == keys
+    assert msgpack.unpackb(data) == [7, None, payloads, origin and plain(origin), keys]
+
+
+@pytest.mark.parametrize(
+    ("key", "keys"),
+    [(None, []), (None, [b"k"]), (None, [b"k"] * 3), (b"k", [b"k", b"l"]), (None, [1, 2])],
+)
+def test_keys_that_do_not_fit_are_a_protocol_error(key: bytes | None, keys: list[bytes]) -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode_body(msgpack.packb([0, key, [b"x", b"y"], None, keys]), 2)
 
 
 @given(st.binary(max_size=100))

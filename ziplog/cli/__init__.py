@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from ziplog.cli import demo, records, servers, settings, status
+from ziplog.cli import demo, records, servers, settings, shards, status
 from ziplog.cli.options import say
 from ziplog.errors import ConfigError, ZiplogError
 
@@ -84,6 +84,7 @@ app.command("read")(records.read)
 app.command("tail")(records.tail)
 app.command("trim")(records.trim)
 app.command("demo")(demo.demo)
+app.add_typer(shards.app, name="shard")
 app.add_typer(settings.app, name="config")
 
 

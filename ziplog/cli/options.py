@@ -11,12 +11,14 @@ import typer
 import ziplog
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
+#: The environment variable that says otherwise.
+BOOTSTRAP_VARIABLE = "ZIPLOG_BOOTSTRAP"
 
 Bootstrap = Annotated[
     str,
     typer.Option(
         "--bootstrap",
-        envvar="ZIPLOG_BOOTSTRAP",
+        envvar=BOOTSTRAP_VARIABLE,
         metavar="HOST:PORT",
         help="Nodes of the membership service, separated by commas.",
     ),

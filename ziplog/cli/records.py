@@ -69,7 +69,7 @@ def read(
     wanted = ziplog.RecordId.parse(rid)
     with connect(bootstrap, timeout) as log:
         record = log.read_record(wanted)
-    sys.stdout.buffer.write(_as_json(record) if json else record.payload)
+    sys.stdout.buffer.write(as_json(record) if json else record.payload)
     if not json and sys.stdout.isatty():
         sys.stdout.buffer.write(b"\n")
 
@@ -108,7 +108,7 @@ def trim(rid: Rid, *, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout
 def _print_records(
     subscription: ziplog.Subscription, limit: int | None, *, json: bool, follow: bool
 ) -> None:
-    render = _as_json if json else _as_text
+    render = as_json if json else _as_text
     out = sys.stdout.buffer
     for record in itertools.islice(subscription, limit):
         out.write(render(record))
@@ -141,7 +141,8 @@ def _as_text(record: ziplog.Record) -> bytes:
     return f"{record.rid}\t{text}\n".encode(errors="backslashreplace")
 
 
-def _as_json(record: ziplog.Record) -> bytes:
+def as_json(record: ziplog.Record) -> bytes:
+    """Return a record as --json prints it: one line, with its end."""
     fields: dict[str, Any] = {
         "rid": str(record.rid),
         "gsn": record.rid.gsn,

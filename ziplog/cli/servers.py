@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ziplog.cli.options import DataDir, Timeout, say
+from ziplog.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, DataDir, Timeout, say
 from ziplog.config import ClusterConfig, load
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
@@ -121,7 +121,10 @@ def down(data_dir: DataDir, timeout: Timeout = 30.0) -> None:
 
 
 def _refuse_contradictions(data_dir: Path, given: dict[str, Any]) -> None:
-    """A cluster that exists keeps its shape: an option that says otherwise is a mistake."""
+    """A cluster that exists keeps its shape: an option that says otherwise is a mistake.
+
+    But for fewer shards: what made the cluster starts it again, however it has grown since.
+    """
     path = data_dir / CLUSTER_FILE
     if not path.exists():
         return
@@ -136,7 +139,7 @@ def _refuse_contradictions(data_dir: Path, given: dict[str, Any]) -> None:
         "epoch_ms": config.epoch_ms,
     }
     for name, value in given.items():
-        if value != is_so.get(name, value):
+        if value != is_so.get(name, value) and not (name == "shards" and value < is_so[name]):
             option = f"--{name.replace('_', '-')}"
             allowed = f"left out or {is_so[name]!r}: the cluster in this directory is so"
             raise ConfigError(option, value, allowed, str(path))
@@ -158,8 +161,16 @@ def _announce(cluster: Cluster) -> None:
         f" {len(config.shards)} shards x {config.f + 1} replicas, {_durability(config)}."
         " Ctrl-C stops it."
     )
+    _say_how_to_find(config)
     sys.stdout.write(f"{cluster.endpoint}\n")
     sys.stdout.flush()
+
+
+def _say_how_to_find(config: ClusterConfig) -> None:
+    """Tell how the other verbs find a cluster that they would not find by themselves."""
+    sought = os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
+    if not {node.endpoint for node in config.mms} & set(sought.split(",")):
+        say(f"it is not at {sought}, so: export {BOOTSTRAP_VARIABLE}={config.bootstrap}")
 
 
 def _durability(config: ClusterConfig) -> str:
@@ -200,4 +211,5 @@ def _detach(data_dir: Path, given: dict[str, Any], timeout: float) -> None:
         f"cluster {config.name!r} runs in the background (process {process.pid}),"
         f" {_durability(config)}; stop it with: ziplog down --data-dir {data_dir}"
     )
+    _say_how_to_find(config)
     sys.stdout.write(endpoint)

@@ -4,19 +4,43 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.table import Table
+from rich.measure import Measurement
 
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
+from ziplog.cli.tables import cell, stdout, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console, ConsoleOptions
+    from rich.table import Table
 
 _WATCH_S: Final = 1.0
 #: So many of the last losses stand below the table.
 _LOSSES_SHOWN: Final = 5
+#: What the states of shards mean to who uses the log.
+_MEANINGS: Final = {
+    "joining": "joining: no records there before all servers were heard",
+    "parked": "parked: no new records there until all servers are up and keep pace; readable",
+    "recovering": "recovering: it takes no records until all its servers are back",
+    "leaving": "leaving for good: new records go elsewhere; it stays readable",
+    "finalized": "finalized: nothing there changes any more, but for trims; it stays readable",
+}
+_COLUMNS: Final = (
+    "id", "state", "view", "rate/s", "weight", "epoch", "holes", "read", "stable", "durable",
+)  # fmt: skip
+#: The table of shards has these at least, however narrow the terminal is.
+_LEAST_COLUMNS: Final = 8
+_WIDE: Final = 1000
+_NUMBERS: Final = frozenset(
+    {"id", "view", "rate/s", "weight", "epoch", "holes", "stable", "durable", "pid"}
+)
 
 
 def status(
@@ -26,7 +50,13 @@ def status(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Show durability, epoch, nodes, shards and possible losses; --json: the status document."""
+    """Show epochs, shards, who holds readers back, losses and nodes; --json: the status document.
+
+    weight: the shard's share of positions; 0: it gets none. epoch: the first one in which it still
+    has open positions. holes: positions that it gave up because somebody waited behind them. read:
+    somebody reads along, so it decides its positions at the end of every epoch. stable, durable:
+    its last such record; left out where the terminal is too narrow.
+    """
     with connect(bootstrap, timeout) as log:
         if not watch:
             _print(log.cluster(), json=json)
@@ -46,50 +76,107 @@ def _print(document: dict[str, Any], *, json: bool) -> None:
     if json:
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
     else:
-        Console(file=sys.stdout, highlight=False).print(_view(document))
+        stdout().print(_view(document))
 
 
 def _view(document: dict[str, Any]) -> Group:
-    """Return the document for people: a table, and what needs attention."""
-    lines = [
-        f"shard {shard['id']} is recovering: it takes no records until all its servers are back"
-        for shard in document["shards"]
-        if shard["state"] == "recovering"
-    ]
+    """Return the document for people: the shards, what needs attention, and the nodes."""
+    return Group(
+        f"{document['cluster']}: durability {document['durability']}, epoch {document['epoch']},"
+        f" finalized {document['finalized_epoch']}, trimmed before {document['trimmed_before']}",
+        "",
+        _Shards(document["shards"]),
+        *_states(document),
+        *_blocked(document),
+        *_losses(document),
+        "",
+        _nodes(document),
+    )
+
+
+def _states(document: dict[str, Any]) -> list[str]:
+    lines = []
+    for state, meaning in _MEANINGS.items():
+        ids = [str(shard["id"]) for shard in document["shards"] if shard["state"] == state]
+        if ids:
+            lines.append(f"shard{_many(ids)} {', '.join(ids)} {_are(ids)} {meaning}")
+    return lines
+
+
+def _blocked(document: dict[str, Any]) -> list[str]:
+    """Say whose open positions hold back what others have stable."""
+    lines = []
+    first = document.get("blocked_by")
+    for shard in document["shards"]:
+        held = [str(other) for other in shard.get("blocks") or ()]
+        if held:
+            most = ", and most of all" if shard["id"] == first and len(held) > 1 else ""
+            lines.append(
+                f"readers wait for shard {shard['id']} (epoch {cell(shard.get('epoch'))}){most}:"
+                f" it holds back records of shard{_many(held)} {', '.join(held)}"
+            )
+    return lines
+
+
+def _losses(document: dict[str, Any]) -> list[str]:
     losses = document["losses"]
-    for loss in losses[-_LOSSES_SHOWN:]:
-        first, last = loss["epochs"]
-        lines.append(
-            f"shard {loss['shard']} may have lost records: positions {loss['start']} to"
-            f" {loss['stop'] - 1}, epochs {first} to {last}"
-        )
+    lines = [
+        f"shard {loss['shard']} may have lost records: positions {loss['start']} to"
+        f" {loss['stop'] - 1}, epochs {loss['epochs'][0]} to {loss['epochs'][1]}"
+        for loss in losses[-_LOSSES_SHOWN:]
+    ]
     if len(losses) > _LOSSES_SHOWN:
         lines.append(f"and {len(losses) - _LOSSES_SHOWN} earlier losses: --json shows all")
-    return Group(_table(document), *lines)
+    return lines
 
 
-def _table(document: dict[str, Any]) -> Table:
-    title = (
-        f"{document['cluster']}: durability {document['durability']}, epoch {document['epoch']},"
-        f" finalized {document['finalized_epoch']}, trimmed before {document['trimmed_before']}"
-    )
-    table = Table(title=title)
-    for name in ("node", "role", "state", "endpoint", "pid"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("shard")
-    for node in document["mms"]:
-        role = "mms leader" if node["leader"] else "mms"
-        table.add_row(node["name"], role, node["state"], node["endpoint"], str(node["pid"]), "")
-    for node in document["failure_handlers"]:
-        role = "handler leader" if node["leader"] else "handler"
-        table.add_row(node["name"], role, node["state"], node["endpoint"], str(node["pid"]), "")
+def _many(ids: list[str]) -> str:
+    return "s" if len(ids) > 1 else ""
+
+
+def _are(ids: list[str]) -> str:
+    return "are" if len(ids) > 1 else "is"
+
+
+class _Shards:
+    """The table of shards: where it is too wide, the last columns go, and no cell is cut."""
+
+    def __init__(self, shards: list[dict[str, Any]]) -> None:
+        self._rows: Final = [_row(shard) for shard in shards]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        """Give as many columns as there is room for."""
+        for columns in range(len(_COLUMNS), _LEAST_COLUMNS - 1, -1):
+            shown = table(*_COLUMNS[:columns], right=_NUMBERS)
+            for row in self._rows:
+                shown.add_row(*row[:columns])
+            if Measurement.get(console, options.update(max_width=_WIDE), shown).maximum <= (
+                options.max_width
+            ):
+                break
+        yield shown
+
+
+def _row(shard: dict[str, Any]) -> list[str]:
+    # What is finalized has no open positions.
+    epoch = None if shard["state"] == "finalized" else shard.get("epoch")
+    values = (
+        shard["id"], shard["state"], shard["view"], shard["rate_per_s"], shard.get("weight"),
+        epoch, shard.get("holes"), "yes" if shard.get("is_watched") else "",
+        shard["stable_gsn"], shard["durable_gsn"],
+    )  # fmt: skip
+    return list(map(cell, values))
+
+
+def _nodes(document: dict[str, Any]) -> Table:
+    shown = table("node", "role", "state", "endpoint", "pid", right=_NUMBERS)
+    groups = (("mms", document["mms"]), ("handler", document["failure_handlers"]))
+    nodes = [
+        (node, f"{role} leader" if node["leader"] else role) for role, of in groups for node in of
+    ]
     for shard in document["shards"]:
-        about = (
-            f"{shard['id']} {shard['state']}, view {shard['view']}, {shard['rate_per_s']}/s,"
-            f" stable {shard['stable_gsn']}, durable {shard['durable_gsn']}"
-        )
-        for node in shard["replicas"]:
-            row = (node["name"], node["role"], node["state"], node["endpoint"], str(node["pid"]))
-            table.add_row(*row, about)
-            about = ""
-    return table
+        nodes += [(node, f"{node['role']} of {shard['id']}") for node in shard["replicas"]]
+    for node, role in nodes:
+        values = (node["name"], role, node["state"], node["endpoint"], node["pid"])
+        shown.add_row(*map(cell, values))
+    return shown

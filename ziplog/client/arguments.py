@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -15,43 +16,77 @@ import msgspec
 from ziplog.client.doubt import Doubt
 from ziplog.client.requests import (
     NEVER,
+    ChangeRequest,
+    ExtentsRequest,
     FetchRequest,
     InsertRequest,
+    OutlineRequest,
     ReadRequest,
     ResolveRequest,
+    ScanRequest,
     SubscribeRequest,
     TrimRequest,
 )
-from ziplog.errors import ClosedError, ConfigError, ProtocolError, RecordTooLargeError
+from ziplog.errors import (
+    ONLY_ITS_CLIENT,
+    ClosedError,
+    ConfigError,
+    ProtocolError,
+    RecordTooLargeError,
+)
 from ziplog.types import RID_GENESIS, RecordId
+from ziplog.view import Replica
+from ziplog.wire import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ziplog.client.requests import Policy
+    from ziplog.client.requests import Change, Policy
     from ziplog.errors import OutcomeUnknownError
     from ziplog.wire import Limits
 
 #: How long a call may take unless the user says otherwise.
 DEFAULT_TIMEOUT_S: Final = 10.0
+#: A shard has no more servers, and no server a longer name.
+_MAX_REPLICAS: Final = 16
+_MAX_NAME: Final = 128
+#: Bytes of a writer's name.
+_WRITER: Final = 16
 #: Records that iteration takes at once.
 READ_AHEAD: Final = 65_536
 _ENDPOINT: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.ASCII)
 _ENDPOINTS_RULE: Final = (
-    "'host:port' of the membership service, several separated by commas or in a list,"
-    " such as 'ziplog://127.0.0.1:7400,127.0.0.1:7401'"
+    "'host:port' of {of}, several separated by commas or in a list, such as"
+    " '127.0.0.1:{port},127.0.0.1:{next}'"
+)
+
+_REPLICAS_RULE: Final = (
+    "its servers, the primary first: 1 to 16 names (up to 128 characters) and where each listens,"
+    " such as {'s2r0': '127.0.0.1:7420', 's2r1': '127.0.0.1:7421'}, all different"
 )
 
 BytesLike = bytes | bytearray | memoryview
 
 
-def endpoints(bootstrap: str | Sequence[str]) -> list[str]:
+def endpoints(
+    bootstrap: str | Sequence[str],
+    name: str = "bootstrap",
+    of: str = "the membership service",
+    port: int = 7400,
+) -> list[str]:
     """Return the endpoints that a bootstrap string (or list) names.
+
+    Args:
+        bootstrap: the endpoints; a string may begin with "ziplog://".
+        name: what they are called where they are given, for messages.
+        of: what listens there.
+        port: an example.
 
     Raises:
         ConfigError: it names none, or one that is no "host:port".
 
     """
+    rule = _ENDPOINTS_RULE.format(of=of, port=port, next=port + 1)
     if not isinstance(bootstrap, str):
         texts = list(bootstrap)
     else:
@@ -60,10 +95,10 @@ def endpoints(bootstrap: str | Sequence[str]) -> list[str]:
     for text in texts:
         match = _ENDPOINT.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None or not 0 < int(match[1]) < 2**16:
-            raise ConfigError("bootstrap", bootstrap, _ENDPOINTS_RULE)
+            raise ConfigError(name, bootstrap, rule)
         found.append(text.strip())
     if not found:
-        raise ConfigError("bootstrap", bootstrap, _ENDPOINTS_RULE)
+        raise ConfigError(name, bootstrap, rule)
     return list(dict.fromkeys(found))
 
 
@@ -95,48 +130,103 @@ def insert(
     until: int,
     *,
     many: bool = False,
+    keys: Iterable[BytesLike | str | None] | None = None,
 ) -> InsertRequest:
     """Return a request to insert copies of `payloads`; `many`: the user gave a list.
 
     Raises:
-        TypeError: a payload is not bytes-like, or `after` no RecordId.
-        RecordTooLargeError: a payload or the key is larger than the cluster allows.
-        ConfigError: `after` is RID_RECENT.
+        TypeError: a payload or key is not bytes-like, or `after` no RecordId.
+        RecordTooLargeError: a payload or key is larger than the cluster allows.
+        ConfigError: `after` is RID_RECENT, there are not as many keys as payloads, or a key too.
 
     """
-    largest = limits.max_payload_bytes
-    copies = [
-        payload
-        if type(payload) is bytes and len(payload) <= largest
-        else _payload(payload, largest)
-        for payload in payloads
-    ]
+    copies = _payloads(payloads, limits.max_payload_bytes)
     if key is not None:
         key = _key(key, limits.max_key_bytes)
+        if keys is not None:
+            raise ConfigError("keys", "given beside a key", "one for each record, or None")
     if after is not RID_GENESIS:
         check_rid("after", after)
-    return InsertRequest(until, copies, after, key, time.time_ns() // 1000, many)
+    now_us = time.time_ns() // 1000
+    if keys is None:
+        return InsertRequest(until, copies, after, key, now_us, many)
+    named = _keys(keys, len(copies), limits.max_key_bytes)
+    return InsertRequest(until, copies, after, None, now_us, many, named)
 
 
-def _payload(payload: object, limit: int) -> bytes:
+def rows(
+    payloads: Iterable[BytesLike],
+    keys: Iterable[BytesLike | str | None] | None,
+    shard: int,
+    origin: tuple[BytesLike, int, int],
+    limits: Limits,
+    until: int,
+) -> InsertRequest:
+    """Return a request to insert a writer's rows; `origin`: (writer, batch, number of the first).
+
+    Raises:
+        TypeError: a payload or key is not bytes-like.
+        RecordTooLargeError: a payload or key is larger than the cluster allows.
+        ConfigError: no shard id, no 16 bytes, a negative number, or not as many keys as payloads.
+
+    """
+    check_shard(shard)
+    writer, batch, row = origin
+    if not isinstance(writer, (bytes, bytearray, memoryview)) or len(bytes(writer)) != _WRITER:
+        raise ConfigError("writer", writer, f"{_WRITER} bytes that nobody else writes under")
+    for name, number in (("batch", batch), ("row", row)):
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**62:
+            raise ConfigError(name, number, "a whole number from 0 to 2**62 - 1")
+    copies, named = _payloads(payloads, limits.max_payload_bytes), None
+    if keys is not None:
+        named = _keys(keys, len(copies), limits.max_key_bytes)
+    now_us = time.time_ns() // 1000
+    return InsertRequest(
+        until, copies, RID_GENESIS, None, now_us, many=True, keys=named, shard=shard,
+        origin=Origin(bytes(writer), batch, row),
+    )  # fmt: skip
+
+
+def _payloads(payloads: Iterable[BytesLike], largest: int) -> list[bytes]:
+    return [
+        payload
+        if type(payload) is bytes and len(payload) <= largest
+        else _payload(payload, largest, index)
+        for index, payload in enumerate(payloads)
+    ]
+
+
+def _payload(payload: object, limit: int, index: int) -> bytes:
     if not isinstance(payload, (bytes, bytearray, memoryview)):
         kind = type(payload).__name__
         advice = "; encode it first" if kind == "str" else ""
         raise TypeError(f"a payload must be bytes-like, not {kind}{advice}")
     copy = bytes(payload)
     if len(copy) > limit:
-        raise RecordTooLargeError(len(copy), limit)
+        raise RecordTooLargeError(len(copy), limit, index=index)
     return copy
 
 
-def _key(key: object, limit: int) -> bytes:
+def _keys(keys: Iterable[BytesLike | str | None], count: int, largest: int) -> list[bytes | None]:
+    named = [
+        key
+        if key is None or (type(key) is bytes and len(key) <= largest)
+        else _key(key, largest, index)
+        for index, key in enumerate(keys)
+    ]
+    if len(named) != count:
+        raise ConfigError("keys", f"{len(named)} keys", f"one for each of {count} records")
+    return named
+
+
+def _key(key: object, limit: int, index: int | None = None) -> bytes:
     if isinstance(key, str):
         key = key.encode()
     if not isinstance(key, (bytes, bytearray, memoryview)):
         raise TypeError(f"a key must be bytes-like or str, not {type(key).__name__}")
     copy = bytes(key)
     if len(copy) > limit:
-        raise RecordTooLargeError(len(copy), limit, "key")
+        raise RecordTooLargeError(len(copy), limit, "key", index)
     return copy
 
 
@@ -157,6 +247,45 @@ def check_rid(name: str, rid: object) -> None:
         raise ConfigError(name, str(rid), "a gsn below 2**63 and a shard below 2**31")
 
 
+def check_shard(shard: object) -> None:
+    """Check that `shard` may be a shard's number.
+
+    Raises:
+        ConfigError: it is none.
+
+    """
+    if not isinstance(shard, int) or isinstance(shard, bool) or not 0 <= shard < 2**31:
+        raise ConfigError("shard", shard, "a shard id, a whole number from 0 on")
+
+
+def _range(start: object, stop: object) -> None:
+    for name, gsn, least in (("start", start, 0), ("stop", stop, start)):
+        if not isinstance(gsn, int) or isinstance(gsn, bool) or not 0 <= gsn < 2**63:
+            raise ConfigError(name, gsn, "a gsn, a whole number from 0 to 2**63 - 1")
+        if gsn < cast("int", least):
+            raise ConfigError(name, gsn, f"no less than the start, {least}")
+
+
+def extents(start: int, stop: int | None, until: int) -> ExtentsRequest:
+    """Return a request for the owners of [start, stop)."""
+    _range(start, start if stop is None else stop)
+    return ExtentsRequest(until, start, stop)
+
+
+def outline(shard: int, start: int, stop: int, until: int) -> OutlineRequest:
+    """Return a request for what a shard holds of [start, stop)."""
+    check_shard(shard)
+    _range(start, stop)
+    return OutlineRequest(until, shard, start, stop)
+
+
+def scan(shard: int, start: int, stop: int, until: int) -> ScanRequest:
+    """Return a request to read a shard's units of [start, stop)."""
+    check_shard(shard)
+    _range(start, stop)
+    return ScanRequest(until, shard, start, stop)
+
+
 def resolve(error: OutcomeUnknownError, until: int) -> ResolveRequest:
     """Return a request for what became of the insert that ended with this error.
 
@@ -165,7 +294,7 @@ def resolve(error: OutcomeUnknownError, until: int) -> ResolveRequest:
 
     """
     if not isinstance(error.doubt, Doubt):
-        raise ClosedError("the client of this error")
+        raise ClosedError("the client of this error", ONLY_ITS_CLIENT)
     return ResolveRequest(until, error.doubt)
 
 
@@ -189,6 +318,32 @@ def trim(rid: RecordId, until: int) -> TrimRequest:
     """Return a request to trim before a record."""
     check_rid("rid", rid)
     return TrimRequest(until, rid)
+
+
+def change(
+    shard: int, what: Change, until: int, replicas: Mapping[str, str] | None = None
+) -> ChangeRequest:
+    """Return a request to change a shard; `replicas`: of one to add.
+
+    Raises:
+        ConfigError: `shard` is no shard id, or `replicas` names no servers.
+
+    """
+    check_shard(shard)
+    return ChangeRequest(until, shard, what, _replicas(replicas) if what == "add" else ())
+
+
+def _replicas(replicas: object) -> tuple[Replica, ...]:
+    if not isinstance(replicas, Mapping) or not 1 <= len(replicas) <= _MAX_REPLICAS:
+        raise ConfigError("replicas", replicas, _REPLICAS_RULE)
+    for name, endpoint in replicas.items():
+        match = _ENDPOINT.fullmatch(endpoint) if isinstance(endpoint, str) else None
+        is_name = isinstance(name, str) and 0 < len(name) <= _MAX_NAME
+        if not is_name or match is None or not 0 < int(match[1]) < 2**16:
+            raise ConfigError("replicas", dict(replicas), _REPLICAS_RULE)
+    if len(set(replicas.values())) < len(replicas):
+        raise ConfigError("replicas", dict(replicas), _REPLICAS_RULE)
+    return tuple(Replica(name, endpoint) for name, endpoint in replicas.items())
 
 
 def subscribe(start: RecordId, until: int, *, follow: bool) -> SubscribeRequest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ziplog.client import arguments
+from ziplog.client.core import ClientCore
 from ziplog.client.engine import Engine
 from ziplog.client.reader import Reader
 from ziplog.client.requests import (
@@ -27,16 +29,21 @@ from ziplog.client.requests import (
     TailRequest,
     UnsubscribeRequest,
 )
+from ziplog.client.scans import AsyncScan
 from ziplog.errors import ClosedError, DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RID_GENESIS, Record, RecordId
+from ziplog.wire import decode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
     from typing import Self
 
     from ziplog.client.arguments import BytesLike
+    from ziplog.client.engine import Core
+    from ziplog.client.extents import Extents
+    from ziplog.client.outline import ShardOutline
     from ziplog.client.requests import Blocked, Fetched, Policy, Request
-    from ziplog.wire import Limits
+    from ziplog.wire import Limits, Message
 
 #: Messages stepped before the loop gets a turn.
 _BATCH: Final = 256
@@ -48,14 +55,14 @@ _MAX_FUTURE_BYTES: Final = 64 * 1024 * 1024
 class LoopEngine:
     """The engine in an event loop."""
 
-    def __init__(self, endpoints: Sequence[str], policy: Policy) -> None:
-        self.engine: Final = Engine(endpoints, policy, self._answer)
+    def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
+        self.engine: Final = Engine(core, self._answer, decode=decode)
         self._loop: Final = asyncio.get_running_loop()
         self._numbers: Final = itertools.count(1)
         self._futures: Final[dict[int, asyncio.Future[Any]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = NEVER
-        self._is_pump_due = False
+        self._is_look_due = False
         self.is_closed = False
         #: Finds out what became of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
@@ -106,23 +113,28 @@ class LoopEngine:
     # --- driving ---
 
     def _readable(self) -> None:
-        self.engine.transport.wait(0)
-        self._pump()
+        if not self.is_closed and not self._pump():
+            # A change that brought no frame, or `wake`.
+            self.engine.transport.wait(0)
+            if self.engine.transport.ready():
+                self._look_soon()
 
     def _look_soon(self) -> None:
         """Sending may have swallowed the sign that something came: look without it."""
-        if not self._is_pump_due:
-            self._is_pump_due = True
-            self._loop.call_soon(self._pump)
+        if not self._is_look_due:
+            self._is_look_due = True
+            self._loop.call_soon(self._look)
 
-    def _pump(self) -> None:
-        self._is_pump_due = False
-        if self.is_closed:
-            return
-        engine = self.engine
-        for _ in range(_BATCH):
-            if not engine.receive():
-                break
+    def _look(self) -> None:
+        self._is_look_due = False
+        if not self.is_closed:
+            self._pump(self.engine.transport.ready())
+
+    def _pump(self, is_likely: bool = True) -> int:
+        """Step what came, if that is likely, and what is due; returns how many frames came."""
+        engine, count = self.engine, 0
+        while is_likely and count < _BATCH and engine.receive():
+            count += 1
         engine.turn()
         if engine.transport.ready():
             self._look_soon()
@@ -133,6 +145,7 @@ class LoopEngine:
             self._timer_due = due
             delay_s = max(due - time.monotonic_ns(), 0) / 1e9
             self._timer = self._loop.call_later(delay_s, self._timed_out)
+        return count
 
     def _timed_out(self) -> None:
         self._timer, self._timer_due = None, NEVER
@@ -157,10 +170,12 @@ class AsyncLog:
     Belongs to the event loop in which it was connected.
     """
 
-    def __init__(self, driver: LoopEngine, limits: Limits, timeout: float) -> None:
+    def __init__(
+        self, driver: LoopEngine, core: ClientCore, limits: Limits, timeout: float
+    ) -> None:
         """Use `ziplog.aio.connect`."""
         self._driver: Final = driver
-        self._core: Final = driver.engine.core
+        self._core: Final = core
         driver.resolve = self._resolve
         self._limits: Final = limits
         self._timeout: Final = timeout
@@ -182,6 +197,16 @@ class AsyncLog:
 
     def __repr__(self) -> str:
         return f"<ziplog.aio.AsyncLog of {self._core.description}>"
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The "host:port" of the membership service's nodes that this client knows."""
+        return self._core.endpoints
+
+    @property
+    def cluster_number(self) -> int:
+        """The number by which servers tell clusters apart; see `ziplog.Log.cluster_number`."""
+        return self._core.cluster
 
     def _until(self, timeout: float | None) -> int:
         return arguments.deadline(timeout, self._timeout)
@@ -207,11 +232,31 @@ class AsyncLog:
         after: RecordId = RID_GENESIS,
         *,
         key: BytesLike | str | None = None,
+        keys: Iterable[BytesLike | str | None] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> list[RecordId]:
         """Insert records in their order, at one shard; see `ziplog.Log.insert_many`."""
         until = self._until(timeout)
-        request = arguments.insert(payloads, after, key, self._limits, until, many=True)
+        request = arguments.insert(payloads, after, key, self._limits, until, many=True, keys=keys)
+        if not request.payloads:
+            return []
+        rids: list[RecordId] = await self._driver.call(request)
+        return rids
+
+    async def insert_rows(
+        self,
+        payloads: Iterable[BytesLike],
+        *,
+        keys: Iterable[BytesLike | str | None] | None = None,
+        shard: int,
+        writer: BytesLike,
+        batch: int,
+        row: int = 0,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+    ) -> list[RecordId]:
+        """Insert rows under an identity of their own; see `ziplog.Log.insert_rows`."""
+        until, origin = self._until(timeout), (writer, batch, row)
+        request = arguments.rows(payloads, keys, shard, origin, self._limits, until)
         if not request.payloads:
             return []
         rids: list[RecordId] = await self._driver.call(request)
@@ -325,9 +370,45 @@ class AsyncLog:
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> RecordId:
-        """Return a position at or after all inserts that were complete before this call."""
+        """Return a position at or after all inserts that were complete before this call.
+
+        Later ones may get a position before it still; see `ziplog.Log.check_tail`.
+        """
         rid: RecordId = await self._driver.call(TailRequest(self._until(timeout)))
         return rid
+
+    # --- reading in bulk ---
+
+    async def extents(
+        self,
+        start: int = 1,
+        stop: int | None = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+    ) -> Extents:
+        """Return which shards own positions of a range; see `ziplog.Log.extents`."""
+        request = arguments.extents(start, stop, self._until(timeout))
+        found: Extents = await self._driver.call(request)
+        return found
+
+    async def outline(
+        self,
+        shard: int,
+        start: int,
+        stop: int,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+    ) -> ShardOutline:
+        """Return how much a shard holds of a range; see `ziplog.Log.outline`."""
+        request = arguments.outline(shard, start, stop, self._until(timeout))
+        found: ShardOutline = await self._driver.call(request)
+        return found
+
+    def scan(self, shard: int, start: int, stop: int, *, timeout: float | None = None) -> AsyncScan:
+        """Return an async iterator over a shard's units; see `ziplog.Log.scan`."""
+        limit = arguments.timeout_s(timeout, self._timeout)
+        request = arguments.scan(shard, start, stop, self._until(timeout))
+        return AsyncScan(self._driver, *self._driver.submit(request), start, stop, limit)
 
     # --- the cluster ---
 
@@ -339,6 +420,34 @@ class AsyncLog:
     ) -> None:
         """Delete all records before `rid`; see `ziplog.Log.trim`."""
         await self._driver.call(arguments.trim(rid, self._until(timeout)))
+
+    async def add_shard(
+        self,
+        shard: int,
+        replicas: Mapping[str, str],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+    ) -> None:
+        """Add a shard; see `ziplog.Log.add_shard`."""
+        await self._driver.call(arguments.change(shard, "add", self._until(timeout), replicas))
+
+    async def remove_shard(
+        self,
+        shard: int,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+    ) -> None:
+        """Take a shard out for good; see `ziplog.Log.remove_shard`."""
+        await self._driver.call(arguments.change(shard, "remove", self._until(timeout)))
+
+    async def finalize_shard(
+        self,
+        shard: int,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+    ) -> None:
+        """Remove a shard, and wait until it is sealed; see `ziplog.Log.finalize_shard`."""
+        await self._driver.call(arguments.change(shard, "finalize", self._until(timeout)))
 
     async def cluster(
         self,
@@ -463,10 +572,11 @@ async def connect(
 ) -> AsyncLog:
     """Connect; see `ziplog.aio.connect`."""
     timeout = arguments.timeout_s(seconds, arguments.DEFAULT_TIMEOUT_S)
-    driver = LoopEngine(arguments.endpoints(bootstrap), policy)
+    core = ClientCore(os.urandom(16), arguments.endpoints(bootstrap), policy)
+    driver = LoopEngine(core)
     try:
         limits = await driver.call(ConnectRequest(arguments.deadline(timeout, timeout)))
     except BaseException:
         driver.close()
         raise
-    return AsyncLog(driver, limits, timeout)
+    return AsyncLog(driver, core, limits, timeout)

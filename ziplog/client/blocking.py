@@ -7,12 +7,14 @@ at a time).
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from ziplog.client import arguments
+from ziplog.client.core import ClientCore
 from ziplog.client.reader import Reader
 from ziplog.client.requests import (
     NEVER,
@@ -23,16 +25,19 @@ from ziplog.client.requests import (
     TailRequest,
     UnsubscribeRequest,
 )
+from ziplog.client.scans import Scan
 from ziplog.client.threads import SharedEngine
 from ziplog.errors import ClosedError, DeadlineError
 from ziplog.types import RID_GENESIS, Record, RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
     from typing import Self
 
     from ziplog.client.arguments import BytesLike
+    from ziplog.client.extents import Extents
+    from ziplog.client.outline import ShardOutline
     from ziplog.client.requests import Blocked, Policy
     from ziplog.errors import OutcomeUnknownError
 
@@ -50,8 +55,9 @@ class Log:
     ) -> None:
         """Connect; see `ziplog.connect`."""
         self._timeout: Final = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
-        self._shared: Final = SharedEngine(arguments.endpoints(bootstrap), policy)
-        self._core: Final = self._shared.engine.core
+        endpoints = arguments.endpoints(bootstrap)
+        self._core: Final = ClientCore(os.urandom(16), endpoints, policy)
+        self._shared: Final = SharedEngine(self._core)
         self._shared.resolve = self._resolve
         try:
             self._limits: Final = self._shared.call(ConnectRequest(self._until(None)))
@@ -73,6 +79,16 @@ class Log:
 
     def __repr__(self) -> str:
         return f"<ziplog.Log of {self._core.description}>"
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The "host:port" of the membership service's nodes that this client knows."""
+        return self._core.endpoints
+
+    @property
+    def cluster_number(self) -> int:
+        """The number by which servers tell clusters apart; other clusters have others."""
+        return self._core.cluster
 
     def _until(self, timeout: float | None) -> int:
         if timeout is None:
@@ -115,15 +131,64 @@ class Log:
         after: RecordId = RID_GENESIS,
         *,
         key: BytesLike | str | None = None,
+        keys: Iterable[BytesLike | str | None] | None = None,
         timeout: float | None = None,
     ) -> list[RecordId]:
         """Insert records in their order, all at one shard, pipelined; returns all their rids.
 
-        On failure the error's `results` has the rid of each payload that is known to be in the log,
-        and None for each other. Arguments and errors are those of `insert_after`.
+        The key is that of all, or `keys` has one (or None) for each; the policy is asked once, with
+        the first payload and its key. On failure the error's `results` has the rid of each payload
+        that is known to be in the log, and None for each other: of an UnavailableError, these are
+        not there, and never will be, though later ones may be. Other arguments and errors are those
+        of `insert_after`.
         """
         until = self._until(timeout)
-        request = arguments.insert(payloads, after, key, self._limits, until, many=True)
+        request = arguments.insert(payloads, after, key, self._limits, until, many=True, keys=keys)
+        if not request.payloads:
+            return []
+        rids: list[RecordId] = self._shared.call(request)
+        return rids
+
+    def insert_rows(
+        self,
+        payloads: Iterable[BytesLike],
+        *,
+        keys: Iterable[BytesLike | str | None] | None = None,
+        shard: int,
+        writer: BytesLike,
+        batch: int,
+        row: int = 0,
+        timeout: float | None = None,
+    ) -> list[RecordId]:
+        """Insert rows that may be inserted again under the same identity: readers get each once.
+
+        They go to the shard in order, up to 256 (with their keys, 256 KiB) at a time, each time
+        once what went before is there for good. So a part of them that is in the log, after
+        whatever failure, is their beginning; who repeats the call, with the same arguments,
+        completes it.
+
+        Args:
+            payloads: the rows.
+            keys: one for each row; None: none has one.
+            shard: where to; while it is not live, the call waits.
+            writer: 16 bytes that nobody else writes under; one writer's calls go one after another.
+            batch: from 0 on; a writer goes on to a later one only when the one before is complete.
+            row: the number in its batch of the first of these rows; the others follow.
+            timeout: in seconds, for all.
+
+        Returns:
+            Each row's rid; that of a repetition is one that subscribers pass over.
+
+        Raises:
+            UnavailableError: not all were inserted, see `results` of the error; repeat the call.
+            OutcomeUnknownError: likewise, and one more unit may be in the log.
+            RecordTooLargeError: a row or a key, see its `index`; nothing was sent.
+            ConfigError: an argument is wrong.
+
+        """
+        until = self._until(timeout)
+        origin = (writer, batch, row)
+        request = arguments.rows(payloads, keys, shard, origin, self._limits, until)
         if not request.payloads:
             return []
         rids: list[RecordId] = self._shared.call(request)
@@ -221,20 +286,128 @@ class Log:
         return Subscription(self._shared, number, start, limit)
 
     def check_tail(self, *, timeout: float | None = None) -> RecordId:
-        """Return a position at or after all inserts that were complete before this call."""
+        """Return a position at or after all inserts that were complete before this call.
+
+        An insert that begins later may still get a position before it, at a shard that has free
+        ones there, unless it names it as `after`. What a subscription has passed stays as it was.
+        """
         rid: RecordId = self._shared.call(TailRequest(self._until(timeout)))
         return rid
+
+    # --- reading in bulk ---
+
+    def extents(
+        self, start: int = 1, stop: int | None = None, *, timeout: float | None = None
+    ) -> Extents:
+        """Return which shards own positions of a range, and where epochs begin there.
+
+        Args:
+            start: the first gsn; what is trimmed is left out of the answer.
+            stop: the gsn after the last one; None: as far as positions were given to shards.
+            timeout: in seconds.
+
+        Raises:
+            NoSuchRecordError: the range goes beyond what was ever given to any shard.
+
+        """
+        found: Extents = self._shared.call(arguments.extents(start, stop, self._until(timeout)))
+        return found
+
+    def outline(
+        self, shard: int, start: int, stop: int, *, timeout: float | None = None
+    ) -> ShardOutline:
+        """Return how much a shard holds of the gsns [start, stop), and its archives.
+
+        All its replicas are asked. Who does not answer 0.2 s after the first one is left out.
+
+        Raises:
+            ConfigError: there is no such shard.
+            DeadlineError: no replica answered.
+
+        """
+        request = arguments.outline(shard, start, stop, self._until(timeout))
+        found: ShardOutline = self._shared.call(request)
+        return found
+
+    def scan(self, shard: int, start: int, stop: int, *, timeout: float | None = None) -> Scan:
+        """Return an iterator over a shard's units of the gsns [start, stop), as they are stored.
+
+        The shard must own its share of the positions all through (see `extents`), else it may never
+        get to `stop`. Goes on by itself with another replica when one fails.
+
+        Args:
+            shard: the shard to read, live or not.
+            start: the first gsn.
+            stop: the gsn after the last one; the shard is asked to decide what it has not.
+            timeout: seconds without progress after which iteration raises DeadlineError.
+
+        Raises:
+            ConfigError: there is no such shard.
+
+        """
+        limit = arguments.timeout_s(timeout, self._timeout)
+        number: int = self._shared.call(arguments.scan(shard, start, stop, self._until(timeout)))
+        return Scan(self._shared, number, start, stop, limit)
 
     # --- the cluster ---
 
     def trim(self, rid: RecordId, *, timeout: float | None = None) -> None:
         """Delete all records before `rid`, once they are stable; the record of `rid` stays.
 
+        That counts what is inserted before it meanwhile (see `check_tail`).
+
         Raises:
             NoSuchRecordError: `rid` was never given to any shard.
 
         """
         self._shared.call(arguments.trim(rid, self._until(timeout)))
+
+    def add_shard(
+        self, shard: int, replicas: Mapping[str, str], *, timeout: float | None = None
+    ) -> None:
+        """Add a shard; returns when it takes records (T 4.2.3).
+
+        Its servers must be in the cluster file and run. This client sends records there from then
+        on, others a second later; who reads the log follows by itself. Doing it again does no harm.
+
+        Args:
+            shard: a number that no shard ever had.
+            replicas: its f+1 servers, the primary first: name in the cluster file -> "host:port".
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: an argument is wrong; the number, or a server, is or was of another shard;
+                or `replicas` are more or fewer than each other shard has.
+            DeadlineError: it was not live in time; says what it waits for, and goes on.
+
+        """
+        self._shared.call(arguments.change(shard, "add", self._until(timeout), replicas))
+
+    def remove_shard(self, shard: int, *, timeout: float | None = None) -> None:
+        """Take a shard out for good; returns when it gets no more positions (T 4.2.3).
+
+        What it holds stays where it is and can be read, so its servers must go on. Inserts are sent
+        elsewhere, those under way too; only who pins them to this shard waits in vain. Its number
+        is never used again.
+
+        Args:
+            shard: a shard that is live, parked, joining or recovering.
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: there is no such shard, or it is the last one that takes records.
+            DeadlineError: it was not out in time; says what it waits for, and goes on.
+
+        """
+        self._shared.call(arguments.change(shard, "remove", self._until(timeout)))
+
+    def finalize_shard(self, shard: int, *, timeout: float | None = None) -> None:
+        """Remove a shard, and wait until all it holds is on stable storage at all its servers.
+
+        From then on nothing of it changes but by `trim`. Arguments and errors are those of
+        `remove_shard`.
+        """
+        self._shared.call(arguments.change(shard, "finalize", self._until(timeout)))
 
     def cluster(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the status document."""

@@ -46,7 +46,9 @@ class Choice:
         self._avoid_until = max(self._avoid_until, lane.avoid_until)
 
     def __call__(self, batch: Batch) -> int | Exception:
-        """Ask the policy; while no shard is live, a batch stays where it is."""
+        """Ask the policy, unless the call names the shard; while none is live, a batch stays."""
+        if batch.request.shard is not None:
+            return batch.request.shard
         live: Sequence[int] = self._routing.live
         if not live:
             return batch.shard
@@ -55,7 +57,7 @@ class Choice:
             live = [s for s in live if s not in lanes or lanes[s].avoid_until <= now] or live
         request = batch.request
         try:
-            shard = self.policy(request.payloads[0], request.key, live)
+            shard = self.policy(request.payloads[0], request.key_of(0), live)
         except Exception as error:  # noqa: BLE001 - the user's code; the user gets it back
             return error
         if type(shard) is not int:

@@ -10,16 +10,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from ziplog.client.barrier import Barriers
+from ziplog.client.extents import Inquiries
 from ziplog.client.insert import Inserts
+from ziplog.client.outline import Outlinings
 from ziplog.client.read import Reads
 from ziplog.client.requests import (
     NEVER,
+    BarrierRequest,
+    ChangeRequest,
     ConnectRequest,
+    ExtentsRequest,
     FetchRequest,
     InsertRequest,
+    OutlineRequest,
     ProgressRequest,
     ReadRequest,
     ResolveRequest,
+    ScanCloseRequest,
+    ScanFetchRequest,
+    ScanRequest,
     StatusRequest,
     SubscribeRequest,
     SyncRequest,
@@ -27,7 +37,9 @@ from ziplog.client.requests import (
     TrimRequest,
     UnsubscribeRequest,
 )
+from ziplog.client.reshape import Changes
 from ziplog.client.routing import Routing
+from ziplog.client.scan import Scans
 from ziplog.client.service import Service
 from ziplog.client.subscribe import Subscriptions
 from ziplog.client.sync import Syncs
@@ -40,10 +52,13 @@ from ziplog.wire import (
     Deliver,
     InsertAck,
     LeaseHistory,
+    Leaving,
     Located,
     NotLeader,
+    Outlined,
     ReadReply,
     Refused,
+    ShardChanged,
     StatusReply,
     Synced,
     TailReply,
@@ -78,8 +93,13 @@ class ClientCore:
         self._reads: Final = Reads(turn, self._routing)
         self._surveys: Final = Surveys(turn, service, self._routing)
         self._subscriptions: Final = Subscriptions(turn, service, self._routing, self._surveys)
+        self._barriers: Final = Barriers(turn, self._routing, self._subscriptions)
         self._upkeep: Final = Upkeep(turn, service, self._routing, self._surveys)
-        self._syncs: Final = Syncs(turn, self._routing, self._inserts)
+        self._changes: Final = Changes(turn, service, self._routing)
+        self._syncs: Final = Syncs(turn, self._routing, self._inserts.lanes)
+        self._inquiries: Final = Inquiries(turn, service, self._routing)
+        self._outlinings: Final = Outlinings(turn, self._routing)
+        self._scans: Final = Scans(turn, self._routing)
         self._on_call: Final[dict[type, Callable[[int, Any], None]]] = {
             InsertRequest: self._inserts.start,
             ResolveRequest: self._inserts.resolve,
@@ -88,25 +108,35 @@ class ClientCore:
             SubscribeRequest: self._subscriptions.start,
             FetchRequest: self._subscriptions.fetch,
             ProgressRequest: self._subscriptions.progress,
+            BarrierRequest: self._barriers.start,
             UnsubscribeRequest: self._subscriptions.unsubscribe,
             ConnectRequest: self._upkeep.connect,
             TailRequest: self._upkeep.tail,
             TrimRequest: self._upkeep.trim,
             StatusRequest: self._upkeep.status,
+            ChangeRequest: self._changes.start,
+            ExtentsRequest: self._inquiries.start,
+            OutlineRequest: self._outlinings.start,
+            ScanRequest: self._scans.start,
+            ScanFetchRequest: self._scans.fetch,
+            ScanCloseRequest: self._scans.close,
         }
         self._on_message: Final[dict[type[Message], Callable[[Any], None]]] = {
             InsertAck: self._inserts.on_ack,
             Located: self._inserts.on_located,
+            Leaving: self._routing.on_leaving,
             Synced: self._syncs.on_synced,
-            Deliver: self._subscriptions.on_deliver,
+            Deliver: self._delivered,
             ReadReply: self._reads.on_reply,
             Refused: self._refused,
-            Trimmed: self._subscriptions.on_trimmed,
-            TailReply: self._surveys.on_reply,
+            Trimmed: self._trimmed,
+            Outlined: self._outlinings.on_reply,
+            TailReply: self._tail_replied,
             ClusterInfo: service.answered,
             LeaseHistory: service.answered,
             TrimReply: service.answered,
             StatusReply: service.answered,
+            ShardChanged: service.answered,
             NotLeader: service.not_leader,
         }
 
@@ -119,6 +149,21 @@ class ClientCore:
     def limits(self) -> Limits:
         """What the cluster allows."""
         return self._routing.limits
+
+    @property
+    def cluster(self) -> int:
+        """The cluster's number; 0 while it is not known."""
+        return self._service.cluster
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where the membership service is: what the user gave first, then what it told."""
+        return self._service.known
+
+    @property
+    def awaited(self) -> list[str]:
+        """The shards that a question for the tail has waited for, longer than usual, and why."""
+        return self._surveys.awaited()
 
     @property
     def description(self) -> str:
@@ -140,7 +185,7 @@ class ClientCore:
         if type(event) is Received:
             self._receive(event.message)
         elif type(event) is Drained:
-            self._subscriptions.drained()
+            self._drained()
         elif type(event) is Call:
             self._on_call[type(event.request)](event.id, event.request)
         elif type(event) is Wakeup:
@@ -148,7 +193,8 @@ class ClientCore:
                 self._tick()
         elif type(event) is Cancelled:
             for machine in (
-                self._inserts, self._syncs, self._reads, self._subscriptions, self._upkeep,
+                self._inserts, self._syncs, self._reads, self._subscriptions, self._barriers,
+                self._upkeep, self._changes, self._inquiries, self._outlinings, self._scans,
             ):  # fmt: skip
                 machine.cancel(event.id)
         effects = turn.effects
@@ -177,9 +223,28 @@ class ClientCore:
         if refused.request < FIRST_REQUEST:
             self._inserts.on_refused(refused)
         else:
-            for machine in (self._reads, self._subscriptions, self._surveys, self._syncs):
+            for machine in (
+                self._reads, self._subscriptions, self._surveys, self._barriers, self._syncs,
+                self._scans, self._outlinings,
+            ):  # fmt: skip
                 if machine.on_refused(refused):
                     return
+
+    def _delivered(self, deliver: Deliver) -> None:
+        if not self._scans.on_deliver(deliver):
+            self._subscriptions.on_deliver(deliver)
+
+    def _trimmed(self, trimmed: Trimmed) -> None:
+        if not self._scans.on_trimmed(trimmed):
+            self._subscriptions.on_trimmed(trimmed)
+
+    def _drained(self) -> None:
+        self._subscriptions.drained()
+        self._scans.drained()
+
+    def _tail_replied(self, reply: TailReply) -> None:
+        if not self._barriers.on_reply(reply):
+            self._surveys.on_reply(reply)
 
     def _tick(self) -> None:
         self._turn.alarm = NEVER
@@ -188,19 +253,28 @@ class ClientCore:
         self._reads.tick()
         self._surveys.tick()
         self._subscriptions.tick()
+        self._barriers.tick()
         self._upkeep.tick()
+        self._changes.tick()
+        self._inquiries.tick()
+        self._outlinings.tick()
+        self._scans.tick()
         self._service.tick()
         self._routing.tick(waiting=self._is_waiting())
-        self._subscriptions.drained()
+        self._drained()
 
     def _is_waiting(self) -> bool:
-        machines = (self._inserts, self._syncs, self._reads, self._surveys, self._subscriptions)
+        machines = (
+            self._inserts, self._syncs, self._reads, self._surveys, self._subscriptions,
+            self._barriers, self._changes, self._inquiries, self._outlinings, self._scans,
+        )  # fmt: skip
         return any(machine.waiting for machine in machines)
 
     def check(self) -> None:
         """Assert the invariants of all parts."""
         for part in (
             self._service, self._routing, self._inserts, self._syncs, self._reads, self._surveys,
-            self._subscriptions, self._upkeep,
+            self._subscriptions, self._barriers, self._upkeep, self._changes, self._inquiries,
+            self._outlinings, self._scans,
         ):  # fmt: skip
             part.check()

@@ -7,11 +7,9 @@ sleeps for `timeout_ns`. Frames that are no message are dropped, counted and (no
 from __future__ import annotations
 
 import logging
-import os
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ziplog.client.core import ClientCore
 from ziplog.errors import ConfigError, ProtocolError
 from ziplog.node import (
     Broadcast,
@@ -21,6 +19,7 @@ from ziplog.node import (
     Connect,
     Disconnect,
     Drained,
+    Node,
     Received,
     Send,
     Wakeup,
@@ -29,10 +28,11 @@ from ziplog.runtime.transport import Transport
 from ziplog.wire import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from ziplog.client.requests import Policy, Request
+    from ziplog.client.requests import Counters, Request
     from ziplog.node import Effect
+    from ziplog.wire import Message
 
 _log: Final = logging.getLogger("ziplog.client")
 _DRAINED: Final = Drained()
@@ -40,33 +40,41 @@ _WAKEUP: Final = Wakeup()
 _COMPLAINT_INTERVAL_NS: Final = 1_000_000_000
 
 
+class Core(Node, Protocol):
+    """A node that answers calls: a log's `ClientCore`, or what is built around one."""
+
+    @property
+    def counters(self) -> Counters:
+        """What this client did."""
+        ...
+
+
 class Engine:
     """A core and its transport."""
 
     def __init__(
         self,
-        endpoints: Sequence[str],
-        policy: Policy,
+        core: Core,
         answer: Callable[[int, Any], None],
         *,
+        decode: Callable[[bytes], Message] = decode,
         transport: Transport | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
-        identity: bytes = b"",
     ) -> None:
-        """Make a client of the service at `endpoints`.
+        """Make an engine of a client.
 
         Args:
-            endpoints: of the membership service ("host:port").
-            policy: chooses shards.
+            core: what to step.
             answer: gets each call's number and result.
+            decode: makes messages of the frames that come in.
             transport: its frames; its own if None.
             clock: monotonic nanoseconds.
-            identity: 16 bytes that no client ever had before; random ones if empty.
 
         """
-        self.core: Final = ClientCore(identity or os.urandom(16), endpoints, policy)
+        self.core: Final = core
         self.transport: Final = transport if transport is not None else Transport()
-        self._step: Final = self.core.step
+        self._step: Final = core.step
+        self._decode: Final = decode
         self._clock: Final = clock
         self._answer: Final = answer
         self._next_complaint = 0
@@ -86,7 +94,7 @@ class Engine:
             return False
         src, frame = received
         try:
-            message = decode(frame)
+            message = self._decode(frame)
         except ProtocolError as error:
             self.core.counters.protocol_errors += 1
             self._complain("dropped a frame: %s", error)

@@ -8,7 +8,8 @@ A call's payloads are cut into *units*; a unit is one `Insert`, identified by (c
 counted per shard in a `Lane`. Rules: a unit that was sent is repeated with the same identity at the
 same shard, or asked for while that is away, until its fate is known, even when its call was
 answered (D13); it is settled when the newest acks of all replicas, of one view, name the same gsns
-(D8); it is nowhere if all its copies were refused, or a view after theirs says so. Invariant: open
+(D8); it is nowhere if all replicas promised never to take a copy of it, or a view after theirs says
+so; a later view is sent it only if nothing of its call can be behind it (rule 5). Invariant: open
 seqs lie within the window that servers allow. See docs/protocol.md, sections 4 and 11.
 """
 
@@ -16,28 +17,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
+from ziplog.client import outcome
 from ziplog.client.choice import Choice
-from ziplog.client.doubt import Doubt, Doubts
+from ziplog.client.doubt import Doubts
 from ziplog.client.lane import LANE_BYTES, MAX_PATIENCE_NS, Batch, Lane, Unit
 from ziplog.client.requests import NEVER
 from ziplog.client.search import is_held
 from ziplog.errors import (
-    DeadlineError,
     NoSuchRecordError,
+    OutcomeUnknownError,
     ProtocolError,
     RecordTooLargeError,
-    UnavailableError,
     ZiplogError,
 )
 from ziplog.node import Broadcast
 from ziplog.types import RecordId
-from ziplog.wire import Body, Insert, InsertAck, Located, Refused, encode_body
+from ziplog.wire import Insert, InsertAck, Located, Refused
 
 if TYPE_CHECKING:
+    from ziplog.client.doubt import Doubt
     from ziplog.client.requests import InsertRequest, Policy, ResolveRequest
     from ziplog.client.routing import Route, Routing
     from ziplog.client.turn import Turn
-    from ziplog.errors import OutcomeUnknownError
 
 _MS: Final = 1_000_000
 #: Pause before a refused unit is sent again, doubling up to `MAX_PATIENCE_NS`.
@@ -55,10 +58,12 @@ class Inserts:
         self._turn: Final = turn
         self._routing: Final = routing
         self._batches: dict[int, Batch] = {}
-        self._lanes: dict[int, Lane] = {}
-        self.choice: Final = Choice(turn, routing, policy, self._lanes)
+        self.lanes: Final[dict[int, Lane]] = {}
+        self.choice: Final = Choice(turn, routing, policy, self.lanes)
         #: Batches whose shard is not live (or that have none), by call.
         self._homeless: dict[int, Batch] = {}
+        #: They are looked at with the next answer about where shards are.
+        self._is_house_due = False
         self._doubts: Final = Doubts(turn)
         routing.on_change.append(self._rerouted)
 
@@ -66,33 +71,6 @@ class Inserts:
     def waiting(self) -> bool:
         """Whether a call is under way."""
         return bool(self._batches or self._doubts)
-
-    @property
-    def unsynced(self) -> list[RecordId]:
-        """The last record of this client at each shard, in each view since it last synced there.
-
-        What servers lose together is the end of a view: if its last record is there, all are.
-        """
-        return [
-            RecordId(gsn, shard)
-            for shard, lane in self._lanes.items()
-            for gsn in lane.highest.values()
-        ]
-
-    def forget_synced(self, rid: RecordId) -> None:
-        """Take the news that all up to a record of its shard is on stable storage.
-
-        The last one stays: it tells the next call how far this client has come.
-        """
-        highest = self._lanes[rid.shard].highest
-        for view in [v for v, gsn in highest.items() if gsn <= rid.gsn][:-1]:
-            del highest[view]
-
-    def forget_lost(self, rid: RecordId) -> None:
-        """Take the news that a record is lost: its user was told."""
-        highest = self._lanes[rid.shard].highest
-        for view in [view for view, gsn in highest.items() if gsn == rid.gsn]:
-            del highest[view]
 
     # --- from the call to the wire ---
 
@@ -107,10 +85,10 @@ class Inserts:
         """Take the question what became of a call in doubt, and find out at once."""
         turn, doubt = self._turn, request.doubt
         if doubt.is_forgotten:
-            turn.complete(call, self._unknown(doubt))
+            turn.complete(call, outcome.unknown(doubt, self.lanes, self._routing))
             return
         self._doubts.start(call, request)
-        lane = self._lanes[doubt.shard]
+        lane = self.lanes[doubt.shard]
         lane.search.hurry()
         for unit in lane.unsettled.values():
             if unit.doubt is doubt:
@@ -137,9 +115,9 @@ class Inserts:
             self._homeless[batch.call] = batch
             self._routing.refresh()
             return
-        lane = self._lanes.get(shard)
+        lane = self.lanes.get(shard)
         if lane is None:
-            lane = self._lanes[shard] = Lane(shard)
+            lane = self.lanes[shard] = Lane(shard)
         lane.queue.append(batch)
         if len(lane.queue) == 1:
             self._fill(lane)
@@ -165,24 +143,25 @@ class Inserts:
         ):
             batch = queue[0]
             self._launch(lane, batch, route)
-            if batch.sent == len(batch.cuts):
-                queue.popleft()
+            if batch.sent == len(batch.cuts) or batch.is_stepwise:
+                queue.popleft()  # one that goes step by step is back when the step is done
             elif len(queue) > 1:
                 queue.rotate(-1)
 
     def _launch(self, lane: Lane, batch: Batch, route: Route) -> None:
-        turn, request = self._turn, batch.request
+        turn = self._turn
         start, stop = batch.cuts[batch.sent]
-        body = encode_body(Body(request.timestamp_us, request.key, request.payloads[start:stop]))
+        body = batch.body(start, stop)
         seq = lane.next_seq
         message = Insert(
             self._routing.cluster, lane.shard, route.view, turn.client, seq, lane.done_below,
-            batch.previous, request.after.gsn, stop - start, body,
+            batch.previous, batch.floor, stop - start, body, 1,
         )  # fmt: skip
         unit = Unit(batch, batch.sent, message, route, turn.now)
         unit.pause = lane.patience
         unit.retry_at = turn.now + unit.pause
         turn.wake_at(unit.retry_at)
+        lane.route = route
         lane.next_seq = seq + 1
         lane.unsettled[seq] = unit
         lane.bytes += len(body)
@@ -194,13 +173,15 @@ class Inserts:
 
     def on_ack(self, ack: InsertAck) -> None:
         """Take an ack; settle the unit if all replicas agree (D8)."""
-        lane = self._lanes.get(ack.shard)
+        lane = self.lanes.get(ack.shard)
         unit = lane.unsettled.get(ack.seq) if lane is not None else None
         if lane is None or unit is None:
             return
         if ack.view != unit.message.view or ack.server >= unit.replicas:
             if ack.view > unit.message.view:
                 self._routing.refresh()
+            return
+        if unit.redirects and not unit.heeds(ack):
             return
         acks = unit.acks
         known = acks.get(ack.server)
@@ -223,7 +204,7 @@ class Inserts:
 
     def on_located(self, located: Located) -> None:
         """Take a server's word on where a unit is."""
-        lane = self._lanes.get(located.shard)
+        lane = self.lanes.get(located.shard)
         unit = lane.unsettled.get(located.seq) if lane is not None else None
         if lane is None or unit is None or located.client != self._turn.client:
             return
@@ -248,8 +229,8 @@ class Inserts:
         if unit.batch is None:
             self._give_up(lane, unit)
             self._fill(lane)
-        else:
-            self._move(lane, unit.batch)
+        elif not self._move(lane, unit.batch) and lane.is_tied:
+            self._turn.wake_at(self._turn.now)
 
     def _settle(self, lane: Lane, unit: Unit, gsns: list[int]) -> None:
         batch, counters = unit.batch, self._turn.counters
@@ -275,6 +256,10 @@ class Inserts:
             batch.open -= 1
             if not batch.open:
                 self._complete(batch)
+            elif batch.is_stepwise:
+                lane.queue.append(batch)
+            elif lane.is_tied:
+                self._turn.wake_at(self._turn.now)
         if lane.queue:
             self._fill(lane)
 
@@ -298,11 +283,11 @@ class Inserts:
 
     def on_refused(self, refused: Refused) -> None:
         """Take a refusal of a unit: repeat it, move it, or fail its call."""
-        lane = self._lanes.get(refused.shard)
+        lane = self.lanes.get(refused.shard)
         unit = lane.unsettled.get(refused.request) if lane is not None else None
         if lane is None or unit is None:
             return
-        unit.refusals[refused.server] = unit.refusals.get(refused.server, 0) + 1
+        unit.refuse(refused)
         match refused.code:
             case "no-such-position":
                 if refused.server == 0:
@@ -313,8 +298,11 @@ class Inserts:
             case "malformed" | "identity-reused":
                 what = f"shard {refused.shard} refused seq {refused.request}: {refused.code}"
                 self._accuse(lane, unit, f"{what}: {refused.detail}")
+            case "redirect":
+                self._turn.counters.redirects += 1
+                unit.renounce(refused)
+                self._postpone(lane, unit)
             case _:
-                self._turn.counters.redirects += refused.code == "redirect"
                 unit.is_suspect |= refused.code in {"not-ready", "wrong-view"}
                 self._postpone(lane, unit)
 
@@ -357,39 +345,60 @@ class Inserts:
     def _move(self, lane: Lane, batch: Batch) -> bool:
         """Give a batch of which nothing is anywhere to another shard, if the policy allows it.
 
-        False: it stays.
+        If not, and its identity is used up, it waits for its shard with a new one; if some of it
+        was placed, its call ends, as it does if a later part was placed than one that is nowhere.
+        False: it stays as it is.
         """
-        if batch.open < len(batch.cuts) or not all(unit.is_absent for unit in lane.of(batch)):
+        units = lane.of(batch)
+        if not all(unit.is_absent for unit in units):
             return False
+        is_redirected = all(unit.is_redirected for unit in units)
+        if batch.open < len(batch.cuts):
+            is_torn = batch.has_behind(units[0])
+            if is_torn:
+                self._fail(batch, outcome.torn(batch, self._routing))
+            elif is_redirected:
+                why = "as the shard has no more positions"
+                self._fail(batch, outcome.untaken(batch, self._routing, why))
+            return is_torn or is_redirected
         shard = self._choose(batch)
         if shard is None:
             return True
-        if shard == lane.shard:
+        if shard == lane.shard and not is_redirected:
             return False
-        self._turn.counters.moved += len(batch.request.payloads)
-        for unit in lane.of(batch):
+        for unit in units:
             lane.settle(unit)
-        if batch in lane.queue:
-            lane.queue.remove(batch)
+        lane.dequeue(batch)
         batch.sent = batch.previous = 0
         self._fill(lane)
-        self._assign(batch, shard)
+        if shard == lane.shard:
+            self._wait_for_news(batch)
+        else:
+            self._turn.counters.moved += len(batch.request.payloads)
+            self._assign(batch, shard)
         return True
+
+    def _wait_for_news(self, batch: Batch) -> None:
+        """Its shard takes nothing, whatever is known of it: try again when more is known."""
+        self._homeless[batch.call] = batch
+        if not self._is_house_due:
+            self._is_house_due = True
+            self._routing.refresh(self._house)
 
     # --- time and routes ---
 
     def _rerouted(self, shards: list[int]) -> None:
         """Send what is unsettled to the new view; find a place for what has none."""
         for shard in shards:
-            lane = self._lanes.get(shard)
+            lane = self.lanes.get(shard)
             route = self._routing.route(shard) if lane is not None else None
             if lane is None or route is None:
                 continue
             self._redirect(lane, route)
             if shard not in self._routing.live:
-                self._evacuate(lane)
+                self._homeless |= {batch.call: batch for batch in self._evacuate(lane)}
         self._house()
-        for lane in list(self._lanes.values()):
+        for lane in list(self.lanes.values()):
             lost = [unit.batch for unit in lane.unsettled.values() if unit.is_lost]
             for batch in dict.fromkeys(lost):
                 if batch is not None and batch.call in self._batches:
@@ -397,27 +406,52 @@ class Inserts:
 
     def _redirect(self, lane: Lane, route: Route) -> None:
         """The shard has another view or state: send again what it may take, ask for the rest."""
+        if not lane.moves_to(route):
+            return
         turn = self._turn
         lane.search.hurry()
         turn.wake_at(turn.now)
         if route.is_away:
             return
         for unit in lane.unsettled.values():
-            if unit.message.view != route.view and unit.batch is not None:
-                unit.reroute(route.view, len(route.names))
             unit.pause = lane.patience
             unit.retry_at = turn.now
         lane.avoid_until = 0
+        self._untie(lane, route)
+
+    def _untie(self, lane: Lane, route: Route) -> None:
+        """Send calls of a former view on in this one, but not what could get behind its followers.
+
+        Of those all is asked for, until it is known which of them are in the log.
+        """
+        lane.is_tied = False
+        known: list[Batch] = []
+        for batch, units in lane.older(route.view).items():
+            if not batch.is_ahead(units):
+                for unit in units:
+                    unit.reroute(route.view, len(route.names))
+                    unit.retry_at = self._turn.now
+                if batch.sent < len(batch.cuts) and not batch.is_stepwise:
+                    lane.enqueue(batch)
+                continue
+            lane.is_tied = True
+            lane.dequeue(batch)
+            if all(unit.is_absent for unit in units):
+                known.append(batch)
+        for batch in known:
+            self._move(lane, batch)
         self._fill(lane)
 
-    def _evacuate(self, lane: Lane) -> None:
-        """The shard takes no new records: batches of which nothing was sent go elsewhere."""
+    def _evacuate(self, lane: Lane) -> list[Batch]:
+        """The shard takes no new records: take out the batches of which nothing was sent."""
         unsent = [batch for batch in lane.queue if not batch.sent]
         for batch in unsent:
             lane.queue.remove(batch)
-            self._homeless[batch.call] = batch
+        return unsent
 
     def _house(self) -> None:
+        """Find a place for the batches that have none."""
+        self._is_house_due = False
         homeless, self._homeless = self._homeless, {}
         for batch in homeless.values():
             self._dispatch(batch)
@@ -431,21 +465,21 @@ class Inserts:
             else:
                 turn.wake_at(batch.request.deadline)
         for call, doubt in self._doubts.expired():
-            turn.complete(call, self._unknown(doubt))
-        for lane in list(self._lanes.values()):
+            turn.complete(call, outcome.unknown(doubt, self.lanes, self._routing))
+        for lane in list(self.lanes.values()):
             if lane.unsettled or lane.queue:
                 self._look_after(lane)
         overdue, self.choice.overdue = self.choice.overdue, []
-        for lane in overdue:
-            self._evacuate(lane)
-        if overdue:
-            self._house()
+        for batch in [batch for lane in overdue for batch in self._evacuate(lane)]:
+            self._dispatch(batch)
         if self._homeless:
             self._routing.refresh()
 
     def _look_after(self, lane: Lane) -> None:
         route = self._routing.route(lane.shard)
         assert route is not None, "a lane without a route"
+        if lane.is_tied and not route.is_away:
+            self._untie(lane, route)
         self._repeat(lane, route)
         units = lane.unsettled.values()
         has_asked = lane.search.look(self._turn, route, units)
@@ -474,7 +508,7 @@ class Inserts:
         longest = MAX_PATIENCE_NS if unit.is_awaited else _DOUBTFUL_PAUSE_NS
         unit.pause = min(unit.pause * 2, longest)
         unit.retry_at = turn.now + unit.pause
-        unit.copies += 1
+        unit.message = replace(unit.message, copy=unit.copies + 1)
         unit.is_lost = False
         turn.counters.retries += 1
         turn.effects.append(Broadcast(route.names, unit.message))
@@ -488,10 +522,10 @@ class Inserts:
         placed twice (docs/protocol.md, section 4, rule 8).
         """
         for batch in list(self._batches.values()):
-            lane = self._lanes.get(batch.shard)
+            lane = self.lanes.get(batch.shard)
             if lane is not None and not all(unit.is_absent for unit in lane.of(batch)):
                 self._expire(batch)
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             for unit in [unit for unit in lane.unsettled.values() if not unit.is_absent]:
                 lane.settle(unit)
                 if unit.doubt is not None:
@@ -501,46 +535,17 @@ class Inserts:
 
     def _expire(self, batch: Batch) -> None:
         """Its deadline has come: say what is known about it."""
-        lane = self._lanes.get(batch.shard)
-        units = lane.of(batch) if lane else []
-        doubtful = [unit for unit in units if not unit.is_absent]
-        where = self._routing.describe(batch.shard)
-        if doubtful:
-            spans = [(unit.message.seq, batch.cuts[unit.index]) for unit in doubtful]
-            doubt = Doubt(batch.shard, batch.results, spans, many=batch.many)
-            self._fail(batch, self._unknown(doubt), doubt)
-        elif units:
-            missing = batch.results.count(None)
-            what = f"{missing} of the {len(batch.results)} records" if batch.many else "the record"
-            self._fail(batch, UnavailableError(
-                f"no replica of {where} took {what} before the deadline, nor will one: try again"
-            ))  # fmt: skip
-        elif batch.shard < 0:
-            self._fail(batch, DeadlineError(f"no shard of {self._routing} is live; try again"))
-        elif batch.call in self._homeless:
-            self._fail(batch, DeadlineError(
-                f"the policy chose {where}, which is not live (live now:"
-                f" {list(self._routing.live)}); nothing was inserted"
-            ))  # fmt: skip
-        else:
-            self._fail(batch, DeadlineError(
-                f"{where} had no room for the record until the deadline: too much that this client"
-                " sent there is undecided; nothing was inserted"
-            ))  # fmt: skip
-
-    def _unknown(self, doubt: Doubt) -> OutcomeUnknownError:
-        """Return what to say about a call whose fate is not known in time."""
-        unit = self._lanes[doubt.shard].unsettled.get(doubt.seq)
-        heard = "its servers contradicted themselves"
-        if unit is not None:
-            heard = f"of {unit.replicas} replicas, {sorted(unit.acks)} acked"
-        return doubt.error(self._routing.describe(doubt.shard), heard)
+        is_homeless = batch.call in self._homeless
+        error, doubt = outcome.late(batch, self.lanes, self._routing, is_homeless=is_homeless)
+        self._fail(batch, error, doubt)
 
     def _fail(self, batch: Batch, error: Exception, doubt: Doubt | None = None) -> None:
         if isinstance(error, ZiplogError) and batch.many:
             error.results = batch.results
-            # Some of it was done, so the whole must not simply be repeated.
-            error.retriable = error.retriable and batch.open == len(batch.cuts)
+            if batch.is_stepwise:  # readers drop repetitions
+                error.retriable |= isinstance(error, OutcomeUnknownError)
+            else:  # some of it was done, so the whole must not simply be repeated
+                error.retriable = error.retriable and batch.open == len(batch.cuts)
         self._detach(batch, doubt)
         self._turn.complete(batch.call, error)
 
@@ -548,7 +553,7 @@ class Inserts:
         """Forget a call. Its units that were sent stay until their fate is known."""
         del self._batches[batch.call]
         self._homeless.pop(batch.call, None)
-        lane = self._lanes.get(batch.shard)
+        lane = self.lanes.get(batch.shard)
         if lane is None:
             return
         for unit in lane.of(batch):
@@ -557,16 +562,19 @@ class Inserts:
                 lane.settle(unit)
             else:
                 unit.doubt = doubt
-        if batch in lane.queue:
-            lane.queue.remove(batch)
+        lane.dequeue(batch)
         self._fill(lane)
 
     def check(self) -> None:
         """Assert the invariants."""
-        for shard, lane in self._lanes.items():
+        for shard, lane in self.lanes.items():
             assert shard == lane.shard
             lane.check(self._routing.limits.max_unsettled_units)
             route = self._routing.route(shard)
+            if route is not None and not route.is_away:
+                tied = lane.older(route.view)
+                assert lane.is_tied or not tied, "a call stays in a former view"
+                assert not any(batch in tied for batch in lane.queue), "more of a call could go out"
             for unit in lane.unsettled.values():
                 due = unit.retry_at
                 if route is not None and is_held(unit, route):

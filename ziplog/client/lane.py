@@ -1,13 +1,16 @@
 """What is under way at one shard: calls cut into units, and units that are not settled.
 
-Rule: seqs are given in the order of sending, from 1, and never used again. Invariant: `unsettled`
-is in the order of seqs, and `bytes` is what its bodies hold. See docs/protocol.md, section 4.
+Rule: seqs are given in the order of sending, from 1, and never used again. A call is *tied* while
+units of it are of a former view, and a later one than the first of them is in the log, or may be:
+then nothing of it is sent. Invariant: `unsettled` is in the order of seqs, and `bytes` is what its
+bodies hold. See docs/protocol.md, section 4.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from operator import lt
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -15,13 +18,16 @@ from msgspec.structs import replace
 from ziplog.client.requests import NEVER
 from ziplog.client.search import Search
 from ziplog.types import RecordId
+from ziplog.wire import Body, encode_body
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ziplog.client.doubt import Doubt
     from ziplog.client.requests import InsertRequest
     from ziplog.client.routing import Route
     from ziplog.errors import ZiplogError
-    from ziplog.wire import Insert, InsertAck
+    from ziplog.wire import Insert, InsertAck, Refused
 
 _MS: Final = 1_000_000
 #: A unit holds at most so many records and (unless it is a single one) bytes.
@@ -36,6 +42,8 @@ _PATIENCE_FACTOR: Final = 8
 #: Latencies from which the p99 is taken.
 _SAMPLES: Final = 64
 _SINGLE: Final = ((0, 1),)
+_NOBODY: Final[frozenset[int]] = frozenset()
+_NONE: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 class Batch:
@@ -47,7 +55,8 @@ class Batch:
         self.call: Final = call
         self.request: Final = request
         #: The payloads [start, stop) of each unit.
-        self.cuts: Final = cut(request.payloads) if len(request.payloads) > 1 else _SINGLE
+        payloads = request.payloads
+        self.cuts: Final = cut(payloads, request.keys) if len(payloads) > 1 else _SINGLE
         #: Where each unit is; None while that is not known.
         self.gsns: list[list[int] | None] = [None] * len(self.cuts)
         #: Units without gsns.
@@ -63,6 +72,47 @@ class Batch:
         """The rids of a batch without open units."""
         shard = self.shard
         return [RecordId(gsn, shard) for gsns in self.gsns if gsns is not None for gsn in gsns]
+
+    @property
+    def is_stepwise(self) -> bool:
+        """Whether a unit may go out only when all before it are in the log, for good.
+
+        With several under way, a later one may be there alone: when the client dies, or when a
+        backup, which guessed them in another order than the primary decided, leads a recovery.
+        """
+        return self.request.origin is not None
+
+    @property
+    def floor(self) -> int:
+        """The gsn that the next unit must be placed above."""
+        before = self.gsns[self.sent - 1] if self.is_stepwise and self.sent else None
+        return before[-1] if before else self.request.after.gsn
+
+    def is_ahead(self, units: list[Unit]) -> bool:
+        """Whether something behind the first of its open units is in the log, or may be.
+
+        The primary places units in order. But a recovery keeps what a backup promised, and may lose
+        what comes before: sent again, that would get behind it.
+        """
+        first, *rest = units
+        return not all(unit.is_absent for unit in rest) or self.has_behind(first)
+
+    def has_behind(self, unit: Unit) -> bool:
+        """Whether a later unit than this one is in the log."""
+        return any(gsns is not None for gsns in self.gsns[unit.index + 1 : self.sent])
+
+    def body(self, start: int, stop: int) -> bytes:
+        """Return what a unit of these payloads holds."""
+        request = self.request
+        origin, key, keys = request.origin, request.key, request.keys
+        if origin is not None:
+            origin = replace(origin, row=origin.row + start)
+        if keys is not None:
+            keys = keys[start:stop]
+            if keys.count(keys[0]) == len(keys):
+                key, keys = keys[0], None
+        payloads = request.payloads[start:stop]
+        return encode_body(Body(request.timestamp_us, key, payloads, origin, keys))
 
     @property
     def many(self) -> bool:
@@ -83,8 +133,9 @@ class Unit:
     """One unit that was sent."""
 
     __slots__ = (
-        "acks", "asked", "batch", "copies", "doubt", "first_sent", "index", "is_lost", "is_slow",
-        "is_suspect", "message", "pause", "refusals", "replicas", "retry_at", "verdict",
+        "acks", "asked", "batch", "doubt", "first_sent", "index", "is_lost", "is_slow",
+        "is_suspect", "message", "pause", "redirects", "refusals", "replicas", "retry_at",
+        "verdict",
     )  # fmt: skip
 
     def __init__(self, batch: Batch, index: int, message: Insert, route: Route, now: int) -> None:
@@ -102,9 +153,10 @@ class Unit:
         self.replicas = len(route.names)
         #: A backup changed its word, or waited for the primary's.
         self.is_slow = False
-        #: How many copies each replica was sent, in all views, and how many each refused.
-        self.copies = 1
-        self.refusals: dict[int, int] = {}
+        #: How many of the first copies each replica will never take, whatever happens.
+        self.refusals = _NONE
+        #: The replicas that will never take it in the message's view, whichever copy comes.
+        self.redirects: frozenset[int] = _NOBODY
         #: A server of a later view than the message's told that it is nowhere.
         self.is_lost = False
         #: A server that refused it may have left the view: others may know what became of it.
@@ -123,23 +175,60 @@ class Unit:
         )
 
     @property
+    def copies(self) -> int:
+        """How many copies each replica was sent, in all views."""
+        return self.message.copy
+
+    @property
     def is_absent(self) -> bool:
-        """Whether no server can have taken it: every copy was refused, or came too late."""
+        """Whether it is nowhere: no server ever takes a copy of it, or all come too late."""
         return self.is_lost or (
             not self.acks
-            and all(self.refusals.get(s, 0) >= self.copies for s in range(self.replicas))
+            and all(
+                server in self.redirects or self.refusals.get(server, 0) >= self.copies
+                for server in range(self.replicas)
+            )
         )
+
+    @property
+    def is_redirected(self) -> bool:
+        """Whether no server will ever take it under this identity in this view."""
+        return len(self.redirects) == self.replicas
 
     @property
     def is_awaited(self) -> bool:
         """Whether somebody waits for its fate."""
         return self.batch is not None or (self.doubt is not None and self.doubt.calls > 0)
 
+    def refuse(self, refused: Refused) -> None:
+        """Take a server's promise never to take the first copies; it may come late, or twice."""
+        server = refused.server
+        if refused.copies > self.refusals.get(server, 0):
+            self.refusals = {**self.refusals, server: refused.copies}
+
+    def renounce(self, refused: Refused) -> None:
+        """Take a server's promise never to take it in a view: what it guessed before is void.
+
+        Where the primary has put it, there it is, whatever a backup promised.
+        """
+        server, ack = refused.server, self.acks.get(refused.server)
+        is_of_view = refused.view == self.message.view and server < self.replicas
+        if is_of_view and not (ack is not None and ack.confirmed):
+            self.acks.pop(server, None)
+            self.redirects |= {server}
+
+    def heeds(self, ack: InsertAck) -> bool:
+        """Whether an ack counts beside the promises: a guess is older than its server's promise."""
+        if ack.confirmed:
+            self.redirects -= {ack.server}
+        return ack.server not in self.redirects
+
     def reroute(self, view: int, replicas: int) -> None:
         """From now on it is sent in this view; acks of the former one no longer count."""
         self.message = replace(self.message, view=view)
         self.replicas = replicas
         self.acks.clear()
+        self.redirects = _NOBODY
         self.verdict = None
         self.is_suspect = False
 
@@ -148,12 +237,14 @@ class Lane:
     """What this client has under way at one shard."""
 
     __slots__ = (
-        "avoid_until", "bytes", "highest", "latencies", "next_seq", "patience", "queue", "search",
-        "shard", "unsettled",
+        "avoid_until", "bytes", "highest", "is_tied", "latencies", "next_seq", "patience", "queue",
+        "route", "search", "shard", "unsettled",
     )  # fmt: skip
 
     def __init__(self, shard: int) -> None:
         self.shard: Final = shard
+        #: The route that it was told of, or used, last.
+        self.route: Route | None = None
         self.next_seq = 1
         #: By seq, in order.
         self.unsettled: dict[int, Unit] = {}
@@ -161,6 +252,8 @@ class Lane:
         self.bytes = 0
         #: Calls with units that were not sent yet; they take turns.
         self.queue: deque[Batch] = deque()
+        #: There may be calls that are tied; they are not in the queue.
+        self.is_tied = False
         self.latencies: list[int] = []
         self.patience = MIN_PATIENCE_NS
         self.avoid_until = 0
@@ -169,10 +262,28 @@ class Lane:
         self.highest: dict[int, int] = {}
         self.search: Final = Search()
 
+    def moves_to(self, route: Route) -> bool:
+        """Take a route; whether what is under way must be sent there, or asked for, again."""
+        former, self.route = self.route, route
+        if former is None or former.names != route.names:
+            return True
+        was_parked, is_parked = former.state == "parked", route.state == "parked"
+        return (former.view, former.is_away, was_parked) != (route.view, route.is_away, is_parked)
+
     @property
     def done_below(self) -> int:
         """The lowest seq that is not settled."""
         return next(iter(self.unsettled), self.next_seq)
+
+    def enqueue(self, batch: Batch) -> None:
+        """Let more of a call be sent, if that was not so."""
+        if batch not in self.queue:
+            self.queue.append(batch)
+
+    def dequeue(self, batch: Batch) -> None:
+        """Let no more of a call be sent."""
+        if batch in self.queue:
+            self.queue.remove(batch)
 
     def measure(self, latency: int) -> None:
         """Learn how long an insert takes here."""
@@ -187,6 +298,14 @@ class Lane:
         del self.unsettled[unit.message.seq]
         self.bytes -= len(unit.message.body)
 
+    def older(self, view: int) -> dict[Batch, list[Unit]]:
+        """Return the units of calls that were sent in another view, and not in this one."""
+        found: dict[Batch, list[Unit]] = {}
+        for unit in self.unsettled.values():
+            if unit.batch is not None and unit.message.view != view:
+                found.setdefault(unit.batch, []).append(unit)
+        return found
+
     def of(self, batch: Batch) -> list[Unit]:
         """Return a batch's units that are not settled."""
         return [unit for unit in self.unsettled.values() if unit.batch is batch]
@@ -199,16 +318,18 @@ class Lane:
         assert self.bytes == sum(len(unit.message.body) for unit in self.unsettled.values())
         for unit in self.unsettled.values():
             assert all(ack.view == unit.message.view for ack in unit.acks.values())
+            assert not unit.acks.keys() & unit.redirects, "who promised never to take it has it"
 
 
-def cut(payloads: list[bytes]) -> list[tuple[int, int]]:
-    """Cut payloads into units [start, stop): bounded in records and, but for one record, bytes."""
+def cut(payloads: list[bytes], keys: list[bytes | None] | None = None) -> list[tuple[int, int]]:
+    """Cut payloads into units [start, stop), of so many records and, but one, bytes."""
     cuts: list[tuple[int, int]] = []
     start = size = 0
     for index, payload in enumerate(payloads):
-        size += len(payload)
+        taken = len(payload) + (len(keys[index] or b"") if keys is not None else 0)
+        size += taken
         if index > start and (size > UNIT_BYTES or index - start == UNIT_RECORDS):
             cuts.append((start, index))
-            start, size = index, len(payload)
+            start, size = index, taken
     cuts.append((start, len(payloads)))
     return cuts

@@ -36,6 +36,11 @@ class LeaseMap:
         return self._runs[-1].last.stop if self._runs else 0
 
     @property
+    def runs(self) -> list[LeaseRun]:
+        """What is kept, in order."""
+        return list(self._runs)
+
+    @property
     def run_count(self) -> int:
         """How many runs are kept."""
         return len(self._runs)
@@ -83,6 +88,19 @@ class LeaseMap:
         if not self.base <= gsn < self.stop:
             return None
         return next(run.lease_at(gsn) for run in self._runs if gsn < run.last.stop)
+
+    def next_owned(self, shard: int, gsn: int) -> int | None:
+        """Return the first gsn at or after `gsn` that a shard owns; None if none is known."""
+        for run in self._runs:
+            # All leases of a run are alike: if the rest of one and the next have none, none has.
+            for _ in range(2):
+                if gsn >= run.last.stop:
+                    break
+                lease = run.lease_at(max(gsn, run.first.base))
+                gsn = lease.next_owned(shard, gsn)
+                if gsn < lease.stop:
+                    return gsn
+        return None
 
     def owner(self, gsn: int) -> int | None:
         """Return the shard that owns `gsn`, if it is known."""

@@ -1,6 +1,7 @@
 """Reading one position.
 
-    asked the primary --silent, damaged--> asked the next --unstable, silent--> asked all replicas
+    asked the primary --silent--> asked the others --silent--> asked all replicas, ever less often
+                      --unstable, damaged, refused--> asked all replicas
     asked all --all of one view say the same--> done;  --they differ--> asked all again
 
 Rules: a stable answer counts from any replica; an unstable one only if all replicas of one view,
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from ziplog.wire import Refused
 
 _MS: Final = 1_000_000
-#: A silent replica is given so long.
+#: A silent replica is given so long, then twice that, up to the last: it may have been asked more
+#: than it can answer in that time, and it will answer every repetition, too.
 _PATIENCE_NS: Final = 50 * _MS
+_LAST_PATIENCE_NS: Final = 800 * _MS
 #: Replicas that differ are asked again after so long, doubling up to `_PATIENCE_NS`, or, while
 #: their shard is away, up to the last.
 _FIRST_PAUSE_NS: Final = 2 * _MS
@@ -37,7 +40,10 @@ _LAST_PAUSE_NS: Final = 500 * _MS
 class Reading:
     """One read under way."""
 
-    __slots__ = ("asks_all", "call", "damaged", "pause", "replies", "request", "retry_at", "view")
+    __slots__ = (
+        "asks_all", "call", "damaged", "patience", "pause", "replies", "request", "retry_at",
+        "view",
+    )  # fmt: skip
 
     def __init__(self, call: int, request: ReadRequest) -> None:
         self.call: Final = call
@@ -49,6 +55,7 @@ class Reading:
         #: Replicas that cannot read their own copy.
         self.damaged: set[int] = set()
         self.pause = _FIRST_PAUSE_NS
+        self.patience = _PATIENCE_NS
         self.retry_at = 0
 
 
@@ -95,17 +102,19 @@ class Reads:
             else:
                 self._ask(number, reading)
 
-    def _ask(self, number: int, reading: Reading) -> None:
-        """Ask the primary first; everyone if that was not enough."""
+    def _ask(self, number: int, reading: Reading, *, is_primary_silent: bool = False) -> None:
+        """Ask the primary first, the others if it is silent, everyone if that was not enough."""
         turn, routing, rid = self._turn, self._routing, reading.request.rid
         route = routing.route(rid.shard)
         assert route is not None, "a reading of an unknown shard"
         message = Read(routing.cluster, rid.shard, route.view, number, rid.gsn)
         if reading.asks_all:
-            turn.effects.append(Broadcast(route.names, message))
+            others = route.names[1:] if is_primary_silent else ()
+            turn.effects.append(Broadcast(others or route.names, message))
         else:
             turn.send(route.names[0], message)
-        reading.retry_at = turn.now + max(reading.pause, _PATIENCE_NS)
+        reading.retry_at = turn.now + max(reading.pause, reading.patience)
+        reading.patience = min(reading.patience * 2, _LAST_PATIENCE_NS)
         turn.wake_at(reading.retry_at)
 
     def _grow(self, reading: Reading, route: Route) -> None:
@@ -117,7 +126,8 @@ class Reads:
         """The shards have another view or state: who waits for them asks again at once."""
         for reading in self._readings.values():
             if reading.request.rid.shard in shards and reading.retry_at:
-                reading.pause = _FIRST_PAUSE_NS
+                reading.asks_all = True
+                reading.pause, reading.patience = _FIRST_PAUSE_NS, _PATIENCE_NS
                 reading.retry_at = self._turn.now
                 self._turn.wake_at(self._turn.now)
 
@@ -129,6 +139,7 @@ class Reads:
         route = self._routing.route(reply.shard)
         if reading is None or route is None or reply.gsn != reading.request.rid.gsn:
             return
+        reading.patience = _PATIENCE_NS
         match reply.answer:
             case "record" if reply.stable:
                 self._finish(reply.request, reading, _record(reading.request.rid, reply))
@@ -195,6 +206,7 @@ class Reads:
         self._turn.counters.redirects += refused.code == "redirect"
         self._routing.refresh()
         reading.asks_all = True
+        reading.patience = _PATIENCE_NS
         reading.retry_at = min(reading.retry_at, self._turn.now + reading.pause)
         reading.pause = min(reading.pause * 2, _PATIENCE_NS)
         self._turn.wake_at(reading.retry_at)
@@ -234,12 +246,12 @@ class Reads:
             turn.wake_at(deadline)
             if reading.retry_at:
                 if turn.now >= reading.retry_at:
-                    reading.asks_all = True
+                    is_first, reading.asks_all = not reading.asks_all, True
                     turn.counters.retries += 1
                     route = self._routing.route(rid.shard)
                     assert route is not None, "a reading of an unknown shard"
                     self._grow(reading, route)
-                    self._ask(number, reading)
+                    self._ask(number, reading, is_primary_silent=is_first)
                 turn.wake_at(reading.retry_at)
 
     def check(self) -> None:

@@ -7,15 +7,20 @@ result or an exception, at the deadline at the latest (`NEVER`: without limit).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from ziplog.client.doubt import Doubt
 from ziplog.types import Record, RecordId
+from ziplog.view import Replica
+from ziplog.wire import Origin, Unit
 
 #: Chooses a shard: (payload, key, ids of the live shards) -> id.
 Policy = Callable[[bytes, bytes | None, Sequence[int]], int]
+
+#: What can be done with a shard.
+Change = Literal["add", "remove", "finalize"]
 
 #: A deadline that does not come.
 NEVER: Final = 2**63 - 1
@@ -40,6 +45,16 @@ class InsertRequest(Request, frozen=True, gc=False):
     timestamp_us: int
     #: The user gave a list, and gets one, also in errors.
     many: bool = False
+    #: Each payload's key, instead of `key`.
+    keys: list[bytes | None] | None = None
+    #: The only shard that may get them; None: the policy chooses.
+    shard: int | None = None
+    #: Who wrote them, that of the first payload: then a unit goes out when the one before is done.
+    origin: Origin | None = None
+
+    def key_of(self, index: int) -> bytes | None:
+        """Return the key of a payload."""
+        return self.key if self.keys is None else self.keys[index]
 
 
 class ResolveRequest(Request, frozen=True, gc=False):
@@ -72,6 +87,15 @@ class StatusRequest(Request, frozen=True, gc=False):
     """How is the cluster? Result: the status document, JSON as bytes."""
 
 
+class ChangeRequest(Request, frozen=True, gc=False):
+    """Add a shard, take one out for good, or have one sealed. Result, once that is done: None."""
+
+    shard: int
+    change: Change
+    #: For "add": its servers, the primary first.
+    replicas: tuple[Replica, ...] = ()
+
+
 class SubscribeRequest(Request, frozen=True, gc=False):
     """Begin a subscription. Result: its number."""
 
@@ -92,10 +116,62 @@ class ProgressRequest(Request, frozen=True, gc=False):
     subscription: int
 
 
+class BarrierRequest(Request, frozen=True, gc=False):
+    """How far is any reader at most? Result: a gsn that none had passed when this was asked.
+
+    Whoever's subscription reaches it has been given all that anybody had been given before.
+    """
+
+    subscription: int
+
+
 class UnsubscribeRequest(Request, frozen=True, gc=False):
     """End a subscription. Answered at once with None; fetches under way get an empty `Fetched`."""
 
     subscription: int
+
+
+class ExtentsRequest(Request, frozen=True, gc=False):
+    """Which shards own positions of [start, stop)? None: to the end. Result: `Extents`."""
+
+    start: int
+    stop: int | None
+
+
+class OutlineRequest(Request, frozen=True, gc=False):
+    """How much does a shard hold of [start, stop), and who serves it? Result: `ShardOutline`."""
+
+    shard: int
+    start: int
+    stop: int
+
+
+class ScanRequest(Request, frozen=True, gc=False):
+    """Begin to read a shard's units of [start, stop). Result: its number."""
+
+    shard: int
+    start: int
+    stop: int
+
+
+class ScanFetchRequest(Request, frozen=True, gc=False):
+    """Take units that are due. Result: a `Scanned`; at the deadline one that goes no further."""
+
+    scan: int
+
+
+class ScanCloseRequest(Request, frozen=True, gc=False):
+    """End such a reader. Answered at once with None; fetches under way with `ClosedError`."""
+
+    scan: int
+
+
+class Scanned(msgspec.Struct, frozen=True, gc=False):
+    """Units of one shard, in order; whole, so the first and the last may stick out."""
+
+    units: list[Unit]
+    #: All before it was handed out; the range's end at most.
+    reached: int
 
 
 class Fetched(msgspec.Struct, frozen=True, gc=False):

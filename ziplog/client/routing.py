@@ -1,13 +1,14 @@
 """Which shards there are, in which view, and where their replicas listen.
 
 Learned from the membership service (`Hello`), again when a server's answer does not fit what is
-known. Rule: a view only ever grows. Invariant: `live` names just the routes in state "live".
-See docs/protocol.md, sections 3 and 4 (rule 7).
+known; that a shard leaves, its servers tell, too. Rules: a view only ever grows; who has left never
+comes back. Invariant: `live` names just the routes in state "live".
+See docs/protocol.md, sections 3, 4 (rule 7) and 13.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from ziplog.client.service import Service
     from ziplog.client.turn import Turn
-    from ziplog.view import Lease, Placement
-    from ziplog.wire import LeaseHistory
+    from ziplog.view import Lease, Placement, Replica
+    from ziplog.wire import LeaseHistory, Leaving
 
 _MS: Final = 1_000_000
 #: The service is not asked for the placements more often.
@@ -28,6 +29,9 @@ _MIN_AGE_NS: Final = 100 * _MS
 #: While something waits, placements are no older than this.
 _MAX_AGE_NS: Final = 1_000 * _MS
 _AWAY: Final = frozenset({"recovering", "parked"})
+#: What a shard never becomes again once it leaves.
+_BEFORE: Final = frozenset({"joining", "live", "parked"})
+_LEFT: Final = frozenset({"leaving", "finalized"})
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
@@ -60,6 +64,8 @@ class Routing:
         #: Called once after the next answer of the service.
         self._once_fresh: list[Callable[[], None]] = []
         self._placements: dict[int, Placement] = {}
+        #: The shards that have left, or are about to.
+        self._left: set[int] = set()
         #: The routes in use: their replicas are connected.
         self._open: dict[int, Route] = {}
         self._asking = False
@@ -77,11 +83,20 @@ class Routing:
 
     def describe(self, shard: int) -> str:
         """Return how an error names a shard: its state, if it is not live, and the cluster."""
+        state = self.state(shard)
+        return (
+            f"shard {shard} of {self}" if state == "live" else f"shard {shard} ({state}) of {self}"
+        )
+
+    def state(self, shard: int) -> ShardState | Literal["unknown"]:
+        """Return a shard's state as it was last told."""
         placement = self._placements.get(shard)
-        if placement is not None and placement.state == "live":
-            return f"shard {shard} of {self}"
-        state = placement.state if placement is not None else "unknown"
-        return f"shard {shard} ({state}) of {self}"
+        return placement.state if placement is not None else "unknown"
+
+    def servers(self, shard: int) -> tuple[Replica, ...]:
+        """Return a shard's replicas, the primary first; none if it is unknown."""
+        placement = self._placements.get(shard)
+        return placement.replicas if placement is not None else ()
 
     # --- asking ---
 
@@ -98,7 +113,7 @@ class Routing:
             return
         self._asking = True
         self._refresh_due = False
-        self._service.ask(Hello, self._informed)
+        self._service.ask(Hello, self.inform)
 
     def tick(self, *, waiting: bool) -> None:
         """Ask again if that is due; `waiting`: some call is under way."""
@@ -121,7 +136,8 @@ class Routing:
 
     # --- learning ---
 
-    def _informed(self, info: ClusterInfo) -> None:
+    def inform(self, info: ClusterInfo) -> None:
+        """Take the cluster as the service has it."""
         service = self._service
         self._asking = False
         self._fresh_at = self._turn.now
@@ -137,14 +153,23 @@ class Routing:
         for call in then:
             call()
 
+    def on_leaving(self, leaving: Leaving) -> None:
+        """Take a server's word that its shard takes records for a little while only."""
+        known = self._placements.get(leaving.shard)
+        if known is not None and known.state in _BEFORE and known.view <= leaving.view:
+            self.learn([msgspec.structs.replace(known, state="leaving")])
+            self.refresh()
+
     def learn(self, placements: Iterable[Placement]) -> None:
         """Take placements; those of older views than the known ones are passed over."""
         changed: list[int] = []
         for placement in placements:
             known = self._placements.get(placement.shard)
-            if placement == known or (known is not None and placement.view < known.view):
+            if placement == known or (known is not None and self._is_late(placement, known)):
                 continue
             self._placements[placement.shard] = placement
+            if placement.state in _LEFT:
+                self._left.add(placement.shard)
             changed.append(placement.shard)
         if not changed:
             return
@@ -153,6 +178,11 @@ class Routing:
         self._close([route for s in changed if (route := self._open.pop(s, None)) is not None])
         for listener in self.on_change:
             listener(changed)
+
+    def _is_late(self, placement: Placement, known: Placement) -> bool:
+        """Whether a placement is older than what is known."""
+        has_left = placement.shard in self._left and placement.state in _BEFORE
+        return has_left or placement.view < known.view
 
     def _close(self, former: list[Route]) -> None:
         """Forget the connections to endpoints where no replica is any more."""

@@ -1,7 +1,7 @@
 """What became of units that must not be sent again (docs/protocol.md, sections 4 and 11).
 
-While a shard is away, and for what nobody waits for once the shard has a later view, all servers
-are asked where a unit is (`Locate`), some units at a time, those first that were asked for least.
+While a shard is recovered, and for what nobody waits for once it has a later view, all servers are
+asked where a unit is (`Locate`), some units at a time, those first that were asked for least.
 Rules: the question names the view of the unit's newest copy, as an older one would prove nothing;
 between two looks lies a pause that grows while nothing is decided, so that a dead shard costs
 little. Invariant: a unit that is known to be nowhere is not asked for.
@@ -34,8 +34,13 @@ _BY_TIMES_ASKED: Final = attrgetter("asked")
 
 
 def is_held(unit: Unit, route: Route) -> bool:
-    """Whether a unit must not be sent: nobody would take it, or nobody wants it any more."""
-    return route.is_away or (unit.batch is None and unit.message.view < route.view)
+    """Whether a unit must not be sent: nobody would take it, nobody wants it, or it could be late.
+
+    What is still of a former view, while the shard is there, is in doubt, or tied (`lane`). The
+    servers of a parked shard answer copies of their view: that it is there, or never will be.
+    """
+    is_answered = route.state == "parked" and unit.message.view == route.view
+    return unit.message.view < route.view or (route.is_away and not is_answered)
 
 
 class Search:

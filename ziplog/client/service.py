@@ -14,11 +14,13 @@ import msgspec
 
 from ziplog.node import Broadcast
 from ziplog.wire import (
+    ChangeShard,
     ClusterInfo,
     Hello,
     LeaseHistory,
     LeaseQuery,
     Message,
+    ShardChanged,
     StatusQuery,
     StatusReply,
     Trim,
@@ -40,6 +42,7 @@ _REPLIES: Final[dict[type[Message], type[Message]]] = {
     LeaseQuery: LeaseHistory,
     StatusQuery: StatusReply,
     Trim: TrimReply,
+    ChangeShard: ShardChanged,
 }
 #: More endpoints than that are not remembered.
 _MAX_ENDPOINTS: Final = 16
@@ -69,6 +72,11 @@ class Service:
         self._leader: bytes | None = None
         self._questions: dict[int, Question] = {}
 
+    @property
+    def known(self) -> list[str]:
+        """All endpoints that are known, those that the user gave first."""
+        return list(dict.fromkeys((*self.endpoints, *self._names)))
+
     def learn(self, endpoints: Sequence[str]) -> None:
         """Take the service's endpoints, the leader's first."""
         for endpoint in reversed(endpoints):
@@ -96,6 +104,10 @@ class Service:
             question.asked.add(self._leader)
             turn.send(self._leader, message)
         return request
+
+    def is_open(self, request: int) -> bool:
+        """Whether a question was asked and is not answered."""
+        return request in self._questions
 
     def forget(self, request: int) -> None:
         """Stop asking."""

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from itertools import repeat
 from operator import itemgetter, lt
 from typing import TYPE_CHECKING, Final
 
+from ziplog.segments.writers import Writers
 from ziplog.types import Record, RecordId
 from ziplog.wire import Credit, Subscribe, Unsubscribe, Want, decode_body
 
 if TYPE_CHECKING:
-    from ziplog.client.routing import Routing
+    from ziplog.client.routing import Route, Routing
     from ziplog.client.turn import Turn
     from ziplog.wire import Deliver, Unit
 
@@ -38,6 +40,7 @@ _FIRST_PAUSE_NS: Final = 20 * _MS
 #: A shard that holds others back is told so again after so long; one that is away, less often.
 _WANT_AGAIN_NS: Final = 50 * _MS
 _WANT_AWAY_NS: Final = 500 * _MS
+_PAIR: Final = 2
 _BY_GSN: Final = itemgetter(0)
 
 Row = tuple[int, Record]
@@ -46,7 +49,14 @@ Row = tuple[int, Record]
 class Stream:
     """A shard's records from a position on."""
 
-    def __init__(self, turn: Turn, routing: Routing, shard: int, start: int) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        routing: Routing,
+        shard: int,
+        start: int,
+        writers: Writers | None = None,
+    ) -> None:
         self._turn: Final = turn
         self._routing: Final = routing
         self.shard: Final = shard
@@ -54,7 +64,8 @@ class Stream:
         self.number = 0
         self.view = 0
         self._name = b""
-        self._server = 0
+        #: How many replicas of this view, beginning with the best one, were given up.
+        self._failed = 0
         #: All that the shard owns below it was received.
         self.frontier = start
         #: What the server could have sent; 0 while it was not heard of.
@@ -62,6 +73,8 @@ class Stream:
         self._units: deque[Unit] = deque()
         #: Records of a unit of which only the beginning was taken.
         self._rows: list[Row] = []
+        #: Who wrote the rows that were taken, and up to where: others are repetitions.
+        self._writers: Final = Writers() if writers is None else writers
         #: Bytes received and not yet taken, and those taken, less what was there at the opening.
         self._buffered = 0
         self._taken = 0
@@ -78,15 +91,18 @@ class Stream:
 
     # --- opening ---
 
-    def open(self) -> None:
-        """Open the stream (again), at its frontier."""
+    def open(self, position: int) -> None:
+        """Open the stream (again), at its frontier, but at `position` at least."""
         turn, routing = self._turn, self._routing
+        self.frontier = max(self.frontier, position)
         route = routing.route(self.shard)
         assert route is not None, "a member without a placement"
         self.close()
+        if route.view != self.view:
+            self._failed = 0
         self.number = turn.request()
         self.view = route.view
-        self._name = route.names[self._server % len(route.names)]
+        self._name = route.names[(_best(route) + self._failed) % len(route.names)]
         self._taken = -self._buffered
         self._granted = WINDOW_BYTES + self._taken if self._buffered < WINDOW_BYTES else 0
         self._asked_at = turn.now
@@ -103,7 +119,7 @@ class Stream:
 
     def reopen_soon(self) -> None:
         """The server will not do it: try the next replica, after a pause."""
-        self._server += 1
+        self._failed += 1
         self._reopen_at = self._turn.now + self._pause
         self._pause = min(self._pause * 2, _SILENCE_NS)
         self._turn.wake_at(self._reopen_at)
@@ -127,7 +143,7 @@ class Stream:
             return deliver.start < self.frontier
         if deliver.shard != self.shard or not _is_sound(deliver):
             self._turn.counters.protocol_errors += 1
-            self._server += 1
+            self._failed += 1
             return False
         for unit in deliver.units:
             self._buffered += len(unit.body) + _UNIT_OVERHEAD_BYTES
@@ -151,6 +167,8 @@ class Stream:
     def take(self, start: int, stop: int) -> list[Row]:
         """Take the records of [start, stop), in order; what is below `start` is dropped.
 
+        So are repetitions of rows (docs/protocol.md, section 14.3).
+
         Raises:
             ProtocolError: a unit's contents are not what servers may store.
 
@@ -163,10 +181,15 @@ class Stream:
             self._taken += size
             gsns, epoch = unit.gsns, unit.epoch
             body = decode_body(unit.body, len(gsns))
-            key, timestamp_us = body.key, body.timestamp_us
+            key, timestamp_us, payloads = body.key, body.timestamp_us, body.payloads
+            keys = body.keys
+            if body.origin is not None and (old := self._writers.fresh(body.origin, len(gsns))):
+                gsns, payloads, keys = gsns[old:], payloads[old:], keys and keys[old:]
             rows += [
                 (gsn, Record(RecordId(gsn, shard), payload, key, timestamp_us, epoch))
-                for gsn, payload in zip(gsns, body.payloads, strict=True)
+                for gsn, payload, key in zip(
+                    gsns, payloads, repeat(key, len(gsns)) if keys is None else keys, strict=True
+                )
             ]
         if not rows:
             return rows
@@ -178,6 +201,14 @@ class Stream:
         if rows and rows[0][0] < start:
             del rows[: bisect_left(rows, start, key=_BY_GSN)]
         return rows
+
+    def take_units(self) -> list[Unit]:
+        """Take all units that are here, as they came: those of a scan, which takes no records."""
+        units = list(self._units)
+        self._units.clear()
+        self._taken += self._buffered
+        self._buffered = 0
+        return units
 
     # --- telling the server ---
 
@@ -222,7 +253,7 @@ class Stream:
             turn.wake_at(self._reopen_at)
             return turn.now < self._reopen_at
         if self._asked_at and turn.now - self._asked_at >= _SILENCE_NS:
-            self._server += 1
+            self._failed += 1
             self._routing.refresh()
             return False
         if turn.now >= self._renew_at:
@@ -236,6 +267,15 @@ class Stream:
         assert self.highest < self.frontier
         sizes = [len(unit.body) + _UNIT_OVERHEAD_BYTES for unit in self._units]
         assert self._buffered == sum(sizes)
+
+
+def _best(route: Route) -> int:
+    """Return which replica is the first to know what is stable.
+
+    Of two, the backup: what it has applied, both have. The primary is a message behind; of more,
+    it is the one that the others report to (docs/protocol.md, section 13).
+    """
+    return 1 if len(route.names) == _PAIR else 0
 
 
 def _is_sound(deliver: Deliver) -> bool:

@@ -19,6 +19,7 @@ from ziplog.client.leases import LeaseMap
 from ziplog.client.requests import NEVER, Blocked, Fetched, Progress
 from ziplog.client.stream import Stream
 from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError, ZiplogError
+from ziplog.segments.writers import Writers
 from ziplog.types import RecordId
 from ziplog.wire import LeaseQuery
 
@@ -85,6 +86,8 @@ class Subscription:
         self.fetches: Final[deque[Fetch]] = deque()
         self._leases: Final = LeaseMap()
         self._streams: Final[dict[int, Stream]] = {}
+        #: Whose rows were seen, by shard: one that comes back has the same again.
+        self._writers: Final[dict[int, Writers]] = {}
         self._error: Exception | None = None
         #: Merged; handed out up to `_taken`.
         self._ready: list[Record] = []
@@ -95,6 +98,7 @@ class Subscription:
         self._attempts = 0
         #: Something came since `settle`.
         self.is_dirty = False
+        self._is_closed = False
 
     # --- leases ---
 
@@ -157,6 +161,8 @@ class Subscription:
 
     def _open_streams(self) -> None:
         """Have a stream of every shard that owns positions from here on, and no other."""
+        if self._is_closed:
+            return
         members = {shard for _, members in self._leases.spans(self.position) for shard in members}
         if not members and (last := self._leases.last) is not None:
             members = {member.shard for member in last.members}
@@ -164,8 +170,10 @@ class Subscription:
             if self._routing.route(shard) is None:
                 self._routing.refresh(self._open_streams)
                 continue
-            self._streams[shard] = Stream(self._turn, self._routing, shard, self.position)
-            self._open(self._streams[shard])
+            writers = self._writers.setdefault(shard, Writers())
+            stream = Stream(self._turn, self._routing, shard, self.position, writers)
+            self._streams[shard] = stream
+            self._open(stream)
         for shard in sorted(self._streams.keys() - members):
             stream = self._streams.pop(shard)
             del self._numbers[stream.number]
@@ -173,7 +181,7 @@ class Subscription:
 
     def _open(self, stream: Stream) -> None:
         self._numbers.pop(stream.number, None)
-        stream.open()
+        stream.open(self.position)
         self._numbers[stream.number] = (self, stream)
 
     # --- what streams say ---
@@ -195,14 +203,19 @@ class Subscription:
         self._routing.refresh()
         stream.reopen_soon()
 
-    def trimmed(self, trimmed: Trimmed) -> None:
-        """Take the news that the position no longer exists: the subscription fails."""
+    def trimmed(self, stream: Stream, trimmed: Trimmed) -> None:
+        """Take the news that a stream's position no longer exists, and so the subscription's own.
+
+        A stream of which nothing came yet may be behind: it goes on from where the others are.
+        """
 
         def found(shard: int) -> None:
             self._fail(TrimmedError(RecordId(trimmed.first, shard)))
 
         if trimmed.first > self.position:
             self._routing.find_owner(trimmed.first, found)
+        else:
+            self._open(stream)
 
     def rerouted(self, shards: list[int]) -> None:
         """Open the streams of shards with a new view again."""
@@ -319,6 +332,20 @@ class Subscription:
             blocked,
         )
 
+    def slowest(self) -> int | None:
+        """Return the shard that is behind all others of those that own positions from here on."""
+        owners = [
+            stream
+            for shard, stream in self._streams.items()
+            if self._leases.next_owned(shard, stream.frontier) is not None
+        ]
+        slowest = min(owners, key=lambda stream: stream.frontier, default=None)
+        return slowest.shard if slowest is not None else None
+
+    def next_owned(self, shard: int, gsn: int) -> int | None:
+        """Return the first gsn at or after `gsn` that a shard owns; None if none is known."""
+        return self._leases.next_owned(shard, gsn)
+
     # --- time and the end ---
 
     def tick(self) -> None:
@@ -364,6 +391,7 @@ class Subscription:
 
     def close(self) -> None:
         """End it: streams are closed, readers get nothing more."""
+        self._is_closed = True
         self._service.forget(self._question)
         for stream in self._streams.values():
             del self._numbers[stream.number]
@@ -404,6 +432,10 @@ class Subscriptions:
         """Whether a reader waits, or a subscription is being opened."""
         return any(sub.fetches or not sub.is_open for sub in self._open.values())
 
+    def get(self, number: int) -> Subscription | None:
+        """Return an open subscription."""
+        return self._open.get(number)
+
     # --- calls ---
 
     def start(self, call: int, request: SubscribeRequest) -> None:
@@ -427,17 +459,20 @@ class Subscriptions:
         """Let a reader wait for records."""
         subscription = self._open.get(request.subscription)
         if subscription is None:
-            self._turn.complete(call, ClosedError("this subscription"))
+            self._turn.complete(call, ClosedError("this subscription", "subscribe again to go on"))
             return
         subscription.fetches.append(Fetch(call, request))
         self._turn.wake_at(request.deadline)
-        subscription.is_dirty = True
+        before = subscription.position
         subscription.serve()
+        if subscription.position > before:
+            # What was taken may be worth credit; a reader that only waits changes nothing.
+            subscription.is_dirty = True
 
     def progress(self, call: int, request: ProgressRequest) -> None:
         """Tell how far a subscription is."""
         subscription = self._open.get(request.subscription)
-        closed = ClosedError("this subscription")
+        closed = ClosedError("this subscription", "subscribe again to go on")
         self._turn.complete(call, subscription.progress() if subscription else closed)
 
     def unsubscribe(self, call: int, request: UnsubscribeRequest) -> None:
@@ -473,7 +508,7 @@ class Subscriptions:
         """Take the end of a stream that stands below the trim point."""
         found = self._numbers.get(trimmed.subscription)
         if found is not None:
-            found[0].trimmed(trimmed)
+            found[0].trimmed(found[1], trimmed)
 
     def on_refused(self, refused: Refused) -> bool:
         """Take a refusal; False if it is of no stream."""

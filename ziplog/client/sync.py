@@ -18,9 +18,9 @@ from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import Sync
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from ziplog.client.insert import Inserts
+    from ziplog.client.lane import Lane
     from ziplog.client.requests import SyncRequest
     from ziplog.client.routing import Routing
     from ziplog.client.turn import Turn
@@ -47,10 +47,10 @@ class Syncing(msgspec.Struct):
 class Syncs:
     """All such calls of a client."""
 
-    def __init__(self, turn: Turn, routing: Routing, inserts: Inserts) -> None:
+    def __init__(self, turn: Turn, routing: Routing, lanes: Mapping[int, Lane]) -> None:
         self._turn: Final = turn
         self._routing: Final = routing
-        self._inserts: Final = inserts
+        self._lanes: Final = lanes
         #: By call.
         self._syncings: Final[dict[int, Syncing]] = {}
         routing.on_change.append(self._rerouted)
@@ -60,9 +60,38 @@ class Syncs:
         """Whether a call is under way."""
         return bool(self._syncings)
 
+    @property
+    def _unsynced(self) -> list[RecordId]:
+        """The last record of this client at each shard, in each view since it last synced there.
+
+        What servers lose together is the end of a view: if its last record is there, all are.
+        """
+        return [
+            RecordId(gsn, shard)
+            for shard, lane in self._lanes.items()
+            for gsn in lane.highest.values()
+        ]
+
+    def _forget_synced(self, rid: RecordId) -> None:
+        """All up to a record of its shard is on stable storage.
+
+        The last one stays: it tells the next call how far this client has come. It need not be the
+        one that was heard of last: who asks for a record may hear of an older view's late.
+        """
+        highest = self._lanes[rid.shard].highest
+        durable = [view for view, gsn in highest.items() if gsn <= rid.gsn]
+        for view in sorted(durable, key=highest.__getitem__)[:-1]:
+            del highest[view]
+
+    def _forget_lost(self, rid: RecordId) -> None:
+        """A record is lost, and its user was told."""
+        highest = self._lanes[rid.shard].highest
+        for view in [view for view, gsn in highest.items() if gsn == rid.gsn]:
+            del highest[view]
+
     def start(self, call: int, request: SyncRequest) -> None:
         """Take a call."""
-        turn, unsynced = self._turn, self._inserts.unsynced
+        turn, unsynced = self._turn, self._unsynced
         if not unsynced:
             turn.complete(call, RID_GENESIS)
             return
@@ -98,7 +127,7 @@ class Syncs:
         if synced.shard != rid.shard or synced.durable <= rid.gsn:
             return
         del syncing.open[synced.request]
-        self._inserts.forget_synced(rid)
+        self._forget_synced(rid)
         if not syncing.open:
             del self._syncings[syncing.call]
             self._turn.complete(syncing.call, syncing.last)
@@ -113,7 +142,7 @@ class Syncs:
             self._routing.refresh()
             return True
         del self._syncings[syncing.call]
-        self._inserts.forget_lost(rid)
+        self._forget_lost(rid)
         where = self._routing.describe(rid.shard)
         why = f"it was acknowledged from the memory of {where}, all of whose servers failed at once"
         self._turn.complete(syncing.call, NoSuchRecordError(rid, why))

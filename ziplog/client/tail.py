@@ -2,10 +2,11 @@
 
     members asked --> replicas asked --all of one view answered--> (last stable asked) --> done
 
-Rule: the members come from the service's read barrier, and a shard's answer counts when all its
-replicas gave it in one view, the known one or a later one (D50); every completed insert is on all
-of them, so the highest filled position bounds all of them. A shard that recovers is waited for.
-See docs/protocol.md, sections 7 and 11.
+Rule: the shards that ever had positions come from the service's read barrier, and a shard's answer
+counts when all its replicas gave it in one view, the known one or a later one (D50); every
+completed insert is on all of them, so the highest filled position bounds all of them. A shard that
+recovers is waited for, one that has left is asked like any other.
+See docs/protocol.md, sections 7, 11 and 13.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ziplog.client.routing import Route, Routing
     from ziplog.client.service import Service
     from ziplog.client.turn import Turn
+    from ziplog.view import Placement
     from ziplog.wire import LeaseHistory, Refused
 
 _MS: Final = 1_000_000
@@ -75,6 +77,27 @@ class Surveys:
         """Whether a question is open."""
         return bool(self._surveys)
 
+    def awaited(self) -> list[str]:
+        """Return the shards that have not told for a while where they end, each with its state."""
+        shards: set[int] = set()
+        for survey in self._surveys.values():
+            if survey.pause > _PATIENCE_NS:
+                shards.update(self._open(survey))
+        states = {shard: self._routing.state(shard) for shard in sorted(shards)}
+        return [
+            f"shard {shard} ({'silent' if state == 'live' else state})"
+            for shard, state in states.items()
+        ]
+
+    def _open(self, survey: Survey) -> list[int]:
+        """Return the shards that have not answered."""
+        routes = {shard: self._routing.route(shard) for shard in survey.replies}
+        return [
+            shard
+            for shard, replies in survey.replies.items()
+            if (route := routes[shard]) is not None and missing(replies, route)
+        ]
+
     def start(
         self, deadline: int, then: Callable[[Tails | DeadlineError], None], *, with_recent: bool
     ) -> Survey:
@@ -103,7 +126,7 @@ class Surveys:
         def answered(history: LeaseHistory) -> None:
             survey.question = 0
             self._routing.learn(history.placements)
-            survey.replies = {placement.shard: {} for placement in history.placements}
+            survey.replies = {p.shard: {} for p in history.placements if _was_member(p)}
             self._ask(survey)
             self._conclude(survey)
 
@@ -118,7 +141,7 @@ class Surveys:
             route = routing.route(shard)
             assert route is not None, "a member without a placement"
             message = Tail(routing.cluster, shard, route.view, survey.number, survey.below)
-            for server in _missing(replies, route):
+            for server in missing(replies, route):
                 turn.send(route.names[server], message)
         survey.retry_at = turn.now + survey.pause
         turn.wake_at(survey.retry_at)
@@ -154,16 +177,16 @@ class Surveys:
 
     def _missing(self, survey: Survey) -> list[str]:
         """Return which replicas have not answered in their shard's newest view."""
-        missing: list[str] = []
+        silent: list[str] = []
         for shard, replies in survey.replies.items():
             route = self._routing.route(shard)
             assert route is not None, "a member without a placement"
             state = "" if route.state == "live" else f", {route.state}"
-            missing += [
+            silent += [
                 f"{route.names[server].decode()} (shard {shard}{state})"
-                for server in _missing(replies, route)
+                for server in missing(replies, route)
             ]
-        return missing
+        return silent
 
     def _conclude(self, survey: Survey) -> None:
         """If all answers are here, answer, or ask for the last stable record below them."""
@@ -172,8 +195,12 @@ class Surveys:
         if survey.below:
             self._finish(survey, Tails(survey.last, self._recent(survey)))
             return
-        primaries = [(replies[0].filled, shard) for shard, replies in survey.replies.items()]
-        filled, shard = max(primaries, default=(0, 0))
+        # Of a shard, too, the highest counts: a server may not be able to read its last record.
+        highest = [
+            (max(reply.filled for reply in replies.values()), shard)
+            for shard, replies in survey.replies.items()
+        ]
+        filled, shard = max(highest, default=(0, 0))
         survey.last = RecordId(filled, shard) if filled else RID_GENESIS
         if not survey.with_recent or not survey.replies:
             self._finish(survey, Tails(survey.last, RID_GENESIS if survey.with_recent else None))
@@ -221,7 +248,17 @@ class Surveys:
             assert self._turn.alarm <= min(survey.retry_at, survey.deadline)
 
 
-def _missing(replies: Mapping[int, TailReply], route: Route) -> list[int]:
+def _was_member(placement: Placement) -> bool:
+    """Whether a shard ever had positions; if not, its servers may never have been there.
+
+    With the first lease that has it in, its servers' data directories are known.
+    """
+    if placement.state in {"finalized", "recovering"}:
+        return any(replica.fingerprint for replica in placement.replicas)
+    return placement.state != "joining"
+
+
+def missing(replies: Mapping[int, TailReply], route: Route) -> list[int]:
     """Return the replicas that have not answered in the newest view that is known of the shard."""
     view = max((reply.view for reply in replies.values()), default=0)
     view = max(view, route.view)

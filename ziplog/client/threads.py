@@ -7,13 +7,14 @@ Futures are driven by a background thread while nobody else drives.
 
 Rules: only the holder of the role touches the engine; users' callbacks of futures never run under
 the role; Ctrl-C is held back until the engine is between two steps. Invariant: while a call is
-open, somebody drives or was given the role. Does not survive a fork: connect in the child.
+open, somebody drives or was given the role. In a forked child everything raises ClosedError.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import signal
 import threading
 
@@ -27,12 +28,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client.engine import Engine
 from ziplog.errors import ClosedError, DeadlineError, OutcomeUnknownError
+from ziplog.wire import decode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from types import FrameType
 
-    from ziplog.client.requests import Policy, Request
+    from ziplog.client.engine import Core
+    from ziplog.client.requests import Request
+    from ziplog.wire import Message
 
 _SIGINT: Final = int(signal.SIGINT)
 #: Messages stepped before deadlines and other threads' calls are looked at.
@@ -63,8 +67,8 @@ class Ticket:
 class SharedEngine:
     """The engine behind a blocking client."""
 
-    def __init__(self, endpoints: Sequence[str], policy: Policy) -> None:
-        self.engine: Final = Engine(endpoints, policy, self._answer)
+    def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
+        self.engine: Final = Engine(core, self._answer, decode=decode)
         self._role: Final = threading.Lock()
         self._numbers: Final = itertools.count(1)
         self._tickets: Final[dict[int, Ticket]] = {}
@@ -72,6 +76,8 @@ class SharedEngine:
         self._incoming: Final[deque[tuple[int, Request | None]]] = deque()
         self._followers: Final[deque[Ticket]] = deque()
         self._is_closed = False
+        #: Who has the sockets, and the threads: nothing works in its children.
+        self._process: Final = os.getpid()
         self._futures: Final = _Futures(self)
         self._main: Final = threading.main_thread().ident
         self._interrupt: tuple[int, FrameType | None] | None = None
@@ -83,6 +89,7 @@ class SharedEngine:
 
     def call(self, request: Request) -> Any:
         """Return the answer to a request; raises it if it is an exception."""
+        self._check_process()
         if threading.get_ident() != self._main:
             result = self._call(request)
         else:
@@ -171,6 +178,10 @@ class SharedEngine:
 
     # --- the driver role ---
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ClosedError(f"the client of process {self._process}, in its child,")
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError
@@ -243,6 +254,7 @@ class SharedEngine:
             ClosedError: the client is closed.
 
         """
+        self._check_process()
         self._check_open()
         self._futures.wait_for_room(size, deadline_s)
         ticket, number = _FutureTicket(size), next(self._numbers)
@@ -263,6 +275,7 @@ class SharedEngine:
 
     def flush(self, timeout_s: float) -> None:
         """Wait until all futures so far are done; raise the first failure since the last time."""
+        self._check_process()
         self._check_open()
         self._futures.flush(timeout_s)
 
@@ -295,6 +308,8 @@ class SharedEngine:
     def close(self) -> None:
         """Fail what is under way, and close. Idempotent; from any thread."""
         self._is_closed = True
+        if os.getpid() != self._process:
+            return
         self.engine.transport.wake()
         with self._role:
             self._fail_all()

@@ -70,7 +70,7 @@ class Flight(NamedTuple):
         return self.name if self.tailnum in _MISSING else self.tailnum
 
 
-class Event(msgspec.Struct, frozen=True, gc=False):
+class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Something that happened to a flight; one record of the log, as JSON."""
 
     event: str
@@ -82,6 +82,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     flight: str
     origin: str
     dest: str
+    #: Minutes after the planned time, of one that departed; negative if it was early.
+    delay: int | None = None
 
 
 def read() -> list[Flight]:
@@ -121,6 +123,7 @@ def events(flights: list[Flight], limit: int = ALL_EVENTS) -> Iterator[Event]:
             flight=flight.name,
             origin=flight.origin,
             dest=flight.dest,
+            delay=_delay(flight) if _KINDS[kind] == "departed" else None,
         )
 
 
@@ -132,10 +135,14 @@ def _moments(flights: list[Flight], index: int) -> Iterable[tuple[int, int, int]
     if flight.dep_time in _MISSING:
         yield planned, index, 3
         return
-    departed = planned + int(float(flight.dep_delay))
+    departed = planned + _delay(flight)
     yield departed, index, 1
     if flight.air_time not in _MISSING:
         yield departed + int(float(flight.air_time)), index, 2
+
+
+def _delay(flight: Flight) -> int:
+    return int(float(flight.dep_delay))
 
 
 @lru_cache(maxsize=8192)

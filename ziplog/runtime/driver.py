@@ -38,11 +38,14 @@ from ziplog.node import (
 )
 from ziplog.runtime.tracing import halt
 from ziplog.wire import (
+    Ahead,
     Beat,
     Deliver,
     Frontier,
     Heartbeat,
+    Leaving,
     Located,
+    Rate,
     ReadReply,
     Refused,
     Suspect,
@@ -68,7 +71,8 @@ _FLUSH_RETRY_NS: Final = 50_000_000
 _COMPLAINT_INTERVAL_NS: Final = 1_000_000_000
 #: Says nothing about what is stored, or only about what is stable, which is on every disk.
 _NEEDS_NO_DISK: Final = (
-    Refused, Heartbeat, Deliver, Trimmed, TailReply, Frontier, Synced, Located, Beat, Suspect,
+    Refused, Heartbeat, Rate, Deliver, Trimmed, TailReply, Frontier, Synced, Located, Beat, Suspect,
+    Leaving, Ahead,
 )  # fmt: skip
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -105,6 +109,7 @@ class Driver:
         store: EntryStore | None = None,
         flush_before_send: bool = False,
         propose: Callable[[bytes], None] | None = None,
+        decode: Callable[[bytes], Message] = decode,
         clock: Callable[[], int] = time.monotonic_ns,
         on_halt: Callable[[str, str], object] = halt,
     ) -> None:
@@ -116,6 +121,7 @@ class Driver:
             store: where `Persist` goes.
             flush_before_send: durability level `disk`.
             propose: where `Propose` goes; it must not block.
+            decode: makes messages of the frames that come in.
             clock: monotonic nanoseconds.
             on_halt: gets a reason and the node's state; should not return.
 
@@ -124,6 +130,7 @@ class Driver:
         self._node, self._transport, self._store = node, transport, store
         self._flush_before_send = flush_before_send
         self._propose, self._clock, self._on_halt = propose, clock, on_halt
+        self._decode = decode
         self._posted: deque[Event] = deque()
         self._stopping = False
         self._held: list[tuple[bytes, bytes]] = []
@@ -182,8 +189,9 @@ class Driver:
 
     def _step_messages(self) -> bool:
         """Step what is waiting; return whether there may be more."""
-        receive, step, carry_out, clock = (
+        receive, decode, step, carry_out, clock = (
             self._transport.receive,
+            self._decode,
             self._node.step,
             self._carry_out,
             self._clock,

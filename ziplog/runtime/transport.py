@@ -1,4 +1,4 @@
-"""The only sockets: one ROUTER per process that listens, connects, and carries every frame.
+"""The protocols' sockets: one ROUTER per process that listens, connects, carries every frame.
 
 It drops rather than blocks: a frame that cannot be queued at once is gone, and counted. The
 protocols repeat what matters. A frame is one part behind its route; anything else is garbage.
@@ -7,19 +7,23 @@ Invariant: `src` is a connected peer's name only if the frame came over our own 
 An inbound peer may choose the identity that a ROUTER knows it by, and libzmq stops the process
 when an outward connection is to get an identity that is taken; so outward connections are known
 to libzmq by unguessable routes, and inbound ones only by those that libzmq made up itself.
+libzmq must never leave a connection unread, nor ask for signs of life: see `floods`.
 (docs/protocol.md, section 4: rules of every server.)
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
+import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
 from ziplog.errors import ClosedError, ConfigError, UnavailableError
+from ziplog.runtime.floods import Floods, Peer
 from ziplog.wire import MAX_FRAME
 
 if TYPE_CHECKING:
@@ -27,15 +31,24 @@ if TYPE_CHECKING:
 
 #: Frames that wait for one peer; the protocols bound their bytes (credit, windows).
 _SEND_QUEUE: Final = 10_000
-#: Frames of one peer that wait for us; behind them TCP holds the peer back.
-_RECEIVE_QUEUE: Final = 1_000
+#: No limit: a connection that libzmq stops reading can end the process. `floods` has the limit.
+_RECEIVE_QUEUE: Final = 0
 _LINGER_MS: Final = 100
 _RECONNECT_MS: Final = 20
 _RECONNECT_MAX_MS: Final = 500
-_HEARTBEAT_MS: Final = 1_000
-_HEARTBEAT_TIMEOUT_MS: Final = 3_000
+#: The kernel asks a silent peer for a sign of life, and gives up one that takes nothing.
+_SILENT_S: Final = 1
+_ASK_EVERY_S: Final = 1
+_ASK_TIMES: Final = 3
+_TAKES_NOTHING_MS: Final = 3_000
 #: How many frames in a row are followed by a question whether there is another.
 _ASK_FIRST: Final = 2
+#: A look for floods after so many frames, besides those of `wait`: a busy process may not wait.
+_LOOK_EVERY: Final = 256
+#: On the wire, a frame of up to this size has a short head.
+_SMALL_FRAME: Final = 255
+_SMALL_HEAD: Final = 2
+_HEAD: Final = 9
 #: Garbage that one `receive` passes over.
 _GARBAGE_LIMIT: Final = 64
 #: `select` knows no file descriptor from here on.
@@ -80,15 +93,31 @@ class Transport:
         self._connections = 0
         self._endpoints: dict[bytes, str] = {}
         self._routes: dict[bytes, bytes] = {}
-        self._names: dict[bytes, bytes] = {}
+        #: By route.
+        self._peers: dict[bytes, Peer] = {}
+        self._floods = None if self._endpoint is None else Floods(_port(self._endpoint))
+        self._gone: list[Peer] = []
         # Bound once, and below pyzmq's own Python layer, which costs 1-2 us a call.
         backend: Any = super(zmq.Socket, self._socket)
         self._send: Callable[[bytes, int], object] = backend.send
         self._recv: Callable[[int], bytes] = backend.recv
+        self._recv_frame: Callable[[int, bool], zmq.Frame] = backend.recv
         self._get: Callable[[int], int] = backend.get
         self._taken = 0
         self._is_quiet = False
         self._open_wake()
+        # Whoever loses it without `close` would wait for ever where the garbage is collected:
+        # pyzmq ends a context there whose sockets it no longer knows, and libzmq waits for them.
+        self._end: Final = weakref.finalize(
+            self,
+            _release,
+            self._context,
+            self._socket,
+            self._epoll,
+            self._wake_read,
+            self._wake_write,
+        )
+        self._end.atexit = False
 
     def _open_wake(self) -> None:
         self._is_woken = False
@@ -104,6 +133,11 @@ class Transport:
     def endpoint(self) -> str | None:
         """Where it listens, "host:port" with the actual port; None if it does not."""
         return self._endpoint
+
+    @property
+    def cut(self) -> int:
+        """How many connections to us were cut off: they brought more than is taken."""
+        return 0 if self._floods is None else self._floods.cut
 
     @property
     def wake_fd(self) -> int:
@@ -139,7 +173,7 @@ class Transport:
             raise ConfigError("endpoint", endpoint, f"'host:port' ({error.strerror})") from error
         self._endpoints[name] = endpoint
         self._routes[name] = route
-        self._names[route] = name
+        self._peers[route] = Peer(name)
         self._is_quiet = False
 
     def disconnect(self, name: bytes) -> None:
@@ -147,11 +181,11 @@ class Transport:
         endpoint = self._endpoints.pop(name, None)
         if endpoint is None:
             return
-        del self._names[self._routes.pop(name)]
+        del self._peers[self._routes.pop(name)]
         self._socket.disconnect(f"tcp://{endpoint}")
         # libzmq has cut every connection to this endpoint.
         for other in [key for key, value in self._endpoints.items() if value == endpoint]:
-            del self._names[self._routes.pop(other)]
+            del self._peers[self._routes.pop(other)]
             self._connect(other, endpoint)
 
     def send(self, dst: bytes, frame: bytes) -> bool:
@@ -187,22 +221,50 @@ class Transport:
                 if self._closed:
                     raise ClosedError("this transport") from None
                 raise
-            frame = self._recv(_NOBLOCK)
+            peer = self._peers.get(route)
+            if peer is None:
+                frame, peer = self._receive_first(route)
+            else:
+                frame = self._recv(_NOBLOCK)
             self._taken += 1
+            if not self._taken % _LOOK_EVERY:
+                self._look()
             if self._get(zmq.RCVMORE):
                 self._drop_rest()
                 continue
-            name = self._names.get(route)
-            if name is not None:
-                return name, frame
-            if route[0] == 0:
-                return route, frame
-            self.garbage += 1
+            if peer is None:
+                self.garbage += 1
+                continue
+            size = len(frame)
+            peer.taken += size + (_SMALL_HEAD if size <= _SMALL_FRAME else _HEAD)
+            return peer.name, frame
         else:
             return None
         self._taken = 0
         self._is_quiet = True
+        self._forget_gone()
         return None
+
+    def _receive_first(self, route: bytes) -> tuple[bytes, Peer | None]:
+        """Take the frame of a route that is not known, and know it if it is one to answer."""
+        frame = self._recv_frame(_NOBLOCK, False)
+        if self._floods is None or route[0] != 0:
+            return frame.bytes, None
+        peer = Peer(route)
+        with contextlib.suppress(zmq.ZMQError):  # It ended before libzmq looked where it is from.
+            if self._floods.add(peer, int(frame.get(zmq.SRCFD))):
+                self._peers[route] = peer
+        return frame.bytes, peer
+
+    def _look(self) -> None:
+        if self._floods is not None:
+            self._gone += self._floods.look()
+
+    def _forget_gone(self) -> None:
+        # Only now: what they sent may have waited until here.
+        for peer in self._gone:
+            self._peers.pop(peer.name, None)
+        self._gone.clear()
 
     def _drop_rest(self) -> None:
         while self._get(zmq.RCVMORE):
@@ -218,6 +280,7 @@ class Transport:
 
         Up to 10 ms it is exact to about 0.1 ms; longer times are rounded up to milliseconds.
         """
+        self._look()
         if self._is_woken:
             self._clear_wake()
         elif timeout_ns is not None and timeout_ns <= 0:
@@ -269,11 +332,21 @@ class Transport:
             return
         self._closed = True
         self._is_woken = True  # So that no late `wake` writes to a descriptor of somebody else.
-        self._epoll.close()
-        self._socket.close(_LINGER_MS)
-        self._context.term()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._end()
+
+
+def _release(
+    context: zmq.Context[zmq.Socket[bytes]],
+    socket: zmq.Socket[bytes],
+    epoll: select.epoll,
+    wake_read: int,
+    wake_write: int,
+) -> None:
+    epoll.close()
+    socket.close(_LINGER_MS)
+    context.term()
+    os.close(wake_read)
+    os.close(wake_write)
 
 
 def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
@@ -287,12 +360,18 @@ def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
         (zmq.LINGER, _LINGER_MS),
         (zmq.RECONNECT_IVL, _RECONNECT_MS),
         (zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS),
-        (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
-        (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS),
-        (zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS),
+        (zmq.TCP_KEEPALIVE, 1),
+        (zmq.TCP_KEEPALIVE_IDLE, _SILENT_S),
+        (zmq.TCP_KEEPALIVE_INTVL, _ASK_EVERY_S),
+        (zmq.TCP_KEEPALIVE_CNT, _ASK_TIMES),
+        (zmq.TCP_MAXRT, _TAKES_NOTHING_MS),
     ):
         socket.set(option, value)
     return socket
+
+
+def _port(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2])
 
 
 def _check(option: str, endpoint: str) -> None:

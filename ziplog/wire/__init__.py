@@ -7,11 +7,14 @@ of another view refuses them (docs/protocol.md, "Views"). Fields are only ever a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final, TypeVar
+
 import msgspec
 
 from ziplog.errors import LocalProtocolError, ProtocolError
 from ziplog.wire.base import (
     MAX_FRAME,
+    MAX_STEPS,
     MAX_UNIT_RECORDS,
     VERSION,
     Body,
@@ -19,8 +22,10 @@ from ziplog.wire.base import (
     Cluster,
     Count,
     Gsns,
+    KeylessBody,
     Message,
     Name,
+    Origin,
     Request,
     Text,
     Unsigned,
@@ -43,6 +48,7 @@ from ziplog.wire.handler import (
 from ziplog.wire.inserts import (
     Insert,
     InsertAck,
+    Leaving,
     Locate,
     Located,
     RefusalCode,
@@ -55,8 +61,11 @@ from ziplog.wire.reads import (
     Credit,
     Deliver,
     Frontier,
+    Outline,
+    Outlined,
     Read,
     ReadReply,
+    Step,
     Subscribe,
     Tail,
     TailReply,
@@ -66,6 +75,7 @@ from ziplog.wire.reads import (
     Want,
 )
 from ziplog.wire.replicas import (
+    Ahead,
     Beat,
     Decision,
     Expire,
@@ -81,6 +91,7 @@ from ziplog.wire.replicas import (
     Skip,
 )
 from ziplog.wire.service import (
+    ChangeShard,
     ClusterInfo,
     Heartbeat,
     Hello,
@@ -89,20 +100,28 @@ from ziplog.wire.service import (
     LeaseQuery,
     Limits,
     NotLeader,
+    Rate,
+    ShardChanged,
     StatusQuery,
     StatusReply,
     Trim,
     TrimReply,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = [
     "MAX_FRAME",
+    "MAX_STEPS",
     "MAX_UNIT_RECORDS",
     "VERSION",
+    "Ahead",
     "Answer",
     "AnyMessage",
     "Beat",
     "Body",
+    "ChangeShard",
     "Checksum",
     "Cluster",
     "ClusterInfo",
@@ -126,6 +145,7 @@ __all__ = [
     "LeaseAnnounced",
     "LeaseHistory",
     "LeaseQuery",
+    "Leaving",
     "Limits",
     "Locate",
     "Located",
@@ -137,7 +157,11 @@ __all__ = [
     "Order",
     "Orders",
     "OrdersQuery",
+    "Origin",
+    "Outline",
+    "Outlined",
     "Place",
+    "Rate",
     "Read",
     "ReadReply",
     "RefusalCode",
@@ -151,9 +175,11 @@ __all__ = [
     "Resend",
     "SessionTable",
     "SettledUnit",
+    "ShardChanged",
     "Skip",
     "StatusQuery",
     "StatusReply",
+    "Step",
     "Subscribe",
     "Suspect",
     "Sync",
@@ -176,17 +202,19 @@ __all__ = [
 ]
 
 AnyMessage = (
-    Insert | InsertAck | Refused | Locate | Located | Sync | Synced
+    Insert | InsertAck | Refused | Leaving | Locate | Located | Sync | Synced
     | Read | ReadReply | Subscribe | Credit | Unsubscribe | Deliver | Trimmed
-    | Want | Frontier | Tail | TailReply
-    | Forward | Report | Resend | Beat | Fetch | Fetched
+    | Want | Frontier | Tail | TailReply | Outline | Outlined
+    | Forward | Report | Resend | Ahead | Beat | Fetch | Fetched
     | Suspect | Freeze | Frozen | ViewDecided | Remove | Removed | Reinsert | Reinserted
     | OrdersQuery | Orders | HandlerHeartbeat
-    | Heartbeat | LeaseAnnounced | Hello | ClusterInfo | NotLeader | LeaseQuery | LeaseHistory
-    | Trim | TrimReply | StatusQuery | StatusReply
+    | Heartbeat | Rate | LeaseAnnounced | Hello | ClusterInfo | NotLeader
+    | LeaseQuery | LeaseHistory | Trim | TrimReply | ChangeShard | ShardChanged
+    | StatusQuery | StatusReply
 )  # fmt: skip
 
-encode_body = msgspec.msgpack.Encoder().encode
+_M = TypeVar("_M")
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 _body_decoder: msgspec.msgpack.Decoder[Body] = msgspec.msgpack.Decoder(Body)
@@ -206,26 +234,42 @@ def encode(message: Message) -> bytes:
     return frame
 
 
-def decode(frame: bytes) -> AnyMessage:
-    """Return the message of a frame.
+def decoder_of(decoder: msgspec.msgpack.Decoder[_M]) -> Callable[[bytes], _M]:
+    """Return what makes a message of a frame, for those who know these messages.
 
-    Raises:
-        ProtocolError: it is no message of this version, or one of its fields is out of range.
-
+    What it returns raises `ProtocolError` for a frame that is none of them in this version, or with
+    a field that is out of range.
     """
-    if len(frame) > MAX_FRAME:
-        raise ProtocolError(f"frame of {len(frame)} bytes; at most {MAX_FRAME} are allowed")
-    try:
-        return _decoder.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"frame of {len(frame)} bytes is no message: {error}") from error
+    decode_sound = decoder.decode
+
+    def decode_any(frame: bytes) -> _M:
+        if len(frame) > MAX_FRAME:
+            raise ProtocolError(f"frame of {len(frame)} bytes; at most {MAX_FRAME} are allowed")
+        try:
+            return decode_sound(frame)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError(f"frame of {len(frame)} bytes is no message: {error}") from error
+
+    return decode_any
+
+
+#: Returns the message of a frame; see `decoder_of`.
+decode: Final = decoder_of(_decoder)
+
+
+def encode_body(body: Body) -> bytes:
+    """Return what a unit holds, encoded; a body without `keys` has no field for them."""
+    if body.keys is not None:
+        return _encoder.encode(body)
+    return _encoder.encode(KeylessBody(body.timestamp_us, body.key, body.payloads, body.origin))
 
 
 def decode_body(body: bytes, count: int) -> Body:
     """Return the contents of a unit of `count` records.
 
     Raises:
-        ProtocolError: it is no body, or holds another number of payloads.
+        ProtocolError: it is no body, or holds another number of payloads or keys, or both a key of
+            all and keys of each.
 
     """
     try:
@@ -234,4 +278,7 @@ def decode_body(body: bytes, count: int) -> Body:
         raise ProtocolError(f"body of {len(body)} bytes is malformed: {error}") from error
     if len(decoded.payloads) != count:
         raise ProtocolError(f"body holds {len(decoded.payloads)} records instead of {count}")
+    keys = decoded.keys
+    if keys is not None and (len(keys) != count or decoded.key is not None):
+        raise ProtocolError(f"body of {count} records has {len(keys)} keys, and {decoded.key!r}")
     return decoded

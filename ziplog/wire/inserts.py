@@ -36,6 +36,8 @@ class Insert(Message, tag=VERSION * 256 + 1, frozen=True, gc=False):
     count: Count
     #: An encoded `Body` with `count` payloads.
     body: bytes
+    #: Which copy of the unit this is, from 1, in all views; 0: the client does not number them.
+    copy: Unsigned = 0
 
 
 class InsertAck(Message, tag=VERSION * 256 + 2, frozen=True, gc=False):
@@ -62,8 +64,8 @@ RefusalCode = Literal[
     "wrong-shard",
     "wrong-view",
     "not-ready",  # starting, in limbo, or without a lease: try again, or elsewhere
-    "full",  # no disk space, or too much is waiting: try again, or elsewhere
-    "redirect",  # the shard takes no new records: elsewhere
+    "full",  # no disk space, or too much is waiting: send another copy, or elsewhere
+    "redirect",  # the shard has no more positions: this server will never take the unit
     "no-such-position",  # `after` was never given to anybody
     "too-large",
     "malformed",  # the body is no Body, or does not hold `count` payloads
@@ -74,7 +76,11 @@ RefusalCode = Literal[
 
 
 class Refused(Message, tag=VERSION * 256 + 3, frozen=True, gc=False):
-    """A server will not do what was asked. `request` repeats the seq or request number."""
+    """A server will not do what was asked. `request` repeats the seq or request number.
+
+    With `copies` it is a promise, in this view: it holds none of the first `copies` copies of the
+    unit, and never takes one. Without, it says nothing about other copies, or the same one again.
+    """
 
     shard: ShardId
     #: The sender's own view.
@@ -83,6 +89,17 @@ class Refused(Message, tag=VERSION * 256 + 3, frozen=True, gc=False):
     request: Request
     code: RefusalCode
     detail: Text = ""
+    copies: Unsigned = 0
+
+
+class Leaving(Message, tag=VERSION * 256 + 8, frozen=True, gc=False):
+    """The shard takes records for a little while only: send what is new elsewhere.
+
+    Nothing that is under way is touched (docs/protocol.md, section 13).
+    """
+
+    shard: ShardId
+    view: View
 
 
 class Locate(Message, tag=VERSION * 256 + 4, frozen=True, gc=False):

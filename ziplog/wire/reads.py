@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from ziplog.types import ClientId, Epoch, Gsn, ShardId, View
 from ziplog.view import LeaseRun
-from ziplog.wire.base import VERSION, Gsns, Message, Request, Unsigned
+from ziplog.wire.base import MAX_STEPS, VERSION, Gsns, Message, Request, Unsigned
 
 
 class Read(Message, tag=VERSION * 256 + 10, frozen=True, gc=False):
@@ -153,3 +153,40 @@ class TailReply(Message, tag=VERSION * 256 + 20, frozen=True, gc=False):
     frontier: Gsn
     #: The last stable record below the asked position; 0 if there is none.
     last_below: Gsn = 0
+    #: All owned positions below it are decided, stable or not, and the next one is not.
+    end: Gsn = 0
+
+
+class Outline(Message, tag=VERSION * 256 + 21, frozen=True, gc=False):
+    """How much do you hold of [start, stop), and who serves it in bulk?"""
+
+    shard: ShardId
+    view: View
+    request: Request
+    start: Gsn
+    stop: Gsn
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A stretch of a shard's log: from where the one before ends up to `stop`."""
+
+    stop: Gsn
+    #: What is stored of it, about.
+    size: Unsigned
+
+
+class Outlined(Message, tag=VERSION * 256 + 22, frozen=True, gc=False):
+    """The shard's stored entries of the asked range, in stretches of about equal size.
+
+    A stretch ends where an entry ends. What lies behind the last one, no entry is about yet.
+    """
+
+    shard: ShardId
+    view: View
+    server: Annotated[int, Meta(ge=0, lt=16)]
+    request: Request
+    #: All before it was trimmed.
+    trim: Gsn
+    steps: Annotated[list[Step], Meta(max_length=MAX_STEPS)]
+    #: The port of this server's archive (docs/protocol.md, section 14); 0: it has none now.
+    archive_port: Annotated[int, Meta(ge=0, lt=2**16)] = 0

@@ -64,6 +64,8 @@ class Report(Message, tag=VERSION * 256 + 31, frozen=True, gc=False):
     durable: Fseq
     #: Guesses failed lately, or readers wait here: tell me your decisions at once.
     hurry: bool = True
+    #: Somebody subscribes to this backup.
+    is_followed: bool = False
 
 
 class Resend(Message, tag=VERSION * 256 + 32, frozen=True, gc=False):
@@ -85,6 +87,16 @@ class Beat(Message, tag=VERSION * 256 + 33, frozen=True, gc=False):
     server: Annotated[int, Meta(ge=0, lt=16)]
     incarnation: Unsigned
     state: ServerState
+
+
+class Ahead(Message, tag=VERSION * 256 + 36, frozen=True, gc=False):
+    """From primary to primary: `shard` has a record at `gsn`, and readers wait for what is before.
+
+    A hint: who gets it gives up its own positions below (docs/protocol.md, section 13).
+    """
+
+    shard: ShardId
+    gsn: Gsn
 
 
 class Logged(msgspec.Struct, frozen=True, array_like=True, gc=False):

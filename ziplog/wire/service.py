@@ -8,7 +8,15 @@ import msgspec
 from msgspec import Meta
 
 from ziplog.types import Durability, Gsn, ShardId, View
-from ziplog.view import LeaseRun, NodeState, Placement
+from ziplog.view import (
+    NO_DIGEST,
+    LeaseRun,
+    LeaseStep,
+    NodeState,
+    Placement,
+    Replica,
+    ShardState,
+)
 from ziplog.wire.base import MAX_FRAME, VERSION, Message, Name, Request, Unsigned
 
 
@@ -38,6 +46,25 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     durable_gsn: Gsn = 0
     #: The identity of its data directory: a secret between the two.
     identity: Name = ""
+    #: How its shard was placed when the server was told last; "": it was not.
+    placed: ShardState | Literal[""] = ""
+    #: Somebody reads along: positions are decided at the end of every epoch.
+    is_watched: bool = False
+    #: Positions that were given up because somebody waited behind them, since the process started.
+    holes: Unsigned = 0
+    #: All that its shard will ever own is on stable storage here, and this server knows it.
+    is_sealed: bool = False
+    #: It was told what follows a lease that it does not hold.
+    has_gap: bool = False
+
+
+class Rate(Message, tag=VERSION * 256 + 51, frozen=True, gc=False):
+    """A primary's rate of inserts has changed. A leaving shard says 0 once nothing waits there."""
+
+    shard: ShardId
+    view: View
+    #: Records a second.
+    per_s: Unsigned
 
 
 class LeaseAnnounced(Message, tag=VERSION * 256 + 41, frozen=True, gc=False):
@@ -49,6 +76,11 @@ class LeaseAnnounced(Message, tag=VERSION * 256 + 41, frozen=True, gc=False):
     starts_in_us: Unsigned
     placements: list[Placement]
     trim: Gsn
+    #: Where leases have many members, instead of `runs`: what follows lease `after`, by what
+    #: changes from one to the next; and the digest of the last of them.
+    after: Unsigned = 0
+    steps: list[LeaseStep] = []  # noqa: RUF012 - msgspec copies it
+    digest: Annotated[bytes, Meta(min_length=8, max_length=8)] = NO_DIGEST
 
 
 class Hello(Message, tag=VERSION * 256 + 42, frozen=True, gc=False):
@@ -139,3 +171,27 @@ class StatusReply(Message, tag=VERSION * 256 + 50, frozen=True, gc=False):
 
     request: Request
     document: Annotated[bytes, Meta(max_length=MAX_FRAME)]
+
+
+class ChangeShard(Message, tag=VERSION * 256 + 52, frozen=True, gc=False):
+    """Add a shard, take one out for good, or have one sealed; answered when that is done.
+
+    Asked again until it is answered: twice is the same as once (docs/protocol.md, section 13).
+    """
+
+    request: Request
+    shard: ShardId
+    change: Literal["add", "remove", "finalize"]
+    #: For `add`: where its servers listen, the primary first.
+    replicas: Annotated[list[Replica], Meta(max_length=16)] = []  # noqa: RUF012 - msgspec copies it
+
+
+class ShardChanged(Message, tag=VERSION * 256 + 53, frozen=True, gc=False):
+    """The shard has become what was asked, or `error` says why it cannot."""
+
+    request: Request
+    shard: ShardId
+    #: exists: with other servers, or one of them is of another shard, or has the name or endpoint
+    #: of a service's node. last-shard: nobody would take records. wrong-size: not f+1 servers.
+    #: retired: it has left, and never comes back.
+    error: Literal["", "no-such-shard", "exists", "last-shard", "wrong-size", "retired"] = ""

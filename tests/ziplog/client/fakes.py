@@ -22,6 +22,7 @@ from ziplog.client.requests import (
     FetchRequest,
     InsertRequest,
     Request,
+    ResolveRequest,
     SubscribeRequest,
 )
 from ziplog.node import Broadcast, Call, Cancelled, Complete, Drained, Received, Send, Wakeup
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ziplog.client.requests import Policy
+    from ziplog.errors import OutcomeUnknownError
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -173,9 +175,37 @@ def ack(
 def refused(
     message: Any, server: int, code: wire.RefusalCode, request: int | None = None
 ) -> wire.Refused:
-    """Return a server's refusal."""
-    number = message.seq if isinstance(message, wire.Insert) else request or message.request
-    return wire.Refused(CLUSTER, message.shard, message.view, server, number, code)
+    """Return a server's refusal; for lack of room, with the promise that belongs to it."""
+    is_insert = isinstance(message, wire.Insert)
+    number = message.seq if is_insert else request or message.request
+    copies = message.copy if is_insert and code == "full" else 0
+    return wire.Refused(CLUSTER, message.shard, message.view, server, number, code, copies=copies)
+
+
+def pinned(_payload: bytes, _key: bytes | None, _live: Any) -> int:
+    return 0
+
+
+def connected(policy: Any = None) -> Glass:
+    glass = Glass(policy)
+    glass.connect(placement(0), placement(1))
+    return glass
+
+
+def learn(glass: Glass, view: int = 1, state: str = "recovering", shard: int = 0) -> None:
+    """Let the core learn of a shard's view and state."""
+    glass.core._routing.learn([placement(shard, view=view, state=state)])
+    glass.step(Drained())
+
+
+def sent(glass: Glass) -> list[wire.Insert]:
+    """Return what was sent to primaries since the last look."""
+    return [m for name, m in glass.take(wire.Insert) if name.endswith("r0:1")]
+
+
+def resolve(glass: Glass, error: OutcomeUnknownError, timeout: int = 10 * S) -> int:
+    doubt: Any = error.doubt
+    return glass.call(ResolveRequest(glass.until(timeout), doubt))
 
 
 class FakeCluster:
@@ -199,12 +229,14 @@ class FakeCluster:
         #: Each shard's view, and its state as the service tells it.
         self.views = dict.fromkeys(range(shards), 1)
         self.states: dict[int, Any] = dict.fromkeys(range(shards), "live")
+        #: What is asked of shards is done, unless this says why not.
+        self.refusal: Any = ""
         #: Number of a subscription at a server: (shard, server, sent so far, credit).
         self.streams: dict[int, list[int]] = {}
         self.counter = itertools.count(1)
         #: The share of messages that are lost, and that come twice.
         self.loss = self.repetition = 0.0
-        self.in_flight: list[tuple[int, int, Callable[[], None]]] = []
+        self.in_flight: list[tuple[int, int, Callable[[], object]]] = []
 
     # --- the network ---
 
@@ -214,6 +246,10 @@ class FakeCluster:
             if self.random.random() >= self.loss:
                 at = self.glass.now + self.random.randrange(10_000, 2 * MS)
                 self.in_flight.append((at, next(self.counter), deliver))
+
+    def later(self, ms: int, act: Callable[[], object]) -> None:
+        """Let something happen after so long."""
+        self.in_flight.append((self.glass.now + ms * MS, next(self.counter), act))
 
     def run(self, done: Callable[[], bool], within: int = 60 * S) -> None:
         """Let time pass until `done`."""
@@ -258,6 +294,9 @@ class FakeCluster:
                 self.reply(wire.TrimReply(CLUSTER, message.request, self.trim))
             case wire.StatusQuery():
                 self.reply(wire.StatusReply(CLUSTER, message.request, b'{"cluster": "fake"}'))
+            case wire.ChangeShard():
+                number, shard = message.request, message.shard
+                self.reply(wire.ShardChanged(CLUSTER, number, shard, self.refusal))
             case wire.Insert():
                 self.insert(server, message)
             case wire.Locate():
@@ -273,6 +312,8 @@ class FakeCluster:
                         last if last < message.below else 0,
                     )
                 )  # fmt: skip
+            case wire.Outline():
+                self.outline(server, message)
             case wire.Subscribe():
                 self.streams[message.subscription] = [
                     message.shard, server, message.start, message.credit,
@@ -359,7 +400,8 @@ class FakeCluster:
                     wire.ReadReply(
                         CLUSTER, message.shard, self.views[message.shard], server,
                         message.request, message.gsn, "record",
-                        self.random.random() < 0.5, 0, 0, body.timestamp_us, body.key,
+                        self.random.random() < 0.5, 0, 0, body.timestamp_us,
+                        body.key_of(gsns.index(message.gsn)),
                         body.payloads[gsns.index(message.gsn)],
                     )
                 )  # fmt: skip
@@ -379,9 +421,25 @@ class FakeCluster:
         stream[3] = max(stream[3], message.credit)
         self.deliver(message.subscription)
 
+    def outline(self, server: int, message: wire.Outline) -> None:
+        """Tell all units of the range as one stretch."""
+        units = [u for u in self.units[message.shard] if message.start <= u[0][0] < message.stop]
+        size = sum(len(body) for _, body in units)
+        steps = [wire.Step(units[-1][0][-1] + 1, size)] if units else []
+        self.reply(
+            wire.Outlined(
+                CLUSTER, message.shard, self.views[message.shard], server, message.request,
+                self.trim, steps, 9000 + server,
+            )
+        )  # fmt: skip
+
     def deliver(self, number: int) -> None:
         """Send what the credit allows, from where the last message ended."""
         shard, server, sent, credit = self.streams[number]
+        if sent < self.trim:
+            view = self.views[shard]
+            self.reply(wire.Trimmed(CLUSTER, shard, view, number, self.trim))
+            return
         frontier = max(self.frontiers[shard], sent)
         units: list[wire.Unit] = []
         for gsns, body in self.units[shard]:

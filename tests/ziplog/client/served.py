@@ -98,6 +98,6 @@ class ServedCluster(FakeCluster):
         if self.garbage is not None:
             self._transports[name].send(route, self.garbage)
             self.garbage = None
-        if isinstance(message, wire.Deliver):
+        if isinstance(message, wire.Deliver | wire.Trimmed):
             name, route = self._routes[message.subscription]
         self._transports[name].send(route, wire.encode(message))

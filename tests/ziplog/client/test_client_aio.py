@@ -1,4 +1,4 @@
-"""The asyncio API on real sockets: the same contract as the blocking one."""
+"""The asyncio API on real sockets: the same promises as the blocking one."""
 
 from __future__ import annotations
 
@@ -201,7 +201,26 @@ def test_the_same_names_and_arguments_as_the_blocking_api() -> None:
     asynchronous = {n: m for n, m in vars(ziplog.aio.AsyncLog).items() if not n.startswith("_")}
     assert blocking.keys() == asynchronous.keys()
     for name, method in blocking.items():
+        if isinstance(method, property):
+            assert isinstance(asynchronous[name], property)
+            continue
         expected = inspect.signature(method).parameters
         found = inspect.signature(asynchronous[name]).parameters
         assert list(expected) == list(found)
         assert [p.default for p in expected.values()] == [p.default for p in found.values()]
+
+
+def test_shards_come_and_go(cluster: ServedCluster) -> None:
+    async def body(log: ziplog.aio.AsyncLog) -> None:
+        await log.add_shard(3, {"a": "127.0.0.1:1", "b": "127.0.0.1:2"})
+        await log.remove_shard(3, timeout=5)
+        await log.finalize_shard(3)
+        asked = [m for m in cluster.received if isinstance(m, wire.ChangeShard)]
+        assert [(m.shard, m.change, [r.name for r in m.replicas]) for m in asked] == [
+            (3, "add", ["a", "b"]), (3, "remove", []), (3, "finalize", []),
+        ]  # fmt: skip
+        cluster.refusal = "no-such-shard"
+        with pytest.raises(ziplog.ConfigError, match="must be one of"):
+            await log.remove_shard(9)
+
+    run(cluster, body)

@@ -1,4 +1,4 @@
-"""The blocking API on real sockets: threads, Ctrl-C, closing (contract of `ziplog.Log`)."""
+"""The blocking API on real sockets: threads, Ctrl-C, closing."""
 
 from __future__ import annotations
 
@@ -200,6 +200,20 @@ def test_leaving_the_with_block_flushes(cluster: ServedCluster) -> None:
         log.insert_after(b"x")
 
 
+def test_each_of_many_may_have_its_own_key(log: ziplog.Log) -> None:
+    asked: list[tuple[bytes, bytes | None]] = []
+
+    def choose(payload: bytes, key: bytes | None, live: Any) -> int:
+        asked.append((payload, key))
+        return int(live[0])
+
+    log.set_policy(choose)
+    rids = log.insert_many([b"x", b"y", b"z"], keys=["k", None, bytearray(b"l")])
+    assert asked == [(b"x", b"k")]
+    assert [log.read_record(rid).key for rid in rids] == [b"k", None, b"l"]
+    assert [record.key for record in log.subscribe(follow=False)] == [b"k", None, b"l"]
+
+
 def test_many_threads_share_one_client(log: ziplog.Log) -> None:
     def work(number: int) -> list[RecordId]:
         rids = [log.insert_after(b"%d" % number)]
@@ -227,6 +241,35 @@ def test_a_call_is_answered_while_another_thread_waits(
         assert log.read_record(rid).payload == b"x"
         with pytest.raises(ziplog.OutcomeUnknownError):
             future.result(10)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_is_told_that_it_has_no_client(log: ziplog.Log) -> None:
+    log.insert_after(b"before")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:  # Nothing of the test's process may run here: it would end twice.
+        told = b""
+        try:
+            signal.alarm(20)
+            for call in (log.check_tail, partial(log.insert_nowait, b"child"), log.flush):
+                try:
+                    call()
+                except ziplog.ClosedError as error:
+                    told += str(error).encode() + b"\n"
+            log.close()
+            os.write(writing, told)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    told = os.read(reading, 10_000).decode().splitlines()
+    os.close(reading)
+    os.waitpid(child, 0)
+    assert len(told) == 3
+    assert set(told) == {
+        f"the client of process {os.getpid()}, in its child, is closed; connect again to go on"
+    }
+    assert log.read_record(log.insert_after(b"after")).payload == b"after"
 
 
 def test_closing_fails_what_is_under_way(cluster: ServedCluster, log: ziplog.Log) -> None:
@@ -376,6 +419,12 @@ def test_bad_arguments(log: ziplog.Log) -> None:
         log.insert_after(b"x", key=5)  # type: ignore[arg-type]
     with pytest.raises(ziplog.RecordTooLargeError):
         log.insert_after(b"x", key=bytes(5000))
+    with pytest.raises(ziplog.RecordTooLargeError):
+        log.insert_many([b"x", b"y"], keys=["k", bytes(5000)])
+    with pytest.raises(ziplog.ConfigError, match="beside a key"):
+        log.insert_many([b"x"], key=b"k", keys=[b"k"])
+    with pytest.raises(ziplog.ConfigError, match="1 keys"):
+        log.insert_many([b"x", b"y"], keys=[b"k"])
     for wrong in ("1@0", 5, (1, 0), None):
         with pytest.raises(TypeError):
             log.insert_after(b"x", wrong)  # type: ignore[arg-type]
@@ -413,3 +462,21 @@ def test_garbage_from_a_server_is_counted_and_hurts_nobody(
     cluster.garbage = b"\xc1garbage"
     log.insert_after(b"x")
     assert log.stats()["protocol_errors"] == 1
+
+
+def test_shards_come_and_go(cluster: ServedCluster, log: ziplog.Log) -> None:
+    log.add_shard(3, {"a": "127.0.0.1:1", "b": "127.0.0.1:2"})
+    log.remove_shard(3, timeout=5)
+    log.finalize_shard(3)
+    asked = [m for m in cluster.received if isinstance(m, wire.ChangeShard)]
+    assert [(m.shard, m.change, [r.name for r in m.replicas]) for m in asked] == [
+        (3, "add", ["a", "b"]), (3, "remove", []), (3, "finalize", []),
+    ]  # fmt: skip
+    cluster.refusal = "last-shard"
+    with pytest.raises(ziplog.ConfigError, match="last shard"):
+        log.remove_shard(0)
+    cluster.silent.add(wire.ChangeShard)
+    with pytest.raises(ziplog.DeadlineError, match=r"shard 0 of .* was not finalized"):
+        log.finalize_shard(0, timeout=0.05)
+    with pytest.raises(ziplog.ConfigError, match="replicas is"):
+        log.add_shard(4, {})

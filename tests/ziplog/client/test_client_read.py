@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -211,6 +212,62 @@ def test_silence_ends_at_the_deadline_and_leaves_nothing_behind() -> None:
     assert not glass.take(wire.Read)
 
 
+def test_a_slow_primary_is_not_asked_again_before_the_others() -> None:
+    glass, call = reading(replicas=3)
+    _, read = asked(glass)
+    glass.pass_time(60 * MS)
+    assert asked(glass)[0] == ["s0r1:1", "s0r2:1"]
+    glass.pass_time(100 * MS)
+    assert asked(glass)[0] == ["s0r0:1", "s0r1:1", "s0r2:1"]
+    glass.give(reply(read, 0, "record"))
+    assert glass.answers[call] == RECORD
+
+
+def test_an_only_replica_that_is_silent_is_asked_again() -> None:
+    glass, _ = reading(replicas=1)
+    asked(glass)
+    glass.pass_time(60 * MS)
+    assert asked(glass)[0] == ["s0r0:1"]
+
+
+def test_silence_is_met_with_fewer_and_fewer_questions() -> None:
+    """A server that is slow because it is asked much is not asked much more."""
+    glass, _ = reading()
+    times = []
+    for at in range(0, 9_900, 10):
+        if "s0r0:1" in [name for name, _ in glass.take(wire.Read)]:
+            times.append(at)
+        glass.pass_time(10 * MS)
+    pauses = [after - before for before, after in pairwise(times)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] >= 500
+    assert 9 < len(times) < 18
+
+
+@pytest.mark.parametrize("answer", ["unstable", "refused"])
+def test_who_answers_is_not_silent_any_more(answer: str) -> None:
+    glass, _ = reading()
+    _, read = asked(glass)
+    glass.pass_time(4 * S)
+    glass.take(wire.Read)
+    if answer == "unstable":
+        glass.give(*(reply(read, s, "record", stable=False, payload=b"%d" % s) for s in (0, 1)))
+    else:
+        glass.give(refused(read, 0, "not-ready"))
+    glass.pass_time(51 * MS)
+    assert asked(glass)[0][:2] == ["s0r0:1", "s0r1:1"]
+    glass.pass_time(60 * MS)
+    assert asked(glass)[0], "it is as patient as before"
+
+
+def test_a_new_primary_is_asked_at_once() -> None:
+    glass, _ = reading()
+    asked(glass)
+    recovering(glass, 2, "live")
+    glass.pass_time(1)
+    assert asked(glass)[0] == ["s0r0:1", "s0r1:1"]
+
+
 def test_a_cancelled_read_sends_nothing_more() -> None:
     glass, call = reading()
     glass.sent.clear()
@@ -220,7 +277,7 @@ def test_a_cancelled_read_sends_nothing_more() -> None:
     assert not glass.answers
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), loss=st.sampled_from([0.0, 0.3]))
 def test_every_record_that_was_inserted_can_be_read(seed: int, loss: float) -> None:
     glass = Glass(lambda payload, _k, live: live[len(payload) % len(live)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.ziplog.client.fakes import (
@@ -14,37 +15,19 @@ from tests.ziplog.client.fakes import (
     Glass,
     S,
     ack,
+    connected,
+    learn,
+    pinned,
     placement,
     refused,
+    resolve,
+    sent,
 )
 from ziplog import wire
 from ziplog.client.lane import LANE_BYTES, UNIT_RECORDS
-from ziplog.client.requests import ResolveRequest
 from ziplog.client.search import LOOK_UNITS
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
-from ziplog.node import Drained
 from ziplog.types import RecordId
-
-
-def pinned(_payload: bytes, _key: bytes | None, _live: Any) -> int:
-    return 0
-
-
-def connected(policy: Any = None) -> Glass:
-    glass = Glass(policy)
-    glass.connect(placement(0), placement(1))
-    return glass
-
-
-def learn(glass: Glass, view: int = 1, state: str = "recovering", shard: int = 0) -> None:
-    """Let the core learn of a shard's view and state."""
-    glass.core._routing.learn([placement(shard, view=view, state=state)])
-    glass.step(Drained())
-
-
-def sent(glass: Glass) -> list[wire.Insert]:
-    """Return what was sent to primaries since the last look."""
-    return [m for name, m in glass.take(wire.Insert) if name.endswith("r0:1")]
 
 
 def asked(glass: Glass) -> list[wire.Locate]:
@@ -271,10 +254,30 @@ def test_a_refusal_that_comes_twice_is_not_that_of_two_servers() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.give(refused(insert, 0, "not-ready"), refused(insert, 0, "not-ready"))
+    glass.give(refused(insert, 0, "full"), refused(insert, 0, "full"))
     assert not sent(glass)
-    glass.give(refused(insert, 1, "not-ready"))
+    glass.give(refused(insert, 1, "full"))
     assert [m.shard for m in sent(glass)] == [1]
+
+
+def test_a_refusal_that_comes_twice_is_not_that_of_the_copy_sent_since() -> None:
+    """Found by the simulator (seed 2034): the second copy was taken, the record inserted twice."""
+    glass = Glass(pinned)
+    glass.connect(placement(0, 1), placement(1, 1))
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    wrong = msgspec.structs.replace(refused(insert, 0, "wrong-view"), view=2)
+    glass.give(wrong)
+    glass.pass_time(100 * MS)
+    glass.inform(placement(0, 1, 2), placement(1, 1))
+    glass.pass_time(1)
+    again = sent(glass)[-1]
+    assert (again.shard, again.view, again.seq) == (0, 2, insert.seq)
+    glass.core.set_policy(lambda _p, _k, _l: 1)
+    glass.give(wrong)
+    assert not sent(glass), "a copy of the new view is under way"
+    glass.give(ack(again, 0, [5]))
+    assert glass.answers[call] == [RecordId(5, 0)]
 
 
 # --- how much ---
@@ -411,11 +414,6 @@ def in_doubt(*payloads: bytes, policy: Any = pinned) -> tuple[Glass, OutcomeUnkn
     return glass, error, inserts
 
 
-def resolve(glass: Glass, error: OutcomeUnknownError, timeout: int = 10 * S) -> int:
-    doubt: Any = error.doubt
-    return glass.call(ResolveRequest(glass.until(timeout), doubt))
-
-
 def test_a_doubt_is_resolved_by_acks() -> None:
     glass, error, (insert,) = in_doubt()
     call = resolve(glass, error)
@@ -457,9 +455,13 @@ def test_what_nobody_waits_for_is_not_inserted_in_a_later_view() -> None:
 def test_a_doubtful_unit_that_all_replicas_refuse_never_will_exist() -> None:
     glass, error, (insert,) = in_doubt()
     call = resolve(glass, error)
-    copies = glass.core._inserts._lanes[0].unsettled[insert.seq].copies
-    for _ in range(copies):
-        glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
+    glass.pass_time(1)
+    newest = sent(glass)[-1]
+    assert (newest.seq, newest.copy > 1) == (insert.seq, True)
+    glass.give(*(refused(older, s, "full") for older in (insert, insert) for s in (0, 1)))
+    glass.give(refused(newest, 0, "full"))
+    assert not glass.answers
+    glass.give(refused(newest, 1, "full"))
     assert glass.answers[call] == [None]
 
 

@@ -10,18 +10,16 @@ from tests.ziplog.client.fakes import (
     Glass,
     S,
     ack,
-)
-from tests.ziplog.client.test_client_recovery import (
     connected,
     learn,
-    located,
     pinned,
+    resolve,
     sent,
-    under_way,
 )
+from tests.ziplog.client.test_client_recovery import located, under_way
 from ziplog import wire
 from ziplog.client.requests import SyncRequest
-from ziplog.errors import DeadlineError
+from ziplog.errors import DeadlineError, OutcomeUnknownError
 from ziplog.types import RID_GENESIS, RecordId
 
 
@@ -111,3 +109,24 @@ def test_sync_covers_what_a_recovery_told() -> None:
     glass.take(wire.Sync)
     glass.call(SyncRequest(glass.until()))
     assert {m.gsn for _, m in glass.take(wire.Sync)} == {7}
+
+
+def test_sync_never_goes_back() -> None:
+    """Of a record of an older view a client may hear after one that is behind it, of this view."""
+    glass, lost, insert = under_way(timeout=1 * S)
+    glass.pass_time(1 * S)
+    error = glass.answers[lost]
+    assert isinstance(error, OutcomeUnknownError)
+    learn(glass, 2, "live")
+    glass.insert(b"y")
+    glass.pass_time(1)
+    (later,) = [message for message in sent(glass) if message.seq != insert.seq]
+    glass.give(ack(later, 0, [9]), ack(later, 1, [9]))
+    resolved = resolve(glass, error)
+    glass.give(located(insert, 2, [7]))
+    assert glass.answers[resolved] == [RecordId(7, 0)]
+    for _ in range(2):
+        call = glass.call(SyncRequest(glass.until()))
+        for _, question in glass.take(wire.Sync):
+            glass.give(synced(question, question.gsn + 1, 2))
+        assert glass.answers[call] == RecordId(9, 0)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from shard.entry import Entry, Mark, Table, UnreadableError
+from ziplog.segments.entry import Entry, Mark, Table, UnreadableError
 from ziplog.wire import Expire, Place, Skip
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ _GUARD: Final = struct.Struct("<II")
 #: Length and CRC32C of the body, first and last gsn (0, 0: none), place, kind and lag.
 _FACTS: Final = struct.Struct("<IIQQQI")
 HEADER_BYTES: Final = _GUARD.size + _FACTS.size
+#: Of a header what it takes to pass over an entry: length of the body, last gsn.
+_STEP: Final = struct.Struct("<8xI12xQ12x")
 #: The kind has one byte, the lag three; a lag of 0 tells nothing.
 _KIND_BITS: Final = 8
 _MAX_LAG: Final = (1 << 24) - 1
@@ -123,9 +125,28 @@ def view_of(data: bytes, found: Found) -> int:
     return _front_decoder.decode(memoryview(data)[found.start : found.stop]).view
 
 
-def walk(data: bytes, salt: int) -> Iterator[Found]:
-    """Go through the entries of `data`, which begins with one; damage has positions 0, 0."""
-    at = 0
+def seek(data: bytes, gsn: int, salt: int) -> Found | None:
+    """Return the whole entry that reaches over `gsn`, if it is found without a look at the others.
+
+    `data` begins with an entry. None says nothing: what was passed over is not checked, so only
+    `walk` can tell what is damaged, and what is not there.
+    """
+    at, end, unpack = 0, len(data) - HEADER_BYTES, _STEP.unpack_from
+    while at <= end:
+        length, last = unpack(data, at)
+        if last >= gsn:
+            break
+        at += HEADER_BYTES + length
+    found = next(walk(data, salt, at), None)
+    is_it = found is not None and found.is_whole and found.first <= gsn <= found.last
+    return found if is_it else None
+
+
+def walk(data: bytes, salt: int, at: int = 0) -> Iterator[Found]:
+    """Go through the entries of `data` from `at` on, where one begins.
+
+    Damage has positions 0, 0.
+    """
     while at < len(data):
         facts = _facts(data, at, salt)
         if facts is None:

@@ -1,32 +1,14 @@
-"""What a replica stores: the decided entries of its stream, and the store that keeps them.
-
-Entries are stored in stream order, and a primary only ever decides upwards, so that is gsn order
-too (docs/protocol.md, section 10).
-"""
+"""What keeps a replica's entries, as the replica sees it (docs/protocol.md, section 10)."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from ziplog.types import Fseq, Gsn, View
-from ziplog.view import Digest
-from ziplog.wire import Cluster, Expire, Place, SessionTable, Skip, Unsigned
-
-
-class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
-    """What a server knew: kept between entries, takes no stream position. The last one counts."""
-
-    cluster: Cluster
-    #: The stream is stable up to here, inclusive.
-    stable: Fseq
-    #: All that the shard owns below this was stable.
-    frontier: Gsn
-    trim: Gsn
-    #: The last lease held, and its digest (D30).
-    lease: Unsigned
-    digest: Digest
+if TYPE_CHECKING:
+    from ziplog.segments.entry import Entry, Mark
+    from ziplog.wire import SessionTable, Step
 
 
 def mark_of_reset(mark: Mark, fseq: int, gsn: int) -> Mark:
@@ -37,24 +19,6 @@ def mark_of_reset(mark: Mark, fseq: int, gsn: int) -> Mark:
         frontier=max(mark.frontier, gsn),
         trim=max(mark.trim, gsn),
     )
-
-
-class Table(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
-    """What the sessions hold at this place of the log. Takes no stream position either."""
-
-    sessions: list[SessionTable]
-
-
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One decided entry. A `Place` here always has its body; a `Mark` or `Table` has fseq 0."""
-
-    fseq: Fseq
-    view: View
-    decision: Place | Skip | Expire | Mark | Table
-
-
-class UnreadableError(Exception):
-    """The stored bytes of a position fail their checksum: the answer is `unknown` (D18, D19)."""
 
 
 class FullError(Exception):
@@ -152,6 +116,13 @@ class Store(Protocol):
         Raises:
             UnreadableError: the first of them is damaged.
 
+        """
+        ...
+
+    def outline(self, start: int, stop: int) -> list[Step]:
+        """Return how much is stored of positions [start, stop), in stretches of about equal size.
+
+        At most `MAX_STEPS`; each ends where an entry ends, or at `stop`. Quick.
         """
         ...
 

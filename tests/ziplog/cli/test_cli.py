@@ -3,138 +3,23 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from typer.testing import CliRunner
+from rich.console import Console
 
 import ziplog
-from ziplog.cli import app
+from tests.ziplog.cli.fakes import STATUS, FakeLog, cluster_file, run, shard
+from ziplog.cli import servers, status
+from ziplog.config import parse
 from ziplog.demo.run import Summary
-from ziplog.errors import NoSuchRecordError, UnavailableError
+from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
-    from typing import Self
-
-    from typer.testing import Result
-
-STATUS = {
-    "cluster": "demo",
-    "durability": "memory",
-    "epoch": 812,
-    "finalized_epoch": 808,
-    "trimmed_before": "0@0",
-    "mms": [
-        {
-            "name": "mms-0",
-            "endpoint": "127.0.0.1:7400",
-            "pid": 4194304,
-            "leader": True,
-            "state": "up",
-        },
-    ],
-    "failure_handlers": [
-        {"name": "fh-0", "endpoint": "127.0.0.1:5", "pid": 5, "leader": True, "state": "up"},
-        {"name": "fh-1", "endpoint": "127.0.0.1:6", "pid": 6, "leader": False, "state": "down"},
-    ],
-    "losses": [],
-    "shards": [
-        {
-            "id": 0,
-            "view": 1,
-            "state": "live",
-            "rate_per_s": 1200,
-            "stable_gsn": 3487,
-            "durable_gsn": 3100,
-            "replicas": [
-                {
-                    "name": "shard-0-0",
-                    "endpoint": "127.0.0.1:2",
-                    "role": "primary",
-                    "pid": 3,
-                    "state": "up",
-                }
-            ],
-        }
-    ],
-}
-
-
-class FakeSubscription(list[ziplog.Record]):
-    caught_up = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-class FakeLog:
-    """A log in a list; record i has gsn i + 1 and shard 0."""
-
-    def __init__(self) -> None:
-        self.records: list[ziplog.Record] = []
-        self.calls: list[tuple[Any, ...]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def insert_after(
-        self, payload: bytes, after: ziplog.RecordId, *, key: str | None = None
-    ) -> ziplog.RecordId:
-        return self.insert_many([payload], after, key=key)[0]
-
-    def insert_many(
-        self, payloads: Sequence[bytes], after: ziplog.RecordId, *, key: str | None = None
-    ) -> list[ziplog.RecordId]:
-        self.calls.append(("insert", list(payloads), after))
-        first = len(self.records)
-        for payload in payloads:
-            rid = ziplog.RecordId(len(self.records) + 1, 0)
-            encoded = None if key is None else key.encode()
-            self.records.append(ziplog.Record(rid, payload, encoded, 1_700_000_000_000_000, 7))
-        return [record.rid for record in self.records[first:]]
-
-    def read_record(self, rid: ziplog.RecordId) -> ziplog.Record:
-        for record in self.records:
-            if record.rid == rid:
-                return record
-        raise NoSuchRecordError(rid, "nothing was inserted there")
-
-    def subscribe(
-        self, start: ziplog.RecordId, *, follow: bool, timeout: float | None
-    ) -> FakeSubscription:
-        self.calls.append(("subscribe", start, follow, timeout))
-        return FakeSubscription(record for record in self.records if record.rid.gsn >= start.gsn)
-
-    def trim(self, rid: ziplog.RecordId) -> None:
-        self.calls.append(("trim", rid))
-
-    def cluster(self) -> dict[str, Any]:
-        return STATUS
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
-    fake = FakeLog()
-
-    def connect(bootstrap: str, *, timeout: float) -> FakeLog:
-        fake.calls.append(("connect", bootstrap, timeout))
-        return fake
-
-    monkeypatch.setattr(ziplog, "connect", connect)
-    return fake
-
-
-def run(*arguments: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Result:
-    return CliRunner(env=env).invoke(app, list(arguments), input=stdin, prog_name="ziplog")
 
 
 def test_insert_prints_the_rid(log: FakeLog) -> None:
@@ -174,7 +59,7 @@ def test_what_is_not_there_is_said_in_one_line(log: FakeLog) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_tail_json_has_the_fields_of_the_contract(log: FakeLog) -> None:
+def test_tail_json_has_the_fields_that_scripts_rely_on(log: FakeLog) -> None:
     log.insert_after(b"text", ziplog.RID_GENESIS, key="k")
     log.insert_after(b"\xff", ziplog.RID_GENESIS)
     result = run("tail", "--json")
@@ -216,14 +101,13 @@ def test_status_is_a_table_for_people(log: FakeLog) -> None:
     result = run("status")
     assert (result.exit_code, result.stderr) == (0, "")
     first, *rows = result.stdout.splitlines()
-    assert "demo: durability memory, epoch 812" in first
-    for name, role in (("fh-0", "handler leader"), ("fh-1", "handler"), ("shard-0-0", "primary")):
-        assert [cell.strip() for row in rows if name in row for cell in row.split("│")[1:3]] == [
-            name,
-            role,
-        ]
-    assert all(node["endpoint"] in result.stdout for node in STATUS["mms"])  # type: ignore[attr-defined]
-    assert "0 live, view" in result.stdout
+    assert first.startswith("demo: durability memory, epoch 812, finalized 808")
+    found = [row.split() for row in rows]
+    assert ["fh-0", "handler", "leader", "up", "127.0.0.1:5", "5"] in found
+    assert ["fh-1", "handler", "down", "127.0.0.1:6", "6"] in found
+    assert ["shard-0-0", "primary", "of", "0", "up", "127.0.0.1:2", "3"] in found
+    # Fields that an older membership service does not have stay empty.
+    assert ["0", "live", "1", "1200", "3487", "3100"] in found
     assert "lost" not in result.stdout
     assert "recovering" not in result.stdout
 
@@ -241,6 +125,58 @@ def test_status_says_what_recovers_and_what_may_be_lost(
     assert "shard 6 may have lost records: positions 10 to 19, epochs 6 to 9\n" in told
     assert [n for n in range(7) if f"shard {n} may have lost" in told] == [2, 3, 4, 5, 6]
     assert "and 2 earlier losses" in told
+
+
+def test_status_says_what_each_state_means_and_who_holds_back_whom(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [
+        shard(0, state="live", blocks=[2], epoch=7),
+        shard(1, state="finalized"),
+        shard(2, state="leaving"),
+        shard(3, state="finalized"),
+        shard(4, state="joining"),
+        shard(5, state="live", blocks=[0, 2], epoch=6),
+        shard(6, state="parked"),
+    ]
+    monkeypatch.setattr(log, "cluster", lambda: {**STATUS, "shards": found, "blocked_by": 5})
+    told = run("status").stdout
+    assert "shards 1, 3 are finalized: nothing there changes any more" in told
+    rows = [row.split() for row in told.splitlines()]
+    assert ["2", "leaving", "12", "123456", "256", "98765432"] in [row[:6] for row in rows]
+    assert ["3", "finalized", "12", "123456", "256", "12345678"] in [row[:6] for row in rows]
+    assert "shard 2 is leaving for good: new records go elsewhere; it stays readable" in told
+    assert "shard 4 is joining: no records there before" in told
+    assert "shard 6 is parked: no new records there until" in told
+    assert "readers wait for shard 0 (epoch 7): it holds back records of shard 2\n" in told
+    first = "readers wait for shard 5 (epoch 6), and most of all: it holds back records of shards"
+    assert f"{first} 0, 2\n" in told
+
+
+def test_status_of_six_busy_shards_fits_a_terminal_of_100_columns(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = {**STATUS, "shards": [shard(number) for number in range(6)], "blocked_by": 0}
+    narrow = io.StringIO()
+    Console(width=100, file=narrow).print(status._view(document))
+    monkeypatch.setattr(log, "cluster", lambda: document)
+    assert narrow.getvalue() == run("status").stdout
+    assert len(narrow.getvalue().splitlines()) <= 32
+
+
+@pytest.mark.parametrize(("width", "last"), [(100, "durable"), (83, "stable"), (70, "read")])
+def test_where_status_is_too_wide_the_last_columns_go_and_no_cell_is_cut(
+    width: int, last: str
+) -> None:
+    document = {**STATUS, "shards": [shard(number) for number in range(2)]}
+    narrow = io.StringIO()
+    Console(width=width, file=narrow).print(status._view(document))
+    rows = [row.split() for row in narrow.getvalue().splitlines()]
+    columns = next(row for row in rows if row[:1] == ["id"])
+    assert columns[-1] == last
+    (first,) = (row for row in rows if row[:2] == ["0", "recovering"])
+    assert len(first) == len(columns)
+    assert "…" not in narrow.getvalue()
 
 
 def test_the_bootstrap_comes_from_the_option_or_the_environment(log: FakeLog) -> None:
@@ -264,6 +200,8 @@ def test_the_bootstrap_comes_from_the_option_or_the_environment(log: FakeLog) ->
         ("frobnicate",),
         ("up",),
         ("up", "--data-dir", "x", "--durability", "ram"),
+        ("shard", "remove"),
+        ("shard", "remove", "-1"),
         ("config", "check", "/nowhere/cluster.toml"),
     ],
     ids=" ".join,
@@ -311,6 +249,40 @@ def test_up_refuses_to_change_a_cluster_that_exists(tmp_path: Path) -> None:
     assert "--shards is 3; it must be left out or 1" in result.stderr
 
 
+def test_what_started_a_cluster_starts_it_again_when_it_has_grown(tmp_path: Path) -> None:
+    cluster_file(tmp_path, 7402)
+    servers._refuse_contradictions(tmp_path, {"shards": 1, "f": 0, "port": 7400})
+    with pytest.raises(ConfigError, match="--f is 1"):
+        servers._refuse_contradictions(tmp_path, {"shards": 1, "f": 1})
+
+
+@pytest.mark.parametrize(
+    ("port", "variable", "said"),
+    [
+        (7400, "", ""),
+        (7400, "127.0.0.1:9", "it is not at 127.0.0.1:9, so: export ZIPLOG_BOOTSTRAP="),
+        (30000, "", "it is not at 127.0.0.1:7400, so: export ZIPLOG_BOOTSTRAP=127.0.0.1:30000"),
+        (30000, "127.0.0.1:30000", ""),
+    ],
+)
+def test_up_says_how_a_cluster_is_found_that_is_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    port: int,
+    variable: str,
+    said: str,
+) -> None:
+    monkeypatch.setenv("ZIPLOG_BOOTSTRAP", variable)
+    text = run("config", "show").stdout
+    assert "port = 7400" in text
+    text = text.replace("port = 7400", f"port = {port}")
+    servers._say_how_to_find(parse(text, tmp_path / "cluster.toml"))
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert (said in told.err) if said else (told.err == "")
+
+
 def test_down_where_nothing_runs_is_done(tmp_path: Path) -> None:
     assert run("down", "--data-dir", str(tmp_path)).exit_code == 0
 
@@ -345,5 +317,5 @@ def test_the_demo_fails_unless_everything_came_back(
 
 def test_help_names_every_verb() -> None:
     result = run("--help")
-    verbs = ("up", "down", "status", "insert", "read", "tail", "trim", "demo", "config")
+    verbs = ("up", "down", "status", "insert", "read", "tail", "trim", "demo", "shard", "config")
     assert all(f"  {verb} " in result.stdout for verb in verbs)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from crc32c import crc32c
 
-from shard.entry import Mark, UnreadableError
-from shard.stored import (
+from ziplog.segments.entry import Mark, UnreadableError
+from ziplog.segments.stored import (
     DAMAGED,
     EXPIRE,
     HEADER_BYTES,
@@ -28,6 +28,7 @@ from shard.stored import (
     TABLE,
     Found,
     decode,
+    seek,
     view_of,
     walk,
 )
@@ -114,6 +115,11 @@ class Segment:
     def index_name(self) -> str:
         """The name of the index file, which exists once the segment is sealed."""
         return self.name.removesuffix("seg") + "idx"
+
+    @property
+    def rows_name(self) -> str:
+        """The name of the file of its rows (docs/protocol.md, section 14.1), if there is one."""
+        return self.name.removesuffix("seg") + "rows"
 
     @classmethod
     def named(cls, name: str) -> Segment | None:
@@ -277,6 +283,21 @@ class Segment:
             return 0
         return self.views[index][1] - 1 if index < len(self.views) else self.last_fseq
 
+    def find(self, directory: Path, gsn: int) -> tuple[bytes, Found | None]:
+        """Return the bytes of a block, and what in it is about `gsn`, which may be damage.
+
+        Raises:
+            UnreadableError: the file cannot be read.
+
+        """
+        block = self.block_at(gsn)
+        data = self._block(directory, block)
+        found = seek(data, gsn, self.salt)
+        if found is None:
+            # Only all that is in the block tells damage and absence apart.
+            found = next((f for f in self._listed(data, block) if f.last >= gsn), None)
+        return data, found if found is not None and found.first <= gsn else None
+
     def read(self, directory: Path, block: int) -> tuple[bytes, list[Found]]:
         """Return a block's bytes and what is in them of `Place`, `Skip` and damage, in order.
 
@@ -285,11 +306,14 @@ class Segment:
 
         """
         data = self._block(directory, block)
+        return data, list(self._listed(data, block))
+
+    def _listed(self, data: bytes, block: int) -> Iterator[Found]:
         fseq = self.fseqs[block - 1] if block else self.base_fseq - 1
         before = self.block_last(block - 1) if block else self.base - 1
         is_torn = block == 0 and self.is_torn_before
         entries = walk(data, self.salt)
-        return data, list(_positions(entries, fseq, before, self.block_last(block), is_torn))
+        return _positions(entries, fseq, before, self.block_last(block), is_torn)
 
     def read_from(self, directory: Path, fseq: int) -> tuple[bytes, list[Found]]:
         """Return the bytes of the block of entry `fseq`, and the entries in it from there on.

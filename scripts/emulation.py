@@ -1,0 +1,412 @@
+"""A real membership service, and thousands of storage servers that only look real to it.
+
+`python -m mms` runs as a process of its own, with its consensus, its journal and its sockets. Every
+emulated server has a TCP connection of its own, sends its heartbeats as a server that is read along
+does, tells now and then that its rate has changed, and takes the leases: it checks their chain and
+asks their owner table with every heartbeat. All of them are in one other process. When an
+announcement came is what the kernel says, so it does not count that they take turns.
+
+    python scripts/emulation.py [SHARDS ...] [--seconds S] [--replicas R]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import heapq
+import json
+import random
+import resource
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import psutil
+from measuring.windows import percentile
+from measuring.zmtp import Dealer
+
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
+from ziplog.view import NO_DIGEST, unfold
+from ziplog.wire import Heartbeat, LeaseAnnounced, Rate, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ziplog.view import Lease
+
+_S: Final = 1_000_000_000
+_MS: Final = 1_000_000
+_EPOCH_MS: Final = 10
+_RATE_PER_S: Final = 1000
+#: The share of the shards whose rate changes in a second.
+_CHANGING: Final = 0.01
+#: Frames whose contents are kept: most servers are sent the same.
+_KEPT_FRAMES: Final = 64
+#: Leases that somebody may still be told of.
+_KEPT_LEASES: Final = 256
+#: A lease that begins so much too early was ended early, by other weights.
+_EARLY_NS: Final = 5 * _MS
+#: What a process needs besides a descriptor for each connection.
+_OTHER_FILES: Final = 200
+_START_S: Final = 60
+
+
+def measure(shards: int, seconds: float, replicas: int = 1) -> dict[str, Any]:
+    """Run a membership service with emulated servers, all of them at work.
+
+    Args:
+        shards: how many; every one is read along.
+        seconds: how long to measure, after all hold leases.
+        replicas: servers of a shard.
+
+    Returns:
+        `shards`, `connections`, `seconds`; of the service's process `cpu_share` (of one core) and
+        `rss_mib`; `emulator_cpu_share`, what all servers together took;
+        per second `heartbeats`, `rates`, `leases` (`early`: of those, the ones that
+        began at once), `commands`, `announcements` (to one server) and `announced_mib`;
+        `announcement_bytes` on average; `jitter_ms` (p50, p99, max): by how much a lease begins,
+        at a server, before or after the one before it ends there; `spread_ms`: how far apart the
+        servers begin the same lease; `late_heartbeats`: the share of heartbeats that this process
+        could not send within 100 ms of their time; `lost`: those that found no room.
+
+    Raises:
+        RuntimeError: the limit of open files is too low, or the servers do not get a lease.
+
+    """
+    _allow_files(shards * replicas)
+    # As the real servers have it (`ziplog.runtime.driver`): full passes cost more than all else.
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, 20, 100)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        _service(shards, replicas, Path(directory)) as (process, port, journal),
+    ):
+        fleet = Fleet(shards, replicas, port)
+        try:
+            fleet.run(_START_S, until_all_hold=True)
+            fleet.run(2)  # the epochs of work, and the weights of the first rates
+            fleet.counts = dict.fromkeys(fleet.counts, 0)
+            fleet.begin()
+            watched = psutil.Process(process.pid)
+            used, commands, since = _cpu_s(watched), _commands(journal), time.monotonic()
+            own = time.process_time()
+            fleet.run(seconds)
+            took = time.monotonic() - since
+            return {
+                "shards": shards,
+                "connections": len(fleet.servers),
+                "seconds": round(took, 3),
+                "cpu_share": (_cpu_s(watched) - used) / took,
+                "emulator_cpu_share": (time.process_time() - own) / took,
+                "rss_mib": watched.memory_info().rss / 2**20,
+                "commands": (_commands(journal) - commands) / took,
+                **fleet.figures(took),
+            }
+        finally:
+            fleet.close()
+            gc.set_threshold(*thresholds)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    return float(sum(process.cpu_times()[:2]))
+
+
+def _allow_files(connections: int) -> None:
+    wanted = connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise RuntimeError(f"{wanted} open files are needed, {hard} are allowed: see ulimit -Hn")
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+# --- the service -------------------------------------------------------------------------------
+
+
+@contextmanager
+def _service(
+    shards: int, replicas: int, directory: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """Run the real thing; yields its process, its port and its journal."""
+    port, raft_port = _free_ports(2)
+    config = ClusterConfig(
+        name="emulated",
+        data_dir=directory,
+        f=replicas - 1,
+        epoch_ms=_EPOCH_MS,
+        mms=(NodeConfig("mms-0", "127.0.0.1", port, raft_port),),
+        shards=tuple(
+            ShardConfig(shard, tuple(_node(shard * replicas + i) for i in range(replicas)))
+            for shard in range(shards)
+        ),
+    )
+    path = directory / "cluster.toml"
+    path.write_text(dump(config))
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mms", "--config", str(path), "--node", "mms-0"],
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+        try:
+            assert process.stdout is not None
+            if b"ready" not in process.stdout.readline():
+                raise RuntimeError(f"no start: {(directory / 'log').read_text()[-2000:]}")
+            yield process, port, directory / "mms-0" / "journal"
+        finally:
+            process.terminate()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def _node(index: int) -> NodeConfig:
+    """Return a server with an address of its own, at which nobody listens."""
+    high, low = divmod(index, 250)
+    return NodeConfig(f"server-{index}", f"127.1.{high}.{low + 1}", 1)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _commands(journal: Path) -> int:
+    """Return the index of the last entry of a consensus journal that is being written."""
+    data, at, last = journal.read_bytes(), len(b"ZIPRAFT2"), 0
+    while len(data) - at > 8:
+        size = int.from_bytes(data[at : at + 4], "little")
+        if len(data) - at - 8 < size:
+            break
+        record = msgspec.msgpack.decode(data[at + 8 : at + 8 + size])
+        if record[0] == 1:
+            last = record[2]
+        elif record[0] == 5:
+            last = record[1][-1][-2]
+        at += 8 + size
+    return last
+
+
+# --- the servers -------------------------------------------------------------------------------
+
+
+class Server:
+    """An emulated storage server."""
+
+    __slots__ = ("begins", "cluster", "connection", "index", "lease", "rate", "shard")
+
+    def __init__(self, index: int, shard: int, connection: Dealer) -> None:
+        self.index, self.shard, self.connection = index, shard, connection
+        self.cluster = 0
+        #: The last lease that it holds, and when that begins, in ns since 1970.
+        self.lease: Lease | None = None
+        self.begins = 0
+        self.rate = _RATE_PER_S
+
+    def heartbeat(self, now: int, *, is_primary: bool) -> bytes:
+        """Return the frame of its next heartbeat."""
+        lease, frontier = self.lease, 0
+        if lease is not None:
+            epoch = max(now - self.begins - 2 * _EPOCH_MS * _MS, 0) // (lease.epoch_ms * _MS)
+            base = lease.base + min(epoch, lease.epochs - 1) * lease.epoch_size
+            frontier = lease.next_owned(self.shard, base)
+        return encode(
+            Heartbeat(
+                self.cluster, f"server-{self.index}", "127.0.0.1:1", self.shard, int(bool(lease)),
+                1, 1, "up" if lease else "starting", True, self.rate, frontier, frontier,
+                lease.number if lease else 0, lease.digest if lease else NO_DIGEST, 0, 0, 0,
+                f"directory {self.index}", "live" if lease else "", is_primary,
+            )
+        )  # fmt: skip
+
+
+class Fleet:
+    """All emulated servers."""
+
+    def __init__(self, shards: int, replicas: int, port: int) -> None:
+        self.servers: Final[list[Server]] = []
+        names = ("heartbeats", "rates", "announcements", "bytes", "early", "late", "lost")
+        self.counts = dict.fromkeys(names, 0)
+        self._replicas = replicas
+        self._chance = random.Random(shards)  # noqa: S311 - a load, no secret
+        self._held: dict[bytes, LeaseAnnounced] = {}
+        self._leases: dict[int, Lease] = {}
+        self._jitter: list[int] = []
+        #: By number of the lease: when it begins, at whoever has it first and last.
+        self._begins: dict[int, list[int]] = {}
+        self._poll: Final = select.epoll()
+        self._by_fd: Final[dict[int, Server]] = {}
+        for index in range(shards * replicas):
+            self._add(Server(index, index // replicas, Dealer("127.0.0.1", port)))
+            self._listen(0)  # who does not answer a PING is cut off
+        # As shard/heartbeat.py has it: backups once a second, primaries four times, if not many.
+        watched_ns = min(_S, _S // 4 * max(shards, 1000) // 1000)
+        self._period: Final = [
+            _S if index % replicas else watched_ns for index in range(len(self.servers))
+        ]
+        self._change_at = now = time.time_ns()
+        spread = _S // len(self.servers)
+        #: When each server's next heartbeat is due, the next one first.
+        self._due = [(now + index * spread, index) for index in range(len(self.servers))]
+
+    def _add(self, server: Server) -> None:
+        fd = server.connection.fileno()
+        self.servers.append(server)
+        self._by_fd[fd] = server
+        self._poll.register(fd, select.EPOLLIN)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._poll.close()
+        for server in self.servers:
+            server.connection.close()
+
+    def begin(self) -> None:
+        """Forget what was measured so far."""
+        self._jitter.clear()
+        self._begins.clear()
+
+    def run(self, seconds: float, *, until_all_hold: bool = False) -> None:
+        """Go on for so long, or until every server holds a lease."""
+        stop = time.time_ns() + int(seconds * _S)
+        while (now := time.time_ns()) < stop:
+            self._beat(now)
+            self._change(now)
+            pause = min(self._due[0][0], self._change_at) - time.time_ns()
+            self._listen(max(pause, 0))
+            if until_all_hold and all(server.lease is not None for server in self.servers):
+                return
+        if until_all_hold:
+            raise RuntimeError(f"after {seconds} s some of the servers have no lease")
+
+    def _listen(self, pause_ns: int) -> None:
+        for fd, _ in self._poll.poll(pause_ns / _S, 512):
+            self._take(self._by_fd[fd])
+
+    def _beat(self, now: int) -> None:
+        due = self._due
+        while due[0][0] <= now:
+            at, index = heapq.heappop(due)
+            server = self.servers[index]
+            frame = server.heartbeat(now, is_primary=index % self._replicas == 0)
+            self._count("heartbeats", "lost", is_done=server.connection.send(frame))
+            self.counts["late"] += now - at > 100 * _MS
+            heapq.heappush(due, (max(at + self._period[index], now - _S), index))
+
+    def _change(self, now: int) -> None:
+        """Let some shards' rates change, one after the other."""
+        while self._change_at <= now:
+            self._change_at += int(_S / (_CHANGING * len(self.servers) / self._replicas))
+            server = self.servers[self._chance.randrange(0, len(self.servers), self._replicas)]
+            if server.lease is not None:
+                # Up by a half, or back.
+                server.rate = _RATE_PER_S * 5 // 2 - server.rate
+                frame = encode(Rate(server.cluster, server.shard, 1, server.rate))
+                self._count("rates", "lost", is_done=server.connection.send(frame))
+
+    def _count(self, done: str, lost: str, *, is_done: bool) -> None:
+        self.counts[done if is_done else lost] += 1
+
+    def _take(self, server: Server) -> None:
+        came, frames = server.connection.receive()
+        for frame in frames:
+            self.counts["announcements"] += 1
+            self.counts["bytes"] += len(frame)
+            message = self._held.get(frame) or self._decode(frame)
+            lease = self._lease_of(message) if message is not None else None
+            if message is not None and lease is not None:
+                self._hold(server, lease, message, came)
+
+    def _lease_of(self, message: LeaseAnnounced) -> Lease | None:
+        """Return the last lease that a server is told; the first one who is told works it out."""
+        if not message.steps:
+            return message.runs[-1].last if message.runs else None
+        number = message.after + sum(step.count for step in message.steps)
+        if number not in self._leases:
+            before = self._leases[max(one for one in self._leases if one < number)]
+            runs = unfold(before, message.after, message.steps)
+            if not runs:
+                return None  # by way of leases that nobody was told
+            assert runs[-1].last.digest == message.digest, "no chain"
+            self._leases[number] = runs[-1].last
+            self._leases.pop(number - _KEPT_LEASES, None)
+        return self._leases[number]
+
+    def _decode(self, frame: bytes) -> LeaseAnnounced | None:
+        message = decode(frame)
+        if not isinstance(message, LeaseAnnounced):
+            return None
+        for run in message.runs:
+            assert self._leases.setdefault(run.last.number, run.last) == run.last, "two leases"
+        if len(self._held) >= _KEPT_FRAMES:
+            self._held.pop(next(iter(self._held)))
+        self._held[frame] = message
+        return message
+
+    def _hold(self, server: Server, lease: Lease, message: LeaseAnnounced, came: int) -> None:
+        before = server.lease
+        if before is not None and lease.number <= before.number:
+            return
+        begins = came + message.starts_in_us * 1000
+        if before is not None and lease.number == before.number + 1:
+            ends = server.begins + before.epochs * before.epoch_ms * _MS
+            if message.starts_in_us == 0 and begins < ends - _EARLY_NS:
+                self.counts["early"] += 1
+            else:
+                self._jitter.append(abs(begins - ends))
+        ends_of = self._begins.setdefault(lease.number, [begins, begins, 0])
+        ends_of[0], ends_of[1] = min(ends_of[0], begins), max(ends_of[1], begins)
+        ends_of[2] += 1
+        server.cluster, server.lease, server.begins = message.cluster, lease, begins
+
+    def figures(self, seconds: float) -> dict[str, Any]:
+        """Return what was measured, in so many seconds."""
+        counts, servers = self.counts, len(self.servers)
+        spread = [last - first for first, last, heard in self._begins.values() if heard == servers]
+        return {
+            "heartbeats": counts["heartbeats"] / seconds,
+            "rates": counts["rates"] / seconds,
+            "leases": len(self._begins) / seconds,
+            "early": counts["early"] / servers / seconds,
+            "announcements": counts["announcements"] / seconds,
+            "announced_mib": counts["bytes"] / seconds / 2**20,
+            "announcement_bytes": counts["bytes"] / max(counts["announcements"], 1),
+            "jitter_ms": _percentiles(self._jitter),
+            "spread_ms": _percentiles(spread),
+            "late_heartbeats": counts["late"] / max(counts["heartbeats"], 1),
+            "lost": counts["lost"],
+        }
+
+
+def _percentiles(values: list[int]) -> dict[str, float]:
+    """Return what is usual and what is not, of times in ns, in ms."""
+    return {
+        name: (percentile(values, percent) or 0) / _MS
+        for name, percent in (("p50", 50), ("p99", 99), ("max", 100))
+    }
+
+
+def main() -> int:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("shards", type=int, nargs="*", default=[100, 1000, 2000, 4000])
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--replicas", type=int, default=1)
+    options = parser.parse_args()
+    for shards in options.shards:
+        print(json.dumps(measure(shards, options.seconds, options.replicas)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

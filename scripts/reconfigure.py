@@ -1,0 +1,224 @@
+"""Throughput and latency while a shard is added and another removed (T 4.4.5).
+
+48 open-loop clients of three policies on six shards, f=1. Three kinds of runs take turns, with the
+same inserts at the same times: in `change` a shard is added and later one removed; `control` is
+left alone; in `starts` two Python processes are started that load what a storage server loads, at
+the time when `change` adds the shard: what they cost is this machine's and not the protocol's.
+
+Epochs have 50 ms: at the usual 10, twelve servers that are read along take most of two cores.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from measuring.load import Client, Load, Outcome
+from measuring.windows import counts, percentile_ms, sorted_in
+
+from ziplog.local import Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WINDOW_S: Final = 0.1
+KINDS: Final = ("control", "starts", "change")
+_SHARDS: Final = 6
+_CLIENTS: Final = 48
+#: As many of each as stand here.
+_POLICIES: Final = ("random", "random", "sticky", "by-key")
+_REMOVED: Final = 2
+_EPOCH_MS: Final = 50
+#: Shares of a run: the first one is not looked at, then come the two changes.
+_SETTLED: Final = 0.1
+_ADD_AT: Final = 0.35
+_REMOVE_AT: Final = 0.65
+#: Of the latency that is drawn and written down.
+_SLICE_S: Final = 1.0
+
+
+def measure(seconds: float, per_s: float = 120, rounds: int = 3) -> dict[str, Any]:
+    """Run each kind `rounds` times, for `seconds` each at `per_s` inserts in all."""
+    runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+    for number in range(rounds):
+        for kind in KINDS:
+            runs[kind].append(_run(kind, seconds, per_s, seed=number + 1))
+    lowest = {kind: [run["lowest_window"] for run in runs[kind]] for kind in KINDS}
+    return {
+        "shards": _SHARDS,
+        "clients": _CLIENTS,
+        "epoch_ms": _EPOCH_MS,
+        "target_per_s": per_s,
+        "seconds": seconds,
+        "window_s": WINDOW_S,
+        "lowest_windows": {kind: f"{lowest[kind]}" for kind in KINDS},
+        "lowest_window_to_control": _ratio(lowest["change"], lowest["control"]),
+        "lowest_window_to_starts": _ratio(lowest["change"], lowest["starts"]),
+        "failed_inserts": sum(run["failed_inserts"] for kind in KINDS for run in runs[kind]),
+        "runs": {
+            f"{kind} {number}": run for kind in KINDS for number, run in enumerate(runs[kind], 1)
+        },
+    }
+
+
+def _ratio(ours: list[int], theirs: list[int]) -> float | None:
+    """Return the ratio of medians; None: the others had windows without any insert."""
+    below = statistics.median(theirs)
+    return statistics.median(ours) / below if below else None
+
+
+def _run(kind: str, seconds: float, per_s: float, seed: int) -> dict[str, Any]:
+    clients = [
+        Client(number, _CLIENTS / per_s, _POLICIES[number % len(_POLICIES)], ((0.0, seconds),))
+        for number in range(_CLIENTS)
+    ]
+    events: dict[str, tuple[float, float]] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="ziplog-bench-") as folder,
+        Cluster(folder, shards=_SHARDS, epoch_ms=_EPOCH_MS) as cluster,
+        Load(cluster.endpoint, clients, seed=seed) as load,
+    ):
+        begin = load.begin()
+        for at, name, change in ((_ADD_AT, "add", _add), (_REMOVE_AT, "remove", _remove)):
+            load.sleep_until(at * seconds)
+            called = time.monotonic_ns()
+            change(kind, cluster)
+            if kind == "change":
+                done = time.monotonic_ns()
+                events[name] = ((called - begin) / 1e9, (done - begin) / 1e9)
+        return _figures(load.finish(), events, seconds)
+
+
+def _add(kind: str, cluster: Cluster) -> None:
+    if kind == "change":
+        cluster.add_shard()
+    elif kind == "starts":
+        # Imported, and then refused for want of arguments.
+        command, null = [sys.executable, "-m", "shard"], subprocess.DEVNULL
+        for process in [subprocess.Popen(command, stdout=null, stderr=null) for _ in range(2)]:
+            process.wait()
+
+
+def _remove(kind: str, cluster: Cluster) -> None:
+    if kind == "change":
+        cluster.remove_shard(_REMOVED)
+
+
+def _figures(
+    outcome: Outcome, events: dict[str, tuple[float, float]], seconds: float
+) -> dict[str, Any]:
+    done = [(outcome.seconds(i.done), i.shard, took) for i, took in outcome.insert_s()]
+    begins = [(outcome.seconds(i.called), took) for i, took in outcome.insert_s()]
+    delivered = [(outcome.seconds(i.called), took) for i, took in outcome.delivery_s()]
+    windows = counts((at for at, _, _ in done), 0, seconds, WINDOW_S)
+    looked_at = windows[int(_SETTLED * seconds / WINDOW_S) :]
+    return {
+        "per_s": sum(looked_at) / (len(looked_at) * WINDOW_S),
+        "lowest_window": min(looked_at),
+        "lowest_window_after_add": _lowest(windows, events, "add"),
+        "lowest_window_after_remove": _lowest(windows, events, "remove"),
+        "failed_inserts": len(outcome.failed),
+        "errors": ", ".join(sorted(set(outcome.failed))[:3]),
+        "follower_missed": outcome.missing,
+        "follower_saw_twice": outcome.repeated,
+        "add_s": _length(events, "add"),
+        "remove_s": _length(events, "remove"),
+        "insert": _latency(begins, seconds),
+        "delivery": _latency(delivered, seconds),
+        "calls_late_p99_ms": percentile_ms(outcome.late_s, 99),
+        "cores_busy_share": outcome.busy,
+        "cores_busy_here_share": outcome.busy_here,
+        "events": {name: list(when) for name, when in events.items()},
+        "windows": {
+            "all": windows,
+            **{
+                str(shard): counts((t for t, s, _ in done if s == shard), 0, seconds, WINDOW_S)
+                for shard in sorted({s for _, s, _ in done})
+            },
+        },
+    }
+
+
+def _lowest(windows: list[int], events: dict[str, tuple[float, float]], name: str) -> int | None:
+    """Return the lowest window from the begin of a change to a second after its end."""
+    if name not in events:
+        return None
+    start, stop = events[name]
+    return min(windows[int(start / WINDOW_S) : int((stop + 1) / WINDOW_S) + 1], default=None)
+
+
+def _length(events: dict[str, tuple[float, float]], name: str) -> float | None:
+    return events[name][1] - events[name][0] if name in events else None
+
+
+def _latency(pairs: list[tuple[float, float]], seconds: float) -> dict[str, Any]:
+    """Return p50 and p99 in ms: over all, and a second at a time (by when the call began)."""
+    all_of_it = [took for at, took in pairs if at >= _SETTLED * seconds]
+    slices = sorted_in(pairs, 0, seconds, _SLICE_S)
+    return {
+        "p50_ms": percentile_ms(all_of_it, 50),
+        "p99_ms": percentile_ms(all_of_it, 99),
+        "windows": {f"p{p}_ms": [percentile_ms(values, p) for values in slices] for p in (50, 99)},
+    }
+
+
+# --- the picture ---------------------------------------------------------------------------------
+
+_COLOURS: Final = {"control": "#999999", "starts": "#c58b2b", "change": "#2a6f97"}
+_EVENT_COLOURS: Final = {"add": "#3a8f4d", "remove": "#b3413a"}
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Draw the first round: throughput of all and of single shards, and latency."""
+    import matplotlib as mpl  # noqa: PLC0415  optional
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415  optional
+
+    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(9, 8.5), sharex=True)
+    for kind, colour in _COLOURS.items():
+        run = result["runs"][f"{kind} 1"]
+        windows = run["windows"]["all"]
+        at = [index * WINDOW_S for index in range(len(windows))]
+        top.step(
+            at, [count / WINDOW_S for count in windows], where="post", color=colour, label=kind
+        )
+        p50, p99 = (run["insert"]["windows"][f"p{p}_ms"] for p in (50, 99))
+        at = [(index + 0.5) * _SLICE_S for index in range(len(p50))]
+        bottom.plot(at, p50, color=colour, label=f"{kind}, p50")
+        bottom.plot(at, p99, color=colour, linestyle="--", label=f"{kind}, p99")
+    change = result["runs"]["change 1"]
+    shards = [name for name in change["windows"] if name != "all"]
+    for name in shards:
+        row = _smooth(change["windows"][name], 5)
+        at = [(index + 0.5) * 5 * WINDOW_S for index in range(len(row))]
+        event, label = {str(_REMOVED): ("remove", "removed"), str(_SHARDS): ("add", "added")}.get(
+            name, ("", "")
+        )
+        colour = _EVENT_COLOURS.get(event, "#bbbbbb")
+        middle.plot(at, [c / WINDOW_S for c in row], color=colour, label=label or None)
+    for axis in (top, middle, bottom):
+        for name, (start, stop) in change["events"].items():
+            axis.axvspan(start, stop, color=_EVENT_COLOURS[name], alpha=0.2)
+        axis.legend(loc="lower left", fontsize="small", ncols=3)
+    for axis in (top, middle):
+        axis.set_ylim(0, None)
+    top.set_ylabel("inserts/s, all shards (100 ms)")
+    middle.set_ylabel("inserts/s, each shard")
+    bottom.set_ylabel("ms until the insert is done")
+    bottom.set_yscale("log")
+    bottom.set_xlim(0, result["seconds"])
+    bottom.set_xlabel("seconds (shaded: a shard is being added, then one removed)")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def _smooth(row: list[int], width: int) -> list[float]:
+    """Return the means of `width` values at a time."""
+    edges = range(0, len(row) + 1, width)
+    return [statistics.mean(row[start:stop]) for start, stop in pairwise(edges)]

@@ -1,0 +1,486 @@
+"""From insert to delivery, the sequential access latency of T 4.4.4, and what no-ops cost.
+
+`one_client`: one blocking client, random shards, beside its insert latency. `pauses`:
+open loops with pauses of U(0, 2T), each shard at the same rate (T Fig. 4.6). `no_ops`: what they
+cost there, and in epochs of as many records as the thesis' have (100), beside what the thesis'
+time-outs would. `steps`: one shard's rate goes up by a half, and down by a
+half. `bursts`: one shard gets five times its rate for 100 ms, with and without lag-fix (Bhat et
+al., SpecLog, OSDI 2025, Fig. 10).
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import statistics
+import struct
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from measuring import noops
+from measuring.leases import leases_of, share_of
+from measuring.load import Client, Load, Outcome
+from measuring.windows import distribution, percentile_ms, phases, sorted_in
+
+import ziplog
+from ziplog.local import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from multiprocessing.connection import Connection
+
+    from ziplog.client.leases import LeaseMap
+
+Figures = dict[str, Any]
+
+_SPAWN: Final = multiprocessing.get_context("spawn")
+_STAMP: Final = struct.Struct("<q")
+_SIZE: Final = 4096
+_EPOCH_MS: Final = 10
+
+#: Open loops: shards, inserts a second at each, and clients of each.
+_SHARDS: Final = 4
+_PER_S: Final = 100
+_CROWDS: Final = (1, 4, 12)
+#: Epochs in which 100 records of each shard are expected.
+_LONG_EPOCH_MS: Final = 1000
+
+#: Steps: the same, the shard that changes, the rates that it goes through, and drawn windows.
+_STEP_SHARDS: Final = 2
+_STEP_PER_S: Final = 300
+_STEP_CLIENTS: Final = 6
+_RATES: Final = (1.0, 1.5, 1.0, 0.5)
+_STEP_WINDOW_S: Final = 0.1
+
+#: Bursts: the same, how often, for how long, and by how much.
+_BURST_SHARDS: Final = 2
+_BURST_PER_S: Final = 160
+_BURST_CLIENTS: Final = 4
+_BURST_EVERY_S: Final = 1.0
+_BURST_S: Final = 0.1
+_BURST_FACTOR: Final = 5
+_BURST_WINDOW_S: Final = 0.02
+
+
+def measure(scale: float) -> Figures:
+    """Run all parts; `scale` 1 takes less than three minutes."""
+    return {
+        "one_client": one_client(max(300, int(3000 * scale))),
+        "pauses": pauses(max(2.0, 8 * scale)),
+        "no_ops": no_ops(max(3.0, 8 * scale)),
+        "steps": steps(max(2.0, 4 * scale), rounds=2),
+        "bursts": bursts(max(3, int(8 * scale))),
+    }
+
+
+# --- one client ----------------------------------------------------------------------------------
+
+
+def one_client(count: int) -> Figures:
+    """Insert `count` records one after the other; 1, 2 and 6 shards."""
+    return {f"{shards} shards": _one_by_one(shards, count) for shards in (1, 2, 6)}
+
+
+def _one_by_one(shards: int, count: int) -> Figures:
+    with (
+        tempfile.TemporaryDirectory(prefix="ziplog-bench-") as folder,
+        Cluster(folder, shards=shards) as cluster,
+        cluster.connect() as log,
+    ):
+        here, there = _SPAWN.Pipe()
+        follower = _SPAWN.Process(
+            target=_follow, args=(cluster.endpoint, count, there), daemon=True
+        )
+        follower.start()
+        filler = bytes(_SIZE - _STAMP.size)
+        log.insert_after(_STAMP.pack(0) + filler)
+        here.recv()
+        inserts = []
+        for _ in range(count):
+            stamp = time.monotonic_ns()
+            log.insert_after(_STAMP.pack(stamp) + filler)
+            inserts.append((time.monotonic_ns() - stamp) / 1e9)
+        delivered = here.recv()
+        follower.join()
+    insert, delivery = _latency(inserts), _latency(delivered)
+    ratio = delivery["p50_ms"] / insert["p50_ms"]
+    return {"insert": insert, "delivery": delivery, "p50_ratio": ratio}
+
+
+def _follow(endpoint: str, count: int, pipe: Connection) -> None:
+    """Follow the log; send the seconds from insert to delivery of `count` records."""
+    with ziplog.connect(endpoint) as log, log.subscribe(ziplog.RID_GENESIS) as subscription:
+        next(subscription)
+        pipe.send("ready")
+        delays = []
+        for record in subscription:
+            stamp = _STAMP.unpack_from(record.payload)[0]
+            delays.append((time.monotonic_ns() - stamp) / 1e9)
+            if len(delays) == count:
+                break
+    pipe.send(delays)
+
+
+def _latency(values: Iterable[float]) -> Figures:
+    """Return p50, p99 and the count of seconds, in ms."""
+    kept = list(values)
+    return {f"p{p}_ms": percentile_ms(kept, p) for p in (50, 99)} | {"count": len(kept)}
+
+
+# --- open loops ----------------------------------------------------------------------------------
+
+
+def _crowd(
+    shard: int, first: int, count: int, per_s: float, spans: tuple[tuple[float, float], ...]
+) -> list[Client]:
+    """Return `count` clients, numbered from `first`, that together give `shard` `per_s`."""
+    return [
+        Client(number, count / per_s, str(shard), spans) for number in range(first, first + count)
+    ]
+
+
+def _run(
+    clients: list[Client],
+    shards: int,
+    seed: int,
+    *,
+    epoch_ms: int = _EPOCH_MS,
+    lag_fix: bool = True,
+) -> tuple[Outcome, LeaseMap, list[list[noops.Stored]]]:
+    """Run a load on a cluster of its own; return also its leases, and what its primaries stored."""
+    with tempfile.TemporaryDirectory(prefix="ziplog-bench-") as folder:
+        with Cluster(folder, shards=shards, epoch_ms=epoch_ms, lag_fix=lag_fix) as cluster:
+            with Load(cluster.endpoint, clients, seed=seed, size=_SIZE) as load:
+                load.begin()
+                outcome = load.finish()
+            leases = leases_of(cluster.endpoint)
+        stored = [noops.stored(Path(folder) / f"shard-{shard}-0") for shard in range(shards)]
+    return outcome, leases, stored
+
+
+def _health(outcome: Outcome) -> Figures:
+    """Return what tells whether a run is worth anything."""
+    return {
+        "failed_inserts": len(outcome.failed),
+        "follower_missed": outcome.missing,
+        "calls_late_p99_ms": percentile_ms(outcome.late_s, 99),
+        "cores_busy_share": outcome.busy,
+        "cores_busy_here_share": outcome.busy_here,
+    }
+
+
+def pauses(seconds: float) -> Figures:
+    """Vary the clients of each shard at the same rate, and with them their pauses."""
+    result: Figures = {"shards": _SHARDS, "per_s_and_shard": _PER_S}
+    for crowd in _CROWDS:
+        outcome, leases, stored = _run(_even(crowd, seconds), _SHARDS, seed=crowd)
+        delivered = [took for _, took in outcome.delivery_s()]
+        result[_name(crowd)] = {
+            "clients_a_shard": crowd,
+            "insert": _latency(took for _, took in outcome.insert_s()),
+            "delivery": _latency(delivered),
+            "no_ops": _no_ops(outcome, leases, stored, seconds, _EPOCH_MS),
+            **_health(outcome),
+            "windows": {"delivery_ms": _distribution(delivered)},
+        }
+    return result
+
+
+def _distribution(values: list[float]) -> list[tuple[float, float]]:
+    """Return (ms, share of the values that are not above)."""
+    return [(round(value * 1000, 3), round(share, 4)) for value, share in distribution(values, 200)]
+
+
+def _even(crowd: int, seconds: float) -> list[Client]:
+    return [
+        client
+        for shard in range(_SHARDS)
+        for client in _crowd(shard, shard * crowd, crowd, _PER_S, ((0.0, seconds),))
+    ]
+
+
+def _name(crowd: int) -> str:
+    return f"T = {crowd / _PER_S * 1000:g} ms"
+
+
+# --- no-ops --------------------------------------------------------------------------------------
+
+
+def no_ops(seconds: float) -> Figures:
+    """Return what no-ops cost in long epochs: as many records of each shard in one as in T 4.4."""
+    result: Figures = {"shards": _SHARDS, "per_s_and_shard": _PER_S, "epoch_ms": _LONG_EPOCH_MS}
+    for crowd in (_CROWDS[0], _CROWDS[-1]):
+        clients = _even(crowd, seconds)
+        outcome, leases, stored = _run(clients, _SHARDS, seed=crowd, epoch_ms=_LONG_EPOCH_MS)
+        delivered = [took for _, took in outcome.delivery_s()]
+        result[_name(crowd)] = {
+            **_no_ops(outcome, leases, stored, seconds, _LONG_EPOCH_MS),
+            "delivery": _latency(delivered),
+            **_health(outcome),
+            "windows": {"delivery_ms": _distribution(delivered)},
+        }
+    return result
+
+
+def _no_ops(
+    outcome: Outcome,
+    leases: LeaseMap,
+    stored: list[list[noops.Stored]],
+    seconds: float,
+    epoch_ms: int,
+) -> Figures:
+    """Return figures a second and shard: ours, and those of time-outs of 0 and of a mean gap."""
+    gsns = [insert.gsn for insert in outcome.inserts if insert.gsn >= 0]
+    first, last = min(gsns), max(gsns)
+    costs = [
+        noops.cost([e for e in entries if first <= e.first <= last], shard, leases.lease_at)
+        for shard, entries in enumerate(stored)
+    ]
+    arrivals = [
+        sorted(outcome.seconds(i.called) for i in outcome.inserts if i.shard == shard)
+        for shard in range(len(costs))
+    ]
+    each = seconds * len(costs)
+    told = {name: sum(cost[name] for cost in costs) / each for name in costs[0]}
+
+    def timed(timeout_s: float) -> float:
+        made = (
+            noops.after_timeouts(at, seconds, len(at) / seconds, epoch_ms / 1000, timeout_s)
+            for at in arrivals
+        )
+        return sum(made) / each
+
+    return {
+        "records_per_s": told["records"],
+        "entries_within_epochs_per_s": told["within"],
+        "positions_within_epochs_per_s": told["positions"],
+        "entries_at_ends_per_s": told["ends"],
+        "bytes_per_s": told["bytes"],
+        "share_of_bytes": told["bytes"] / told["all_bytes"],
+        "thesis_entries_timeout_0_per_s": timed(0),
+        "thesis_entries_timeout_mean_gap_per_s": timed(1 / _PER_S),
+    }
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def steps(phase_s: float, rounds: int) -> Figures:
+    """Change shard 0's rate every `phase_s`; when is a new weight in force?"""
+    rates = _RATES * rounds
+    spans = [(i * phase_s, (i + 1) * phase_s, rate) for i, rate in enumerate(rates)]
+    half = _STEP_CLIENTS // 2
+    clients = []
+    for part in range(3):
+        # Each part of shard 0's clients is half of its usual rate.
+        own = _joined((start, stop) for start, stop, rate in spans if rate > part / 2)
+        clients += _crowd(0, part * half, half, _STEP_PER_S / 2, own)
+    whole = ((0.0, len(rates) * phase_s),)
+    for shard in range(1, _STEP_SHARDS):
+        clients += _crowd(shard, 100 * shard, _STEP_CLIENTS, _STEP_PER_S, whole)
+    outcome, leases, _ = _run(clients, _STEP_SHARDS, seed=1)
+    found = list(_changes(outcome, leases, spans))
+    took = [change["weights_after_ms"] for change in found if change["weights_after_ms"]]
+    return {
+        "shards": _STEP_SHARDS,
+        "per_s_and_shard": _STEP_PER_S,
+        "epoch_ms": _EPOCH_MS,
+        "weights_after_p50_ms": statistics.median(took) if took else None,
+        "weights_after_p50_epochs": statistics.median(took) / _EPOCH_MS if took else None,
+        "changes": found,
+        **_health(outcome),
+        "windows": {
+            "width_s": _STEP_WINDOW_S,
+            "the shard": _over_time(outcome, whole[0][1], is_own=True),
+            "other shards": _over_time(outcome, whole[0][1], is_own=False),
+        },
+    }
+
+
+def _joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Return spans, in order, with those that touch made one."""
+    joined: list[tuple[float, float]] = []
+    for start, stop in spans:
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]  # noqa: PLW2901
+        joined.append((start, stop))
+    return tuple(joined)
+
+
+def _changes(
+    outcome: Outcome, leases: LeaseMap, spans: list[tuple[float, float, float]]
+) -> Iterator[Figures]:
+    """Give what came of each change of shard 0's rate.
+
+    A weight is in force once a record was inserted into a lease in which the shard's weight is
+    nearer to the new rate than to the old one.
+    """
+    inserts = sorted((i for i in outcome.inserts if i.gsn >= 0), key=lambda insert: insert.called)
+    told = [(outcome.seconds(i.called), _share(leases, i.gsn), i.shard) for i in inserts]
+    delays = [(outcome.seconds(i.called), i.shard, took) for i, took in outcome.delivery_s()]
+    for (_, _, old), (start, stop, new) in pairwise(spans):
+        middle = math.sqrt(old * new)
+        before = next((share for at, share, _ in reversed(told) if at < start), 0.0)
+        after = next(
+            (at for at, share, _ in told if start <= at < stop and (share > middle) == (new > old)),
+            None,
+        )
+        was_right = (before > middle) == (old > new)
+        until = stop if after is None else after
+        own = sum(start <= at < until and shard == 0 for at, _, shard in told)
+        yield {
+            "from": old,
+            "to": new,
+            "at_s": start,
+            "weights_after_ms": (after - start) * 1000 if after is not None and was_right else None,
+            "inserts_until_then": own,
+            "delivery_until_then": _latency(
+                took for at, shard, took in delays if start <= at < until and shard == 0
+            ),
+            "delivery_from_then_on": _latency(
+                took for at, shard, took in delays if until <= at < stop and shard == 0
+            ),
+        }
+
+
+def _share(leases: LeaseMap, gsn: int) -> float:
+    lease = leases.lease_at(gsn)
+    assert lease is not None, f"nobody was given position {gsn}"
+    return share_of(lease, 0)
+
+
+def _over_time(outcome: Outcome, seconds: float, *, is_own: bool) -> list[float | None]:
+    pairs = (
+        (outcome.seconds(i.called), took)
+        for i, took in outcome.delivery_s()
+        if (i.shard == 0) == is_own
+    )
+    return [percentile_ms(values, 50) for values in sorted_in(pairs, 0, seconds, _STEP_WINDOW_S)]
+
+
+# --- bursts --------------------------------------------------------------------------------------
+
+
+def bursts(count: int) -> Figures:
+    """Give shard 0 `count` bursts, one a second, with lag-fix and without."""
+    starts = [_BURST_EVERY_S * number for number in range(1, count + 1)]
+    stop = starts[-1] + _BURST_EVERY_S
+    clients: list[Client] = []
+    for shard in range(_BURST_SHARDS):
+        clients += _crowd(shard, 10 * shard, _BURST_CLIENTS, _BURST_PER_S, ((0.0, stop),))
+    more = _BURST_PER_S * (_BURST_FACTOR - 1)
+    spans = tuple((start, start + _BURST_S) for start in starts)
+    clients += _crowd(0, 100, _BURST_CLIENTS, more, spans)
+    result: Figures = {"shards": _BURST_SHARDS, "per_s_and_shard": _BURST_PER_S}
+    for name, lag_fix in (("lag-fix", True), ("no lag-fix", False)):
+        outcome, _, _ = _run(clients, _BURST_SHARDS, seed=1, lag_fix=lag_fix)
+        delays = [(outcome.seconds(i.called), took) for i, took in outcome.delivery_s()]
+        laid = phases(delays, starts, _BURST_EVERY_S, _BURST_WINDOW_S)
+        edge = round(_BURST_S / _BURST_WINDOW_S)
+        result[name] = {
+            "in_bursts": _latency(took for row in laid[:edge] for took in row),
+            "just_after": _latency(took for row in laid[edge : 2 * edge] for took in row),
+            "otherwise": _latency(took for row in laid[2 * edge :] for took in row),
+            "insert": _latency(took for _, took in outcome.insert_s()),
+            **_health(outcome),
+            "windows": {
+                "width_s": _BURST_WINDOW_S,
+                **{f"p{p}_ms": [percentile_ms(row, p) for row in laid] for p in (50, 99)},
+            },
+        }
+    return result
+
+
+# --- the picture ---------------------------------------------------------------------------------
+
+
+def draw(result: Figures, path: Path) -> None:
+    """Draw the distributions, the steps and the bursts."""
+    import matplotlib as mpl  # noqa: PLC0415  optional
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415  optional
+
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7.6))
+    _draw_distributions(axes[0][0], result["pauses"], result["no_ops"])
+    _draw_no_ops(axes[0][1], result["no_ops"])
+    _draw_steps(axes[1][0], result["steps"])
+    _draw_bursts(axes[1][1], result["bursts"])
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def _loops(result: Figures) -> dict[str, Figures]:
+    return {name: of for name, of in result.items() if name.startswith("T = ")}
+
+
+def _draw_distributions(axis: Any, result: Figures, long: Figures) -> None:
+    for of, line, epoch_ms in ((result, "-", _EPOCH_MS), (long, "--", long["epoch_ms"])):
+        for name, loop in _loops(of).items():
+            points = zip(*loop["windows"]["delivery_ms"], strict=True)
+            colour = f"C{list(_loops(result)).index(name)}"
+            axis.plot(*points, line, color=colour, label=f"{name}, epochs of {epoch_ms} ms")
+    axis.set_xscale("log")
+    axis.set_xlabel("ms from insert to delivery")
+    axis.set_ylabel("share of the records")
+    axis.set_title(f"pauses U(0, 2T), {result['shards']} x {result['per_s_and_shard']}/s")
+    axis.legend(fontsize="small")
+
+
+def _draw_no_ops(axis: Any, result: Figures) -> None:
+    rows = {
+        "within epochs": "entries_within_epochs_per_s",
+        "ends of epochs": "entries_at_ends_per_s",
+        "thesis:\nat once": "thesis_entries_timeout_0_per_s",
+        "thesis: after\na mean gap": "thesis_entries_timeout_mean_gap_per_s",
+    }
+    loops = _loops(result)
+    width = 0.8 / len(loops)
+    for index, (name, of) in enumerate(loops.items()):
+        at = [place + index * width for place in range(len(rows))]
+        axis.bar(at, [of[key] for key in rows.values()], width, label=name)
+    axis.set_xticks([place + 0.2 for place in range(len(rows))], list(rows), fontsize="small")
+    axis.set_ylabel("no-op entries a second and shard")
+    axis.set_title(f"{result['per_s_and_shard']} inserts/s, epochs of {result['epoch_ms']} ms")
+    axis.legend()
+
+
+def _draw_steps(axis: Any, result: Figures) -> None:
+    windows = result["windows"]
+    for name, colour in (("other shards", "#bbbbbb"), ("the shard", "#2a6f97")):
+        at = [(index + 0.5) * windows["width_s"] for index in range(len(windows[name]))]
+        axis.plot(
+            at, [math.nan if v is None else v for v in windows[name]], color=colour, label=name
+        )
+    for change in result["changes"]:
+        axis.axvline(change["at_s"], color="#888888", linestyle=":")
+        axis.annotate(
+            f"x{change['to']:g}", (change["at_s"], 1), xycoords=("data", "axes fraction"),
+            xytext=(2, -10), textcoords="offset points", fontsize="small",
+        )  # fmt: skip
+        if change["weights_after_ms"] is not None:
+            stop = change["at_s"] + change["weights_after_ms"] / 1000
+            axis.axvspan(change["at_s"], stop, color="#c58b2b", alpha=0.4, linewidth=0)
+    axis.set_ylim(0, None)
+    axis.set_xlabel("seconds (shaded: until the new weights are in force)")
+    axis.set_ylabel("ms to delivery, p50")
+    axis.legend()
+
+
+def _draw_bursts(axis: Any, result: Figures) -> None:
+    for name, colour in (("no lag-fix", "#c58b2b"), ("lag-fix", "#2a6f97")):
+        windows = result[name]["windows"]
+        for percent, line in ((50, "-"), (99, ":")):
+            row = windows[f"p{percent}_ms"]
+            at = [(index + 0.5) * windows["width_s"] * 1000 for index in range(len(row))]
+            row = [math.nan if value is None else value for value in row]
+            axis.plot(at, row, line, color=colour, label=f"{name}, p{percent}")
+    axis.axvspan(0, _BURST_S * 1000, color="#888888", alpha=0.2, linewidth=0)
+    axis.set_xlim(0, 5 * _BURST_S * 1000)
+    axis.set_yscale("log")
+    axis.set_xlabel("ms from a burst's begin")
+    axis.set_ylabel("ms to delivery")
+    axis.legend(fontsize="small")

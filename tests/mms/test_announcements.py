@@ -1,0 +1,242 @@
+"""Leases of many members are told by what changes (docs/protocol.md, section 13)."""
+
+import random
+
+import pytest
+
+from shard.epochs import EpochClock, LeaseConflictError
+from tests.mms.world import CLUSTER, MS, FakeServer, S, World, config
+from ziplog.node import Received
+from ziplog.view import (
+    MANY_MEMBERS,
+    NO_DIGEST,
+    Lease,
+    LeaseRun,
+    LeaseStep,
+    Member,
+    difference,
+    run_of,
+    unfold,
+)
+from ziplog.wire import LeaseAnnounced, Rate, encode
+
+
+def working(shards: int) -> World:
+    world = World(config(shards=shards)).lead().run(S)
+    for server in world.servers:
+        server.rate = 1000
+    world.set_active()
+    return world.run(3 * S)
+
+
+def told(world: World, since: int = 0) -> list[LeaseAnnounced]:
+    return [m for server in world.servers for m in server.told[since:] if m.runs or m.steps]
+
+
+def steps_of(runs: list[LeaseRun]) -> list[LeaseStep]:
+    """Return the steps from the first of these runs (of one lease) to the last."""
+    steps, before = [], runs[0].last
+    for run in runs[1:]:
+        change = difference(before.members, run.first.members)
+        last = run.last
+        steps.append(LeaseStep(run.count, last.epochs, last.epoch_size, last.epoch_ms, *change))
+        before = last
+    return steps
+
+
+def history(noise: random.Random, length: int) -> list[LeaseRun]:
+    """Return leases whose members come, go, and change their weights."""
+    members = {shard: Member(shard, 1, 1) for shard in range(20)}
+    runs = [run_of(Lease(1, NO_DIGEST, 1, 0, 16, 2**20, 10, tuple(members.values())))]
+    for _ in range(length):
+        for shard in noise.sample(range(25), noise.randrange(1, 4)):
+            if shard in members and noise.random() < 0.3:
+                del members[shard]
+            else:
+                members[shard] = Member(shard, noise.randrange(1, 3), noise.randrange(1, 9))
+        first = runs[-1].last.following(
+            tuple(member for _, member in sorted(members.items())), epoch_ms=noise.choice((5, 10))
+        )
+        last = first
+        count = noise.randrange(1, 4)
+        for _ in range(count - 1):
+            last = last.following()
+        runs.append(LeaseRun(first, count, last))
+    return runs
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_lead_to_the_leases_from_wherever_a_server_stands(seed: int) -> None:
+    runs = history(random.Random(seed), 8)
+    leases = {}
+    for run in runs:
+        lease = run.first
+        for _ in range(run.count):
+            leases[lease.number] = lease
+            lease = lease.following()
+    last = runs[-1].last
+    for held in leases.values():
+        found = unfold(held, 1, steps_of(runs))
+        if held == last:
+            assert found == []
+            continue
+        assert found[-1].last == last
+        assert found[0].first == leases[held.number + 1]
+        assert sum(run.count for run in found) == last.number - held.number
+        assert all(leases[run.last.number] == run.last for run in found)
+
+
+def test_steps_from_a_lease_that_is_not_held_yet_lead_nowhere() -> None:
+    runs = history(random.Random(1), 3)
+    assert unfold(runs[0].last, 2, steps_of(runs)) == []
+
+
+def test_a_server_goes_by_steps_and_halts_on_those_of_another_history() -> None:
+    runs = history(random.Random(2), 6)
+    clock = EpochClock(3)
+    assert clock.unfold(0, steps_of(runs), NO_DIGEST) == []
+    clock.announce(runs[:2], 0, 0)
+    last = runs[-1].last
+    found = clock.unfold(1, steps_of(runs), last.digest)
+    assert clock.announce(found, 1, 1)
+    assert clock.last == last
+    assert list(clock.recent)[-1].last == last
+    assert clock.unfold(1, steps_of(runs), NO_DIGEST) == []  # nothing is new
+    further = last.following(last.members[:-1])
+    with pytest.raises(LeaseConflictError, match=f"lease {further.number} does not follow"):
+        clock.unfold(last.number, steps_of([run_of(last), run_of(further)]), last.digest)
+
+
+def test_few_members_are_told_whole() -> None:
+    world = working(MANY_MEMBERS - 1)
+    assert not any(message.steps for message in told(world))
+
+
+def test_many_members_are_told_by_what_changes() -> None:
+    world = working(MANY_MEMBERS)
+    since = len(world.servers[0].told)
+    world.run(2 * S)
+    messages = told(world, since)
+    assert all(message.steps and not message.runs for message in messages)
+    assert all(not message.placements for message in messages)
+    assert max(len(encode(message)) for message in messages) < 100
+    assert all(server.lease == world.lease for server in world.servers)
+
+
+def test_a_change_of_weights_is_told_in_a_few_bytes() -> None:
+    world = working(60)
+    since = len(world.servers[0].told)
+    primary = world.servers[10]
+    primary.rate = 3000
+    world.step(Received(primary.route, Rate(CLUSTER, 5, 1, 3000)))
+    world.run(10 * MS)
+    assert world.lease.members[5].weight == 3
+    messages = told(world, since)
+    assert len(messages) == 120
+    (step,) = {message.steps[-1].changed for message in messages}
+    assert step == (Member(5, 1, 3),)
+    assert max(len(encode(message)) for message in messages) < 200
+    assert all(server.lease == world.lease for server in world.servers)
+
+
+def test_what_is_lost_is_told_again() -> None:
+    world = working(20)
+    chance = random.Random(7)
+    for turn in range(40):
+        for server in world.servers:
+            server.deaf = chance.random() < 0.5
+        shard = chance.randrange(20)
+        primary = world.servers[2 * shard]
+        primary.rate = chance.choice((500, 1000, 2500))
+        world.step(Received(primary.route, Rate(CLUSTER, shard, 1, primary.rate)))
+        world.run(chance.randrange(300) * MS)
+        assert not any(server.halted for server in world.servers), turn
+    for server in world.servers:
+        server.deaf = False
+    world.run(3 * S)
+    assert all(server.lease == world.lease for server in world.servers)
+
+
+def test_a_server_that_was_away_while_its_leases_were_trimmed_is_told_whole() -> None:
+    world = working(20)
+    away = world.servers[0]
+    away.deaf = True
+    for turn in range(6):
+        primary = world.servers[2]
+        primary.rate = 1000 + 2000 * (turn % 2)
+        world.step(Received(primary.route, Rate(CLUSTER, 1, 1, primary.rate)))
+        world.run(500 * MS)
+    world.service.state.runs = world.service.state.runs[-1:]  # as a trim does it
+    since = len(away.told)
+    away.deaf = False
+    world.run(2 * S)
+    first, *_ = [message for message in away.told[since:] if message.runs]
+    assert first.runs[0].first.number == world.service.state.runs[0].first.number
+    assert not first.steps
+
+
+def test_with_many_members_each_server_is_told_of_its_own_shard() -> None:
+    world = working(20)
+    for server in world.servers:
+        mentioned = {p.shard for message in server.told for p in message.placements}
+        assert mentioned == {server.shard}
+
+
+def test_a_placement_that_was_lost_is_told_again_while_leases_come_all_the_time() -> None:
+    world = working(20)
+    server = world.servers[4]
+    server.deaf = True
+    world.servers[5].state = "limbo"
+    world.run(4 * S)
+    assert world.service.state.placements[2].state == "parked"
+    assert server.placed == "live"
+    server.deaf = False
+    world.run(1600 * MS)
+    assert server.placed == "parked"
+
+
+def started_anew(world: World) -> FakeServer:
+    server = world.servers[6]
+    server.incarnation += 1
+    server.lease, server.state, server.placed = None, "starting", ""
+    return server
+
+
+def test_what_a_server_said_before_it_heard_is_not_answered_again() -> None:
+    world = working(20)
+    server = started_anew(world)
+    server.deaf = True
+    before = len(world.sent)
+    heard = []
+    for pause in (50, 50, 50, 50, 500, 0):
+        world.hear(server)
+        answers = [m for dst, m in world.sent[before:] if dst == server.route]
+        heard.append(sum(isinstance(m, LeaseAnnounced) and bool(m.runs) for m in answers))
+        world.now += pause * MS
+    assert heard == [1, 1, 1, 1, 1, 2]
+
+
+def test_a_new_server_whose_first_lease_was_lost_is_told_again_while_leases_come() -> None:
+    world = working(20)
+    server = started_anew(world)
+    server.deaf = True
+    world.run(5 * S)
+    server.deaf = False
+    world.run(1600 * MS)
+    assert server.lease == world.lease
+    assert (server.state, server.placed) == ("up", "live")
+
+
+def test_who_was_told_is_taken_to_have_it_and_says_so_at_once_if_not() -> None:
+    world = working(20)
+    deaf, other = world.servers[4], world.servers[5]
+    deaf.deaf = True
+    world.run(200 * MS)  # a lease or two that it misses
+    deaf.deaf = False
+    since = len(other.told)
+    world.beats[deaf.name] = world.now + S  # its own heartbeat is far away
+    world.run(300 * MS)
+    assert deaf.lease == world.lease
+    assert not deaf.has_gap
+    assert all(step.count == 1 for m in other.told[since:] for step in m.steps)
+    assert all(len(message.steps) <= 1 for message in other.told[since:])

@@ -1,0 +1,97 @@
+"""Nodes of a cluster as processes of their own, which a test starts, asks and stops."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Self
+
+from ziplog.config import dump
+from ziplog.runtime.transport import Transport
+from ziplog.wire import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from ziplog.config import ClusterConfig
+    from ziplog.wire import Message
+
+_DEADLINE_S = 30.0
+_PAUSE_NS = 50_000_000
+
+
+class Processes:
+    """Those of one cluster file, which lies beside the data directory; they end with the block."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self.config = config
+        self.path = config.data_dir.parent / "cluster.toml"
+        self.path.write_text(dump(config))
+        self.running: dict[str, subprocess.Popen[str]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self.running):
+            self.kill(name)
+
+    def _begin(self, module: str, name: str) -> subprocess.Popen[str]:
+        self.running[name] = subprocess.Popen(
+            [sys.executable, "-m", module, "--config", str(self.path), "--node", name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return self.running[name]
+
+    def start(self, module: str, name: str) -> int:
+        """Start a node; return its pid once it is ready."""
+        process = self._begin(module, name)
+        assert process.stdout is not None
+        assert "ready" in process.stdout.readline()
+        return process.pid
+
+    def refuses(self, module: str, name: str) -> tuple[int, str]:
+        """Start a node that cannot run; return its exit code and the one line that it says."""
+        self._begin(module, name)
+        code, stderr = self._end(name)
+        assert len(stderr.splitlines()) == 1, stderr
+        return code, stderr
+
+    def stop(self, name: str) -> tuple[int, str]:
+        """Ask a node to end; return its exit code and what it said on stderr."""
+        self.running[name].terminate()
+        return self._end(name)
+
+    def kill(self, name: str) -> None:
+        self.running[name].kill()
+        self._end(name)
+
+    def _end(self, name: str) -> tuple[int, str]:
+        process = self.running[name]
+        _, stderr = process.communicate(timeout=_DEADLINE_S)
+        del self.running[name]
+        return process.returncode, stderr
+
+    def ask(
+        self, names: Collection[str], question: Message, fits: Callable[[Message], bool]
+    ) -> tuple[str, Message]:
+        """Ask nodes until one gives an answer that fits; return who, and what it says."""
+        end = time.monotonic() + _DEADLINE_S
+        transport = Transport()
+        try:
+            for name in names:
+                transport.connect(name.encode(), self.config.node(name).endpoint)
+            while time.monotonic() < end:
+                for name in names:
+                    transport.send(name.encode(), encode(question))
+                transport.wait(_PAUSE_NS)
+                while (received := transport.receive()) is not None:
+                    answer = decode(received[1])
+                    if fits(answer):
+                        return received[0].decode(), answer
+        finally:
+            transport.close()
+        raise AssertionError(f"no such answer from {names} to {question}")

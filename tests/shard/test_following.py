@@ -1,0 +1,202 @@
+"""Readers at the backup of a pair, and how the primary learns that somebody reads along there."""
+
+from __future__ import annotations
+
+import pytest
+
+from shard.replica import Replica
+from shard.stream import FOLLOWED_AFTER_REPORT_NS, REPORT_FOLLOWED_NS
+from tests.actors import Reader
+from tests.checkers import decided
+from tests.world import CLUSTER, MS, US, Link, S, World, calm_world, first_lease, insert
+from ziplog import wire
+
+PRIMARY, BACKUP, OTHER = "shard-0-0", "shard-0-1", "shard-0-2"
+
+
+def replica(world: World, name: str) -> Replica:
+    node = world.nodes[name]
+    assert isinstance(node, Replica)
+    return node
+
+
+def watched(world: World) -> bool:
+    return replica(world, PRIMARY)._state.is_watched(world.now)
+
+
+def follow(world: World, server: str = BACKUP) -> Reader:
+    reader = Reader("reader", server, 0)
+    reader.grant, reader.renew_at = 1 << 20, world.now
+    world.add(reader.name, reader)
+    world.run(2 * MS)
+    return reader
+
+
+def unsubscribe(world: World, reader: Reader) -> None:
+    """Let the reader go without a word to it: it would subscribe again."""
+    world.paused.add(reader.name)
+    (key,) = replica(world, BACKUP)._readers.subscriptions
+    world.send("c", BACKUP, wire.Unsubscribe(CLUSTER, 0, *key))
+
+
+def put(world: World, seq: int, f: int = 1) -> None:
+    for server in range(f + 1):
+        world.send("c", f"shard-0-{server}", insert(seq))
+
+
+def long_epochs(f: int = 1, durability: str = "memory") -> World:
+    return calm_world(f=f, lease=first_lease(1, epoch_ms=10_000), durability=durability)
+
+
+# --- what is stable ---
+
+
+def test_what_the_backup_of_a_pair_applied_is_stable_there() -> None:
+    world = long_epochs()
+    reader = follow(world)
+    world.links[BACKUP, PRIMARY] = Link(lose=lambda: True)
+    put(world, 1)
+    world.run(2 * MS)
+    assert [gsn for gsn, _ in reader.delivered] == [1]
+    assert replica(world, BACKUP)._state.stream.stable == 1
+    assert replica(world, PRIMARY)._state.stream.stable == 0, "no report came"
+
+
+def test_a_guess_is_not_stable() -> None:
+    world = long_epochs()
+    reader = follow(world)
+    world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
+    put(world, 1)
+    world.run(2 * MS)
+    assert not reader.delivered
+    assert replica(world, BACKUP)._state.stream.stable == 0
+
+
+def test_a_body_that_comes_behind_the_word_makes_it_stable() -> None:
+    world = long_epochs()
+    reader = follow(world)
+    world.send("c", PRIMARY, insert(1))
+    world.run(500 * US)
+    assert not reader.delivered
+    world.send("c", BACKUP, insert(1))
+    world.run(500 * US)
+    assert [gsn for gsn, _ in reader.delivered] == [1]
+
+
+def test_the_backup_of_three_waits_for_the_word_that_all_hold_it() -> None:
+    world = long_epochs(f=2)
+    reader = follow(world)
+    world.links[OTHER, PRIMARY] = Link(lose=lambda: True)
+    put(world, 1, f=2)
+    world.run(20 * MS)
+    assert replica(world, BACKUP)._state.stream.last == 1
+    assert not reader.delivered
+    world.links.clear()
+    world.run(2 * S)
+    assert [gsn for gsn, _ in reader.delivered] == [1]
+
+
+def test_at_level_disk_it_is_stable_once_it_is_on_the_backups_disk() -> None:
+    world = long_epochs(durability="disk")
+    reader = follow(world)
+    world.links[BACKUP, PRIMARY] = Link(lose=lambda: True)
+    world.flush_ns = 3 * MS
+    put(world, 1)
+    world.run(5 * MS)
+    assert replica(world, BACKUP)._state.stream.last == 1
+    assert not reader.delivered, "the backup's disk is not done"
+    world.run(4 * MS)
+    assert [gsn for gsn, _ in reader.delivered] == [1]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_what_was_stable_there_stays_so_over_a_restart(clean: bool) -> None:
+    world = long_epochs()
+    follow(world)
+    world.links[BACKUP, PRIMARY] = Link(lose=lambda: True)
+    put(world, 1)
+    world.run(200 * MS)  # a mark is written
+    again = world.restart(BACKUP, clean=clean)
+    assert again._state.stream.stable == 1
+    found = again._readers._find(1)
+    assert (found.answer, found.stable) == ("record", True)
+
+
+# --- who reads along ---
+
+
+def test_a_subscriber_at_the_backup_has_the_primary_end_its_epochs() -> None:
+    world = calm_world()
+    assert not watched(world)
+    follow(world)
+    assert watched(world)
+    before = len(decided(world, PRIMARY))
+    world.run(110 * MS)
+    assert len(decided(world, PRIMARY)) == before + 3
+
+
+def test_the_primary_hears_at_once_that_the_last_subscriber_is_gone() -> None:
+    world = long_epochs()
+    reader = follow(world)
+    unsubscribe(world, reader)
+    world.run(1 * MS)
+    assert not watched(world)
+
+
+def test_a_report_that_was_lost_is_repeated() -> None:
+    world = long_epochs()
+    world.links[BACKUP, PRIMARY] = Link(lose=lambda: True)
+    follow(world)
+    world.run(20 * MS)
+    assert not watched(world)
+    world.links.clear()
+    world.run(REPORT_FOLLOWED_NS)
+    assert watched(world)
+    world.run(5 * FOLLOWED_AFTER_REPORT_NS)
+    assert watched(world), "it is said again and again"
+
+
+def test_a_backup_that_is_silent_is_not_followed_for_ever() -> None:
+    world = long_epochs()
+    reader = follow(world)
+    world.links[BACKUP, PRIMARY] = Link(lose=lambda: True)
+    unsubscribe(world, reader)
+    world.run(REPORT_FOLLOWED_NS)
+    assert watched(world)
+    world.run(FOLLOWED_AFTER_REPORT_NS)
+    assert not watched(world)
+
+
+def test_of_two_backups_one_is_enough() -> None:
+    world = long_epochs(f=2)
+    reader = follow(world)
+    put(world, 1, f=2)  # the other backup reports, too
+    world.run(5 * MS)
+    assert watched(world)
+    unsubscribe(world, reader)
+    world.run(1 * MS)
+    assert not watched(world)
+
+
+def test_while_the_other_backup_has_subscribers_the_shard_is_read_along() -> None:
+    world = long_epochs(f=2)
+    reader = follow(world)
+    other = Reader("other", OTHER, 0)
+    other.grant, other.renew_at = 1 << 20, world.now
+    world.add(other.name, other)
+    world.run(2 * MS)
+    unsubscribe(world, reader)
+    world.run(1 * MS)
+    assert not replica(world, BACKUP)._state.is_followed
+    assert watched(world)
+
+
+def test_nobody_says_anything_while_nobody_subscribes() -> None:
+    world = long_epochs()
+    reader = follow(world)
+    unsubscribe(world, reader)
+    put(world, 1)
+    world.run(2 * S)
+    world.sent.clear()
+    world.run(10 * S)
+    assert {type(message) for _, _, message in world.sent} <= {wire.Heartbeat, wire.Beat}

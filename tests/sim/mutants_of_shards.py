@@ -1,0 +1,258 @@
+"""The mutants of shards that come, go and are parked: what a lease without them means.
+
+What a mutant is: tests/sim/mutation.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import shard.admission
+import shard.backup
+import shard.primary
+import shard.replica
+from mms.reshaping import Reshaping
+from mms.state import ClusterState
+from shard.backup import Backup
+from tests.sim.mutation import LAN, LOSSY, SLOW, busy, mutant, replaced
+from tests.sim.plan import Fault, Plan
+from ziplog.client.lane import Unit
+from ziplog.sim.kernel import MS, US, S
+from ziplog.sim.network import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mms.commands import GrantLease
+    from shard.sessions import HeldUnit, Session
+    from shard.state import ReplicaState
+    from ziplog.wire import Insert, Refused
+
+_WRITERS: Final = range(4)
+
+
+# --- what a server refuses for good --------------------------------------------------------------
+
+
+def _parked(seed: int) -> Plan:
+    """A shard whose backup hears late is parked and comes back; some inserts come later still."""
+    at_ms = Random(f"park {seed}").randrange(50, 500)
+    servers = ("shard-0-0", "shard-0-1")
+    late = [Fault(at_ms + 601 * i, "clog", servers, 600) for i in range(6)]
+    links = tuple(name for i in _WRITERS for to in servers for name in (f"writer-{i}", to))
+    held = [Fault(1_000 + 301 * i, "clog", links, 300) for i in range(10)]
+    stalls = Conditions(delay_ns=(20 * US, 2 * MS), stalls=0.15, stall_ns=12 * S)
+    return busy(
+        seed, *late, *held, Fault(12_000, "kill-fh", ("fh-0",)), shards=2, lanes=16, calls=300,
+        think_us=200_000, conditions=stalls,
+    )  # fmt: skip
+
+
+@mutant(_parked, "two shards; one is parked and comes back; a frame in seven is seconds late")
+def redirect_without_a_tombstone() -> Iterator[None]:
+    """A server forgets what it refused for good (docs/protocol.md, section 13)."""
+    bury = shard.admission.bury
+
+    def forgotten(
+        state: ReplicaState, route: bytes, session: Session, seq: int, why: str = ""
+    ) -> None:
+        bury(state, route, session, seq, why)
+        session.refused.pop(seq)
+
+    with (
+        replaced(shard.admission, "bury", forgotten),
+        replaced(shard.backup, "bury", forgotten),
+        replaced(shard.primary, "bury", forgotten),
+    ):
+        yield
+
+
+def _half_refused(seed: int) -> Plan:
+    """The primary gets inserts when its shard is out; it dies before the backup hears that."""
+    at_ms = Random(f"leave {seed}").randrange(20, 150)
+    links = tuple(name for i in _WRITERS for name in (f"writer-{i}", "shard-0-0"))
+    faults = (
+        Fault(at_ms, "clog", links, 200),
+        Fault(at_ms + 20, "cut", ("shard-0-0", "shard-0-1"), 600),
+        Fault(at_ms + 30, "remove-shard", ("shard-0",)),
+        Fault(at_ms + 621, "kill", ("shard-0-0",)),
+    )
+    return busy(seed, *faults, shards=2, lanes=4, think_us=0, conditions=LAN)
+
+
+_HALF_REFUSED: Final = (
+    "two shards; one leaves, its primary gets inserts too late, and dies with its last no-ops"
+)
+
+
+@mutant(_half_refused, _HALF_REFUSED)
+def refusal_beside_a_promise() -> Iterator[None]:
+    """A backup refuses a unit for good, and keeps the slot that it promised it (D3)."""
+    copied = Backup.copied
+
+    def refused(self: Backup, unit: HeldUnit) -> None:
+        state = self._state
+        if state.is_out and unit.gsns is not None and not unit.confirmed:
+            state.refuse(unit.route, unit.seq, "redirect", "the shard has no more positions")
+        else:
+            copied(self, unit)
+
+    with replaced(Backup, "copied", refused):
+        yield
+
+
+@mutant(_half_refused, _HALF_REFUSED)
+def one_redirect_is_enough() -> Iterator[None]:
+    """A client takes one replica's refusal for good for all (docs/protocol.md, section 13)."""
+    is_absent = Unit.is_absent.fget  # type: ignore[attr-defined]
+
+    def absent(self: Unit) -> bool:
+        return bool(self.redirects) or is_absent(self)
+
+    with (
+        replaced(Unit, "is_absent", property(absent)),
+        replaced(Unit, "is_redirected", property(lambda self: bool(self.redirects))),
+    ):
+        yield
+
+
+# --- what a server has no room for ---------------------------------------------------------------
+
+
+def _no_room(seed: int) -> Plan:
+    """A shard's disk is full again and again."""
+    random = Random(f"full {seed}")
+    faults = (
+        Fault(60 * i + random.randrange(20), "full-disk", ("shard-0-0",), random.randrange(10, 40))
+        for i in range(1, 40)
+    )
+    return busy(
+        seed, *faults, shards=2, f=0, durability="disk", lanes=8, calls=300, think_us=10_000,
+        conditions=_TWICE,
+    )  # fmt: skip
+
+
+def _rarely_there(seed: int) -> Plan:
+    """While clients are silent, their shards' views change."""
+    random = Random(f"kill {seed}")
+    servers = ("shard-0-0", "shard-1-0")
+    faults = (
+        Fault(2_000 * i + random.randrange(1_000), "kill", (servers[i % 2],)) for i in range(1, 30)
+    )
+    return busy(
+        seed, *faults, shards=2, f=0, durability="disk", think_us=6_000_000, conditions=_TWICE,
+    )  # fmt: skip
+
+
+_TWICE: Final = Conditions(delay_ns=(20 * US, 5 * MS), repeats=0.3, stalls=0.1)
+
+
+@mutant(_rarely_there, "two shards; views change while clients rest; a frame in three comes twice")
+def refusals_are_counted() -> Iterator[None]:
+    """A client takes any refusal for that of one more copy (docs/protocol.md, section 4)."""
+
+    def counted(self: Unit, refused: Refused) -> None:
+        server = refused.server
+        self.refusals = {**self.refusals, server: self.refusals.get(server, 0) + 1}
+
+    with replaced(Unit, "refuse", counted):
+        yield
+
+
+@mutant(_no_room, "two shards; one's disk is full often; a frame in three comes twice")
+def lack_of_room_without_a_tombstone() -> Iterator[None]:
+    """A server forgets which copies it promised never to take (docs/protocol.md, section 4)."""
+    put_off = shard.admission.put_off
+
+    def forgotten(
+        state: ReplicaState, route: bytes, session: Session, message: Insert, why: str
+    ) -> None:
+        put_off(state, route, session, message, why)
+        session.refused.pop(message.seq, None)
+
+    with (
+        replaced(shard.admission, "put_off", forgotten),
+        replaced(shard.replica, "put_off", forgotten),
+    ):
+        yield
+
+
+# --- what the membership service commits ---------------------------------------------------------
+
+
+def _leave_and_die(seed: int) -> Plan:
+    """A shard leaves while one of its servers is recovered."""
+    random = Random(f"leave {seed}")
+    name, at_ms = random.choice(("shard-0-0", "shard-0-1")), random.randrange(20, 150)
+    later = random.choice((0, 300, 1_000, 2_000))
+    faults = Fault(at_ms, "kill", (name,)), Fault(at_ms + later, "remove-shard", ("shard-0",))
+    return busy(seed, *faults, shards=2)
+
+
+@mutant(_leave_and_die, "two shards; one leaves while one of its servers is recovered")
+def retired_shard_comes_back_live() -> Iterator[None]:
+    """A shard that was told to leave is a member again after a recovery."""
+    with replaced(ClusterState, "returns_as", lambda _self, _shard: "live"):
+        yield
+
+
+def _leave(seed: int) -> Plan:
+    at_ms = Random(f"leave {seed}").randrange(20, 150)
+    return busy(seed, Fault(at_ms, "remove-shard", ("shard-0",)), shards=2, conditions=SLOW)
+
+
+@mutant(_leave, "two shards, one of which leaves; slow network")
+def finalized_before_all_are_sealed() -> Iterator[None]:
+    """A shard is finalized as soon as it is out of the leases."""
+
+    def is_sealed(self: Reshaping, number: int, _now: int) -> bool:
+        return self._state.placements[number].state == "leaving"
+
+    with replaced(Reshaping, "_is_sealed", is_sealed):
+        yield
+
+
+@mutant(_leave, "two shards, one of which leaves; slow network")
+def lease_without_a_limit() -> Iterator[None]:
+    """A lease does without a shard that leaves, and nothing says where that ends."""
+    grant = ClusterState._grant
+
+    def granted(self: ClusterState, command: GrantLease) -> Any:
+        before = dict(self.retired)
+        refusal = grant(self, command)
+        self.retired.update(before)
+        return refusal
+
+    with replaced(ClusterState, "_grant", granted):
+        yield
+
+
+# --- who knows what is stable --------------------------------------------------------------------
+
+
+def _lose_the_first_two(seed: int) -> Plan:
+    """The primary and the backup that heard most die; the third one goes on."""
+    random = Random(f"kill {seed}")
+    at_ms = random.randrange(50, 300)
+    third = random.choice((1, 2))
+    other = f"shard-0-{3 - third}"
+    faults = (
+        Fault(at_ms - 40, "clog", ("shard-0-0", f"shard-0-{third}"), 600),
+        Fault(at_ms, "kill", ("shard-0-0",)),
+        Fault(at_ms + 1, "kill", (other,)),
+    )
+    return busy(seed, *faults, f=2, lanes=8, think_us=0, conditions=LOSSY)
+
+
+@mutant(_lose_the_first_two, "f = 2; two servers are killed while the third does not hear one")
+def backup_of_three_knows_what_is_stable() -> Iterator[None]:
+    """A backup of three takes what it has applied for stable, as it may in a shard of two."""
+    init = Backup.__init__
+
+    def begun(self: Backup, state: ReplicaState) -> None:
+        init(self, state)
+        self._is_only = True  # type: ignore[misc]
+
+    with replaced(Backup, "__init__", begun):
+        yield

@@ -1,0 +1,116 @@
+"""Who lets shards join, leave and be finalized in a run: an operator with a client of his own.
+
+Rule: a change is asked for until it is answered, as `ziplog shard` does; the answer is that it is
+done, or a `ConfigError` that says why it cannot be. What was asked, and what came of it, is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from tests.sim.plan import shard_of
+from ziplog.client import arguments
+from ziplog.client.requests import NEVER, ConnectRequest
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import SimCluster
+    from tests.sim.history import History
+    from tests.sim.plan import Fault
+    from tests.sim.programs import ClientProgram
+    from ziplog.client import requests
+
+
+@dataclass
+class Change:
+    """Something that was asked for."""
+
+    kind: requests.Change
+    shard: int
+    #: Virtual time, nanoseconds.
+    asked: int
+    #: 0: it is under way.
+    ended: int = 0
+    #: Why it cannot be done; None: it is, or it is under way.
+    refused: ConfigError | None = None
+
+    def __str__(self) -> str:
+        how = "under way" if not self.ended else f"refused ({self.refused})"
+        return f"{self.kind} {self.shard}: {how if self.refused or not self.ended else 'done'}"
+
+
+class Operator:
+    """The operator of a cluster, and what he asked for."""
+
+    def __init__(self, cluster: SimCluster, history: History) -> None:
+        self._cluster: Final = cluster
+        self._history: Final = history
+        self._process: Final = cluster.client("operator")
+        self.changes: Final[list[Change]] = []
+
+    @property
+    def open(self) -> list[Change]:
+        """What is not answered."""
+        return [change for change in self.changes if not change.ended]
+
+    def ask(self, fault: Fault) -> Change:
+        """Begin what a plan says, at once and beside what is under way."""
+        kind = cast("requests.Change", fault.kind.removesuffix("-shard"))
+        return self.change(kind, shard_of(fault))
+
+    def change(self, kind: requests.Change, shard: int) -> Change:
+        """Begin a change; servers of a shard that joins are started first."""
+        change = Change(kind, shard, self._cluster.kernel.now)
+        self.changes.append(change)
+        servers = self._cluster.add_servers(shard) if kind == "add" else ()
+        replicas = {node.name: node.endpoint for node in servers}
+        request = arguments.change(shard, kind, NEVER, replicas)
+        self._program().call(request, lambda result: self._answered(change, result))
+        return change
+
+    def _answered(self, change: Change, result: Any) -> None:
+        kernel = self._cluster.kernel
+        assert result is None or isinstance(result, ConfigError), f"{change}: {result!r}"
+        change.ended, change.refused = kernel.now, result
+        kernel.tell(f"operator: {change}")
+        if result is None and change.kind != "add":
+            self._history.left(kernel.now, change.shard)
+
+    def check_end(self) -> None:
+        """Check that every shard is what was asked for, and that what was refused had a reason."""
+        assert not self.open, f"not answered: {'; '.join(map(str, self.open))}"
+        for change in self.changes:
+            if change.refused is not None:
+                assert _reason(change) in self._reasons(change), f"{change}"
+        left = {c.shard for c in self.changes if c.kind != "add" and c.refused is None}
+        states = {p.shard: p.state for p in self._cluster.state.placements.values()}
+        wanted = {shard: "finalized" if shard in left else "live" for shard in states}
+        assert states == wanted, f"{states} after {'; '.join(map(str, self.changes))}"
+
+    def _reasons(self, change: Change) -> set[str]:
+        """Return why a change may have been refused, by what else was asked for before."""
+        of_shard = [one for one in self.changes if one.shard == change.shard]
+        before = [one for one in of_shard if one.asked <= change.ended]
+        has_left = any(one.kind != "add" and one.refused is None for one in before)
+        if change.kind == "add":
+            return {"retired"} if has_left else set()
+        was_there = change.shard < self._cluster.plan.shards
+        is_there = any(c.kind == "add" and c.ended and c.ended <= change.asked for c in before)
+        return {"last-shard"} if was_there or is_there else {"last-shard", "no-such-shard"}
+
+    def _program(self) -> ClientProgram:
+        """Return what the operator's process runs; it is started when it is needed first."""
+        if not self._process.is_up:
+            self._process.start()
+            program = cast("ClientProgram", self._process.program)
+            program.call(ConnectRequest(NEVER), lambda _limits: None)
+        return cast("ClientProgram", self._process.program)
+
+
+def _reason(change: Change) -> str:
+    """Return the service's word for why a change was refused, by what its error allows."""
+    allowed = str(change.refused)
+    words = {"never comes back": "retired", "the last shard": "last-shard", "one of [": ""}
+    found = [reason for text, reason in words.items() if text in allowed]
+    return (found[0] or "no-such-shard") if found else allowed

@@ -1,0 +1,29 @@
+"""How a test waits for what it can only ask for: by asking again, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Between two looks at a condition.
+_PAUSE_S = 0.01
+
+
+def wait_until(condition: Callable[[], object], what: str, deadline_s: float = 40.0) -> None:
+    """Return once the condition holds; fail if that takes too long."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+        time.sleep(_PAUSE_S)
+
+
+async def until(condition: Callable[[], object], what: str, deadline_s: float = 40.0) -> None:
+    """Let the event loop's tasks go on until the condition holds; fail if that takes too long."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+        await asyncio.sleep(0)

@@ -1,0 +1,165 @@
+"""A log in memory behind the command line, and what the command line then prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from typer.testing import CliRunner
+
+import ziplog
+from ziplog.cli import app
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
+from ziplog.errors import NoSuchRecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from typing import Self
+
+    from typer.testing import Result
+STATUS = {
+    "cluster": "demo",
+    "durability": "memory",
+    "epoch": 812,
+    "finalized_epoch": 808,
+    "trimmed_before": "0@0",
+    "mms": [
+        {
+            "name": "mms-0",
+            "endpoint": "127.0.0.1:7400",
+            "pid": 4194304,
+            "leader": True,
+            "state": "up",
+        },
+    ],
+    "failure_handlers": [
+        {"name": "fh-0", "endpoint": "127.0.0.1:5", "pid": 5, "leader": True, "state": "up"},
+        {"name": "fh-1", "endpoint": "127.0.0.1:6", "pid": 6, "leader": False, "state": "down"},
+    ],
+    "losses": [],
+    "shards": [
+        {
+            "id": 0,
+            "view": 1,
+            "state": "live",
+            "rate_per_s": 1200,
+            "stable_gsn": 3487,
+            "durable_gsn": 3100,
+            "replicas": [
+                {
+                    "name": "shard-0-0",
+                    "endpoint": "127.0.0.1:2",
+                    "role": "primary",
+                    "pid": 3,
+                    "state": "up",
+                }
+            ],
+        }
+    ],
+}
+
+
+class FakeSubscription(list[ziplog.Record]):
+    caught_up = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class FakeLog:
+    """A log in a list; record i has gsn i + 1 and shard 0."""
+
+    def __init__(self) -> None:
+        self.records: list[ziplog.Record] = []
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def insert_after(
+        self, payload: bytes, after: ziplog.RecordId, *, key: str | None = None
+    ) -> ziplog.RecordId:
+        return self.insert_many([payload], after, key=key)[0]
+
+    def insert_many(
+        self, payloads: Sequence[bytes], after: ziplog.RecordId, *, key: str | None = None
+    ) -> list[ziplog.RecordId]:
+        self.calls.append(("insert", list(payloads), after))
+        first = len(self.records)
+        for payload in payloads:
+            rid = ziplog.RecordId(len(self.records) + 1, 0)
+            encoded = None if key is None else key.encode()
+            self.records.append(ziplog.Record(rid, payload, encoded, 1_700_000_000_000_000, 7))
+        return [record.rid for record in self.records[first:]]
+
+    def read_record(self, rid: ziplog.RecordId) -> ziplog.Record:
+        for record in self.records:
+            if record.rid == rid:
+                return record
+        raise NoSuchRecordError(rid, "nothing was inserted there")
+
+    def subscribe(
+        self, start: ziplog.RecordId, *, follow: bool, timeout: float | None
+    ) -> FakeSubscription:
+        self.calls.append(("subscribe", start, follow, timeout))
+        return FakeSubscription(record for record in self.records if record.rid.gsn >= start.gsn)
+
+    def trim(self, rid: ziplog.RecordId) -> None:
+        self.calls.append(("trim", rid))
+
+    def add_shard(self, shard: int, replicas: dict[str, str], *, timeout: float) -> None:
+        self.calls.append(("add", shard, replicas, timeout))
+
+    def remove_shard(self, shard: int, *, timeout: float) -> None:
+        self.calls.append(("remove", shard, timeout))
+
+    def finalize_shard(self, shard: int, *, timeout: float) -> None:
+        self.calls.append(("finalize", shard, timeout))
+
+    def cluster(self, **_: float) -> dict[str, Any]:
+        return STATUS
+
+
+def run(*arguments: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Result:
+    return CliRunner(env=env).invoke(app, list(arguments), input=stdin, prog_name="ziplog")
+
+
+def shard(number: int, **fields: Any) -> dict[str, Any]:
+    replicas = [
+        {
+            "name": f"shard-{number}-{index}",
+            "endpoint": f"127.0.0.1:{31990 + 2 * number + index}",
+            "role": ("primary", "backup")[index],
+            "pid": 4194300 + index,
+            "state": "suspect",
+        }
+        for index in range(2)
+    ]
+    return {
+        "id": number, "view": 12, "state": "recovering", "rate_per_s": 123456, "weight": 256,
+        "frontier": 10**15, "epoch": 98765432, "holes": 12345678, "is_watched": True,
+        "blocks": [], "stable_gsn": 10**15, "durable_gsn": 10**15, "replicas": replicas, **fields,
+    }  # fmt: skip
+
+
+def cluster_file(directory: Path, port: int, **changes: Any) -> Path:
+    """A file of the cluster of STATUS, with a shard 0 and a shard 1 that listens at `port`."""
+    values: dict[str, Any] = {
+        "name": "demo",
+        "data_dir": directory,
+        "f": 0,
+        "mms": (NodeConfig("mms-0", "127.0.0.1", 7400, 7401),),
+        "shards": (
+            ShardConfig(0, (NodeConfig("shard-0-0", "127.0.0.1", 2),)),
+            ShardConfig(1, (NodeConfig("other", "127.0.0.1", port),)),
+        ),
+    }
+    path = directory / "cluster.toml"
+    path.write_text(dump(ClusterConfig(**{**values, **changes})))
+    return path

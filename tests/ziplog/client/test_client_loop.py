@@ -1,0 +1,144 @@
+"""How the event loop is told that something came, without any network."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ziplog.client import asynchronous
+from ziplog.client.asynchronous import LoopEngine
+from ziplog.client.requests import NEVER, TailRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REQUEST = TailRequest(NEVER)
+
+
+class Fake:
+    """An engine, and its transport and core: what came stands in `frames`; `sign` makes readable.
+
+    As libzmq's, its descriptor stays readable until somebody receives in vain, or waits.
+    """
+
+    def __init__(self, _core: Any, answer: Callable[[int, Any], None], **_: Any) -> None:
+        self._answer = answer
+        self.core = self.transport = self
+        self.frames: list[int] = []
+        self.received = self.turns = self.waits = 0
+        #: What comes while a request is sent, or while `wait` looks, without a sign.
+        self.on_submit: list[int] = []
+        self.on_wait: list[int] = []
+        self._read, self._write = os.pipe2(os.O_NONBLOCK)
+
+    def sign(self) -> None:
+        os.write(self._write, b"\0")
+
+    def fileno(self) -> int:
+        return self._read
+
+    def submit(self, _number: int, _request: Any) -> None:
+        self.frames += self.on_submit
+
+    def receive(self) -> bool:
+        self.received += 1
+        if not self.frames:
+            return False
+        self._answer(self.frames.pop(0), "answer")
+        return True
+
+    def turn(self) -> None:
+        self.turns += 1
+
+    def ready(self) -> bool:
+        return bool(self.frames)
+
+    def wait(self, timeout_ns: int) -> None:
+        assert timeout_ns == 0
+        self.waits += 1
+        os.read(self._read, 4096)
+        self.frames += self.on_wait
+        self.on_wait = []
+
+    def next_wakeup(self) -> None:
+        return None
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
+@pytest.fixture(autouse=True)
+def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asynchronous, "Engine", Fake)
+
+
+def run(body: Callable[[LoopEngine, Any], Any]) -> None:
+    async def main() -> None:
+        driver = LoopEngine(None)  # type: ignore[arg-type]
+        try:
+            async with asyncio.timeout(10):
+                await body(driver, driver.engine)
+        finally:
+            driver.close()
+
+    asyncio.run(main())
+
+
+async def rounds(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_what_came_while_sending_is_found_without_a_sign() -> None:
+    async def body(driver: LoopEngine, engine: Fake) -> None:
+        engine.on_submit = [1]
+        assert await driver.call(REQUEST) == "answer"
+
+    run(body)
+
+
+def test_after_sending_nothing_is_received_that_is_not_there() -> None:
+    async def body(driver: LoopEngine, engine: Fake) -> None:
+        driver.submit(REQUEST)
+        await rounds()
+        assert (engine.received, engine.waits) == (0, 0)
+        # The core acts on what was submitted, nevertheless.
+        assert engine.turns == 1
+
+    run(body)
+
+
+def test_what_is_readable_is_received_and_not_waited_for() -> None:
+    async def body(driver: LoopEngine, engine: Fake) -> None:
+        _, future = driver.submit(REQUEST)
+        await rounds()
+        engine.frames.append(1)
+        engine.sign()
+        assert await future == "answer"
+        assert engine.waits == 0
+
+    run(body)
+
+
+def test_a_sign_that_brought_nothing_is_cleared_once() -> None:
+    async def body(_driver: LoopEngine, engine: Fake) -> None:
+        engine.sign()
+        await rounds(20)
+        assert engine.waits == 1
+
+    run(body)
+
+
+def test_what_comes_while_a_sign_is_cleared_is_found() -> None:
+    async def body(driver: LoopEngine, engine: Fake) -> None:
+        _, future = driver.submit(REQUEST)
+        await rounds()
+        engine.on_wait = [1]
+        engine.sign()
+        assert await future == "answer"
+
+    run(body)

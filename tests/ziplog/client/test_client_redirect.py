@@ -1,0 +1,373 @@
+"""What servers refuse for good, and where the client puts it (docs/protocol.md, section 13)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ziplog.client.fakes import (
+    CLUSTER,
+    MS,
+    FakeCluster,
+    Glass,
+    S,
+    ack,
+    connected,
+    learn,
+    pinned,
+    placement,
+    refused,
+    resolve,
+    sent,
+)
+from tests.ziplog.client.storms import in_a_storm, insert_all, under_way_at
+from ziplog import wire
+from ziplog.client.lane import UNIT_RECORDS
+from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
+from ziplog.node import Drained
+from ziplog.types import RecordId
+
+
+def redirect(insert: wire.Insert, server: int, **fields: Any) -> wire.Refused:
+    return msgspec.structs.replace(refused(insert, server, "redirect"), **fields)
+
+
+def moved(glass: Glass) -> list[int]:
+    """Return the shards to which something was sent, but for shard 0."""
+    return [m.shard for m in sent(glass) if m.shard]
+
+
+def test_a_redirect_of_all_replicas_counts_for_every_copy() -> None:
+    glass = connected()
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.pass_time(25 * MS)
+    assert len(sent(glass)) == 1, "a second copy"
+    glass.give(redirect(insert, 0))
+    assert not moved(glass)
+    glass.give(redirect(insert, 1))
+    (again,) = sent(glass)
+    assert (again.shard, again.seq, again.body) == (1, 1, insert.body)
+    glass.give(ack(again, 0, [2]), ack(again, 1, [2]))
+    assert glass.answers[call] == [RecordId(2, 1)]
+    counters = glass.core.counters
+    assert (counters.redirects, counters.moved, counters.protocol_errors) == (2, 1, 0)
+
+
+def test_a_lack_of_room_counts_for_the_copies_sent_so_far_only() -> None:
+    glass = connected()
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.pass_time(25 * MS)
+    (newest,) = sent(glass)
+    for _ in range(2):  # the network may deliver twice what was said once
+        glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
+    assert not moved(glass), "a copy is under way"
+    glass.give(redirect(insert, 0))
+    assert not moved(glass)
+    glass.give(refused(newest, 1, "full"))
+    assert moved(glass) == [1], "one will never take it, the other none of the two copies"
+
+
+def test_a_lack_of_room_counts_for_copies_that_were_lost() -> None:
+    glass = connected()
+    glass.insert(b"x")
+    glass.pass_time(500 * MS)
+    newest = sent(glass)[-1]
+    assert newest.copy > 3
+    glass.give(refused(newest, 0, "full"), refused(newest, 1, "full"))
+    assert moved(glass) == [1]
+
+
+def test_an_old_lack_of_room_does_not_make_void_what_was_promised_since() -> None:
+    glass = connected()
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.pass_time(25 * MS)
+    (newest,) = sent(glass)
+    glass.give(refused(newest, 0, "full"), refused(insert, 0, "full"), refused(newest, 1, "full"))
+    assert moved(glass) == [1]
+
+
+def test_a_redirect_that_comes_twice_is_not_that_of_two_servers() -> None:
+    glass = connected()
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(redirect(insert, 0), redirect(insert, 0))
+    assert not moved(glass)
+
+
+def test_a_redirect_voids_what_the_same_server_guessed() -> None:
+    glass = connected()
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(ack(insert, 1, [4]), redirect(insert, 0))
+    assert not moved(glass), "the backup holds it"
+    glass.give(redirect(insert, 1))
+    assert moved(glass) == [1]
+
+
+def test_a_guess_that_comes_after_the_promise_is_older_than_that() -> None:
+    glass = connected()
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(redirect(insert, 1), ack(insert, 1, [4], 9), ack(insert, 0, [4]))
+    assert call not in glass.answers, "the backup's word is void"
+    glass = connected()
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(redirect(insert, 1), ack(insert, 1, [4], 9), redirect(insert, 0))
+    assert moved(glass) == [1]
+
+
+def test_one_that_some_hold_and_some_refuse_is_repeated_until_all_agree() -> None:
+    glass = connected()
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(ack(insert, 1, [4]), redirect(insert, 0))
+    glass.pass_time(100 * MS)
+    assert {m.seq for m in sent(glass)} == {insert.seq}, "the same again, at the same shard"
+    assert call not in glass.answers
+    glass.give(redirect(insert, 1))
+    assert moved(glass) == [1]
+
+
+def test_where_the_primary_put_it_is_not_taken_back() -> None:
+    glass = connected()
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(ack(insert, 0, [4]), redirect(insert, 0), redirect(insert, 1))
+    assert not moved(glass)
+    glass.give(ack(insert, 1, [4], confirmed=True))
+    assert glass.answers[call] == [RecordId(4, 0)]
+    assert glass.core.counters.moved == 0
+
+
+def test_another_view_makes_void_what_was_promised_in_the_former_one() -> None:
+    glass = connected()
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(redirect(insert, 0))
+    learn(glass, 1, "recovering")
+    learn(glass, 2, "leaving")
+    glass.pass_time(1)
+    (again,) = sent(glass)
+    assert (again.shard, again.view, again.seq) == (0, 2, insert.seq)
+    glass.pass_time(50 * MS)
+    assert len(sent(glass)) == 1, "a copy more than is refused below"
+    glass.give(redirect(insert, 1), redirect(again, 1))
+    assert not moved(glass), "the primary of view 2 may take it"
+    glass.give(redirect(again, 0, view=3))
+    assert not moved(glass), "that is no promise of view 2"
+    glass.give(redirect(again, 0))
+    assert moved(glass) == [1]
+
+
+def test_a_doubt_ends_with_the_promises_of_all() -> None:
+    glass = connected(pinned)
+    call = glass.insert(b"x", timeout=1 * S)
+    (insert,) = sent(glass)
+    glass.give(ack(insert, 1, [4]))
+    glass.pass_time(1 * S)
+    error = glass.answers[call]
+    assert isinstance(error, OutcomeUnknownError)
+    answer = resolve(glass, error, 5 * S)
+    glass.give(redirect(insert, 0))
+    assert answer not in glass.answers
+    glass.give(redirect(insert, 1))
+    assert glass.answers[answer] == [None]
+
+
+def test_a_pinned_one_waits_at_home_and_has_a_new_identity_when_its_shard_is_back() -> None:
+    glass = connected(pinned)
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(redirect(insert, 0), redirect(insert, 1))
+    glass.take(wire.Hello)
+    glass.pass_time(200 * MS)
+    assert not sent(glass), "the service is asked first"
+    glass.inform(placement(0, state="parked"), placement(1))
+    glass.pass_time(5 * S)
+    assert not sent(glass)
+    glass.inform(placement(0), placement(1))
+    (again,) = sent(glass)
+    assert (again.shard, again.seq, again.done_below) == (0, insert.seq + 1, insert.seq + 1)
+    glass.give(ack(again, 0, [8]), ack(again, 1, [8]))
+    assert glass.answers[call] == [RecordId(8, 0)]
+    assert glass.core.counters.moved == 0
+
+
+def test_a_parked_shard_is_sent_what_is_under_way_there_and_says_that_it_is_nowhere() -> None:
+    """A copy, or a refusal, may have been lost; the shard may be away for a minute."""
+    glass = connected()
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(redirect(insert, 1))
+    glass.pass_time(200 * MS)
+    glass.inform(placement(insert.shard, state="parked"), placement(1 - insert.shard))
+    sent(glass)
+    glass.pass_time(1 * S)
+    copies = sent(glass)
+    assert copies, "the primary may not have had it"
+    assert {(copy.shard, copy.seq, copy.view) for copy in copies} == {(insert.shard, insert.seq, 1)}
+    glass.give(redirect(insert, 0))
+    (moved,) = sent(glass)
+    assert moved.shard == 1 - insert.shard
+    glass.give(ack(moved, 0, [8]), ack(moved, 1, [8]))
+    assert glass.answers[call] == [RecordId(8, moved.shard)]
+
+
+def test_a_shard_that_was_recovered_and_is_parked_is_sent_what_is_under_way_there() -> None:
+    glass = connected()
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    other = placement(1 - insert.shard)
+    for state in ("recovering", "parked"):
+        glass.core._routing.learn([placement(insert.shard, state=state), other])
+        glass.step(Drained())
+        glass.core.check()
+        glass.pass_time(2 * S)
+        assert bool(sent(glass)) == (state == "parked")
+
+
+def test_who_is_redirected_by_a_shard_that_the_service_calls_live_does_not_hurry() -> None:
+    glass = connected(pinned)
+    calls = [glass.insert(b"x", timeout=4 * S) for _ in range(100)]
+    count = 0
+    for _ in range(2000):
+        for insert in sent(glass):
+            count += 1
+            glass.give(redirect(insert, 0), redirect(insert, 1))
+        if glass.take(wire.Hello):
+            glass.sent.append(("", wire.Hello(CLUSTER, glass.core._turn._last_request)))
+            glass.inform(placement(0), placement(1))
+        glass.pass_time(1 * MS)
+    assert 1000 <= count <= 100 * 21, "each ten times a second"
+    glass.pass_time(2 * S)
+    assert all(isinstance(glass.answers[call], UnavailableError) for call in calls)
+
+
+def test_many_that_wait_at_home_cost_no_more_than_few() -> None:
+    choices: list[int] = []
+
+    def policy(payload: bytes, key: bytes | None, live: Any) -> int:
+        choices.append(pinned(payload, key, live))
+        return choices[-1]
+
+    glass = connected(policy)
+    for _ in range(100):
+        glass.insert(b"x")
+    for insert in sent(glass):
+        glass.give(redirect(insert, 0), redirect(insert, 1))
+    glass.pass_time(100 * MS)
+    glass.inform(placement(0, state="leaving"), placement(1))
+    assert not sent(glass)
+    assert len(choices) <= 500, "one answer of the service is one look at each"
+
+
+def test_half_a_call_ends_at_once_with_what_is_in_the_log() -> None:
+    glass = Glass()
+    glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=2))
+    call = glass.insert(*[b"x"] * (3 * UNIT_RECORDS))
+    first, second = sent(glass)
+    gsns = list(range(1, UNIT_RECORDS + 1))
+    glass.give(ack(first, 0, gsns))
+    glass.give(redirect(second, 0), redirect(second, 1))
+    assert call not in glass.answers, "the first part may be there, or not"
+    glass.give(ack(first, 1, gsns))
+    for insert in sent(glass):
+        assert insert.shard == 0
+        glass.give(redirect(insert, 0), redirect(insert, 1))
+    error = glass.answers[call]
+    assert type(error) is UnavailableError
+    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * UNIT_RECORDS)
+    assert not error.retriable, "the whole must not be repeated"
+    assert "512 of the 768 records" in str(error)
+    assert not under_way_at(glass)
+    glass.pass_time(5 * S)
+    assert not sent(glass)
+
+
+class ReshapedCluster(FakeCluster):
+    """Shards leave for good, or have no positions for a while; backups guess what is not placed."""
+
+    def __init__(self, glass: Glass, seed: int) -> None:
+        super().__init__(glass, seed, shards=3)
+        #: The shards without positions, and those that ever were.
+        self.out: set[int] = set()
+        self.was_out: set[int] = set()
+        #: The copies that came to a server, and those that it promised never to take.
+        self.seen: set[tuple[int, int, int]] = set()
+        self.promised: set[tuple[int, int, int]] = set()
+
+    def insert(self, server: int, message: wire.Insert) -> None:
+        key, promise = (message.shard, message.seq), (message.shard, message.seq, server)
+        is_placed = key in self.placed
+        follows = (message.shard, message.follows, server)
+        # A backup cannot know what the primary refused; when it is asked again, it gives in.
+        is_stranded = server and message.shard in self.was_out and promise in self.seen
+        self.seen.add(promise)
+        if not is_placed and (
+            message.shard in self.out or is_stranded or {promise, follows} & self.promised
+        ):
+            self.promised.add(promise)
+            self.reply(redirect(message, server))
+            return
+        if server and not is_placed and self.random.random() < 0.5:
+            guess = self.frontiers[message.shard] + 3 * self.random.randrange(3)
+            gsns = list(range(guess, guess + 3 * message.count, 3))
+            self.reply(ack(message, server, gsns, next(self.counter)))
+        if self.states[message.shard] == "leaving" and not server:
+            self.reply(wire.Leaving(CLUSTER, message.shard, 1))
+        super().insert(server, message)
+
+    def begin(self, shard: int, *, for_good: bool) -> None:
+        """Let a shard leave, or be parked for a while; shard 2 stays."""
+        if self.states[shard] != "live":
+            return
+        if for_good:
+            self.states[shard] = "leaving"
+            self.later(self.random.randrange(1, 300), lambda: self.run_out(shard))
+            self.later(600, lambda: self.states.update({shard: "finalized"}))
+        else:
+            self.states[shard] = "parked"
+            self.run_out(shard)
+            self.later(self.random.randrange(1, 500), lambda: self.end(shard))
+
+    def run_out(self, shard: int) -> None:
+        self.out.add(shard)
+        self.was_out.add(shard)
+
+    def end(self, shard: int) -> None:
+        self.states[shard] = "live"
+        self.out.discard(shard)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    loss=st.sampled_from([0.0, 0.05, 0.3]),
+    repetition=st.sampled_from([0.0, 0.3]),
+    pin=st.booleans(),
+    changes=st.lists(
+        st.tuples(st.integers(0, 400), st.integers(0, 1), st.booleans()), min_size=1, max_size=6
+    ),
+)
+def test_every_record_is_there_once_however_shards_leave(
+    seed: int, loss: float, repetition: float, pin: bool, changes: list[tuple[int, int, bool]]
+) -> None:
+    cluster = in_a_storm(ReshapedCluster, seed, loss, repetition, pin=pin)
+    for ms, shard, for_good in changes:
+        cluster.later(ms, partial(cluster.begin, shard, for_good=for_good))
+
+    def is_plausible(error: UnavailableError) -> bool:
+        # In a second, with that loss, the client may not have heard that its shard has left.
+        is_late = loss > 0 and isinstance(error, DeadlineError)
+        return pin or bool(error.results) or is_late  # without a pin, some shard takes it
+
+    insert_all(cluster, 20 * S, is_plausible)
+    assert not cluster.glass.core.counters.protocol_errors

@@ -1,0 +1,372 @@
+"""Shards that join, leave and are finalized, as a client sees it (docs/protocol.md, section 13)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from tests.ziplog.client.fakes import (
+    CLUSTER,
+    MS,
+    FakeCluster,
+    Glass,
+    S,
+    ack,
+    connected,
+    learn,
+    pinned,
+    placement,
+    sent,
+)
+from ziplog import wire
+from ziplog.client import arguments
+from ziplog.client.lane import UNIT_RECORDS
+from ziplog.client.requests import ReadRequest, SyncRequest, TailRequest
+from ziplog.errors import ConfigError, DeadlineError, UnavailableError
+from ziplog.types import RecordId
+from ziplog.view import Replica
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ziplog.view import Placement
+
+
+def leave(glass: Glass, shard: int = 0, view: int = 1) -> None:
+    glass.give(wire.Leaving(CLUSTER, shard, view))
+
+
+def joined(where: Placement) -> Placement:
+    """Return the placement of a shard that was a member: its servers' directories are known."""
+    replicas = tuple(msgspec.structs.replace(r, fingerprint="f") for r in where.replicas)
+    return msgspec.structs.replace(where, replicas=replicas)
+
+
+def payloads(insert: wire.Insert) -> list[bytes]:
+    return wire.decode_body(insert.body, insert.count).payloads
+
+
+# --- a shard that leaves ---
+
+
+def test_what_is_new_goes_elsewhere_and_what_is_under_way_goes_on() -> None:
+    glass = connected()
+    call = glass.insert(b"old")
+    (old,) = sent(glass)
+    glass.pass_time(10 * MS)
+    leave(glass)
+    glass.pass_time(1)
+    assert not sent(glass), "nothing is sent again for it"
+    glass.insert(b"new")
+    assert [(m.shard, payloads(m)) for m in sent(glass)] == [(1, [b"new"])]
+    glass.give(ack(old, 0, [4]), ack(old, 1, [4]))
+    assert glass.answers[call] == [RecordId(4, 0)]
+
+
+def test_calls_of_which_nothing_was_sent_move_and_what_was_begun_is_finished_there() -> None:
+    def policy(_payload: bytes, _key: bytes | None, live: Any) -> int:
+        return int(live[0])
+
+    glass = Glass(policy)
+    glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=1))
+    long = glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
+    glass.insert(b"waits")
+    (first,) = sent(glass)
+    leave(glass)
+    assert [(m.shard, payloads(m)) for m in sent(glass)] == [(1, [b"waits"])]
+    gsns = list(range(1, UNIT_RECORDS + 1))
+    glass.give(ack(first, 0, gsns), ack(first, 1, gsns))
+    (second,) = sent(glass)
+    assert (second.shard, second.count) == (0, 1)
+    glass.give(ack(second, 0, [900]), ack(second, 1, [900]))
+    assert glass.answers[long] == [RecordId(gsn, 0) for gsn in [*gsns, 900]]
+
+
+@pytest.mark.parametrize(
+    ("word", "is_believed"),
+    [((0, 2), True), ((0, 3), True), ((0, 1), False), ((7, 1), False)],
+)
+def test_the_word_counts_of_servers_that_are_not_behind(
+    word: tuple[int, int], is_believed: bool
+) -> None:
+    glass = Glass()
+    glass.connect(placement(0, view=2), placement(1))
+    leave(glass, *word)
+    glass.insert(b"x")
+    assert [m.shard for m in sent(glass)] == [1 if is_believed else 0]
+
+
+def test_the_service_is_asked_when_a_server_says_that_its_shard_leaves() -> None:
+    glass = connected()
+    leave(glass)
+    glass.pass_time(100 * MS)
+    assert glass.take(wire.Hello)
+
+
+@pytest.mark.parametrize("state", ["recovering", "finalized"])
+def test_who_recovers_or_is_finalized_is_not_called_leaving(state: str) -> None:
+    glass = connected()
+    learn(glass, 1, state)
+    leave(glass)
+    assert glass.core._routing.state(0) == state
+
+
+def test_who_has_left_never_comes_back() -> None:
+    """An answer of the service may be older than what a server said."""
+    glass = connected()
+    leave(glass)
+    for state in ("live", "parked", "joining"):
+        learn(glass, 1, state)
+        assert glass.core._routing.state(0) == "leaving"
+    for view, state in ((1, "recovering"), (2, "leaving"), (2, "finalized")):
+        learn(glass, view, state)
+        assert glass.core._routing.state(0) == state
+        for old in ("live", "parked"):
+            learn(glass, view, old)
+            assert glass.core._routing.state(0) == state
+    assert glass.core._routing.live == (1,)
+
+
+@pytest.mark.parametrize("state", ["leaving", "finalized"])
+def test_an_insert_that_is_pinned_to_a_shard_that_left_is_told_so_at_its_deadline(
+    state: str,
+) -> None:
+    glass = connected(pinned)
+    learn(glass, 1, state)
+    call = glass.insert(b"x", timeout=2 * S)
+    glass.pass_time(2 * S)
+    assert not sent(glass)
+    error = glass.answers[call]
+    assert isinstance(error, UnavailableError)
+    assert f"shard 0 ({state})" in str(error)
+    assert "[1]" in str(error), "it names who takes records"
+
+
+def test_a_running_client_uses_a_shard_that_joined_a_second_later() -> None:
+    glass = connected(lambda _p, _k, live: live[-1])
+    glass.call(ReadRequest(glass.until(60 * S), RecordId(1, 0)))
+    glass.take(wire.Hello)
+    glass.pass_time(1000 * MS)
+    glass.inform(placement(0), placement(1), placement(2))
+    glass.insert(b"x")
+    assert [m.shard for m in sent(glass)] == [2]
+
+
+class LeftCluster(FakeCluster):
+    def placements(self) -> list[Placement]:
+        return [joined(where) for where in super().placements()]
+
+
+@pytest.mark.parametrize("state", ["leaving", "finalized"])
+def test_what_a_shard_holds_that_left_is_read_as_ever(state: str) -> None:
+    glass = Glass(lambda payload, _k, _live: int(payload))
+    cluster = LeftCluster(glass, 1)
+    glass.connect(*cluster.placements())
+    rids = [cluster.result(glass.insert(b"%d" % (n % 2)))[0] for n in range(6)]
+    cluster.states[0] = state
+    learn(glass, 1, state)
+    read = cluster.result(glass.call(ReadRequest(glass.until(), rids[0])))
+    assert (read.rid, read.payload) == (rids[0], b"0")
+    tail = cluster.result(glass.call(TailRequest(glass.until())))
+    assert tail == max(rids)
+    assert [r.rid for r in cluster.fetch_all(cluster.subscribe())] == sorted(rids)
+    assert cluster.result(glass.call(SyncRequest(glass.until()))) == max(rids)
+
+
+def test_the_tail_is_not_asked_of_a_shard_that_never_had_a_position() -> None:
+    glass = connected()
+    call = glass.call(TailRequest(glass.until()))
+    question = glass.take(wire.LeaseQuery)[-1][1]
+    known = [
+        placement(0), joined(placement(1, state="finalized")), placement(2, state="joining"),
+        placement(3, state="finalized"), placement(4, state="recovering"),
+    ]  # fmt: skip
+    glass.give(wire.LeaseHistory(CLUSTER, question.request, [], known, 0))
+    for name, tail in glass.take(wire.Tail):
+        filled = 5 + tail.shard
+        assert tail.shard < 2, "nobody may be there"
+        glass.give(
+            wire.TailReply(CLUSTER, tail.shard, 1, int(name[3]), tail.request, filled, filled + 1)
+        )
+    assert glass.answers[call] == RecordId(6, 1)
+
+
+# --- changing shards ---
+
+SERVERS = {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}
+
+
+def change(
+    glass: Glass, what: Any, shard: int = 2, *, timeout: int = 10 * S
+) -> tuple[int, wire.ChangeShard]:
+    """Ask for a change; returns the call, and what the service was asked."""
+    request = arguments.change(shard, what, glass.until(timeout), SERVERS)
+    call = glass.call(request)
+    ((_, message),) = glass.take(wire.ChangeShard)
+    return call, message
+
+
+def changed(glass: Glass, message: wire.ChangeShard, error: Any = "") -> None:
+    glass.give(wire.ShardChanged(CLUSTER, message.request, message.shard, error))
+
+
+def test_a_shard_is_added_and_used_by_who_added_it() -> None:
+    glass = connected(lambda _p, _k, live: live[-1])
+    call, message = change(glass, "add")
+    assert (message.shard, message.change) == (2, "add")
+    assert message.replicas == [Replica("a", "127.0.0.1:1"), Replica("b", "127.0.0.1:2")]
+    glass.pass_time(100 * MS)
+    ((_, again),) = glass.take(wire.ChangeShard)
+    assert again == message, "it is asked until it is answered"
+    glass.take(wire.Hello)
+    changed(glass, message)
+    changed(glass, message)
+    assert call not in glass.answers
+    glass.inform(placement(0), placement(1), placement(2))
+    assert glass.answers[call] is None
+    glass.insert(b"x")
+    assert [m.shard for m in sent(glass)] == [2]
+
+
+@pytest.mark.parametrize("what", ["remove", "finalize"])
+def test_a_shard_is_removed_and_not_used_by_who_removed_it(what: str) -> None:
+    glass = connected()
+    call, message = change(glass, what, 0)
+    assert (message.shard, message.change, message.replicas) == (0, what, [])
+    changed(glass, message)
+    glass.inform(placement(0, state="leaving"), placement(1))
+    assert glass.answers[call] is None
+    glass.insert(b"x")
+    assert [m.shard for m in sent(glass)] == [1]
+
+
+def test_a_change_follows_the_leader() -> None:
+    glass = connected()
+    call, message = change(glass, "remove", 0)
+    glass.give(wire.NotLeader(CLUSTER, message.request, "mms:2"))
+    ((name, again),) = glass.take(wire.ChangeShard)
+    assert (name, again) == ("mms:2", message)
+    changed(glass, message)
+    ((name, hello),) = glass.take(wire.Hello)
+    assert name == "mms:2"
+    glass.sent.append((name, hello))
+    glass.inform(placement(0, state="leaving"), placement(1))
+    assert call in glass.answers
+
+
+@pytest.mark.parametrize(
+    ("what", "shard", "error", "words"),
+    [
+        ("remove", 7, "no-such-shard", ["shard is 7", "[0, 1]"]),
+        ("remove", 0, "last-shard", ["shard is 0", "add another one first"]),
+        ("add", 2, "wrong-size", ["['a', 'b']", "every shard of the cluster has: 3"]),
+        ("add", 0, "retired", ["shard is 0", "such as 2", "never comes back"]),
+        ("add", 0, "exists", ["shard is 0", "such as 2", "s0r0:1"]),
+    ],
+)
+def test_a_change_that_is_refused_says_what_is_wrong(
+    what: str, shard: int, error: str, words: Sequence[str]
+) -> None:
+    glass = connected()
+    call, message = change(glass, what, shard)
+    changed(glass, message, error)
+    assert call not in glass.answers, "what is told names what is"
+    glass.inform(placement(0, 3), placement(1, 3))
+    answer = glass.answers[call]
+    assert isinstance(answer, ConfigError)
+    assert f"cannot {what} shard {shard}" in str(answer)
+    for word in words:
+        assert word in str(answer)
+
+
+def test_a_number_that_is_in_use_is_named_although_some_of_the_servers_are_its_own() -> None:
+    glass = connected()
+    mine = arguments.change(0, "add", glass.until(), {"s0r0:1": "s0r0:1", "b": "127.0.0.1:2"})
+    call = glass.call(mine)
+    ((_, message),) = glass.take(wire.ChangeShard)
+    changed(glass, message, "exists")
+    glass.inform(placement(0), placement(1))
+    assert "shard is 0; it must be a number that no shard ever had" in str(glass.answers[call])
+
+
+@pytest.mark.parametrize("theirs", [Replica("a", "127.0.0.1:9"), Replica("c", "127.0.0.1:1")])
+def test_a_server_that_another_shard_has_is_named(theirs: Replica) -> None:
+    glass = connected()
+    call, message = change(glass, "add")
+    changed(glass, message, "exists")
+    other = msgspec.structs.replace(placement(1), replicas=(theirs, Replica("d", "d:1")))
+    glass.inform(placement(0), other)
+    answer = glass.answers[call]
+    assert isinstance(answer, ConfigError)
+    assert "replica is 'a=127.0.0.1:1'" in str(answer)
+    assert "shard 1 has" in str(answer)
+
+
+@pytest.mark.parametrize(
+    ("what", "state", "words"),
+    [
+        ("add", None, ["shard 2 (unknown)", "was not live", "did not confirm"]),
+        ("add", "joining", ["shard 2 (joining)", "s2r0:1 at s2r0:1", "must run"]),
+        ("remove", "leaving", ["shard 2 (leaving)", "is on all of them"]),
+        ("finalize", "leaving", ["shard 2 (leaving)", "was not finalized", "stable storage"]),
+        ("finalize", "recovering", ["shard 2 (recovering)", "recovered first"]),
+    ],
+)
+def test_a_change_that_is_late_says_what_it_waits_for(
+    what: str, state: str | None, words: Sequence[str]
+) -> None:
+    glass = connected()
+    call, _ = change(glass, what, timeout=3 * S)
+    for _ in range(2):
+        glass.take(wire.Hello)
+        glass.pass_time(1200 * MS)
+        glass.inform(*[placement(2, state=state)] if state else [placement(1)])
+    glass.pass_time(600 * MS)
+    answer = glass.answers[call]
+    assert isinstance(answer, DeadlineError)
+    for word in words:
+        assert word in str(answer)
+    glass.sent.clear()
+    glass.pass_time(60 * S)
+    assert not glass.sent, "nobody waits any more"
+
+
+def test_a_change_that_is_done_is_done_although_nobody_tells_where_shards_are() -> None:
+    glass = connected()
+    call, message = change(glass, "remove", 0)
+    changed(glass, message)
+    glass.pass_time(10 * S)
+    assert glass.answers[call] is None
+
+
+def test_a_change_for_which_nobody_waits_is_not_asked_for() -> None:
+    glass = connected()
+    call, message = change(glass, "remove", 0)
+    glass.cancel(call)
+    changed(glass, message)
+    glass.sent.clear()
+    glass.pass_time(60 * S)
+    assert not glass.sent
+    assert not glass.answers
+
+
+@pytest.mark.parametrize("shard", [-1, 2**31, "1", 1.0, True, None])
+def test_a_bad_shard_id_is_refused(shard: Any) -> None:
+    for what in ("add", "remove", "finalize"):
+        with pytest.raises(ConfigError, match="shard is"):
+            arguments.change(shard, what, 0, SERVERS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "replicas",
+    [
+        None, {}, [("a", "h:1")], "a=h:1", {"": "h:1"}, {"n" * 129: "h:1"}, {"a": "h"}, {"a": 1},
+        {"a": "h:0"}, {"a": "h:65536"}, {1: "h:1"}, {"a": "h:1", "b": "h:1"},
+        {str(i): f"h:{i + 1}" for i in range(17)},
+    ],
+)  # fmt: skip
+def test_bad_servers_are_refused(replicas: Any) -> None:
+    with pytest.raises(ConfigError, match="replicas is"):
+        arguments.change(2, "add", 0, replicas)

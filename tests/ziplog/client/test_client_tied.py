@@ -1,0 +1,257 @@
+"""A call's units stay in order through a recovery, or its call fails (docs/protocol.md, 4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.ziplog.client.fakes import (
+    MS,
+    Glass,
+    S,
+    ack,
+    connected,
+    learn,
+    pinned,
+    refused,
+    resolve,
+    sent,
+)
+from tests.ziplog.client.test_client_recovery import asked, located
+from ziplog.client import lane
+from ziplog.client.requests import InsertRequest
+from ziplog.errors import OutcomeUnknownError, UnavailableError
+from ziplog.types import RID_GENESIS, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ziplog.wire import Insert
+
+PAYLOADS = [b"0", b"1", b"2", b"3"]
+
+
+@pytest.fixture(autouse=True)
+def units_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each record be a unit."""
+    monkeypatch.setattr(lane, "UNIT_RECORDS", 1)
+
+
+def under_way(
+    payloads: Sequence[bytes] = PAYLOADS, timeout: int = 60 * S
+) -> tuple[Glass, int, list[Insert]]:
+    """Return a client with a call whose shard has been recovered since it was sent."""
+    glass = connected(pinned)
+    call = glass.call(
+        InsertRequest(glass.until(timeout), list(payloads), RID_GENESIS, None, 0, many=True)
+    )
+    units = sent(glass)
+    learn(glass)
+    learn(glass, 2, "live")
+    glass.pass_time(1)
+    return glass, call, units
+
+
+def placed(insert: Insert, gsn: int) -> list[Any]:
+    return [ack(insert, 0, [gsn]), ack(insert, 1, [gsn])]
+
+
+def failed(glass: Glass, call: int, *gsns: int) -> None:
+    """Check that a call has failed, with these places (0: none), for good."""
+    glass.pass_time(1)
+    asked(glass)
+    error = glass.answers[call]
+    assert type(error) is UnavailableError, repr(error)
+    assert not error.retriable
+    assert error.results == [RecordId(gsn, 0) if gsn else None for gsn in gsns]
+    missing = gsns.count(0)
+    assert f"it lost {missing} of the {len(gsns)} records" in str(error)
+    assert "recovered" in str(error)
+    glass.pass_time(5 * S)
+    assert not sent(glass)
+    assert not asked(glass)
+    glass.insert(b"z")
+    (later,) = sent(glass)
+    assert later.done_below == later.seq, "nothing is left of it"
+
+
+def test_nothing_is_sent_while_a_later_unit_may_be_there() -> None:
+    glass, call, units = under_way()
+    assert not sent(glass)
+    questions = asked(glass)
+    assert {q.seq for q in questions} == {unit.seq for unit in units}
+    assert {q.view for q in questions} == {1}
+    for unit in units[:-1]:
+        glass.give(located(unit, 2))
+        glass.pass_time(100 * MS)
+        assert not sent(glass)
+    assert call not in glass.answers
+    assert {q.seq for q in asked(glass)} >= {units[-1].seq}
+
+
+def test_a_unit_that_is_nowhere_is_not_sent_behind_a_later_one() -> None:
+    glass, call, (a, b, c, d) = under_way()
+    glass.give(located(b, 2), located(a, 2, [3]), located(c, 2, [5]))
+    glass.pass_time(1 * S)
+    assert call not in glass.answers, "the last one may be there, too"
+    glass.give(located(d, 2))
+    glass.pass_time(1)
+    failed(glass, call, 3, 0, 5, 0)
+
+
+def test_the_order_of_the_answers_does_not_matter() -> None:
+    glass, call, (a, b, c, d) = under_way()
+    glass.give(located(d, 2, [9]), located(c, 2), located(b, 2), located(a, 2))
+    glass.pass_time(1)
+    failed(glass, call, 0, 0, 0, 9)
+
+
+def test_all_that_is_nowhere_at_the_end_is_sent_again_in_order() -> None:
+    glass, call, (a, b, c, d) = under_way()
+    glass.give(located(d, 2), located(b, 2, [4]), located(c, 2))
+    glass.pass_time(1)
+    assert not sent(glass)
+    glass.give(located(a, 2, [3]))
+    glass.pass_time(1)
+    again = sent(glass)
+    assert [(m.seq, m.view, m.body) for m in again] == [(c.seq, 2, c.body), (d.seq, 2, d.body)]
+    glass.give(*placed(again[0], 7), *placed(again[1], 8))
+    assert glass.answers[call] == [RecordId(gsn, 0) for gsn in (3, 4, 7, 8)]
+
+
+def test_a_call_of_which_nothing_is_there_is_sent_again() -> None:
+    glass, call, units = under_way()
+    glass.give(*(located(unit, 2) for unit in reversed(units)))
+    glass.pass_time(1)
+    again = sent(glass)
+    assert [m.seq for m in again] == [unit.seq for unit in units]
+    glass.give(*(m for index, unit in enumerate(again) for m in placed(unit, 7 + index)))
+    assert glass.answers[call] == [RecordId(gsn, 0) for gsn in (7, 8, 9, 10)]
+
+
+def test_a_first_unit_that_nothing_is_behind_need_not_be_asked_for() -> None:
+    glass, call, (a, b) = under_way(PAYLOADS[:2])
+    glass.give(located(b, 2))
+    glass.pass_time(1)
+    assert [m.seq for m in sent(glass)] == [a.seq, b.seq]
+    assert call not in glass.answers
+
+
+def test_acks_of_the_former_view_count() -> None:
+    """All replicas of a view held it: so it is in every later one, and nothing before it may be."""
+    glass, call, (a, b) = under_way(PAYLOADS[:2])
+    glass.give(*placed(b, 6))
+    glass.pass_time(1)
+    assert not sent(glass)
+    glass.give(located(a, 2))
+    failed(glass, call, 0, 6)
+
+
+def test_an_ack_of_the_former_view_may_be_the_last_word() -> None:
+    glass, call, (a, b) = under_way(PAYLOADS[:2])
+    glass.give(located(a, 2))
+    glass.pass_time(1)
+    glass.give(*placed(b, 6))
+    failed(glass, call, 0, 6)
+
+
+def test_what_was_placed_before_the_recovery_counts() -> None:
+    glass = connected(pinned)
+    call = glass.insert(*PAYLOADS[:2])
+    a, b = sent(glass)
+    glass.give(*placed(b, 6))
+    learn(glass, 2, "live")
+    glass.pass_time(1)
+    assert not sent(glass)
+    glass.give(located(a, 3))
+    failed(glass, call, 0, 6)
+
+
+def test_the_second_recovery_is_like_the_first() -> None:
+    glass, call, units = under_way(PAYLOADS[:2])
+    glass.give(*(located(unit, 2) for unit in units))
+    glass.pass_time(1)
+    a, b = sent(glass)
+    learn(glass, 3, "live")
+    glass.give(located(a, 2), located(b, 2))
+    glass.pass_time(1)
+    assert not sent(glass), "copies of view 2 may be there"
+    glass.give(located(a, 3), located(b, 3, [9]))
+    failed(glass, call, 0, 9)
+
+
+def test_more_of_a_call_goes_out_once_it_is_known_what_is_there() -> None:
+    glass = connected(pinned)
+    call = glass.insert(*[bytes(200_000)] * 30)
+    units = sent(glass)
+    assert len(units) < 30
+    learn(glass, 2, "live")
+    for number, unit in enumerate(units[:5]):
+        glass.give(located(unit, 2, [number + 1]))
+        glass.pass_time(1)
+        assert not sent(glass), "not even what never was sent"
+    other = glass.insert(b"other")
+    (single,) = sent(glass)
+    glass.give(*placed(single, 100))
+    assert glass.answers[other], "others do not wait for it"
+    for unit in units[5:]:
+        glass.give(located(unit, 2))
+    glass.pass_time(1 * S)
+    again = {m.seq: m for m in sent(glass)}
+    assert again.keys() >= {unit.seq for unit in units[5:]}
+    gsn = 200
+    while again:
+        for unit in again.values():
+            glass.give(*placed(unit, gsn))
+            gsn += 1
+        again = {m.seq: m for m in sent(glass)}
+    assert len(glass.answers[call]) == 30
+
+
+def test_at_the_deadline_it_is_in_doubt_and_never_sent() -> None:
+    glass, call, (a, b, c) = under_way(PAYLOADS[:3], timeout=2 * S)
+    glass.give(located(b, 2), located(c, 2, [5]))
+    glass.pass_time(3 * S)
+    error = glass.answers[call]
+    assert isinstance(error, OutcomeUnknownError)
+    assert error.results == [None, None, RecordId(5, 0)]
+    question = resolve(glass, error)
+    assert not sent(glass)
+    glass.give(located(a, 2))
+    assert glass.answers[question] == [None, None, RecordId(5, 0)]
+
+
+def test_calls_of_one_unit_are_sent_at_once() -> None:
+    glass, _, (single,) = under_way(PAYLOADS[:1])
+    (again,) = sent(glass)
+    assert (again.seq, again.view) == (single.seq, 2)
+
+
+def test_what_all_replicas_refused_need_not_be_asked_for() -> None:
+    glass = connected(pinned)
+    call = glass.insert(*PAYLOADS[:2])
+    a, b = sent(glass)
+    glass.give(refused(a, 0, "full"), refused(a, 1, "full"))
+    learn(glass, 2, "live")
+    glass.pass_time(1)
+    assert not sent(glass), "the second one may be there"
+    assert {q.seq for q in asked(glass)} == {b.seq}
+    glass.give(located(b, 2))
+    glass.pass_time(1)
+    assert [m.seq for m in sent(glass)] == [a.seq, b.seq]
+    assert call not in glass.answers
+
+
+def test_a_call_that_went_to_another_shard_is_tied_no_longer() -> None:
+    glass = connected()
+    call = glass.insert(*PAYLOADS[:2])
+    a, b = sent(glass)
+    learn(glass, 2, "live")
+    learn(glass, 2)
+    glass.give(located(a, 2), located(b, 2))
+    moved = sent(glass)
+    assert [(m.shard, m.body) for m in moved] == [(1, a.body), (1, b.body)]
+    learn(glass, 3, "live")
+    glass.give(*placed(moved[0], 2), *placed(moved[1], 4))
+    assert glass.answers[call] == [RecordId(2, 1), RecordId(4, 1)]

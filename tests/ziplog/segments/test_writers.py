@@ -1,0 +1,57 @@
+"""The writers' table: against the whole history, and over its bound."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ziplog.segments.writers import Writers
+from ziplog.wire import Origin
+
+if TYPE_CHECKING:
+    import pytest
+
+WRITERS = [bytes([index]) * 16 for index in range(4)]
+
+written = st.lists(
+    st.tuples(st.sampled_from(WRITERS), st.integers(0, 3), st.integers(0, 12), st.integers(1, 5)),
+    max_size=40,
+)
+
+
+def repeated(history: list[Any], writer: bytes, batch: int, row: int, count: int) -> int:
+    """Row by row: it counts if it is later than all before it."""
+    seen = {(b, r + i) for w, b, r, n in history for i in range(n) if w == writer}
+    last = max(seen, default=(-1, -1))
+    return sum((batch, row + index) <= last for index in range(count))
+
+
+@given(written, st.integers(0, 40))
+def test_like_looking_at_all_that_was_written(history: list[Any], at: int) -> None:
+    writers = Writers()
+    for index, (writer, batch, row, count) in enumerate(history):
+        if index == at:  # a table goes on like the one that it was made of
+            writers = Writers(writers.export())
+        expected = repeated(history[:index], writer, batch, row, count)
+        assert writers.fresh(Origin(writer, batch, row), count) == expected
+
+
+@given(written)
+def test_units_that_follow_each_other_count_as_one(history: list[Any]) -> None:
+    one, parts = Writers(), Writers()
+    for writer, batch, row, count in history:
+        whole = one.fresh(Origin(writer, batch, row), count)
+        assert whole == sum(parts.fresh(Origin(writer, batch, row + i), 1) for i in range(count))
+    assert one.export() == parts.export()
+
+
+def test_who_wrote_least_recently_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ziplog.segments.writers.MAX_WRITERS", 3)
+    writers = Writers()
+    for writer in (*WRITERS[:3], WRITERS[0], WRITERS[3]):
+        writers.fresh(Origin(writer, 1, 1), 1)
+    assert [writer for writer, _, _ in writers.export()] == [WRITERS[2], WRITERS[0], WRITERS[3]]
+    assert writers.fresh(Origin(WRITERS[0], 1, 0), 3) == 2
+    assert writers.fresh(Origin(WRITERS[1], 1, 1), 1) == 0

@@ -1,0 +1,268 @@
+"""Peers that send without end, break off in the middle or never were ours: the process goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import resource
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+import pytest
+import zmq
+
+from tests.waiting import wait_until
+from ziplog.runtime import floods
+from ziplog.runtime.floods import LIMIT_BYTES, Floods
+from ziplog.runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+PING: Final = b"\x04\x07\x04PING\0\0"
+#: libzmq reads this much at once.
+READ_BYTES: Final = 8192
+
+
+class Raw:
+    """A peer of plain bytes, which has shaken hands."""
+
+    def __init__(self, port: int, identity: bytes = b"") -> None:
+        ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity"
+        ready += struct.pack(">I", len(identity)) + identity
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.send(GREETING + b"\x04" + bytes([len(ready)]) + ready)
+        got = b""
+        while len(got) < len(GREETING) + 2 or len(got) < len(GREETING) + 2 + got[65]:
+            got += self.socket.recv(4096)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def reset(self) -> None:
+        """Break off: what is under way is lost."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+
+def wire(frame: bytes) -> bytes:
+    """Return a frame as it is on the wire."""
+    size = len(frame)
+    head = b"\0" + bytes([size]) if size < 256 else b"\2" + size.to_bytes(8, "big")
+    return head + frame
+
+
+@pytest.fixture
+def server() -> Iterator[Transport]:
+    transport = Transport("127.0.0.1:0")
+    yield transport
+    transport.close()
+
+
+def port_of(transport: Transport) -> int:
+    assert transport.endpoint is not None
+    return int(transport.endpoint.rpartition(":")[2])
+
+
+def take_all(transport: Transport) -> list[bytes]:
+    found = []
+    while (received := transport.receive()) is not None:
+        found.append(received[1])
+    transport.wait(0)
+    return found
+
+
+# --- who breaks off --------------------------------------------------------------------------
+
+
+def be_attacked() -> None:
+    """Be a server whose peer sends more than is taken, begs for an answer, and breaks off."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    server = Transport("127.0.0.1:0")
+    port = port_of(server)
+    for _ in range(5):
+        attacker = Raw(port)
+        attack = wire(b"x") * 2_000 + PING * 10
+        assert len(attack) < READ_BYTES
+        attacker.send(attack)
+        # Who has shaken hands afterwards has met an I/O thread that had seen what was before.
+        Raw(port).reset()
+        attacker.reset()
+        Raw(port).reset()
+        wait_until(lambda: not take_all(server), "all frames")
+    with Raw(port) as friend:
+        friend.send(wire(b"still there"))
+        wait_until(lambda: take_all(server) == [b"still there"], "a frame")
+    server.close()
+
+
+def test_who_breaks_off_in_a_flood_does_not_stop_the_process() -> None:
+    # libzmq would stop it with SIGABRT, so it is one of its own.
+    process = multiprocessing.get_context("spawn").Process(target=be_attacked)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def test_libzmq_never_stops_reading_and_never_asks_who_is_there(server: Transport) -> None:
+    # Each of the two, with a connection that ends at the wrong time, stops the process.
+    options = (zmq.RCVHWM, zmq.HEARTBEAT_IVL)
+    assert [server._socket.get(option) for option in options] == [0, 0]
+    with Raw(port_of(server)) as peer:
+        wait_until(lambda: not take_all(server), "nothing")
+        found = [fd for fd in range(3, 200) if is_to(fd, peer.socket.getsockname())]
+        with socket.fromfd(found[0], socket.AF_INET, socket.SOCK_STREAM) as ours:
+            # The kernel asks instead.
+            assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
+            assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
+
+
+def is_to(fd: int, address: tuple[str, int]) -> bool:
+    with (
+        contextlib.suppress(OSError),
+        socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as found,
+    ):
+        return bool(found.getpeername() == address)
+    return False
+
+
+# --- who sends without end -------------------------------------------------------------------
+
+
+class Flood:
+    """Somebody who sends frames until the connection is cut."""
+
+    def __init__(self, port: int, identity: bytes = b"") -> None:
+        self._peer = Raw(port, identity)
+        self._is_over = False
+        self.sent = 0
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        data = wire(bytes(1000)) * 100
+        with contextlib.suppress(OSError):
+            while not self._is_over:
+                self._peer.send(data)
+                self.sent += len(data)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        with contextlib.suppress(OSError):
+            self._peer.socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._peer.reset()
+
+
+@pytest.mark.parametrize("identity", [b"", b"twin", b"\0twin"])
+def test_a_flood_is_cut_off_and_nobody_else(server: Transport, identity: bytes) -> None:
+    port = port_of(server)
+    # libzmq never gives the frames of the second of two peers with one identity.
+    with Raw(port, identity), Raw(port) as other, Flood(port, identity) as flood:
+        # Nothing is taken meanwhile.
+        wait_until(lambda: server.wait(0) or server.cut, "a cut")
+        assert flood.sent > LIMIT_BYTES // 2
+        other.send(wire(b"after"))
+        wait_until(lambda: b"after" in take_all(server), "the other's frame")
+        assert server.cut == 1
+
+
+def test_what_is_taken_is_no_flood(server: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floods, "LIMIT_BYTES", 500_000)
+    monkeypatch.setattr(floods, "LOOK_NS", 0)
+    frames = [bytes(size) for size in (0, 1, 255, 256, 70_000)]
+    data = b"".join(wire(frame) for frame in frames)
+    with Raw(port_of(server)) as peer:
+        for _ in range(20):
+            peer.send(data)
+            found: list[bytes] = []
+            wait_until(lambda: found.extend(take_all(server)) or found == frames, "frames")  # noqa: B023
+        [counted] = server._peers.values()
+        assert server._floods is not None
+        server._floods._next_look = 0
+        server.wait(0)
+        # To the byte: a count that drifts would cut off everybody in the end.
+        assert counted.taken == 20 * len(data) > floods.LIMIT_BYTES
+    assert server.cut == 0
+
+
+def test_a_process_that_never_waits_looks_too(
+    server: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(floods, "LIMIT_BYTES", 1_000_000)
+    with Flood(port_of(server)):
+        wait_until(lambda: [server.receive() for _ in range(100)] and server.cut, "a cut")
+
+
+def test_who_is_gone_is_forgotten(server: Transport) -> None:
+    port = port_of(server)
+    for _ in range(50):
+        with Raw(port) as peer:
+            peer.send(wire(b"x"))
+            wait_until(lambda: take_all(server) == [b"x"], "a frame")
+    wait_until(lambda: take_all(server) == [] and not server._peers, "nobody")
+
+
+def test_nobody_is_forgotten_for_want_of_descriptors(
+    server: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Raw(port_of(server)) as peer:
+        peer.send(wire(b"x"))
+        wait_until(lambda: take_all(server) == [b"x"], "a frame")
+        looks: list[str] = []
+
+        def fail(path: str) -> None:
+            looks.append(path)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(os, "scandir", fail)
+        wait_until(lambda: take_all(server) == [] and len(looks) > 2, "looks")
+        assert len(server._peers) == 1
+
+
+def test_only_connections_to_the_port_are_cut_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floods, "LIMIT_BYTES", 1_000)
+    with contextlib.ExitStack() as stack:
+        ours, others = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab")
+        accepted = []
+        for listener in (ours, others):
+            outward = stack.enter_context(socket.create_connection(listener.getsockname()))
+            accepted.append(stack.enter_context(listener.accept()[0]))
+            for end in (outward, accepted[-1]):
+                end.sendall(bytes(1_001))
+        watch = Floods(ours.getsockname()[1])
+        for _ in range(2):
+            watch._next_look = 0
+            assert watch.look() == []
+            assert watch.cut == 1
+        # Cut off in the middle of it, and from now on.
+        assert [len(connection.recv(2_000)) for connection in accepted] == [1_001, 1_001]
+        assert accepted[0].recv(1) == b""
+        accepted[1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            accepted[1].recv(1)
+
+
+def test_a_descriptor_that_is_no_connection_counts_for_nobody() -> None:
+    watch, peer = Floods(1), floods.Peer(b"x")
+    with socket.socket(socket.AF_UNIX) as unix, Path(os.devnull).open("rb") as file:
+        assert not watch.add(peer, unix.fileno())
+        assert not watch.add(peer, file.fileno())
+    assert not watch.add(peer, 10_000)
+    assert watch.look() == []

@@ -1,0 +1,248 @@
+"""`ziplog shard`: shards come and go while the log is in use."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.console import Console
+
+from ziplog import growth
+from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
+from ziplog.cli.tables import cell, stdout, table
+from ziplog.config import ShardConfig, load
+from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
+from ziplog.supervisor import CLUSTER_FILE, running_pid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import ziplog
+    from ziplog.config import ClusterConfig
+
+app: Final = typer.Typer(
+    help="Add shards to a running log, and take them out.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_LOOK_S: Final = 0.3
+_PROC: Final = Path("/proc")
+_NUMBERS: Final = frozenset({"id", "view", "rate/s", "weight", "holes"})
+
+Number = Annotated[int, typer.Argument(metavar="N", min=0, help="The shard's number.")]
+
+
+@app.command("list")
+def list_shards(
+    *,
+    json: Json = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Show every shard that the log ever had; --json: a line for each.
+
+    States: joining, live, parked and recovering (takes no records at the moment), leaving,
+    finalized (takes none any more; readable for ever).
+    """
+    with connect(bootstrap, timeout) as log:
+        shards = log.cluster()["shards"]
+    if json:
+        for shard in shards:
+            sys.stdout.write(msgspec.json.encode(shard).decode() + "\n")
+        return
+    shown = table("id", "state", "view", "rate/s", "weight", "holes", "replicas", right=_NUMBERS)
+    for shard in shards:
+        fields = ("id", "state", "view", "rate_per_s", "weight", "holes")
+        replicas = [f"{r['name']} {r['endpoint']} {r['state']}" for r in shard["replicas"]]
+        shown.add_row(*(cell(shard.get(field)) for field in fields), "\n".join(replicas))
+    stdout().print(shown)
+
+
+@app.command()
+def add(
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir",
+            metavar="D",
+            help="Where `ziplog up` runs. [default: found by the cluster's processes]",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="A cluster file that has the shard; start nothing."
+        ),
+    ] = None,
+    shard: Annotated[
+        int | None, typer.Option("--shard", min=0, metavar="N", help="Which one in that file.")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 60.0,
+) -> None:
+    """Add a shard; prints its number once it takes records.
+
+    On the machine where `ziplog up` runs: a new [[shard]] is added to the cluster file there, and
+    `ziplog up` starts its servers. If that fails half-way, the next attempt goes on with it.
+
+    Servers that no `ziplog up` starts: write the [[shard]] into the cluster file of its machines,
+    start each server (python -m shard --config FILE --node NAME), then: --config FILE --shard N.
+    """  # fmt: skip
+    if (config is None) != (shard is None) or (config is not None and data_dir is not None):
+        raise ConfigError("--config", config and str(config), "given with --shard, and alone")
+    until = time.monotonic() + timeout
+    with connect(bootstrap, timeout) as log:
+        document = log.cluster()
+        if config is not None and shard is not None:
+            added, logs = _written(config, shard, document), "see the logs of its servers"
+            _place(log, added, until, logs)
+        else:
+            added = _grow(log, data_dir or _find(document), until)
+    servers = ", ".join(f"{node.name} at {node.endpoint}" for node in added.replicas)
+    say(f"shard {added.id} is live: {servers}")
+    sys.stdout.write(f"{added.id}\n")
+
+
+@app.command()
+def remove(
+    number: Number, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = 60.0
+) -> None:
+    """Take shard N out for good; returns when it takes no more records.
+
+    Inserts under way are done, new ones go to other shards. What it holds stays readable, so its
+    servers must go on, and are looked after as before. Its number is never used again.
+    """
+    with connect(bootstrap, timeout) as log, _progress(log, number):
+        log.remove_shard(number, timeout=timeout)
+    say(f"shard {number} takes no more records; it stays readable, so its servers go on")
+
+
+@app.command()
+def finalize(
+    number: Number, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = 60.0
+) -> None:
+    """Take shard N out, if it is not, and wait until nothing in it can ever change.
+
+    That is when all of its servers have all of it on their disks. It stays readable, so its servers
+    go on; only trims still change their files.
+    """
+    with connect(bootstrap, timeout) as log, _progress(log, number):
+        log.finalize_shard(number, timeout=timeout)
+    say(f"shard {number} is finalized; it stays readable, so its servers go on")
+
+
+def _grow(log: ziplog.Log, directory: Path, until: float) -> ShardConfig:
+    """Add a shard to the cluster that a supervisor runs in `directory`."""
+    path = directory / CLUSTER_FILE
+    _check_is_of(path, load(path), log.cluster())
+    if running_pid(directory) is None:
+        raise UnavailableError(
+            f"no `ziplog up` runs in {directory}, so nobody would start the servers; start it, or"
+            " start them yourself (ziplog shard add --help)"
+        )
+    with growth.alone(path, until - time.monotonic()):
+        added = growth.next_shard(path, [shard["id"] for shard in log.cluster()["shards"]])
+        logs = f"the logs of its servers are in {directory / 'logs'}"
+        _place(log, added, until, logs)
+    return added
+
+
+def _place(log: ziplog.Log, shard: ShardConfig, until: float, logs: str) -> None:
+    try:
+        with _progress(log, shard.id):
+            growth.await_servers(shard, until)
+            replicas = {node.name: node.endpoint for node in shard.replicas}
+            log.add_shard(shard.id, replicas, timeout=max(until - time.monotonic(), 0.001))
+    except DeadlineError as error:
+        raise DeadlineError(f"{error}; {logs}") from error
+
+
+def _written(path: Path, number: int, document: dict[str, Any]) -> ShardConfig:
+    """Return a shard that an operator wrote into a cluster file."""
+    config = load(path)
+    _check_is_of(path, config, document)
+    found = next((shard for shard in config.shards if shard.id == number), None)
+    if found is None:
+        ids = ", ".join(str(shard.id) for shard in config.shards)
+        raise ConfigError("--shard", number, f"a [[shard]] of the file, which has {ids}", str(path))
+    return found
+
+
+def _check_is_of(path: Path, config: ClusterConfig, document: dict[str, Any]) -> None:
+    """Refuse the file of another cluster than the one that answers."""
+    endpoints = {node["endpoint"] for node in document["mms"]}
+    if (config.name, {node.endpoint for node in config.mms}) != (document["cluster"], endpoints):
+        where = ", ".join(sorted(endpoints))
+        allowed = f"that of cluster {document['cluster']!r} at {where}, which --bootstrap names"
+        raise ConfigError("cluster file", str(path), allowed)
+
+
+def _find(document: dict[str, Any]) -> Path:
+    """Return the directory of the cluster file from which the cluster's processes run.
+
+    They are looked for on this machine, among its processes: the cluster itself tells nobody where
+    its files are, and what it told would mean nothing on another machine.
+    """
+    replicas = (node for shard in document["shards"] for node in shard["replicas"])
+    for node in (*document["mms"], *document["failure_handlers"], *replicas):
+        path = _config_of(node["pid"], node["name"]) if node["pid"] else None
+        if path is None:
+            continue
+        with contextlib.suppress(ConfigError):
+            _check_is_of(path, load(path), document)
+            return path.parent
+    raise UnavailableError(
+        "no process of this cluster is seen on this machine; give --data-dir, or --config and"
+        " --shard (ziplog shard add --help)"
+    )
+
+
+def _config_of(pid: int, name: str) -> Path | None:
+    """Return the cluster file of process `pid`, if it is node `name` of some cluster."""
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    options = dict(pairwise(words))
+    path = Path(options.get("--config", ""))
+    return path if options.get("--node") == name and path.is_absolute() else None
+
+
+@contextlib.contextmanager
+def _progress(log: ziplog.Log, shard: int) -> Iterator[None]:
+    """Show on a terminal how a shard changes, and nothing elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    done = threading.Event()
+    with console.status(f"shard {shard}") as shown:
+
+        def look() -> None:
+            while not done.wait(_LOOK_S):
+                with contextlib.suppress(ZiplogError):
+                    shown.update(_describe(log.cluster(timeout=1.0), shard))
+
+        looking = threading.Thread(target=look, name="ziplog-progress")
+        looking.start()
+        try:
+            yield
+        finally:
+            done.set()
+            looking.join()
+
+
+def _describe(document: dict[str, Any], shard: int) -> str:
+    found = next((one for one in document["shards"] if one["id"] == shard), None)
+    if found is None:
+        return f"shard {shard}: its servers start"
+    replicas = ", ".join(f"{node['name']} {node['state']}" for node in found["replicas"])
+    return f"shard {shard} is {found['state']}: {replicas}"

@@ -1,0 +1,31 @@
+"""Tables for people, on stdout."""
+
+from __future__ import annotations
+
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+#: In a pipe nothing is cut off.
+_NO_TERMINAL_WIDTH = 1000
+
+
+def stdout() -> Console:
+    """Return stdout: as wide as the terminal."""
+    width = None if sys.stdout.isatty() else _NO_TERMINAL_WIDTH
+    return Console(file=sys.stdout, highlight=False, width=width)
+
+
+def table(*names: str, right: frozenset[str] = frozenset()) -> Table:
+    """Return a table with these columns, those in `right` for numbers."""
+    made = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in names:
+        made.add_column(name, no_wrap=True, justify="right" if name in right else "left")
+    return made
+
+
+def cell(value: object) -> str:
+    """Return a value as a cell has it; empty if it is not known."""
+    return "" if value is None else str(value)

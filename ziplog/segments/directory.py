@@ -1,0 +1,223 @@
+"""The segment files of a server as somebody else reads them: without changing any, at any time.
+
+A server may run there, and append, seal, cut and delete. Rule: what a newer file makes void counts
+as gone, whether or not it was tidied up; nothing above the last mark's frontier is given out, since
+only that is known to be stable. Invariant: units come in the order of their positions, all that are
+there, or `UnreadableError` (docs/protocol.md, sections 10 and 14).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ziplog.segments.entry import UnreadableError
+from ziplog.segments.segment import Segment
+from ziplog.segments.stored import DAMAGED, PLACE, decode
+from ziplog.wire import Place, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: A directory that changed so lately may change again at the same time of its clock.
+_SETTLED_NS: Final = 200_000_000
+
+
+class Listed(NamedTuple):
+    """A segment that is there."""
+
+    #: Known by its name only.
+    segment: Segment
+    #: The number of the first entry that belongs to a newer one; 0: it is the newest.
+    limit: int
+    has_rows: bool
+
+
+class SegmentDirectory:
+    """The segments in a directory. One thread."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read what is in `directory`, which a storage server calls its `segments`."""
+        self._directory = directory
+        self._listed: list[Listed] = []
+        self._seen: tuple[int, bool] = (0, False)
+        #: Segments as they were loaded, with what they were loaded by.
+        self._loaded: dict[str, tuple[tuple[int, int, int], Segment]] = {}
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a server runs there, as far as this machine can tell."""
+        try:
+            fd = os.open(self._directory.parent / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the server stopped in good order and rests: its files tell all that it held."""
+        return (self._directory.parent / "checkpoint").exists() and not self.is_locked
+
+    # --- what there is -----------------------------------------------------------------------
+
+    def listed(self) -> list[Listed]:
+        """Return the segments that are not void, oldest first."""
+        try:
+            changed = self._directory.stat().st_mtime_ns
+            if self._seen != (changed, True):
+                is_settled = time.time_ns() - changed > _SETTLED_NS
+                self._listed = self._list()
+                self._seen = (changed, is_settled)
+        except FileNotFoundError:
+            self._listed, self._seen = [], (0, False)
+        return self._listed
+
+    def _list(self) -> list[Listed]:
+        names = {path.name for path in self._directory.iterdir()}
+        segments = [segment for name in names if (segment := Segment.named(name)) is not None]
+        segments.sort(key=lambda segment: segment.number)
+        listed: list[Listed] = []
+        limit = 0
+        for segment in reversed(segments):
+            if listed and (listed[-1].segment.is_first or segment.base_fseq > limit > 0):
+                continue
+            listed.append(Listed(segment, limit, segment.rows_name in names))
+            # Files of before entries were counted tell none.
+            limit = min(limit or segment.base_fseq, segment.base_fseq) or limit
+        there = {entry.segment.name for entry in listed}
+        self._loaded = {name: kept for name, kept in self._loaded.items() if name in there}
+        return listed[::-1]
+
+    @property
+    def start(self) -> int:
+        """The first position that is in the files; 1 if there are none."""
+        listed = self.listed()
+        return listed[0].segment.base if listed else 1
+
+    @property
+    def stable_end(self) -> int:
+        """All that the shard owns below this is stable, as the files tell; 1: nothing.
+
+        Raises:
+            UnreadableError: the newest file cannot be read.
+
+        """
+        return self._marked()[0]
+
+    @property
+    def trim(self) -> int:
+        """All before this was trimmed, as the files tell; 1: nothing.
+
+        Raises:
+            UnreadableError: the newest file cannot be read.
+
+        """
+        return self._marked()[1]
+
+    def _marked(self) -> tuple[int, int]:
+        listed = self.listed()
+        trim = listed[0].segment.base if listed and listed[0].segment.is_first else 1
+        for entry in reversed(listed):
+            mark = self._load(entry).mark
+            if mark is not None:
+                return max(mark.frontier, 1), max(mark.trim, trim, 1)
+        return 1, trim
+
+    # --- units -------------------------------------------------------------------------------
+
+    def units(self, start: int, stop: int) -> Iterator[tuple[list[Unit], int]]:
+        """Give the stable units that reach into [start, stop), some at a time.
+
+        Each time also up to where that is all. It ends at `stop`, or at `stable_end` if that is
+        less. Units may stick out at both ends.
+
+        Raises:
+            UnreadableError: a file is damaged, or was deleted meanwhile.
+
+        """
+        end = min(stop, self.stable_end)
+        listed = self.listed()
+        first = bisect_right(listed, start, key=lambda entry: entry.segment.base) - 1
+        before: Segment | None = None
+        for entry in listed[max(first - 1, 0) :]:
+            if start >= end:
+                return
+            segment = self._load(entry)
+            self._connect(before, segment, start)
+            before = segment
+            if segment.last < start:
+                continue
+            for units, reached in self._units(segment, entry.limit, start, end):
+                yield units, reached
+                start = reached
+        if start < end:
+            raise UnreadableError(f"gsn {start} was in the damaged end of {self._directory}")
+
+    def _connect(self, before: Segment | None, segment: Segment, start: int) -> None:
+        """Tell a segment what it has to know of the one before it; see that none is missing."""
+        is_torn = before is not None and (
+            before.is_torn or segment.base_fseq > before.last_fseq + 1
+        )
+        end = before.last + 1 if before is not None else 1
+        if start < segment.base and (is_torn or end < segment.base):
+            raise UnreadableError(f"gsn {start} was in a segment of {self._directory} that is gone")
+        segment.is_torn_before = is_torn and end == segment.base
+
+    def _units(
+        self, segment: Segment, limit: int, start: int, end: int
+    ) -> Iterator[tuple[list[Unit], int]]:
+        """Give the units of one segment, and up to where that is all."""
+        for block in range(segment.block_at(start), len(segment.lasts) + 1):
+            data, entries = segment.read(self._directory, block)
+            units: list[Unit] = []
+            reached = start
+            for found in entries:
+                if found.last < start:
+                    continue
+                is_damaged = found.kind == DAMAGED
+                if found.first >= end or (not is_damaged and found.fseq >= limit > 0):
+                    reached = end if found.first >= end else reached
+                    if reached > start:
+                        yield units, reached
+                    return
+                if is_damaged:
+                    raise UnreadableError(f"{segment.name} is damaged at gsn {found.first}")
+                if found.kind == PLACE:
+                    place = decode(data, found, segment.name).decision
+                    assert isinstance(place, Place), "the header tells the kind"
+                    units.append(Unit(place.epoch, place.gsns, place.body or b""))
+                reached = found.last + 1
+            if reached > start:
+                yield units, min(reached, end)
+                start = reached
+
+    def _load(self, entry: Listed) -> Segment:
+        """Return a segment with its index: from the file beside it, or made anew."""
+        segment = entry.segment
+        path = self._directory / segment.name
+        try:
+            facts = path.stat()
+            stamp = (facts.st_size, facts.st_mtime_ns, entry.limit)
+            kept = self._loaded.get(segment.name)
+            if kept is not None and kept[0] == stamp:
+                return kept[1]
+            loaded = Segment.named(segment.name)
+            assert loaded is not None, "it was listed"
+            index = self._directory / segment.index_name
+            contents = index.read_bytes() if index.exists() else b""
+            if not loaded.take_index(contents, facts.st_size):
+                loaded.rebuild(path.read_bytes(), max(entry.limit - 1, 0))
+        except OSError as error:
+            raise UnreadableError(f"{segment.name}: {error}") from error
+        self._loaded[segment.name] = (stamp, loaded)
+        return loaded

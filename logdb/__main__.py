@@ -1,0 +1,133 @@
+"""The process of one coordinator: `python -m logdb [--bootstrap HOST:PORT] [--port PORT]`.
+
+Logs to stderr: `listening`, then, while it replays the log, how far it is, then `ready`, which it
+prints to stdout, too. SIGTERM or SIGINT: a clean stop, exit 0. Exit codes: 1 the port is in use,
+the log cannot be reached or cannot be replayed; 2 bad usage; 70 it stopped because to go on would
+do harm. It has nothing on disk, and may be started again anywhere (docs/logdb.md, section 15).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from logdb import defaults
+from logdb.coordinator.node import CoordinatorNode
+from logdb.coordinator.progress import Replay
+from logdb.embedded import settings, where
+from logdb.wire import decode
+from ziplog import policy
+from ziplog.client import arguments
+from ziplog.errors import ConfigError, ZiplogError
+from ziplog.runtime.driver import Driver, run_process
+from ziplog.runtime.tracing import configure, halt
+from ziplog.runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: As the verbs of `ziplog` have it.
+_BOOTSTRAP_VARIABLE: Final = "ZIPLOG_BOOTSTRAP"
+_DEFAULT_BOOTSTRAP: Final = "127.0.0.1:7400"
+
+
+def main(arguments_given: Sequence[str] | None = None) -> int:
+    """Run a coordinator until it is told to stop; return the exit code."""
+    options = _parser().parse_args(arguments_given)
+    try:
+        run(options)
+    except ConfigError as error:
+        print(f"logdb: {error}", file=sys.stderr)
+        return 2
+    except ZiplogError as error:
+        print(f"logdb: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m logdb",
+        description="A coordinator of LogDB: transactions over keys, kept in a Ziplog.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--bootstrap", default=os.environ.get(_BOOTSTRAP_VARIABLE) or _DEFAULT_BOOTSTRAP,
+        metavar="HOST:PORT[,...]",
+        help=f"the log's membership nodes; or set {_BOOTSTRAP_VARIABLE}",
+    )  # fmt: skip
+    add("--host", default="127.0.0.1", help="where to listen")
+    add("--port", type=int, default=defaults.PORT, help="where to listen; 0: any free port")
+    add(
+        "--insecure",
+        action="store_true",
+        help="let others than this machine reach it, and all data",
+    )
+    add("--no-checkpoints", action="store_true", help="leave checkpoints and trims to others")
+    add(
+        "--checkpoint-every", type=int, default=100_000, metavar="N",
+        help="records from one checkpoint to the next, or as many as keys if these are more",
+    )  # fmt: skip
+    add("--cache-mb", type=int, default=64, metavar="MB", help="small values kept at hand")
+    add(
+        "--connect-timeout", type=float, default=arguments.DEFAULT_TIMEOUT_S, metavar="S",
+        help="seconds to reach the log in",
+    )  # fmt: skip
+    return parser
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run a coordinator until SIGTERM or SIGINT.
+
+    Raises:
+        ZiplogError: it cannot start, or cannot replay the log; says why and what to do.
+
+    """
+    bind = where(options.host, options.port, insecure=options.insecure, are_options=True)
+    configure(f"logdb@{bind}")
+    endpoints = arguments.endpoints(options.bootstrap)
+    chosen = settings(
+        checkpoints=not options.no_checkpoints,
+        checkpoint_every=options.checkpoint_every,
+        cache_mb=options.cache_mb,
+        connect_timeout=options.connect_timeout,
+        are_options=True,
+    )
+    transport = Transport(bind=bind)
+    try:
+        endpoint = transport.endpoint
+        node = CoordinatorNode(
+            os.urandom(16),
+            endpoints,
+            policy.random(),
+            now=time.monotonic_ns(),
+            endpoint=endpoint or bind,
+            settings=chosen,
+        )
+        replay = Replay(node.follower, node.endpoint, ",".join(endpoints))
+        node.on_ready = replay.ready
+        driver = Driver(
+            node,
+            transport,
+            decode=decode,
+            # A log that cannot be followed is the world's fault, and told in one line below.
+            on_halt=lambda reason, state: None if node.failure else halt(reason, state),
+        )
+        structlog.get_logger().info("listening", endpoint=endpoint, pid=os.getpid())
+        with replay:
+            run_process(driver, transport)
+        if node.failure is not None:
+            raise node.failure
+    finally:
+        transport.close()
+    structlog.get_logger().info("stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

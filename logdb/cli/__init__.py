@@ -1,0 +1,1 @@
+"""The verbs `ziplog kv ...` (docs/logdb.md, section 14)."""

@@ -1,0 +1,505 @@
+"""The asyncio client: as the blocking one (`logdb/client/blocking.py`), driven by the event loop.
+
+Rule: the pure parts decide what is asked; here is only how answers are waited for. A database
+belongs to the event loop in which it was connected; a transaction may be used by several tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import random
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, overload
+
+from logdb.client import arguments, singles
+from logdb.client.caller import AsyncCaller
+from logdb.client.requests import (
+    CoordinatorStatusRequest,
+    DropRequest,
+    SnapshotRequest,
+    UnwatchRequest,
+    Watching,
+    WatchRequest,
+)
+from logdb.client.transaction import TransactionSets
+from logdb.errors import TransactionAborted
+from logdb.values import decode_value, encode_key
+from ziplog.client.arguments import status, timeout_s
+from ziplog.client.requests import NEVER
+from ziplog.errors import ClosedError, UnavailableError, ZiplogError
+
+if TYPE_CHECKING:
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Generator,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
+    from typing import Concatenate, ParamSpec, Self
+
+    from logdb.client.arguments import Bounds
+    from logdb.client.requests import KeyState, SnapshotId
+    from logdb.client.transaction import TransactionStatus
+    from logdb.values import UserKey
+    from ziplog.types import RecordId
+
+    P = ParamSpec("P")
+
+
+class Closable(Protocol):
+    """What is to be closed."""
+
+    async def close(self) -> None:
+        """Close it."""
+
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Closable)
+
+
+class Opening(Generic[C]):
+    """Something that is being opened: `await` it, or use it in an `async with` statement."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, C]) -> None:
+        """Take what opens it."""
+        self._coroutine: Final = coroutine
+        self._opened: C | None = None
+
+    def __await__(self) -> Generator[Any, None, C]:
+        """Open it."""
+        return self._coroutine.__await__()
+
+    async def __aenter__(self) -> C:
+        """Open it."""
+        self._opened = await self
+        return self._opened
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+        if self._opened is not None:
+            await self._opened.close()
+
+
+class Database:
+    """A client of a database for asyncio. As `logdb.Database`, with coroutines where it waits."""
+
+    def __init__(self, caller: AsyncCaller, largest: int) -> None:
+        """Use `logdb.aio.connect`."""
+        self._caller: Final = caller
+        self._largest: Final = largest
+
+    async def __aenter__(self) -> Self:
+        """Return the database."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<logdb.aio.Database at {self._caller.core.description}>"
+
+    # --- transactions ---
+
+    def transaction(self, *, timeout: float | None = None) -> Transaction:
+        """Begin a transaction, to be used in an `async with` statement; see `logdb.Database`."""
+        if timeout is not None:
+            timeout_s(timeout, 0)
+        return Transaction(self._caller, self._largest, timeout)
+
+    @overload
+    async def run(
+        self,
+        function: Callable[[Transaction], Awaitable[T]],
+        retries: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> T: ...
+    @overload
+    async def run(
+        self,
+        function: Callable[[Transaction], T],
+        retries: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> T: ...
+    async def run(
+        self,
+        function: Callable[[Transaction], Any],
+        retries: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return `function(transaction)`, awaited if it can be, committed.
+
+        See `logdb.Database.run`. A function that is no coroutine function can only write.
+        """
+        attempts = self._caller.retrying(retries, timeout)
+        while True:
+            try:
+                async with self.transaction(timeout=timeout) as transaction:
+                    try:
+                        result = function(transaction)
+                        return await result if inspect.isawaitable(result) else result
+                    except ZiplogError:
+                        raise
+                    except Exception:
+                        # Maybe of a state a little old.
+                        if transaction.status == "open":
+                            with suppress(UnavailableError):
+                                await transaction.validate()
+                        raise
+            except TransactionAborted as error:
+                chance = random.random()  # noqa: S311 - to part rivals
+                await asyncio.sleep(attempts.pause_s(error, chance, time.monotonic_ns()))
+
+    @overload
+    def transactional(
+        self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], /
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def transactional(
+        self, function: None = None, /, *, retries: int | None = None, timeout: float | None = None
+    ) -> Callable[
+        [Callable[Concatenate[Transaction, P], Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]
+    ]: ...
+    def transactional(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        retries: int | None = None,
+        timeout: float | None = None,
+    ) -> Callable[..., Any]:
+        """Make of `function(transaction, ...)` a function without the first argument, by `run`."""
+        self._caller.retrying(retries, timeout)
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+            @functools.wraps(function)
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
+                return await self.run(
+                    lambda t: function(t, *args, **kwargs), retries, timeout=timeout
+                )
+
+            return wrapper
+
+        return decorate if function is None else decorate(function)
+
+    # --- reading ---
+
+    async def get(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Any:
+        """Return a key's value, or `default` if it is absent; see `logdb.Database.get`."""
+        return (await self.multi_get((key,), default, timeout=timeout))[0]
+
+    async def multi_get(
+        self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
+    ) -> list[Any]:
+        """Return the values of up to 10,000 keys, in their order and all of one state."""
+        steps = singles.read(self._caller.until(timeout), None, keys, default)
+        return await self._caller.drive(steps)
+
+    async def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
+        """Return whether a key is there."""
+        return await self._caller.drive(singles.exists(self._caller.until(timeout), None, key))
+
+    def scan(
+        self,
+        start: UserKey | None = None,
+        stop: UserKey | None = None,
+        *,
+        prefix: UserKey | None = None,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[tuple[Any, Any]]:
+        """Return an async iterator over keys and values; see `logdb.Database.scan`."""
+        bounds = arguments.bounds(start, stop, prefix, limit)
+        return self._caller.scan(bounds, None, timeout)
+
+    def snapshot(self, *, timeout: float | None = None) -> Opening[Snapshot]:
+        """Give a view of the present state that does not change; close it when it is done.
+
+        ``async with db.snapshot() as snapshot``, or ``snapshot = await db.snapshot()``.
+        """
+        return Opening(self._snapshot(timeout))
+
+    async def _snapshot(self, timeout: float | None) -> Snapshot:
+        snapshot, position = await self._caller.call(SnapshotRequest(self._caller.until(timeout)))
+        return Snapshot(self._caller, snapshot, position)
+
+    def watch(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Watch:
+        """Return an async iterator over the values of a key; see `logdb.Database.watch`."""
+        if timeout is not None:
+            timeout_s(timeout, 0)
+        return Watch(self._caller, encode_key(key), default, timeout)
+
+    # --- writing ---
+
+    async def put(self, key: UserKey, value: Any, *, timeout: float | None = None) -> RecordId:
+        """Set a key's value, whatever it was; see `logdb.Database.put`."""
+        until = self._caller.until(timeout)
+        return await self._caller.drive(singles.put(until, key, value, self._largest))
+
+    async def delete(self, key: UserKey, *, timeout: float | None = None) -> RecordId:
+        """Make a key absent, whether or not it is; returns the position of the commit."""
+        return await self._caller.drive(singles.delete(self._caller.until(timeout), key))
+
+    async def multi_put(
+        self, values: Mapping[Any, Any], *, timeout: float | None = None
+    ) -> RecordId | None:
+        """Set keys' values, all at once; returns the commit's position (None if there are none)."""
+        until = self._caller.until(timeout)
+        return await self._caller.drive(singles.multi_put(until, values, self._largest))
+
+    async def test_and_multi_put(
+        self,
+        expected: Mapping[Any, Any],
+        writes: Mapping[Any, Any],
+        *,
+        timeout: float | None = None,
+    ) -> bool:
+        """Write if keys have the values expected; see `logdb.Database.test_and_multi_put`."""
+        until = self._caller.until(timeout)
+        steps = singles.test_and_multi_put(until, expected, writes, self._largest)
+        return await self._caller.drive(steps)
+
+    # --- the database ---
+
+    async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Return how the coordinator is that this client uses, with its "endpoint"."""
+        request = CoordinatorStatusRequest(self._caller.until(timeout))
+        document, endpoint = await self._caller.call(request)
+        return status(document) | {"endpoint": endpoint}
+
+    def stats(self) -> dict[str, int]:
+        """Return what this client did: counts since it was made."""
+        return self._caller.core.stats()
+
+    async def close(self) -> None:
+        """Close; what is under way raises ClosedError. May be called again."""
+        self._caller.close()
+
+
+class Transaction:
+    """A transaction: an async context manager that commits when its block ends."""
+
+    def __init__(self, caller: AsyncCaller, largest: int, timeout: float | None) -> None:
+        """Use `Database.transaction`."""
+        self._caller: Final = caller
+        self._largest: Final = largest
+        self._timeout: Final = timeout
+        self._sets: Final = TransactionSets(largest)
+
+    async def __aenter__(self) -> Self:
+        """Return the transaction."""
+        return self
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        """Commit it, unless it was ended before; roll it back if an exception is under way."""
+        if not self._sets.is_undecided:
+            return
+        if kind is None:
+            await self.commit()
+        else:
+            self.rollback()
+
+    def __repr__(self) -> str:
+        return f"<logdb.aio.Transaction, {self.status}>"
+
+    @property
+    def status(self) -> TransactionStatus:
+        """How it is: "open", "committing", "committed", "aborted", "rolled back" or "in doubt"."""
+        return self._sets.status
+
+    @property
+    def position(self) -> RecordId | None:
+        """Where it was committed; of one that wrote nothing, of which state it read. Else None."""
+        return self._sets.position
+
+    def _until(self) -> int:
+        return self._caller.until(self._timeout)
+
+    async def get(self, key: UserKey, default: Any = None) -> Any:
+        """Return a key's value, or `default` if it is absent; see `logdb.Transaction.get`."""
+        return (await self.multi_get((key,), default))[0]
+
+    async def multi_get(self, keys: Iterable[UserKey], default: Any = None) -> list[Any]:
+        """Return the values of keys, in their order; see `get`."""
+        steps = self._sets.get(arguments.keys(keys), self._until())
+        values = await self._caller.drive(steps)
+        return [default if value is None else decode_value(value) for value in values]
+
+    async def exists(self, key: UserKey) -> bool:
+        """Return whether a key is there; see `get`."""
+        return await self._caller.drive(self._sets.exists(encode_key(key), self._until()))
+
+    def scan(
+        self,
+        start: UserKey | None = None,
+        stop: UserKey | None = None,
+        *,
+        prefix: UserKey | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[tuple[Any, Any]]:
+        """Return an async iterator over keys and values; see `logdb.Transaction.scan`."""
+        bounds = arguments.bounds(start, stop, prefix, limit)
+        self._sets.check_open()
+        return self._rows(bounds)
+
+    async def _rows(self, bounds: Bounds) -> AsyncIterator[tuple[Any, Any]]:
+        start: bytes | None = None if bounds.is_empty else bounds.start
+        left = bounds.limit
+        while start is not None and left != 0:
+            steps = self._sets.page(bounds, start, left, self._until())
+            rows, start = await self._caller.drive(steps)
+            left = None if left is None else left - len(rows)
+            for row in rows:
+                yield bounds.row(row)
+
+    def put(self, key: UserKey, value: Any) -> None:
+        """Set a key's value when this transaction commits; no coroutine, as nothing is sent."""
+        self._sets.write(*arguments.write(key, value, self._largest))
+
+    def delete(self, key: UserKey) -> None:
+        """Make a key absent when this transaction commits; no coroutine."""
+        self._sets.write(encode_key(key), None)
+
+    async def validate(self) -> None:
+        """Check that all that was read is still so; see `logdb.Transaction.validate`."""
+        await self._caller.drive(self._sets.validate(self._until()))
+
+    async def commit(self) -> None:
+        """Commit; see `logdb.Transaction.commit`."""
+        await self._caller.drive(self._sets.commit(self._until()))
+
+    def rollback(self) -> None:
+        """End it without a trace; no coroutine. See `logdb.Transaction.rollback`."""
+        self._sets.rollback()
+
+
+class Snapshot:
+    """One state of the database, for as long as it is used; see `logdb.Snapshot`."""
+
+    def __init__(self, caller: AsyncCaller, snapshot: SnapshotId, position: RecordId) -> None:
+        """Use `Database.snapshot`."""
+        self._caller: Final = caller
+        self._snapshot: Final = snapshot
+        #: The last record of the log that the state holds.
+        self.position: Final = position
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        """Return the snapshot."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<logdb.aio.Snapshot at {self.position}>"
+
+    def _open(self) -> SnapshotId:
+        if self._is_closed:
+            raise ClosedError("this snapshot", "take another one")
+        return self._snapshot
+
+    async def get(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Any:
+        """Return a key's value, or `default` if it is absent."""
+        return (await self.multi_get((key,), default, timeout=timeout))[0]
+
+    async def multi_get(
+        self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
+    ) -> list[Any]:
+        """Return the values of up to 10,000 keys, in their order."""
+        steps = singles.read(self._caller.until(timeout), self._open(), keys, default)
+        return await self._caller.drive(steps)
+
+    async def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
+        """Return whether a key is there."""
+        steps = singles.exists(self._caller.until(timeout), self._open(), key)
+        return await self._caller.drive(steps)
+
+    def scan(
+        self,
+        start: UserKey | None = None,
+        stop: UserKey | None = None,
+        *,
+        prefix: UserKey | None = None,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[tuple[Any, Any]]:
+        """Return an async iterator over keys and values; see `logdb.Database.scan`."""
+        bounds = arguments.bounds(start, stop, prefix, limit)
+        return self._caller.scan(bounds, self._open(), timeout)
+
+    async def close(self) -> None:
+        """Let go of it. May be called again."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._caller.tell(DropRequest(NEVER, self._snapshot))
+
+
+class Watch:
+    """The values of a key, one after the other: an async iterator, and context manager."""
+
+    def __init__(
+        self, caller: AsyncCaller, key: bytes, default: Any, timeout: float | None
+    ) -> None:
+        """Use `Database.watch`."""
+        self._caller: Final = caller
+        self._key: Final = key
+        self._default: Final = default
+        self._timeout: Final = timeout
+        self._watching: Final = Watching()
+        #: The version of the value given last: the gsn where it was written; 0: absent, -1: none.
+        self.version = -1
+
+    async def __aenter__(self) -> Self:
+        """Return the watch."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+        await self.close()
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._watching.is_closed
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """Return the watch itself."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """Return the next value; waits for it. See `logdb.Watch`."""
+        until = NEVER if self._timeout is None else self._caller.until(self._timeout)
+        request = WatchRequest(until, self._key, self.version, self._watching)
+        state: KeyState | None = await self._caller.call(request) if self._is_open else None
+        if state is None:
+            raise StopAsyncIteration
+        self.version = state.version
+        return self._default if state.value is None else decode_value(state.value)
+
+    async def close(self) -> None:
+        """End it: a task that waits for the next value has none. May be called again."""
+        if self._is_open:
+            self._watching.is_closed = True
+            self._caller.tell(UnwatchRequest(NEVER, self._watching))
+
+
+async def connect(coordinators: str | Sequence[str], timeout: float | None) -> Database:
+    """Connect; see `logdb.aio.connect`."""
+    caller = AsyncCaller(coordinators, timeout)
+    try:
+        largest = await caller.drive(singles.opened(caller.until()))
+    except BaseException:
+        caller.close()
+        raise
+    return Database(caller, largest)

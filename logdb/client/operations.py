@@ -1,0 +1,427 @@
+"""What each request of a user does, from top to bottom.
+
+Rules: a value that is not where a coordinator said (it was moved, and its former place trimmed) is
+asked for again; a commit begins with a coordinator's sign of life, and its values stand in the log
+before its record. See docs/logdb.md, sections 3, 5 and 7.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from logdb import records, wire
+from logdb.client.arguments import RANGE_BYTES, READ_BYTES, RECORD_BYTES, WRITE_BYTES
+from logdb.client.requests import (
+    CommitRequest,
+    CompareAndPutRequest,
+    CoordinatorStatusRequest,
+    GetRequest,
+    KeyState,
+    OpenRequest,
+    Page,
+    PutRequest,
+    ResolveCommitRequest,
+    ScanRequest,
+    SnapshotId,
+    SnapshotRequest,
+    ValidateRequest,
+    Values,
+    WatchRequest,
+)
+from logdb.client.steps import Alive, Insert, Operation, Query, Resolve, SleepUntil
+from logdb.errors import TransactionAborted
+from logdb.records import INLINE_BYTES, KeyRead, RangeRead, TransactionId, Write
+from logdb.values import decode_value
+from ziplog.client.requests import ConnectRequest, InsertRequest, ReadRequest
+from ziplog.errors import (
+    DeadlineError,
+    NoSuchRecordError,
+    OutcomeUnknownError,
+    ProtocolError,
+    RecordTooLargeError,
+    TrimmedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from logdb.client.core import DatabaseCore
+    from logdb.wire import Decided, Found
+    from ziplog.client.requests import Request
+    from ziplog.types import RecordId
+    from ziplog.wire import Message
+
+    Fetch = Generator[Any, Any, list[bytes | None] | None]
+    States = tuple[Sequence[bytes], Sequence[Found]]
+
+_MS: Final = 1_000_000
+#: Values read from the log at once.
+_READ_AT_ONCE: Final = 64
+#: Bytes of values in one insert: several go to several shards.
+_INSERT_BYTES: Final = 256 * 1024
+#: Why a transaction was aborted, where no conflicts say so.
+_REASONS: Final = {
+    "expired": "too much was committed meanwhile",
+    "aborted": "somebody else was faster, or it came too late",
+}
+#: Before a place that was gone is asked for again, doubling up to the last.
+_GONE_PAUSE_NS: Final = 1 * _MS
+_GONE_LAST_PAUSE_NS: Final = 100 * _MS
+
+
+def opened(request: OpenRequest, _db: DatabaseCore) -> Operation:
+    """Find a coordinator and the log."""
+    yield Alive(request.deadline)
+    return (yield ConnectRequest(request.deadline))
+
+
+# --- reading ---
+
+
+def got(request: GetRequest, db: DatabaseCore) -> Operation:
+    """Read keys."""
+    keys = request.keys
+    pinned, number = _where(request.snapshot)
+
+    def build(at_least: int, cluster: int, ask: int) -> wire.Get:
+        return wire.Get(
+            cluster, ask, keys, at_least, request.fresh, request.reads, request.ranges, number
+        )
+
+    def states(reply: wire.Got) -> States | None:
+        if len(reply.found) != len(keys):
+            raise ProtocolError(f"{len(reply.found)} states for {len(keys)} keys")
+        return (keys, reply.found) if request.wants_values else None
+
+    reply, values = yield from _asked(request.deadline, build, states, pinned, db)
+    versions = [0 if found.entry is None else found.entry.version for found in reply.found]
+    return Values(versions, values if request.wants_values else [None] * len(versions))
+
+
+def scanned(request: ScanRequest, db: DatabaseCore) -> Operation:
+    """Read a range."""
+    pinned, number = _where(request.snapshot)
+
+    def build(at_least: int, cluster: int, ask: int) -> wire.Scan:
+        return wire.Scan(
+            cluster, ask, request.start, request.stop, request.limit, at_least, request.fresh,
+            request.reads, request.ranges, number,
+        )  # fmt: skip
+
+    def states(reply: wire.Scanned) -> States:
+        return [key for key, _ in reply.rows], [found for _, found in reply.rows]
+
+    reply, values = yield from _asked(request.deadline, build, states, pinned, db)
+    rows = [(k, v) for (k, _), v in zip(reply.rows, values, strict=True) if v is not None]
+    return Page(rows, RangeRead(request.start, reply.stop, reply.digest), reply.is_end)
+
+
+def _asked(
+    deadline: int,
+    build: Callable[[int, int, int], Message],
+    states: Callable[[Any], States | None],
+    pinned: bytes | None,
+    db: DatabaseCore,
+) -> Generator[Any, Any, tuple[Any, list[bytes | None]]]:
+    """Ask until all values could be had; returns the reply, and its values.
+
+    Args:
+        deadline: when to give up.
+        build: makes the message: of the position that must have been reached, cluster, request.
+        states: gives the keys of a reply, and their states; None: no values are wanted.
+        pinned: the only coordinator that can answer; None: any.
+        db: who asks.
+
+    """
+    known: dict[tuple[bytes, int], bytes] = {}
+    pause = _GONE_PAUSE_NS
+    while True:
+        reply, _ = yield Query(deadline, partial(build, db.known.gsn), pinned)
+        if reply.conflicts:
+            raise TransactionAborted(reply.conflicts)
+        found = states(reply)
+        if found is None:
+            return reply, []
+        values = yield from _values(*found, known, deadline)
+        if values is not None:
+            return reply, values
+        yield SleepUntil(min(db.now + pause, deadline))
+        pause = min(2 * pause, _GONE_LAST_PAUSE_NS)
+
+
+def _where(snapshot: SnapshotId | None) -> tuple[bytes | None, int]:
+    return (None, 0) if snapshot is None else (snapshot.coordinator, snapshot.number)
+
+
+def _values(
+    keys: Sequence[bytes],
+    found: Sequence[Found],
+    known: dict[tuple[bytes, int], bytes],
+    deadline: int,
+) -> Fetch:
+    """Return the values of keys, those that are not at hand from the log; None: some are gone.
+
+    Args:
+        keys: their names.
+        found: their states.
+        known: values of versions that were read before; those read now are added.
+        deadline: when to give up.
+
+    """
+    missing: list[tuple[bytes, int, RecordId]] = []
+    for key, one in zip(keys, found, strict=True):
+        entry = one.entry
+        if entry is None:
+            continue
+        if one.value is not None:
+            known[key, entry.version] = one.value
+        elif (key, entry.version) not in known:
+            missing.append((key, entry.version, entry.place))
+    is_gone = False
+    for start in range(0, len(missing), _READ_AT_ONCE):
+        some = missing[start : start + _READ_AT_ONCE]
+        results = yield [ReadRequest(deadline, place) for _, _, place in some]
+        for (key, version, place), result in zip(some, results, strict=True):
+            if isinstance(result, (TrimmedError, NoSuchRecordError)):
+                is_gone = True
+                continue
+            if isinstance(result, Exception):
+                raise result
+            value = records.value_at(records.decode(result.payload), key)
+            if value is None:
+                raise ProtocolError(f"the record at {place} does not hold the value of {key!r}")
+            known[key, version] = value
+    if is_gone:
+        return None
+    return [
+        None if one.entry is None else known[key, one.entry.version]
+        for key, one in zip(keys, found, strict=True)
+    ]
+
+
+def validated(request: ValidateRequest, _db: DatabaseCore) -> Operation:
+    """End a transaction that wrote nothing."""
+    reply, _ = yield Query(
+        request.deadline,
+        lambda cluster, ask: wire.Validate(cluster, ask, request.reads, request.ranges),
+    )
+    if reply.conflicts:
+        raise TransactionAborted(reply.conflicts)
+    return reply.position
+
+
+def watched(request: WatchRequest, db: DatabaseCore) -> Operation:
+    """Wait for a key's next state; the first one is read like any."""
+    keys, known = [request.key], {}  # type: ignore[var-annotated]
+    at_least = db.known.gsn
+    while True:
+        if request.version < 0:
+            build: Callable[[int, int], wire.Get | wire.Watch] = partial(_get_fresh, keys, at_least)
+        else:
+            build = partial(_watch, request, at_least)
+        reply, _ = yield Query(request.deadline, build)
+        at_least = db.known.gsn
+        if len(reply.found) != 1:
+            raise ProtocolError(f"{len(reply.found)} states for one key")
+        entry = reply.found[0].entry
+        version = 0 if entry is None else entry.version
+        if version == request.version:
+            continue
+        values = yield from _values(keys, reply.found, known, request.deadline)
+        if values is not None:
+            return KeyState(version, values[0])
+        yield SleepUntil(min(db.now + _GONE_PAUSE_NS, request.deadline))
+
+
+def _get_fresh(keys: list[bytes], at_least: int, cluster: int, ask: int) -> wire.Get:
+    return wire.Get(cluster, ask, keys, at_least, True, [], [])
+
+
+def _watch(request: WatchRequest, at_least: int, cluster: int, ask: int) -> wire.Watch:
+    return wire.Watch(cluster, ask, request.key, request.version, at_least)
+
+
+def snapshot_taken(request: SnapshotRequest, db: DatabaseCore) -> Operation:
+    """Have the present state kept."""
+    session = db.session
+    reply, src = yield Query(
+        request.deadline, lambda cluster, ask: wire.TakeSnapshot(cluster, ask, session)
+    )
+    return SnapshotId(reply.snapshot, src), reply.position
+
+
+def status(request: CoordinatorStatusRequest, db: DatabaseCore) -> Operation:
+    """Ask how the coordinator is."""
+    reply, src = yield Query(request.deadline, wire.Status)
+    return reply.document, db.endpoint(src)
+
+
+# --- writing ---
+
+
+def committed(request: CommitRequest, db: DatabaseCore) -> Operation:
+    """Commit a transaction."""
+    decided = yield from _commit(
+        request.reads, request.ranges, request.writes, request.deadline, db
+    )
+    if decided.outcome != "committed":
+        raise _aborted(decided)
+    return decided.position
+
+
+def put(request: PutRequest, db: DatabaseCore) -> Operation:
+    """Write until it is not too late, or overtaken, any more."""
+    while True:
+        decided = yield from _commit([], [], request.writes, request.deadline, db)
+        if decided.outcome == "committed":
+            return decided.position
+        db.counters.repeated_puts += 1
+        if db.now >= request.deadline:
+            raise _aborted(decided)
+
+
+def tested_and_put(request: CompareAndPutRequest, db: DatabaseCore) -> Operation:
+    """Compare and write. What differs in a state that may be old is looked at again, now."""
+    keys, is_fresh = list(request.expected), not request.writes
+    while True:
+        found = yield from got(GetRequest(request.deadline, keys, fresh=is_fresh), db)
+        is_equal = all(map(_is_equal, found.values, request.expected.values()))
+        if is_fresh and not (is_equal and request.writes):
+            return is_equal
+        is_fresh = not is_equal
+        if not is_equal:
+            continue
+        reads = list(map(KeyRead, keys, found.versions))
+        decided = yield from _commit(reads, [], request.writes, request.deadline, db)
+        if decided.outcome == "committed":
+            return True
+        if db.now >= request.deadline:
+            raise _aborted(decided)
+
+
+def _is_equal(encoded: bytes | None, expected: Any) -> bool:
+    value = None if encoded is None else decode_value(encoded)
+    return bool(value == expected)
+
+
+def resolved(request: ResolveCommitRequest, _db: DatabaseCore) -> Operation:
+    """Find out what became of a commit."""
+    decided = yield Resolve(request.deadline, request.doubt)
+    if decided is None or decided.outcome != "committed":
+        return None
+    return decided.position
+
+
+def _aborted(decided: Decided) -> TransactionAborted:
+    return TransactionAborted(decided.conflicts, _REASONS.get(decided.outcome, ""))
+
+
+def _commit(
+    reads: list[KeyRead],
+    ranges: list[RangeRead],
+    values: dict[bytes, bytes | None],
+    deadline: int,
+    db: DatabaseCore,
+) -> Generator[Any, Any, Decided]:
+    yield Alive(deadline)
+    after = db.known
+    largest = db.limits.max_payload_bytes
+    writes, apart = _inline(values, min(INLINE_BYTES, largest - _least(reads, ranges, values)))
+    if apart:
+        stored = yield from _store(apart, after, deadline)
+        writes += stored
+        after = max(after, *(write.rid for write in stored if write.rid is not None))
+        yield Alive(deadline)
+    number = db.next_number()
+    payload = records.encode(
+        records.Commit(TransactionId(db.session, number), db.known.gsn, reads, ranges, writes)
+    )
+    if len(payload) > largest:
+        raise RecordTooLargeError(len(payload), largest, "commit record")
+    if db.now >= deadline:
+        raise DeadlineError(
+            "the time-out was over before the commit record was inserted; nothing was written, try"
+            " again"
+        )
+    decided: Decided = yield Insert(deadline, number, payload, max(after, db.known))
+    if decided.outcome == "committed":
+        db.counters.commits += 1
+    else:
+        db.counters.aborts += 1
+    return decided
+
+
+def _least(reads: list[KeyRead], ranges: list[RangeRead], values: dict[bytes, bytes | None]) -> int:
+    """Return what a commit record needs without any value: as `Sizes` counts it."""
+    size = RECORD_BYTES + WRITE_BYTES * len(values) + sum(map(len, values))
+    size += READ_BYTES * len(reads) + sum([len(read.key) for read in reads])
+    for each in ranges:
+        size += RANGE_BYTES + len(each.start) + len(each.stop or b"")
+    return size
+
+
+def _inline(
+    values: dict[bytes, bytes | None], room: int
+) -> tuple[list[Write], list[tuple[bytes, bytes]]]:
+    """Return the writes that stand in the commit record, the smallest, and the other values."""
+    writes, apart = [], []
+    by_size = values.items()
+    if len(values) > 1:
+        by_size = sorted(values.items(), key=lambda item: len(item[1] or b""))  # type: ignore[assignment]
+    for key, value in by_size:
+        size = len(value) if value is not None else 0
+        room -= len(key) + size
+        if value is None:
+            writes.append(Write(key))
+        elif room >= 0:
+            writes.append(Write(key, value, None, size))
+        else:
+            apart.append((key, value))
+    return writes, apart
+
+
+def _store(
+    values: list[tuple[bytes, bytes]], after: RecordId, deadline: int
+) -> Generator[Any, Any, list[Write]]:
+    """Insert values, together; return the writes that refer to them."""
+    requests: list[Request] = []
+    payloads: list[bytes] = []
+    size = 0
+    for key, value in values:
+        payload = records.encode(records.Value(key, value))
+        if payloads and size + len(payload) > _INSERT_BYTES:
+            requests.append(InsertRequest(deadline, payloads, after, None, 0, many=True))
+            payloads, size = [], 0
+        payloads.append(payload)
+        size += len(payload)
+    requests.append(InsertRequest(deadline, payloads, after, None, 0, many=True))
+    results = yield requests
+    rids: list[RecordId] = []
+    for result in results:
+        if isinstance(result, OutcomeUnknownError):
+            raise DeadlineError(
+                f"the values of a transaction were not all in the log before the deadline"
+                f" ({result}); nothing has changed: try again"
+            )
+        if isinstance(result, Exception):
+            raise result
+        rids += result
+    return [
+        Write(key, None, rid, len(value)) for (key, value), rid in zip(values, rids, strict=True)
+    ]
+
+
+OPERATIONS: Final[dict[type[Request], Callable[[Any, DatabaseCore], Operation]]] = {
+    OpenRequest: opened,
+    GetRequest: got,
+    ScanRequest: scanned,
+    ValidateRequest: validated,
+    WatchRequest: watched,
+    SnapshotRequest: snapshot_taken,
+    CoordinatorStatusRequest: status,
+    CommitRequest: committed,
+    PutRequest: put,
+    CompareAndPutRequest: tested_and_put,
+    ResolveCommitRequest: resolved,
+}

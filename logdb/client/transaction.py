@@ -1,0 +1,245 @@
+"""What a transaction has read and would write; its reads and its end as steps for both APIs.
+
+A method that must ask is a generator: it yields requests, and goes on with each one's result, or
+with its exception raised at the `yield`. Rules: what a transaction wrote, it reads; what it read,
+it reads again without asking; an answer counts only if it was compared with all that was read
+before it came. Invariants: what is read is in the read set or in a range, unless this transaction
+wrote it; a commit record with these sets fits into a record. See docs/logdb.md, sections 5 and 6.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from logdb.client.arguments import (
+    PAGE_ROWS,
+    RANGE_BYTES,
+    READ_BYTES,
+    WRITE_BYTES,
+    Sizes,
+)
+from logdb.client.requests import CommitRequest, GetRequest, ScanRequest, ValidateRequest
+from logdb.errors import TooManyReadsError, TransactionAborted, TransactionClosed
+from logdb.records import KeyRead
+from logdb.wire import MAX_KEYS
+from ziplog.errors import RecordTooLargeError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from logdb.client.arguments import Bounds
+    from logdb.client.requests import Page, Values
+    from logdb.records import RangeRead
+    from ziplog.client.requests import Request
+    from ziplog.types import RecordId
+
+    Rows = list[tuple[bytes, bytes]]
+
+TransactionStatus = Literal["open", "committing", "committed", "aborted", "rolled back", "in doubt"]
+
+
+class TransactionSets:
+    """The read set, the ranges and the write set of one transaction, and how it is."""
+
+    __slots__ = (
+        "_error", "_range_keys", "_ranges", "_reads", "_sizes", "_values", "_versions", "_writes",
+        "position", "status",
+    )  # fmt: skip
+
+    def __init__(self, largest: int) -> None:
+        """Begin.
+
+        Args:
+            largest: bytes of a record.
+
+        """
+        self.status: TransactionStatus = "open"
+        #: The commit's rid; of a transaction that wrote nothing, where it was found valid.
+        self.position: RecordId | None = None
+        #: The read set: as it is sent, and by key.
+        self._reads: Final[list[KeyRead]] = []
+        self._versions: Final[dict[bytes, int]] = {}
+        #: Values that were read.
+        self._values: Final[dict[bytes, bytes | None]] = {}
+        self._ranges: Final[list[RangeRead]] = []
+        self._range_keys: Final[set[tuple[bytes, bytes | None]]] = set()
+        #: None: deleted.
+        self._writes: Final[dict[bytes, bytes | None]] = {}
+        self._sizes: Final = Sizes(largest)
+        #: What aborted it.
+        self._error: TransactionAborted | None = None
+
+    # --- writing ---
+
+    def write(self, key: bytes, value: bytes | None) -> None:
+        """Take a write; None: a deletion.
+
+        Raises:
+            TransactionClosed: the transaction is over.
+            RecordTooLargeError: the commit record would be too large.
+
+        """
+        self.check_open()
+        if key not in self._writes:
+            self._sizes.add(len(key) + WRITE_BYTES)
+        self._writes[key] = value
+
+    def check_open(self) -> None:
+        """Raise TransactionClosed if it is over."""
+        if self.status != "open":
+            raise TransactionClosed(self.status)
+
+    # --- reading ---
+
+    def get(self, keys: Sequence[bytes], until: int) -> Generator[Request, Any, list[bytes | None]]:
+        """Return the values of keys; None: absent."""
+        missing = self._missing(keys, self._values)
+        if missing:
+            found: Values = yield from self._ask(missing, until, wants_values=True)
+            self._values.update(zip(missing, found.values, strict=True))
+        writes, values = self._writes, self._values
+        return [writes[key] if key in writes else values[key] for key in keys]
+
+    def exists(self, key: bytes, until: int) -> Generator[Request, Any, bool]:
+        """Return whether a key is there."""
+        missing = self._missing((key,), self._versions)
+        if missing:
+            yield from self._ask(missing, until, wants_values=False)
+        if key in self._writes:
+            return self._writes[key] is not None
+        return self._versions[key] > 0
+
+    def _missing(self, keys: Sequence[bytes], known: dict[bytes, Any]) -> list[bytes]:
+        self.check_open()
+        unknown = (key for key in keys if key not in self._writes and key not in known)
+        return list(dict.fromkeys(unknown))
+
+    def _ask(
+        self, keys: list[bytes], until: int, *, wants_values: bool
+    ) -> Generator[Request, Any, Values]:
+        new = [key for key in keys if key not in self._versions]
+        if len(self._reads) + len(new) > MAX_KEYS:
+            raise TooManyReadsError(len(self._reads) + len(new), MAX_KEYS)
+        self._sizes.add(sum(map(len, new)) + READ_BYTES * len(new))
+        found: Values = yield from self._asked(
+            lambda reads, ranges: GetRequest(until, keys, False, reads, ranges, None, wants_values)
+        )
+        for key, version in zip(keys, found.versions, strict=True):
+            if key not in self._versions:
+                self._versions[key] = version
+                self._reads.append(KeyRead(key, version))
+        return found
+
+    def _asked(
+        self, build: Callable[[list[KeyRead], list[RangeRead]], Request]
+    ) -> Generator[Request, Any, Any]:
+        """Ask; a conflict ends the transaction."""
+        while True:
+            count = len(self._reads), len(self._ranges)
+            try:
+                result = yield build(self._reads.copy(), self._ranges.copy())
+            except TransactionAborted as error:
+                self.status, self._error = "aborted", error
+                raise
+            self.check_open()
+            # Another task's read of this transaction may have come between.
+            if count == (len(self._reads), len(self._ranges)):
+                return result
+
+    def page(
+        self, bounds: Bounds, start: bytes, wanted: int | None, until: int
+    ) -> Generator[Request, Any, tuple[Rows, bytes | None]]:
+        """Return the next rows of a scan, and where to go on; None: that was all.
+
+        Args:
+            bounds: what is scanned.
+            start: where this page begins.
+            wanted: rows at most; None: any number.
+            until: the deadline.
+
+        """
+        self.check_open()
+        if len(self._ranges) == MAX_KEYS:
+            raise TooManyReadsError(MAX_KEYS + 1, MAX_KEYS, "pages of scans")
+        limit = PAGE_ROWS if wanted is None else min(wanted, PAGE_ROWS)
+        page: Page = yield from self._asked(
+            lambda reads, ranges: ScanRequest(
+                until, start, bounds.stop, limit, False, reads, ranges, None
+            )
+        )
+        covered = page.range
+        if (covered.start, covered.stop) not in self._range_keys:
+            self._sizes.add(len(covered.start) + len(covered.stop or b"") + RANGE_BYTES)
+            self._range_keys.add((covered.start, covered.stop))
+            self._ranges.append(covered)
+        rows = self._with_writes(page.rows, covered.start, covered.stop)
+        return rows[:wanted], None if page.is_end else covered.stop
+
+    def _with_writes(self, rows: Rows, start: bytes, stop: bytes | None) -> Rows:
+        """Return the rows of a range as this transaction would leave them."""
+        writes = {
+            key: value
+            for key, value in self._writes.items()
+            if key >= start and (stop is None or key < stop)
+        }
+        if not writes:
+            return rows
+        merged = dict(rows) | writes
+        return sorted((key, value) for key, value in merged.items() if value is not None)
+
+    def validate(self, until: int) -> Generator[Request, Any, None]:
+        """Raise TransactionAborted, and end it, unless all that was read is still so, now."""
+        self.check_open()
+        if self._reads or self._ranges:
+            yield from self._asked(lambda reads, ranges: ValidateRequest(until, reads, ranges))
+
+    # --- the end ---
+
+    def commit(self, until: int) -> Generator[Request, Any, None]:
+        """Commit; afterwards `position` says where.
+
+        It stays open if nothing was done (UnavailableError), and may be committed again.
+        """
+        if self._error is not None:
+            raise self._error
+        self.check_open()
+        request: Request
+        if self._writes:
+            request = CommitRequest(until, self._reads, self._ranges, self._writes)
+        elif self._reads or self._ranges:
+            request = ValidateRequest(until, self._reads, self._ranges)
+        else:
+            self.status = "committed"
+            return
+        # Nobody may change it meanwhile.
+        self.status = "committing"
+        try:
+            self.position = yield request
+        except TransactionAborted as error:
+            self.status, self._error = "aborted", error
+            raise
+        except (UnavailableError, RecordTooLargeError):
+            self.status = "open"
+            raise
+        except BaseException:
+            # Also that nobody waits for it any more.
+            self.status = "in doubt"
+            raise
+        self.status = "committed"
+
+    def rollback(self) -> None:
+        """End it without a trace. Nothing happens if it is over.
+
+        Raises:
+            TransactionClosed: it is being committed, or may have been.
+
+        """
+        if self.status in {"committing", "in doubt"}:
+            raise TransactionClosed(self.status)
+        if self.status == "open":
+            self.status = "rolled back"
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the end of the `with` block has to end it, or to say that it was aborted."""
+        return self.status in {"open", "aborted"}

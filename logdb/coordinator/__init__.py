@@ -1,0 +1,1 @@
+"""A coordinator: follows the log, keeps the state, decides, and answers clients."""

@@ -1,0 +1,253 @@
+"""A coordinator inside a program: on a thread of its own, listening on loopback.
+
+It is the same node as that of `python -m logdb`, on the same driver. Other processes may use it,
+too, by its `endpoint`, for as long as the program runs. Does not survive `os.fork`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from logdb.coordinator.node import CoordinatorNode, Settings
+from logdb.wire import decode
+from ziplog import policy
+from ziplog.client import arguments
+from ziplog.config import require_loopback
+from ziplog.errors import ConfigError, DeadlineError, ZiplogError
+from ziplog.runtime.driver import Driver
+from ziplog.runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Self
+
+    import ziplog
+    from logdb.client.blocking import Database
+
+_HOST: Final = "127.0.0.1"
+_STOP_S: Final = 10.0
+#: What it means to listen where others than this machine reach it.
+_EXPOSED: Final = "says that whoever reaches the port may read and write everything"
+
+
+class Coordinator:
+    """A running coordinator of a log. Close it, or use it in a `with` statement."""
+
+    def __init__(
+        self,
+        log: ziplog.Log | str | Sequence[str],
+        *,
+        host: str = _HOST,
+        port: int = 0,
+        insecure: bool = False,
+        checkpoints: bool = True,
+        checkpoint_every: int = 100_000,
+        cache_mb: int = 64,
+        connect_timeout: float | None = None,
+        ready_timeout: float | None = None,
+    ) -> None:
+        """Start a coordinator, and wait until it has replayed the log.
+
+        Args:
+            log: where the log is: a client of it, which is only asked for that and may be closed
+                afterwards, or its membership nodes as for `ziplog.connect`.
+            host: where to listen.
+            port: where to listen; 0: any free port.
+            insecure: whether others than this machine may reach it, and everything in it.
+            checkpoints: whether it makes checkpoints and has the log trimmed.
+            checkpoint_every: records from one to the next, or as many as keys if these are more.
+            cache_mb: small values kept at hand, in MiB.
+            connect_timeout: seconds in which the log must be reached; 10 if None.
+            ready_timeout: seconds until it must answer; None: however long the replay takes.
+
+        Raises:
+            ConfigError: an argument cannot be so; a `host` that is not loopback, for one.
+            TypeError: `log` is neither of both.
+            UnavailableError: the port is in use, or the log does not answer.
+            TrimmedError: the log's beginning is gone, and there is no checkpoint in it.
+            DeadlineError: it has not replayed the log in time.
+
+        """
+        endpoints = _endpoints(log)
+        bind = where(host, port, insecure=insecure)
+        chosen = settings(
+            checkpoints=checkpoints,
+            checkpoint_every=checkpoint_every,
+            cache_mb=cache_mb,
+            connect_timeout=connect_timeout,
+        )
+        patience = None if ready_timeout is None else _nanoseconds("ready_timeout", ready_timeout)
+        until = None if patience is None else time.monotonic() + patience / 1e9
+        self._transport: Final = Transport(bind=bind)
+        endpoint = self._transport.endpoint
+        assert endpoint is not None, "a transport that was bound listens"
+        #: Where it listens: "host:port".
+        self.endpoint: Final = endpoint
+        self._failure: ZiplogError | None = None
+        #: It answers, or never will.
+        self._settled: Final = threading.Event()
+        self._node: Final = CoordinatorNode(
+            os.urandom(16),
+            endpoints,
+            policy.random(),
+            now=time.monotonic_ns(),
+            endpoint=endpoint,
+            settings=chosen,
+        )
+        self._node.on_ready = self._settled.set
+        self._driver: Final = Driver(
+            self._node, self._transport, decode=decode, on_halt=self._halted
+        )
+        self._thread: Final = threading.Thread(target=self._run, name="logdb", daemon=True)
+        self._thread.start()
+        try:
+            self._wait(until)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the coordinator."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<logdb.Coordinator at {self.endpoint}>"
+
+    @property
+    def failure(self) -> ZiplogError | None:
+        """Why it has stopped by itself; None: it has not."""
+        return self._failure
+
+    def _wait(self, until: float | None) -> None:
+        left = None if until is None else max(until - time.monotonic(), 0)
+        if not self._settled.wait(left):
+            raise DeadlineError(
+                "the coordinator had not replayed the log before the deadline: it is"
+                f" {self._node.follower.progress}; give it more time"
+            )
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            self._driver.run()
+        finally:
+            self._transport.close()
+            self._settled.set()
+
+    def _halted(self, reason: str, state: str) -> None:
+        """Take the end of the node: the program around it goes on."""
+        if self._failure is None:
+            self._failure = self._node.failure or ZiplogError(f"the coordinator failed: {reason}")
+            structlog.get_logger().error("coordinator stopped", reason=reason, state=state[:8192])
+
+    def close(self) -> None:
+        """Stop it. Idempotent; transactions that are under way end in doubt, or elsewhere."""
+        self._driver.stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_STOP_S)
+
+
+def _endpoints(log: Any) -> list[str]:
+    """Return the membership nodes of the log that a user has given."""
+    if isinstance(log, (str, list, tuple)):
+        return arguments.endpoints(log, "log")
+    try:
+        return list(log.endpoints)
+    except AttributeError:
+        kind = type(log).__name__
+        raise TypeError(
+            f"a log is a ziplog.Log or 'host:port' of its nodes, not a {kind}"
+        ) from None
+
+
+def where(host: str, port: int, *, insecure: bool, are_options: bool = False) -> str:
+    """Return where to listen, "host:port", as `settings` returns the rest.
+
+    Raises:
+        ConfigError: nobody can listen there, or others could reach it, and `insecure` is not given.
+
+    """
+    if not isinstance(port, int) or not 0 <= port < 2**16:
+        allowed = "a number from 0 to 65535; 0: any free port"
+        raise ConfigError("--port" if are_options else "port", port, allowed)
+    require_loopback(
+        host,
+        insecure=insecure,
+        name="--host" if are_options else "host",
+        unless=f"{'--insecure' if are_options else 'insecure=True'} {_EXPOSED}",
+    )
+    return f"{host}:{port}"
+
+
+def settings(
+    *,
+    checkpoints: bool,
+    checkpoint_every: int,
+    cache_mb: int,
+    connect_timeout: float | None,
+    are_options: bool = False,
+) -> Settings:
+    """Return what somebody chose, as arguments of `Coordinator` or as options of the process.
+
+    Raises:
+        ConfigError: something cannot be so; names it as it is written there.
+
+    """
+
+    def name(argument: str) -> str:
+        return f"--{argument.replace('_', '-')}" if are_options else argument
+
+    for argument, given, low in (
+        ("checkpoint_every", checkpoint_every, 1),
+        ("cache_mb", cache_mb, 0),
+    ):
+        if not isinstance(given, int) or given < low:
+            raise ConfigError(name(argument), given, f"a whole number from {low} on")
+    return Settings(
+        checkpoints=checkpoints,
+        checkpoint_every=checkpoint_every,
+        cache_bytes=cache_mb * 1024 * 1024,
+        connect_ns=_nanoseconds(name("connect_timeout"), connect_timeout),
+    )
+
+
+def _nanoseconds(name: str, given: float | None) -> int:
+    """Return a time-out that a user has given; see `ziplog.client.arguments.timeout_s`."""
+    try:
+        return int(arguments.timeout_s(given, arguments.DEFAULT_TIMEOUT_S) * 1e9)
+    except (ConfigError, OverflowError):
+        raise ConfigError(name, given, "seconds from 0 on, or None for the default") from None
+
+
+def local(
+    log: ziplog.Log | str | Sequence[str], *, timeout: float | None = None, **options: Any
+) -> Database:
+    """Return a database on a log, with a coordinator of its own inside this program.
+
+    Args:
+        log: as for `Coordinator`.
+        timeout: the database's default time-out, in seconds; 10 if None.
+        options: those of `Coordinator`.
+
+    Raises:
+        ZiplogError: what `Coordinator` and `connect` raise.
+
+    """
+    from logdb.client import blocking  # noqa: PLC0415 - a coordinator needs no client
+
+    coordinator = Coordinator(log, **options)
+    try:
+        return blocking.connect(coordinator.endpoint, timeout, on_close=coordinator.close)
+    except BaseException:
+        coordinator.close()
+        raise

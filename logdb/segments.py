@@ -1,0 +1,117 @@
+"""How much of each stretch of the log is still needed.
+
+Rule: a segment begins at a record and ends before the next one's; its bytes are those of the
+records in it, without checkpoints', and its live bytes what it would cost to move the values that
+are needed. Invariant: what is live is the present entries' sum. See docs/logdb.md, section 8.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from logdb.records import Segment
+
+#: A segment ends when it has so many bytes.
+SEGMENT_BYTES: Final = 4 * 1024 * 1024
+#: Nothing is cleaned for less than this.
+MIN_DEAD_BYTES: Final = 64 * 1024 * 1024
+
+
+class Segments:
+    """Bytes of the log's segments, in order."""
+
+    def __init__(
+        self, segment_bytes: int = SEGMENT_BYTES, min_dead_bytes: int = MIN_DEAD_BYTES
+    ) -> None:
+        """Begin with an empty log.
+
+        Args:
+            segment_bytes: a segment ends with the record that brings it there.
+            min_dead_bytes: of records that nobody needs, before any are cleared away.
+
+        """
+        self._segment_bytes: Final = segment_bytes
+        self._min_dead_bytes: Final = min_dead_bytes
+        self._firsts: list[int] = []
+        self._sizes: list[int] = []
+        self._lives: list[int] = []
+        #: Bytes of all records.
+        self.log_bytes = 0
+        #: Bytes that moving all present values would write.
+        self.moving_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    @property
+    def dead_bytes(self) -> int:
+        """Bytes that nobody needs."""
+        return max(self.log_bytes - self.moving_bytes, 0)
+
+    def wrote(self, gsn: int, size: int) -> None:
+        """Count a record."""
+        sizes = self._sizes
+        if not sizes or sizes[-1] >= self._segment_bytes:
+            self._firsts.append(gsn)
+            sizes.append(size)
+            self._lives.append(0)
+        else:
+            sizes[-1] += size
+        self.log_bytes += size
+
+    def live(self, gsn: int, delta: int) -> None:
+        """Count bytes that are needed (or no longer, negative) of the record at a gsn."""
+        self.moving_bytes += delta
+        firsts = self._firsts
+        if gsn >= firsts[-1]:
+            self._lives[-1] += delta
+        else:
+            self._lives[max(bisect_right(firsts, gsn) - 1, 0)] += delta
+
+    def cut(self, position: int) -> int:
+        """Return the gsn before which all should be cleared, at most `position`; 0: not worth it.
+
+        Of the cuts that free half of all that is dead, it is the one for which least must be
+        moved for each byte that it frees.
+        """
+        dead = self.dead_bytes
+        if dead <= self._min_dead_bytes or dead * 2 <= self.log_bytes:
+            return 0
+        best, best_cost = 0, float("inf")
+        freed = moved = 0
+        for index in range(min(self._whole_before(position), len(self._firsts) - 1)):
+            freed += self._sizes[index] - self._lives[index]
+            moved += self._lives[index]
+            if freed * 2 >= dead and moved / freed <= best_cost:
+                best, best_cost = self._firsts[index + 1], moved / freed
+        return best
+
+    def drop(self, gsn: int) -> None:
+        """Forget the segments before a gsn, as the log is trimmed there, unless something lives."""
+        count = self._whole_before(gsn)
+        if count and not any(self._lives[:count]):
+            self.log_bytes -= sum(self._sizes[:count])
+            for column in (self._firsts, self._sizes, self._lives):
+                del column[:count]
+
+    def export(self) -> list[Segment]:
+        """Return all, for a checkpoint."""
+        return list(zip(self._firsts, self._sizes, self._lives, strict=True))
+
+    def load(self, segments: Iterable[Segment]) -> None:
+        """Take over those of a checkpoint; there must be none before."""
+        assert not self._firsts, "a checkpoint is loaded into an empty state"
+        for first, size, live in segments:
+            self._firsts.append(first)
+            self._sizes.append(size)
+            self._lives.append(live)
+        self.log_bytes = sum(self._sizes)
+        self.moving_bytes = sum(self._lives)
+
+    def _whole_before(self, gsn: int) -> int:
+        """Return how many segments end before a gsn; the last one has no end yet."""
+        return max(bisect_right(self._firsts, gsn) - 1, 0)

@@ -1,0 +1,270 @@
+"""The database as it is at a position of the log: each record in turn is decided, and takes effect.
+
+Rule: a pure function of the records, so all who follow the log have the same one, also those that
+began with a checkpoint. Invariant: `restore` of an `image` (and the entries) is the state at its
+position, to the last counter that decides anything. See docs/logdb.md, sections 4 and 8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from logdb.decisions import Decisions
+from logdb.records import (
+    MOVE_BYTES,
+    CheckpointBegun,
+    CheckpointDone,
+    CheckpointPart,
+    Commit,
+    Decision,
+    Entry,
+    Moved,
+    Segment,
+    TransactionId,
+    Value,
+    Write,
+    decode,
+    is_part,
+)
+from logdb.segments import Segments
+from logdb.validation import Outcome, decide
+from logdb.versions import Versions
+from ziplog.types import RID_GENESIS, Gsn, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from logdb.versions import Row
+    from ziplog.types import Record
+
+    #: Told before a key changes: the key, its former entry and its new one (None: absent).
+    Observer = Callable[[bytes, Entry | None, Entry | None], None]
+
+_OF_CHECKPOINTS: Final = frozenset({CheckpointBegun, CheckpointPart, CheckpointDone})
+#: So many rounds that were begun are remembered.
+MAX_BEGUN: Final = 64
+
+
+class Applied(msgspec.Struct, frozen=True, gc=False):
+    """A commit record that was decided just now."""
+
+    id: TransactionId
+    #: The commit record's rid.
+    position: RecordId
+    outcome: Outcome
+    conflicts: list[bytes]
+    #: What took effect; empty if it was not committed.
+    writes: list[Write]
+
+    @property
+    def changed(self) -> list[bytes]:
+        """The keys that changed."""
+        return [write.key for write in self.writes]
+
+    @property
+    def values(self) -> list[tuple[bytes, bytes]]:
+        """Keys, with the values that stand in the commit record: their version is its gsn."""
+        return [
+            (write.key, write.value)
+            for write in self.writes
+            if write.value is not None and write.rid is None
+        ]
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False):
+    """A `CheckpointBegun` that was applied."""
+
+    position: RecordId
+    coordinator: bytes
+    #: What it announces; never behind its own position.
+    cut: Gsn
+
+
+class Image(msgspec.Struct, frozen=True, gc=False):
+    """What a checkpoint tells besides the entries, all of one moment."""
+
+    position: RecordId
+    floor: Gsn
+    horizon: Gsn
+    first_foreign: Gsn
+    records: int
+    keys: int
+    decisions: list[Decision]
+    segments: list[Segment]
+
+
+class State:
+    """The database at a position."""
+
+    def __init__(
+        self, *, decisions: Decisions | None = None, segments: Segments | None = None
+    ) -> None:
+        """Begin before the first record."""
+        self.versions: Final = Versions()
+        self.decisions: Final = Decisions() if decisions is None else decisions
+        self.segments: Final = Segments() if segments is None else segments
+        #: The last record that was applied.
+        self.position: RecordId = RID_GENESIS
+        #: The first record that is not ours; 0: there is none.
+        self.first_foreign = 0
+        #: No commit may refer to a value before this one any more: the greatest cut announced.
+        self.horizon = 0
+        #: The log was cleared before this one, or will be at any moment.
+        self.trimmed = 0
+        #: Records since the log's beginning, without those of checkpoints.
+        self.records = 0
+        #: Decided since this process began.
+        self.commits = 0
+        self.aborts = 0
+        #: The last `CheckpointBegun` that was applied, and the last `CheckpointDone`'s rid.
+        self.last_begun: Mark | None = None
+        self.last_done: RecordId | None = None
+        #: Rounds begun since one was done: each coordinator's last one, in log order.
+        self.begun: Final[dict[bytes, Mark]] = {}
+        #: Whoever must know of changes of keys.
+        self.on_change: Final[list[Observer]] = []
+        self._checkpointed = 0
+        self._effects: Final[dict[type, Callable[[Any, RecordId], Applied | None]]] = {
+            Commit: self._commit,
+            Value: self._value,
+            Moved: self._moved,
+            CheckpointBegun: self._begun,
+            CheckpointPart: self._part,
+            CheckpointDone: self._done,
+            type(None): self._foreign,
+        }
+
+    @property
+    def since_checkpoint(self) -> int:
+        """Records after the position of the last complete checkpoint; its own are not counted."""
+        return self.records - self._checkpointed
+
+    def apply(self, record: Record) -> Applied | None:
+        """Take the next record; returns what was decided, if it is a commit record."""
+        rid, payload = record.rid, record.payload
+        assert rid.gsn > self.position.gsn, f"{rid} after {self.position}"
+        self.position = rid
+        if is_part(payload):
+            return None
+        ours = decode(payload)
+        kind = type(ours)
+        if kind not in _OF_CHECKPOINTS:
+            # Else what a checkpoint writes would make the next one due.
+            self.records += 1
+            self.segments.wrote(rid.gsn, len(payload))
+        return self._effects[kind](ours, rid)
+
+    def image(self) -> Image:
+        """Return what a checkpoint of this moment tells besides the entries."""
+        return Image(
+            self.position,
+            self.decisions.floor,
+            self.horizon,
+            self.first_foreign,
+            self.records,
+            len(self.versions),
+            self.decisions.export(),
+            self.segments.export(),
+        )
+
+    def restore(self, done: CheckpointDone, parts: Iterable[CheckpointPart]) -> None:
+        """Become the state of a checkpoint; nothing may have been applied before.
+
+        Args:
+            done: what completes it.
+            parts: those that it names, in order; taken one at a time.
+
+        """
+        assert not self.records, "a checkpoint is restored into a new state"
+        decisions: list[Decision] = []
+        segments: list[Segment] = []
+
+        def rows() -> Iterator[Row]:
+            for part in parts:
+                decisions.extend(part.decisions)
+                segments.extend(part.segments)
+                yield from part.entries
+
+        self.versions.load(rows())
+        self.decisions.load(decisions, done.floor)
+        self.segments.load(segments)
+        self.position = done.position
+        self.first_foreign = done.first_foreign
+        self.horizon = done.horizon
+        self.records = self._checkpointed = done.records
+
+    def choose_cut(self) -> int:
+        """Return the gsn before which a round should clear the log; 0: it is not worth it."""
+        return self.segments.cut(self.first_foreign or self.position.gsn)
+
+    # --- the records, each kind of them ---
+
+    def _commit(self, commit: Commit, rid: RecordId) -> Applied | None:
+        verdict = decide(self.versions, self.decisions, commit, rid.gsn, self.horizon)
+        outcome = verdict.outcome
+        if outcome == "repeated":
+            return None
+        committed = outcome == "committed"
+        self.decisions.add(commit.id, rid, committed)
+        if not committed:
+            self.aborts += 1
+            return Applied(commit.id, rid, outcome, verdict.conflicts, [])
+        self.commits += 1
+        for write in commit.writes:
+            if write.rid is not None:
+                self._change(write.key, Entry(write.rid.gsn, write.rid, write.size))
+            elif write.value is not None:
+                self._change(write.key, Entry(rid.gsn, rid, len(write.value)))
+            else:
+                self._change(write.key, None)
+        return Applied(commit.id, rid, outcome, verdict.conflicts, commit.writes)
+
+    def _value(self, _value: Value, _rid: RecordId) -> None:
+        """Nothing, until a commit refers to it."""
+
+    def _moved(self, moved: Moved, rid: RecordId) -> None:
+        for move in moved.moves:
+            entry = self.versions.get(move.key)
+            if entry is not None and entry.place == move.place:
+                self._change(move.key, Entry(entry.version, rid, entry.size))
+
+    def _begun(self, begun: CheckpointBegun, rid: RecordId) -> None:
+        mark = Mark(rid, begun.coordinator, min(begun.cut, rid.gsn))
+        self.horizon = max(self.horizon, mark.cut)
+        self.last_begun = mark
+        self.begun.pop(mark.coordinator, None)
+        self.begun[mark.coordinator] = mark
+        if len(self.begun) > MAX_BEGUN:
+            del self.begun[next(iter(self.begun))]
+
+    def _part(self, _part: CheckpointPart, _rid: RecordId) -> None:
+        """Nothing: the state that it describes was here before."""
+
+    def _done(self, done: CheckpointDone, rid: RecordId) -> None:
+        self.begun.clear()
+        self._checkpointed = max(self._checkpointed, min(done.records, self.records))
+        self.last_done = rid
+        self.trimmed = max(self.trimmed, min(done.trim, rid.gsn))
+        self.segments.drop(self.trimmed)
+
+    def _foreign(self, _nothing: None, rid: RecordId) -> None:
+        self.first_foreign = self.first_foreign or rid.gsn
+
+    # --- the keys ---
+
+    def _change(self, key: bytes, entry: Entry | None) -> None:
+        """Let a key have an entry, or be absent."""
+        versions, segments = self.versions, self.segments
+        former = versions.get(key)
+        if self.on_change:
+            for observe in tuple(self.on_change):  # whoever has enough takes itself out
+                observe(key, former, entry)
+        if former is not None:
+            segments.live(former.place.gsn, -(MOVE_BYTES + len(key) + former.size))
+        if entry is not None:
+            segments.live(entry.place.gsn, MOVE_BYTES + len(key) + entry.size)
+            versions.put(key, entry)
+        elif former is not None:
+            versions.remove(key)

@@ -1,0 +1,85 @@
+"""Keys and values as users have them, and as the log has them (docs/logdb.md, section 2).
+
+Rule: what cannot be stored is refused here, when it is given, before anything is sent.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgpack
+
+from logdb.errors import UnsupportedValueError
+from logdb.records import MAX_KEY_BYTES
+from ziplog.errors import ConfigError, ProtocolError, RecordTooLargeError
+
+UserKey = str | bytes
+
+
+def encode_key(key: object) -> bytes:
+    """Return a key's bytes.
+
+    Raises:
+        TypeError: it is neither str nor bytes-like.
+        ConfigError: it is a str that has no UTF-8 form.
+        RecordTooLargeError: it has more than 1,024 bytes.
+
+    """
+    if isinstance(key, str):
+        try:
+            key = key.encode(errors="surrogateescape")
+        except UnicodeEncodeError as error:
+            raise ConfigError("key", key, f"a str that UTF-8 can carry ({error.reason})") from error
+    elif isinstance(key, (bytes, bytearray, memoryview)):
+        key = bytes(key)
+    else:
+        raise TypeError(f"a key must be str or bytes, not {type(key).__name__}")
+    if len(key) > MAX_KEY_BYTES:
+        raise RecordTooLargeError(len(key), MAX_KEY_BYTES, "key")
+    return key
+
+
+def decode_key(key: bytes) -> str:
+    """Return a key as text; `encode_key` is its inverse, whatever the bytes are."""
+    return key.decode(errors="surrogateescape")
+
+
+def encode_value(value: object) -> bytes:
+    """Return a value's MessagePack form.
+
+    Raises:
+        UnsupportedValueError: it has none.
+
+    """
+    try:
+        encoded: bytes = msgpack.packb(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UnsupportedValueError(value, str(error)) from error
+    return encoded
+
+
+def decode_value(encoded: bytes) -> Any:
+    """Return a value.
+
+    Raises:
+        ProtocolError: the bytes are no value that this library wrote.
+
+    """
+    unpack = partial(msgpack.unpackb, encoded, strict_map_key=False)
+    try:
+        try:
+            return unpack()
+        except TypeError:  # a key of a dictionary was a tuple: as a list it could be none
+            return unpack(object_pairs_hook=_dictionary)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        raise ProtocolError(f"a value in the log is no MessagePack: {error}") from error
+
+
+def _dictionary(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    return {frozen(key): value for key, value in pairs}
+
+
+def frozen(key: Any) -> Any:
+    """Return a dictionary's key in the form that it had before it was written."""
+    return tuple(map(frozen, key)) if isinstance(key, list) else key

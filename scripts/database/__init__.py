@@ -1,0 +1,1 @@
+"""Measurements of LogDB: contended transactions, YCSB's workloads, restarts, CPU."""

@@ -1,0 +1,88 @@
+"""A bank in a store: money goes from account to account, and never comes into being or vanishes.
+
+Each transfer leaves a line in the *ledger* with its own number, in the transaction that changes the
+two balances. Rule: all that is read at once must agree: the balances with their sum, and with the
+ledger; and the ledger with what clients were told of their transfers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from history.observed import Violation
+from history.transactions import ABORTED, COMMITTED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from history.transactions import Transaction
+
+#: What such a transaction does: opens accounts with these balances; moves [from, to, amount];
+#: reads all balances, in order; reads the ledger: {number: [from, to, amount, times]}.
+STEPS: Final = frozenset({"accounts", "transfer", "balances", "ledger"})
+
+
+class Bank:
+    """What a history says of a bank."""
+
+    def __init__(self) -> None:
+        self._opened: list[int] = []
+        self._transfers: Final[dict[str, tuple[Transaction, list[int]]]] = {}
+        self._reads: Final[dict[int, dict[str, Any]]] = {}
+        self._readers: Final[dict[int, Transaction]] = {}
+
+    def take(self, transaction: Transaction, kind: str, key: str, value: Any) -> bool:
+        """Take a step; return False if it is none of a bank's."""
+        if kind == "accounts":
+            self._opened = value
+        elif kind == "transfer":
+            self._transfers[key] = (transaction, value)
+        elif kind in {"balances", "ledger"} and value is not None:
+            self._reads.setdefault(transaction.index, {})[kind] = value
+            self._readers[transaction.index] = transaction
+        return kind in STEPS
+
+    def judge(self) -> list[Violation]:
+        """Return what is wrong."""
+        return [
+            Violation(rule, f"{reader} {text}", reader.told or reader.source)
+            for index, read in self._reads.items()
+            for reader in [self._readers[index]]
+            for rule, text in self._wrong(reader, read)
+        ]
+
+    def _wrong(self, reader: Transaction, read: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        balances, ledger = read.get("balances"), read.get("ledger")
+        if balances is not None and sum(balances) != sum(self._opened):
+            due = sum(self._opened)
+            yield "sum", f"read balances of {sum(balances)} together; {due} were paid in"
+        if ledger is not None and reader.state == COMMITTED:
+            yield from self._told(reader, ledger)
+            if balances is not None:
+                yield from self._balanced(balances, ledger)
+
+    def _told(self, reader: Transaction, ledger: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        for number, (transfer, terms) in self._transfers.items():
+            line = ledger.get(number)
+            if line is None:
+                if transfer.state == COMMITTED and transfer.at < reader.called:
+                    yield "lost-transfer", f"found no line of {number}; {transfer} was committed"
+            elif transfer.state == ABORTED:
+                yield "phantom-transfer", f"found a line of {number}; {transfer} took no effect"
+            elif line[:3] != terms:
+                yield "phantom-transfer", f"found {number} as {line}; it was to be {terms}"
+        for number, line in ledger.items():
+            if number not in self._transfers:
+                yield "phantom-transfer", f"found a line of {number}, which nobody made"
+            elif line[3] != 1:
+                yield "double-transfer", f"found {number}, made {line[3]} times"
+
+    def _balanced(self, balances: list[int], ledger: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        due = list(self._opened)
+        for source, target, amount, _ in ledger.values():
+            due[source] -= amount
+            due[target] += amount
+        for account, (is_, should) in enumerate(zip(balances, due, strict=True)):
+            if is_ != should:
+                text = f"account {account} has {is_}; by the ledger it has {should}"
+                yield "double-transfer", text

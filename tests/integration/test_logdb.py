@@ -1,0 +1,61 @@
+"""Transactions of many clients on real processes, while these are killed and paused.
+
+What clients saw is written down and judged (docs/history.md): strictly serializable, and no money
+is lost or made. The longer form is scripts/logdb_faults.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from history.transactors import BANK, KEYS
+from injection.database import DatabaseShape, DatabaseTrial
+
+from tests.waiting import wait_until
+
+SHAPE = DatabaseShape(checkpoint_every=300)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mix", [BANK, KEYS], ids=["bank", "lists and registers"])
+def test_transactions_are_serializable_whatever_dies(tmp_path: Path, mix: dict[str, int]) -> None:
+    with DatabaseTrial(tmp_path, SHAPE._replace(mix=mix)) as trial:
+        coordinators = trial.coordinators
+        trial.wait_commits(100)
+        coordinators.kill(0)
+        trial.wait_commits(100)
+        coordinators.start(0)
+        coordinators.wait_ready(0)
+        coordinators.pause(1)
+        trial.wait_commits(100)
+        coordinators.resume(1)
+        for _ in range(15):
+            # So short that clients still wait for its word when it wakes up.
+            coordinators.pause(1)
+            trial.wait_commits(10)
+            coordinators.resume(1)
+            trial.wait_commits(10)
+        coordinators.kill(0)
+        coordinators.start(0)
+        trial.wait_commits(100)
+        victim = trial.cluster.config.shards[0].replicas[0].name
+        trial.cluster.kill(victim)
+        wait_until(lambda: victim in trial.ailing(), "somebody misses the server")
+        trial.settle()
+        trial.wait_commits(100)
+        for number in coordinators.numbers:
+            coordinators.kill(number)
+        trial.settle()
+        trial.wait_commits(100)
+        trial.kill_client(trial.clients_running()[0])
+        verdict = trial.judge()
+    assert verdict.broken == []
+    assert verdict.committed >= 600
+    # All of that was seen by the judge: who was killed never told what became of its last calls.
+    assert 0 < verdict.in_doubt <= SHAPE.threads

@@ -1,0 +1,371 @@
+"""Rounds of the cleaner: whatever stops one, the log is enough to start from, nothing is lost."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from logdb.cleaner.cleaner import Cleaner
+from logdb.cleaner.moving import MAX_MOVES
+from logdb.decisions import Decisions
+from logdb.records import (
+    CheckpointBegun,
+    CheckpointDone,
+    CheckpointPart,
+    Moved,
+    Value,
+    Write,
+    decode,
+    encode,
+    value_at,
+)
+from logdb.segments import Segments
+from logdb.state import State
+from logdb.walk import Walk
+from tests.logdb.cleaner.rounds import (
+    NEVER_DUE,
+    begin_anew,
+    overwrite,
+    records,
+    run,
+)
+from tests.logdb.fakelog import (
+    FakeLog,
+)
+from tests.logdb.small import SMALL, Oracle, Small
+from ziplog.client.requests import NEVER, InsertRequest, Request, SyncRequest, TrimRequest
+from ziplog.types import RecordId
+from ziplog.wire import Limits
+
+# --- one round ---
+
+
+def test_a_round_moves_what_lives_writes_a_checkpoint_and_trims() -> None:
+    log, rng = FakeLog(seed=1), random.Random(1)
+    oracle, small = Oracle(log), Small(log, "one")
+    oracle.write({b"old": b"stays"})
+    overwrite(oracle, rng, 120)
+    run(small, oracle, 200)
+    assert small.cleaner is not None
+    counts = small.cleaner.counts
+    assert counts.rounds >= 1
+    assert counts.failed == counts.left == 0
+    assert log.first == counts.trimmed > 1
+    entry = small.state.versions.get(b"old")
+    assert entry is not None
+    assert entry.version < log.first <= entry.place.gsn
+    restarted = begin_anew(log, oracle, "two")
+    assert restarted.restored >= log.first
+
+
+def test_the_order_is_begun_moved_done_synced_trimmed() -> None:
+    log, rng = FakeLog(seed=2), random.Random(2)
+    oracle, small = Oracle(log), Small(log, "one")
+    overwrite(oracle, rng, 120)
+    synced_at_trim: list[int] = []
+    log.faults.append(
+        lambda request: (
+            synced_at_trim.append(log.synced) if isinstance(request, TrimRequest) else None
+        )
+    )
+    run(small, oracle, 200)
+    order: list[str] = []
+    for request in small.core.requests:
+        if isinstance(request, InsertRequest):
+            order += [type(decode(payload)).__name__ for payload in request.payloads]
+        elif isinstance(request, (SyncRequest, TrimRequest)):
+            order.append(type(request).__name__)
+    kinds = [name for at, name in enumerate(order) if at == 0 or order[at - 1] != name]
+    steps = [
+        "CheckpointBegun",
+        "Moved",
+        "CheckpointPart",
+        "CheckpointDone",
+        "SyncRequest",
+        "TrimRequest",
+    ]
+    rounds = [kinds[at : at + 6] for at in range(len(kinds)) if kinds[at] == "CheckpointBegun"]
+    trimming = [each for each in rounds if "TrimRequest" in each]
+    assert trimming
+    assert all(each == [step for step in steps if step in each] for each in trimming)
+    (done,) = records(log, CheckpointDone)[:1]
+    assert max(done.parts).gsn <= synced_at_trim[0]
+
+
+def test_no_round_is_due_before_its_time() -> None:
+    log, rng = FakeLog(seed=3), random.Random(3)
+    oracle, small = Oracle(log), Small(log, "one")
+    overwrite(oracle, rng, 10)
+    run(small, oracle, 500)
+    assert not records(log, CheckpointBegun)
+
+
+def test_a_round_is_due_for_dead_bytes_though_there_are_few_records() -> None:
+    log = FakeLog(seed=4)
+    often = msgspec.structs.replace(SMALL, every_records=10**9)
+    oracle, small = Oracle(log), Small(log, "one", often)
+    for _ in range(30):
+        oracle.write({b"k": b"x" * 400})
+        run(small, oracle, 30)
+    assert log.first > 1
+    assert log.bytes < 6000
+    begin_anew(log, oracle, "two")
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_what_a_round_writes_makes_no_other_one_due(every: int) -> None:
+    log = FakeLog(seed=23)
+    oracle, small = (
+        Oracle(log),
+        Small(log, "one", msgspec.structs.replace(SMALL, every_records=every)),
+    )
+    oracle.write({b"k": b"v"})
+    run(small, oracle, 2_000)
+    assert len(records(log, CheckpointDone)) == 1
+    assert small.cleaner is not None
+    assert small.cleaner.next_wakeup() == NEVER
+
+
+def test_what_cannot_be_freed_does_not_make_rounds_for_ever() -> None:
+    """A record that is not ours stands first: only the due checkpoints are made."""
+    log = FakeLog(seed=5)
+    log.insert(b"not ours")
+    oracle, small = Oracle(log), Small(log, "one")
+    for _ in range(200):
+        oracle.write({b"k": b"x" * 400})
+        run(small, oracle, 5)
+    assert log.first == 1
+    assert 1 <= len(records(log, CheckpointDone)) <= 5
+    assert not records(log, Moved)
+    begin_anew(log, oracle, "two")
+
+
+def test_a_foreign_record_stops_the_cut_and_all_before_it_goes() -> None:
+    log, rng = FakeLog(seed=6), random.Random(6)
+    oracle, small = Oracle(log), Small(log, "one", NEVER_DUE)
+    overwrite(oracle, rng, 100)
+    small.settle()
+    (foreign,) = log.insert(b"not ours")
+    overwrite(oracle, rng, 30)
+    small = Small(log, "two")
+    run(small, oracle, 300)
+    assert 1 < log.first <= foreign.gsn
+    assert foreign.gsn in log.records
+    begin_anew(log, oracle, "three")
+
+
+def test_a_value_that_no_moved_record_can_hold_stops_the_cut() -> None:
+    log, rng = FakeLog(seed=7), random.Random(7)
+    oracle, small = Oracle(log), Small(log, "one")
+    overwrite(oracle, rng, 5)
+    oracle.write({b"big": b"x" * 970}, inline=False)
+    overwrite(oracle, rng, 200)
+    log.limits = Limits(max_payload_bytes=1000)
+    run(small, oracle, 300)
+    big = small.state.versions.get(b"big")
+    assert big is not None
+    assert small.state.horizon > big.version, "the cut was to be behind it"
+    assert big.place.gsn == big.version == log.first
+    begin_anew(log, oracle, "two")
+
+
+def test_a_place_that_was_not_moved_prevents_the_trim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logdb.cleaner.round.moves_of", lambda *_: [])
+    log, rng = FakeLog(seed=8), random.Random(8)
+    oracle, small = Oracle(log), Small(log, "one")
+    oracle.write({b"old": b"stays"})
+    overwrite(oracle, rng, 120)
+    run(small, oracle, 300)
+    assert records(log, CheckpointDone)
+    assert log.first == 1
+    begin_anew(log, oracle, "two")
+
+
+def test_a_commit_that_refers_to_a_value_before_the_cut_expires() -> None:
+    """Its value was inserted long ago, and the round has passed it: nothing may refer to it."""
+    log, rng = FakeLog(seed=9), random.Random(9)
+    oracle, small = Oracle(log), Small(log, "one")
+    (value,) = log.insert(encode(Value(b"late", b"value")))
+    overwrite(oracle, rng, 120)
+    while small.state.horizon <= value.gsn:
+        run(small, oracle, 1)
+    late = oracle.commit([Write(b"late", None, value, 5)], RecordId(log.sealed, 0))
+    run(small, oracle, 300)
+    assert log.first > value.gsn
+    decision = small.state.decisions.outcome(decode_id(oracle, late))
+    assert decision is not None
+    assert not decision.committed
+    assert small.state.versions.get(b"late") is None
+    begin_anew(log, oracle, "two")
+
+
+def decode_id(oracle: Oracle, rid: RecordId) -> Any:
+    record = decode(oracle.payload(rid.gsn))
+    return record.id  # type: ignore[union-attr]
+
+
+def test_a_value_that_is_overwritten_while_it_is_moved_keeps_its_new_state() -> None:
+    log, rng = FakeLog(seed=21), random.Random(21)
+    oracle, small = Oracle(log), Small(log, "one")
+    for key in (b"old", b"gone", b"stays"):
+        oracle.write({key: b"as it was"})
+    overwrite(oracle, rng, 120)
+
+    def overtakes(request: Request) -> None:
+        if isinstance(request, InsertRequest) and isinstance(decode(request.payloads[0]), Moved):
+            log.sealed = log.tail.gsn
+            oracle.write({b"old": b"as it is", b"gone": None})
+            log.sealed = log.tail.gsn
+            log.faults.clear()
+
+    log.faults.append(overtakes)
+    run(small, oracle, 300)
+    assert log.first > 1
+    begin_anew(log, oracle, "two")
+    for key, value in {b"old": b"as it is", b"gone": None, b"stays": b"as it was"}.items():
+        entry = small.state.versions.get(key)
+        read = None if entry is None else log.records[entry.place.gsn]
+        assert value == (None if read is None else value_at(decode(read.payload), key))
+
+
+# --- small steps ---
+
+
+def test_a_step_passes_no_more_than_a_slice_and_has_no_more_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, rng = FakeLog(seed=10), random.Random(10)
+    oracle, small = Oracle(log), Small(log, "one", at_once=False)
+    for i in range(200):
+        oracle.write({b"key-%03d" % i: rng.randbytes(20)})
+    overwrite(oracle, rng, 100)
+    walked: list[int] = []
+    rows = Walk.rows
+
+    def counts(walk: Walk, count: int) -> Any:
+        walked.append(count)
+        return rows(walk, count)
+
+    monkeypatch.setattr(Walk, "rows", counts)
+    most = 0
+    for _ in range(3000):
+        walked.clear()
+        run(small, oracle, 1)
+        assert sum(walked) <= SMALL.slice_keys
+        inserts = [each for each in small.core.pending.values() if isinstance(each, InsertRequest)]
+        most = max(most, len(inserts))
+    assert small.cleaner is not None
+    assert small.cleaner.counts.rounds >= 1
+    # A walk's slice may fill several parts.
+    assert 1 < most <= SMALL.inserts + SMALL.slice_keys
+    begin_anew(log, oracle, "two")
+
+
+def test_a_moved_record_has_few_moves_so_that_others_apply_it_quickly() -> None:
+    log = FakeLog(seed=11)
+    wide = msgspec.structs.replace(SMALL, part_bytes=10**6, slice_keys=500, inserts=8)
+    oracle, small = Oracle(log), Small(log, "one", wide)
+    for i in range(2 * MAX_MOVES):
+        oracle.write({b"key-%03d" % i: b"v"})
+    for _ in range(200):
+        oracle.write({b"hot": b"x" * 500})
+    run(small, oracle, 400)
+    moved = records(log, Moved)
+    assert moved
+    assert max(len(each.moves) for each in moved) <= MAX_MOVES
+    begin_anew(log, oracle, "two")
+
+
+def test_records_are_no_larger_than_half_of_what_the_cluster_takes() -> None:
+    log, rng = FakeLog(seed=12), random.Random(12)
+    log.limits = Limits(max_payload_bytes=400)
+    large = msgspec.structs.replace(SMALL, part_bytes=2000)
+    oracle, small = Oracle(log), Small(log, "one", large)
+    overwrite(oracle, rng, 150)
+    run(small, oracle, 400)
+    assert small.cleaner is not None
+    assert small.cleaner.counts.rounds >= 1
+    assert small.cleaner.counts.failed == 0
+    begin_anew(log, oracle, "two")
+
+
+def test_whoever_is_closed_leaves_nothing_behind() -> None:
+    for turns in range(1, 60):
+        log, rng = FakeLog(seed=13), random.Random(13)
+        oracle, small = Oracle(log), Small(log, "one")
+        overwrite(oracle, rng, 100)
+        run(small, oracle, turns)
+        if small.cleaner is None:
+            continue
+        small.cleaner.close()
+        assert not small.state.on_change
+        assert len(small.core.subscriptions) <= 1
+        before = len(small.core.requests)
+        small.cleaner.step(small.now + 10**12)
+        assert len(small.core.requests) == before
+        assert not small.cleaner.is_busy
+
+
+# --- space ---
+
+
+#: The bounds of the docs, a hundredth of them or less.
+_DEAD = 300_000
+
+
+def scaled_state() -> State:
+    return State(decisions=Decisions(650), segments=Segments(32_768, _DEAD))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value_bytes", [20, 200, 2000])
+def test_space_and_copies_are_bounded_while_everything_is_overwritten(value_bytes: int) -> None:
+    log, rng = FakeLog(seed=19), random.Random(19)
+    scaled = msgspec.structs.replace(
+        SMALL, every_records=1_000, min_dead_bytes=_DEAD, part_bytes=16_384, slice_keys=500
+    )
+    oracle = Oracle(log, scaled_state)
+    small = Small(log, "one", scaled, make_state=scaled_state)
+    keys = [b"key-%04d" % i for i in range(1500)]
+    most = 0
+    for turn in range(2_000):
+        for _ in range(10):
+            key = keys[min(int(rng.expovariate(1 / 300)), len(keys) - 1)]
+            oracle.write({key: rng.randbytes(value_bytes)})
+        run(small, oracle, 3)
+        if turn > 1000 and turn % 10 == 0:
+            most = max(most, log.bytes)
+    cleaner = small.cleaner
+    assert cleaner is not None
+    counts = cleaner.counts
+    copied = counts.moved_bytes + counts.checkpoint_bytes
+    written = log.inserted_bytes - copied
+    live = small.state.segments.moving_bytes
+    checkpoint_bytes = counts.checkpoint_bytes / counts.rounds
+    print(value_bytes, most / live, copied / written, counts)  # noqa: T201
+    # As much may be dead as is live, or the least that is worth a round; and until it is trimmed,
+    # what was moved is there twice. There are the last checkpoint and those that no cut has passed.
+    assert most < 3 * live + 3 * _DEAD + 4 * checkpoint_bytes
+    # A record is paid for with its key's share of a checkpoint, and a copy of a live value at most.
+    assert copied < written
+    assert counts.rounds > 4
+    assert counts.failed == 0
+    small.settle()
+    oracle.check(small.state)
+    restarted = Small(log, "two", NEVER_DUE, make_state=scaled_state)
+    restarted.settle()
+    oracle.check(restarted.state)
+
+
+def test_the_cleaner_is_idle_when_nothing_is_due() -> None:
+    log = FakeLog(seed=20)
+    small = Small(log, "one")
+    cleaner = small.cleaner
+    assert isinstance(cleaner, Cleaner)
+    run(small, Oracle(log), 300)
+    assert cleaner.next_wakeup() == NEVER
+    assert not any(isinstance(each, InsertRequest) for each in small.core.requests)
+    assert not records(log, CheckpointPart)

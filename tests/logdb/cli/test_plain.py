@@ -1,0 +1,75 @@
+"""Values as JSON: whatever a value is, it comes back."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logdb.cli import plain
+from logdb.values import decode_value, encode_value
+from ziplog.errors import ConfigError
+
+numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
+texts = st.text() | st.sampled_from(["$", "$$base64", "$base64", "$map", "$float", "$unknown"])
+atoms = st.none() | st.booleans() | numbers | texts | st.binary()
+names = st.recursive(atoms, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=4)
+values = st.recursive(
+    atoms,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(texts, inner, max_size=2)
+        | st.dictionaries(names, inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@given(values)
+def test_a_value_is_a_line_of_json_and_comes_back(value: Any) -> None:
+    line = plain.encode(value)
+    assert "\n" not in line
+    json.loads(line)
+    found = plain.decode(line, "VALUE")
+    assert found == value
+    assert encode_value(found) == encode_value(value)
+
+
+def test_what_json_has_no_form_for() -> None:
+    assert plain.encode(b"\x00\xff") == '{"$base64":"AP8="}'
+    assert plain.encode({1: "a", "b": None}) == '{"$map":[[1,"a"],["b",null]]}'
+    assert plain.encode({"$base64": 1}) == '{"$$base64":1}'
+    assert plain.encode({"$base64": 1, "b": 2}) == '{"$base64":1,"b":2}'
+    assert plain.encode(-math.inf) == '{"$float":"-inf"}'
+    assert math.isnan(plain.decode('{"$float":"nan"}', "VALUE"))
+    assert plain.encode([msgpack.Timestamp(5)]).startswith('[{"$unknown":"')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "nan", "1 2", '"\\ud800"', "\udcff", '{"$base64":"A"}', '{"$base64":5}',
+        '{"$base64":"é"}', '{"$float":"1"}', '{"$float":[]}', '{"$map":5}', '{"$map":[[1]]}',
+        '{"$map":[[{},1]]}', '{"$unknown":"x"}', '{"$":1}', "1e999",
+    ],
+)  # fmt: skip
+def test_what_stands_for_no_value_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"VALUE is .* it must be JSON") as caught:
+        plain.decode(text, "VALUE")
+    assert "\n" not in str(caught.value)
+
+
+def test_however_deep_a_value_is() -> None:
+    deepest: Any = 5
+    for _ in range(505):
+        deepest = [deepest]
+    stored = decode_value(encode_value(deepest))
+    assert plain.decode(plain.encode(stored), "VALUE") == stored
+    for depth in (2_000, 100_000):
+        with pytest.raises(ConfigError, match="not nested that deeply"):
+            plain.decode("[" * depth + "]" * depth, "VALUE")

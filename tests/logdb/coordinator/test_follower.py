@@ -1,0 +1,291 @@
+"""How a follower begins, what it passes, and when those who wait go on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logdb.calls import LogCalls
+from logdb.coordinator.follower import Follower
+from logdb.errors import NoCheckpointError
+from tests.logdb.cleaner.test_checkpoint import write as write_checkpoint
+from tests.logdb.fakelog import UNAVAILABLE, FakeLog, fail
+from tests.logdb.glass import Core, S, commit
+from ziplog.client.requests import (
+    BarrierRequest,
+    ConnectRequest,
+    FetchRequest,
+    SubscribeRequest,
+    UnsubscribeRequest,
+)
+from ziplog.errors import UnavailableError
+from ziplog.node import Drained, Wakeup, Warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Waiter:
+    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+        self.is_over = False
+        self.resumed = 0
+        self._then = then
+
+    def resume(self) -> None:
+        self.resumed += 1
+        self._then()
+
+
+class Bench:
+    """A follower on a log in memory."""
+
+    def __init__(self, log: FakeLog, *, at_once: bool = True) -> None:
+        self.log = log
+        self.core = Core(log, at_once=at_once)
+        self.calls = LogCalls(self.core, S)
+        self.told: list[Any] = []
+        self.states: list[Any] = []
+        self.ready = self.passes = 0
+        self.failures: list[Exception] = []
+        self.follower = Follower(
+            self.calls,
+            connect_ns=S,
+            on_state=self.states.append,
+            on_applied=self.told.append,
+            on_passed=self.count_pass,
+            on_ready=self.count_ready,
+            on_failure=self.failures.append,
+        )
+        self.follower.start()
+
+    def count_pass(self) -> None:
+        self.passes += 1
+
+    def count_ready(self) -> None:
+        self.ready += 1
+
+    def turn(self, turns: int = 1) -> None:
+        for _ in range(turns):
+            self.calls.step(Wakeup(), self.calls.now)
+            self.follower.turn(drained=False)
+            self.calls.step(Drained(), self.calls.now)
+            self.follower.turn(drained=True)
+            self.follower.check()
+
+    def settle(self) -> None:
+        """Turn until nothing more happens (but for questions how far the log is)."""
+        for _ in range(40):
+            self.turn()
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(request, kind) for request in self.core.requests)
+
+
+def filled(count: int, seed: int = 0) -> FakeLog:
+    log = FakeLog(seed=seed)
+    for number in range(1, count + 1):
+        log.insert(commit(number, {b"%d" % (number % 5): b"v"}), after=log.tail)
+    return log
+
+
+def test_it_applies_every_record_in_order_and_is_ready_then() -> None:
+    bench = Bench(filled(2500))
+    assert not bench.ready
+    bench.settle()
+    assert bench.ready == 1
+    assert [applied.position.gsn for applied in bench.told] == bench.log.gsns
+    assert bench.follower.passed == bench.follower.tail == bench.log.tail.gsn
+
+
+def warnings(bench: Bench) -> list[str]:
+    return [effect.text for effect in bench.calls.take() if isinstance(effect, Warn)]
+
+
+def test_the_first_record_that_is_not_ours_is_warned_of_once() -> None:
+    log = filled(2)
+    bench = Bench(log)
+    bench.settle()
+    assert not warnings(bench)
+    (foreign,) = log.insert(b"not ours", after=log.tail)
+    bench.settle()
+    (text,) = warnings(bench)
+    assert f"gsn {foreign.gsn} is not LogDB's" in text
+    assert "a log of its own" in text
+    log.insert(b"nor this", after=log.tail)
+    bench.settle()
+    assert not warnings(bench)
+    log.faults.append(fail(FetchRequest, UNAVAILABLE))
+    bench.turn()
+    log.faults.clear()
+    bench.calls.now += S
+    bench.settle()
+    assert bench.follower.starts == 2
+    assert not [text for text in warnings(bench) if "LogDB" in text]
+
+
+def test_it_is_warned_of_by_who_begins_behind_it_too() -> None:
+    log = filled(2)
+    (foreign,) = log.insert(b"not ours", after=log.tail)
+    write_checkpoint(log, {"first_foreign": foreign.gsn}, keys=0)
+    bench = Bench(log)
+    bench.settle()
+    assert bench.follower.state.commits == 0, "it began at the checkpoint"
+    (text,) = warnings(bench)
+    assert f"gsn {foreign.gsn} is not LogDB's" in text
+
+
+def test_with_an_empty_log_it_is_ready_at_once() -> None:
+    bench = Bench(FakeLog())
+    bench.settle()
+    assert bench.ready == 1
+
+
+def test_one_question_serves_all_who_came_before_it() -> None:
+    bench = Bench(filled(3), at_once=False)
+    bench.settle()
+    before = bench.count(BarrierRequest)
+    waiters = [Waiter() for _ in range(10)]
+    bench.follower.when_fresh(waiters[0])
+    for waiter in waiters[1:]:
+        bench.follower.when_fresh(waiter)
+    assert bench.count(BarrierRequest) == before + 1
+    bench.settle()
+    # The first one's question was asked before the others came: they had a second one.
+    assert bench.count(BarrierRequest) == before + 2
+    assert [waiter.resumed for waiter in waiters] == [1] * 10
+
+
+def test_who_waits_for_a_hole_goes_on_when_it_was_passed() -> None:
+    bench = Bench(filled(1))
+    bench.settle()
+    hole = bench.log.tail.gsn + 1
+    waiter = Waiter()
+    bench.follower.when_at(hole, waiter)
+    bench.turn()
+    assert not waiter.resumed
+    (subscription,) = bench.core.subscriptions.values()
+    subscription.position = hole + 1
+    bench.turn()
+    assert waiter.resumed == 1
+    assert bench.follower.state.records == 1
+
+
+def test_a_question_how_far_anybody_is_that_fails_is_asked_again() -> None:
+    bench = Bench(filled(1))
+    bench.settle()
+    bench.log.faults.append(fail(BarrierRequest, UNAVAILABLE))
+    waiter = Waiter()
+    bench.follower.when_fresh(waiter)
+    bench.settle()
+    assert waiter.resumed == 1
+
+
+@given(st.data())
+def test_who_waits_sees_what_they_must(data: st.DataObject) -> None:
+    """Fresh: all that was in the log when they came; at a position: all up to it; each once."""
+    log = filled(data.draw(st.integers(0, 30)), data.draw(st.integers(0, 99)))
+    bench = Bench(log, at_once=False)
+    number = 1000
+    waiters: list[Waiter] = []
+    for step in data.draw(st.lists(st.sampled_from(["insert", "fresh", "at", "turn", "lose"]))):
+        if step == "insert":
+            number += 1
+            log.insert(commit(number, {b"k": b"v"}))
+        elif step == "turn":
+            bench.turn()
+        elif step == "lose":
+            log.faults.append(fail(FetchRequest, UNAVAILABLE))
+            bench.turn()
+            log.faults.clear()
+            bench.calls.now += 2 * S
+        else:
+            must = tuple(log.gsns)
+            if step == "at":
+                must = must[: data.draw(st.integers(0, len(must)))]
+
+            def look(must: tuple[int, ...] = must) -> None:
+                seen = {each.position.gsn for each in bench.told}
+                assert seen.issuperset(must)
+                assert bench.follower.state.position.gsn >= max(must, default=0)
+
+            waiter = Waiter(look)
+            waiters.append(waiter)
+            if step == "fresh":
+                bench.follower.when_fresh(waiter)
+            else:
+                bench.follower.when_at(max(must, default=0), waiter)
+    bench.calls.now += 2 * S
+    bench.settle()
+    assert [waiter.resumed for waiter in waiters] == [1] * len(waiters)
+    assert not bench.follower.waiting
+    assert bench.follower.is_ready
+
+
+def test_it_begins_again_behind_a_failure_with_a_new_state() -> None:
+    bench = Bench(filled(10))
+    bench.settle()
+    before = bench.count(UnsubscribeRequest)
+    bench.log.faults.append(fail(FetchRequest, UNAVAILABLE))
+    bench.turn()
+    bench.log.faults.clear()
+    assert not bench.follower.is_ready
+    assert bench.count(UnsubscribeRequest) == before + 1
+    assert bench.follower.next_wakeup() == bench.calls.now + S
+    bench.calls.now += S
+    bench.settle()
+    assert (bench.ready, len(bench.states), bench.follower.starts) == (2, 2, 2)
+    assert bench.states[1] is bench.follower.state is not bench.states[0]
+    assert bench.follower.state.records == 10
+    assert len([w for w in bench.calls.take() if "starting again" in str(w)]) == 1
+
+
+def test_a_log_that_was_trimmed_and_holds_no_checkpoint_is_the_end() -> None:
+    log = filled(10)
+    log.trim(log.gsns[5])
+    bench = Bench(log)
+    bench.turn(3)
+    (failure,) = bench.failures
+    assert isinstance(failure, NoCheckpointError)
+    assert not bench.ready
+
+
+@pytest.mark.parametrize(("cluster", "is_final"), [(0, True), (7, False)])
+def test_only_at_the_first_start_an_unreachable_log_is_the_end(
+    cluster: int, is_final: bool
+) -> None:
+    log = filled(3)
+    log.faults.append(fail(SubscribeRequest if cluster else ConnectRequest, UNAVAILABLE))
+    bench = Bench.__new__(Bench)
+    former, Core.cluster = Core.cluster, cluster
+    try:
+        bench.__init__(log)  # type: ignore[misc]
+        assert bool(bench.failures) == is_final
+    finally:
+        Core.cluster = former
+    assert all(isinstance(each, UnavailableError) for each in bench.failures)
+    if not is_final:
+        bench.calls.now += S
+        bench.settle()
+        assert bench.ready == 1
+
+
+def test_those_whose_waiting_is_over_are_forgotten() -> None:
+    bench = Bench(filled(3), at_once=False)
+    bench.settle()
+    waiters = [Waiter() for _ in range(6)]
+    for waiter in waiters[:3]:
+        bench.follower.when_fresh(waiter)
+    for waiter in waiters[3:]:
+        bench.follower.when_at(10**9, waiter)
+    for waiter in waiters[::2]:
+        waiter.is_over = True
+    bench.follower.forget()
+    assert bench.follower.waiting == 3
+    bench.settle()
+    assert [waiter.resumed for waiter in waiters] == [0, 1, 0, 0, 0, 0]
+    bench.log.insert(commit(9, {b"k": b"v"}), after=bench.log.owner(10**9))
+    bench.settle()
+    assert [waiter.resumed for waiter in waiters] == [0, 1, 0, 1, 0, 1]

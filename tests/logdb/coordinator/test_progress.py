@@ -1,0 +1,48 @@
+"""What a coordinator tells while it replays the log."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from logdb.coordinator import progress
+from logdb.coordinator.progress import Replay
+
+if TYPE_CHECKING:
+    import pytest
+
+DEADLINE_S = 30.0
+
+
+class Lines:
+    """Stands in for the logger; notes what comes."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.came = threading.Condition()
+
+    def info(self, event: str, **fields: Any) -> None:
+        with self.came:
+            self.told.append((event, fields))
+            self.came.notify_all()
+
+    def until(self, event: str, wanted: dict[str, Any]) -> None:
+        with self.came:
+            found = self.came.wait_for(lambda: (event, wanted) in self.told, timeout=DEADLINE_S)
+        assert found, self.told
+
+
+def test_it_says_how_far_it_is_and_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines()
+    monkeypatch.setattr(structlog, "get_logger", lambda: lines)
+    monkeypatch.setattr(progress, "_EVERY_S", 0.01)
+    follower: Any = SimpleNamespace(passed=0, tail=0, awaited=[])
+    with Replay(follower, "h:1", "h:2"):
+        lines.until("looking for the log", {"at": "h:2"})
+        follower.awaited = ["shard 1 (recovering)"]
+        lines.until("replaying", {"position": 0, "tail": 0, "waits_for": "shard 1 (recovering)"})
+        follower.awaited, follower.passed, follower.tail = [], 7, 9
+        lines.until("replaying", {"position": 7, "tail": 9})

@@ -1,0 +1,168 @@
+"""A coordinator under glass: on a log in memory, stepped by hand in virtual time.
+
+What it sends passes through the codec; its invariants are checked after every step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from logdb import wire
+from logdb.coordinator.node import CoordinatorNode, Settings
+from logdb.records import Commit, KeyRead, RangeRead, TransactionId, Write, encode
+from tests.logdb.fakelog import UNAVAILABLE, FakeCore, FakeLog, fail
+from ziplog.client.requests import FetchRequest
+from ziplog.node import Drained, Halt, Received, Send, Wakeup, Warn
+from ziplog.policy import pin
+from ziplog.types import RID_GENESIS
+from ziplog.wire import encode as encode_message
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ziplog.node import Effect, Event
+    from ziplog.types import RecordId
+
+MS = 1_000_000
+S = 1_000_000_000
+CLUSTER = 7
+SESSION = b"session1"
+ROUTE = b"route"
+
+
+class Core(FakeCore):
+    """A fake client core that knows which cluster it is of."""
+
+    cluster = CLUSTER
+    endpoints = ("mms:1", "mms:2")
+
+
+def commit(
+    number: int,
+    writes: dict[bytes, bytes | None],
+    *,
+    reads: Sequence[tuple[bytes, int]] = (),
+    ranges: Sequence[RangeRead] = (),
+    session: bytes = SESSION,
+    began: int = 0,
+) -> bytes:
+    """Return the payload of a commit record with small writes; None: delete the key."""
+    made = [Write(key, value, None, len(value or b"")) for key, value in writes.items()]
+    known = [KeyRead(key, version) for key, version in reads]
+    return encode(Commit(TransactionId(session, number), began, known, list(ranges), made))
+
+
+class Glass:
+    """One coordinator, and the log that it follows."""
+
+    def __init__(
+        self, log: FakeLog | None = None, *, at_once: bool = True, **settings: Any
+    ) -> None:
+        self.log = log or FakeLog(seed=1)
+        self.core = Core(self.log, at_once=at_once)
+        self.now = 5 * S
+        #: What was sent, to which route.
+        self.sent: list[tuple[bytes, Any]] = []
+        self.warnings: list[str] = []
+        self.halts: list[str] = []
+        self.requests = 0
+        settings.setdefault("checkpoints", False)
+        with mock.patch("logdb.coordinator.node.ClientCore", return_value=self.core):
+            self.node = CoordinatorNode(
+                b"c" * 16, ["mms:1"], pin(0), now=self.now, settings=Settings(**settings)
+            )
+
+    @classmethod
+    def ready(cls, *payloads: bytes, **options: Any) -> Glass:
+        """Return one that has replayed a log with these payloads."""
+        glass = cls(**options)
+        for payload in payloads:
+            glass.log.insert(payload, after=glass.log.tail)
+        glass.turn()
+        assert glass.node.is_ready
+        return glass
+
+    def step(self, event: Event) -> list[Effect]:
+        effects = self.node.step(event, self.now)
+        for effect in effects:
+            match effect:
+                case Send(route, message):
+                    self.sent.append((route, wire.decode(encode_message(message))))
+                case Warn(text):
+                    self.warnings.append(text)
+                case Halt(reason):
+                    self.halts.append(reason)
+                case _:
+                    raise AssertionError(f"a coordinator orders {effect}")
+        self.node.check()
+        return effects
+
+    def turn(self, turns: int = 4) -> None:
+        """Let the driver turn as often as may be needed."""
+        for _ in range(turns):
+            self.step(Wakeup())
+            self.step(Drained())
+
+    def pass_time(self, duration: int) -> None:
+        """Let time pass, with wake-ups when they are due, at most 100 ms apart."""
+        end = self.now + duration
+        while self.now < end:
+            due = self.node.next_wakeup()
+            later = min(end, self.now + 100 * MS)
+            self.now = later if due is None else max(min(later, due), self.now + 1)
+            self.step(Wakeup())
+            self.step(Drained())
+
+    def lose(self) -> None:
+        """Let the subscription fail, so that it will begin again, a second later."""
+        self.log.faults.append(fail(FetchRequest, UNAVAILABLE))
+        self.step(Drained())
+        assert not self.node.is_ready
+        self.log.faults.clear()
+
+    def give(self, question: wire.Question, route: bytes = ROUTE) -> None:
+        """Let a question arrive, as the last of its batch."""
+        self.step(Received(route, wire.decode(encode_message(question))))
+        self.step(Drained())
+
+    def take(self, route: bytes = ROUTE) -> list[Any]:
+        """Return what was sent to a route since the last look."""
+        found = [message for to, message in self.sent if to == route]
+        self.sent = [item for item in self.sent if item[0] != route]
+        return found
+
+    def ask(self, question: wire.Question, route: bytes = ROUTE) -> Any:
+        """Return the one answer to a question, which must come at once."""
+        self.take(route)
+        self.give(question, route)
+        (answer,) = self.take(route)
+        return answer
+
+    def request(self) -> int:
+        self.requests += 1
+        return self.requests
+
+    def open(self, session: bytes = SESSION, route: bytes = ROUTE) -> Any:
+        return self.ask(wire.Open(CLUSTER, self.request(), session), route)
+
+    def get(self, *keys: bytes, fresh: bool = False, at_least: int = 0, **fields: Any) -> wire.Get:
+        """Return a question about keys."""
+        reads = [KeyRead(key, version) for key, version in fields.get("reads", ())]
+        return wire.Get(
+            CLUSTER, self.request(), list(keys), at_least, fresh, reads,
+            fields.get("ranges", []), fields.get("snapshot", 0),
+        )  # fmt: skip
+
+    def scan(self, start: bytes, stop: bytes | None, limit: int, **fields: Any) -> wire.Scan:
+        """Return a question about a range."""
+        reads = [KeyRead(key, version) for key, version in fields.get("reads", ())]
+        return wire.Scan(
+            CLUSTER, self.request(), start, stop, limit, fields.get("at_least", 0),
+            fields.get("fresh", False), reads, [], fields.get("snapshot", 0),
+        )  # fmt: skip
+
+    def insert(self, payload: bytes, after: RecordId = RID_GENESIS) -> RecordId:
+        """Put a record into the log, behind all that are in it."""
+        (rid,) = self.log.insert(payload, after=max(after, self.log.tail))
+        return rid

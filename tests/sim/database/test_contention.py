@@ -1,0 +1,52 @@
+"""What latency alone does to contended transactions."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.database.contention import LINES, Connections, Line, Point, measure
+from ziplog.sim.kernel import US, Kernel
+
+ZIPLOG, RECORD_PER_WRITE, HELD, HELD_RECORD_PER_WRITE = LINES.values()
+
+
+def _few(line: Line, clients: int) -> Point:
+    return measure(line, clients, shards=2, virtual_ms=25, warm_ms=5)
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+def test_with_slower_inserts_there_are_fewer_commits(clients: int) -> None:
+    quick, held = _few(ZIPLOG, clients), _few(HELD, clients)
+    assert quick.commits_per_s > 1.5 * held.commits_per_s
+    assert quick.commit_p50_us < 600
+    # And a read's round trip, and the decision's way: three hops of 40 µs at least.
+    assert held.commit_p50_us >= 900 + 3 * 40
+    if clients == 1:
+        assert quick.abort_share == held.abort_share == 0
+
+
+def test_a_record_for_each_write_costs_an_insert_more() -> None:
+    quick, held = _few(RECORD_PER_WRITE, 1), _few(HELD_RECORD_PER_WRITE, 1)
+    # Two hops of 40 to 60 µs, and 900 µs.
+    assert quick.commit_p50_us >= _few(ZIPLOG, 1).commit_p50_us + 2 * 40
+    assert held.commit_p50_us >= 2 * 900 + 3 * 40
+
+
+def test_a_quicker_log_does_more_with_fewer_aborts() -> None:
+    """Aborts go with the number of clients; so who does as much with fewer has fewer of them."""
+    few, many = _few(ZIPLOG, 8), _few(HELD, 16)
+    assert few.commits_per_s > 1.2 * many.commits_per_s
+    assert many.abort_share > 1.2 * few.abort_share > 0
+
+
+def test_no_frame_overtakes_another_one_of_its_link() -> None:
+    kernel = Kernel(1)
+    connections = Connections(kernel)
+    arrivals = []
+    for _ in range(100):
+        arrivals.append(kernel.now + connections.carry("a", "b", b""))
+        assert kernel.now + 40 * US <= arrivals[-1] <= kernel.now + 60 * US
+        kernel.run(1 * US)
+    assert arrivals == sorted(arrivals)
+    others = [connections.carry("a", f"b{number}", b"") for number in range(100)]
+    assert others != sorted(others), "links have nothing to do with each other"

@@ -1,0 +1,141 @@
+"""Fixed stories of a database: what its clients promise their users, whoever dies and when.
+
+Every run is judged as those of seeds are; what is asserted here is that the story took place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.sim.__main__ import main
+from tests.sim.database.draws import draw
+from tests.sim.fault_text import parse_fault, strangers
+from tests.sim.hashing import printed_under_any_hashes
+from tests.sim.plan import Database, Fault, Plan
+from tests.sim.run import run
+from tests.sim.seeds import attempt, command
+from ziplog.sim.kernel import MS, US
+from ziplog.sim.network import Conditions
+
+if TYPE_CHECKING:
+    from tests.sim.stages import Counts, Outcome
+
+LAN = Conditions()
+SLOW = Conditions(delay_ns=(50 * US, 10 * MS))
+
+
+def quiet(*faults: Fault, **changes: Any) -> Plan:
+    """Return a run of one shard and two clients with two lanes each, and these faults."""
+    database = Database(
+        coordinators=2, checkpoint_every=20, decisions=1_000, segment_bytes=500, inline_bytes=60,
+        cache_bytes=200,
+    )  # fmt: skip
+    plan = draw(1, faults=0)._replace(
+        shards=1, f=1, durability="memory", mms=1, handlers=1, writers=2, readers=1, calls=40,
+        lanes=2, think_us=20_000, conditions=LAN, naps=False, span_ms=500, is_raft_real=False,
+        database=database,
+    )  # fmt: skip
+    return plan._replace(faults=faults, **changes)
+
+
+def counted(outcome: Outcome) -> Counts:
+    assert outcome.database is not None
+    return outcome.database
+
+
+def test_the_log_is_trimmed_behind_checkpoints_while_clients_work() -> None:
+    counts = counted(run(quiet()))
+    assert counts.commits > 60
+    assert counts.checkpoints > 0
+    assert counts.trims > 0
+
+
+def test_a_coordinator_dies_again_and_again() -> None:
+    kills = [Fault(30 + 40 * i, "kill", ("coordinator-0",)) for i in range(10)]
+    plan = quiet(*kills)
+    assert plan.database is not None
+    outcome = run(plan._replace(database=plan.database._replace(coordinators=1)))
+    assert outcome.faults > 1
+    assert counted(outcome).checkpoints > 0
+
+
+def test_both_coordinators_die_at_once() -> None:
+    kills = [Fault(200, "kill", (f"coordinator-{i}",)) for i in range(2)]
+    assert run(quiet(*kills)).faults == 2
+
+
+def test_a_coordinator_stands_still_while_the_log_is_trimmed() -> None:
+    outcome = run(quiet(Fault(50, "pause", ("coordinator-0",), 3_000), calls=80))
+    assert outcome.faults == 1
+    assert counted(outcome).trims > 0
+
+
+def test_a_coordinator_that_fell_behind_a_trim_starts_from_a_checkpoint() -> None:
+    lines: list[str] = []
+    isolated = Fault(400, "isolate", ("coordinator-0",), 3_000)
+    assert run(quiet(isolated, calls=120), lines.append).faults == 1
+    assert any("lost the log, starting again" in line for line in lines)
+
+
+def test_the_primary_dies_under_commits() -> None:
+    outcome = run(quiet(Fault(150, "kill", ("shard-0-0",)), conditions=SLOW))
+    assert outcome.faults == 1
+
+
+def test_a_power_cut_of_all_machines_loses_no_commit_at_level_disk() -> None:
+    cuts = (Fault(200, "power-all"), Fault(2_500, "power-all"))
+    assert run(quiet(*cuts, durability="disk", calls=80)).faults == 2
+
+
+def test_a_client_dies_with_what_it_had_under_way() -> None:
+    kills = [Fault(100 + 150 * i, "kill-client", ("writer-0",)) for i in range(3)]
+    outcome = run(quiet(*kills))
+    assert outcome.faults == 3
+    assert counted(outcome).in_doubt > 0
+
+
+def test_a_client_is_cut_off_from_one_coordinator() -> None:
+    links = ("writer-0", "coordinator-0", "coordinator-1", "writer-1")
+    assert run(quiet(Fault(50, "cut", links, 2_000))).faults == 1
+
+
+@pytest.mark.parametrize("seed", [1, 5, 16])
+def test_seeds(seed: int) -> None:
+    result = attempt(draw(seed))
+    assert not result.failure, f"{command(draw(seed))}: {result.failure}"
+
+
+def test_the_same_seed_is_the_same_history_under_any_hashes() -> None:
+    code = (
+        "from tests.sim.database.draws import draw; from tests.sim.run import run;"
+        " print(run(draw(7)._replace(calls=10)))"
+    )
+    assert "trace_hash" in printed_under_any_hashes(code)
+
+
+def test_the_line_that_makes_a_run_again_says_that_there_is_a_database() -> None:
+    assert command(draw(5)) == "python -m tests.sim --seed 5 --logdb"
+    assert command(draw(5)._replace(calls=1)) == "python -m tests.sim --seed 5 --logdb --steps 1"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_fault_of_a_coordinator_is_what_its_text_says(seed: int) -> None:
+    drawn = draw(seed)
+    for fault in drawn.faults:
+        assert parse_fault(str(fault)) == fault
+        assert not strangers(fault, drawn)
+        alone = drawn._replace(database=None)
+        assert strangers(fault, alone) == [t for t in fault.targets if t.startswith("coord")]
+
+
+def test_a_run_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--logdb", "--seed", "6", "--quiet", "--steps", "2"]) == 0
+    assert "database=Counts(" in capsys.readouterr().out
+
+
+def test_a_database_is_promised_nothing_that_is_reported_as_lost() -> None:
+    plans = [draw(seed) for seed in range(400)]
+    at_level = {p.durability for p in plans for fault in p.faults if fault.kind == "power-all"}
+    assert at_level == {"disk"}

@@ -1,0 +1,226 @@
+"""The mutants of LogDB: rules of its decisions, its reads, its rounds and its client.
+
+Nobody compares their decisions with the model's (`Database.has_model`): they are found by what
+clients saw, by what is left of the log, or as coordinators differ. What a mutant is:
+tests/sim/mutation.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+import logdb.client.commits
+import logdb.state
+import logdb.validation
+from logdb import records
+from logdb.cleaner.round import Round
+from logdb.client.commits import Commits
+from logdb.coordinator.follower import Follower
+from logdb.decisions import Decisions
+from tests.sim.database import draws
+from tests.sim.mutation import LAN, SLOW, mutant, replaced
+from tests.sim.plan import Database, Fault, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logdb.client.commits import PendingCommit
+    from logdb.coordinator.waiting import Waiting
+    from logdb.records import TransactionId
+    from logdb.validation import Verdict
+    from logdb.versions import Versions
+    from ziplog.types import RecordId
+
+_SERVERS: Final = ("shard-0-0", "shard-0-1")
+_COORDINATORS: Final = ("coordinator-0", "coordinator-1")
+_LATEST: Final = 2**63 - 1
+
+
+# --- draws ---------------------------------------------------------------------------------------
+
+
+def _busy(seed: int, *faults: Fault, **changes: Any) -> Plan:
+    """Return a run of four clients with four lanes each, on two coordinators, with these faults."""
+    database = Database(
+        coordinators=2, checkpoint_every=60, decisions=1_000, segment_bytes=500, inline_bytes=100,
+        cache_bytes=200, has_model=False,
+    )  # fmt: skip
+    plan = draws.draw(seed, faults=0)._replace(
+        shards=1, f=1, durability="memory", mms=1, handlers=1, writers=4, readers=1, calls=80,
+        lanes=4, think_us=2_000, conditions=SLOW, naps=False, span_ms=500, is_raft_real=False,
+        database=database._replace(**changes),
+    )  # fmt: skip
+    return plan._replace(faults=faults)
+
+
+def _pairs(sources: tuple[str, ...], target: str) -> tuple[str, ...]:
+    return tuple(name for source in sources for name in (source, target))
+
+
+def _undisturbed(seed: int) -> Plan:
+    return _busy(seed)
+
+
+def _deaf(seed: int) -> Plan:
+    """A client inserts, and hears neither the log nor a coordinator for a while, again and again.
+
+    Its first copy of a commit record is in the log, and it inserts another one.
+    """
+    random = Random(f"deaf {seed}")
+    sources = (*_SERVERS, *_COORDINATORS)
+    faults = [
+        Fault(3_000 * i + random.randrange(200), "cut", _pairs(sources, "writer-0"), 2_000)
+        for i in range(4)
+    ]
+    plan = _busy(seed, *faults, decisions=16)
+    return plan._replace(calls=1_000, think_us=200_000, span_ms=12_000)
+
+
+def _deaf_and_remembered(seed: int) -> Plan:
+    plan = _deaf(seed)
+    assert plan.database is not None
+    return plan._replace(database=plan.database._replace(decisions=1_000))
+
+
+def _behind(seed: int) -> Plan:
+    """A coordinator does not hear the log for a while, again and again."""
+    faults = [
+        Fault(400 * i, "clog", _pairs(_SERVERS, _COORDINATORS[i % 2]), 300) for i in range(10)
+    ]
+    return _busy(seed, *faults)._replace(think_us=50_000)
+
+
+def _held_up(seed: int) -> Plan:
+    """Clients hear late that their values are in the log, so their commits come late."""
+    random = Random(f"held up {seed}")
+    faults = [
+        Fault(700 * i + random.randrange(400), "clog", _pairs(_SERVERS, f"writer-{writer}"), 600)
+        for i in range(8)
+        for writer in range(3)
+    ]
+    plan = _busy(seed, *faults, coordinators=1, inline_bytes=0, checkpoint_every=20)
+    return plan._replace(calls=200, think_us=20_000, span_ms=6_000, conditions=LAN)
+
+
+# --- the decision --------------------------------------------------------------------------------
+
+
+@mutant(_undisturbed, "no faults; slow network")
+def reads_are_not_compared() -> Iterator[None]:
+    """A transaction commits whatever became of what it read (docs/logdb.md, section 4, rule 3)."""
+    with replaced(logdb.validation, "conflicts", lambda *_: []):
+        yield
+
+
+@mutant(_held_up, "clients' commits come late, while the log is cleaned and trimmed")
+def values_before_the_horizon() -> Iterator[None]:
+    """A commit may refer to any value, wherever cut and version are (section 4, rules 2 and 4)."""
+    decide = logdb.validation.decide
+
+    def careless(
+        versions: Versions, decisions: Decisions, commit: records.Commit, gsn: int, horizon: int = 0
+    ) -> Verdict:
+        return decide(versions, decisions, msgspec.structs.replace(commit, writes=[]), gsn, horizon)
+
+    with replaced(logdb.state, "decide", careless):
+        yield
+
+
+_DEAF: Final = "a client is deaf for two seconds, again and again; 16 decisions are remembered"
+
+
+@mutant(_deaf, _DEAF)
+def nothing_expires() -> Iterator[None]:
+    """A copy of a decision that was forgotten is decided again (section 4, rule 2)."""
+    decide = logdb.validation.decide
+
+    def patient(
+        versions: Versions, decisions: Decisions, commit: records.Commit, gsn: int, horizon: int = 0
+    ) -> Verdict:
+        late = msgspec.structs.replace(commit, began=_LATEST)
+        return decide(versions, decisions, late, gsn, horizon)
+
+    with replaced(logdb.state, "decide", patient):
+        yield
+
+
+@mutant(_deaf_and_remembered, "a client is deaf for two seconds, again and again")
+def copies_are_decided() -> Iterator[None]:
+    """A copy of a commit record that was decided is decided again (section 4, rule 1)."""
+    add = Decisions.add
+
+    def added(self: Decisions, id_: TransactionId, position: RecordId, committed: bool) -> None:
+        self._kept.pop((id_.session, id_.number), None)
+        add(self, id_, position, committed)
+
+    with (
+        replaced(Decisions, "outcome", lambda _self, _id: None),
+        replaced(Decisions, "add", added),
+    ):
+        yield
+
+
+# --- reads ---------------------------------------------------------------------------------------
+
+
+@mutant(_behind, "coordinators do not hear the log for 300 ms, in turn")
+def reads_are_not_fresh() -> Iterator[None]:
+    """A coordinator answers from what it has, without asking the log (section 6)."""
+    with replaced(Follower, "when_fresh", _at_once):
+        yield
+
+
+def _at_once(_self: Follower, waiter: Waiting) -> None:
+    waiter.resume()
+
+
+# --- rounds --------------------------------------------------------------------------------------
+
+
+@mutant(_undisturbed, "no faults; slow network")
+def trimmed_before_the_checkpoint() -> Iterator[None]:
+    """The log is trimmed as soon as all is moved, before the checkpoint is in it (section 8)."""
+    save = Round._save
+
+    def saved(self: Round, cut: int) -> Any:
+        if cut:
+            yield from self.trim(cut)
+        return (yield from save(self, cut))
+
+    with replaced(Round, "_save", saved):
+        yield
+
+
+# --- the client ----------------------------------------------------------------------------------
+
+
+@mutant(_deaf_and_remembered, "a client is deaf for two seconds, again and again")
+def another_number_for_a_copy() -> Iterator[None]:
+    """A client that does not know what became of a record inserts it as another transaction."""
+    insert = Commits._insert
+
+    def inserted(self: Commits, commit: PendingCommit) -> None:
+        if commit.tries:
+            del self._open[commit.number]
+            self._coordinators.forget(commit.question)
+            number = self.next_number()
+            record = records.decode(commit.payload or b"")
+            assert isinstance(record, records.Commit)
+            name = records.TransactionId(record.id.session, number)
+            commit.number, commit.question = number, 0  # type: ignore[misc]
+            commit.payload = records.encode(msgspec.structs.replace(record, id=name))
+            self._open[number] = commit
+        insert(self, commit)
+
+    with replaced(Commits, "_insert", inserted):
+        yield
+
+
+@mutant(_deaf, _DEAF)
+def any_copy_expires_for_all() -> Iterator[None]:
+    """A client takes "expired" for an abort, whatever other copies there may be (section 7)."""
+    with replaced(logdb.client.commits, "_is_final", lambda _attempts, _decided: True):
+        yield

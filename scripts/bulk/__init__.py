@@ -1,0 +1,1 @@
+"""Reading in bulk: Spark over the log beside Parquet."""

@@ -1,0 +1,137 @@
+"""The archive: `python -m shard.archive`, which a storage server starts and ends.
+
+It is two processes: one that serves blocks, as promptly as the server, and its child, which makes
+rows with the lowest priority. A line on stdin means that there may be something to do, and is
+passed on; the first line on stdout is the port; what the server knows is on a board that all share.
+Rule: neither half outlives the other, nor the server: what each reads ends with who writes it, and
+what is half made is not waited for. Nothing here wakes up by itself, unless rows could not be
+written (docs/protocol.md, section 14.2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import structlog
+
+from shard.archive.board import Board
+from shard.archive.maker import Maker
+from shard.archive.server import ArchiveServer
+from ziplog.runtime.tracing import configure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: After a failure to write, the disk is left alone for so long.
+_RETRY_S: Final = 10.0
+#: Of the half that makes rows.
+_NICE: Final = 19
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run an archive until the server that started it is gone."""
+    parser = argparse.ArgumentParser(prog="python -m shard.archive", description="An archive.")
+    parser.add_argument("--directory", type=Path, required=True, help="the server's segments")
+    parser.add_argument("--node", required=True, help="the server's name")
+    parser.add_argument("--host", required=True, help="where to listen")
+    parser.add_argument("--shard", type=int, required=True, help="the server's shard")
+    parser.add_argument("--board", type=int, required=True, help="a file descriptor")
+    parser.add_argument("--reserve", type=int, default=0, help="bytes of space that are left alone")
+    options = parser.parse_args(arguments)
+    # Ctrl-C is meant for the server, which ends this process when it is done.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A server holds signals back while it starts, and this may have been started by then.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+    configure(f"{options.node}-archive")
+    board = Board(options.board)
+    line, its = socket.socketpair()
+    # Before there are threads: they would not come along.
+    maker = os.fork()
+    if not maker:
+        line.close()
+        _be_maker(Maker(options.directory, reserve_bytes=options.reserve), board, its)
+    its.close()
+    try:
+        server = ArchiveServer(options.directory, board, options.host, options.shard)
+        server.start()
+        # At once, also where Python does not buffer: the server reads it as one line.
+        os.write(sys.stdout.fileno(), b"%d\n" % server.port)
+        code = _pass_on(line)
+    finally:
+        # Even one that stands still. What is half made is made again.
+        os.kill(maker, signal.SIGKILL)
+        os.waitpid(maker, 0)
+    # Not a moment longer than the server.
+    os._exit(code)
+
+
+def _pass_on(line: socket.socket) -> int:
+    """Pass on what the server says, until it is gone (0) or the half that makes rows is (1)."""
+    line.setblocking(False)
+    stdin = sys.stdin.fileno()
+    poll = select.poll()
+    for file in (stdin, line.fileno()):
+        poll.register(file, select.POLLIN)
+    while True:
+        ready = {file for file, _ in poll.poll()}
+        if stdin in ready:
+            if not os.read(stdin, 4096):
+                return 0
+            # One that does not take it was told often enough.
+            with suppress(OSError):
+                line.send(b"\n")
+        # Nothing but its end is ever heard of it.
+        if line.fileno() in ready:
+            structlog.get_logger().warning("who makes rows has ended")
+            return 1
+
+
+def _be_maker(maker: Maker, board: Board, line: socket.socket) -> NoReturn:
+    """Be the half that makes rows, as long as the other one lives."""
+    try:
+        # The end of stdout tells the server that the other half is gone.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for file in (sys.stdin, sys.stdout):
+            os.dup2(nothing, file.fileno())
+        with suppress(OSError):
+            os.nice(_NICE)
+        called = threading.Event()
+        threading.Thread(
+            target=_make, args=(maker, board, called), name="rows", daemon=True
+        ).start()
+        while line.recv(4096):
+            called.set()
+    except Exception:  # noqa: BLE001 - as in `_make`
+        structlog.get_logger().exception("the archive failed")
+    os._exit(1)
+
+
+def _make(maker: Maker, board: Board, called: threading.Event) -> None:
+    """Make rows whenever there may be something to do."""
+    is_done = True
+    while True:
+        called.wait(None if is_done else _RETRY_S)
+        called.clear()
+        try:
+            maker.make(lambda: board.stable)
+            is_done = True
+        except OSError as error:
+            if is_done:
+                structlog.get_logger().warning("no rows for now", error=str(error))
+            is_done = False
+        except Exception:  # noqa: BLE001 - our error, whatever it is: another one is started
+            structlog.get_logger().exception("the archive failed")
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Apache Spark reads and writes the log, and tools read it in bulk (docs/spark.md)."""

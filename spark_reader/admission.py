@@ -1,0 +1,89 @@
+"""What a micro-batch takes, and how the checkpoint says so (docs/spark.md, section 2).
+
+Rule: the offset that ends a micro-batch holds its whole plan, so Spark keeps that in the checkpoint
+before it runs. Invariant: a micro-batch that is run again has the same partitions with the same
+rows in the same order, whatever the servers tell by then: by that, sinks know a repetition.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_reader.planning import Piece
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_TASKS: Final = re.compile(r"\d+:\d+-\d+([,;]\d+:\d+-\d+)*", re.ASCII)
+
+
+def admitted(pieces: Sequence[Piece], limit: int) -> int:
+    """Return the last position before which `limit` bytes are stored, of those where a piece ends.
+
+    It is behind one piece at least, so that a stream always goes on.
+
+    Args:
+        pieces: all shards' pieces of a range, none empty.
+        limit: in stored bytes.
+
+    """
+    stops = sorted({piece.stop for piece in pieces})
+    by_start = sorted(pieces, key=lambda piece: piece.start)
+    best, total, at = stops[0], 0, 0
+    for stop in stops:
+        while at < len(by_start) and by_start[at].start < stop:
+            total += by_start[at].size
+            at += 1
+        if total > limit:
+            break
+        best = stop
+    return best
+
+
+def position(offset: Mapping[str, Any]) -> int:
+    """Return the position of an offset: everything before it was read.
+
+    Raises:
+        ConfigError: the checkpoint is of another source.
+
+    """
+    gsn = offset.get("gsn")
+    if not isinstance(gsn, int) or gsn < 0:
+        raise ConfigError(
+            "the checkpoint's offset", dict(offset), "one of this source's, {'gsn': n}"
+        )
+    return gsn
+
+
+def offset(gsn: int, tasks: Sequence[Sequence[Piece]] | None = None) -> dict[str, Any]:
+    """Return the offset at a position, with the plan of the micro-batch that ends there.
+
+    No tasks are a plan as well: of a range that nobody has any more. None: there is no plan.
+    """
+    if tasks is None:
+        return {"gsn": gsn}
+    texts = (",".join(f"{p.shard}:{p.start}-{p.stop}" for p in task) for task in tasks)
+    return {"gsn": gsn, "tasks": ";".join(texts)}
+
+
+def tasks(offset: Mapping[str, Any]) -> list[list[Piece]]:
+    """Return the plan of the micro-batch that ends at an offset.
+
+    Raises:
+        ConfigError: the checkpoint is of another source.
+
+    """
+    text = offset.get("tasks")
+    if text == "":
+        return []
+    if not isinstance(text, str) or _TASKS.fullmatch(text) is None:
+        raise ConfigError("the checkpoint's plan", text, "'shard:start-stop,...;...'")
+    return [[_piece(piece) for piece in task.split(",")] for task in text.split(";")]
+
+
+def _piece(text: str) -> Piece:
+    shard, _, span = text.partition(":")
+    start, _, stop = span.partition("-")
+    return Piece(int(shard), int(start), int(stop), 0)

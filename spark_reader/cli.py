@@ -1,0 +1,151 @@
+"""`ziplog export`: a range of the log as a file, without Spark.
+
+Rules are those of `ziplog.cli`: stdout carries data and nothing else. pyarrow is asked for when the
+verb runs, so the command line starts without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+from spark_reader import options
+from spark_reader.extras import require
+from spark_reader.formats import COMPRESSIONS, Compression, Format
+from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Timeout, say
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: What the options of a load are called here.
+_NAMES: Final = {
+    options.START: "--from",
+    options.STOP: "--to",
+    options.FIRST_EPOCH: "--from-epoch",
+    options.LAST_EPOCH: "--to-epoch",
+    options.SINCE: "--since",
+    options.UNTIL: "--until",
+    options.PATH: "--path",
+    options.SERVERS: "--bootstrap",
+    options.TIMEOUT: "--timeout",
+}
+_PIPE: Final = Path("-")
+#: What `startingOffsets` calls `earliest`.
+_BEGINNING: Final = "genesis"
+
+app: Final = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to; '-': stdout.")
+    ],
+    kind: Annotated[
+        Format, typer.Option("--format", help="jsonl is what `ziplog tail --json` prints.")
+    ] = "parquet",
+    start: Annotated[
+        str, typer.Option("--from", metavar="genesis|RID|GSN", help="Begin here (inclusive).")
+    ] = _BEGINNING,
+    stop: Annotated[
+        str, typer.Option("--to", metavar="latest|RID|GSN", help="End here (exclusive).")
+    ] = "latest",
+    from_epoch: Annotated[
+        int | None, typer.Option("--from-epoch", metavar="N", help="Instead of --from.")
+    ] = None,
+    to_epoch: Annotated[
+        int | None, typer.Option("--to-epoch", metavar="N", help="Instead of --to; inclusive.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Records made then or later.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Records made before that.")
+    ] = None,
+    allow_trimmed: Annotated[
+        bool,
+        typer.Option("--allow-trimmed", help="Begin at the trim point if it is behind --from."),
+    ] = False,
+    path: Annotated[
+        Path | None,
+        typer.Option("--path", metavar="D", help="Read a data directory's files, not servers."),
+    ] = None,
+    compression: Annotated[
+        Compression | None,
+        typer.Option("--compression", help="[default: snappy for parquet, else none]"),
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Write a range of the log to a file: every record in it once, in the order of the log.
+
+    The file gets its name when it is whole. Columns are those of docs/spark.md; `latest` is what
+    was complete when it began. A TIME is ISO 8601 (UTC if it does not say), or milliseconds since
+    1970; it leaves out records, and narrows nothing.
+    """
+    require("ziplog export", "pyarrow")
+    from spark_reader.export import export as write  # noqa: PLC0415  needs pyarrow
+
+    packed = _compression(kind, compression)
+    if output == _PIPE and kind != "jsonl" and sys.stdout.isatty():
+        raise ConfigError("--output", "-", f"a file, or a pipe: {kind} is nothing for a terminal")
+    asked: dict[str, Any] = {
+        options.START: options.EARLIEST if start == _BEGINNING else start,
+        options.STOP: stop,
+        options.FIRST_EPOCH: from_epoch,
+        options.LAST_EPOCH: to_epoch,
+        options.SINCE: since,
+        options.UNTIL: until,
+        options.FAIL_ON_DATA_LOSS: "false" if allow_trimmed else None,
+        options.PATH: path,
+        options.SERVERS: bootstrap if path is None or _is_said(context, "bootstrap") else None,
+        options.TIMEOUT: timeout,
+    }
+    given = {name: str(value) for name, value in asked.items() if value is not None}
+    with _in_our_words(), _progress() as progress:
+        done = write(given, output, kind, packed, progress, sys.stdout.buffer)
+    range_ = f"positions {done.start} to {done.stop - 1}"
+    say(f"{done.rows} records of {range_ if done.start < done.stop else 'no position'}: {output}")
+
+
+def _compression(kind: Format, asked: Compression | None) -> Compression:
+    allowed = COMPRESSIONS[kind]
+    if asked is not None and asked not in allowed:
+        raise ConfigError("--compression", asked, f"{' or '.join(allowed)} for {kind}")
+    return asked or allowed[0]
+
+
+def _is_said(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+@contextlib.contextmanager
+def _in_our_words() -> Iterator[None]:
+    """Call options what they are called here."""
+    try:
+        yield
+    except ConfigError as error:
+        allowed = error.allowed.replace(repr(options.EARLIEST), repr(_BEGINNING))
+        for theirs, ours in _NAMES.items():
+            allowed = allowed.replace(repr(theirs), ours)
+        name = _NAMES.get(error.name, error.name)
+        raise ConfigError(name, error.value, allowed, error.where) from None
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal, and nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        task = bars.add_task("", total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -1,0 +1,169 @@
+"""`format("ziplog")`: what Spark calls to read and write the log.
+
+Spark makes one object of the class for each `load()` or `save()`, and sends it to the processes
+that plan. Rule: where a load ends is decided when that object is made, and travels with it, so a
+DataFrame is the same rows however often it is planned. Invariant: sockets are open only while a
+method runs, never in what is sent on (docs/spark.md, section 1.2).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_reader.options import parse
+from spark_reader.plainly import plainly
+from spark_reader.schema import DEFAULT, projection
+from spark_reader.sources import source_of
+from spark_reader.tasks import Share, read_share, shared_out
+from ziplog.errors import ConfigError, UnavailableError, ZiplogError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, MutableMapping
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import (
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+        InputPartition,
+    )
+
+    from spark_reader.options import Options
+    from spark_reader.reading import Pinned
+    from spark_reader.schema import Field
+
+_TYPES: Final[dict[str, DataType]] = {
+    "binary": BinaryType(),
+    "string": StringType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "timestamp": TimestampType(),
+}
+
+
+class ZiplogDataSource(DataSource):
+    """One load, or one save."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return "ziplog"
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        """Pin the end of what is read.
+
+        Whether this is a batch that reads, Spark does not tell: what goes wrong is raised only
+        where it matters to what is called next.
+        """
+        super().__init__(dict(options))
+        self._pinned: Pinned | None = None
+        self._fault: ZiplogError | None = None
+        try:
+            self._pinned = _pin(parse(self.options))
+        except ZiplogError as error:
+            self._fault = error
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the fault out: elsewhere it is tried again."""
+        return {**self.__dict__, "_fault": None}
+
+    @plainly
+    def schema(self) -> StructType:
+        """Return all columns."""
+        if isinstance(self._fault, UnavailableError):
+            raise self._fault
+        _check(self.options)
+        return StructType(
+            [StructField(field.name, _TYPES[field.type], nullable=True) for field in DEFAULT]
+        )
+
+    @plainly
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads these columns."""
+        options = parse(self.options)
+        return Reader(options, self._pinned or _pin(options), _fields(schema))
+
+    @plainly
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        """Return what reads a stream of these columns."""
+        from spark_reader.stream import ZiplogStreamReader  # noqa: PLC0415 - few programs need it
+
+        return ZiplogStreamReader(parse(self.options, "stream"), _fields(schema))
+
+    @plainly
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return what writes a DataFrame."""
+        from spark_reader.writer import ZiplogWriter  # noqa: PLC0415 - as above
+
+        return ZiplogWriter(self.options, schema, overwrite=overwrite)
+
+    @plainly
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """Return what writes a stream."""
+        from spark_reader.writer import ZiplogStreamWriter  # noqa: PLC0415 - as above
+
+        return ZiplogStreamWriter(self.options, schema, overwrite=overwrite)
+
+
+class Reader(DataSourceReader):
+    """Reads the rows of one load.
+
+    Filters never narrow the range: Spark 4.3 keeps what it planned for a query with pushed filters,
+    and takes it for later queries of the same DataFrame that have none.
+    """
+
+    def __init__(self, options: Options, pinned: Pinned, fields: tuple[Field, ...]) -> None:
+        self._options: Final = options
+        self._pinned: Final = pinned
+        self._fields: Final = fields
+
+    @plainly
+    def partitions(self) -> list[InputPartition]:
+        """Return what each task reads."""
+        pinned = self._pinned
+        with source_of(self._options).open() as session:
+            pieces = session.stretches(pinned.start, pinned.stop)
+        # Spark wants one at least.
+        tasks = shared_out(self._options, pieces) or [[]]
+        return [Share(turn, task, pinned.topic) for turn, task in enumerate(tasks)]
+
+    @plainly
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read what one task has to, in batches."""
+        yield from read_share(self._options, self._fields, partition)
+
+
+def _fields(schema: StructType) -> tuple[Field, ...]:
+    """Return what a schema asks for."""
+    return projection((f.name, f.dataType.simpleString(), f.nullable) for f in schema.fields)
+
+
+def _pin(options: Options) -> Pinned:
+    with source_of(options).open() as session:
+        return session.pin()
+
+
+def _check(options: Mapping[str, str]) -> None:
+    """Refuse what is right neither for a batch nor for a stream."""
+    try:
+        parse(options)
+    except ConfigError:
+        try:
+            parse(options, "stream")
+        except ConfigError:
+            pass
+        else:
+            return
+        raise

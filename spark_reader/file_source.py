@@ -1,0 +1,271 @@
+"""The files of a cluster, or of one storage server, as a source: no server is asked.
+
+Rule: what the servers of a shard know to be stable is read, no matter which of them has it; no file
+is changed. Invariant: while a server runs, nothing is read that another shard may still fill
+positions before (docs/spark.md, section 1.2).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from spark_reader.epochs import Epochs, ShardEpochs
+from spark_reader.options import PATH, STOP, Options
+from spark_reader.planning import cut
+from spark_reader.reading import Replicas, Session, first_block, fuller, in_blocks
+from ziplog.config import load
+from ziplog.errors import ConfigError, UnavailableError
+from ziplog.segments.archive import Archive
+from ziplog.segments.entry import UnreadableError
+from ziplog.segments.writers import Writers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from spark_reader.planning import Piece
+    from spark_reader.reading import Pinned
+    from ziplog.segments.rows import Block
+
+_CLUSTER_FILE: Final = "cluster.toml"
+_IDENTITY: Final = "identity.json"
+_SEGMENTS: Final = "segments"
+#: How servers are named where nobody chose other names.
+_SERVER: Final = re.compile(r"shard-(\d{1,9})-\d{1,2}", re.ASCII)
+#: Behind every position.
+_NOWHERE: Final = 2**63 - 1
+_RULE: Final = "the data directory of a cluster, or of one of its storage servers"
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    """Whose directory it is (shard/datadir.py)."""
+
+    cluster: str
+    node: str
+
+
+class FileSource(msgspec.Struct, frozen=True):
+    """A directory, by its path in the options."""
+
+    options: Options
+
+    def open(self) -> FileSession:
+        """Look what is there.
+
+        Raises:
+            ConfigError: it is no such directory.
+            UnavailableError: a shard's files are missing.
+
+        """
+        path = Path(self.options.path.removeprefix("file:")).absolute()
+        try:
+            name, found = _found(path)
+        except OSError as error:
+            raise ConfigError(PATH, str(path), f"{_RULE} ({error.strerror})") from None
+        return FileSession(self.options, name, found)
+
+
+def _found(path: Path) -> tuple[str, dict[int, list[Path]]]:
+    """Return the cluster's name, and each shard's directories."""
+    if (path / _SEGMENTS).is_dir():
+        identity = _identity(path)
+        return identity.cluster, {_shard_of(path, identity.node): [path]}
+    if (path / _CLUSTER_FILE).is_file():
+        config = load(path / _CLUSTER_FILE)
+        servers = {s.id: [path / node.name for node in s.replicas] for s in config.shards}
+        if not any(server.is_dir() for each in servers.values() for server in each):
+            data = config.data_dir
+            servers = {s.id: [data / node.name for node in s.replicas] for s in config.shards}
+        there = {
+            shard: [server for server in each if (server / _SEGMENTS).is_dir()]
+            for shard, each in servers.items()
+        }
+        for shard, each in there.items():
+            if not each:
+                names = " and ".join(server.name for server in servers[shard])
+                raise UnavailableError(f"{path} has no files of shard {shard} ({names})")
+        return config.name, there
+    why = "" if path.is_dir() else " (no such directory here)"
+    raise ConfigError(PATH, str(path), _RULE + why)
+
+
+def _identity(path: Path) -> _Identity:
+    try:
+        return msgspec.json.decode((path / _IDENTITY).read_bytes(), type=_Identity)
+    except msgspec.MsgspecError:
+        raise ConfigError(PATH, str(path), f"{_RULE}: {_IDENTITY} there is damaged") from None
+
+
+def _shard_of(path: Path, node: str) -> int:
+    """Return which shard a server is of: its cluster file tells, or else its name."""
+    file = path.parent / _CLUSTER_FILE
+    if file.is_file():
+        for shard in load(file).shards:
+            if node in {server.name for server in shard.replicas}:
+                return shard.id
+    usual = _SERVER.fullmatch(node)
+    if usual is None:
+        allowed = f"beside the {_CLUSTER_FILE} that tells which shard {node!r} is of"
+        raise ConfigError(PATH, str(path), allowed)
+    return int(usual[1])
+
+
+class FileSession(Session):
+    """The directories of all servers, shard by shard."""
+
+    def __init__(self, options: Options, name: str, servers: dict[int, list[Path]]) -> None:
+        super().__init__(options)
+        self._name: Final = name
+        self._directories: Final = {
+            shard: [path / _SEGMENTS for path in each] for shard, each in sorted(servers.items())
+        }
+        self._archives: Final = {
+            shard: [Archive(path) for path in each] for shard, each in self._directories.items()
+        }
+
+    def close(self) -> None:
+        """Nothing is open between two calls."""
+
+    # --- planning ---
+
+    def _ends(self) -> dict[int, int]:
+        return {shard: max(map(_end, each)) for shard, each in self._archives.items()}
+
+    @property
+    def _trim(self) -> int:
+        return max(_trim(archive) for each in self._archives.values() for archive in each)
+
+    def topic(self) -> str:
+        """Return the cluster's name."""
+        return self._name
+
+    def latest(self) -> int:
+        """Return the end of what is stable, of all shards; of any, if all servers rest.
+
+        A shard of which no server stopped in good order may hold more than its files tell.
+        """
+        # Before the ends are looked at: who stops meanwhile has said all that counts.
+        is_running = any(archive.is_locked for each in self._archives.values() for archive in each)
+        unsure = [
+            shard
+            for shard, each in self._archives.items()
+            if is_running or not any(archive.was_stopped for archive in each)
+        ]
+        ends = self._ends()
+        return min((ends[shard] for shard in unsure), default=max(ends.values()))
+
+    def latest_decided(self) -> int:
+        """Return the same: what files tell is decided, as long as servers that rest do so."""
+        return self.latest()
+
+    def pin(self) -> Pinned:
+        """Return the range; see `Session.pin`."""
+        options, latest = self._options, self.latest()
+        if options.stop is not None and options.stop > latest:
+            raise ConfigError(
+                STOP, options.stop, f"at most {latest}: so far all shards' files tell"
+            )
+        trim = self._trim
+        return self._pinned(*self._bounds(lambda: self._epochs(trim, latest), trim), latest, trim)
+
+    def _epochs(self, start: int, stop: int) -> Epochs:
+        pieces: dict[int, list[Piece]] = {}
+        for piece in self.stretches(start, stop):
+            pieces.setdefault(piece.shard, []).append(piece)
+        shards = [
+            ShardEpochs(mine, self.replicas(shard, start, stop, 0).blocks)
+            for shard, mine in pieces.items()
+        ]
+        return Epochs(shards, stop)
+
+    def stretches(self, start: int, stop: int) -> list[Piece]:
+        """Return the range in pieces; see `Session.stretches`."""
+        if start >= stop:
+            return []
+        start = self.behind_trim(start, self._trim)
+        pieces: list[Piece] = []
+        for shard, end in self._ends().items():
+            each = zip(self._archives[shard], self._directories[shard], strict=True)
+            steps = max((_steps(archive, path) for archive, path in each), key=len)
+            pieces += cut(shard, start, min(stop, end), steps)
+        return pieces
+
+    def replicas(self, shard: int, start: int, stop: int, turn: int) -> Replicas:
+        """Return the shard's directories; see `Session.replicas`."""
+        del start, stop
+        each = self._archives[shard]
+        first = turn % len(each)
+        return _Directories(each[first:] + each[:first])
+
+
+class _Directories(Replicas):
+    """What a shard's servers have on their disks."""
+
+    def __init__(self, archives: list[Archive]) -> None:
+        self._archives: Final = archives
+
+    def close(self) -> None:
+        """Nothing is open between two calls."""
+
+    def block(self, gsn: int) -> Block | int:
+        """Look in one directory after the other; see `Replicas.block`."""
+        return first_block(archive.block(gsn) for archive in self._archives)
+
+    def table(self, gsn: int) -> tuple[int, Writers]:
+        """Return the nearest table in any; see `Replicas.table`."""
+        return reduce(fuller, (archive.writers(gsn) for archive in self._archives), (1, Writers()))
+
+    def scanned(self, start: int, stop: int) -> Iterator[Block]:
+        """Give blocks made of what segments hold; see `Replicas.scanned`."""
+        at, faults = start, []
+        for archive in self._archives:
+            try:
+                for block in in_blocks(archive.units(at, stop), at):
+                    yield block
+                    at = block.stop
+            except UnreadableError as error:
+                faults.append(str(error))
+            if at >= stop:
+                return
+        why = "; ".join(faults) or "what is stable ends before it"
+        raise UnavailableError(f"no server's files have gsn {at}: {why}")
+
+
+def _end(archive: Archive) -> int:
+    try:
+        return archive.stable_end
+    except UnreadableError:
+        return 1
+
+
+def _trim(archive: Archive) -> int:
+    try:
+        return archive.trim
+    except UnreadableError:
+        return archive.start
+
+
+def _steps(archive: Archive, directory: Path) -> list[tuple[int, int]]:
+    """Return where blocks end, and segments that have none, each with its size in bytes."""
+    rows = {segment.name: index.blocks for segment, index in archive.indexed()}
+    listed = [entry.segment for entry in archive.listed()]
+    ends = [segment.base for segment in listed[1:]] + [_NOWHERE] * bool(listed)
+    steps: list[tuple[int, int]] = []
+    for segment, end in zip(listed, ends, strict=True):
+        blocks = rows.get(segment.name)
+        if blocks is None:
+            steps.append((end, _size(directory / segment.name)))
+        else:
+            steps += [(block.stop, block.data.size) for block in blocks]
+    return steps
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,147 @@
+"""Batches of rows to files: Parquet, Arrow IPC, and JSON lines as `ziplog tail --json` has them.
+
+Rule: memory holds one group of rows, however long the range is. Invariant: under a file's name
+there is a whole file or the former one, never a part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+import pyarrow as pa
+from pyarrow import ipc, parquet
+
+import ziplog
+from spark_reader import schema as columns
+from spark_reader.formats import COMPRESSIONS
+from ziplog.cli.records import as_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from spark_reader.formats import Compression, Format
+
+#: A row group has about so many bytes of rows, before they are encoded, and at most so many rows.
+_GROUP_BYTES: Final = 64 * 1024 * 1024
+_GROUP_ROWS: Final = 1024 * 1024
+#: So has a batch of Arrow's.
+_BATCH_BYTES: Final = 4 * 1024 * 1024
+_BATCH_ROWS: Final = 64 * 1024
+#: Columns with few values, and those that a reader looks for ranges of.
+_FEW: Final = [columns.KEY, columns.TOPIC, columns.PARTITION, columns.TIMESTAMP_TYPE, columns.EPOCH]
+_RANGES: Final = [columns.PARTITION, columns.OFFSET, columns.TIMESTAMP, columns.EPOCH]
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Give a file to write, which gets this name once it is whole and on stable storage.
+
+    Raises:
+        OSError: it can't be written.
+
+    """
+    target = path.resolve()
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write(
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    sink: BinaryIO,
+    kind: Format,
+    compression: Compression,
+    *,
+    is_pipe: bool = False,
+) -> None:
+    """Write all batches to a file, which may have none.
+
+    Args:
+        batches: in the order of their offsets; of JSON lines at least key, value, partition,
+            offset, timestamp, epoch.
+        schema: that of all of them.
+        sink: where to; it stays open.
+        kind: the format.
+        compression: one that `COMPRESSIONS` has for it.
+        is_pipe: who reads can't seek: Arrow batches come as a stream.
+
+    """
+    assert compression in COMPRESSIONS[kind], f"{kind} compressed with {compression}"
+    match kind:
+        case "parquet":
+            _write_parquet(batches, schema, sink, compression)
+        case "arrow":
+            _write_arrow(batches, schema, sink, compression, is_pipe=is_pipe)
+        case "jsonl":
+            for batch in batches:
+                sink.writelines(_lines(batch))
+
+
+def _write_parquet(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, sink: BinaryIO, compression: Compression
+) -> None:
+    place = schema.get_field_index(columns.OFFSET)
+    with parquet.ParquetWriter(
+        sink,
+        schema,
+        compression=compression,
+        use_dictionary=_FEW,
+        write_statistics=_RANGES,
+        sorting_columns=[parquet.SortingColumn(place)],
+    ) as writer:
+        for group in _groups(batches, _GROUP_BYTES, _GROUP_ROWS):
+            table = pa.Table.from_batches(group, schema)
+            writer.write_table(table, row_group_size=table.num_rows)
+
+
+def _write_arrow(
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    sink: BinaryIO,
+    compression: Compression,
+    *,
+    is_pipe: bool,
+) -> None:
+    make = ipc.new_stream if is_pipe else ipc.new_file
+    options = ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+    with make(sink, schema, options=options) as writer:
+        for group in _groups(batches, _BATCH_BYTES, _BATCH_ROWS):
+            writer.write_batch(pa.concat_batches(group))
+
+
+def _groups(
+    batches: Iterable[pa.RecordBatch], max_bytes: int, max_rows: int
+) -> Iterator[list[pa.RecordBatch]]:
+    """Return the batches in lists of about `max_bytes`, and at most `max_rows` rows."""
+    group: list[pa.RecordBatch] = []
+    size = rows = 0
+    for whole in batches:
+        for start in range(0, whole.num_rows, max_rows):
+            batch = whole.slice(start, max_rows)
+            if group and (rows + batch.num_rows > max_rows or size >= max_bytes):
+                yield group
+                group, size, rows = [], 0, 0
+            group.append(batch)
+            size += batch.nbytes
+            rows += batch.num_rows
+    if group:
+        yield group
+
+
+def _lines(batch: pa.RecordBatch) -> Iterator[bytes]:
+    times = batch.column(columns.TIMESTAMP).cast(pa.int64())
+    parts = (columns.OFFSET, columns.PARTITION, columns.VALUE, columns.KEY, columns.EPOCH)
+    rows = zip(*(batch.column(name).to_pylist() for name in parts), times.to_pylist(), strict=True)
+    for gsn, shard, value, key, epoch, timestamp_us in rows:
+        rid = ziplog.RecordId(gsn, shard)
+        yield as_json(ziplog.Record(rid, cast("bytes", value), key, timestamp_us, epoch))

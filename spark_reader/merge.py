@@ -1,0 +1,88 @@
+"""The total order out of the shards' streams: batches of each, merged by position.
+
+All streams are cut at a common position, the least that any of them has reached, and what lies up
+to there is sorted at once: Python sees no record. Invariant: what was given out lies before all
+that is to come; of each stream one batch is held.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyarrow import compute
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+def merged(
+    streams: Iterable[Iterable[pa.RecordBatch]], column: str = "offset"
+) -> Iterator[pa.RecordBatch]:
+    """Return batches with all rows of all streams in the order of a column.
+
+    Args:
+        streams: batches of one schema, the rows of each stream in ascending order.
+        column: of 64-bit integers without nulls; no value is there twice.
+
+    """
+    heads = [head for stream in streams if (head := _Head(iter(stream), column)).advance()]
+    while len(heads) > 1:
+        slowest = min(heads, key=lambda head: head.last)
+        border = slowest.last
+        parts = [part for head in heads if (part := head.take(border)).num_rows]
+        yield _sorted(parts, column)
+        if not slowest.advance():
+            heads.remove(slowest)
+    for head in heads:
+        yield from head.rest()
+
+
+class _Head:
+    """What is known of one stream: a batch that is not given out yet, and what comes after it."""
+
+    def __init__(self, stream: Iterator[pa.RecordBatch], column: str) -> None:
+        self._stream: Final = stream
+        self._column: Final = column
+        self._batch: pa.RecordBatch | None = None
+        #: The greatest value in the batch.
+        self.last = -1
+
+    def advance(self) -> bool:
+        """Take the next batch with rows, once the former is given out; False: the stream ended."""
+        assert self._batch is None, "rows would be left out"
+        for batch in self._stream:
+            if batch.num_rows:
+                first, last = (batch.column(self._column)[at].as_py() for at in (0, -1))
+                assert self.last < first <= last, f"{first} to {last} after {self.last}"
+                self._batch, self.last = batch, last
+                return True
+        return False
+
+    def take(self, border: int) -> pa.RecordBatch:
+        """Return the rows up to the border, inclusive."""
+        batch = self._batch
+        assert batch is not None
+        count = bisect_right(_values(batch, self._column), border)
+        self._batch = batch.slice(count) if count < batch.num_rows else None
+        return batch.slice(0, count)
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """Return all batches that are left."""
+        while self._batch is not None or self.advance():
+            yield self.take(self.last)
+
+
+def _values(batch: pa.RecordBatch, column: str) -> memoryview[int]:
+    values = batch.column(column)
+    assert not values.null_count, f"a row without {column}"
+    buffer = values.buffers()[1]
+    return memoryview(buffer).cast("q")[values.offset : values.offset + len(values)]
+
+
+def _sorted(parts: list[pa.RecordBatch], column: str) -> pa.RecordBatch:
+    if len(parts) == 1:
+        return parts[0]
+    rows = pa.concat_batches(parts)
+    return rows.take(compute.sort_indices(rows.column(column)))

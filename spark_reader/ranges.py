@@ -1,0 +1,40 @@
+"""A range of the log without Spark: the same rows, from the same options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_reader.options import parse
+from spark_reader.planning import joined
+from spark_reader.schema import DEFAULT
+from spark_reader.sources import source_of, wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
+
+    from spark_reader.schema import Field
+
+
+def read_range(
+    options: Mapping[str, str], fields: tuple[Field, ...] = DEFAULT
+) -> Iterator[pa.RecordBatch]:
+    """Give the rows of a load in batches: shard after shard, each shard's by position.
+
+    Args:
+        options: as those of `spark.read`.
+        fields: the columns; `spark_reader.schema.projection` makes others than all.
+
+    Raises:
+        ConfigError: an option is not allowed.
+        TrimmedError: the range begins below the trim point, and data loss is a failure.
+        NoSuchRecordError: a position of the range was never given out.
+        UnavailableError: the cluster does not answer.
+
+    """
+    asked = parse(options)
+    with source_of(asked).open() as session:
+        pinned = session.pin()
+        pieces = joined(session.stretches(pinned.start, pinned.stop))
+        yield from session.read(pieces, wanted(asked, fields, pinned.topic))

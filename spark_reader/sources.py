@@ -1,0 +1,20 @@
+"""The source that a load's options name: a running cluster, or its files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_reader.batches import Wanted, wanted
+from spark_reader.file_source import FileSource
+from spark_reader.log_source import LogSource
+from spark_reader.reading import Pinned, Session, Source
+
+if TYPE_CHECKING:
+    from spark_reader.options import Options
+
+__all__ = ["Pinned", "Session", "Source", "Wanted", "source_of", "wanted"]
+
+
+def source_of(options: Options) -> Source:
+    """Return the source; nothing is opened yet."""
+    return FileSource(options) if options.path else LogSource(options)

@@ -1,0 +1,141 @@
+"""`spark.readStream`: the log as a source of micro-batches (docs/spark.md, section 2).
+
+Rule: nothing is opened before it is asked for: Spark makes readers in several processes, and sends
+them to tasks. What a micro-batch is, `spark_reader.admission` says.
+Invariant: offsets only go forward, and never beyond what was complete when they were asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
+
+from spark_reader import admission
+from spark_reader.plainly import plainly
+from spark_reader.sources import source_of
+from spark_reader.tasks import Share, read_share, shared_out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import InputPartition
+
+    from spark_reader.options import Options
+    from spark_reader.planning import Piece
+    from spark_reader.schema import Field
+    from spark_reader.sources import Session
+
+#: Spark asks some eighty times a second what is new; the cluster is asked no more often than this.
+_LATEST_FOR_S: Final = 0.05
+#: How often a range is asked for in finer steps, to meet a limit of bytes.
+_ROUNDS: Final = 4
+
+
+class ZiplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads micro-batches; made by the data source."""
+
+    def __init__(self, options: Options, fields: Sequence[Field]) -> None:
+        self._options: Final = options
+        self._fields: Final = tuple(fields)
+        self._session: Session | None = None
+        self._initial: int | None = None
+        #: Nothing beyond is read (Trigger.AvailableNow).
+        self._target: int | None = None
+        self._latest = 0
+        self._latest_at = -1.0
+
+    @plainly
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
+        """Return where a query begins that has no checkpoint: the same each time it is asked."""
+        if self._initial is None:
+            session = self._opened()
+            if self._options.starts_at_latest:
+                self._initial = session.latest_decided()
+            else:
+                self._initial = session.pin().start
+        return admission.offset(self._initial)
+
+    @plainly
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return how much a micro-batch may take."""
+        limit = self._options.max_bytes_per_batch
+        return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
+
+    @plainly
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Let this run end where the log ends now."""
+        self._target = self._opened().latest()
+
+    @plainly
+    def latestOffset(  # noqa: N802
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        """Return the end of the next micro-batch and its plan; `start` itself if nothing is new."""
+        begin, end = admission.position(start), self._end()
+        if end <= begin:
+            return start
+        largest = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        stop, pieces = self._admit(begin, end, largest)
+        return admission.offset(stop, shared_out(self._options, pieces))
+
+    def _end(self) -> int:
+        if self._target is not None:
+            return self._target
+        if time.monotonic() >= self._latest_at + _LATEST_FOR_S:
+            self._latest = max(self._latest, self._opened().latest())
+            self._latest_at = time.monotonic()
+        return self._latest
+
+    def _admit(self, start: int, stop: int, largest: int | None) -> tuple[int, list[Piece]]:
+        session = self._opened()
+        pieces = session.stretches(start, stop)
+        for _ in range(_ROUNDS if largest is not None else 0):
+            assert largest is not None
+            if not pieces:
+                # All of it was trimmed meanwhile, and data loss is no failure.
+                break
+            end = admission.admitted(pieces, largest)
+            if end == stop:
+                break
+            stop, pieces = end, session.stretches(start, end)
+        return stop, pieces
+
+    @plainly
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Return where the log ended when it was last looked at, for the query's progress."""
+        return admission.offset(self._latest) if self._latest else None
+
+    @plainly
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Share]:
+        """Return the plan of a micro-batch, as its end tells it."""
+        if start == end:
+            return []
+        # Where it begins is told by the plan too: a query that begins at `latest`, and did not come
+        # to the end of its first micro-batch, is given another beginning when it is started again.
+        tasks, topic = admission.tasks(end), self._opened().topic()
+        return [Share(turn, pieces, topic) for turn, pieces in enumerate(tasks)]
+
+    @plainly
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read what one task has to, in batches."""
+        yield from read_share(self._options, self._fields, partition)
+
+    def stop(self) -> None:
+        """Close what is open."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _opened(self) -> Session:
+        if self._session is None:
+            self._session = source_of(self._options).open()
+        return self._session

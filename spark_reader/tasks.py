@@ -1,0 +1,50 @@
+"""What one task of Spark's reads: the same in a batch and in a micro-batch.
+
+Rule: a share says all that a task has to know but for the options; a source is open only while one
+is read (docs/spark.md, section 1.3).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import InputPartition
+
+from spark_reader.planning import pack
+from spark_reader.sources import source_of, wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from spark_reader.options import Options
+    from spark_reader.planning import Piece
+    from spark_reader.schema import Field
+
+
+class Share(InputPartition):
+    """A task's number, its pieces of the range, and the cluster's name."""
+
+    def __init__(self, turn: int, pieces: list[Piece], topic: str) -> None:
+        super().__init__(turn)
+        self.pieces = pieces
+        self.topic = topic
+
+
+def shared_out(options: Options, pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Return the pieces of each task: as many tasks as the options say, or as this machine runs."""
+    return pack(pieces, options.min_partitions, len(os.sched_getaffinity(0)))
+
+
+def read_share(
+    options: Options, fields: tuple[Field, ...], partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    """Read what one task has to, in batches."""
+    assert isinstance(partition, Share), "Spark gives back the shares that it was given"
+    if not partition.pieces:
+        return
+    what = wanted(options, fields, partition.topic)
+    with source_of(options).open() as session:
+        yield from session.read(partition.pieces, what, partition.value)

@@ -1,0 +1,113 @@
+"""`df.write` and `df.writeStream`: rows become records (docs/spark.md, section 3).
+
+Rule: a writer is made on the driver, where it learns the shards and gets its name, and is sent to
+the tasks; every attempt of a task writes the same rows under the same name to the same shards. Who
+reads drops what is there twice, so there is nothing to commit, and nothing to take back.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+import ziplog
+from spark_reader import write_options
+from spark_reader.inserting import insert_batches
+from spark_reader.placement import Placement, check_policy, members
+from spark_reader.plainly import plainly
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+#: Under these names a task is told which query and which micro-batch it is for.
+_QUERY_ID: Final = "sql.streaming.queryId"
+_BATCH_ID: Final = "streaming.sql.batchId"
+
+
+class Written(WriterCommitMessage):
+    """What a task wrote."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+
+class _Job:
+    """What the tasks of a write have in common. Knows the cluster's shards as it begins."""
+
+    def __init__(
+        self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, stream: bool
+    ) -> None:
+        if overwrite:
+            given = "complete" if stream else "overwrite"
+            raise ConfigError("the mode", given, "append: a log only grows")
+        self.options: Final = write_options.parse(options, stream=stream)
+        types = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+        self._columns: Final = write_options.columns(self.options, types)
+        by_default: Any = "partition" if self._columns.key is None else "key"
+        self._policy: Final = self.options.policy if self.options.policy is not None else by_default
+        with ziplog.connect(self.options.servers, timeout=self.options.timeout_s) as log:
+            status = log.cluster()
+        is_repeatable = stream or self.options.identity is not None
+        self._shards: Final = members(status, for_ever=is_repeatable)
+        # What cannot work fails here, and not in every task.
+        check_policy(self._policy, self._shards)
+
+    def write(self, batches: Iterator[pa.RecordBatch], query: str, batch: int) -> Written:
+        """Insert a task's rows; returns when all are on all replicas of their shards."""
+        partition = _task().partitionId()
+        if not self.options.exactly_once:
+            # A name that no other attempt has: nothing is dropped.
+            query = os.urandom(16).hex()
+        place = Placement(query, partition, self._policy, self._shards)
+        with ziplog.connect(self.options.servers, timeout=self.options.timeout_s) as log:
+            rows = insert_batches(
+                log, batches, self._columns, place, batch=batch, partition=partition
+            )
+        return Written(rows)
+
+
+class ZiplogWriter(DataSourceArrowWriter):
+    """Writes one DataFrame; made by the data source."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        self._job: Final = _Job(options, schema, overwrite=overwrite, stream=False)
+        #: Each write has a name of its own, unless the user gave it one.
+        self._identity: Final = self._job.options.identity or (os.urandom(16).hex(), 0)
+
+    @plainly
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write the rows of a task."""
+        return self._job.write(iterator, *self._identity)
+
+
+class ZiplogStreamWriter(DataSourceStreamArrowWriter):
+    """Writes one micro-batch; made by the data source."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        self._job: Final = _Job(options, schema, overwrite=overwrite, stream=True)
+
+    @plainly
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write the rows of a task."""
+        query = _task().getLocalProperty(_QUERY_ID)
+        batch = _task().getLocalProperty(_BATCH_ID)
+        assert query is not None, "Spark tells a stream's tasks which query they are for"
+        assert batch is not None, "and which micro-batch"
+        return self._job.write(iterator, query, int(batch))
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    assert task is not None, "rows are written by tasks"
+    return task

@@ -1,0 +1,222 @@
+"""Archives of real servers: while clients insert, and while what there is dies.
+
+What holds throughout: blocks and streams give what a subscription gives, whatever they are read
+from; and nothing is left running.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import ziplog
+from tests.shard.archive.processes import children, is_running
+from tests.waiting import wait_until
+from tests.ziplog.segments.blocks import Row, rows_in
+from ziplog import local
+from ziplog.errors import UnavailableError
+from ziplog.runtime import archive as client_module
+from ziplog.runtime.archive import ArchiveClient
+from ziplog.segments.archive import Archive
+from ziplog.segments.rows import Block, block_of_units
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[local.Cluster]:
+    """One shard of two servers, with segments that are as small as may be."""
+    settings = {"segment_bytes": MIB, "disk_reserve_bytes": 0}
+    with local.Cluster(tmp_path / "data", shards=1, settings=settings) as running:
+        yield running
+
+
+def insert(log: ziplog.Log, count: int) -> int:
+    """Insert so many KiB; return the position after the last one."""
+    for number in range(count // 100):
+        payloads = [b"%d-%d:" % (number, index) + b"x" * 1000 for index in range(100)]
+        rids = log.insert_many(payloads, key=b"k" if number % 2 else None)
+    return rids[-1].gsn + 1
+
+
+def halves(cluster: local.Cluster, name: str) -> tuple[int, int]:
+    """Return the two processes of a server's archive: who serves, and who makes rows."""
+    (serving,) = children(cluster.pid(name))
+    (making,) = children(serving)
+    return serving, making
+
+
+def has_all_rows(cluster: local.Cluster, name: str) -> bool:
+    """Whether all sealed segments of a server have rows."""
+    directory = cluster.config.data_dir / name / "segments"
+    segments = sorted(path.stem for path in directory.glob("*.seg"))
+    return {path.stem for path in directory.glob("*.rows")} == set(segments[:-1])
+
+
+def archives(
+    cluster: local.Cluster, log: ziplog.Log, stop: int, names: set[str]
+) -> dict[str, tuple[str, int]]:
+    """Return where the archives of these servers are, once they have all that is sealed."""
+    wait_until(lambda: all(has_all_rows(cluster, name) for name in names), "all rows are made")
+    found: list[tuple[str, int]] = []
+
+    def are_there() -> bool:
+        found[:] = log.outline(0, 1, stop).archives
+        return len(found) == len(names)
+
+    wait_until(are_there, "the archives are told of")
+    by_port = {archive_port(cluster.pid(name)): name for name in names}
+    return {by_port[where[1]]: where for where in found}
+
+
+def archive_port(pid: int) -> int:
+    """Return where the archive of a server's process listens."""
+    (child,) = children(pid)
+    sockets = {
+        link.readlink().name for link in Path(f"/proc/{child}/fd").iterdir() if link.is_symlink()
+    }
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+            return int(fields[1].partition(":")[2], 16)
+    raise AssertionError("it does not listen")
+
+
+def client(log: ziplog.Log, where: tuple[str, int]) -> ArchiveClient:
+    return ArchiveClient(*where, log.cluster_number, 0)
+
+
+def read(log: ziplog.Log, where: tuple[str, int], stop: int) -> list[Row]:
+    """Read up to `stop`: blocks, and what is not sealed from a stream."""
+    rows: list[Row] = []
+    gsn = 1
+    with client(log, where) as archive:
+        while isinstance(block := archive.block(gsn), Block):
+            rows += rows_in(block)
+            gsn = block.stop
+    with log.scan(0, gsn, stop) as scan:
+        for units, reached in scan:
+            rows += rows_in(block_of_units(units, gsn, reached))
+            gsn = reached
+    return [row for row in rows if row.gsn < stop]
+
+
+def subscribed(log: ziplog.Log, stop: int) -> list[Row]:
+    """Return what a subscription gives."""
+    rows: list[Row] = []
+    with log.subscribe() as records:
+        for record in records:
+            rows.append(
+                Row(record.rid.gsn, record.epoch, record.timestamp_us, record.key, record.payload,
+                    None)
+            )  # fmt: skip
+            if record.rid.gsn >= stop - 1:
+                return rows
+    raise AssertionError("a subscription has no end")
+
+
+def test_every_archive_gives_what_a_subscription_gives(
+    cluster: local.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster.connect() as log:
+        stop = insert(log, 6_000)
+        where = archives(cluster, log, stop, {"shard-0-0", "shard-0-1"})
+        expected = subscribed(log, stop)
+        assert len(expected) == 6_000
+        # Their segments begin and end at other places.
+        for place in where.values():
+            assert read(log, place, stop) == expected
+        # The same to who is on another machine.
+        monkeypatch.setattr(client_module, "is_here", lambda _: False)
+        for place in where.values():
+            assert read(log, place, stop) == expected
+        outline = log.outline(0, 1, stop)
+        assert 6_000_000 < sum(size for _, size in outline.steps) < 7_000_000
+
+
+def test_whatever_dies_the_rest_goes_on(cluster: local.Cluster) -> None:
+    names = {"shard-0-0", "shard-0-1"}
+    with cluster.connect() as log:
+        stop = insert(log, 4_000)
+        expected = subscribed(log, stop)
+        where = archives(cluster, log, stop, names)
+        # Half of an archive dies: so does the other one, and another archive is started.
+        for half in range(2):
+            both = halves(cluster, "shard-0-1")
+            os.kill(both[half], signal.SIGKILL)
+            wait_until(lambda both=both: not any(map(is_running, both)), "both are gone")
+            with client(log, where["shard-0-1"]) as archive, pytest.raises(UnavailableError):
+                archive.block(1)
+            wait_until(lambda: len(children(cluster.pid("shard-0-1"))) == 1, "there is another one")
+            where = archives(cluster, log, stop, names)
+            assert read(log, where["shard-0-1"], stop) == expected
+        # A server dies: its archive does, and comes back with it.
+        both = halves(cluster, "shard-0-0")
+        with client(log, where["shard-0-0"]) as archive:
+            assert isinstance(archive.block(1), Block)
+            cluster.kill("shard-0-0")
+            wait_until(lambda: not any(map(is_running, both)), "its archive ends")
+            with pytest.raises(UnavailableError):
+                archive.block(1)
+        stop = insert(log, 2_000)
+        wait_until(lambda: "shard-0-0" not in cluster.dead(), "it is started again")
+        expected = subscribed(log, stop)
+        where = archives(cluster, log, stop, names)
+        for place in where.values():
+            assert read(log, place, stop) == expected
+
+
+def test_what_was_trimmed_is_given_out_by_nobody(cluster: local.Cluster) -> None:
+    with cluster.connect() as log:
+        stop = insert(log, 4_000)
+        where = archives(cluster, log, stop, {"shard-0-0", "shard-0-1"})
+        expected = subscribed(log, stop)
+        middle = expected[2_000].gsn
+        clients = [client(log, place) for place in where.values()]
+        blocks = [archive.block(middle) for archive in clients]
+        assert all(isinstance(block, Block) for block in blocks)
+        log.trim(ziplog.RecordId(middle, 0))
+        for archive in clients:
+            assert isinstance(archive.block(1), int)
+            assert isinstance(archive.block(middle - 1), int)
+            assert isinstance(archive.block(middle), Block)
+            archive.close()
+
+
+def test_a_stop_leaves_files_that_tell_all_and_no_process(cluster: local.Cluster) -> None:
+    with cluster.connect() as log:
+        stop = insert(log, 3_000)
+        archives(cluster, log, stop, {"shard-0-0", "shard-0-1"})
+        expected = subscribed(log, stop)
+        processes = [half for name in ("shard-0-0", "shard-0-1") for half in halves(cluster, name)]
+        last = log.insert_after(b"just before the end", ziplog.RID_GENESIS)
+        with log.subscribe(last) as records:
+            assert next(records).rid == last  # one of them knows that it is stable
+    assert len(processes) == 4
+    cluster.stop()
+    assert [pid for pid in processes if is_running(pid)] == []
+    directories = [
+        Archive(cluster.config.data_dir / name / "segments") for name in ("shard-0-0", "shard-0-1")
+    ]
+    # What one of them may not have been told to be stable, the other one was.
+    assert max(directory.stable_end for directory in directories) > last.gsn
+    for directory in directories:
+        assert not directory.is_locked
+        rows: list[Row] = []
+        gsn = 1
+        while isinstance(block := directory.block(gsn), Block):
+            rows += rows_in(block)
+            gsn = block.stop
+        for units, reached in directory.units(gsn, stop):
+            rows += rows_in(block_of_units(units, gsn, reached))
+            gsn = reached
+        assert [row for row in rows if row.gsn < stop] == expected

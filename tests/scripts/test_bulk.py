@@ -1,0 +1,119 @@
+"""What the measurements of reading in bulk compute and wait for, without any process."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from bulk import reading, stage, writing
+from bulk.stage import Shape
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_only_sealed_segments_are_awaited(tmp_path: Path) -> None:
+    for server, segments in (("shard-0-0", 3), ("shard-1-0", 1), ("mms-0", 0)):
+        place = tmp_path / server / "segments"
+        place.mkdir(parents=True)
+        for number in range(segments):
+            (place / f"{number:020}.seg").touch()
+    first, second = sorted((tmp_path / "shard-0-0" / "segments").glob("*.seg"))[:2]
+    first.with_suffix(".rows").touch()
+    assert stage.without_rows(tmp_path) == [second]
+    second.with_suffix(".rows").touch()
+    stage.await_rows(tmp_path)
+
+
+def test_rows_that_nobody_makes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "shard-0-0" / "segments"
+    place.mkdir(parents=True)
+    for number in range(2):
+        (place / f"{number}.seg").touch()
+    monkeypatch.setattr(stage, "_ROWS_S", 0.0)
+    with pytest.raises(RuntimeError, match=r"no rows of .*0\.seg after 0 s"):
+        stage.await_rows(tmp_path)
+
+
+def test_each_target_is_as_often_the_first_as_the_others() -> None:
+    orders = [reading.rotated(list(reading.TARGETS), number) for number in range(6)]
+    assert Counter(order[0] for order in orders) == dict.fromkeys(reading.TARGETS, 2)
+    assert all(sorted(order) == sorted(reading.TARGETS) for order in orders)
+
+
+def test_ratios_are_of_rounds_and_not_of_medians() -> None:
+    # The machine is three times slower in the second round: for both.
+    seconds = {"parquet": [1.0, 3.0, 1.0], "servers": [2.0, 6.0, 2.0], "files": [0.5, 1.5, 4.0]}
+    found = reading.summary(100, seconds)
+    assert found["parquet"] == {"rows_per_s": 100, "to_parquet": 1}
+    assert found["servers"] == {"rows_per_s": 50, "to_parquet": 0.5}
+    assert found["files"]["to_parquet"] == 2
+
+
+def test_what_is_measured_scales() -> None:
+    whole, tenth = (list(reading.all_shapes(scale)) for scale in (1.0, 0.1))
+    assert {shape.shards for shape in whole} == {1, 2, 4}
+    kinds = {
+        (4096, "many", "random"), (100, "many", "random"), (100, "many", "words"),
+        (100, "single", "random"),
+    }  # fmt: skip
+    assert {(shape.size, shape.how, shape.content) for shape in whole} == kinds
+    assert min(shape.rows * shape.size for shape in whole) < 64 << 20, "less than a segment"
+    assert [shape.rows // 10 for shape in whole] == [shape.rows for shape in tenth]
+    assert max(shape.rows * shape.size for shape in whole) == 512 << 20
+
+
+def point(**fields: Any) -> dict[str, Any]:
+    rates = {"parquet": (2000.0, 1.0), "servers": (1000.0, 0.5), "files": (1500.0, 0.75)}
+    of = {name: {"rows_per_s": per_s, "to_parquet": x} for name, (per_s, x) in rates.items()}
+    shape = Shape(10, 100, shards=2)._asdict()
+    return {**shape, "sealed": 1, "segments": 2, "cores": {"1": of, "2": of}} | fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({}, "100 B, 2 shards"),
+        ({"shards": 1, "how": "single"}, "100 B, 1 shard, one a call"),
+        ({"shards": 1, "content": "words"}, "100 B, 1 shard, words"),
+        ({"sealed": 0}, "100 B, not sealed"),
+    ],
+)
+def test_a_point_is_named_by_what_is_different(fields: dict[str, Any], name: str) -> None:
+    told = list(reading.lines({"points": [point(**fields)]}))
+    rows = [line for line in told if line.startswith(f"{name} ")]
+    assert len(rows) == len(reading.CORES)
+    assert rows[0].split()[-5:] == ["2,000", "1,000", "1,500", "0.50x", "0.75x"]
+
+
+def test_both_ways_of_writing_have_the_same_number_of_rows_and_of_keys() -> None:
+    rows = writing.Rows(11, 100, "key")
+    for parts in (2, 4):
+        drawn = [writing.draw(rows, number, parts) for number in range(parts)]
+        assert sum(len(mine) for mine, _ in drawn) == 11
+        assert all(keys is not None and len(keys) == len(mine) for mine, keys in drawn)
+    assert writing.draw(rows._replace(policy="partition"), 0, 2)[1] is None
+
+
+def test_ratios_of_writing_are_of_rounds() -> None:
+    seconds = {"Spark": [2.0, 6.0, 2.0], "insert_many": [1.0, 3.0, 4.0], "read only": [0.5, 1.5, 1]}
+    found = writing.summary(100, seconds)
+    assert found["rows_per_s"] == {"Spark": 50, "insert_many": 100 / 3, "read only": 100}
+    assert (found["to_insert_many"], found["read_share"]) == (0.5, 0.25)
+    point = writing.Rows(100, 4096, "key")._asdict() | found
+    _, line = writing.lines({"points": [point]})
+    assert line.split() == ["4096", "B,", "by", "key", "100", "50", "33", "0.50x", "25%"]
+
+
+def test_values_of_words_are_half_as_long_when_compressed_and_random_ones_are_not() -> None:
+    lengths = {}
+    for content in ("random", "words"):
+        drawn = stage.values(random.Random(1), 200, 4096, content)
+        assert {len(value) for value in drawn} == {4096}
+        assert len(set(drawn)) == 200
+        lengths[content] = len(pa.compress(b"".join(drawn), codec="snappy"))
+    assert lengths["random"] > 200 * 4096
+    assert 0.4 < lengths["words"] / (200 * 4096) < 0.6

@@ -1,0 +1,101 @@
+"""An archive's process, started as its server starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from shard.archive.board import Board
+from ziplog.runtime.archive import ArchiveClient
+from ziplog.supervisor import environment, python
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CLUSTER: Final = 77
+SHARD: Final = 3
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process's threads."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return []
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Process:
+    """An archive's process, and the board of its server."""
+
+    def __init__(self, directory: Path, reserve_bytes: int = 0, host: str = "127.0.0.1") -> None:
+        self.board = Board()
+        self.board.cluster, self.board.stable = CLUSTER, 2**60
+        arguments = [
+            *("--directory", str(directory), "--node", "shard-3-0", "--host", host),
+            *("--shard", str(SHARD), "--board", str(self.board.fd)),
+            *("--reserve", str(reserve_bytes)),
+        ]
+        self.child = subprocess.Popen(
+            python("shard.archive", *arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            pass_fds=[self.board.fd],
+        )
+        assert self.child.stdout is not None
+        #: 0: it has ended.
+        self.port = int(self.child.stdout.readline() or 0)
+
+    def client(self, cluster: int = CLUSTER, shard: int = SHARD) -> ArchiveClient:
+        return ArchiveClient("127.0.0.1", self.port, cluster, shard, timeout_s=20)
+
+    def tell(self) -> None:
+        assert self.child.stdin is not None
+        self.child.stdin.write(b"\n")
+        self.child.stdin.flush()
+
+    def halves(self) -> tuple[int, int]:
+        """Return who serves and who makes rows."""
+        (maker,) = children(self.child.pid)
+        return self.child.pid, maker
+
+    def leave(self) -> tuple[int, str]:
+        """Let its server be gone; return the exit code and what it logged."""
+        _, error = self.child.communicate(timeout=20)
+        return self.child.returncode, error.decode()
+
+    def close(self) -> None:
+        # Or else it would not notice, and both have stderr.
+        for making in children(self.child.pid):
+            os.kill(making, signal.SIGCONT)
+        self.child.kill()
+        self.child.communicate(timeout=20)
+        self.board.close()
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., Process]]:
+    processes: list[Process] = []
+
+    def start(directory: Path, **options: Any) -> Process:
+        processes.append(Process(directory, **options))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.close()

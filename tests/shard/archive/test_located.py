@@ -1,0 +1,322 @@
+"""A client on the archive's machine reads blocks from the files, and only where that is right."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from shard.archive import server as server_module
+from shard.archive.board import Board
+from shard.archive.server import ArchiveServer
+from tests.shard.archive.logs import fill, log, make, open_store
+from tests.shard.archive.processes import CLUSTER, SHARD, Process
+from ziplog.errors import UnavailableError
+from ziplog.runtime import archive as client_module
+from ziplog.runtime.archive import ArchiveClient
+from ziplog.runtime.archive_messages import (
+    BLOCK,
+    LOCATE,
+    LOCATED,
+    REQUEST_BYTES,
+    Answer,
+    Place,
+    decode_request,
+    encode_answer,
+    encode_place,
+)
+from ziplog.runtime.archive_socket import is_here, receive
+from ziplog.segments import archive as files_module
+from ziplog.segments.archive import Archive
+from ziplog.segments.rowfile import part_of
+from ziplog.segments.rows import Block
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+COLUMNS: Final = bytes(range(32))
+DATA: Final = b"payload"
+#: As they are in the files: something before them, and something behind.
+ROWS: Final = b"r" * 16 + COLUMNS + b"more"
+SEGMENT: Final = b"s" * 5 + DATA + b"more"
+NAME: Final = f"{1:08d}-{1:019d}-{1:019d}-{7:08x}"
+FACTS: Final = Answer(
+    BLOCK, 1, 9, 1, has_keys=False, columns=part_of(COLUMNS, 0), data=part_of(DATA, 0)
+)
+WHOLE: Final = encode_answer(FACTS) + COLUMNS + DATA
+
+
+def is_of_files(block: Block | int) -> bool:
+    """Whether a block was read from files; what was received is a view."""
+    assert isinstance(block, Block)
+    return isinstance(block.data, bytes)
+
+
+# --- archives --------------------------------------------------------------------------------
+
+
+def test_on_one_machine_the_files_are_read(
+    segments: Path, started: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(segments)
+    fill(store, log(60, origins=True))
+    make(segments)
+    store.close()
+    process = started(segments)
+    expected = Archive(segments).block(100)
+    with process.client() as client:
+        assert is_of_files(client.block(100))
+        assert client.block(100) == expected
+    monkeypatch.setattr(client_module, "is_here", lambda _: False)
+    with process.client() as client:
+        block = client.block(100)
+        assert not is_of_files(block)
+        assert block == expected
+
+
+def test_the_archive_decides_each_time(segments: Path, started: Callable[..., Process]) -> None:
+    store = open_store(segments)
+    fill(store, log(60))
+    make(segments)
+    store.close()
+    process = started(segments)
+    with process.client() as client:
+        block = client.block(100)
+        assert isinstance(block, Block)
+        # Its files are as they were.
+        process.board.trim = block.stop
+        assert client.block(100) == block.stop
+        assert is_of_files(client.block(block.stop))
+
+
+def test_who_is_elsewhere_learns_of_no_path(
+    segments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(segments)
+    fill(store, log(60))
+    make(segments)
+    store.close()
+    monkeypatch.setattr(server_module, "is_here", lambda _: False)
+    board = Board()
+    board.cluster = CLUSTER
+    server = ArchiveServer(segments, board, "127.0.0.1", SHARD)
+    server.start()
+    with ArchiveClient("127.0.0.1", server.port, CLUSTER, SHARD) as client:
+        block = client.block(100)
+        assert not is_of_files(block)
+        assert block == Archive(segments).block(100)
+
+
+@pytest.mark.parametrize(("address", "is_same"), [("127.0.0.1", True), ("127.0.0.2", False)])
+def test_equal_addresses_are_one_machine(address: str, is_same: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        mine = socket.create_connection(listening.getsockname(), 20, (address, 0))
+        its, _ = listening.accept()
+        with mine, its:
+            assert is_here(mine) is is_here(its) is is_same
+
+
+# --- what only pretends ----------------------------------------------------------------------
+
+
+class Pretender:
+    """Answers one question a connection, and notes them."""
+
+    def __init__(self, answers: list[bytes]) -> None:
+        self.asked: list[int] = []
+        self._answers = answers
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket.settimeout(20)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def client(self) -> ArchiveClient:
+        port = self._socket.getsockname()[1]
+        return ArchiveClient("127.0.0.1", port, CLUSTER, SHARD, timeout_s=20)
+
+    def _run(self) -> None:
+        with self._socket:
+            for answer in self._answers:
+                connection, _ = self._socket.accept()
+                with connection:
+                    request = decode_request(bytes(receive(connection, REQUEST_BYTES)))
+                    assert request is not None
+                    self.asked.append(request.kind)
+                    connection.sendall(answer)
+
+
+@pytest.fixture
+def pretending() -> Iterator[Callable[..., Pretender]]:
+    made: list[Pretender] = []
+
+    def start(*answers: bytes) -> Pretender:
+        made.append(Pretender(list(answers)))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.thread.join(20)
+        assert not one.thread.is_alive()
+
+
+def located(segment: Path | str, columns_at: int = 16, data_at: int = 5) -> bytes:
+    """Return the answer that a block is there."""
+    where = encode_place(Place(columns_at, data_at, str(segment)))
+    return encode_answer(FACTS._replace(kind=LOCATED, place_size=len(where))) + where
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> Path:
+    """A segment with rows."""
+    (tmp_path / f"{NAME}.rows").write_bytes(ROWS)
+    path = tmp_path / f"{NAME}.seg"
+    path.write_bytes(SEGMENT)
+    return path
+
+
+def test_what_is_there_is_read(pretending: Callable[..., Pretender], segment: Path) -> None:
+    archive = pretending(located(segment), located(segment))
+    with archive.client() as client:
+        for _ in range(2):
+            assert client.block(5) == Block(1, 9, 1, False, COLUMNS, DATA, [])
+    assert archive.asked == [LOCATE, LOCATE]
+
+
+def _gone(segment: Path) -> None:
+    segment.unlink()
+
+
+def _without_rows(segment: Path) -> None:
+    segment.with_suffix(".rows").unlink()
+
+
+def _another(segment: Path) -> None:
+    segment.write_bytes(b"a segment of another machine")
+
+
+def _other_rows(segment: Path) -> None:
+    segment.with_suffix(".rows").write_bytes(bytes(100))
+
+
+def _cut(segment: Path) -> None:
+    os.truncate(segment, 9)
+
+
+def _pipe(segment: Path) -> None:
+    segment.unlink()
+    os.mkfifo(segment)
+
+
+def _pipe_of_rows(segment: Path) -> None:
+    rows = segment.with_suffix(".rows")
+    rows.unlink()
+    os.mkfifo(rows)
+
+
+def _directory(segment: Path) -> None:
+    segment.unlink()
+    segment.mkdir()
+
+
+def _link_to_a_device(segment: Path) -> None:
+    segment.unlink()
+    segment.symlink_to("/dev/zero")
+
+
+def _link_elsewhere(segment: Path) -> None:
+    # What it leads to would do.
+    segment.rename(segment.with_name("secret"))
+    segment.symlink_to(segment.with_name("secret"))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _gone, _without_rows, _another, _other_rows, _cut, _pipe, _pipe_of_rows, _directory,
+        _link_to_a_device, _link_elsewhere,
+    ],
+)  # fmt: skip
+def test_where_files_do_not_give_it_it_is_sent_from_then_on(
+    pretending: Callable[..., Pretender], segment: Path, spoil: Callable[[Path], None]
+) -> None:
+    spoil(segment)
+    archive = pretending(located(segment), WHOLE, WHOLE)
+    with archive.client() as client:
+        for _ in range(2):
+            block = client.block(5)
+            assert not is_of_files(block)
+            assert block == Block(1, 9, 1, False, COLUMNS, DATA, [])
+    assert archive.asked == [LOCATE, BLOCK, BLOCK]
+
+
+@pytest.mark.parametrize("name", ["passwd", f"{NAME}.rows", f"{NAME}.idx", f"{NAME}.seg.old"])
+def test_no_file_is_read_but_a_segments(
+    pretending: Callable[..., Pretender], segment: Path, name: str
+) -> None:
+    # All that is asked for is in it.
+    path = segment.with_name(name)
+    path.write_bytes(SEGMENT)
+    archive = pretending(located(path), WHOLE)
+    with archive.client() as client:
+        assert not is_of_files(client.block(5))
+    assert archive.asked == [LOCATE, BLOCK]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        located("relative/" + NAME + ".seg"),
+        located("/somewhere\0/" + NAME + ".seg"),
+        encode_answer(FACTS._replace(kind=LOCATED, place_size=3)) + b"abc",
+    ],
+)
+def test_what_is_no_place_is_not_looked_for(
+    pretending: Callable[..., Pretender], answer: bytes
+) -> None:
+    archive = pretending(answer, WHOLE)
+    with archive.client() as client:
+        assert not is_of_files(client.block(5))
+    assert archive.asked == [LOCATE, BLOCK]
+
+
+def test_a_block_that_is_not_over_the_position_is_not_taken(
+    pretending: Callable[..., Pretender], segment: Path
+) -> None:
+    archive = pretending(located(segment), WHOLE)
+    with archive.client() as client, pytest.raises(UnavailableError, match="that gsn 9 is not in"):
+        client.block(9)
+    assert archive.asked == [LOCATE, BLOCK]
+
+
+def test_no_more_is_read_than_a_file_has(
+    pretending: Callable[..., Pretender], segment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+
+    def pread(fd: int, size: int, at: int) -> bytes:
+        reads.append(size)
+        return real(fd, size, at)
+
+    real = os.pread
+    monkeypatch.setattr(files_module.os, "pread", pread)
+    archive = pretending(located(segment, columns_at=len(ROWS) - 31), WHOLE)
+    with archive.client() as client:
+        assert not is_of_files(client.block(5))
+    archive = pretending(located(segment, data_at=2**64 - 1), WHOLE)
+    with archive.client() as client:
+        assert not is_of_files(client.block(5))
+    assert reads == [len(COLUMNS), 0]
+
+
+def test_an_archive_elsewhere_names_no_files_here(
+    pretending: Callable[..., Pretender], segment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "is_here", lambda _: False)
+    archive = pretending(located(segment))
+    with archive.client() as client, pytest.raises(UnavailableError, match="what is no answer"):
+        client.block(5)
+    assert archive.asked == [BLOCK]

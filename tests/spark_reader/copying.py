@@ -1,0 +1,74 @@
+"""A query that copies one log to another, and comes to grief at a row if it is told to.
+
+As a process of its own (`python -m tests.spark_reader.copying JSON`), it can be killed: all that
+Spark consists of is in its process group, or ends with it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from spark_reader.catalog import session
+from spark_reader.options import SERVERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+#: Java is to compile quickly rather than well: for what tests ask of it, that is half the CPU.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: Rows that Python gets at a time: soon.
+SMALL = {"spark.sql.execution.arrow.maxRecordsPerBatch": "200"}
+
+
+def copy(
+    spark: SparkSession,
+    servers: str,
+    target: str,
+    folder: str,
+    begin: str,
+    *,
+    fatal: int = -1,
+    mark: str = "",
+    **more: str,
+) -> StreamingQuery:
+    """Copy what there is from `begin` on.
+
+    Args:
+        spark: the session.
+        servers: of the log.
+        target: those of the other one.
+        folder: the checkpoint.
+        begin: a position.
+        fatal: at the row of that number a task fails.
+        mark: rather than to fail, the task makes this file and stands still.
+        more: options of the writer.
+
+    """
+    from pyspark.sql.functions import udf  # noqa: PLC0415 - may be missing
+
+    def through(value: bytes) -> bytes:
+        if int(value.split()[1]) != fatal:
+            return bytes(value)
+        if mark:
+            import threading  # noqa: PLC0415 - in another process
+            from pathlib import Path  # noqa: PLC0415 - likewise
+
+            Path(mark).touch()
+            threading.Event().wait(120)
+        raise RuntimeError("dies")
+
+    passing = udf(through, "binary", useArrow=False).asNondeterministic()
+    named = {SERVERS: servers, "startingOffsets": begin, "minPartitions": "4"}
+    frame = spark.readStream.format("ziplog").options(**named).load()
+    frame = frame.select(passing("value").alias("value"), "key")
+    writing = frame.writeStream.format("ziplog").option(SERVERS, target).options(**more)
+    return writing.option("checkpointLocation", folder).trigger(availableNow=True).start()
+
+
+if __name__ == "__main__":
+    settings = {"spark.log.level": "OFF", "spark.driver.extraJavaOptions": SHORT_LIVED, **SMALL}
+    mine = session("copy", 2, "512m", settings)
+    copy(mine, **json.loads(sys.argv[1])).awaitTermination()

@@ -1,0 +1,244 @@
+"""A cluster's files as a source: what they hold, while servers run and after."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spark_reader.options import parse
+from spark_reader.ranges import read_range
+from spark_reader.sources import source_of
+from tests.spark_reader.logs import Key, as_key, fill, small_cluster, subscribed
+from tests.waiting import wait_until
+from ziplog import RecordId, policy
+from ziplog.errors import ConfigError, TrimmedError, UnavailableError
+from ziplog.segments.directory import SegmentDirectory
+
+if TYPE_CHECKING:
+    from ziplog import Log
+    from ziplog.local import Cluster
+
+pytestmark = pytest.mark.slow
+
+Files = tuple[Path, list[Key], list[Key], int]
+
+
+def all_rows(cluster: Cluster) -> list[Key]:
+    return [as_key(record) for record in subscribed(cluster)]
+
+
+def run_ahead(log: Log, path: Path) -> tuple[list[Key], int]:
+    """Insert records at shard 1 until a load ends before one of them that is stable.
+
+    Returns the records, and where that load ended.
+    """
+    ahead: list[Key] = []
+    ends: list[int] = []
+    log.set_policy(policy.pin(1))
+
+    def is_ahead() -> bool:
+        ahead.append(as_key(log.read_record(log.insert_after(b"ahead"))))
+        ends.append(pinned(path))
+        return any(ends[-1] <= row[0] < end_of(path, 1) for row in ahead)
+
+    wait_until(is_ahead, "no shard went ahead of the other")
+    return ahead, ends[-1]
+
+
+def end_of(path: Path, shard: int) -> int:
+    servers = (f"shard-{shard}-{server}" for server in (0, 1))
+    return max(SegmentDirectory(path / name / "segments").stable_end for name in servers)
+
+
+def rows(path: Path, **options: Any) -> list[Key]:
+    """What a load of the directory gives, in the order of the log."""
+    asked = {"path": str(path)} | {name: str(value) for name, value in options.items()}
+    return sorted(
+        (row["offset"], row["partition"], row["value"], row["key"], row["epoch"])
+        for batch in read_range(asked)
+        for row in batch.to_pylist()
+    )
+
+
+def pinned(path: Path) -> int:
+    with source_of(parse({"path": str(path)})).open() as session:
+        return session.pin().stop
+
+
+@pytest.fixture(scope="module")
+def log_files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """A stopped cluster's directory, its records, those read of it before, and up to where."""
+    path = tmp_path_factory.mktemp("files") / "log"
+    with small_cluster(path) as cluster, cluster.connect() as log:
+        fill(cluster, 400)
+        everything = all_rows(cluster)
+        half = everything[len(everything) // 2][0]
+        # Marks are written a while after what they tell.
+        wait_until(lambda: pinned(path) > half, "no server wrote down what is stable")
+        ahead, end = run_ahead(log, path)
+        everything += ahead
+        return path, everything, rows(path, endingOffsets=end), end
+
+
+def test_while_servers_run_it_is_what_all_shards_have_finished(
+    log_files: Files,
+) -> None:
+    path, everything, before, end = log_files
+    assert before == [row for row in everything if row[0] < end]
+    assert len(everything) // 2 <= len(before) < len(everything)
+    assert rows(path, endingOffsets=end) == before
+
+
+def test_of_a_stopped_cluster_everything_is_read(
+    log_files: Files,
+) -> None:
+    path, everything, _, _ = log_files
+    assert rows(path) == everything
+
+
+def test_after_a_stop_no_shard_waits_for_another(log_files: Files, tmp_path: Path) -> None:
+    path, everything, _, _ = log_files
+    copy = tmp_path / "log"
+    shutil.copytree(path, copy)
+    for server in ("shard-0-0", "shard-0-1"):
+        for file in (copy / server / "segments").iterdir():
+            file.unlink()
+    assert rows(copy) == [row for row in everything if row[1] == 1]
+
+
+def test_a_shard_of_which_every_server_crashed_may_hold_more_than_its_files_tell(
+    log_files: Files, tmp_path: Path
+) -> None:
+    path, everything, _, _ = log_files
+    copy = tmp_path / "log"
+    shutil.copytree(path, copy)
+    # As a crash leaves it; one replica's good stop tells what the shard holds.
+    for server in ("shard-0-0", "shard-0-1"):
+        for file in (copy / server / "segments").iterdir():
+            file.unlink()
+    (copy / "shard-0-0" / "checkpoint").unlink()
+    assert rows(copy) == [row for row in everything if row[1] == 1]
+    (copy / "shard-0-1" / "checkpoint").unlink()
+    known = end_of(copy, 0)
+    assert rows(copy) == []
+    with pytest.raises(ConfigError, match=f"at most {known}: so far all shards' files tell"):
+        rows(copy, endingOffsets=known + 1)
+
+
+def test_of_one_server_its_shard_is_read(log_files: Files, tmp_path: Path) -> None:
+    path, everything, _, _ = log_files
+    mine = [row for row in everything if row[1] == 1]
+    assert rows(path / "shard-1-0") == mine
+    # Without the cluster file, the usual name tells the shard.
+    away = tmp_path / "copy"
+    shutil.copytree(path / "shard-1-1", away)
+    assert rows(away) == mine
+
+
+def test_ranges_and_epochs(log_files: Files) -> None:
+    path, everything, _, _ = log_files
+    start, stop = everything[100][0], everything[-100][0]
+    assert rows(path, startingOffsets=start, endingOffsets=stop) == everything[100:-100]
+    epochs = sorted({row[4] for row in everything})
+    first, last = epochs[0], epochs[-2]
+    assert rows(path, startingEpoch=first, endingEpoch=last) == [
+        row for row in everything if first <= row[4] <= last
+    ]
+    with source_of(parse({"path": str(path), "endingEpoch": str(last)})).open() as session:
+        narrow = session.pin()
+    assert narrow.start == 1
+    assert narrow.stop == min(row[0] for row in everything if row[4] > last)
+
+
+@pytest.mark.parametrize("option", ["startingEpoch", "endingEpoch"])
+def test_an_epoch_of_which_the_files_tell_nothing_is_refused(log_files: Files, option: str) -> None:
+    path, everything, _, _ = log_files
+    newest = everything[-1][4]
+    with pytest.raises(ConfigError, match=f"{option} is {newest + 1}; it must be at most {newest}"):
+        rows(path, **{option: newest + 1})
+
+
+def test_pieces_are_as_small_as_the_files_tell(
+    log_files: Files,
+) -> None:
+    path, _, _, _ = log_files
+    with source_of(parse({"path": str(path)})).open() as session:
+        pieces = session.stretches(1, session.pin().stop)
+    for shard in (0, 1):
+        mine = [piece for piece in pieces if piece.shard == shard]
+        assert len(mine) >= 2
+        assert [piece.stop for piece in mine[:-1]] == [piece.start for piece in mine[1:]]
+    assert sum(piece.size for piece in pieces) > 3_000_000
+
+
+def test_one_server_of_each_shard_is_enough_and_it_may_be_damaged_elsewhere(
+    log_files: Files, tmp_path: Path
+) -> None:
+    path, everything, _, _ = log_files
+    copy = tmp_path / "log"
+    shutil.copytree(path, copy)
+    shutil.rmtree(copy / "shard-0-0")
+    for file in (copy / "shard-1-0" / "segments").glob("*.seg"):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+        break
+    assert rows(copy) == everything
+    shutil.rmtree(copy / "shard-0-1")
+    with pytest.raises(UnavailableError, match="no files of shard 0"):
+        rows(copy)
+
+
+def test_what_is_damaged_everywhere_is_an_error(log_files: Files, tmp_path: Path) -> None:
+    path, _, _, _ = log_files
+    copy = tmp_path / "log"
+    shutil.copytree(path, copy)
+    for server in ("shard-1-0", "shard-1-1"):
+        for file in (copy / server / "segments").glob("*.rows"):
+            file.unlink()
+        file = min((copy / server / "segments").glob("*.seg"))
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    with pytest.raises(UnavailableError, match="is damaged at gsn"):
+        rows(copy)
+
+
+def test_an_end_behind_the_files_is_refused(
+    log_files: Files,
+) -> None:
+    path, _, _, _ = log_files
+    with pytest.raises(ConfigError, match=r"endingOffsets is .*; it must be at most"):
+        rows(path, endingOffsets=2**62)
+
+
+def test_what_is_no_data_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the data directory of a cluster"):
+        rows(tmp_path)
+    with pytest.raises(ConfigError, match=r"the data directory of a cluster.*no such directory"):
+        rows(tmp_path / "away")
+
+
+def test_a_trimmed_beginning_is_an_error_or_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with small_cluster(path) as cluster, cluster.connect() as log:
+        fill(cluster, 300)
+        everything = all_rows(cluster)
+        first = everything[len(everything) // 2]
+        log.trim(RecordId(*first[:2]))
+        wait_until(lambda: rows(path)[:1] == [first], "the trim was not written down")
+    kept = [row for row in everything if row >= first]
+    assert rows(path) == kept
+    assert rows(path, startingOffsets=1, failOnDataLoss="false") == kept
+    with pytest.raises(TrimmedError):
+        rows(path, startingOffsets=1)
+    epoch = first[4]
+    with pytest.raises(TrimmedError):
+        rows(path, startingEpoch=epoch)
+    assert rows(path, startingEpoch=0, failOnDataLoss="false") == kept
+    later = [row for row in kept if row[4] > epoch]
+    assert later
+    assert rows(path, startingEpoch=epoch + 1) == later

@@ -1,0 +1,60 @@
+"""Where a stream begins that begins at `latest`: nothing that is inserted later lies before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spark_reader.options import SERVERS, parse
+from spark_reader.sources import source_of
+from ziplog import RecordId, policy
+from ziplog.local import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ziplog import Log
+
+pytestmark = pytest.mark.slow
+
+#: As long as may be, so that a shard without records has positions of the epoch that others are in.
+EPOCH_MS = 60_000
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path / "log", shards=2, epoch_ms=EPOCH_MS) as running:
+        yield running
+
+
+def insert(log: Log, shard: int, count: int) -> list[RecordId]:
+    log.set_policy(policy.pin(shard))
+    return log.insert_many([b"record"] * count)
+
+
+def latest_decided(cluster: Cluster) -> int:
+    with source_of(parse({SERVERS: cluster.endpoint})).open() as session:
+        return session.latest_decided()
+
+
+def test_what_is_inserted_later_at_a_shard_that_was_idle_is_not_before_it(cluster: Cluster) -> None:
+    assert latest_decided(cluster) == 1
+    with cluster.connect() as log:
+        filled = insert(log, 0, 100)
+        assert insert(log, 1, 1)[0] < filled[-1], "that shard has positions before the tail"
+        begin = latest_decided(cluster)
+        assert begin == filled[-1].gsn + 1
+        assert all(rid.gsn >= begin for shard in (1, 0) for rid in insert(log, shard, 10))
+
+
+def test_a_shard_that_left_and_what_was_trimmed_do_not_hold_it_up(cluster: Cluster) -> None:
+    with cluster.connect() as log:
+        insert(log, 1, 10)
+        log.remove_shard(1)
+        filled = insert(log, 0, 10)
+        begin = latest_decided(cluster)
+        assert begin == filled[-1].gsn + 1
+        log.trim(RecordId(begin + 5, 0))
+        assert latest_decided(cluster) == begin + 5

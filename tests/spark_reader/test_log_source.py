@@ -1,0 +1,318 @@
+"""A running cluster as a source: what a subscriber gets, by archive or stream, whatever fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+import ziplog
+from spark_reader import log_source
+from spark_reader.batches import Wanted
+from spark_reader.options import SERVERS, parse
+from spark_reader.ranges import read_range
+from spark_reader.schema import DEFAULT
+from spark_reader.sources import source_of
+from tests.spark_reader.logs import Key, as_key, fill, has_archives, small_cluster, subscribed
+from tests.waiting import wait_until
+from ziplog import RecordId, growth
+from ziplog.errors import ConfigError, NoSuchRecordError, TrimmedError, UnavailableError
+from ziplog.runtime.archive import ArchiveClient
+from ziplog.segments.rows import Block
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from spark_reader.planning import Piece
+    from ziplog import Log
+    from ziplog.client.outline import ShardOutline
+    from ziplog.local import Cluster
+
+pytestmark = pytest.mark.slow
+
+WRITER, OTHER = b"w" * 16, b"o" * 16
+
+
+def write_again_and_again(log: Log) -> None:
+    """Two writers write batches, some of them twice, some of them only in part the first time."""
+    rows = [b"%d " % at + b"." * 2000 for at in range(300)]
+    for writer, batch, first, count in (
+        (WRITER, 0, 0, 200), (OTHER, 0, 0, 100), (WRITER, 0, 0, 300), (WRITER, 1, 0, 50),
+        (WRITER, 0, 100, 100), (OTHER, 0, 50, 100), (WRITER, 1, 0, 300), (OTHER, 0, 0, 150),
+    ):  # fmt: skip
+        mine = rows[first : first + count]
+        log.insert_rows(mine, shard=0, writer=writer, batch=batch, row=first)
+
+
+def all_rows(cluster: Cluster) -> list[Key]:
+    return [as_key(record) for record in subscribed(cluster)]
+
+
+def keys(batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]) -> list[Key]:
+    return sorted(
+        (row["offset"], row["partition"], row["value"], row["key"], row["epoch"])
+        for batch in batches
+        for row in batch.to_pylist()
+    )
+
+
+def asked(cluster: Cluster, **options: Any) -> dict[str, str]:
+    return {SERVERS: cluster.endpoint} | {name: str(value) for name, value in options.items()}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Sealed segments, with repetitions in them, and records behind."""
+    with small_cluster(tmp_path_factory.mktemp("source") / "log") as running:
+        with running.connect() as log:
+            write_again_and_again(log)
+            fill(running, 400)
+            write_again_and_again(log)
+            wait_until(lambda: has_archives(log), "nobody serves sealed segments")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def log(cluster: Cluster) -> Iterator[Log]:
+    with cluster.connect() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def everything(cluster: Cluster) -> list[Key]:
+    return all_rows(cluster)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Port and start of each block that comes from an archive from now on."""
+    found: list[tuple[int, int]] = []
+
+    class Noting(ArchiveClient):
+        def block(self, gsn: int) -> Block | int:
+            block = super().block(gsn)
+            if isinstance(block, Block):
+                found.append((self._address[1], block.start))
+            return block
+
+    monkeypatch.setattr(log_source, "ArchiveClient", Noting)
+    return found
+
+
+def test_a_range_is_what_a_subscriber_gets_and_archives_serve_it(
+    cluster: Cluster, everything: list[Key], served: list[tuple[int, int]]
+) -> None:
+    assert keys(read_range(asked(cluster))) == everything
+    assert len(everything) == 600 + 150 + 1600
+    assert len(served) >= 2
+    assert len({port for port, _ in served}) >= 2
+
+
+def test_repetitions_are_left_out_wherever_the_range_begins(
+    cluster: Cluster, everything: list[Key]
+) -> None:
+    for at in range(0, len(everything), len(everything) // 7):
+        start = everything[at][0] + 1
+        expected = [row for row in everything if row[0] >= start]
+        assert keys(read_range(asked(cluster, startingOffsets=start))) == expected
+
+
+def test_without_archives_it_is_the_same(
+    cluster: Cluster, everything: list[Key], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any, **__: Any) -> None:
+        raise UnavailableError("the archive is away")
+
+    monkeypatch.setattr(ArchiveClient, "block", away)
+    monkeypatch.setattr(ArchiveClient, "writers", away)
+    assert keys(read_range(asked(cluster))) == everything
+    middle = everything[len(everything) // 4][0]
+    expected = [row for row in everything if row[0] >= middle]
+    assert keys(read_range(asked(cluster, startingOffsets=middle))) == expected
+
+
+def test_tasks_spread_over_the_archives(cluster: Cluster, served: list[tuple[int, int]]) -> None:
+    source = source_of(parse(asked(cluster)))
+    with source.open() as session:
+        for turn in (0, 1):
+            with session.replicas(0, 1, 2, turn) as replicas:
+                assert isinstance(replicas.block(1), Block)
+    assert len({port for port, _ in served}) == 2
+
+
+def test_an_archive_that_fails_is_left_for_the_other(
+    cluster: Cluster, everything: list[Key], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    #: Shard and port of each archive that broke off, and of each that served a block after that.
+    failed: set[tuple[int, int]] = set()
+    served: set[tuple[int, int]] = set()
+    real = ArchiveClient.block
+
+    def block(self: ArchiveClient, gsn: int) -> Block | int:
+        me = (self._shard, self._address[1])
+        if not failed and gsn > 1:
+            failed.add(me)
+        if me in failed:
+            raise UnavailableError("the archive breaks off")
+        found = real(self, gsn)
+        if failed and isinstance(found, Block):
+            served.add(me)
+        return found
+
+    monkeypatch.setattr(ArchiveClient, "block", block)
+    assert keys(read_range(asked(cluster))) == everything
+    ((shard, port),) = failed
+    assert any(other[0] == shard and other[1] != port for other in served)
+
+
+@pytest.fixture
+def outlined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The shard of each outline that is asked for from now on."""
+    found: list[int] = []
+    real = ziplog.Log.outline
+
+    def outline(self: Log, shard: int, start: int, stop: int) -> ShardOutline:
+        found.append(shard)
+        return real(self, shard, start, stop)
+
+    monkeypatch.setattr(ziplog.Log, "outline", outline)
+    return found
+
+
+def apart(cluster: Cluster) -> list[Piece]:
+    """The log in pieces, as small as is known."""
+    with source_of(parse(asked(cluster))).open() as session:
+        pinned = session.pin()
+        return session.stretches(pinned.start, pinned.stop)
+
+
+def test_a_task_asks_once_a_shard_which_archives_there_are(
+    cluster: Cluster, everything: list[Key], outlined: list[int]
+) -> None:
+    pieces = apart(cluster)
+    assert len(pieces) > 4
+    outlined.clear()
+    with source_of(parse(asked(cluster))).open() as session:
+        assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == everything
+    assert sorted(outlined) == [0, 1]
+
+
+def test_if_all_archives_failed_those_are_asked_for_that_are_there_by_now(
+    cluster: Cluster,
+    everything: list[Key],
+    outlined: list[int],
+    served: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces = apart(cluster)
+    outlined.clear()
+    real = ziplog.Log.outline
+
+    def moved(self: Log, shard: int, start: int, stop: int) -> ShardOutline:
+        told = real(self, shard, start, stop)
+        if outlined.count(shard) > 1:
+            return told
+        nobody = [("127.0.0.1", port) for port in growth.free_ports(2, "127.0.0.1")]
+        return msgspec.structs.replace(told, archives=nobody)
+
+    monkeypatch.setattr(ziplog.Log, "outline", moved)
+    with source_of(parse(asked(cluster))).open() as session:
+        assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == everything
+    assert sorted(outlined) == [0, 0, 1, 1]
+    assert len({port for port, _ in served}) >= 2
+
+
+def test_several_reads_of_one_session_take_turns(cluster: Cluster, everything: list[Key]) -> None:
+    options = parse(asked(cluster))
+    with source_of(options).open() as session:
+        pinned = session.pin()
+        pieces = session.stretches(pinned.start, pinned.stop)
+        what = Wanted(DEFAULT, "local")
+        streams = [
+            session.read([piece for piece in pieces if piece.shard == shard], what)
+            for shard in (0, 1)
+        ]
+        batches: list[pa.RecordBatch] = []
+        while streams:
+            for stream in list(streams):
+                batch = next(stream, None)
+                if batch is None:
+                    streams.remove(stream)
+                else:
+                    batches.append(batch)
+    assert keys(batches) == everything
+
+
+def test_an_address_that_is_none_is_refused_by_the_options_name() -> None:
+    with pytest.raises(ConfigError, match=r"ziplog\.bootstrap\.servers is 'nowhere'"):
+        list(read_range({SERVERS: "nowhere"}))
+
+
+def test_what_was_never_given_out_is_refused(cluster: Cluster) -> None:
+    for options in ({"startingOffsets": 2**62}, {"endingOffsets": 2**62}):
+        with pytest.raises(NoSuchRecordError, match="was given to any shard"):
+            list(read_range(asked(cluster, **options)))
+    for name in ("startingEpoch", "endingEpoch"):
+        with pytest.raises(ConfigError, match=rf"{name} is {2**40}; it must be an epoch"):
+            list(read_range(asked(cluster, **{name: 2**40})))
+
+
+def test_an_end_that_was_given_is_the_same_rows_ever_after(cluster: Cluster, log: Log) -> None:
+    stop = log.check_tail().gsn + 200
+    before = keys(read_range(asked(cluster, endingOffsets=stop)))
+    log.insert_many([b"after"] * 500)
+    assert keys(read_range(asked(cluster, endingOffsets=stop))) == before
+
+
+def test_a_load_whose_end_is_given_does_not_ask_all_shards_for_the_tail(
+    cluster: Cluster, everything: list[Key], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: Log) -> RecordId:
+        raise UnavailableError("a shard is away")
+
+    monkeypatch.setattr(ziplog.Log, "check_tail", away)
+    stop, *_, epoch = everything[len(everything) // 2]
+    before = [row for row in everything if row[0] < stop]
+    assert keys(read_range(asked(cluster, endingOffsets=stop))) == before
+    assert keys(read_range(asked(cluster, endingEpoch=epoch)))[: len(before)] == before
+    with pytest.raises(UnavailableError, match="a shard is away"):
+        list(read_range(asked(cluster)))
+
+
+def test_a_server_that_dies_meanwhile_costs_time_only(
+    tmp_path: Path, served: list[tuple[int, int]]
+) -> None:
+    with small_cluster(tmp_path / "log") as cluster, cluster.connect() as log:
+        assert list(read_range(asked(cluster))) == []
+        fill(cluster, 600)
+        wait_until(lambda: has_archives(log), "nobody serves sealed segments")
+        everything = all_rows(cluster)
+        batches = read_range(asked(cluster, minPartitions=4))
+        found = [next(batches)]
+        assert served
+        cluster.kill("shard-0-0")
+        cluster.kill("shard-1-1")
+        found += batches
+        assert keys(found) == everything
+        trim_and_read(cluster, log, everything)
+
+
+def trim_and_read(cluster: Cluster, log: Log, everything: list[Key]) -> None:
+    """A trimmed beginning is an error, or it is left out."""
+    first = everything[len(everything) // 2]
+    kept = [row for row in everything if row >= first]
+    log.trim(RecordId(*first[:2]), timeout=60)
+    assert keys(read_range(asked(cluster))) == kept
+    with pytest.raises(TrimmedError) as refused:
+        list(read_range(asked(cluster, startingOffsets=1)))
+    assert refused.value.first == RecordId(*first[:2])
+    lenient = asked(cluster, startingOffsets=1, failOnDataLoss="false")
+    assert keys(read_range(lenient)) == kept
+    with pytest.raises(TrimmedError):
+        list(read_range(asked(cluster, startingEpoch=0)))
+    lenient = asked(cluster, startingEpoch=0, failOnDataLoss="false")
+    assert keys(read_range(lenient)) == kept

@@ -1,0 +1,68 @@
+"""What all sources have in common: which answer counts, and blocks made of units."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spark_reader import reading
+from spark_reader.reading import first_block, fuller, in_blocks
+from ziplog.segments.rows import Block, block_of_units
+from ziplog.segments.writers import Writers
+from ziplog.wire import Body, Unit, encode_body
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NOTHING = block_of_units([], 1, 2)
+
+
+def unit(gsn: int) -> Unit:
+    return Unit(0, [gsn], encode_body(Body(0, None, [b"." * 100])))
+
+
+@pytest.mark.parametrize(
+    ("starts", "first"), [([], 0), ([0, 0], 0), ([0, 7, 0], 7), ([9, 7, 8], 7)]
+)
+def test_where_nobody_has_a_block_the_next_of_anybodys_counts(
+    starts: list[Block | int], first: int
+) -> None:
+    assert first_block(starts) == first
+
+
+def test_nobody_is_asked_after_the_one_that_has_the_block() -> None:
+    asked = []
+
+    def answers() -> Iterator[Block | int]:
+        for found in (0, 7, NOTHING, 3):
+            asked.append(found)
+            yield found
+
+    assert first_block(answers()) is NOTHING
+    assert asked == [0, 7, NOTHING]
+
+
+def test_blocks_of_units_follow_each_other_and_have_the_least_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 250)
+    # The first positions, some in between and the last ones are no-ops.
+    steps = [([], 3), *(([unit(gsn)], gsn + 2) for gsn in range(3, 13, 2)), ([], 20)]
+    blocks = list(in_blocks(steps, 1))
+    assert [(block.start, block.stop, block.rows) for block in blocks] == [
+        (1, 9, 3), (9, 20, 2),
+    ]  # fmt: skip
+    assert [len(block.data) >= 250 for block in blocks] == [True, False]
+
+
+def test_where_nothing_is_given_there_is_no_block() -> None:
+    assert list(in_blocks([], 5)) == []
+
+
+def test_who_knows_a_writer_from_before_the_trim_is_believed() -> None:
+    nobody, somebody = Writers(), Writers([(b"w" * 16, 0, 99)])
+    for position, table in ((7, nobody), (6, somebody), (7, Writers())):
+        for pair in (((7, somebody), (position, table)), ((position, table), (7, somebody))):
+            assert fuller(*pair) == (7, somebody)
+    assert fuller((6, somebody), (7, nobody)) == (7, nobody)

@@ -1,0 +1,238 @@
+"""The source of micro-batches, without Spark: what it answers to what Spark asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+
+from spark_reader import stream
+from spark_reader.options import parse
+from spark_reader.planning import Piece
+from spark_reader.reading import Pinned
+from spark_reader.schema import DEFAULT
+from spark_reader.stream import ZiplogStreamReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SERVERS = {"ziplog.bootstrap.servers": "127.0.0.1:7400"}
+ALL = ReadAllAvailable()
+
+
+class FakeLog:
+    """A log of two shards, ten bytes a position each; ten positions are the least step."""
+
+    def __init__(self) -> None:
+        self.tail = 100
+        self.now = 0.0
+        self.asked = 0
+        self.is_open = False
+        #: All before it was trimmed.
+        self.trim = 1
+
+    def open(self) -> FakeLog:
+        self.is_open = True
+        return self
+
+    def close(self) -> None:
+        self.is_open = False
+
+    def latest(self) -> int:
+        self.asked += 1
+        return self.tail + 1
+
+    def latest_decided(self) -> int:
+        # Not what `latest` returns: it shows which of them was asked.
+        return self.tail + 3
+
+    def pin(self) -> Pinned:
+        return Pinned(5, self.tail + 1, "demo")
+
+    def topic(self) -> str:
+        return "demo"
+
+    def stretches(self, start: int, stop: int) -> list[Piece]:
+        step, start = max((stop - start) // 8, 10), max(start, self.trim)
+        return [
+            Piece(shard, at, min(at + step, stop), 10 * (min(at + step, stop) - at))
+            for shard in (0, 1)
+            for at in range(start, stop, step)
+        ]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
+    fake = FakeLog()
+    monkeypatch.setattr(stream, "source_of", lambda _options: fake)
+    monkeypatch.setattr(stream.time, "monotonic", lambda: fake.now)
+    return fake
+
+
+def reader(**options: str) -> ZiplogStreamReader:
+    return ZiplogStreamReader(parse(SERVERS | options, "stream"), DEFAULT)
+
+
+def covered(tasks: list[Any]) -> dict[int, list[tuple[int, int]]]:
+    """Return what tasks read of each shard, joined."""
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for piece in sorted(piece for task in tasks for piece in spans_of(task)):
+        shard, start, stop = piece
+        mine = spans.setdefault(shard, [])
+        if mine and mine[-1][1] == start:
+            mine[-1] = mine[-1][0], stop
+        else:
+            mine.append((start, stop))
+    return spans
+
+
+def spans_of(task: Any) -> list[tuple[int, int, int]]:
+    return [(piece.shard, piece.start, piece.stop) for piece in task.pieces]
+
+
+def test_a_query_begins_where_the_options_say(log: FakeLog) -> None:
+    assert reader().initialOffset() == {"gsn": 5}
+    assert reader(startingOffsets="latest").initialOffset() == {"gsn": 103}
+
+
+def test_the_beginning_is_the_same_each_time_it_is_asked(log: FakeLog) -> None:
+    source = reader(startingOffsets="latest")
+    first = source.initialOffset()
+    log.tail = 300
+    assert source.initialOffset() == first == {"gsn": 103}
+
+
+def test_a_micro_batch_is_all_that_is_new_once(log: FakeLog) -> None:
+    source = reader()
+    start = source.initialOffset()
+    end = source.latestOffset(start, ALL)
+    assert end["gsn"] == 101
+    tasks = source.partitions(start, end)
+    assert covered(tasks) == {0: [(5, 101)], 1: [(5, 101)]}
+    assert {task.topic for task in tasks} == {"demo"}
+    assert source.latestOffset(end, ALL) == end
+    assert source.partitions(end, end) == []
+
+
+def test_the_cluster_is_not_asked_each_time_spark_asks(log: FakeLog) -> None:
+    source = reader()
+    end = source.latestOffset({"gsn": 5}, ALL)
+    log.tail = 200
+    for _ in range(10):
+        assert source.latestOffset(end, ALL) == end
+    assert source.reportLatestOffset() == {"gsn": 101}
+    assert log.asked == 1
+    log.now += stream._LATEST_FOR_S
+    assert source.latestOffset(end, ALL)["gsn"] == 201
+    assert source.reportLatestOffset() == {"gsn": 201}
+
+
+def test_offsets_only_go_forward(log: FakeLog) -> None:
+    """A checkpoint may know more than servers that were away."""
+    source = reader()
+    ahead = {"gsn": 150, "tasks": "0:1-150"}
+    assert source.latestOffset(ahead, ALL) is ahead
+    log.tail, log.now = 50, 1.0
+    assert source.latestOffset(ahead, ALL) is ahead
+
+
+def test_available_now_ends_where_the_log_ended_when_it_began(log: FakeLog) -> None:
+    source = reader(maxBytesPerBatch="400")
+    source.prepareForTriggerAvailableNow()
+    log.tail, log.now = 500, 1.0
+    limit = source.getDefaultReadLimit()
+    assert limit == ReadMaxBytes(400)
+    offset, batches = source.initialOffset(), []
+    while (end := source.latestOffset(offset, limit)) != offset:
+        batches.append(covered(source.partitions(offset, end)))
+        offset = end
+    assert offset["gsn"] == 101
+    assert len(batches) > 3
+    for shard in (0, 1):
+        ends = [span for batch in batches for span in batch[shard]]
+        assert ends[0][0] == 5
+        assert ends[-1][1] == 101
+        assert [stop for _, stop in ends[:-1]] == [start for start, _ in ends[1:]]
+
+
+def test_a_limit_is_met_as_closely_as_the_servers_tell(log: FakeLog) -> None:
+    """The first outline has steps of 1,250 positions; the limit is one of 50."""
+    log.tail = 10_004
+    source = reader()
+    end = source.latestOffset({"gsn": 5}, ReadMaxBytes(1000))
+    assert 5 + 30 <= end["gsn"] <= 5 + 50
+    assert source.latestOffset({"gsn": 5}, ALL)["gsn"] == 10_005
+
+
+def test_a_step_above_the_limit_is_taken_all_the_same(log: FakeLog) -> None:
+    end = reader().latestOffset({"gsn": 5}, ReadMaxBytes(1))
+    assert end["gsn"] == 15
+
+
+@pytest.mark.parametrize("options", [{}, {"maxBytesPerBatch": "200"}])
+def test_a_stream_goes_on_behind_what_was_trimmed_to_its_end(
+    log: FakeLog, options: dict[str, str]
+) -> None:
+    source = reader(failOnDataLoss="false", **options)
+    limit = source.getDefaultReadLimit()
+    start = source.initialOffset()
+    source.prepareForTriggerAvailableNow()
+    log.tail, log.trim = 300, 200
+    end = source.latestOffset(start, limit)
+    assert end["gsn"] == 101
+    assert source.partitions(start, end) == []
+    assert source.latestOffset(end, limit) == end
+    later = reader(failOnDataLoss="false", **options)
+    following = later.latestOffset(end, limit)
+    assert covered(later.partitions(end, following))[0][0][0] == 200
+
+
+def test_the_plan_is_the_checkpoints_not_the_servers(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = reader(minPartitions="4")
+    end = source.latestOffset({"gsn": 5}, ALL)
+    plan = [spans_of(task) for task in source.partitions({"gsn": 5}, end)]
+    assert len(plan) == 4
+    monkeypatch.setattr(log, "stretches", refuse)
+    restarted = reader(minPartitions="2")
+    assert [spans_of(task) for task in restarted.partitions({"gsn": 5}, end)] == plan
+
+
+def test_a_restart_of_the_first_micro_batch_begins_where_it_began(log: FakeLog) -> None:
+    """`latest` is another position by then; what was promised lies before it."""
+    first = reader(startingOffsets="latest")
+    log.tail = 100
+    start = first.initialOffset()
+    log.tail = 120
+    end = first.latestOffset(start, ALL)
+    log.tail = 900
+    again = reader(startingOffsets="latest")
+    tasks = again.partitions(again.initialOffset(), end)
+    assert covered(tasks) == {0: [(103, 121)], 1: [(103, 121)]}
+
+
+def test_a_restart_does_not_look_at_where_the_first_start_began(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may be trimmed by then."""
+    monkeypatch.setattr(log, "pin", refuse)
+    source = reader(startingOffsets="5")
+    end = source.latestOffset({"gsn": 50, "tasks": "0:5-50"}, ALL)
+    assert covered(source.partitions({"gsn": 50, "tasks": "0:5-50"}, end))[1] == [(50, 101)]
+
+
+def test_a_reader_travels_with_nothing_open(log: FakeLog) -> None:
+    spark = CloudPickleSerializer()
+    source = spark.loads(spark.dumps(reader()))
+    assert not log.is_open
+    source.latestOffset({"gsn": 5}, ALL)
+    assert log.is_open
+    source.stop()
+    assert not log.is_open
+    source.stop()
+
+
+refuse: Callable[..., Any] = pytest.fail

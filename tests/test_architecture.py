@@ -43,6 +43,7 @@ DOES_IO = {
     "shard.archive.board",
     "shard.archive.keeper",
     "shard.archive.maker",
+    "shard.archive.pace",
     "shard.archive.server",
     "shard.segments",
     "spark_reader.catalog",

@@ -1,8 +1,9 @@
 """The archive: `python -m shard.archive`, which a storage server starts and ends.
 
 It is two processes: one that serves blocks, as promptly as the server, and its child, which makes
-rows with the lowest priority. A line on stdin means that there may be something to do, and is
-passed on; the first line on stdout is the port; what the server knows is on a board that all share.
+rows with the lowest priority, and slowly while records come, unless somebody asks for what is not
+there yet. A line on stdin means that there may be something to do, and is passed on; the first line
+on stdout is the port; what the server knows is on a board that all share.
 Rule: neither half outlives the other, nor the server: what each reads ends with who writes it, and
 what is half made is not waited for. Nothing here wakes up by itself, unless rows could not be
 written (docs/protocol.md, section 14.2).
@@ -31,10 +32,15 @@ from ziplog.runtime.tracing import configure
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shard.archive.pace import Pace
+
 #: After a failure to write, the disk is left alone for so long.
 _RETRY_S: Final = 10.0
 #: Of the half that makes rows.
 _NICE: Final = 19
+#: What it is told: there may be something to do; somebody waits for it.
+_NEWS: Final = b"\n"
+_HURRY: Final = b"!"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,8 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         line.close()
         _be_maker(Maker(options.directory, reserve_bytes=options.reserve), board, its)
     its.close()
+    line.setblocking(False)
     try:
-        server = ArchiveServer(options.directory, board, options.host, options.shard)
+        server = ArchiveServer(
+            options.directory, board, options.host, options.shard, lambda: _say(line, _HURRY)
+        )
         server.start()
         # At once, also where Python does not buffer: the server reads it as one line.
         os.write(sys.stdout.fileno(), b"%d\n" % server.port)
@@ -76,7 +85,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _pass_on(line: socket.socket) -> int:
     """Pass on what the server says, until it is gone (0) or the half that makes rows is (1)."""
-    line.setblocking(False)
     stdin = sys.stdin.fileno()
     poll = select.poll()
     for file in (stdin, line.fileno()):
@@ -86,13 +94,17 @@ def _pass_on(line: socket.socket) -> int:
         if stdin in ready:
             if not os.read(stdin, 4096):
                 return 0
-            # One that does not take it was told often enough.
-            with suppress(OSError):
-                line.send(b"\n")
+            _say(line, _NEWS)
         # Nothing but its end is ever heard of it.
         if line.fileno() in ready:
             structlog.get_logger().warning("who makes rows has ended")
             return 1
+
+
+def _say(line: socket.socket, word: bytes) -> None:
+    """Tell the half that makes rows; one that does not take it was told often enough."""
+    with suppress(OSError):
+        line.send(word)
 
 
 def _be_maker(maker: Maker, board: Board, line: socket.socket) -> NoReturn:
@@ -108,11 +120,18 @@ def _be_maker(maker: Maker, board: Board, line: socket.socket) -> NoReturn:
         threading.Thread(
             target=_make, args=(maker, board, called), name="rows", daemon=True
         ).start()
-        while line.recv(4096):
-            called.set()
+        _listen(line, maker.pace, called)
     except Exception:  # noqa: BLE001 - as in `_make`
         structlog.get_logger().exception("the archive failed")
     os._exit(1)
+
+
+def _listen(line: socket.socket, pace: Pace, called: threading.Event) -> None:
+    """Take what the other half says, as long as it lives."""
+    while words := line.recv(4096):
+        if _HURRY in words:
+            pace.hurry()
+        called.set()
 
 
 def _make(maker: Maker, board: Board, called: threading.Event) -> None:

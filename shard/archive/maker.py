@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
+from shard.archive.pace import Pace
 from ziplog.errors import ProtocolError
 from ziplog.segments.archive import Archive, read_table
 from ziplog.segments.entry import UnreadableError
@@ -62,6 +63,7 @@ class Maker:
     def __init__(self, directory: Path, *, reserve_bytes: int = 0) -> None:
         """Make rows in `directory`; with less free space than the reserve, make none."""
         self._directory, self._reserve_bytes = directory, reserve_bytes
+        self.pace: Final = Pace()
         self._archive: Final = Archive(directory)
         #: Segments that cannot be read: file and length.
         self._damaged: dict[str, tuple[int, int]] = {}
@@ -88,6 +90,7 @@ class Maker:
             except (UnreadableError, ProtocolError) as error:
                 self._damaged[entry.segment.name] = self._stamp(entry)
                 self._log.warning("no rows of a damaged segment", error=str(error))
+        self.pace.done()
 
     def _tidy(self) -> None:
         """Take away rows whose segment is gone, and what was not finished."""
@@ -149,7 +152,8 @@ class Maker:
             with path.open("rb", buffering=0) as segment, fresh.open("wb") as file:
                 facts = os.fstat(segment.fileno())
                 self._look_at_space(facts.st_size)
-                _write(segment.fileno(), facts.st_size, task, file, self._look_at_space)
+                self.pace.begin()
+                _write(segment.fileno(), facts.st_size, task, file, self._before_block)
                 file.flush()
                 os.fdatasync(file.fileno())
             fresh.replace(target)
@@ -165,6 +169,11 @@ class Maker:
             # Whoever changed the segment deleted its rows before, which were not there yet.
             target.unlink(missing_ok=True)
 
+    def _before_block(self, columns: int) -> None:
+        # Of short records, rows are several times as large as the segment.
+        self._look_at_space(columns)
+        self.pace.rest(self._directory / self._archive.listed()[-1].segment.name)
+
     def _look_at_space(self, size: int) -> None:
         space = os.statvfs(self._directory)
         if space.f_bavail * space.f_frsize < 2 * self._reserve_bytes + size:
@@ -172,7 +181,7 @@ class Maker:
 
 
 def _write(
-    fd: int, size: int, task: _Task, file: BinaryIO, look_at_space: Callable[[int], None]
+    fd: int, size: int, task: _Task, file: BinaryIO, before_block: Callable[[int], None]
 ) -> None:
     """Write the rows of a segment of `size` bytes."""
     entry, writers = task.entry, task.writers
@@ -188,8 +197,7 @@ def _write(
         cut = _cut(fd, at, size, start, last_fseq, segment)
         last_fseq = cut.last_fseq
         if cut.block is not None:
-            # Of short records, rows are several times as large as the segment.
-            look_at_space(len(cut.block.columns))
+            before_block(len(cut.block.columns))
             blocks.append(_put(cut.block, at, file))
             start = cut.block.stop
             if writers is not None:

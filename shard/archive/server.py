@@ -1,10 +1,10 @@
 """Serves blocks: one thread a connection, at most so many, each with limits on its patience.
 
 A block goes from the files to the socket without passing through here (`sendfile`); who is on the
-same machine is told where it is. Rule: whoever connects
-may be anybody: what is no request, or comes too slowly, ends the connection, and so does a file
-that changed while it was sent; nothing that a peer does costs more than its connection, and who is
-elsewhere learns of no path (docs/protocol.md, section 14.2).
+same machine is told where it is. Rule: whoever connects may be anybody: what is no request, or
+comes too slowly, ends the connection, and so does a file that changed while it was sent; nothing
+that a peer does costs more than its connection, and who is elsewhere learns of no path
+(docs/protocol.md, section 14.2).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from ziplog.segments.archive import Archive
 from ziplog.segments.rowfile import encode_writers, part_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from shard.archive.board import Board
@@ -54,8 +55,23 @@ _REFUSED_S: Final = 1.0
 class ArchiveServer:
     """The serving half of the archive."""
 
-    def __init__(self, directory: Path, board: Board, host: str, shard: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        board: Board,
+        host: str,
+        shard: int,
+        on_missing: Callable[[], object],
+    ) -> None:
         """Listen at a port of `host` that the system chooses.
+
+        Args:
+            directory: the segments.
+            board: what the server tells.
+            host: where to listen.
+            shard: whose segments they are.
+            on_missing: is told that somebody has asked for a block that is not there; from any
+                thread.
 
         Raises:
             OSError: it cannot.
@@ -65,6 +81,7 @@ class ArchiveServer:
         # An archive is of one thread; what it is asked takes little time.
         self._looking: Final = threading.Lock()
         self._board, self._shard = board, shard
+        self._on_missing = on_missing
         self._room: Final = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._log = structlog.get_logger()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -138,6 +155,7 @@ class ArchiveServer:
                 # The server says what it says of a position that was trimmed.
                 found = self._archive.next_start(max(self._board.trim, found.block.stop))
         if isinstance(found, int):
+            self._on_missing()
             connection.sendall(encode_answer(Answer(NEXT, found)))
             return True
         if request.kind == LOCATE and is_here(connection):

@@ -121,13 +121,18 @@ def test_libzmq_never_stops_reading_and_never_asks_who_is_there(server: Transpor
     options = (zmq.RCVHWM, zmq.HEARTBEAT_IVL)
     assert [server._socket.get(option) for option in options] == [0, 0]
     with Raw(port_of(server)) as peer:
-        wait_until(lambda: not take_all(server), "nothing")
-        found = [fd for fd in range(3, 200) if is_to(fd, peer.socket.getsockname())]
-        with socket.fromfd(found[0], socket.AF_INET, socket.SOCK_STREAM) as ours:
+        peer.send(wire(b"x"))
+        wait_until(lambda: take_all(server) == [b"x"], "a frame")
+        (found,) = [fd for fd in open_files() if is_to(fd, peer.socket.getsockname())]
+        with socket.fromfd(found, socket.AF_INET, socket.SOCK_STREAM) as ours:
             # The kernel asks instead.
             assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
             assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
+
+
+def open_files() -> list[int]:
+    return [int(path.name) for path in Path("/proc/self/fd").iterdir()]
 
 
 def is_to(fd: int, address: tuple[str, int]) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ziplog.client import outcome
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -46,7 +48,15 @@ class Choice:
         self._avoid_until = max(self._avoid_until, lane.avoid_until)
 
     def __call__(self, batch: Batch) -> int | Exception:
-        """Ask the policy, unless the call names the shard; while none is live, a batch stays."""
+        """Ask the policy, unless the call names the shard, or is in the log in part.
+
+        While no shard is live, a batch stays.
+        """
+        if batch.is_begun:
+            if self._routing.has_left(batch.shard):
+                why = "as the shard has no more positions"
+                return outcome.untaken(batch, self._routing, why)
+            return batch.shard
         if batch.request.shard is not None:
             return batch.request.shard
         live: Sequence[int] = self._routing.live

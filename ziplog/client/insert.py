@@ -104,7 +104,7 @@ class Inserts:
             self._detach(batch)
 
     def _dispatch(self, batch: Batch) -> None:
-        """Give a batch, none of whose units can have been taken, to a shard."""
+        """Give a batch, none of whose open units can have been taken, to a shard."""
         shard = self._choose(batch)
         if shard is not None:
             self._assign(batch, shard)
@@ -345,22 +345,19 @@ class Inserts:
     def _move(self, lane: Lane, batch: Batch) -> bool:
         """Give a batch of which nothing is anywhere to another shard, if the policy allows it.
 
-        If not, and its identity is used up, it waits for its shard with a new one; if some of it
-        was placed, its call ends, as it does if a later part was placed than one that is nowhere.
-        False: it stays as it is.
+        If not, and its identity is used up, it waits for its shard with a new one, as does the rest
+        of one that is placed in part. Its call ends if the shard never comes back, or if a later
+        part was placed than one that is nowhere. False: it stays as it is.
         """
         units = lane.of(batch)
         if not all(unit.is_absent for unit in units):
             return False
+        if batch.has_behind(units[0]):
+            self._fail(batch, outcome.torn(batch, self._routing))
+            return True
         is_redirected = all(unit.is_redirected for unit in units)
-        if batch.open < len(batch.cuts):
-            is_torn = batch.has_behind(units[0])
-            if is_torn:
-                self._fail(batch, outcome.torn(batch, self._routing))
-            elif is_redirected:
-                why = "as the shard has no more positions"
-                self._fail(batch, outcome.untaken(batch, self._routing, why))
-            return is_torn or is_redirected
+        if batch.is_begun and not is_redirected:
+            return False
         shard = self._choose(batch)
         if shard is None:
             return True
@@ -369,7 +366,7 @@ class Inserts:
         for unit in units:
             lane.settle(unit)
         lane.dequeue(batch)
-        batch.sent = batch.previous = 0
+        batch.begin_anew()
         self._fill(lane)
         if shard == lane.shard:
             self._wait_for_news(batch)
@@ -545,7 +542,7 @@ class Inserts:
             if batch.is_stepwise:  # readers drop repetitions
                 error.retriable |= isinstance(error, OutcomeUnknownError)
             else:  # some of it was done, so the whole must not simply be repeated
-                error.retriable = error.retriable and batch.open == len(batch.cuts)
+                error.retriable = error.retriable and not batch.is_begun
         self._detach(batch, doubt)
         self._turn.complete(batch.call, error)
 

@@ -21,7 +21,7 @@ from ziplog.types import RecordId
 from ziplog.wire import Body, encode_body
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ziplog.client.doubt import Doubt
     from ziplog.client.requests import InsertRequest
@@ -41,7 +41,7 @@ MAX_PATIENCE_NS: Final = 500 * _MS
 _PATIENCE_FACTOR: Final = 8
 #: Latencies from which the p99 is taken.
 _SAMPLES: Final = 64
-_SINGLE: Final = ((0, 1),)
+_SINGLE: Final[Sequence[tuple[int, int]]] = ((0, 1),)
 _NOBODY: Final[frozenset[int]] = frozenset()
 _NONE: Final[Mapping[int, int]] = MappingProxyType({})
 
@@ -49,14 +49,18 @@ _NONE: Final[Mapping[int, int]] = MappingProxyType({})
 class Batch:
     """One call: its payloads, cut into units."""
 
-    __slots__ = ("call", "cuts", "gsns", "open", "previous", "request", "sent", "shard")
+    __slots__ = ("call", "cuts", "done", "gsns", "open", "previous", "request", "sent", "shard")
 
     def __init__(self, call: int, request: InsertRequest) -> None:
         self.call: Final = call
         self.request: Final = request
+        #: The rids of what was placed before the rest began anew.
+        self.done: tuple[RecordId, ...] = ()
         #: The payloads [start, stop) of each unit.
         payloads = request.payloads
-        self.cuts: Final = cut(payloads, request.keys) if len(payloads) > 1 else _SINGLE
+        self.cuts: Sequence[tuple[int, int]] = (
+            cut(payloads, request.keys) if len(payloads) > 1 else _SINGLE
+        )
         #: Where each unit is; None while that is not known.
         self.gsns: list[list[int] | None] = [None] * len(self.cuts)
         #: Units without gsns.
@@ -69,9 +73,23 @@ class Batch:
 
     @property
     def rids(self) -> list[RecordId]:
-        """The rids of a batch without open units."""
+        """The rids of what is placed."""
         shard = self.shard
-        return [RecordId(gsn, shard) for gsns in self.gsns if gsns is not None for gsn in gsns]
+        rids = [RecordId(gsn, shard) for gsns in self.gsns if gsns is not None for gsn in gsns]
+        return [*self.done, *rids] if self.done else rids
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether some of it is placed."""
+        return self.open < len(self.cuts) or bool(self.done)
+
+    def begin_anew(self) -> None:
+        """What is not placed is nowhere: it gets new identities, behind what is placed."""
+        self.done = tuple(self.rids)
+        first = len(self.cuts) - self.open
+        self.cuts, self.gsns = self.cuts[first:], self.gsns[first:]
+        assert self.gsns.count(None) == self.open, "a part would get behind a later one"
+        self.sent = self.previous = 0
 
     @property
     def is_stepwise(self) -> bool:
@@ -86,7 +104,9 @@ class Batch:
     def floor(self) -> int:
         """The gsn that the next unit must be placed above."""
         before = self.gsns[self.sent - 1] if self.is_stepwise and self.sent else None
-        return before[-1] if before else self.request.after.gsn
+        if before:
+            return before[-1]
+        return self.done[-1].gsn if self.done else self.request.after.gsn
 
     def is_ahead(self, units: list[Unit]) -> bool:
         """Whether something behind the first of its open units is in the log, or may be.
@@ -122,7 +142,7 @@ class Batch:
     @property
     def results(self) -> list[RecordId | None]:
         """The rid of each payload, as far as it is known."""
-        results: list[RecordId | None] = []
+        results: list[RecordId | None] = [*self.done]
         for (start, stop), gsns in zip(self.cuts, self.gsns, strict=True):
             known = [RecordId(gsn, self.shard) for gsn in gsns or ()]
             results += known or [None] * (stop - start)

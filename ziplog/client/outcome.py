@@ -39,7 +39,7 @@ def late(
         spans = [(unit.message.seq, batch.cuts[unit.index]) for unit in doubtful]
         doubt = Doubt(batch.shard, batch.results, spans, many=batch.many)
         return unknown(doubt, lanes, routing), doubt
-    if units or batch.open < len(batch.cuts):
+    if units or batch.is_begun:
         return untaken(batch, routing, "before the deadline"), None
     if batch.shard < 0:
         why = f"no shard of {routing} is live; try again"

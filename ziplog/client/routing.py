@@ -93,6 +93,10 @@ class Routing:
         placement = self._placements.get(shard)
         return placement.state if placement is not None else "unknown"
 
+    def has_left(self, shard: int) -> bool:
+        """Whether a shard takes no new records any more, ever."""
+        return shard in self._left
+
     def servers(self, shard: int) -> tuple[Replica, ...]:
         """Return a shard's replicas, the primary first; none if it is unknown."""
         placement = self._placements.get(shard)

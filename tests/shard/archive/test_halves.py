@@ -55,7 +55,6 @@ def test_who_does_not_listen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     with suppress(BlockingIOError):
         while line.send(b"\n" * 4096):
             pass
-    line.setblocking(True)
     reading, writing = os.pipe()
     with os.fdopen(reading) as stdin, line, its:
         monkeypatch.setattr("sys.stdin", stdin)

@@ -103,7 +103,7 @@ def test_who_is_elsewhere_learns_of_no_path(
     monkeypatch.setattr(server_module, "is_here", lambda _: False)
     board = Board()
     board.cluster = CLUSTER
-    server = ArchiveServer(segments, board, "127.0.0.1", SHARD)
+    server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
     server.start()
     with ArchiveClient("127.0.0.1", server.port, CLUSTER, SHARD) as client:
         block = client.block(100)

@@ -278,7 +278,7 @@ def served(
     store.close()
     board = Board()
     board.cluster = CLUSTER
-    server = ArchiveServer(segments, board, "127.0.0.1", SHARD)
+    server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
     ends: list[socket.socket] = []
     threads: list[threading.Thread] = []
 
@@ -330,7 +330,7 @@ def test_without_a_thread_a_connection_is_closed_and_the_next_one_served(
     segments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board = Board()
-    server = ArchiveServer(segments, board, "127.0.0.1", SHARD)
+    server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
     mine, its = socket.socketpair()
 
     def refuse(_: threading.Thread) -> None:

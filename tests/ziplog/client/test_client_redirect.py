@@ -269,11 +269,14 @@ def test_many_that_wait_at_home_cost_no_more_than_few() -> None:
     assert len(choices) <= 500, "one answer of the service is one look at each"
 
 
-def test_half_a_call_ends_at_once_with_what_is_in_the_log() -> None:
+def half_placed(**options: Any) -> tuple[Glass, int, list[int]]:
+    """Return a call of three units at shard 0, of which only the first is placed, and where."""
     glass = Glass()
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=2))
-    call = glass.insert(*[b"x"] * (3 * UNIT_RECORDS))
+    payloads = [b"%d" % index for index in range(3 * UNIT_RECORDS)]
+    call = glass.insert(*payloads, **options)
     first, second = sent(glass)
+    assert first.shard == 0
     gsns = list(range(1, UNIT_RECORDS + 1))
     glass.give(ack(first, 0, gsns))
     glass.give(redirect(second, 0), redirect(second, 1))
@@ -282,6 +285,47 @@ def test_half_a_call_ends_at_once_with_what_is_in_the_log() -> None:
     for insert in sent(glass):
         assert insert.shard == 0
         glass.give(redirect(insert, 0), redirect(insert, 1))
+    assert call not in glass.answers
+    # Where shards are is asked for.
+    glass.pass_time(200 * MS)
+    return glass, call, gsns
+
+
+def test_half_a_call_waits_at_home_and_goes_on_behind_what_is_in_the_log() -> None:
+    glass, call, gsns = half_placed()
+    glass.inform(placement(0, state="parked"), placement(1))
+    glass.pass_time(5 * S)
+    assert not sent(glass), "it is of one shard"
+    glass.inform(placement(0), placement(1))
+    rids = [RecordId(gsn, 0) for gsn in gsns]
+    for index, insert in enumerate(sent(glass), 1):
+        assert (insert.shard, insert.after) == (0, gsns[-1])
+        payloads = wire.decode_body(insert.body, insert.count).payloads
+        assert payloads == [b"%d" % n for n in range(index * 256, (index + 1) * 256)]
+        places = [1000 * index + n for n in range(UNIT_RECORDS)]
+        glass.give(ack(insert, 0, places), ack(insert, 1, places))
+        rids += [RecordId(gsn, 0) for gsn in places]
+    assert glass.answers[call] == rids
+    assert glass.core.counters.moved == 0
+
+
+def test_half_a_call_whose_shard_is_not_back_in_time_says_what_is_in_the_log() -> None:
+    glass, call, gsns = half_placed(timeout=2 * S)
+    glass.inform(placement(0, state="parked"), placement(1))
+    glass.pass_time(2 * S)
+    error = glass.answers[call]
+    assert type(error) is UnavailableError
+    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * UNIT_RECORDS)
+    assert not error.retriable, "the whole must not be repeated"
+    assert "512 of the 768 records before the deadline" in str(error)
+    glass.inform(placement(0), placement(1))
+    glass.pass_time(1 * S)
+    assert not sent(glass), "the call is over"
+
+
+def test_half_a_call_whose_shard_has_left_ends_at_once_with_what_is_in_the_log() -> None:
+    glass, call, gsns = half_placed()
+    glass.inform(placement(0, state="leaving"), placement(1))
     error = glass.answers[call]
     assert type(error) is UnavailableError
     assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * UNIT_RECORDS)

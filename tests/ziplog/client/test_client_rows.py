@@ -176,17 +176,36 @@ def test_a_redirect_of_the_first_unit_has_it_wait_for_its_shard() -> None:
     assert glass.answers[call] == [RecordId(2, 0), RecordId(4, 0)]
 
 
-def test_a_redirect_of_a_later_unit_ends_the_call_with_what_was_placed() -> None:
+def test_a_redirect_of_a_later_unit_by_a_shard_that_left_ends_the_call() -> None:
     glass = connected()
     call = rows(glass, b"a", b"b", b"c")
     done(glass, sent(glass)[0], 2)
     (insert,) = sent(glass)
     glass.give(refused(insert, 0, "redirect"), refused(insert, 1, "redirect"))
+    glass.pass_time(200 * MS)
+    learn(glass, state="leaving")
     error = glass.answers[call]
     assert isinstance(error, UnavailableError)
     assert error.results == [RecordId(2, 0), None, None]
     assert error.retriable, "with the same arguments it is the same rows"
     assert not sent(glass)
+
+
+def test_a_redirect_of_a_later_unit_by_a_parked_shard_lets_it_wait_there() -> None:
+    glass = connected()
+    call = rows(glass, b"a", b"b", b"c")
+    done(glass, sent(glass)[0], 2)
+    (insert,) = sent(glass)
+    glass.give(refused(insert, 0, "redirect"), refused(insert, 1, "redirect"))
+    glass.pass_time(200 * MS)
+    learn(glass, state="parked")
+    assert not sent(glass)
+    learn(glass, state="live")
+    for gsn, after in ((4, 2), (6, 4)):
+        (again,) = sent(glass)
+        assert again.after == after
+        done(glass, again, gsn)
+    assert glass.answers[call] == [RecordId(gsn, 0) for gsn in (2, 4, 6)]
 
 
 def test_the_deadline_between_two_units_says_what_is_there() -> None:

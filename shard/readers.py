@@ -166,6 +166,7 @@ class Readers:
     def outline(self, route: bytes, outline: Outline) -> None:
         """Answer how much there is of a range, and where its blocks are served."""
         state = self._state
+        state.store.seal(outline.stop)
         start = max(outline.start, state.trim)
         steps = state.store.outline(start, outline.stop) if start < outline.stop else []
         state.send(

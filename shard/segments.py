@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ziplog.wire import SessionTable
 
 MIB: Final = 1024 * 1024
+#: Who reads in bulk has a segment sealed that has this part of what it may have.
+_LEAST_PART: Final = 8
 
 
 class SegmentStore(StoredLog):
@@ -198,6 +200,15 @@ class SegmentStore(StoredLog):
         self._active = segment
         if self.mark is not None:
             self._put(Entry(0, 0, self.mark))
+
+    def seal(self, stop: int) -> None:
+        """End the segment that grows, if it reaches below `stop` and is worth a file.
+
+        Only what is sealed gets rows (docs/protocol.md, section 14.2).
+        """
+        active = self._active
+        if active.base < stop and active.size * _LEAST_PART >= self._segment_bytes:
+            self._rotate()
 
     def flush(self) -> bool:
         """Put everything on stable storage; False if there is no space for it now."""

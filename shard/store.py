@@ -126,6 +126,10 @@ class Store(Protocol):
         """
         ...
 
+    def seal(self, stop: int) -> None:
+        """Somebody reads up to `stop` in bulk: what is kept below may be laid out for that."""
+        ...
+
     def last_record_below(self, gsn: int) -> int:
         """Return the highest gsn below `gsn` that holds a record; 0 if there is none."""
         ...

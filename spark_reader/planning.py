@@ -69,7 +69,7 @@ def pack(pieces: Sequence[Piece], at_least: int | None, cores: int) -> list[list
     Args:
         pieces: all of them, shard by shard, each shard's in order.
         at_least: make so many tasks, if there are so many positions; None: one or two a core, if
-            they are worth it: each wave of tasks costs a tenth of a second.
+            they are worth it, as each wave of tasks costs time.
         cores: how many tasks run at a time, about.
 
     """

@@ -29,6 +29,8 @@ class MemoryStore:
         #: Entries that cannot be read until they are repaired.
         self.damaged: set[int] = set()
         self.mark: Mark | None = None
+        #: Somebody reads in bulk up to there.
+        self.sealed_below = 0
         self.backlog_bytes = 0
 
     @property
@@ -106,6 +108,9 @@ class MemoryStore:
         each = -(-len(over) // wire.MAX_STEPS) or 1
         groups = [over[index : index + each] for index in range(0, len(over), each)]
         return [wire.Step(group[-1][0], sum(map(weight_of, group))) for group in groups]
+
+    def seal(self, stop: int) -> None:
+        self.sealed_below = max(stop, self.sealed_below)
 
     def last_record_below(self, gsn: int) -> int:
         for entry in reversed(self.entries):

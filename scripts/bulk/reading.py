@@ -54,7 +54,7 @@ def measure(scale: float) -> Figures:
 
 def all_shapes(scale: float) -> Iterator[Shape]:
     """Give what is measured: shards; too few rows for a sealed segment; words; one row a call."""
-    (large, few), (small, many) = ((size, int(rows * scale)) for size, rows in SIZES)
+    (large, few), (small, many) = ((size, max(16, int(rows * scale))) for size, rows in SIZES)
     for size, rows in ((large, few), (small, many)):
         for shards in SHARDS:
             yield Shape(rows, size, shards)

@@ -100,13 +100,14 @@ def read(log: ziplog.Log, where: tuple[str, int], stop: int) -> list[Row]:
     rows: list[Row] = []
     gsn = 1
     with client(log, where) as archive:
-        while isinstance(block := archive.block(gsn), Block):
+        while gsn < stop and isinstance(block := archive.block(gsn), Block):
             rows += rows_in(block)
             gsn = block.stop
-    with log.scan(0, gsn, stop) as scan:
-        for units, reached in scan:
-            rows += rows_in(block_of_units(units, gsn, reached))
-            gsn = reached
+    if gsn < stop:
+        with log.scan(0, gsn, stop) as scan:
+            for units, reached in scan:
+                rows += rows_in(block_of_units(units, gsn, reached))
+                gsn = reached
     return [row for row in rows if row.gsn < stop]
 
 
@@ -141,6 +142,26 @@ def test_every_archive_gives_what_a_subscription_gives(
             assert read(log, place, stop) == expected
         outline = log.outline(0, 1, stop)
         assert 6_000_000 < sum(size for _, size in outline.steps) < 7_000_000
+
+
+def test_who_asks_for_an_outline_gets_blocks_of_what_was_not_sealed(tmp_path: Path) -> None:
+    settings = {"segment_bytes": 16 * MIB, "disk_reserve_bytes": 0}
+    with (
+        local.Cluster(tmp_path / "data", shards=1, settings=settings) as cluster,
+        cluster.connect() as log,
+    ):
+        stop = insert(log, 4_000)
+        found: list[tuple[str, int]] = []
+
+        def are_there() -> bool:
+            found[:] = log.outline(0, 1, stop).archives
+            return len(found) == 2
+
+        wait_until(are_there, "both have sealed what they have")
+        for where in found:
+            with client(log, where) as archive:
+                wait_until(lambda: isinstance(archive.block(1), Block), "its rows")
+            assert read(log, where, stop) == subscribed(log, stop)
 
 
 def test_whatever_dies_the_rest_goes_on(cluster: local.Cluster) -> None:

@@ -45,6 +45,7 @@ steps = st.lists(
         st.tuples(st.just("truncate"), st.integers(0, 12)),
         st.tuples(st.just("reset"), st.integers(0, 9), st.integers(0, 30)),
         st.tuples(st.just("flush")),
+        st.tuples(st.just("seal"), st.integers(1, 60)),
         st.tuples(st.just("reopen")),
     ),
     max_size=60,
@@ -83,6 +84,8 @@ def test_like_a_list(
                 if step == ("flush",):
                     assert store.flush()
                     assert store.backlog_bytes == 0
+                elif step[0] == "seal":
+                    store.seal(step[1])
                 elif step == ("reopen",):
                     assert store.close()
                     store = start()
@@ -204,6 +207,29 @@ def test_a_mark_outlives_the_segment_that_it_was_written_to(
     store.trim(49)
     store.close()
     assert opened(segment_bytes=500).mark == mark(7, trim=3).decision
+
+
+def test_who_reads_in_bulk_has_sealed_what_is_worth_it(opened: Opened) -> None:
+    store = opened(segment_bytes=8_000)
+    for fseq in range(1, 6):
+        store.append(place(fseq, [fseq], bytes(100)))
+    store.append(mark(5))
+    store.seal(2**62)
+    assert store.sealed_fseq == 0, "so little is not worth it"
+    for fseq in range(6, 11):
+        store.append(place(fseq, [fseq], bytes(100)))
+    store.seal(1)
+    assert store.sealed_fseq == 0, "it is not about what is asked for"
+    store.seal(2)
+    assert store.sealed_fseq == 10
+    sealed: list[int] = []
+    store.flusher.on_seal = sealed.append
+    assert store.flush()
+    assert sealed == [10], "its file is, though nothing comes"
+    store.seal(2**62)
+    assert len(store._segments) == 2
+    store.append(place(11, [11]))
+    assert [entry.fseq for entry in store.scan(1, 1 << 20)] == list(range(1, 12))
 
 
 def test_nothing_is_deleted_before_what_came_before_is_flushed(

@@ -89,10 +89,4 @@ class Kernel:
 
     def run(self, duration_ns: int) -> None:
         """Let so much time pass."""
-        end = self.now + duration_ns
-        heap, pop = self._heap, heapq.heappop
-        while heap and heap[0][0] <= end:
-            self.now, _, action = pop(heap)
-            self.steps += 1
-            action()
-        self.now = end
+        self.run_until(lambda: False, duration_ns)

@@ -112,6 +112,7 @@ def test_the_end_of_who_serves_is_seen_while_the_other_stands_still(
 ) -> None:
     process = started(segments)
     serving, making = process.halves()
+    wait_until(lambda: priority(making) == 19, "it has let go of the server's files")
     os.kill(making, signal.SIGSTOP)
     os.kill(serving, signal.SIGKILL)
     assert process.child.stdout is not None

@@ -7,6 +7,7 @@ takes long begins first, so that all workers end at about the same time.
 from __future__ import annotations
 
 import gc
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,19 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from ziplog import growth
+
 if TYPE_CHECKING:
     from xdist.remote import Producer
 
 # How long an example takes depends on what else the machine does: no test asserts on that.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+# A port that is free is not taken yet: each worker looks among its own.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+growth._FREE_PORTS = growth._FREE_PORTS[_WORKER % _WORKERS :: _WORKERS]  # type: ignore[misc]
 
 #: Modules whose tests share the Spark session, so are a group.
 _SPARK = re.compile(r"tests/spark_reader/test_(spark_\w+|faults|catalog)\.py::")

@@ -218,6 +218,7 @@ class Supervisor:
         with self._guard:
             killed = self._end_all(timeout_s)
             if self._lock is not None:
+                os.ftruncate(self._lock, 0)
                 os.close(self._lock)
                 self._lock = None
             return killed
@@ -277,7 +278,10 @@ def log_tail(directory: Path, name: str, start: int = 0) -> str:
 
 
 def running_pid(directory: Path) -> int | None:
-    """Return the process id of the supervisor in charge of `directory`, or None."""
+    """Return the process id of the supervisor in charge of `directory`, or None.
+
+    0: it has only just begun, and has not written its number yet.
+    """
     try:
         descriptor = os.open(directory / _LOCK_FILE, os.O_RDONLY)
     except FileNotFoundError:

@@ -49,7 +49,7 @@ class Answer(msgspec.Struct):
 class Killed(NamedTuple):
     """A stream that is no more."""
 
-    #: The micro-batch that it had begun.
+    #: The first micro-batch whose end it had not written down.
     batch: int
     #: Seconds since 1970.
     at: float
@@ -133,12 +133,13 @@ class Stream:
 
         """
         until = time.monotonic() + _PATIENCE_S
-        while (begun := self._begun()) < batch:
+        while self._begun() < batch:
             if self._process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"no micro-batch {batch} was begun; see {self._log}")
             time.sleep(_POLL_S)
         self._kill()
-        return Killed(begun, time.time())
+        # It may have ended that one before it was dead.
+        return Killed(self._last("commits") + 1, time.time())
 
     def wait(self) -> None:
         """Wait until it has ended.
@@ -152,18 +153,13 @@ class Stream:
 
     def _begun(self) -> int:
         """Return the number of the micro-batch that is under way, or -1."""
-        last = {
-            name: max(
-                (
-                    int(path.name)
-                    for path in (self._checkpoint / name).glob("*")
-                    if path.name.isdecimal()
-                ),
-                default=-1,
-            )
-            for name in ("offsets", "commits")
-        }
-        return last["offsets"] if last["offsets"] > last["commits"] else -1
+        offsets = self._last("offsets")
+        return offsets if offsets > self._last("commits") else -1
+
+    def _last(self, name: str) -> int:
+        """Return the last micro-batch that is in a directory of the checkpoint, or -1."""
+        names = (path.name for path in (self._checkpoint / name).glob("*"))
+        return max((int(name) for name in names if name.isdecimal()), default=-1)
 
     def _kill(self) -> None:
         if self._process.poll() is not None:

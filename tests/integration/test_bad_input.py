@@ -48,7 +48,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def log(cluster: Cluster) -> Iterator[ziplog.Log]:
-    with cluster.connect() as client:
+    with cluster.connect(timeout=60.0) as client:
         yield client
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from chaos import run_chaos
 from injection.matrix import run_trial
 from injection.trial import Shape, Verdict
 
+#: Of faults by chance, of which the first kills a server of a shard.
+SEED = 46
 SHAPE = Shape(mms=1, failure_handlers=1, clients=2, subscribers=1)
 KINDS = ("kill", "pause", "cut-peers", "cut-clients", "isolate", "slow")
 
@@ -21,10 +24,10 @@ KINDS = ("kill", "pause", "cut-peers", "cut-clients", "isolate", "slow")
 @pytest.mark.timeout(300)
 def test_faults_by_chance_break_no_promise(tmp_path: Path) -> None:
     said: list[str] = []
-    shape = SHAPE._replace(mms=3, failure_handlers=3)
+    shape = SHAPE._replace(mms=3, failure_handlers=3, seed=SEED)
     assert run_chaos(tmp_path, shape, 25.0, said.append, kinds=KINDS) == [], "\n".join(said)
-    # Servers did die, and there was something to lose.
-    assert any(" kill shard" in line for line in said), "\n".join(said)
+    # A server did die, and there was something to lose.
+    assert any(re.search(r" s  kill shard-\d-\d$", line) for line in said), "\n".join(said)
     assert any("records acknowledged, 0 lost" in line for line in said), "\n".join(said)
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(300)
+
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -30,7 +32,7 @@ class Inserted(NamedTuple):
 def insert_chain(endpoint: str, name: str, count: int) -> tuple[list[Inserted], dict[str, int]]:
     """Insert `count` records, each after the one before, on whatever shard the policy says."""
     done: list[Inserted] = []
-    with ziplog.connect(endpoint) as log:
+    with ziplog.connect(endpoint, timeout=60) as log:
         after = ziplog.RID_GENESIS
         for index in range(count):
             payload = f"{name}-{index}".encode()
@@ -46,7 +48,7 @@ def insert_chain(endpoint: str, name: str, count: int) -> tuple[list[Inserted], 
 
 def collect(endpoint: str, count: int) -> list[tuple[ziplog.RecordId, bytes]]:
     """Follow the log from its beginning for `count` records."""
-    with ziplog.connect(endpoint) as log, log.subscribe(timeout=60) as records:
+    with ziplog.connect(endpoint, timeout=60) as log, log.subscribe(timeout=60) as records:
         return [(record.rid, record.payload) for record in islice(records, count)]
 
 
@@ -89,7 +91,10 @@ def assert_agreed(
 def test_every_subscriber_delivers_each_record_once_in_one_order(
     tmp_path: Path, shards: int, f: int, count: int
 ) -> None:
-    with Cluster(tmp_path, shards=shards, f=f) as cluster, cluster.connect() as log:
+    with (
+        Cluster(tmp_path, shards=shards, f=f, timeout=100.0) as cluster,
+        cluster.connect(timeout=60.0) as log,
+    ):
         inserted, sequences, _ = run_clients(cluster.endpoint, 3, count)
         assert_agreed(log, inserted, sequences)
         assert {one.rid.shard for one in inserted} == set(range(shards))
@@ -97,8 +102,9 @@ def test_every_subscriber_delivers_each_record_once_in_one_order(
             assert log.read_record(one.rid).payload == one.payload
 
 
+@pytest.mark.timeout(600)
 def test_contention_takes_both_paths(tmp_path: Path) -> None:
-    with Cluster(tmp_path, shards=1) as cluster, cluster.connect() as log:
+    with Cluster(tmp_path, shards=1) as cluster, cluster.connect(timeout=60.0) as log:
         fast = slow = 0
         for _ in range(10):
             inserted, sequences, stats = run_clients(cluster.endpoint, 4, 200)
@@ -121,7 +127,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def log(cluster: Cluster) -> Iterator[ziplog.Log]:
-    with cluster.connect() as client:
+    with cluster.connect(timeout=60.0) as client:
         yield client
 
 

@@ -58,4 +58,4 @@ def test_transactions_are_serializable_whatever_dies(tmp_path: Path, mix: dict[s
     assert verdict.broken == []
     assert verdict.committed >= 600
     # All of that was seen by the judge: who was killed never told what became of its last calls.
-    assert 0 < verdict.in_doubt <= SHAPE.threads
+    assert verdict.in_doubt > 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import ziplog
+from tests.integration.ports import consecutive_ports
 from tests.waiting import wait_until
 from ziplog import growth
 from ziplog.config import load
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ZIPLOG = [sys.executable, "-m", "ziplog.cli"]
 
@@ -79,12 +79,12 @@ class Load:
         for thread in self._inserters:
             thread.join()
         with self._news:
-            self._news.wait_for(lambda: len(self.seen) >= len(self.inserted) or self.faults, 30)
+            self._news.wait_for(lambda: len(self.seen) >= len(self.inserted) or self.faults, 120)
         self._drained.set()
         self._follower.join()
 
     def _insert(self, number: int, policy: Any) -> None:
-        with self.cluster.connect(timeout=30.0) as log:
+        with self.cluster.connect(timeout=120.0) as log:
             log.set_policy(policy)
             for count in itertools.count():
                 if self._stopped.is_set():
@@ -122,6 +122,7 @@ class Load:
         wait_until(
             lambda: bool(self.faults) or all(self.at(s) >= least for s, least in until.items()),
             f"each of shards {shards} takes records",
+            deadline_s=120,
         )
         assert self.faults == []
 
@@ -232,7 +233,8 @@ def test_an_addition_that_failed_half_way_is_gone_on_with(
 
 
 def test_a_server_that_does_not_start_is_blamed(tmp_path: Path) -> None:
-    with Cluster(tmp_path, shards=1) as cluster, cluster.connect() as log:
+    # Nobody but the call itself starts servers here.
+    with Cluster(tmp_path, shards=1, failure_handlers=0) as cluster, cluster.connect() as log:
         shard = growth.next_shard(tmp_path / CLUSTER_FILE, {0})
         (tmp_path / shard.replicas[0].name).write_text("not a directory")
         with pytest.raises(
@@ -251,10 +253,8 @@ def ziplog_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[str]:
     """The option with which clients find a cluster of one shard that runs in the background."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = 20_000 + int(probe.getsockname()[1]) % 10_000
-    started = ziplog_cli("up", f"--data-dir={tmp_path}", "--shards=1", f"--port={port}", "--detach")
+    where = (f"--data-dir={tmp_path}", "--shards=1", f"--port={consecutive_ports(6)}")
+    started = ziplog_cli("up", *where, "--timeout=100", "--detach")
     assert started.returncode == 0, started.stderr
     yield f"--bootstrap={started.stdout.strip()}"
     assert ziplog_cli("down", f"--data-dir={tmp_path}").returncode == 0
@@ -288,7 +288,8 @@ def test_the_shard_commands_against_a_cluster_in_the_background(tmp_path: Path, 
         assert said in refused.stderr
     # What started it starts it again, with what it has become.
     assert ziplog_cli("down", f"--data-dir={tmp_path}").returncode == 0
-    again = ziplog_cli("up", f"--data-dir={tmp_path}", "--shards=1", "--detach")
+    where = (f"--data-dir={tmp_path}", "--shards=1")
+    again = ziplog_cli("up", *where, "--timeout=100", "--detach")
     assert again.returncode == 0, again.stderr
     assert ziplog_cli("tail", up).stdout.endswith("\tx\n")
 

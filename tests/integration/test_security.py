@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ziplog.config import NodeConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 DEADLINE_S: Final = 30.0
 LARGEST: Final = 2**63 - 1
@@ -43,7 +43,10 @@ GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("strangers"), shards=2, mms=3) as running:
+    directory = tmp_path_factory.mktemp("strangers")
+    # A recovery would make another view.
+    patient = {"suspicion_ms": 20_000}
+    with Cluster(directory, shards=2, mms=3, settings=patient, timeout=100.0) as running:
         pids = {name: running.pid(name) for name in running.nodes}
         yield running
         assert running.dead() == []
@@ -62,8 +65,8 @@ class Witness:
     """A client that inserts, and one that follows, while something bad goes on."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._log = cluster.connect()
-        self._reader = cluster.connect()
+        self._log = cluster.connect(timeout=60.0)
+        self._reader = cluster.connect(timeout=60.0)
         self._start = self._log.insert_after(b"start")
         self._inserted = [self._start]
         self._delivered: list[ziplog.RecordId] = []
@@ -528,7 +531,7 @@ def test_a_client_that_connects_200_times(cluster: Cluster) -> None:
         ports += [node.raft_port or 0 for node in cluster.config.mms]
         for port in ports:
             for _ in range(200):
-                connection = socket.create_connection(("127.0.0.1", port), timeout=5)
+                connection = socket.create_connection(("127.0.0.1", port), timeout=30)
                 stack.enter_context(connection)
         probe_consensus(cluster)
 

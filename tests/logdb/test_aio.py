@@ -220,7 +220,7 @@ def test_a_watch(run: Callable[[Body], None]) -> None:
         await db.put("k", "last")
         await asyncio.wait_for(task, 20)
         assert seen == ["absent", "last"]
-        values = db.watch("k", timeout=0.2)
+        values = db.watch("k", timeout=2)
         assert await anext(values) == "last"
         with pytest.raises(ziplog.DeadlineError):
             await anext(values)

@@ -287,7 +287,7 @@ def test_run_ends_at_its_time_out(db: logdb.Database) -> None:
         t.put("k", -1)
 
     with pytest.raises(logdb.TransactionAborted):
-        db.run(overtaken, timeout=0.1)
+        db.run(overtaken, timeout=2)
     assert attempts > 1
     with pytest.raises(ziplog.ConfigError):
         db.run(overtaken, timeout=-1)
@@ -350,7 +350,7 @@ def test_a_watch(db: logdb.Database) -> None:
         db.put("k", "last")
         thread.join()
         assert seen == ["absent", 1, "last"]
-        values = other.watch("k", timeout=0.2)
+        values = other.watch("k", timeout=2)
         assert next(values) == "last"
         assert values.version > 0
         with pytest.raises(ziplog.DeadlineError, match="nobody changed 'k' before"):
@@ -381,11 +381,15 @@ def test_a_watch_is_closed_by_another_thread(db: logdb.Database) -> None:
 
 
 def test_another_coordinator_takes_over(log: ziplog.Log) -> None:
-    first, second = logdb.Coordinator(log), logdb.Coordinator(log)
-    with second, logdb.connect([first.endpoint, second.endpoint]) as db:
+    with (
+        logdb.Coordinator(log) as one,
+        logdb.Coordinator(log) as other,
+        logdb.connect([one.endpoint, other.endpoint]) as db,
+    ):
         rid = db.put("k", 1)
-        assert db.status()["endpoint"] == first.endpoint
-        first.close()
+        # The first of the two, unless that was silent for a moment.
+        first = db.status()["endpoint"]
+        (one if one.endpoint == first else other).close()
         t = db.transaction()
         assert t.get("k") == 1
         t.put("k", 2)
@@ -393,7 +397,7 @@ def test_another_coordinator_takes_over(log: ziplog.Log) -> None:
         assert t.position is not None
         assert t.position > rid
         assert db.get("k") == 2
-        assert db.status()["endpoint"] == second.endpoint
+        assert db.status()["endpoint"] != first
         db.delete("k")
 
 
@@ -423,7 +427,7 @@ def test_no_coordinator(log: ziplog.Log) -> None:
             db.get("k", timeout=0.5)
         with pytest.raises(ziplog.UnavailableError, match="nothing was written"):
             db.put("k", 2, timeout=0.5)
-        transaction = db.transaction(timeout=0.5)
+        transaction = db.transaction(timeout=5)
         transaction.put("k", 3)
         with pytest.raises(ziplog.DeadlineError, match="nothing was written"):
             transaction.commit()
@@ -528,21 +532,25 @@ def test_messages_of_each_call(db: logdb.Database) -> None:
     counted = Counted(db)
 
     def count(call: Any) -> tuple[list[str], set[str]]:
-        # A machine that is busy may repeat, or ask for a sign of life: the least counts.
+        # A machine that is busy may repeat, or ask for a sign of life, which may be late: the least
+        # counts.
         best: tuple[list[str], set[str]] | None = None
         for _ in range(20):
             counted.sent.clear()
             counted.received.clear()
             call()
-            if best is None or len(counted.sent) < len(best[0]):
-                best = counted.sent.copy(), set(counted.received)
+            seen = counted.sent.copy(), set(counted.received)
+            best = min(best or seen, seen, key=lambda both: (len(both[0]), len(both[1])))
         assert best is not None
         return best
 
     def increment(t: logdb.Transaction) -> None:
         t.put("k", t.get("k") + 1)
 
-    assert count(lambda: db.put("k", 1)) == (["Insert"] * 2, {"InsertAck", "Decided"})
+    sent, received = count(lambda: db.put("k", 1))
+    assert sent == ["Insert"] * 2
+    # The acks may come after the decision.
+    assert {"Decided"} <= received <= {"InsertAck", "Decided"}
     assert count(lambda: db.get("k"))[0] == ["Get"]
     sent, _ = count(lambda: db.run(increment))
     assert sent == ["Get", "Insert", "Insert"]

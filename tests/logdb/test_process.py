@@ -89,7 +89,8 @@ class Client:
         self.transport.close()
 
     def expect(self, kind: type, again: wire.Question | None = None) -> Any:
-        """Return the next message, which is of this kind; a question is asked until then."""
+        """Return the next message of this kind; or, if a question is asked, the answer to it."""
+        number = getattr(again, "request", None)
         end = time.monotonic() + DEADLINE_S
         while time.monotonic() < end:
             if again is not None:
@@ -97,7 +98,9 @@ class Client:
             self.transport.wait(AGAIN_NS)
             while (received := self.transport.receive()) is not None:
                 message = wire.decode(received[1])
-                if isinstance(message, kind):
+                answered = getattr(message, "request", None)
+                # What was asked twice is answered twice.
+                if isinstance(message, kind) and number in {None, answered}:
                     return message
         raise AssertionError(f"no {kind.__name__}")
 
@@ -106,11 +109,8 @@ class Client:
         return opened
 
     def get(self, key: bytes, *, at_least: int = 0, fresh: bool = False) -> wire.Found:
-        number = next(self.numbers)
-        question = wire.Get(0, number, [key], at_least, fresh, [], [])
-        got = self.expect(wire.Got, question)
-        assert got.request == number
-        found: wire.Found = got.found[0]
+        question = wire.Get(0, next(self.numbers), [key], at_least, fresh, [], [])
+        found: wire.Found = self.expect(wire.Got, question).found[0]
         return found
 
     def status(self) -> Any:
@@ -157,8 +157,9 @@ def test_it_decides_answers_and_stops_cleanly(cluster: Cluster, log: ziplog.Log)
             assert client.status()["commits"] == 1
         code, stderr = process.stop()
         assert code == 0, stderr
-        events = [word for word in stderr.split() if word.startswith("event=")]
-        assert events == ["event=listening", "event=ready", "event=stopped"]
+        # A start that takes long tells how far it is, too.
+        expected = ["event=listening", "event=ready", "event=stopped"]
+        assert [word for word in stderr.split() if word in expected] == expected
 
 
 def test_another_one_knows_the_same_and_reads_are_fresh(cluster: Cluster, log: ziplog.Log) -> None:
@@ -274,9 +275,10 @@ def test_a_database_may_bring_its_coordinator(log: ziplog.Log) -> None:
     assert {thread.name for thread in threading.enumerate()} == threads
 
 
-def test_a_coordinator_that_is_not_ready_in_time_says_so(log: ziplog.Log) -> None:
+def test_a_coordinator_that_is_not_ready_in_time_says_so() -> None:
+    nobody = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
     with pytest.raises(DeadlineError, match=r"not replayed the log .*: it is at 0 of 0"):
-        Coordinator(log, ready_timeout=0)
+        Coordinator(nobody, ready_timeout=0)
 
 
 def test_a_coordinator_takes_where_the_log_is(cluster: Cluster, log: ziplog.Log) -> None:

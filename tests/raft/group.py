@@ -135,7 +135,7 @@ class Group:
 
     # --- what happens meanwhile ---
 
-    def run_until(self, condition: Callable[[], object], timeout: float = 60.0) -> None:
+    def run_until(self, condition: Callable[[], object], timeout: float = 120.0) -> None:
         """Serve the nodes until a condition holds; fail if it does not within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not condition():

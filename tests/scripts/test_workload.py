@@ -60,21 +60,35 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The history of all operations, two clients and two subscribers, one client killed."""
     folder = tmp_path_factory.mktemp("workload")
     with Cluster(folder / "data", failure_handlers=0) as cluster:
+        # A shard may be away for some seconds: nobody gives up over that.
         plan = Plan(
-            cluster.endpoint, str(folder / "history"), dict.fromkeys(OPERATIONS, 1), operations=300
+            cluster.endpoint,
+            str(folder / "history"),
+            dict.fromkeys(OPERATIONS, 1),
+            timeout_s=60.0,
+            operations=300,
         )
         with Workload(plan, 2, 3) as workload:
             killed = workload.start_client()
             written = folder / "history" / f"client-{killed}{events.SUFFIX}"
-            wait_until(lambda: written.exists() and written.stat().st_size > 10_000, "it works")
+            wait_until(
+                lambda: written.exists() and written.stat().st_size > 10_000,
+                "it works",
+                deadline_s=100,
+            )
             workload.kill_client(killed)
-            wait_until(lambda: not workload.clients_running(), "the others have done it all")
+            wait_until(
+                lambda: not workload.clients_running(),
+                "the others have done it all",
+                deadline_s=100,
+            )
             workload.note("one client was killed")
         assert read_all(plan) > 0
     return folder / "history"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_recorded_history_is_clean(recorded: Path) -> None:
     observed = gather(events.files_of([recorded]))
     assert check(observed).violations == []
@@ -97,6 +111,7 @@ def test_a_recorded_history_is_clean(recorded: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(MUTATIONS.keys() - NOT_IN_A_CALM_HISTORY))
 def test_each_mutation_of_a_recorded_history_is_found(
     recorded: Path, tmp_path: Path, name: str

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import select
 import signal
 import subprocess
 import sys
-import time
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,14 +62,16 @@ def started(cluster: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str],
 
 def ready_line(process: subprocess.Popen[str]) -> str:
     assert process.stderr is not None
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        assert select.select([process.stderr], [], [], 20)[0], "it never became ready"
-        line = process.stderr.readline()
-        assert line, "it ended instead"
-        if "event=ready" in line:
-            return line
-    raise AssertionError("it never became ready")
+    patience = threading.Timer(60, process.kill)
+    patience.start()
+    try:
+        for line in process.stderr:
+            if "event=ready" in line:
+                return line
+    finally:
+        patience.cancel()
+        patience.join()
+    raise AssertionError("it ended, or never became ready")
 
 
 def test_a_clean_stop_leaves_a_checkpoint_and_a_crash_none(

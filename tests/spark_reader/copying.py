@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from spark_reader.catalog import session
-from spark_reader.options import SERVERS
+from spark_reader.options import SERVERS, TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,14 +57,17 @@ def copy(
             from pathlib import Path  # noqa: PLC0415 - likewise
 
             Path(mark).touch()
-            threading.Event().wait(120)
+            threading.Event().wait(300)
         raise RuntimeError("dies")
 
     passing = udf(through, "binary", useArrow=False).asNondeterministic()
-    named = {SERVERS: servers, "startingOffsets": begin, "minPartitions": "4"}
+    # A shard may be away for some seconds: nobody gives up over that.
+    patient = {TIMEOUT: "60"}
+    named = {SERVERS: servers, "startingOffsets": begin, "minPartitions": "4"} | patient
     frame = spark.readStream.format("ziplog").options(**named).load()
     frame = frame.select(passing("value").alias("value"), "key")
-    writing = frame.writeStream.format("ziplog").option(SERVERS, target).options(**more)
+    asked = {SERVERS: target} | patient | more
+    writing = frame.writeStream.format("ziplog").options(**asked)
     return writing.option("checkpointLocation", folder).trigger(availableNow=True).start()
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from spark_reader.options import SERVERS, parse
 from spark_reader.sources import source_of
+from tests.waiting import wait_until
 from ziplog import RID_GENESIS, RecordId, policy
 from ziplog.errors import UnavailableError
 from ziplog.local import Cluster
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from ziplog import Log, Record
 
+#: A shard may be away for some seconds: nobody gives up over that.
+TIMEOUT_S = 60
 #: A record as a row: gsn, shard, value, key, epoch.
 Key = tuple[int, int, bytes, bytes | None, int]
 
@@ -29,9 +32,17 @@ def small_cluster(directory: Path, f: int = 1) -> Cluster:
     return Cluster(directory, f=f, settings={"segment_bytes": _MIB})
 
 
-def has_archives(log: Log, servers: int = 2) -> bool:
-    """Whether so many servers of each of shards 0 and 1 serve the first block of their shard."""
-    return all(_served(log, shard) >= servers for shard in (0, 1))
+def await_archives(log: Log, servers: int = 2) -> None:
+    """Wait until so many servers of each of shards 0 and 1 serve the first block of their shard.
+
+    They make rows of a segment when nobody else wants the processor.
+    """
+    for shard in (0, 1):
+        wait_until(
+            lambda shard=shard: _served(log, shard) >= servers,  # type: ignore[misc]
+            "nobody serves sealed segments",
+            deadline_s=150,
+        )
 
 
 def _served(log: Log, shard: int) -> int:
@@ -47,7 +58,7 @@ def _served(log: Log, shard: int) -> int:
 
 def fill(cluster: Cluster, count: int, size: int = 4000) -> None:
     """Insert so many records of random bytes at each shard, and as many short ones with a key."""
-    with cluster.connect() as log:
+    with cluster.connect(timeout=TIMEOUT_S) as log:
         for shard in (0, 1):
             log.set_policy(policy.pin(shard))
             log.insert_many([os.urandom(size) for _ in range(count)])
@@ -57,7 +68,7 @@ def fill(cluster: Cluster, count: int, size: int = 4000) -> None:
 def fill_named(cluster: Cluster, name: str, count: int, size: int = 0) -> list[bytes]:
     """Insert `NAME NUMBER ...` at both shards, so many in all; return their payloads."""
     payloads = [b"%s %d " % (name.encode(), number) + b"." * size for number in range(count)]
-    with cluster.connect() as log:
+    with cluster.connect(timeout=TIMEOUT_S) as log:
         for shard in (0, 1):
             log.set_policy(policy.pin(shard))
             mine = payloads[shard::2]
@@ -68,20 +79,21 @@ def fill_named(cluster: Cluster, name: str, count: int, size: int = 0) -> list[b
 
 def tail(cluster: Cluster) -> RecordId:
     """Return a position before which nothing is inserted from now on."""
-    with source_of(parse({SERVERS: cluster.endpoint})).open() as session:
+    named = {SERVERS: cluster.endpoint, "timeout": str(TIMEOUT_S)}
+    with source_of(parse(named)).open() as session:
         return RecordId(session.latest_decided(), 0)
 
 
 def subscribed(cluster: Cluster, begin: RecordId = RID_GENESIS) -> list[Record]:
     """Return what a subscriber gets that begins there, or with the log."""
-    with cluster.connect() as log, log.subscribe(begin, follow=False) as records:
+    with cluster.connect(timeout=TIMEOUT_S) as log, log.subscribe(begin, follow=False) as records:
         return list(records)
 
 
 def placed(cluster: Cluster, begin: RecordId) -> int:
     """Return how many records are in the log from there on, repetitions too."""
     count = 0
-    with cluster.connect() as log:
+    with cluster.connect(timeout=TIMEOUT_S) as log:
         stop = log.check_tail().gsn + 1
         for extent in log.extents(begin.gsn, stop).shards:
             with log.scan(extent.shard, extent.start, extent.stop) as scan:

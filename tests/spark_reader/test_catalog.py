@@ -86,6 +86,7 @@ def test_no_cores_are_refused_here_and_not_by_java() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_python_is_talked_to_by_files_that_are_this_users_only(spark: SparkSession) -> None:
     from pyspark.sql.functions import udf  # noqa: PLC0415 - may be missing
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyarrow import ipc, parquet
 
-from tests.spark_reader.logs import has_archives, small_cluster, subscribed
+from tests.spark_reader.logs import TIMEOUT_S, await_archives, small_cluster, subscribed
 from tests.waiting import wait_until
 from ziplog import policy
 from ziplog.cli.records import as_json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ziplog import Record
     from ziplog.local import Cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 EXPORT = [sys.executable, "-m", "ziplog.cli", "export"]
 ONE_GROUP = 700
@@ -32,13 +32,13 @@ ONE_GROUP = 700
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A log with sealed segments and records behind them, of both shards in turn."""
     with small_cluster(tmp_path_factory.mktemp("export") / "log", f=0) as running:
-        with running.connect() as log:
+        with running.connect(timeout=TIMEOUT_S) as log:
             for turn in range(8):
                 log.set_policy(policy.pin(turn % 2))
                 log.insert_many([os.urandom(turn * 500) for _ in range(ONE_GROUP)])
                 log.insert_many([b"%d" % n for n in range(9)], key=b"key-%d" % turn)
             log.insert_many([b"the end"])
-            wait_until(lambda: has_archives(log, servers=1), "nobody serves sealed segments")
+            await_archives(log, servers=1)
         yield running
 
 

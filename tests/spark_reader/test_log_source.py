@@ -10,12 +10,19 @@ import pytest
 import ziplog
 from spark_reader import log_source
 from spark_reader.batches import Wanted
-from spark_reader.options import SERVERS, parse
+from spark_reader.options import SERVERS, TIMEOUT, parse
 from spark_reader.ranges import read_range
 from spark_reader.schema import DEFAULT
 from spark_reader.sources import source_of
-from tests.spark_reader.logs import Key, as_key, fill, has_archives, small_cluster, subscribed
-from tests.waiting import wait_until
+from tests.spark_reader.logs import (
+    TIMEOUT_S,
+    Key,
+    as_key,
+    await_archives,
+    fill,
+    small_cluster,
+    subscribed,
+)
 from ziplog import RecordId, growth
 from ziplog.errors import ConfigError, NoSuchRecordError, TrimmedError, UnavailableError
 from ziplog.runtime.archive import ArchiveClient
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
     from ziplog.client.outline import ShardOutline
     from ziplog.local import Cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 WRITER, OTHER = b"w" * 16, b"o" * 16
 
@@ -61,24 +68,25 @@ def keys(batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]) -> list[Key]:
 
 
 def asked(cluster: Cluster, **options: Any) -> dict[str, str]:
-    return {SERVERS: cluster.endpoint} | {name: str(value) for name, value in options.items()}
+    given = {TIMEOUT: TIMEOUT_S} | options
+    return {SERVERS: cluster.endpoint} | {name: str(value) for name, value in given.items()}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Sealed segments, with repetitions in them, and records behind."""
     with small_cluster(tmp_path_factory.mktemp("source") / "log") as running:
-        with running.connect() as log:
+        with running.connect(timeout=TIMEOUT_S) as log:
             write_again_and_again(log)
             fill(running, 400)
             write_again_and_again(log)
-            wait_until(lambda: has_archives(log), "nobody serves sealed segments")
+            await_archives(log)
         yield running
 
 
 @pytest.fixture(scope="module")
 def log(cluster: Cluster) -> Iterator[Log]:
-    with cluster.connect() as client:
+    with cluster.connect(timeout=TIMEOUT_S) as client:
         yield client
 
 
@@ -286,10 +294,10 @@ def test_a_load_whose_end_is_given_does_not_ask_all_shards_for_the_tail(
 def test_a_server_that_dies_meanwhile_costs_time_only(
     tmp_path: Path, served: list[tuple[int, int]]
 ) -> None:
-    with small_cluster(tmp_path / "log") as cluster, cluster.connect() as log:
+    with small_cluster(tmp_path / "log") as cluster, cluster.connect(timeout=TIMEOUT_S) as log:
         assert list(read_range(asked(cluster))) == []
         fill(cluster, 600)
-        wait_until(lambda: has_archives(log), "nobody serves sealed segments")
+        await_archives(log)
         everything = all_rows(cluster)
         batches = read_range(asked(cluster, minPartitions=4))
         found = [next(batches)]
@@ -305,7 +313,7 @@ def trim_and_read(cluster: Cluster, log: Log, everything: list[Key]) -> None:
     """A trimmed beginning is an error, or it is left out."""
     first = everything[len(everything) // 2]
     kept = [row for row in everything if row >= first]
-    log.trim(RecordId(*first[:2]), timeout=60)
+    log.trim(RecordId(*first[:2]), timeout=TIMEOUT_S)
     assert keys(read_range(asked(cluster))) == kept
     with pytest.raises(TrimmedError) as refused:
         list(read_range(asked(cluster, startingOffsets=1)))

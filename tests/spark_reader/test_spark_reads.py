@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.spark_reader.logs import Key, as_key, fill, has_archives, small_cluster, subscribed
-from tests.waiting import wait_until
+from tests.spark_reader.logs import (
+    TIMEOUT_S,
+    Key,
+    as_key,
+    await_archives,
+    fill,
+    small_cluster,
+    subscribed,
+)
 from ziplog import Record, RecordId, policy
 
 if TYPE_CHECKING:
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
     from ziplog import Log
     from ziplog.local import Cluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SERVERS = "ziplog.bootstrap.servers"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -31,15 +38,15 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster with sealed segments and records behind them."""
     with small_cluster(tmp_path_factory.mktemp("reads") / "log") as running:
-        with running.connect() as log:
+        with running.connect(timeout=TIMEOUT_S) as log:
             fill(running, 500)
-            wait_until(lambda: has_archives(log), "nobody serves sealed segments")
+            await_archives(log)
         yield running
 
 
 @pytest.fixture(scope="module")
 def log(cluster: Cluster) -> Iterator[Log]:
-    with cluster.connect() as client:
+    with cluster.connect(timeout=TIMEOUT_S) as client:
         yield client
 
 
@@ -50,6 +57,7 @@ def records(cluster: Cluster) -> list[Record]:
 
 def load(spark: SparkSession, cluster: Cluster, schema: str = "", **options: Any) -> DataFrame:
     reader = spark.read.format("ziplog").option(SERVERS, cluster.endpoint)
+    reader = reader.option("timeout", str(TIMEOUT_S))
     for name, value in options.items():
         reader = reader.option(name, str(value))
     return (reader.schema(schema) if schema else reader).load()
@@ -124,7 +132,7 @@ def test_a_load_ends_where_it_was_made_whatever_is_inserted(
     busy = threading.Event()
 
     def insert() -> None:
-        with cluster.connect(policy=policy.random()) as mine:
+        with cluster.connect(policy=policy.random(), timeout=TIMEOUT_S) as mine:
             for number in count():
                 mine.insert_many([b"load %d" % number] * 20)
                 busy.set()
@@ -135,7 +143,7 @@ def test_a_load_ends_where_it_was_made_whatever_is_inserted(
     writer = threading.Thread(target=insert)
     writer.start()
     try:
-        assert busy.wait(30)
+        assert busy.wait(2 * TIMEOUT_S)
         frame = load(spark, cluster, startingOffsets=start)
         again = load(spark, cluster, startingOffsets=start)
         found = keys(frame)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark_reader.copying import SMALL, copy
-from tests.spark_reader.logs import fill_named, placed, subscribed, tail
+from tests.spark_reader.logs import TIMEOUT_S, fill_named, placed, subscribed, tail
 from tests.waiting import wait_until
 from ziplog.local import Cluster
 
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
     from ziplog import RecordId
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 SERVERS = "ziplog.bootstrap.servers"
-WAIT_S = 60
+PATIENT = {"timeout": str(TIMEOUT_S)}
+WAIT_S = 150
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def source(spark: SparkSession, cluster: Cluster, **options: str) -> DataFrame:
-    named = {SERVERS: cluster.endpoint} | options
+    named = PATIENT | {SERVERS: cluster.endpoint} | options
     return spark.readStream.format("ziplog").options(**named).load()
 
 
@@ -103,11 +104,14 @@ def test_a_stream_follows_and_begins_at_latest(
     writing = frame.writeStream.foreachBatch(kept.keep)
     query = writing.option("checkpointLocation", str(tmp_path)).start()
     try:
-        wait_until(lambda: query.lastProgress is not None, "it has looked at the log")
+        looked = "it has looked at the log"
+        wait_until(lambda: query.lastProgress is not None, looked, deadline_s=WAIT_S)
         for turn in range(3):
             fill_named(cluster, f"new {turn}", 6)
             wanted = 6 * (turn + 1)
-            wait_until(lambda wanted=wanted: kept.rows.total() >= wanted, "it follows")
+            wait_until(
+                lambda wanted=wanted: kept.rows.total() >= wanted, "it follows", deadline_s=WAIT_S
+            )
     finally:
         query.stop()
     assert set(kept.rows.values()) == {1}
@@ -142,7 +146,7 @@ def test_a_copy_that_dies_in_the_middle_of_a_batch_has_each_record_once(
     payloads += fill_named(cluster, policy + "2", 100)
     ended(copy(spark, **asked))
     assert Counter(record.payload for record in subscribed(target, there)) == Counter(payloads)
-    options = {SERVERS: target.endpoint, "startingOffsets": str(there)}
+    options = PATIENT | {SERVERS: target.endpoint, "startingOffsets": str(there)}
     loaded = spark.read.format("ziplog").options(**options).load().select("value").collect()
     assert Counter(bytes(row.value) for row in loaded) == Counter(payloads)
 
@@ -161,7 +165,7 @@ def copying(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_query_that_is_killed_has_each_record_once(
     spark: SparkSession, cluster: Cluster, target: Cluster, tmp_path: Path
 ) -> None:
@@ -179,8 +183,8 @@ def test_a_query_that_is_killed_has_each_record_once(
         command, env=os.environ | here, start_new_session=True, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            wait_until(mark.exists, "a task stands still", deadline_s=2 * WAIT_S)
-            wait_until(lambda: subscribed(target, there), "others have written")
+            wait_until(mark.exists, "a task stands still", deadline_s=WAIT_S)
+            wait_until(lambda: subscribed(target, there), "others have written", deadline_s=WAIT_S)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
     assert (checkpoint / "offsets" / "0").exists()
@@ -225,7 +229,7 @@ def test_what_was_trimmed_is_a_loss_that_is_said_or_allowed(
     fill_named(cluster, "lost as well", 100)
     point = tail(cluster)
     rest = fill_named(cluster, "rest", 10)
-    with cluster.connect() as log:
+    with cluster.connect(timeout=TIMEOUT_S) as log:
         log.trim(point)
     with pytest.raises(Exception, match="TrimmedError"):
         run()
@@ -238,7 +242,10 @@ def test_a_zombie_changes_nothing(cluster: Cluster) -> None:
     """Two attempts of a task at a time: each writes the same, in turns."""
     begin = tail(cluster)
     rows = [b"row %d" % number for number in range(100)]
-    with cluster.connect() as log, cluster.connect() as zombie:
+    with (
+        cluster.connect(timeout=TIMEOUT_S) as log,
+        cluster.connect(timeout=TIMEOUT_S) as zombie,
+    ):
         for at, who in ((0, log), (0, zombie), (10, log), (20, log), (10, zombie), (20, zombie)):
             who.insert_rows(rows[at : at + 10], shard=1, writer=b"w" * 16, batch=3, row=at)
         zombie.insert_rows(rows[30:60], shard=1, writer=b"w" * 16, batch=3, row=30)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.spark_reader.logs import placed, subscribed, tail
+from tests.spark_reader.logs import TIMEOUT_S, placed, subscribed, tail
 from ziplog import policy
 from ziplog.errors import ConfigError
 from ziplog.local import Cluster
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
     from ziplog import RecordId
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 SERVERS = "ziplog.bootstrap.servers"
+PATIENT = {"timeout": str(TIMEOUT_S)}
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +39,20 @@ def begin(cluster: Cluster) -> RecordId:
 
 
 def loaded(spark: SparkSession, cluster: Cluster, begin: RecordId) -> list[bytes]:
-    options = {SERVERS: cluster.endpoint, "startingOffsets": str(begin)}
+    options = PATIENT | {SERVERS: cluster.endpoint, "startingOffsets": str(begin)}
     frame = spark.read.format("ziplog").options(**options).schema("value binary").load()
     return [bytes(row.value) for row in frame.collect()]
 
 
 def save(frame: DataFrame, cluster: Cluster, **options: str) -> None:
-    named = {SERVERS: cluster.endpoint} | options
+    """Write rows; with an `identity`, to all shards, also those that are away just now."""
+    named = PATIENT | {SERVERS: cluster.endpoint} | options
     frame.write.format("ziplog").options(**named).mode("append").save()
+
+
+def identity(query: str) -> dict[str, str]:
+    """Return the options of a write that its user names."""
+    return {"queryId": query, "batchId": "0"}
 
 
 def failing_once(mark: Path) -> Callable[[DataFrame, str, int], DataFrame]:
@@ -120,7 +127,7 @@ def test_rows_of_a_task_are_at_one_shard_in_order(
     spark: SparkSession, cluster: Cluster, begin: RecordId
 ) -> None:
     frame = spark.range(0, 1000, 1, 2).selectExpr("cast(id as string) as value")
-    save(frame, cluster)
+    save(frame, cluster, **identity("in order"))
     records = subscribed(cluster, begin)
     for rows in (range(500), range(500, 1000)):
         mine = [record for record in records if int(record.payload) in rows]
@@ -134,7 +141,7 @@ def test_keys_go_with_their_rows_to_the_clients_shard(
 ) -> None:
     columns = ["cast(id as string) as payload", "if(id % 5 = 0, null, concat('k', id % 11)) as who"]
     frame = spark.range(0, 500, 1, 2).selectExpr(*columns)
-    save(frame, cluster, valueColumn="payload", keyColumn="who")
+    save(frame, cluster, valueColumn="payload", keyColumn="who", **identity("keys"))
     records = subscribed(cluster, begin)
     by_key = policy.by_key_hash()
     for record in records:
@@ -152,7 +159,7 @@ def test_keys_go_with_their_rows_to_the_clients_shard(
 def test_a_shards_number_takes_all(spark: SparkSession, cluster: Cluster, begin: RecordId) -> None:
     columns = ["cast(cast(id as string) as binary) as value", "'k' as key"]
     frame = spark.range(0, 100, 1, 3).selectExpr(*columns)
-    save(frame, cluster, policy="1")
+    save(frame, cluster, policy="1", **identity("one shard"))
     records = subscribed(cluster, begin)
     assert len(records) == 100
     assert {(record.rid.shard, record.key) for record in records} == {(1, b"k")}

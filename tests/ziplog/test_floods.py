@@ -251,6 +251,8 @@ def test_only_connections_to_the_port_are_cut_and_once(monkeypatch: pytest.Monke
             accepted.append(stack.enter_context(listener.accept()[0]))
             for end in (outward, accepted[-1]):
                 end.sendall(bytes(1_001))
+        for end in accepted:
+            assert len(end.recv(1_001, socket.MSG_PEEK | socket.MSG_WAITALL)) == 1_001
         watch = Floods(ours.getsockname()[1])
         for _ in range(2):
             watch._next_look = 0

@@ -106,12 +106,15 @@ def up(
 
 def down(data_dir: DataDir, timeout: Timeout = 30.0) -> None:
     """Stop the cluster that runs in a directory, cleanly; does nothing if none runs."""
-    pid = running_pid(data_dir)
+    deadline = time.monotonic() + timeout
+    while (pid := running_pid(data_dir)) == 0:
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"a cluster is just being started in {data_dir}: try again")
+        time.sleep(0.05)
     if pid is None:
         say(f"no cluster runs in {data_dir}")
         return
     os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + timeout
     while running_pid(data_dir) is not None:
         if time.monotonic() > deadline:
             raise UnavailableError(

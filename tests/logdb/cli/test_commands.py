@@ -345,11 +345,11 @@ def test_a_program_that_names_no_coordinator_asks_those_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def connect() -> None:
-        await logdb.aio.connect(timeout=0.01)
+        await logdb.aio.connect(timeout=0.3)
 
     def asked() -> list[str]:
         with pytest.raises(UnavailableError) as blocking:
-            logdb.connect(timeout=0.01)
+            logdb.connect(timeout=0.3)
         with pytest.raises(UnavailableError) as coroutine:
             asyncio.run(connect())
         return [str(blocking.value), str(coroutine.value)]

@@ -217,7 +217,7 @@ def test_what_is_no_port_is_no_archive(kept: Callable[..., Kept]) -> None:
 def test_a_stop_waits_for_no_archive(
     kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_module, "_END_S", 0.05)
+    monkeypatch.setattr(keeper_module, "_END_S", 0.5)
     one = kept(Known(CLUSTER, 10, 1))
     one.keeper.sealed(10)
     wait_until(lambda: one.ports, "it listens")

@@ -24,9 +24,6 @@ from ziplog.segments.rows import Block
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: What was written to then was written to just now, for as long as a test lasts.
-LATER = time.time() + 3_600
-
 
 class Clock:
     """A clock that only waiting moves on."""
@@ -58,7 +55,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "1.seg"
     path.touch()
-    os.utime(path, (LATER, LATER))
+    # As if it were written to for as long as a test lasts.
+    later = time.time() + 3_600
+    os.utime(path, (later, later))
     return path
 
 

@@ -266,12 +266,18 @@ def test_there_is_room_for_so_many(segments: Path, started: Callable[..., Proces
 
 
 @pytest.fixture
+def serving() -> list[threading.Thread]:
+    """The threads of `served`, one for each connection."""
+    return []
+
+
+@pytest.fixture
 def served(
-    segments: Path, monkeypatch: pytest.MonkeyPatch
+    segments: Path, monkeypatch: pytest.MonkeyPatch, serving: list[threading.Thread]
 ) -> Iterator[Callable[[], socket.socket]]:
     """Connections to a server with little patience, whose blocks are large."""
     for name in ("_FIRST_S", "_IDLE_S", "_STUCK_S"):
-        monkeypatch.setattr(server_module, name, 0.2)
+        monkeypatch.setattr(server_module, name, 1.0)
     store = open_store(segments, segment_bytes=3_000_000)
     fill(store, [unit(1, 1, size=4_000_000), unit(2, 100), unit(3, 200)])
     make(segments)
@@ -280,7 +286,6 @@ def served(
     board.cluster = CLUSTER
     server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
     ends: list[socket.socket] = []
-    threads: list[threading.Thread] = []
 
     def connect() -> socket.socket:
         assert server._room.acquire(blocking=False)
@@ -290,14 +295,14 @@ def served(
         mine.connect(("127.0.0.1", server.port))
         its, _ = server._socket.accept()
         ends.append(mine)
-        threads.append(threading.Thread(target=server._serve, args=(its,), daemon=True))
-        threads[-1].start()
+        serving.append(threading.Thread(target=server._serve, args=(its,), daemon=True))
+        serving[-1].start()
         return mine
 
     yield connect
     for end in ends:
         end.close()
-    for thread in threads:
+    for thread in serving:
         thread.join(20)
         assert not thread.is_alive()
     # Every one has given its room back.
@@ -353,11 +358,12 @@ def test_garbage_ends_the_connection(served: Callable[[], socket.socket]) -> Non
         assert is_left(connection)
 
 
-def test_who_takes_nothing_is_sent_away(served: Callable[[], socket.socket]) -> None:
+def test_who_takes_nothing_is_sent_away(
+    served: Callable[[], socket.socket], serving: list[threading.Thread]
+) -> None:
     connection = served()
     connection.sendall(encode_request(Request(BLOCK, CLUSTER, SHARD, 1)))
-    thread = threading.enumerate()[-1]
-    wait_until(lambda: not thread.is_alive(), "its thread ends")
+    wait_until(lambda: not serving[0].is_alive(), "its thread ends")
     answer = decode_answer(bytes(receive(connection, ANSWER_BYTES)))
     assert answer is not None
     assert answer.rows == 3

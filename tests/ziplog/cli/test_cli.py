@@ -287,6 +287,21 @@ def test_down_where_nothing_runs_is_done(tmp_path: Path) -> None:
     assert run("down", "--data-dir", str(tmp_path)).exit_code == 0
 
 
+def test_down_ends_nobody_while_it_is_not_known_who_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(servers.os, "kill", lambda pid, _: ended.append(pid))
+    numbers = iter([0, 0, 77, 77, None])
+    monkeypatch.setattr(servers, "running_pid", lambda _: next(numbers))
+    assert run("down", "--data-dir", str(tmp_path)).exit_code == 0
+    assert ended == [77], "0 would be everybody in the group of this process"
+    monkeypatch.setattr(servers, "running_pid", lambda _: 0)
+    result = run("down", "--data-dir", str(tmp_path), "--timeout", "0.1")
+    assert result.exit_code == 1
+    assert ended == [77]
+
+
 @pytest.mark.parametrize(
     ("spoilt", "code"),
     [({}, 0), ({"delivered": 99}, 1), ({"same_contents": False}, 1), ({"fault": "twice"}, 1)],

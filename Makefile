@@ -27,7 +27,7 @@ help:
 	@echo 'make demo    a million real events through a local cluster (EVENTS=20000 for a short one)'
 	@echo 'make pipeline the same events in Spark, each answer checked, a stream killed (Java 17)'
 	@echo 'make test    all tests; those of Spark need Java 17 or later'
-	@echo 'make check   lint and the fast tests, a few minutes'
+	@echo 'make check   lint and the fast tests'
 	@echo 'make lint    ruff, mypy --strict, import-linter'
 	@echo 'make format  let ruff rewrite the code'
 	@echo 'make bench   insert latency and throughput beside the floors of this machine'
@@ -61,7 +61,7 @@ test: $(BIN)/.installed
 	$(PYTEST) $(ARGS)
 
 check: lint
-	$(PYTEST) -m 'not slow' --ignore=tests/integration
+	$(PYTEST) -m 'not slow and not spark' --ignore=tests/integration
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .

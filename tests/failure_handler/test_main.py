@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 def config(directory: Path, handlers: int) -> ClusterConfig:
     ports = free_ports(2 * handlers + 3, "127.0.0.1")

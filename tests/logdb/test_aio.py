@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     Body = Callable[[logdb.aio.Database], Awaitable[None]]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(coordinator: logdb.Coordinator) -> Callable[[Body], None]:

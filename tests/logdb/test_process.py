@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import ziplog
     from ziplog.types import RecordId
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 30.0
 AGAIN_NS = 200_000_000
 SERVER = b"server"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 def config(directory: Path, mms: int) -> ClusterConfig:
     ports = free_ports(2 * mms + 2, "127.0.0.1")

@@ -23,6 +23,8 @@ from ziplog import wire
 if TYPE_CHECKING:
     from shard.sessions import HeldUnit
 
+pytestmark = pytest.mark.slow
+
 #: Seeds that are tried until one notices.
 SEEDS = range(25)
 BAD = Weather(shards=1, steps=50, loss=0.15, delay_us=3000, epoch_size=200)

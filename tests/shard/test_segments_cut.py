@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     Opened = Callable[..., SegmentStore]
 
+pytestmark = pytest.mark.slow
+
 SMALL = 700
 
 

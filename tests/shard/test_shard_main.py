@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 def run(path: Path, name: str = "shard-0-0") -> tuple[int, str]:
     """Run a server that is not to start; return its exit code and what it says on stderr."""

@@ -21,6 +21,8 @@ from ziplog.sim.raft import virtual
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 #: What the library's own receive path breaks is found within so many seeds.
 SEEDS_UNTIL_CAUGHT = 12
 

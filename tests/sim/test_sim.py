@@ -12,6 +12,8 @@ from tests.sim.run import run
 from tests.sim.seeds import attempt, command
 from tests.sim.shrink import shrink
 
+pytestmark = pytest.mark.slow
+
 #: With which one they begin.
 FIRST = int(os.environ.get("ZIPLOG_SIM_SEED", "1"))
 
@@ -42,7 +44,6 @@ def test_two_servers_of_a_shard_may_fail_with_f_2(seed: int) -> None:
     assert run(plan._replace(faults=kills)).faults == 2
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(FIRST + 1000, FIRST + 1160, 10))
 def test_many_seeds(first: int) -> None:

@@ -19,6 +19,8 @@ from ziplog.runtime import raft as raft_module
 from ziplog.runtime.journal import JournalError
 from ziplog.runtime.raft import Raft
 
+pytestmark = pytest.mark.slow
+
 
 class Running:
     """One node and everything that it said."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("mms-0", "fh-0", "shard-0-0")
 NOT_TAKEN = "the cluster file was changed, and is not taken"
 

@@ -41,6 +41,8 @@ from ziplog.errors import ZiplogError
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
+pytestmark = pytest.mark.slow
+
 # --- crashes ---
 
 

@@ -9,6 +9,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import pytest
+
 from shard.archive import __main__ as main_module
 from tests.shard.archive.logs import fill, log, make, open_store
 from tests.shard.archive.processes import Process, is_running
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import pytest
+
+pytestmark = pytest.mark.slow
 
 
 def priority(pid: int) -> int:

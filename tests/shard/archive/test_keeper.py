@@ -21,6 +21,8 @@ from ziplog.segments.archive import Archive
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.slow
+
 CLUSTER: Final = 77
 
 

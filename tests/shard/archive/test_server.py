@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from tests.ziplog.segments.blocks import Row
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["files", "connection"])
 def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from ziplog.sim.network import Conditions
 if TYPE_CHECKING:
     from tests.sim.stages import Counts, Outcome
 
+pytestmark = pytest.mark.slow
+
 LAN = Conditions()
 SLOW = Conditions(delay_ns=(50 * US, 10 * MS))
 

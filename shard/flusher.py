@@ -132,6 +132,10 @@ class Flusher:
         self._queue.append(_Removal(names))
         self._call()
 
+    def tend_soon(self) -> None:
+        """Have the thread carry out what was put, though nobody waits for it."""
+        self._call()
+
     def _call(self) -> None:
         self._is_awake = True
         self._called.set()

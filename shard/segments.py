@@ -204,11 +204,16 @@ class SegmentStore(StoredLog):
     def seal(self, stop: int) -> None:
         """End the segment that grows, if it reaches below `stop` and is worth a file.
 
-        Only what is sealed gets rows (docs/protocol.md, section 14.2).
+        Only what is sealed gets rows (docs/protocol.md, section 14.2). Each segment that ended
+        early is followed by one of twice its size at least, up to a whole one. What is torn waits
+        for its repair, so that the next one begins where it does not end yet.
         """
-        active = self._active
-        if active.base < stop and active.size * _LEAST_PART >= self._segment_bytes:
+        active, whole = self._active, self._segment_bytes
+        before = self._segments[-2].size if len(self._segments) > 1 else whole
+        least = max(whole // _LEAST_PART, 2 * before if before < whole else 0)
+        if active.base < stop and active.size >= least and not active.is_torn and self.mark:
             self._rotate()
+            self._flusher.tend_soon()
 
     def flush(self) -> bool:
         """Put everything on stable storage; False if there is no space for it now."""

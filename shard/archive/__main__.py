@@ -131,7 +131,8 @@ def _listen(line: socket.socket, pace: Pace, called: threading.Event) -> None:
     while words := line.recv(4096):
         if _HURRY in words:
             pace.hurry()
-        called.set()
+        if _NEWS in words:
+            called.set()
 
 
 def _make(maker: Maker, board: Board, called: threading.Event) -> None:

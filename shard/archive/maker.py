@@ -51,8 +51,8 @@ class _Task(NamedTuple):
     """A segment that rows can be made of."""
 
     entry: Listed
-    #: All that the shard owns from its first position on is in it.
-    follows: bool
+    #: All that the shard owns from there on, up to its end, is in it; 0: from its first entry on.
+    start: int
     #: The writers' table before it; None: not known.
     writers: Writers | None
 
@@ -90,7 +90,6 @@ class Maker:
             except (UnreadableError, ProtocolError) as error:
                 self._damaged[entry.segment.name] = self._stamp(entry)
                 self._log.warning("no rows of a damaged segment", error=str(error))
-        self.pace.done()
 
     def _tidy(self) -> None:
         """Take away rows whose segment is gone, and what was not finished."""
@@ -109,18 +108,20 @@ class Maker:
             if entry.limit > stable + 1:
                 return None
             # In the first one there is all of the log that is kept.
-            follows = before is None
+            start = segment.base if before is None else 0
             table: Part | None = None
             if before is not None and segment.base_fseq == before.limit:
                 index = rows.get(before.segment.name)
-                follows, table = index is not None, index.writers if index is not None else None
+                if index is not None:
+                    # What was repaired there may reach beyond where this one was to begin.
+                    start, table = max(segment.base, index.stop), index.writers
             is_known = before is None or table is not None
             index = rows.get(segment.name)
             has_all = index is not None and (index.writers is not None or not is_known)
             can_be = entry.limit and segment.name not in done and not self._is_damaged(entry)
             if can_be and not has_all:
                 writers = self._table(before, table) if is_known else None
-                return _Task(entry, follows, writers)
+                return _Task(entry, start, writers)
             before = entry
         return None
 
@@ -188,7 +189,7 @@ def _write(
     segment = entry.segment
     file.write(MAGIC)
     before = _put_table(writers, file) if writers else None
-    start = segment.base if task.follows else 0
+    start = task.start
     # Old files do not tell the number of their first entry.
     last_fseq = segment.base_fseq - 1
     blocks: list[BlockIndex] = []
@@ -207,7 +208,7 @@ def _write(
     if last_fseq != entry.limit - 1:
         raise UnreadableError(f"{segment.name} ends with entry {last_fseq}, not {entry.limit - 1}")
     table = _put_table(writers, file) if writers is not None else None
-    begin = blocks[0].start if blocks else segment.base
+    begin = blocks[0].start if blocks else max(segment.base, task.start)
     stop = blocks[-1].stop if blocks else begin
     index = RowsIndex(
         segment.number, segment.salt, size, last_fseq, begin, stop, blocks, table, before

@@ -1,9 +1,9 @@
-"""How fast rows are made: slowly while records come, at once where somebody waits for them.
+"""How fast rows are made: slowly while records come, at once where somebody misses them.
 
 The lowest priority is not enough to cost those who insert nothing: between two messages a core is
 idle for a moment, and what fills all such moments takes caches, memory's bandwidth and the other
-half of a core. Rule: nobody waits here for longer than a segment takes to make, many times over
-(docs/protocol.md, section 14.2).
+half of a core. Rule: a rest is bounded, and ends when somebody misses rows or nothing is written
+any more (docs/protocol.md, section 14.2).
 """
 
 from __future__ import annotations
@@ -15,39 +15,42 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: A server that wrote nothing for so long is at rest; it writes within 10 ms of a record.
+#: A server that wrote nothing for so long is at rest. It writes within 10 ms of a record, and now
+#: and then while the log is followed.
 CALM_S: Final = 0.25
 #: While records come, a maker works for one part of so many of the time.
 _PARTS: Final = 20
+#: The longest rest after a block.
+LONGEST_S: Final = 5.0
+#: For so long there is no rest once somebody has missed rows: more are missed, or about to be.
+HURRY_S: Final = 10.0
 
 
 class Pace:
-    """The pace of one maker."""
+    """The pace of one thread that makes rows."""
 
     def __init__(self) -> None:
         """Begin without hurry."""
-        self._hurried = threading.Event()
+        self._called = threading.Event()
+        self._hurried_until = 0.0
         self._since = 0.0
 
     def hurry(self) -> None:
         """Somebody has asked for rows that are not there. From any thread."""
-        self._hurried.set()
-
-    def done(self) -> None:
-        """All that can be made is made."""
-        self._hurried.clear()
+        self._hurried_until = time.monotonic() + HURRY_S
+        self._called.set()
 
     def begin(self) -> None:
         """Work begins."""
-        self._since = time.monotonic()
+        self._since = time.thread_time()
 
     def rest(self, written: Path) -> None:
-        """Rest from work, for as long as `written` is written to and nobody waits."""
-        now = time.monotonic()
-        until = now + (_PARTS - 1) * (now - self._since)
-        while (left_s := until - time.monotonic()) > 0 and _age_s(written) < CALM_S:
-            if self._hurried.wait(min(left_s, CALM_S)):
-                break
+        """Rest from work, for as long as `written` is written to and nobody misses rows."""
+        self._called.clear()
+        worked_s = time.thread_time() - self._since
+        until = time.monotonic() + min((_PARTS - 1) * worked_s, LONGEST_S)
+        while self._hurried_until <= (now := time.monotonic()) < until and _age_s(written) < CALM_S:
+            self._called.wait(min(until - now, CALM_S))
         self.begin()
 
 

@@ -70,8 +70,8 @@ class ArchiveServer:
             board: what the server tells.
             host: where to listen.
             shard: whose segments they are.
-            on_missing: is told that somebody has asked for a block that is not there; from any
-                thread.
+            on_missing: is told that somebody has asked for a block of a sealed segment that is not
+                there; from any thread.
 
         Raises:
             OSError: it cannot.
@@ -151,11 +151,13 @@ class ArchiveServer:
             return True
         with self._looking:
             found = self._archive.find(request.gsn)
+            is_sealed = self._board.trim <= request.gsn < self._archive.sealed_end
             if not isinstance(found, int) and request.gsn < self._board.trim:
                 # The server says what it says of a position that was trimmed.
                 found = self._archive.next_start(max(self._board.trim, found.block.stop))
         if isinstance(found, int):
-            self._on_missing()
+            if is_sealed:
+                self._on_missing()
             connection.sendall(encode_answer(Answer(NEXT, found)))
             return True
         if request.kind == LOCATE and is_here(connection):

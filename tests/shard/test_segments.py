@@ -209,7 +209,19 @@ def test_a_mark_outlives_the_segment_that_it_was_written_to(
     assert opened(segment_bytes=500).mark == mark(7, trim=3).decision
 
 
-def test_who_reads_in_bulk_has_sealed_what_is_worth_it(opened: Opened) -> None:
+def test_what_no_mark_can_follow_is_not_sealed(opened: Opened) -> None:
+    store = opened(segment_bytes=8_000)
+    store.append(place(1, [1], bytes(5_000)))
+    store.seal(2**62)
+    assert store.sealed_fseq == 0, "nothing would be written behind it"
+    store.append(mark(1))
+    store.seal(2**62)
+    assert store.sealed_fseq == 1
+
+
+def test_who_reads_in_bulk_has_sealed_what_is_worth_it(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = opened(segment_bytes=8_000)
     for fseq in range(1, 6):
         store.append(place(fseq, [fseq], bytes(100)))
@@ -220,16 +232,22 @@ def test_who_reads_in_bulk_has_sealed_what_is_worth_it(opened: Opened) -> None:
         store.append(place(fseq, [fseq], bytes(100)))
     store.seal(1)
     assert store.sealed_fseq == 0, "it is not about what is asked for"
+    woken: list[bool] = []
+    monkeypatch.setattr(store.flusher, "tend_soon", lambda: woken.append(True))
     store.seal(2)
     assert store.sealed_fseq == 10
+    assert woken == [True], "the thread, which also runs where nothing is flushed by time"
     sealed: list[int] = []
     store.flusher.on_seal = sealed.append
     assert store.flush()
     assert sealed == [10], "its file is, though nothing comes"
-    store.seal(2**62)
-    assert len(store._segments) == 2
-    store.append(place(11, [11]))
-    assert [entry.fseq for entry in store.scan(1, 1 << 20)] == list(range(1, 12))
+    fseq = 10
+    while len(store._segments) == 2:
+        fseq += 1
+        store.append(place(fseq, [fseq], bytes(100)))
+        store.seal(2**62)
+    assert store._segments[1].size >= 2 * store._segments[0].size, "few files are small"
+    assert [entry.fseq for entry in store.scan(1, 1 << 20)] == list(range(1, fseq + 1))
 
 
 def test_nothing_is_deleted_before_what_came_before_is_flushed(

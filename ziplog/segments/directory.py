@@ -82,6 +82,12 @@ class SegmentDirectory:
             self._listed, self._seen = [], (0, False)
         return self._listed
 
+    @property
+    def sealed_end(self) -> int:
+        """Where the newest segment begins: all before it is sealed, trimmed, or was never there."""
+        listed = self.listed()
+        return listed[-1].segment.base if listed else 0
+
     def _list(self) -> list[Listed]:
         names = {path.name for path in self._directory.iterdir()}
         segments = [segment for name in names if (segment := Segment.named(name)) is not None]

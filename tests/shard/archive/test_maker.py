@@ -238,6 +238,38 @@ def test_what_is_void_is_not_given_out_before_it_is_tidied_up(
     assert walk(Archive(segments), 1, 2**60)[2] == end
 
 
+@pytest.mark.parametrize("how", ["append", "seal"])
+def test_what_is_repaired_reaches_to_where_the_next_one_begins(segments: Path, how: str) -> None:
+    entries = log(60)
+    store = open_store(segments, 40_000)
+    fill(store, entries[:40])
+    store.close()
+    # The end of the newest file rots, headers too: that it was on stable storage, a note tells.
+    (path,) = segments.glob("*.seg")
+    content = path.read_bytes()
+    path.write_bytes(content[:-6000] + bytes(6000))
+    store = open_store(segments, 1_000 if how == "append" else 40_000)
+    assert store._active.is_torn
+    if how == "seal":
+        store.seal(2**60)
+        assert len(store._segments) == 1, "it waits for the repair"
+    fill(store, entries[40:44])
+    ((first, last),) = store.damage
+    assert store.repair([entry for entry in entries if first <= entry.fseq <= last])
+    fill(store, entries[44:])
+    store._segment_bytes = 1
+    more = [unit(61, end_of(entries)), unit(62, end_of(entries) + 10)]
+    fill(store, more)
+    make(segments)
+    archive = Archive(segments)
+    end = sealed_end(store)
+    for start in range(1, end, 7):
+        rows, _, reached = walk(archive, start, end)
+        assert reached >= end
+        assert rows == records(entries + more, start, end)
+    store.close()
+
+
 def test_damage_is_left_out_until_it_is_repaired(
     segments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

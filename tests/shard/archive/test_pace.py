@@ -14,7 +14,7 @@ from shard.archive import pace as pace_module
 from shard.archive.__main__ import _HURRY, _NEWS, _listen, _say
 from shard.archive.board import Board
 from shard.archive.maker import Maker
-from shard.archive.pace import CALM_S, Pace
+from shard.archive.pace import CALM_S, HURRY_S, LONGEST_S, Pace
 from shard.archive.server import ArchiveServer
 from tests.shard.archive.logs import fill, log, make, open_store
 from tests.shard.archive.processes import CLUSTER, SHARD
@@ -22,6 +22,7 @@ from ziplog.runtime.archive import ArchiveClient
 from ziplog.segments.rows import Block
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -30,20 +31,25 @@ class Clock:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 1_000.0
+        self.worked = 50.0
         self.waits: list[float] = []
         self.pace = Pace()
         patch.setattr(pace_module.time, "monotonic", lambda: self.now)
-        patch.setattr(self.pace._hurried, "wait", self._wait)
+        patch.setattr(pace_module.time, "thread_time", lambda: self.worked)
+        patch.setattr(self.pace._called, "wait", self._wait)
+        self.meanwhile: Callable[[], None] = lambda: None
 
-    def _wait(self, timeout: float) -> bool:
-        if not self.pace._hurried.is_set():
-            self.waits.append(timeout)
-            self.now += timeout
-        return self.pace._hurried.is_set()
+    def _wait(self, timeout: float) -> None:
+        assert timeout > 0
+        self.waits.append(timeout)
+        self.now += timeout
+        self.meanwhile()
 
     def work(self, worked_s: float) -> None:
+        """Work for so long, on a machine that gives this thread half of the time."""
         self.pace.begin()
-        self.now += worked_s
+        self.worked += worked_s
+        self.now += 2 * worked_s
 
 
 @pytest.fixture
@@ -85,15 +91,25 @@ def test_with_nothing_written_there_is_no_rest(clock: Clock, written: Path) -> N
     assert clock.waits == []
 
 
-def test_who_waits_ends_the_rest_until_all_is_made(clock: Clock, written: Path) -> None:
+def test_no_rest_lasts_for_ever(clock: Clock, written: Path) -> None:
+    clock.work(100)
+    clock.pace.rest(written)
+    assert sum(clock.waits) == pytest.approx(LONGEST_S)
+
+
+def test_who_misses_rows_ends_the_rest_and_the_next_ones(clock: Clock, written: Path) -> None:
     clock.work(10)
-    clock.pace.hurry()
+    clock.meanwhile = clock.pace.hurry
+    clock.pace.rest(written)
+    assert clock.waits == [CALM_S]
+    clock.waits.clear()
+    clock.work(1)
     clock.pace.rest(written)
     assert clock.waits == []
-    clock.pace.done()
+    clock.now += HURRY_S
     clock.work(0.01)
     clock.pace.rest(written)
-    assert sum(clock.waits) == pytest.approx(0.19)
+    assert clock.waits == [pytest.approx(0.19)]
 
 
 def test_who_asks_for_what_is_not_there_is_said(segments: Path) -> None:
@@ -110,35 +126,27 @@ def test_who_asks_for_what_is_not_there_is_said(segments: Path) -> None:
         assert isinstance(client.block(1), Block)
         assert not misses
         assert client.block(2**40) == 0
+        assert not misses, "nobody can make rows of what is not sealed"
+        second = store._segments[1]
+        (segments / second.rows_name).unlink()
+        assert isinstance(client.block(second.base), int)
         assert misses == [1]
+        board.trim = store._segments[2].base
+        assert isinstance(client.block(second.base), int)
+        assert misses == [1], "what was trimmed is not made again"
 
 
-def test_only_a_word_of_hurry_is_one() -> None:
+@pytest.mark.parametrize("word", [_NEWS, _HURRY])
+def test_a_word_of_hurry_is_no_news(word: bytes) -> None:
+    """Who has nothing to make, or no space to, is not woken by who misses it."""
     pace, called = Pace(), threading.Event()
     line, its = socket.socketpair()
     with line, its:
-        _say(line, _NEWS)
+        _say(line, word)
         line.shutdown(socket.SHUT_WR)
         _listen(its, pace, called)
-    assert called.is_set()
-    assert not pace._hurried.is_set()
-    line, its = socket.socketpair()
-    with line, its:
-        _say(line, _HURRY)
-        _say(line, _NEWS)
-        line.shutdown(socket.SHUT_WR)
-        _listen(its, pace, called)
-    assert pace._hurried.is_set()
-
-
-def test_when_all_is_made_nobody_waits(segments: Path) -> None:
-    store = open_store(segments)
-    fill(store, log(60))
-    maker = Maker(segments)
-    maker.pace.hurry()
-    maker.make(lambda: 2**60)
-    assert not maker.pace._hurried.is_set()
-    store.close()
+    assert called.is_set() == (word == _NEWS)
+    assert pace._called.is_set() == (word == _HURRY)
 
 
 def test_each_block_is_followed_by_a_rest(segments: Path, monkeypatch: pytest.MonkeyPatch) -> None:

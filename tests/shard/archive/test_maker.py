@@ -242,7 +242,8 @@ def test_what_is_void_is_not_given_out_before_it_is_tidied_up(
 def test_what_is_repaired_reaches_to_where_the_next_one_begins(segments: Path, how: str) -> None:
     entries = log(60)
     store = open_store(segments, 40_000)
-    fill(store, entries[:40])
+    for part in (entries[:20], entries[20:40]):
+        fill(store, part)
     store.close()
     # The end of the newest file rots, headers too: that it was on stable storage, a note tells.
     (path,) = segments.glob("*.seg")
@@ -250,6 +251,7 @@ def test_what_is_repaired_reaches_to_where_the_next_one_begins(segments: Path, h
     path.write_bytes(content[:-6000] + bytes(6000))
     store = open_store(segments, 1_000 if how == "append" else 40_000)
     assert store._active.is_torn
+    assert store.mark is not None
     if how == "seal":
         store.seal(2**60)
         assert len(store._segments) == 1, "it waits for the repair"

@@ -336,6 +336,26 @@ def test_half_a_call_whose_shard_has_left_ends_at_once_with_what_is_in_the_log()
     assert not sent(glass)
 
 
+def test_half_a_call_whose_shard_is_leaving_and_had_no_room_is_sent_again() -> None:
+    glass = Glass()
+    glass.connect(placement(0), placement(1))
+    call = glass.insert(*[b"x"] * (2 * UNIT_RECORDS))
+    first, second = sent(glass)
+    gsns = list(range(1, UNIT_RECORDS + 1))
+    glass.give(ack(first, 0, gsns), ack(first, 1, gsns))
+    glass.pass_time(200 * MS)
+    glass.inform(placement(0, state="leaving"), placement(1))
+    newest = [second, *sent(glass)][-1]
+    glass.give(refused(newest, 0, "full"), refused(newest, 1, "full"))
+    assert call not in glass.answers, "it still takes what comes"
+    glass.pass_time(1 * S)
+    again = sent(glass)[-1]
+    assert (again.shard, again.seq) == (0, second.seq)
+    later = [gsn + 1000 for gsn in gsns]
+    glass.give(ack(again, 0, later), ack(again, 1, later))
+    assert glass.answers[call] == [RecordId(gsn, 0) for gsn in gsns + later]
+
+
 class ReshapedCluster(FakeCluster):
     """Shards leave for good, or have no positions for a while; backups guess what is not placed."""
 

@@ -27,6 +27,7 @@ from spark_reader.plainly import plainly
 from spark_reader.schema import DEFAULT, projection
 from spark_reader.sources import source_of
 from spark_reader.tasks import Share, read_share, shared_out
+from spark_reader.workers import spare_modules
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class Reader(DataSourceReader):
     @plainly
     def partitions(self) -> list[InputPartition]:
         """Return what each task reads."""
+        spare_modules()
         pinned = self._pinned
         with source_of(self._options).open() as session:
             pieces = session.stretches(pinned.start, pinned.stop)

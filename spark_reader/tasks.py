@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
+from spark_reader.ahead import ahead
 from spark_reader.planning import pack
 from spark_reader.sources import source_of, wanted
+from spark_reader.workers import spare_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -45,6 +47,11 @@ def read_share(
     assert isinstance(partition, Share), "Spark gives back the shares that it was given"
     if not partition.pieces:
         return
-    what = wanted(options, fields, partition.topic)
+    spare_modules()
+    yield from ahead(_read(options, fields, partition))
+
+
+def _read(options: Options, fields: tuple[Field, ...], share: Share) -> Generator[pa.RecordBatch]:
+    what = wanted(options, fields, share.topic)
     with source_of(options).open() as session:
-        yield from session.read(partition.pieces, what, partition.value)
+        yield from session.read(share.pieces, what, share.value)

@@ -22,6 +22,7 @@ from spark_reader import write_options
 from spark_reader.inserting import insert_batches
 from spark_reader.placement import Placement, check_policy, members
 from spark_reader.plainly import plainly
+from spark_reader.workers import spare_modules
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class _Job:
 
     def write(self, batches: Iterator[pa.RecordBatch], query: str, batch: int) -> Written:
         """Insert a task's rows; returns when all are on all replicas of their shards."""
+        spare_modules()
         partition = _task().partitionId()
         if not self.options.exactly_once:
             # A name that no other attempt has: nothing is dropped.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
@@ -33,6 +33,7 @@ from ziplog.runtime.archive_messages import (
 )
 from ziplog.runtime.archive_socket import is_here, receive
 from ziplog.segments.archive import BlockPlace, read_block
+from ziplog.segments.memory import ReadMemory
 from ziplog.segments.rowfile import BlockIndex, Part, decode_origins, decode_writers, is_sound
 from ziplog.segments.rows import Block
 from ziplog.segments.segment import Segment
@@ -64,6 +65,7 @@ class ArchiveClient:
         self._socket: socket.socket | None = None
         #: Whether the archive seems to be on this machine, and whether its files gave what it said.
         self._is_here, self._reads_files = False, True
+        self._memory: Final = ReadMemory()
         self._is_closed = False
 
     def __enter__(self) -> Self:
@@ -99,7 +101,7 @@ class ArchiveClient:
         """
         answer, content = self._ask(BLOCK, gsn)
         if answer.kind == LOCATED:
-            block = _read(answer, content)
+            block = _read(answer, content, self._memory)
             if block is not None and block.start <= gsn < block.stop:
                 return block
             # They are another machine's, or were deleted just now.
@@ -197,7 +199,7 @@ class ArchiveClient:
             self._socket = None
 
 
-def _read(answer: Answer, content: bytearray) -> Block | None:
+def _read(answer: Answer, content: bytearray, memory: ReadMemory) -> Block | None:
     """Return a block of this machine's files, None if they do not have it."""
     place = decode_place(content)
     if place is None:
@@ -212,7 +214,7 @@ def _read(answer: Answer, content: bytearray) -> Block | None:
         answer.start, answer.stop, answer.rows, answer.has_keys, _at(answer.data, place.data_at),
         _at(answer.columns, place.columns_at), _at(answer.origins, behind),
     )  # fmt: skip
-    return read_block(BlockPlace(path, path.with_name(segment.rows_name), index))
+    return read_block(BlockPlace(path, path.with_name(segment.rows_name), index), memory)
 
 
 def _at(part: Part, at: int) -> Part:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from ziplog.segments.directory import SegmentDirectory
+from ziplog.segments.memory import ReadMemory
 from ziplog.segments.rowfile import (
     TRAILER_BYTES,
     RowsIndex,
@@ -60,6 +61,7 @@ class Archive(SegmentDirectory):
         self._rows: list[tuple[Segment, RowsIndex]] = []
         self._starts: list[int] = []
         self._known: dict[str, tuple[tuple[int, int], RowsIndex | None]] = {}
+        self._memory: Final = ReadMemory()
 
     # --- what there is -----------------------------------------------------------------------
 
@@ -103,7 +105,7 @@ class Archive(SegmentDirectory):
         place = self.find(gsn)
         if isinstance(place, int):
             return place
-        block = read_block(place)
+        block = read_block(place, self._memory)
         # What cannot be read here is read in another way.
         return block if block is not None else self.next_start(place.block.stop)
 
@@ -144,12 +146,12 @@ class Archive(SegmentDirectory):
             place = self.find(position)
             if isinstance(place, int) or place.block.start > position:
                 break
-            runs = _origins(place)
+            runs = _origins(place, self._memory)
             if runs is None:
                 break
             end = place.block.rows
             if place.block.stop > gsn:
-                gsns = _gsns(place)
+                gsns = _gsns(place, self._memory)
                 if gsns is None:
                     break
                 end = bisect_left(gsns, gsn)
@@ -190,21 +192,26 @@ def read_index(path: Path) -> RowsIndex | None:
 
 def read_table(path: Path, part: Part) -> Writers | None:
     """Return a writers' table of a file of rows, None if it is gone or damaged."""
-    found = _parts(path, part)
+    found = _parts(path, ReadMemory(), part)
     with suppress(msgspec.MsgspecError):
         return decode_writers(found[0]) if found is not None else None
     return None
 
 
-def read_block(place: BlockPlace) -> Block | None:
+def read_block(place: BlockPlace, memory: ReadMemory) -> Block | None:
     """Return a block, None if its files are gone, or hold something else there.
 
     Whoever named the place need not be trusted: nothing but a segment's files is read, and no more
     of them than there is.
+
+    Args:
+        place: where it is.
+        memory: where it is read to.
+
     """
     index = place.block
-    told = _parts(place.rows, index.columns, index.origins)
-    data = _parts(place.segment, index.data) if told is not None else None
+    told = _parts(place.rows, memory, index.columns, index.origins)
+    data = _parts(place.segment, memory, index.data) if told is not None else None
     if told is None or data is None:
         return None
     columns, origins = told
@@ -218,21 +225,21 @@ def read_block(place: BlockPlace) -> Block | None:
     return None
 
 
-def _origins(place: BlockPlace) -> list[OriginRun] | None:
-    found = _parts(place.rows, place.block.origins)
+def _origins(place: BlockPlace, memory: ReadMemory) -> list[OriginRun] | None:
+    found = _parts(place.rows, memory, place.block.origins)
     with suppress(msgspec.MsgspecError):
         return decode_origins(found[0]) if found is not None else None
     return None
 
 
-def _gsns(place: BlockPlace) -> memoryview | None:
-    found = _parts(place.rows, place.block.columns)
+def _gsns(place: BlockPlace, memory: ReadMemory) -> memoryview | None:
+    found = _parts(place.rows, memory, place.block.columns)
     if found is None:
         return None
-    return memoryview(found[0])[: 8 * place.block.rows].cast("q")
+    return found[0][: 8 * place.block.rows].cast("q")
 
 
-def _parts(path: Path, *parts: Part) -> list[bytes] | None:
+def _parts(path: Path, memory: ReadMemory, *parts: Part) -> list[memoryview] | None:
     """Return parts of a file, None if it is gone, or one of them is damaged."""
     try:
         fd = os.open(path, _READ)
@@ -242,11 +249,12 @@ def _parts(path: Path, *parts: Part) -> list[bytes] | None:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             return None
-        contents: list[bytes] = []
+        contents: list[memoryview] = []
         for part in parts:
             if part.at + part.size > facts.st_size:
                 return None
-            content = os.pread(fd, part.size, part.at)
+            content = memory.view(part.size)
+            os.preadv(fd, [content], part.at)
             if not is_sound(part, content):
                 return None
             contents.append(content)

@@ -1,0 +1,77 @@
+"""What runs ahead gives the same, one step ahead, and ends with who takes it."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spark_reader.ahead import ahead
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+class Steps:
+    """Numbers up to a stop, and what became of them."""
+
+    def __init__(self, stop: int, error: Exception | None = None) -> None:
+        self._stop, self._error = stop, error
+        self.made = 0
+        self.threads: set[int] = set()
+        self.closed_in: int | None = None
+
+    def run(self) -> Generator[int]:
+        try:
+            for number in range(self._stop):
+                self.threads.add(threading.get_ident())
+                self.made += 1
+                yield number
+            if self._error is not None:
+                raise self._error
+        finally:
+            self.closed_in = threading.get_ident()
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2, 50])
+def test_all_comes_in_order(stop: int) -> None:
+    steps = Steps(stop)
+    assert list(ahead(steps.run())) == list(range(stop))
+    assert steps.closed_in is not None
+
+
+def test_one_step_is_made_before_it_is_asked_for_and_no_more() -> None:
+    steps = Steps(10)
+    with closing(ahead(steps.run())) as taken:
+        for number in range(4):
+            assert next(taken) == number
+            wait_until(lambda made=number + 2: steps.made == made, "the next step")  # type: ignore[misc]
+    assert steps.made == 5
+
+
+def test_an_error_comes_behind_what_was_before_it() -> None:
+    steps = Steps(3, OSError("lost"))
+    taken = ahead(steps.run())
+    assert [next(taken) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(OSError, match="lost"):
+        next(taken)
+
+
+def test_who_takes_no_more_closes_it_in_the_thread_that_ran_it() -> None:
+    before = threading.active_count()
+    steps = Steps(10)
+    taken = ahead(steps.run())
+    assert next(taken) == 0
+    taken.close()
+    assert {steps.closed_in} == steps.threads
+    assert threading.get_ident() not in steps.threads
+    assert threading.active_count() == before
+
+
+def test_one_that_was_never_taken_from_starts_nothing() -> None:
+    steps = Steps(10)
+    ahead(steps.run()).close()
+    assert steps.made == 0

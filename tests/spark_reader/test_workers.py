@@ -1,0 +1,30 @@
+"""Modules are left alone by searches for garbage, what comes later is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import gc, weakref
+from spark_reader.workers import spare_modules
+
+class Ring:
+    def __init__(self):
+        self.itself = self
+
+spare_modules()
+frozen = gc.get_freeze_count()
+assert frozen > 1000, frozen
+ring = Ring()
+gone = weakref.ref(ring)
+del ring
+spare_modules()
+assert gc.get_freeze_count() == frozen
+gc.collect()
+assert gone() is None
+"""
+
+
+def test_modules_are_spared_once_and_later_garbage_is_found() -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)

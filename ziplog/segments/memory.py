@@ -1,0 +1,44 @@
+"""Memory for large reads that is used again: what is new costs more than to read into it.
+
+Rule: memory is given out again only when nobody looks into what was given out before, which it
+tells itself: a bytearray that is looked into refuses to change its size. So a forgotten view costs
+time, and never shows something else. Invariant: no more than `_KEPT` pieces are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: The columns and the data of what is read, what is taken from it, and what was taken.
+_KEPT: Final = 6
+#: Pieces have multiples of this, so that blocks of about one size find one that fits.
+_STEP: Final = 1024 * 1024
+#: Less is not worth a piece.
+_SMALL: Final = 64 * 1024
+
+
+class ReadMemory:
+    """Gives out memory to read into. One thread."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytearray] = []
+
+    def view(self, size: int) -> memoryview:
+        """Return memory of so many bytes with anything in it; it is held by holding the view."""
+        if size < _SMALL:
+            return memoryview(bytearray(size))
+        for piece in self._pieces:
+            if len(piece) >= size and _is_free(piece):
+                return memoryview(piece)[:size]
+        piece = bytearray(-(-size // _STEP) * _STEP)
+        self._pieces = [piece, *self._pieces[: _KEPT - 1]]
+        return memoryview(piece)[:size]
+
+
+def _is_free(piece: bytearray) -> bool:
+    try:
+        piece.pop()
+    except BufferError:
+        return False
+    piece.append(0)
+    return True

@@ -136,7 +136,8 @@ class FileSession(Session):
         return {shard: max(map(_end, each)) for shard, each in self._archives.items()}
 
     @property
-    def _trim(self) -> int:
+    def trim(self) -> int:
+        """All before this was trimmed, as the files tell now; 1: nothing."""
         return max(_trim(archive) for each in self._archives.values() for archive in each)
 
     def topic(self) -> str:
@@ -169,7 +170,7 @@ class FileSession(Session):
             raise ConfigError(
                 STOP, options.stop, f"at most {latest}: so far all shards' files tell"
             )
-        trim = self._trim
+        trim = self.trim
         return self._pinned(*self._bounds(lambda: self._epochs(trim, latest), trim), latest, trim)
 
     def _epochs(self, start: int, stop: int) -> Epochs:
@@ -186,7 +187,7 @@ class FileSession(Session):
         """Return the range in pieces; see `Session.stretches`."""
         if start >= stop:
             return []
-        start = self.behind_trim(start, self._trim)
+        start = self.behind_trim(start, self.trim)
         pieces: list[Piece] = []
         for shard, end in self._ends().items():
             each = zip(self._archives[shard], self._directories[shard], strict=True)
@@ -199,14 +200,14 @@ class FileSession(Session):
         del start, stop
         each = self._archives[shard]
         first = turn % len(each)
-        return _Directories(each[first:] + each[:first])
+        return _Directories(self, each[first:] + each[:first])
 
 
 class _Directories(Replicas):
     """What a shard's servers have on their disks."""
 
-    def __init__(self, archives: list[Archive]) -> None:
-        self._archives: Final = archives
+    def __init__(self, session: FileSession, archives: list[Archive]) -> None:
+        self._session, self._archives = session, archives
 
     def close(self) -> None:
         """Nothing is open between two calls."""
@@ -221,18 +222,24 @@ class _Directories(Replicas):
 
     def scanned(self, start: int, stop: int) -> Iterator[Block]:
         """Give blocks made of what segments hold; see `Replicas.scanned`."""
-        at, faults = start, []
-        for archive in self._archives:
-            try:
-                for block in in_blocks(archive.units(at, stop), at):
-                    yield block
-                    at = block.stop
-            except UnreadableError as error:
-                faults.append(str(error))
-            if at >= stop:
-                return
-        why = "; ".join(faults) or "what is stable ends before it"
-        raise UnavailableError(f"no server's files have gsn {at}: {why}")
+        at = start
+        while at < stop:
+            faults: list[str] = []
+            for archive in self._archives:
+                try:
+                    for block in in_blocks(archive.units(at, stop), at):
+                        yield block
+                        at = block.stop
+                except UnreadableError as error:
+                    faults.append(str(error))
+                if at >= stop:
+                    return
+            # Servers may run, and delete what is trimmed.
+            kept = self._session.behind_trim(at, self._session.trim)
+            if kept == at:
+                why = "; ".join(faults) or "what is stable ends before it"
+                raise UnavailableError(f"no server's files have gsn {at}: {why}")
+            at = kept
 
 
 def _end(archive: Archive) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from spark_reader.options import parse
 from spark_reader.ranges import read_range
-from spark_reader.sources import source_of
+from spark_reader.schema import DEFAULT
+from spark_reader.sources import source_of, wanted
 from tests.spark_reader.logs import Key, as_key, fill, small_cluster, subscribed
 from tests.waiting import wait_until
 from ziplog import RecordId, policy
@@ -222,14 +224,26 @@ def test_what_is_no_data_directory_is_refused(tmp_path: Path) -> None:
         rows(tmp_path / "away")
 
 
+def await_trim(path: Path, gsn: int) -> None:
+    def is_written() -> bool:
+        with source_of(parse({"path": str(path)})).open() as session:
+            return session.pin().start == gsn
+
+    wait_until(is_written, "the trim was not written down")
+
+
 def test_a_trimmed_beginning_is_an_error_or_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with small_cluster(path) as cluster, cluster.connect() as log:
         fill(cluster, 300)
         everything = all_rows(cluster)
         first = everything[len(everything) // 2]
+        # There is an epoch behind that of the first one that is kept.
+        while log.read_record(log.insert_after(b"later")).epoch == first[4]:
+            pass
+        everything = all_rows(cluster)
         log.trim(RecordId(*first[:2]))
-        wait_until(lambda: rows(path)[:1] == [first], "the trim was not written down")
+        await_trim(path, first[0])
     kept = [row for row in everything if row >= first]
     assert rows(path) == kept
     assert rows(path, startingOffsets=1, failOnDataLoss="false") == kept
@@ -242,3 +256,32 @@ def test_a_trimmed_beginning_is_an_error_or_left_out(tmp_path: Path) -> None:
     later = [row for row in kept if row[4] > epoch]
     assert later
     assert rows(path, startingEpoch=epoch + 1) == later
+
+
+def test_what_is_trimmed_while_it_is_read_is_an_error_or_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with ExitStack() as stack:
+        cluster = stack.enter_context(small_cluster(path))
+        fill(cluster, 300)
+        everything = all_rows(cluster)
+        first = everything[len(everything) // 2]
+        opened = []
+        for fails in ("true", "false"):
+            options = parse({"path": str(path), "failOnDataLoss": fails})
+            session = stack.enter_context(source_of(options).open())
+            pinned = session.pin()
+            pieces = session.stretches(pinned.start, pinned.stop)
+            opened.append(session.read(pieces, wanted(options, DEFAULT, pinned.topic)))
+        servers = sorted(path.glob("shard-0-*/segments"))
+        oldest = [min(server.glob("*.seg")) for server in servers]
+        with cluster.connect() as log:
+            log.trim(RecordId(*first[:2]))
+        await_trim(path, first[0])
+        wait_until(lambda: not any(map(Path.exists, oldest)), "they were not deleted")
+        failing, leaving_out = opened
+        with pytest.raises(TrimmedError):
+            list(failing)
+        offsets = [gsn for batch in leaving_out for gsn in batch.column("offset").to_pylist()]
+    assert {row[0] for row in everything if row >= first} <= set(offsets)
+    assert everything[0][0] not in offsets
+    assert len(set(offsets)) == len(offsets)

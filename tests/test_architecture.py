@@ -46,6 +46,7 @@ DOES_IO = {
     "shard.archive.pace",
     "shard.archive.server",
     "shard.segments",
+    "spark_reader.ahead",
     "spark_reader.catalog",
     "spark_reader.cli",
     "spark_reader.data_source",
@@ -60,6 +61,7 @@ DOES_IO = {
     "spark_reader.stream",
     "spark_reader.tasks",
     "spark_reader.write_options",
+    "spark_reader.workers",
     "spark_reader.writer",
     "ziplog.client.arguments",
     "ziplog.client.asynchronous",
@@ -190,3 +192,8 @@ def test_only_the_adapter_knows_the_consensus_library() -> None:
 def test_only_the_runtime_knows_the_socket_library() -> None:
     users = {name_of(path) for path in SOURCES if "zmq" in imported(parse(path))}
     assert all(user.startswith("ziplog/runtime/") for user in users), users
+
+
+def test_a_blocking_program_does_not_load_asyncio() -> None:
+    program = "import sys, ziplog; sys.exit('asyncio' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

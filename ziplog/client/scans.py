@@ -6,7 +6,6 @@ own. Invariant: `position` is after all that was handed out. See docs/protocol.m
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 from ziplog.client import arguments
@@ -14,6 +13,7 @@ from ziplog.client.requests import NEVER, ScanCloseRequest, ScanFetchRequest, Sc
 from ziplog.errors import DeadlineError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator, Generator, Iterator
     from typing import Any, Self
 
@@ -124,6 +124,8 @@ class AsyncScan(_Progress):
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Wait until it is open; raises what `ziplog.Log.scan` raises."""
+        import asyncio  # noqa: PLC0415 - takes 40 ms; who awaits has it
+
         yield from asyncio.shield(self._opened).__await__()
         return self
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from array import array
 from itertools import accumulate, repeat
-from operator import add, is_, is_not, mul, sub
+from operator import add, is_not, mul, sub
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -196,8 +196,8 @@ class _Builder:
         if contents.origin is not None:
             self._add_origin(contents.origin, count)
         self._gsns.extend(gsns)
-        self._epochs.extend(repeat(epoch, count))
-        self._timestamps.extend(repeat(contents.timestamp_us, count))
+        self._epochs.extend(array("q", (epoch,)) * count)
+        self._timestamps.extend(array("q", (contents.timestamp_us,)) * count)
         self._values.extend(values)
         self._keys.extend(keys)
         if contents.keys is not None:
@@ -228,7 +228,7 @@ class _Builder:
         return Block(start, stop, rows, has_keys, b"".join(parts), data, self._origins)
 
 
-def _bounds(body: bytes, contents: Body, at: int) -> tuple[array[int], Iterable[int]]:
+def _bounds(body: bytes, contents: Body, at: int) -> tuple[array[int], array[int]]:
     """Return start and end of each payload in turn, and the same of keys; the body is at `at`."""
     encoded = encode_body(contents)
     origin, keys, payloads = contents.origin, contents.keys, contents.payloads
@@ -239,25 +239,37 @@ def _bounds(body: bytes, contents: Body, at: int) -> tuple[array[int], Iterable[
         end = len(body)
     else:
         return _searched(body, contents, at)
-    values = _ending(list(map(len, payloads)), repeat(0), at + end)
+    values = _ending(list(map(len, payloads)), at + end)
     if keys is not None:
         return values, _bounds_of_keys(keys, at + len(body))
     if contents.key is None:
-        return values, repeat(0, 2 * len(payloads))
+        return values, array("i", (0, 0)) * len(payloads)
     # Before the payloads there is the header of their array, and the key before that.
     before = _HEADER[min(len(payloads[0]), _LONG)] + (1 if len(payloads) < _SHORT_ARRAY else 3)
     stop = values[0] - before
-    return values, (stop - len(contents.key), stop) * len(payloads)
+    return values, array("i", (stop - len(contents.key), stop)) * len(payloads)
 
 
-def _ending(lengths: list[int], less: Iterable[int], end: int) -> array[int]:
-    """Return start and end, in turn, of what is encoded one after the other up to `end`.
+def _ending(lengths: list[int], end: int) -> array[int]:
+    """Return start and end, in turn, of what is encoded one after the other up to `end`."""
+    shortest, longest = min(lengths), max(lengths)
+    header = _HEADER[min(shortest, _LONG)]
+    if header != _HEADER[min(longest, _LONG)]:
+        return _ending_of(map(_HEADER.__getitem__, map(min, lengths, repeat(_LONG))), lengths, end)
+    if shortest != longest:
+        return _ending_of(repeat(header), lengths, end)
+    step = header + longest
+    before = end - step * len(lengths)
+    bounds = array("i", bytes(8 * len(lengths)))
+    bounds[::2] = array("i", range(before + header, end + 1, step))
+    bounds[1::2] = array("i", range(before + step, end + 1, step))
+    return bounds
 
-    Each has its header, or so many bytes `less`.
-    """
-    headers = map(sub, map(_HEADER.__getitem__, map(min, lengths, repeat(_LONG))), less)
+
+def _ending_of(headers: Iterable[int], lengths: list[int], end: int) -> array[int]:
+    """Return the same of what has these headers, in bytes."""
     ends = list(accumulate(map(add, lengths, headers)))
-    bounds = array("i", ends) * 2
+    bounds = array("i", bytes(8 * len(ends)))
     bounds[1::2] = array("i", map((end - ends[-1]).__add__, ends))
     bounds[::2] = array("i", map(sub, bounds[1::2], lengths))
     return bounds
@@ -271,10 +283,11 @@ def _have(keys: list[bytes | None]) -> Iterable[bool]:
 def _bounds_of_keys(keys: list[bytes | None], end: int) -> array[int]:
     """Return the bounds of keys that are encoded one after the other up to `end`."""
     if None not in keys:
-        return _ending(list(map(len, keys)), repeat(0), end)  # type: ignore[arg-type]
+        return _ending(list(map(len, keys)), end)  # type: ignore[arg-type]
     # What is none is one byte, and has no bounds.
     lengths = [len(key or b"") for key in keys]
-    bounds = _ending(lengths, map(is_, keys, repeat(None)), end)
+    headers = [1 if key is None else _HEADER[min(len(key), _LONG)] for key in keys]
+    bounds = _ending_of(headers, lengths, end)
     for half in (slice(0, None, 2), slice(1, None, 2)):
         bounds[half] = array("i", map(mul, bounds[half], _have(keys)))
     return bounds

@@ -59,7 +59,7 @@ payloads = st.lists(
     st.tuples(sizes, st.integers(0, 3)).map(lambda pair: bytes([pair[1]]) * pair[0]),
     min_size=1,
     max_size=20,
-)
+) | st.builds(lambda size, count: [b"e" * size] * count, sizes, st.integers(1, 20))
 origins = st.builds(
     Origin, st.sampled_from([b"v" * 16, b"w" * 16]), st.integers(0, 300), st.integers(0, 70000)
 )

@@ -258,6 +258,8 @@ def _ending(lengths: list[int], end: int) -> array[int]:
         return _ending_of(map(_HEADER.__getitem__, map(min, lengths, repeat(_LONG))), lengths, end)
     if shortest != longest:
         return _ending_of(repeat(header), lengths, end)
+    if len(lengths) == 1:
+        return array("i", (end - longest, end))
     step = header + longest
     before = end - step * len(lengths)
     bounds = array("i", bytes(8 * len(lengths)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
+from ziplog.errors import TrimmedError, UnavailableError
 from ziplog.segments.rows import layout
 
 if TYPE_CHECKING:
@@ -37,15 +38,19 @@ class Repeats:
         """
         self._table: Final = table
         self._blocks: Final = blocks
-        #: The table behind the last block; None before it is needed.
+        #: The table behind the last block, and where that is; None before it is needed.
         self._writers: Writers | None = None
+        self._at = 0
 
     def of(self, block: Block) -> list[tuple[int, int]]:
         """Return the index ranges [start, stop) of the records of a block that are repetitions.
 
         What is said of records that blocks before had, too, or that lie before the first block's
-        start, does not count.
+        start, does not count. Where blocks leave something out, it was trimmed meanwhile.
         """
+        if self._writers is not None and block.start > self._at:
+            self._writers = None
+        self._at = max(self._at, block.stop)
         if not block.origins:
             return []
         if self._writers is None:
@@ -54,12 +59,33 @@ class Repeats:
         return _take(self._writers, block, block.rows)
 
     def _up_to(self, stop: int) -> Writers:
-        """Return the table at a position."""
-        at, writers = self._table(stop)
+        """Return the table at a position.
+
+        Raises:
+            UnavailableError: what it is made of was trimmed, and nobody tells it yet.
+
+        """
+        before = 0
+        while True:
+            at, writers = self._table(stop)
+            if before and at <= before:
+                raise UnavailableError(f"what came before gsn {stop} is being trimmed")
+            before = self._follow(writers, at, stop)
+            if before >= stop:
+                return writers
+
+    def _follow(self, writers: Writers, at: int, stop: int) -> int:
+        """Let a table at `at` go on up to `stop`; return where it stops before what was trimmed."""
         if at < stop:
-            for block in self._blocks(at, stop):
-                _take(writers, block, bisect_left(gsns_of(block), stop))
-        return writers
+            try:
+                for block in self._blocks(at, stop):
+                    if block.start > at:
+                        return at
+                    _take(writers, block, bisect_left(gsns_of(block), stop))
+                    at = max(at, block.stop)
+            except TrimmedError:
+                return at
+        return stop
 
 
 def _take(writers: Writers, block: Block, high: int) -> list[tuple[int, int]]:

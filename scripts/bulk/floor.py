@@ -1,16 +1,19 @@
 """What Spark's Python data sources cost by themselves: one that has nothing to read.
 
-Every task makes one Arrow batch, with the columns and about the bytes of the log's, and yields it
-again and again. No reader written in Python can be faster in this Spark.
+Every process makes one Arrow batch, with the columns and about the bytes of the log's, and yields
+it again and again.
 """
 
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from spark_reader.workers import spare_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +64,9 @@ class _Reader(DataSourceReader):
         return [InputPartition(self._rows // self._tasks) for _ in range(self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        batch = batch_of(self._columns, max(1, _BATCH_BYTES // (self._size + 64)), self._size)
+        rows = max(1, _BATCH_BYTES // (self._size + 64))
+        batch = batch_of(tuple(self._columns), rows, self._size)
+        spare_modules()
         whole, rest = divmod(partition.value, batch.num_rows)
         for _ in range(whole):
             yield batch
@@ -69,7 +74,8 @@ class _Reader(DataSourceReader):
             yield batch.slice(0, rest)
 
 
-def batch_of(columns: list[str], rows: int, size: int) -> pa.RecordBatch:
+@cache
+def batch_of(columns: tuple[str, ...], rows: int, size: int) -> pa.RecordBatch:
     """Return a batch as the log's would be: random values, numbers, no keys."""
     data = os.urandom(rows * size)
     values: dict[str, Any] = {

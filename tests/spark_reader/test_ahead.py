@@ -66,9 +66,29 @@ def test_who_takes_no_more_closes_it_in_the_thread_that_ran_it() -> None:
     taken = ahead(steps.run())
     assert next(taken) == 0
     taken.close()
+    wait_until(lambda: steps.closed_in, "it is closed")
     assert {steps.closed_in} == steps.threads
     assert threading.get_ident() not in steps.threads
-    assert threading.active_count() == before
+    wait_until(lambda: threading.active_count() <= before, "the thread ends")
+
+
+def test_its_own_thread_may_find_it_to_be_garbage() -> None:
+    may_go_on, ended = threading.Event(), threading.Event()
+    taken: list[Generator[int]] = []
+
+    def run() -> Generator[int]:
+        try:
+            yield 0
+            may_go_on.wait()
+            taken.clear()
+            yield 1
+        finally:
+            ended.set()
+
+    taken.append(ahead(run()))
+    assert next(taken[0]) == 0
+    may_go_on.set()
+    assert ended.wait(40)
 
 
 def test_one_that_was_never_taken_from_starts_nothing() -> None:

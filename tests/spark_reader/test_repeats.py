@@ -5,13 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_reader.repeats import Repeats, gsns_of
 from tests.spark_reader.blocks import Draft, cut, drafts, once, placed
 from tests.ziplog.segments.blocks import rows_of_units
+from ziplog.errors import TrimmedError, UnavailableError
 from ziplog.segments.writers import Writers
+from ziplog.types import RecordId
 from ziplog.wire import Origin
 
 if TYPE_CHECKING:
@@ -116,3 +119,53 @@ def test_a_row_before_the_range_makes_one_in_it_a_repetition() -> None:
     assert read(shard, cut(units[1:], [], 3), 3, 100) == []
     assert shard.asked == [3]
     assert Origin(b"a" * 16, 0, 0) == shard.kept[0].origins[0].origin
+
+
+class Trimmed(Shard):
+    """A shard whose beginning is trimmed when it is asked for a table for the first time."""
+
+    def __init__(self, units: list[Unit], trim: int, *, fails: bool, tells: bool = True) -> None:
+        super().__init__(units, [1], [])
+        self._trim, self._fails, self._tells = trim, fails, tells
+
+    def table(self, gsn: int) -> tuple[int, Writers]:
+        self.asked.append(gsn)
+        at = min(self._trim, gsn) if self._tells and len(self.asked) > 1 else 1
+        return at, table_before(self.units, at)
+
+    def blocks(self, start: int, stop: int) -> Iterator[Block]:
+        if self._fails and start < self._trim:
+            raise TrimmedError(RecordId(self._trim, 0))
+        yield from super().blocks(max(start, self._trim), stop)
+
+
+#: Each of two rows; the third are the second again.
+AGAIN = [Draft(1, [b"x", b"y"], None, 0, (0, 0, row)) for row in (0, 2, 2, 4)]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_is_trimmed_while_the_table_is_made_is_in_the_table_asked_for_then(
+    fails: bool,
+) -> None:
+    units = placed(AGAIN)
+    trim, start = units[1].gsns[-1] + 1, units[2].gsns[0]
+    shard = Trimmed(units, trim, fails=fails)
+    assert read(shard, cut(units[2:], [], start), start, 100) == list(units[3].gsns)
+    assert shard.asked == [start, start]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_table_that_nobody_tells_is_an_error(fails: bool) -> None:
+    units = placed(AGAIN)
+    start = units[2].gsns[0]
+    shard = Trimmed(units, start, fails=fails, tells=False)
+    with pytest.raises(UnavailableError, match="is being trimmed"):
+        read(shard, cut(units[2:], [], start), start, 100)
+
+
+def test_a_table_is_asked_for_again_behind_what_was_left_out() -> None:
+    units = placed(AGAIN)
+    shard = Shard(units, [1, 1, 1, 1], [1])
+    first, _, again, last = shard.kept
+    assert read(shard, [first, again, last], 1, 100) == [*units[0].gsns, *units[3].gsns]
+    assert shard.asked == [first.start, again.start]

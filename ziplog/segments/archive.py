@@ -142,16 +142,18 @@ class Archive(SegmentDirectory):
 
         """
         position, writers = self._table(gsn)
+        # Columns may be large, and this is asked for rarely.
+        memory = ReadMemory()
         while position < gsn:
             place = self.find(position)
             if isinstance(place, int) or place.block.start > position:
                 break
-            runs = _origins(place, self._memory)
+            runs = _origins(place, memory)
             if runs is None:
                 break
             end = place.block.rows
             if place.block.stop > gsn:
-                gsns = _gsns(place, self._memory)
+                gsns = _gsns(place, memory)
                 if gsns is None:
                     break
                 end = bisect_left(gsns, gsn)
@@ -251,9 +253,10 @@ def _parts(path: Path, memory: ReadMemory, *parts: Part) -> list[memoryview] | N
             return None
         contents: list[memoryview] = []
         for part in parts:
-            if part.at + part.size > facts.st_size:
+            if min(part.at, part.size) < 0 or part.at + part.size > facts.st_size:
                 return None
             content = memory.view(part.size)
+            # If less is read, what is there instead does not match the CRC.
             os.preadv(fd, [content], part.at)
             if not is_sound(part, content):
                 return None

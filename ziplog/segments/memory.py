@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-#: The columns and the data of what is read, what is taken from it, and what was taken.
+#: Columns and data of three blocks: one is read, one waits, one is being sent.
 _KEPT: Final = 6
 #: Pieces have multiples of this, so that blocks of about one size find one that fits.
 _STEP: Final = 1024 * 1024
@@ -31,7 +31,9 @@ class ReadMemory:
             if len(piece) >= size and _is_free(piece):
                 return memoryview(piece)[:size]
         piece = bytearray(-(-size // _STEP) * _STEP)
-        self._pieces = [piece, *self._pieces[: _KEPT - 1]]
+        # Those that nobody looks into are too small.
+        held = [each for each in self._pieces if not _is_free(each)]
+        self._pieces = [piece, *held[: _KEPT - 1]]
         return memoryview(piece)[:size]
 
 

@@ -31,6 +31,13 @@ def test_a_view_has_the_size_that_was_asked_for() -> None:
         assert memory.view(size).nbytes == size
 
 
+def test_what_is_too_small_is_not_kept() -> None:
+    memory = ReadMemory()
+    for size in range(1, 7):
+        memory.view(size * 1024 * KIB).release()
+    assert sum(map(len, memory._pieces)) == 6 * 1024 * KIB
+
+
 def test_what_is_little_holds_no_piece() -> None:
     memory = ReadMemory()
     large = memory.view(100 * KIB)

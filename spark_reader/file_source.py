@@ -22,6 +22,7 @@ from ziplog.config import load
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.segments.archive import Archive
 from ziplog.segments.entry import UnreadableError
+from ziplog.segments.memory import ReadMemory
 from ziplog.segments.writers import Writers
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ class FileSource(msgspec.Struct, frozen=True):
 
     options: Options
 
-    def open(self) -> FileSession:
-        """Look what is there.
+    def open(self, memory: ReadMemory | None = None) -> FileSession:
+        """Look what is there; see `Source.open`.
 
         Raises:
             ConfigError: it is no such directory.
@@ -66,7 +67,7 @@ class FileSource(msgspec.Struct, frozen=True):
             name, found = _found(path)
         except OSError as error:
             raise ConfigError(PATH, str(path), f"{_RULE} ({error.strerror})") from None
-        return FileSession(self.options, name, found)
+        return FileSession(self.options, name, found, memory or ReadMemory())
 
 
 def _found(path: Path) -> tuple[str, dict[int, list[Path]]]:
@@ -117,14 +118,16 @@ def _shard_of(path: Path, node: str) -> int:
 class FileSession(Session):
     """The directories of all servers, shard by shard."""
 
-    def __init__(self, options: Options, name: str, servers: dict[int, list[Path]]) -> None:
+    def __init__(
+        self, options: Options, name: str, servers: dict[int, list[Path]], memory: ReadMemory
+    ) -> None:
         super().__init__(options)
         self._name: Final = name
         self._directories: Final = {
             shard: [path / _SEGMENTS for path in each] for shard, each in sorted(servers.items())
         }
         self._archives: Final = {
-            shard: [Archive(path) for path in each] for shard, each in self._directories.items()
+            shard: [Archive(path, memory) for path in each] for shard, each in self._directories.items()
         }
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from spark_reader.reading import Replicas, Session, first_block, fuller, in_bloc
 from ziplog.client import arguments
 from ziplog.errors import NoSuchRecordError, TrimmedError, UnavailableError
 from ziplog.runtime.archive import ArchiveClient
+from ziplog.segments.memory import ReadMemory
 from ziplog.segments.writers import Writers
 from ziplog.types import RecordId
 
@@ -42,8 +43,8 @@ class LogSource(msgspec.Struct, frozen=True):
 
     options: Options
 
-    def open(self) -> LogSession:
-        """Connect.
+    def open(self, memory: ReadMemory | None = None) -> LogSession:
+        """Connect; see `Source.open`.
 
         Raises:
             ConfigError: an address is none.
@@ -53,15 +54,17 @@ class LogSource(msgspec.Struct, frozen=True):
         options = self.options
         # So that the error has the option's name.
         arguments.endpoints(options.servers, SERVERS)
-        return LogSession(options, ziplog.connect(options.servers, timeout=options.timeout_s))
+        log = ziplog.connect(options.servers, timeout=options.timeout_s)
+        return LogSession(options, log, memory or ReadMemory())
 
 
 class LogSession(Session):
     """A client of the cluster."""
 
-    def __init__(self, options: Options, log: ziplog.Log) -> None:
+    def __init__(self, options: Options, log: ziplog.Log, memory: ReadMemory) -> None:
         super().__init__(options)
         self._log: Final = log
+        self.memory: Final = memory
         #: "": not asked for yet.
         self._name = ""
         #: By shard; those that did not fail.
@@ -225,7 +228,9 @@ class _Servers(Replicas):
         client = self._open.get(endpoint)
         if client is None:
             number, timeout_s = self._log.cluster_number, self._session.timeout_s
-            client = ArchiveClient(*endpoint, number, self._shard, timeout_s=timeout_s)
+            client = ArchiveClient(
+                *endpoint, number, self._shard, timeout_s=timeout_s, memory=self._session.memory
+            )
             self._open[endpoint] = client
         return client
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from spark_reader.batches import Wanted
     from spark_reader.options import Options
     from spark_reader.planning import Piece
+    from ziplog.segments.memory import ReadMemory
     from ziplog.segments.writers import Writers
     from ziplog.wire import Unit
 
@@ -62,8 +63,13 @@ class HasEpochs(Protocol):
 class Source(Protocol):
     """Where a load reads; may be sent to another process."""
 
-    def open(self) -> Session:
-        """Open it; close what is returned."""
+    def open(self, memory: ReadMemory | None = None) -> Session:
+        """Open it; close what is returned.
+
+        Args:
+            memory: where blocks are read to; None: some of the session's own.
+
+        """
         ...
 
 

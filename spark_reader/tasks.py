@@ -14,7 +14,7 @@ from pyspark.sql.datasource import InputPartition
 from spark_reader.ahead import ahead
 from spark_reader.planning import pack
 from spark_reader.sources import source_of, wanted
-from spark_reader.workers import spare_modules
+from spark_reader.workers import read_memory, spare_modules
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -53,5 +53,5 @@ def read_share(
 
 def _read(options: Options, fields: tuple[Field, ...], share: Share) -> Generator[pa.RecordBatch]:
     what = wanted(options, fields, share.topic)
-    with source_of(options).open() as session:
+    with source_of(options).open(read_memory()) as session:
         yield from session.read(share.pieces, what, share.value)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import ipaddress
 import json
 import re
@@ -323,7 +324,8 @@ def require_loopback(host: str, *, insecure: bool, name: str, unless: str) -> No
         raise ConfigError(name, host, f"a loopback address such as 127.0.0.1, unless {unless}")
 
 
-def keys_of(table: type) -> dict[str, tuple[Key, Any]]:
+@functools.cache
+def keys_of(table: type) -> Mapping[str, tuple[Key, Any]]:
     """Return the keys of a table and their defaults (`dataclasses.MISSING` where there is none)."""
     hints = get_type_hints(table, include_extras=True)
     return {
@@ -399,8 +401,9 @@ def _shard_rows(shard: ShardConfig, *, explain: bool) -> list[str]:
 
 
 def _rows(table: Any, *, explain: bool) -> list[str]:
+    kind: type = type(table)
     rows = []
-    for name, (key, default) in keys_of(type(table)).items():
+    for name, (key, default) in keys_of(kind).items():
         value = getattr(table, name)
         if explain:
             rows += _explain(key, default)
@@ -494,7 +497,8 @@ def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str
 
 
 def _check_fields(table: Any, where: str) -> None:
-    for name, (key, default) in keys_of(type(table)).items():
+    kind: type = type(table)
+    for name, (key, default) in keys_of(kind).items():
         value = getattr(table, name)
         if not key.admits(value) and not (value is None and default is None):
             shown = "(not shown)" if key.secret else value

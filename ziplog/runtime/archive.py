@@ -48,7 +48,14 @@ class ArchiveClient:
     """A client of one server's archive. One thread. A context manager that closes it."""
 
     def __init__(
-        self, host: str, port: int, cluster: int, shard: int, *, timeout_s: float = 10.0
+        self,
+        host: str,
+        port: int,
+        cluster: int,
+        shard: int,
+        *,
+        timeout_s: float = 10.0,
+        memory: ReadMemory | None = None,
     ) -> None:
         """Ask the archive at `host` and `port`; it is called with the first question.
 
@@ -58,6 +65,7 @@ class ArchiveClient:
             cluster: the cluster's number.
             shard: whose positions are asked for.
             timeout_s: for how long the archive may be silent.
+            memory: where blocks of this machine's files are read to; None: some of its own.
 
         """
         self._address, self._timeout_s = (host, port), timeout_s
@@ -65,7 +73,7 @@ class ArchiveClient:
         self._socket: socket.socket | None = None
         #: Whether the archive seems to be on this machine, and whether its files gave what it said.
         self._is_here, self._reads_files = False, True
-        self._memory: Final = ReadMemory()
+        self._memory: Final = memory or ReadMemory()
         self._is_closed = False
 
     def __enter__(self) -> Self:

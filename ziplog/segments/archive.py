@@ -53,15 +53,21 @@ class BlockPlace(NamedTuple):
 class Archive(SegmentDirectory):
     """The sealed segments in a directory, and their rows. Notices what changes. One thread."""
 
-    def __init__(self, directory: Path) -> None:
-        """Read what is in `directory`, which a storage server calls its `segments`."""
+    def __init__(self, directory: Path, memory: ReadMemory | None = None) -> None:
+        """Read what is in `directory`, which a storage server calls its `segments`.
+
+        Args:
+            directory: where the segments are.
+            memory: where blocks are read to; None: some of its own.
+
+        """
         super().__init__(directory)
         self._entries: list[Listed] = []
         #: Segments with rows, and where each begins; by segment, which file its rows were read of.
         self._rows: list[tuple[Segment, RowsIndex]] = []
         self._starts: list[int] = []
         self._known: dict[str, tuple[tuple[int, int], RowsIndex | None]] = {}
-        self._memory: Final = ReadMemory()
+        self._memory: Final = memory or ReadMemory()
 
     # --- what there is -----------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ time, and never shows something else. Invariant: no more than `_KEPT` pieces are
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 #: Columns and data of three blocks: one is read, one waits, one is being sent.
@@ -18,23 +19,25 @@ _SMALL: Final = 64 * 1024
 
 
 class ReadMemory:
-    """Gives out memory to read into. One thread."""
+    """Gives out memory to read into. For any thread."""
 
     def __init__(self) -> None:
         self._pieces: list[bytearray] = []
+        self._choosing: Final = threading.Lock()
 
     def view(self, size: int) -> memoryview:
         """Return memory of so many bytes with anything in it; it is held by holding the view."""
         if size < _SMALL:
             return memoryview(bytearray(size))
-        for piece in self._pieces:
-            if len(piece) >= size and _is_free(piece):
-                return memoryview(piece)[:size]
-        piece = bytearray(-(-size // _STEP) * _STEP)
-        # Those that nobody looks into are too small.
-        held = [each for each in self._pieces if not _is_free(each)]
-        self._pieces = [piece, *held[: _KEPT - 1]]
-        return memoryview(piece)[:size]
+        with self._choosing:
+            for piece in self._pieces:
+                if len(piece) >= size and _is_free(piece):
+                    return memoryview(piece)[:size]
+            piece = bytearray(-(-size // _STEP) * _STEP)
+            # Those that nobody looks into are too small.
+            held = [each for each in self._pieces if not _is_free(each)]
+            self._pieces = [piece, *held[: _KEPT - 1]]
+            return memoryview(piece)[:size]
 
 
 def _is_free(piece: bytearray) -> bool:

@@ -127,7 +127,8 @@ class FileSession(Session):
             shard: [path / _SEGMENTS for path in each] for shard, each in sorted(servers.items())
         }
         self._archives: Final = {
-            shard: [Archive(path, memory) for path in each] for shard, each in self._directories.items()
+            shard: [Archive(path, memory) for path in each]
+            for shard, each in self._directories.items()
         }
 
     def close(self) -> None:

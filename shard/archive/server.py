@@ -20,22 +20,22 @@ from ziplog.runtime.archive_messages import (
     BLOCK,
     LOCATE,
     LOCATED,
+    MOST_PLACES,
     NEXT,
     REQUEST_BYTES,
     STRANGER,
     WRITERS,
     Answer,
-    Place,
     decode_request,
     encode_answer,
-    encode_place,
+    encode_places,
 )
 from ziplog.runtime.archive_socket import is_here, receive
 from ziplog.segments.archive import Archive
 from ziplog.segments.rowfile import encode_writers, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from shard.archive.board import Board
@@ -150,11 +150,11 @@ class ArchiveServer:
             connection.sendall(encode_answer(answer) + content)
             return True
         with self._looking:
-            found = self._archive.find(request.gsn)
+            found = self._archive.find(request.gsn, MOST_PLACES)
             is_sealed = self._board.trim <= request.gsn < self._archive.sealed_end
             if not isinstance(found, int) and request.gsn < self._board.trim:
                 # The server says what it says of a position that was trimmed.
-                found = self._archive.next_start(max(self._board.trim, found.block.stop))
+                found = self._archive.next_start(max(self._board.trim, found[0].block.stop))
         if isinstance(found, int):
             if is_sealed:
                 self._on_missing()
@@ -162,29 +162,22 @@ class ArchiveServer:
             return True
         if request.kind == LOCATE and is_here(connection):
             return _locate(connection, found)
-        return _send(connection, found)
+        return _send(connection, found[0])
 
 
-def _locate(connection: socket.socket, place: BlockPlace) -> bool:
-    """Tell somebody on this machine, and nobody else, where a block is."""
-    where = encode_place(
-        Place(place.block.columns.at, place.block.data.at, str(place.segment.absolute()))
-    )
-    answer = _answer_about(LOCATED, place)._replace(place_size=len(where))
-    connection.sendall(encode_answer(answer) + where)
+def _locate(connection: socket.socket, places: Sequence[BlockPlace]) -> bool:
+    """Tell somebody on this machine, and nobody else, where blocks are."""
+    told = encode_places(places)
+    connection.sendall(encode_answer(Answer(LOCATED, places_size=len(told))) + told)
     return True
 
 
-def _answer_about(kind: int, place: BlockPlace) -> Answer:
+def _send(connection: socket.socket, place: BlockPlace) -> bool:
     block = place.block
-    return Answer(
-        kind, block.start, block.stop, block.rows, block.has_keys,
+    answer = Answer(
+        BLOCK, block.start, block.stop, block.rows, block.has_keys,
         block.columns, block.origins, block.data,
     )  # fmt: skip
-
-
-def _send(connection: socket.socket, place: BlockPlace) -> bool:
-    answer, block = _answer_about(BLOCK, place), place.block
     told = block.columns.size + block.origins.size
     try:
         rows, segment = place.rows.open("rb"), place.segment.open("rb")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,21 +15,22 @@ from ziplog.runtime.archive_messages import (
     BLOCK,
     LOCATE,
     LOCATED,
+    MOST_PLACES,
     NEXT,
     REQUEST_BYTES,
     STRANGER,
     WRITERS,
     Answer,
-    Place,
     Request,
     decode_answer,
-    decode_place,
+    decode_places,
     decode_request,
     encode_answer,
-    encode_place,
+    encode_places,
     encode_request,
 )
-from ziplog.segments.rowfile import Part
+from ziplog.segments.archive import BlockPlace
+from ziplog.segments.rowfile import BlockIndex, Part
 from ziplog.segments.rows import MOST_BYTES, layout
 
 if TYPE_CHECKING:
@@ -38,33 +41,55 @@ WIDE = st.integers(0, 2**64 - 1)
 NARROW = st.integers(0, 2**32 - 1)
 
 requests = st.builds(Request, st.sampled_from([BLOCK, WRITERS, LOCATE]), WIDE, NARROW, WIDE)
-places = st.builds(
-    Place, WIDE, WIDE, st.binary(max_size=200).map(
-        lambda name: "/" + name.replace(b"\0", b"").decode(errors="surrogateescape"))
-)  # fmt: skip
+#: With places of this many bytes there is no room for more.
+MOST_TELLING = 4096 + 96 * MOST_PLACES
+SEGMENT = f"{1:08d}-{1:019d}-{1:019d}-{7:08x}"
 
 
 @st.composite
-def blocks(draw: st.DrawFn) -> Answer:
-    """Answers that are about a block: it itself, or where it is."""
-    start = draw(st.integers(0, 2**63 - 2))
+def blocks(draw: st.DrawFn, start: int | None = None) -> BlockIndex:
+    """A block that may be somewhere in a segment."""
+    begin = draw(st.integers(0, 2**62)) if start is None else start
     rows, has_keys = draw(st.integers(0, 100_000)), draw(st.booleans())
-    parts = (
+    sizes = (
+        draw(st.integers(2 * rows, MOST_BYTES)),
         layout(rows, has_keys=has_keys).size,
         draw(st.integers(0, 64 * MIB)),
-        draw(st.integers(2 * rows, MOST_BYTES)),
     )
-    kind = draw(st.sampled_from([BLOCK, LOCATED]))
-    return Answer(
-        kind, start, draw(st.integers(start + 1, 2**63 - 1)), rows, has_keys,
-        *(Part(0, size, draw(NARROW)) for size in parts),  # type: ignore[arg-type]
-        draw(st.integers(0, 16 + 4095)) if kind == LOCATED else 0,  # type: ignore[arg-type]
+    return BlockIndex(
+        begin, draw(st.integers(begin + 1, 2**63 - 1)), rows, has_keys,
+        *(Part(draw(WIDE), size, draw(NARROW)) for size in sizes),
     )  # fmt: skip
 
 
-others = st.builds(
-    lambda kind, at, size, crc: Answer(kind, at, columns=Part(0, size, crc)),
-    st.sampled_from([WRITERS, NEXT, STRANGER]), WIDE, st.integers(0, 64 * MIB), NARROW,
+@st.composite
+def places(draw: st.DrawFn) -> list[BlockPlace]:
+    """Blocks of one segment that follow each other, anywhere."""
+    name = draw(st.binary(max_size=200)).replace(b"\0", b"").decode(errors="surrogateescape")
+    folder = Path("/", name)
+    found: list[BlockPlace] = []
+    for _ in range(draw(st.integers(1, MOST_PLACES))):
+        stop = found[-1].block.stop if found else 0
+        if stop > 2**62:
+            break
+        block = draw(blocks(stop))
+        found.append(BlockPlace(folder / f"{SEGMENT}.seg", folder / f"{SEGMENT}.rows", block))
+    return found
+
+
+def about(block: BlockIndex) -> Answer:
+    """Return the answer that is a block."""
+    parts = [Part(0, part.size, part.crc) for part in (block.columns, block.origins, block.data)]
+    return Answer(BLOCK, block.start, block.stop, block.rows, block.has_keys, *parts)
+
+
+answers = (
+    st.builds(about, blocks())
+    | st.builds(lambda size: Answer(LOCATED, places_size=size), st.integers(0, MOST_TELLING))
+    | st.builds(
+        lambda kind, at, size, crc: Answer(kind, at, columns=Part(0, size, crc)),
+        st.sampled_from([WRITERS, NEXT, STRANGER]), WIDE, st.integers(0, 64 * MIB), NARROW,
+    )
 )  # fmt: skip
 
 
@@ -75,22 +100,23 @@ def test_a_request_is_what_was_asked(request: Request) -> None:
     assert decode_request(content) == request
 
 
-@given(blocks() | others)
+@given(answers)
 def test_an_answer_is_what_was_answered(answer: Answer) -> None:
     content = encode_answer(answer)
     assert len(content) == ANSWER_BYTES
     assert decode_answer(content) == answer
 
 
-@given(places)
-def test_a_place_is_what_was_told(place: Place) -> None:
-    assert decode_place(encode_place(place)) == place
+@given(places())
+def test_places_are_what_was_told(told: list[BlockPlace]) -> None:
+    content = encode_places(told)
+    assert len(content) <= MOST_TELLING
+    assert decode_places(content) == told
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_a_place_or_none(content: bytes) -> None:
-    place = decode_place(content)
-    assert place is None or encode_place(place) == content
+def test_any_bytes_are_no_places(content: bytes) -> None:
+    assert decode_places(content) == []
 
 
 def changed(content: bytes, at: int, put: bytes) -> bytes:
@@ -105,7 +131,7 @@ def test_a_damaged_request_is_another_one_or_none(request: Request, at: int, put
     assert found is None or encode_request(found) == content
 
 
-@given(blocks() | others, st.integers(0, 2**16), st.binary(min_size=1, max_size=12))
+@given(answers, st.integers(0, 2**16), st.binary(min_size=1, max_size=12))
 def test_what_follows_an_answer_is_bounded(answer: Answer, at: int, put: bytes) -> None:
     content = changed(encode_answer(answer), at, put)
     found = decode_answer(content)
@@ -113,7 +139,7 @@ def test_what_follows_an_answer_is_bounded(answer: Answer, at: int, put: bytes) 
         return
     assert encode_answer(found) == content
     if found.kind == LOCATED:
-        assert found.size <= 16 + 4095
+        assert found.size <= MOST_TELLING
     # Each record takes two bytes of data, and 40 of columns and a bit.
     assert found.data.size <= MOST_BYTES
     assert found.columns.size <= max(64 * MIB, 21 * MOST_BYTES)
@@ -141,8 +167,8 @@ GOOD = Answer(
         lambda a: a._replace(data=Part(0, 5, 2)),  # too few for three records
         lambda a: a._replace(data=Part(0, MOST_BYTES + 1, 2)),
         lambda a: a._replace(origins=Part(0, 64 * MIB + 1, 2)),
-        lambda a: a._replace(place_size=1),  # where there is none
-        lambda a: a._replace(kind=LOCATED, place_size=16 + 4096),
+        lambda a: a._replace(places_size=1),  # where there are none
+        lambda a: Answer(LOCATED, a.start, places_size=MOST_TELLING + 1),
         lambda a: a._replace(kind=WRITERS),
         lambda a: Answer(WRITERS, a.start, columns=Part(0, 64 * MIB + 1, 2)),
     ],
@@ -152,10 +178,49 @@ def test_what_cannot_be_is_no_answer(spoil: Callable[[Answer], Answer]) -> None:
     assert decode_answer(encode_answer(spoil(GOOD))) is None
 
 
-@pytest.mark.parametrize("path", ["relative/1.seg", "", "/with\0zero"])
-def test_what_is_no_absolute_path_is_no_place(path: str) -> None:
-    assert decode_place(encode_place(Place(1, 2, path))) is None
-    assert decode_place(b"short") is None
+DATA, COLUMNS, NOTHING = Part(5, 30, 2), Part(7, layout(3, has_keys=False).size, 1), Part(9, 0, 0)
+PLACED = BlockIndex(5, 9, 3, False, DATA, COLUMNS, NOTHING)
+
+
+def telling(*blocks: BlockIndex, path: str = f"/log/{SEGMENT}.seg") -> bytes:
+    """Return what is told of blocks in some file."""
+    return msgspec.msgpack.encode((path.encode(), blocks))
+
+
+def test_where_a_block_can_be_it_is_looked_for() -> None:
+    (place,) = decode_places(telling(PLACED))
+    assert place == (Path(f"/log/{SEGMENT}.seg"), Path(f"/log/{SEGMENT}.rows"), PLACED)
+    behind = msgspec.structs.replace(PLACED, start=9, stop=11)
+    assert [place.block for place in decode_places(telling(PLACED, behind))] == [PLACED, behind]
+
+
+def test_blocks_that_do_not_follow_each_other_are_not_looked_for() -> None:
+    for start in (8, 10):
+        behind = msgspec.structs.replace(PLACED, start=start, stop=11)
+        assert decode_places(telling(PLACED, behind)) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"relative/{SEGMENT}.seg", f"{SEGMENT}.seg", "", "/", f"/log/{SEGMENT}.rows", "/etc/passwd",
+        f"/with\0zero/{SEGMENT}.seg",
+    ],
+)  # fmt: skip
+def test_no_other_file_is_looked_at(path: str) -> None:
+    assert decode_places(telling(PLACED, path=path)) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stop": 5}, {"start": -1}, {"stop": 2**63}, {"rows": 4}, {"rows": -1}, {"has_keys": True},
+        {"data": Part(5, 5, 2)}, {"data": Part(5, MOST_BYTES + 1, 2)},
+        {"origins": Part(9, 64 * MIB + 1, 0)},
+    ],
+)  # fmt: skip
+def test_what_can_be_no_block_is_not_looked_for(change: dict[str, Any]) -> None:
+    assert decode_places(telling(msgspec.structs.replace(PLACED, **change))) == []
 
 
 @pytest.mark.parametrize("kind", [0, NEXT, STRANGER, LOCATED, 255])

@@ -1,17 +1,15 @@
 """The client of an archive: blocks of sealed segments, over TCP or from the same machine's files.
 
 One connection, one request after the other. Rules: what comes is bounded before it is read, and
-believed only under its CRCs; on one machine the archive is asked where a block is, each time, since
-it knows what was trimmed, and the files are read here. What they do not give comes over the
-connection from then on. Any replica's archive will do: a block is stable (docs/protocol.md,
-section 14.2).
+believed only under its CRCs; on one machine the archive is asked where blocks are, some at a time,
+and the files are read here. What they do not give comes over the connection from then on. Any
+replica's archive will do: a block is stable (docs/protocol.md, section 14.2).
 """
 
 from __future__ import annotations
 
 import socket
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
@@ -28,19 +26,19 @@ from ziplog.runtime.archive_messages import (
     Answer,
     Request,
     decode_answer,
-    decode_place,
+    decode_places,
     encode_request,
 )
 from ziplog.runtime.archive_socket import is_here, receive
-from ziplog.segments.archive import BlockPlace, read_block
+from ziplog.segments.archive import read_block
 from ziplog.segments.memory import ReadMemory
-from ziplog.segments.rowfile import BlockIndex, Part, decode_origins, decode_writers, is_sound
+from ziplog.segments.rowfile import decode_origins, decode_writers, is_sound
 from ziplog.segments.rows import Block
-from ziplog.segments.segment import Segment
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from ziplog.segments.archive import BlockPlace
     from ziplog.segments.writers import Writers
 
 
@@ -73,6 +71,8 @@ class ArchiveClient:
         self._socket: socket.socket | None = None
         #: Whether the archive seems to be on this machine, and whether its files gave what it said.
         self._is_here, self._reads_files = False, True
+        #: Where it said that blocks are.
+        self._places: list[BlockPlace] = []
         self._memory: Final = memory or ReadMemory()
         self._is_closed = False
 
@@ -107,10 +107,14 @@ class ArchiveClient:
             ClosedError: this client was closed.
 
         """
+        block = self._read(gsn)
+        if block is not None:
+            return block
         answer, content = self._ask(BLOCK, gsn)
         if answer.kind == LOCATED:
-            block = _read(answer, content, self._memory)
-            if block is not None and block.start <= gsn < block.stop:
+            self._places = decode_places(content)
+            block = self._read(gsn)
+            if block is not None:
                 return block
             # They are another machine's, or were deleted just now.
             self._reads_files = False
@@ -120,6 +124,13 @@ class ArchiveClient:
         if not answer.start <= gsn < answer.stop:
             raise self._broken(f"sent a block that gsn {gsn} is not in")
         return self._block(answer, content)
+
+    def _read(self, gsn: int) -> Block | None:
+        """Return the block over a position of this machine's files, None if they do not have it."""
+        for place in self._places:
+            if place.block.start <= gsn < place.block.stop:
+                return read_block(place, self._memory)
+        return None
 
     def _block(self, answer: Answer, content: bytearray) -> Block:
         view = memoryview(content)
@@ -201,29 +212,8 @@ class ArchiveClient:
         return UnavailableError(f"the archive at {host}:{port} {what}")
 
     def _leave(self) -> None:
+        self._places = []
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.close()
             self._socket = None
-
-
-def _read(answer: Answer, content: bytearray, memory: ReadMemory) -> Block | None:
-    """Return a block of this machine's files, None if they do not have it."""
-    place = decode_place(content)
-    if place is None:
-        return None
-    path = Path(place.segment)
-    # Whoever answered has nothing else read than what servers wrote.
-    segment = Segment.named(path.name)
-    if segment is None:
-        return None
-    behind = place.columns_at + answer.columns.size
-    index = BlockIndex(
-        answer.start, answer.stop, answer.rows, answer.has_keys, _at(answer.data, place.data_at),
-        _at(answer.columns, place.columns_at), _at(answer.origins, behind),
-    )  # fmt: skip
-    return read_block(BlockPlace(path, path.with_name(segment.rows_name), index), memory)
-
-
-def _at(part: Part, at: int) -> Part:
-    return Part(at, part.size, part.crc)

@@ -8,32 +8,42 @@ bounded before it is read. Invariant: what is decoded is what was encoded, or No
 
 from __future__ import annotations
 
+import os
 import struct
-from typing import Final, NamedTuple
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ziplog.segments.rowfile import Part
+import msgspec
+
+from ziplog.segments.archive import BlockPlace
+from ziplog.segments.rowfile import BlockIndex, Part
 from ziplog.segments.rows import MOST_BYTES, layout
+from ziplog.segments.segment import Segment
 
-MAGIC: Final = b"ZIPARCH2"
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAGIC: Final = b"ZIPARCH3"
 #: What is asked for.
 BLOCK, WRITERS, LOCATE = 1, 2, 5
-#: What else may be answered: there is no block; another cluster or shard; where the block is.
+#: What else may be answered: there is no block; another cluster or shard; where blocks are.
 NEXT, STRANGER, LOCATED = 3, 4, 6
 _QUESTIONS: Final = frozenset((BLOCK, WRITERS, LOCATE))
 _ANSWERS: Final = frozenset((BLOCK, WRITERS, NEXT, STRANGER, LOCATED))
 #: Magic number, what is asked for, cluster, shard, position.
 _REQUEST: Final = struct.Struct("<8sBQIQ")
 #: Magic number, what it is; start and stop, or one position; records, whether there are keys; sizes
-#: and CRC32Cs of columns, origins and bytes, or of a writers' table (the first); a place's size.
+#: and CRC32Cs of columns, origins and bytes, or of a writers' table (the first); size of places.
 _ANSWER: Final = struct.Struct("<8sBQQIBIIIIIIH")
-#: Where the columns begin in the file of rows, and the bytes in the segment.
-_PLACE: Final = struct.Struct("<QQ")
 REQUEST_BYTES: Final = _REQUEST.size
 ANSWER_BYTES: Final = _ANSWER.size
 #: Origins and writers' tables are no longer.
 _MOST_TOLD: Final = 64 * 1024 * 1024
-#: Paths are no longer (PATH_MAX).
-_MOST_PATH: Final = 4095
+#: Of so many blocks it is told at a time where they are: those of a segment of usual size.
+MOST_PLACES: Final = 16
+#: Where they are takes no more bytes: PATH_MAX, and what numbers take.
+_MOST_TELLING: Final = 4096 + MOST_PLACES * 96
 _NOTHING: Final = Part(0, 0, 0)
 
 
@@ -57,24 +67,26 @@ class Answer(NamedTuple):
     columns: Part = _NOTHING
     origins: Part = _NOTHING
     data: Part = _NOTHING
-    #: How many bytes its `Place` takes.
-    place_size: int = 0
+    #: How many bytes follow that tell where blocks are.
+    places_size: int = 0
 
     @property
     def size(self) -> int:
         """How many bytes follow."""
         parts = self.columns.size + self.origins.size + self.data.size
-        return self.place_size if self.kind == LOCATED else parts
+        return self.places_size if self.kind == LOCATED else parts
 
 
-class Place(NamedTuple):
-    """Where a block is in the files of the archive's machine."""
+class _Places(msgspec.Struct, frozen=True, array_like=True):
+    """Where blocks of one segment are in the files of the archive's machine."""
 
-    #: In the file of rows, which is beside the segment; the origins are right behind them.
-    columns_at: int
-    data_at: int
-    #: The absolute path.
-    segment: str
+    #: The absolute path of the segment; the file of rows is beside it.
+    segment: bytes
+    #: In order, and none is left out.
+    blocks: list[BlockIndex]
+
+
+_places_decoder: Final = msgspec.msgpack.Decoder(_Places)
 
 
 def encode_request(request: Request) -> bytes:
@@ -93,44 +105,62 @@ def encode_answer(answer: Answer) -> bytes:
     """Return how an answer begins."""
     parts = (answer.columns, answer.origins, answer.data)
     sizes, crcs = [part.size for part in parts], [part.crc for part in parts]
-    return _ANSWER.pack(MAGIC, *answer[:5], *sizes, *crcs, answer.place_size)
+    return _ANSWER.pack(MAGIC, *answer[:5], *sizes, *crcs, answer.places_size)
 
 
 def decode_answer(content: bytes) -> Answer | None:
     """Return what `ANSWER_BYTES` say, None if it is no answer, or tells of more than can be."""
-    magic, kind, start, stop, rows, has_keys, *told, place_size = _ANSWER.unpack(content)
+    magic, kind, start, stop, rows, has_keys, *told, places_size = _ANSWER.unpack(content)
     if magic != MAGIC or kind not in _ANSWERS or has_keys > 1:
         return None
     columns, origins, data = (Part(0, told[index], told[index + 3]) for index in range(3))
     answer = Answer(
-        kind, start, stop, rows, bool(has_keys), columns, origins, data, place_size
+        kind, start, stop, rows, bool(has_keys), columns, origins, data, places_size
     )  # fmt: skip
     return answer if _is_sane(answer) else None
 
 
 def _is_sane(answer: Answer) -> bool:
-    columns, origins, data = answer.columns.size, answer.origins.size, answer.data.size
-    longest = _PLACE.size + _MOST_PATH if answer.kind == LOCATED else 0
-    if answer.place_size > longest:
+    if answer.places_size > (_MOST_TELLING if answer.kind == LOCATED else 0):
         return False
-    if answer.kind not in {BLOCK, LOCATED}:
-        return columns <= _MOST_TOLD and not origins and not data
+    if answer.kind == BLOCK:
+        return _is_block(answer)
+    return answer.columns.size <= _MOST_TOLD and not answer.origins.size and not answer.data.size
+
+
+def _is_block(told: Answer | BlockIndex) -> bool:
+    """Whether there can be such a block."""
     # A payload takes two bytes at least.
-    is_sane = answer.start < answer.stop < 2**63 and 2 * answer.rows <= data <= MOST_BYTES
-    is_sane = is_sane and columns == layout(answer.rows, has_keys=answer.has_keys).size
-    return is_sane and origins <= _MOST_TOLD
+    is_sane = 0 <= told.start < told.stop < 2**63 and told.rows >= 0
+    is_sane = is_sane and 2 * told.rows <= told.data.size <= MOST_BYTES
+    is_sane = is_sane and told.columns.size == layout(told.rows, has_keys=told.has_keys).size
+    return is_sane and told.origins.size <= _MOST_TOLD
 
 
-def encode_place(place: Place) -> bytes:
-    """Return what follows an answer that tells where a block is."""
-    return _PLACE.pack(*place[:2]) + place.segment.encode(errors="surrogateescape")
+def encode_places(places: Sequence[BlockPlace]) -> bytes:
+    """Return what follows an answer that tells where blocks of one segment are."""
+    path = os.fsencode(places[0].segment.absolute())
+    return msgspec.msgpack.encode(_Places(path, [place.block for place in places]))
 
 
-def decode_place(content: bytes | bytearray) -> Place | None:
-    """Return what `encode_place` was given, None if it is something else."""
-    if len(content) < _PLACE.size:
-        return None
-    path = content[_PLACE.size :].decode(errors="surrogateescape")
-    is_path = path.startswith("/") and "\0" not in path
-    columns_at, data_at = _PLACE.unpack_from(content)
-    return Place(columns_at, data_at, path) if is_path else None
+def decode_places(content: bytes | bytearray) -> list[BlockPlace]:
+    """Return what `encode_places` was given; nothing if it is something else.
+
+    Whoever told it has nothing read but what servers wrote.
+    """
+    try:
+        told = _places_decoder.decode(content)
+    except msgspec.MsgspecError:
+        return []
+    path = Path(os.fsdecode(told.segment))
+    segment = Segment.named(path.name)
+    if segment is None or not path.is_absolute() or b"\0" in told.segment:
+        return []
+    if not all(map(_is_block, told.blocks)) or not _is_row(told.blocks):
+        return []
+    rows = path.with_name(segment.rows_name)
+    return [BlockPlace(path, rows, block) for block in told.blocks[:MOST_PLACES]]
+
+
+def _is_row(blocks: Sequence[BlockIndex]) -> bool:
+    return all(before.stop == block.start for before, block in pairwise(blocks))

@@ -108,23 +108,26 @@ class Archive(SegmentDirectory):
 
     def block(self, gsn: int) -> Block | int:
         """Return the block over a position, or where the next one begins; 0: there is none."""
-        place = self.find(gsn)
-        if isinstance(place, int):
-            return place
-        block = read_block(place, self._memory)
+        found = self.find(gsn)
+        if isinstance(found, int):
+            return found
+        block = read_block(found[0], self._memory)
         # What cannot be read here is read in another way.
-        return block if block is not None else self.next_start(place.block.stop)
+        return block if block is not None else self.next_start(found[0].block.stop)
 
-    def find(self, gsn: int) -> BlockPlace | int:
-        """Return where the block over a position is, or where the next one begins; 0: none."""
+    def find(self, gsn: int, most: int = 1) -> list[BlockPlace] | int:
+        """Return where the block over a position is, or where the next one begins; 0: none.
+
+        Behind it, in order, are those that follow it in its segment, up to `most` in all.
+        """
         rows = self.indexed()
         at = bisect_right(self._starts, gsn) - 1
         if at < 0 or gsn >= rows[at][1].stop:
             return self._next_start(rows, gsn)
         segment, index = rows[at]
-        block = index.blocks[bisect_right(index.blocks, gsn, key=lambda block: block.stop)]
-        directory = self._directory
-        return BlockPlace(directory / segment.name, directory / segment.rows_name, block)
+        first = bisect_right(index.blocks, gsn, key=lambda block: block.stop)
+        path, rows_path = self._directory / segment.name, self._directory / segment.rows_name
+        return [BlockPlace(path, rows_path, block) for block in index.blocks[first : first + most]]
 
     def next_start(self, gsn: int) -> int:
         """Return where the first block begins that does not begin before a position; 0: none."""
@@ -151,9 +154,10 @@ class Archive(SegmentDirectory):
         # Columns may be large, and this is asked for rarely.
         memory = ReadMemory()
         while position < gsn:
-            place = self.find(position)
-            if isinstance(place, int) or place.block.start > position:
+            found = self.find(position)
+            if isinstance(found, int):
                 break
+            place = found[0]
             runs = _origins(place, memory)
             if runs is None:
                 break

@@ -21,17 +21,17 @@ from ziplog.runtime.archive_messages import (
     BLOCK,
     LOCATE,
     LOCATED,
+    MOST_PLACES,
     REQUEST_BYTES,
     Answer,
-    Place,
     decode_request,
     encode_answer,
-    encode_place,
+    encode_places,
 )
 from ziplog.runtime.archive_socket import is_here, receive
 from ziplog.segments import archive as files_module
-from ziplog.segments.archive import Archive
-from ziplog.segments.rowfile import part_of
+from ziplog.segments.archive import Archive, BlockPlace
+from ziplog.segments.rowfile import BlockIndex, Part, part_of
 from ziplog.segments.rows import Block
 
 if TYPE_CHECKING:
@@ -78,7 +78,42 @@ def test_on_one_machine_the_files_are_read(
         assert block == expected
 
 
-def test_the_archive_decides_each_time(segments: Path, started: Callable[..., Process]) -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The positions that archives were asked for."""
+    gsns: list[int] = []
+
+    def ask(self: ArchiveClient, kind: int, gsn: int) -> object:
+        gsns.append(gsn)
+        return real(self, kind, gsn)
+
+    real = ArchiveClient._ask
+    monkeypatch.setattr(ArchiveClient, "_ask", ask)
+    return gsns
+
+
+def test_a_segments_blocks_are_asked_for_together(
+    segments: Path, started: Callable[..., Process], asked: list[int]
+) -> None:
+    entries = log(300)
+    store = open_store(segments, 30_000)
+    fill(store, entries)
+    make(segments)
+    store.close()
+    _, index = Archive(segments).indexed()[0]
+    starts = [block.start for block in index.blocks]
+    assert len(starts) > 2 * MOST_PLACES
+    with started(segments).client() as client:
+        for start in starts:
+            block = client.block(start)
+            assert is_of_files(block)
+            assert block == Archive(segments).block(start)
+    assert asked == starts[::MOST_PLACES]
+
+
+def test_what_was_trimmed_is_asked_for_again_once_it_is_gone(
+    segments: Path, started: Callable[..., Process], asked: list[int]
+) -> None:
     store = open_store(segments)
     fill(store, log(60))
     make(segments)
@@ -87,10 +122,16 @@ def test_the_archive_decides_each_time(segments: Path, started: Callable[..., Pr
     with process.client() as client:
         block = client.block(100)
         assert isinstance(block, Block)
-        # Its files are as they were.
-        process.board.trim = block.stop
-        assert client.block(100) == block.stop
-        assert is_of_files(client.block(block.stop))
+        older = [(s, index) for s, index in Archive(segments).indexed() if index.start <= 100]
+        stop = older[-1][1].stop
+        # Its files are as they were, and where they are was told before.
+        process.board.trim = stop
+        assert client.block(100) == block
+        for segment, _ in older:
+            (segments / segment.name).unlink()
+        assert client.block(100) == stop
+        assert is_of_files(client.block(stop))
+    assert asked == [100, 100, stop]
 
 
 def test_who_is_elsewhere_learns_of_no_path(
@@ -163,10 +204,18 @@ def pretending() -> Iterator[Callable[..., Pretender]]:
         assert not one.thread.is_alive()
 
 
-def located(segment: Path | str, columns_at: int = 16, data_at: int = 5) -> bytes:
+def located(segment: Path, columns_at: int = 16, data_at: int = 5, start: int = 1) -> bytes:
     """Return the answer that a block is there."""
-    where = encode_place(Place(columns_at, data_at, str(segment)))
-    return encode_answer(FACTS._replace(kind=LOCATED, place_size=len(where))) + where
+    index = BlockIndex(
+        start, 9, 1, False, part_of(DATA, data_at), part_of(COLUMNS, columns_at),
+        Part(columns_at + len(COLUMNS), 0, 0),
+    )  # fmt: skip
+    return told(encode_places([BlockPlace(segment, segment.with_suffix(".rows"), index)]))
+
+
+def told(places: bytes) -> bytes:
+    """Return an answer that tells where blocks are."""
+    return encode_answer(Answer(LOCATED, places_size=len(places))) + places
 
 
 @pytest.fixture
@@ -179,11 +228,11 @@ def segment(tmp_path: Path) -> Path:
 
 
 def test_what_is_there_is_read(pretending: Callable[..., Pretender], segment: Path) -> None:
-    archive = pretending(located(segment), located(segment))
+    archive = pretending(located(segment))
     with archive.client() as client:
         for _ in range(2):
             assert client.block(5) == Block(1, 9, 1, False, COLUMNS, DATA, [])
-    assert archive.asked == [LOCATE, LOCATE]
+    assert archive.asked == [LOCATE]
 
 
 def _gone(segment: Path) -> None:
@@ -269,9 +318,8 @@ def test_no_file_is_read_but_a_segments(
 @pytest.mark.parametrize(
     "answer",
     [
-        located("relative/" + NAME + ".seg"),
-        located("/somewhere\0/" + NAME + ".seg"),
-        encode_answer(FACTS._replace(kind=LOCATED, place_size=3)) + b"abc",
+        told(b""),
+        told(b"abc"),
     ],
 )
 def test_what_is_no_place_is_not_looked_for(

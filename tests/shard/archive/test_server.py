@@ -126,8 +126,9 @@ def test_what_was_trimmed_is_not_there_at_once(
         block = client.block(100)
         assert isinstance(block, Block)
         middle = (block.start + block.stop) // 2
-        # Its files are not deleted yet.
-        process.board.trim = middle
+    # Its files are not deleted yet.
+    process.board.trim = middle
+    with process.client() as client:
         assert client.block(1) == client.block(middle - 1) == block.stop
         kept = client.block(middle)
         assert isinstance(kept, Block)

@@ -137,9 +137,10 @@ class Reader(DataSourceReader):
         pinned = self._pinned
         with source_of(self._options).open() as session:
             pieces = session.stretches(pinned.start, pinned.stop)
+            source = session.for_tasks()
         # Spark wants one at least.
         tasks = shared_out(self._options, pieces) or [[]]
-        return [Share(turn, task, pinned.topic) for turn, task in enumerate(tasks)]
+        return [Share(turn, task, source, pinned.topic) for turn, task in enumerate(tasks)]
 
     @plainly
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -49,10 +49,21 @@ class _Identity(msgspec.Struct, frozen=True):
     node: str
 
 
+class _Found(msgspec.Struct, frozen=True):
+    """What is in a directory."""
+
+    #: The cluster's name.
+    name: str
+    #: Directories of servers, by shard.
+    servers: dict[int, list[str]]
+
+
 class FileSource(msgspec.Struct, frozen=True):
     """A directory, by its path in the options."""
 
     options: Options
+    #: None: not looked for yet.
+    found: _Found | None = None
 
     def open(self, memory: ReadMemory | None = None) -> FileSession:
         """Look what is there; see `Source.open`.
@@ -64,17 +75,16 @@ class FileSource(msgspec.Struct, frozen=True):
         """
         path = Path(self.options.path.removeprefix("file:")).absolute()
         try:
-            name, found = _found(path)
+            found = self.found or _find(path)
         except OSError as error:
             raise ConfigError(PATH, str(path), f"{_RULE} ({error.strerror})") from None
-        return FileSession(self.options, name, found, memory or ReadMemory())
+        return FileSession(self.options, found, memory or ReadMemory())
 
 
-def _found(path: Path) -> tuple[str, dict[int, list[Path]]]:
-    """Return the cluster's name, and each shard's directories."""
+def _find(path: Path) -> _Found:
     if (path / _SEGMENTS).is_dir():
         identity = _identity(path)
-        return identity.cluster, {_shard_of(path, identity.node): [path]}
+        return _Found(identity.cluster, {_shard_of(path, identity.node): [str(path)]})
     if (path / _CLUSTER_FILE).is_file():
         config = load(path / _CLUSTER_FILE)
         servers = {s.id: [path / node.name for node in s.replicas] for s in config.shards}
@@ -82,14 +92,14 @@ def _found(path: Path) -> tuple[str, dict[int, list[Path]]]:
             data = config.data_dir
             servers = {s.id: [data / node.name for node in s.replicas] for s in config.shards}
         there = {
-            shard: [server for server in each if (server / _SEGMENTS).is_dir()]
+            shard: [str(server) for server in each if (server / _SEGMENTS).is_dir()]
             for shard, each in servers.items()
         }
         for shard, each in there.items():
             if not each:
                 names = " and ".join(server.name for server in servers[shard])
                 raise UnavailableError(f"{path} has no files of shard {shard} ({names})")
-        return config.name, there
+        return _Found(config.name, there)
     why = "" if path.is_dir() else " (no such directory here)"
     raise ConfigError(PATH, str(path), _RULE + why)
 
@@ -118,13 +128,12 @@ def _shard_of(path: Path, node: str) -> int:
 class FileSession(Session):
     """The directories of all servers, shard by shard."""
 
-    def __init__(
-        self, options: Options, name: str, servers: dict[int, list[Path]], memory: ReadMemory
-    ) -> None:
+    def __init__(self, options: Options, found: _Found, memory: ReadMemory) -> None:
         super().__init__(options)
-        self._name: Final = name
+        self._found: Final = found
         self._directories: Final = {
-            shard: [path / _SEGMENTS for path in each] for shard, each in sorted(servers.items())
+            shard: [Path(server) / _SEGMENTS for server in servers]
+            for shard, servers in sorted(found.servers.items())
         }
         self._archives: Final = {
             shard: [Archive(path, memory) for path in each]
@@ -133,6 +142,10 @@ class FileSession(Session):
 
     def close(self) -> None:
         """Nothing is open between two calls."""
+
+    def for_tasks(self) -> FileSource:
+        """Return the source with what is there; see `Session.for_tasks`."""
+        return FileSource(self._options, self._found)
 
     # --- planning ---
 
@@ -146,7 +159,7 @@ class FileSession(Session):
 
     def topic(self) -> str:
         """Return the cluster's name."""
-        return self._name
+        return self._found.name
 
     def latest(self) -> int:
         """Return the end of what is stable, of all shards; of any, if all servers rest.

@@ -42,49 +42,77 @@ class LogSource(msgspec.Struct, frozen=True):
     """A cluster, by its servers' addresses in the options."""
 
     options: Options
+    #: The cluster's number; 0: not known.
+    number: int = 0
+    #: Archives by shard, as far as they are known.
+    archives: dict[int, list[_Endpoint]] = {}
 
     def open(self, memory: ReadMemory | None = None) -> LogSession:
-        """Connect; see `Source.open`.
+        """Connect, or do so later if archives are known; see `Source.open`.
 
         Raises:
             ConfigError: an address is none.
             UnavailableError: nobody answers.
 
         """
-        options = self.options
-        # So that the error has the option's name.
-        arguments.endpoints(options.servers, SERVERS)
-        log = ziplog.connect(options.servers, timeout=options.timeout_s)
-        return LogSession(options, log, memory or ReadMemory())
+        session = LogSession(self, memory or ReadMemory())
+        if not self.archives:
+            session.connect()
+        return session
 
 
 class LogSession(Session):
-    """A client of the cluster."""
+    """Clients of the cluster's archives, and of the cluster once that is needed."""
 
-    def __init__(self, options: Options, log: ziplog.Log, memory: ReadMemory) -> None:
-        super().__init__(options)
-        self._log: Final = log
-        self.memory: Final = memory
+    def __init__(self, source: LogSource, memory: ReadMemory) -> None:
+        super().__init__(source.options)
+        self._connected: ziplog.Log | None = None
+        #: The cluster's number; 0: not known.
+        self._number = source.number
         #: "": not asked for yet.
         self._name = ""
         #: By shard; those that did not fail.
-        self._archives: Final[dict[int, list[_Endpoint]]] = {}
+        self._archives: Final = dict(source.archives)
+        #: What archives read into.
+        self.memory: Final = memory
+
+    def connect(self) -> ziplog.Log:
+        """Connect, unless that was done; errors are those of `LogSource.open`."""
+        if self._connected is None:
+            options = self._options
+            # So that the error has the option's name.
+            arguments.endpoints(options.servers, SERVERS)
+            self._connected = ziplog.connect(options.servers, timeout=options.timeout_s)
+        return self._connected
+
+    @property
+    def number(self) -> int:
+        """The cluster's number."""
+        self._number = self._number or self.connect().cluster_number
+        return self._number
 
     def close(self) -> None:
         """Disconnect."""
-        self._log.close()
+        if self._connected is not None:
+            self._connected.close()
+
+    def for_tasks(self) -> LogSource:
+        """Return the source with the archives that are known; see `Session.for_tasks`."""
+        # Where there is none yet, there may be one by then.
+        known = {shard: archives for shard, archives in self._archives.items() if archives}
+        return LogSource(self._options, self.number, known)
 
     # --- planning ---
 
     def topic(self) -> str:
         """Return the cluster's name."""
         if not self._name:
-            self._name = str(self._log.cluster()["cluster"])
+            self._name = str(self.connect().cluster()["cluster"])
         return self._name
 
     def latest(self) -> int:
         """Return the position after the tail."""
-        return self._log.check_tail().gsn + 1
+        return self.connect().check_tail().gsn + 1
 
     def latest_decided(self) -> int:
         """Return the same once all below is decided; see `Session.latest_decided`.
@@ -92,16 +120,15 @@ class LogSession(Session):
         A shard decides in order, so what it owns up to its last position below is decided once that
         one is; who left, or is out of the leases now, is asked for the last that it had.
         """
-        stop = self.latest()
-        known = self._log.extents(1, stop)
+        stop, log = self.latest(), self.connect()
+        known = log.extents(1, stop)
         ends: dict[int, int] = {}
         for extent in known.shards:
             ends[extent.shard] = max(extent.stop, ends.get(extent.shard, 0))
         with ExitStack() as stack:
             # All are open before one is waited for.
             scans = [
-                stack.enter_context(self._log.scan(shard, end - 1, end))
-                for shard, end in ends.items()
+                stack.enter_context(log.scan(shard, end - 1, end)) for shard, end in ends.items()
             ]
             for scan in scans:
                 # What was trimmed meanwhile is decided.
@@ -111,7 +138,7 @@ class LogSession(Session):
 
     def pin(self) -> Pinned:
         """Return the range; see `Session.pin`."""
-        options, log = self._options, self._log
+        options, log = self._options, self.connect()
         has_end = options.stop is not None or options.last_epoch is not None
         # Before the leases are asked for: so they reach as far. Not if the end is given: the tail
         # needs all shards, and one that is away may have nothing of the range.
@@ -125,7 +152,7 @@ class LogSession(Session):
 
     def _first(self, trim: int) -> RecordId:
         try:
-            return RecordId(trim, self._log.extents(trim, trim + 1).owner_at(trim))
+            return RecordId(trim, self.connect().extents(trim, trim + 1).owner_at(trim))
         except NoSuchRecordError:
             # All that was ever given out was trimmed.
             return super()._first(trim)
@@ -134,11 +161,12 @@ class LogSession(Session):
         """Return the range in pieces; see `Session.stretches`."""
         if start >= stop:
             return []
-        known = self._log.extents(start, stop)
+        log = self.connect()
+        known = log.extents(start, stop)
         self.behind_trim(start, known.trim)
         pieces: list[Piece] = []
         for extent in sorted(known.shards, key=_by_shard):
-            outline = self._log.outline(extent.shard, extent.start, extent.stop)
+            outline = log.outline(extent.shard, extent.start, extent.stop)
             self._archives[extent.shard] = outline.archives
             pieces += cut(extent.shard, extent.start, extent.stop, outline.steps)
         return pieces
@@ -148,7 +176,7 @@ class LogSession(Session):
         del stop
         if shard not in self._archives:
             self.ask_again(shard, start)
-        return _Servers(self, self._log, shard, start, turn)
+        return _Servers(self, shard, start, turn)
 
     # --- archives ---
 
@@ -163,7 +191,7 @@ class LogSession(Session):
 
     def ask_again(self, shard: int, gsn: int) -> None:
         """Ask for a shard's archives; one that is away costs its grace each time."""
-        self._archives[shard] = self._log.outline(shard, gsn, gsn + 1).archives
+        self._archives[shard] = self.connect().outline(shard, gsn, gsn + 1).archives
 
     def leave(self, shard: int, endpoint: _Endpoint) -> None:
         """Ask one that failed nothing more."""
@@ -176,10 +204,8 @@ class _Servers(Replicas):
     Which archives there are is asked once a session: a server that is away costs some time.
     """
 
-    def __init__(
-        self, session: LogSession, log: ziplog.Log, shard: int, start: int, turn: int
-    ) -> None:
-        self._session, self._log, self._shard = session, log, shard
+    def __init__(self, session: LogSession, shard: int, start: int, turn: int) -> None:
+        self._session, self._shard = session, shard
         self._start, self._turn = start, turn
         #: If all fail, others may be there by now; those are asked for once.
         self._may_ask = bool(session.archives(shard))
@@ -205,7 +231,7 @@ class _Servers(Replicas):
             if best[0] == gsn and best[1]:
                 return best
         # No archive may know where the log begins, which is later than when this was opened.
-        base = max(self._log.extents(gsn, gsn).trim, 1)
+        base = max(self._session.connect().extents(gsn, gsn).trim, 1)
         return fuller(best, (min(base, gsn), Writers()))
 
     def _answers(self, ask: Callable[[ArchiveClient], _T]) -> Iterator[_T]:
@@ -227,11 +253,11 @@ class _Servers(Replicas):
     def _client(self, endpoint: _Endpoint) -> ArchiveClient:
         client = self._open.get(endpoint)
         if client is None:
-            number, timeout_s = self._log.cluster_number, self._session.timeout_s
-            client = ArchiveClient(
-                *endpoint, number, self._shard, timeout_s=timeout_s, memory=self._session.memory
-            )
-            self._open[endpoint] = client
+            session = self._session
+            client = self._open[endpoint] = ArchiveClient(
+                *endpoint, session.number, self._shard,
+                timeout_s=session.timeout_s, memory=session.memory,
+            )  # fmt: skip
         return client
 
     def _drop(self, endpoint: _Endpoint) -> None:
@@ -247,7 +273,7 @@ class _Servers(Replicas):
         at = start
         while at < stop:
             try:
-                with self._log.scan(self._shard, at, stop) as scan:
+                with self._session.connect().scan(self._shard, at, stop) as scan:
                     for block in in_blocks(scan, at):
                         yield block
                         at = block.stop

@@ -213,6 +213,13 @@ class Session(ABC):
         """
 
     @abstractmethod
+    def for_tasks(self) -> Source:
+        """Return the source that tasks open: it knows what was found out here, if it is so still.
+
+        What became wrong meanwhile costs them time only.
+        """
+
+    @abstractmethod
     def stretches(self, start: int, stop: int) -> list[Piece]:
         """Return the range, shard by shard and each in order, in as small pieces as is known.
 

@@ -121,8 +121,11 @@ class ZiplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         # Where it begins is told by the plan too: a query that begins at `latest`, and did not come
         # to the end of its first micro-batch, is given another beginning when it is started again.
-        tasks, topic = admission.tasks(end), self._opened().topic()
-        return [Share(turn, pieces, topic) for turn, pieces in enumerate(tasks)]
+        session = self._opened()
+        source, topic = session.for_tasks(), session.topic()
+        return [
+            Share(turn, pieces, source, topic) for turn, pieces in enumerate(admission.tasks(end))
+        ]
 
     @plainly
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import InputPartition
 
 from spark_reader.ahead import ahead
 from spark_reader.planning import pack
-from spark_reader.sources import source_of, wanted
+from spark_reader.sources import wanted
 from spark_reader.workers import read_memory, spare_modules
 
 if TYPE_CHECKING:
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from spark_reader.options import Options
     from spark_reader.planning import Piece
     from spark_reader.schema import Field
+    from spark_reader.sources import Source
 
 
 class Share(InputPartition):
-    """A task's number, its pieces of the range, and the cluster's name."""
+    """A task's number, its pieces of the range, where they are, and the cluster's name."""
 
-    def __init__(self, turn: int, pieces: list[Piece], topic: str) -> None:
+    def __init__(self, turn: int, pieces: list[Piece], source: Source, topic: str) -> None:
         super().__init__(turn)
         self.pieces = pieces
+        self.source = source
         self.topic = topic
 
 
@@ -53,5 +55,5 @@ def read_share(
 
 def _read(options: Options, fields: tuple[Field, ...], share: Share) -> Generator[pa.RecordBatch]:
     what = wanted(options, fields, share.topic)
-    with source_of(options).open(read_memory()) as session:
+    with share.source.open(read_memory()) as session:
         yield from session.read(share.pieces, what, share.value)

@@ -39,6 +39,7 @@ DOES_IO = {
     "shard.mending",
     "ziplog.segments.archive",
     "ziplog.segments.directory",
+    "ziplog.segments.memory",
     "ziplog.segments.segment",
     "shard.archive.board",
     "shard.archive.keeper",

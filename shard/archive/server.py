@@ -9,6 +9,7 @@ that a peer does costs more than its connection, and who is elsewhere learns of 
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -26,6 +27,7 @@ from ziplog.runtime.archive_messages import (
     STRANGER,
     WRITERS,
     Answer,
+    Places,
     decode_request,
     encode_answer,
     encode_places,
@@ -167,7 +169,8 @@ class ArchiveServer:
 
 def _locate(connection: socket.socket, places: Sequence[BlockPlace]) -> bool:
     """Tell somebody on this machine, and nobody else, where blocks are."""
-    told = encode_places(places)
+    path = os.fsencode(places[0].segment.absolute())
+    told = encode_places(Places(path, [place.block for place in places]))
     connection.sendall(encode_answer(Answer(LOCATED, places_size=len(told))) + told)
     return True
 

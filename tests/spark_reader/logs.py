@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from pyspark.serializers import CloudPickleSerializer
+
 from spark_reader.options import SERVERS, parse
 from spark_reader.sources import source_of
 from tests.waiting import wait_until
@@ -17,6 +19,7 @@ from ziplog.segments.rows import Block
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spark_reader.sources import Source
     from ziplog import Log, Record
 
 #: A shard may be away for some seconds: nobody gives up over that.
@@ -75,6 +78,13 @@ def fill_named(cluster: Cluster, name: str, count: int, size: int = 0) -> list[b
             for at in range(0, len(mine), 1000):
                 log.insert_many(mine[at : at + 1000], key=b"k%d" % shard)
     return payloads
+
+
+def as_sent(source: Source) -> Source:
+    """Return a source as it comes to a task of Spark's."""
+    spark = CloudPickleSerializer()
+    sent: Source = spark.loads(spark.dumps(source))
+    return sent
 
 
 def tail(cluster: Cluster) -> RecordId:

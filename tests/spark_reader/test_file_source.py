@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spark_reader import file_source
 from spark_reader.options import parse
 from spark_reader.ranges import read_range
 from spark_reader.schema import DEFAULT
 from spark_reader.sources import source_of, wanted
-from tests.spark_reader.logs import Key, as_key, fill, small_cluster, subscribed
+from tests.spark_reader.logs import Key, as_key, as_sent, fill, small_cluster, subscribed
 from tests.waiting import wait_until
 from ziplog import RecordId, policy
 from ziplog.errors import ConfigError, TrimmedError, UnavailableError
@@ -176,6 +177,22 @@ def test_pieces_are_as_small_as_the_files_tell(
     assert sum(piece.size for piece in pieces) > 3_000_000
 
 
+def test_a_task_does_not_look_for_servers_again(
+    log_files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, everything, _, _ = log_files
+    options = parse({"path": str(path)})
+    with source_of(options).open() as session:
+        whole = session.pin()
+        pieces = session.stretches(whole.start, whole.stop)
+        source = as_sent(session.for_tasks())
+    monkeypatch.setattr(file_source, "load", None)
+    with source.open() as session:
+        assert session.topic() == whole.topic
+        found = sum(b.num_rows for b in session.read(pieces, wanted(options, DEFAULT, "")))
+    assert found == len(everything)
+
+
 def test_one_server_of_each_shard_is_enough_and_it_may_be_damaged_elsewhere(
     log_files: Files, tmp_path: Path
 ) -> None:
@@ -265,13 +282,14 @@ def test_what_is_trimmed_while_it_is_read_is_an_error_or_left_out(tmp_path: Path
         fill(cluster, 300)
         everything = all_rows(cluster)
         first = everything[len(everything) // 2]
+        wait_until(lambda: pinned(path) > everything[-1][0], "files do not tell what is stable")
         opened = []
         for fails in ("true", "false"):
             options = parse({"path": str(path), "failOnDataLoss": fails})
             session = stack.enter_context(source_of(options).open())
-            pinned = session.pin()
-            pieces = session.stretches(pinned.start, pinned.stop)
-            opened.append(session.read(pieces, wanted(options, DEFAULT, pinned.topic)))
+            whole = session.pin()
+            pieces = session.stretches(whole.start, whole.stop)
+            opened.append(session.read(pieces, wanted(options, DEFAULT, whole.topic)))
         servers = sorted(path.glob("shard-0-*/segments"))
         oldest = [min(server.glob("*.seg")) for server in servers]
         with cluster.connect() as log:

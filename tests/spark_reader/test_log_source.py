@@ -18,6 +18,7 @@ from tests.spark_reader.logs import (
     TIMEOUT_S,
     Key,
     as_key,
+    as_sent,
     await_archives,
     fill,
     small_cluster,
@@ -207,6 +208,48 @@ def test_a_task_asks_once_a_shard_which_archives_there_are(
     with source_of(parse(asked(cluster))).open() as session:
         assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == everything
     assert sorted(outlined) == [0, 1]
+
+
+def test_a_task_that_knows_the_archives_asks_nobody_else(
+    cluster: Cluster,
+    everything: list[Key],
+    served: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with source_of(parse(asked(cluster))).open() as session:
+        pinned = session.pin()
+        # Nothing was ever a repetition there, and the last piece is not sealed.
+        pieces = [p for p in session.stretches(pinned.start, pinned.stop) if p.shard == 1][:-1]
+        source = as_sent(session.for_tasks())
+    stop = pieces[-1].stop
+    expected = [row for row in everything if row[1] == 1 and row[0] < stop]
+    assert expected
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a task has connected to the cluster")
+
+    monkeypatch.setattr(ziplog, "connect", refuse)
+    with source.open() as session:
+        assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == expected
+    assert served
+
+
+def test_if_the_archives_that_a_task_knows_are_gone_it_asks_for_others(
+    cluster: Cluster, everything: list[Key], outlined: list[int], served: list[tuple[int, int]]
+) -> None:
+    pieces = apart(cluster)
+    with cluster.connect(timeout=TIMEOUT_S) as log:
+        number = log.cluster_number
+    nobody = {
+        shard: [("127.0.0.1", port) for port in growth.free_ports(2, "127.0.0.1")]
+        for shard in (0, 1)
+    }
+    outlined.clear()
+    source = as_sent(log_source.LogSource(parse(asked(cluster)), number, nobody))
+    with source.open() as session:
+        assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == everything
+    assert sorted(outlined) == [0, 1]
+    assert served
 
 
 def test_if_all_archives_failed_those_are_asked_for_that_are_there_by_now(

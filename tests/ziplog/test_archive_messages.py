@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,6 +20,7 @@ from ziplog.runtime.archive_messages import (
     STRANGER,
     WRITERS,
     Answer,
+    Places,
     Request,
     decode_answer,
     decode_places,
@@ -29,7 +29,6 @@ from ziplog.runtime.archive_messages import (
     encode_places,
     encode_request,
 )
-from ziplog.segments.archive import BlockPlace
 from ziplog.segments.rowfile import BlockIndex, Part
 from ziplog.segments.rows import MOST_BYTES, layout
 
@@ -43,7 +42,6 @@ NARROW = st.integers(0, 2**32 - 1)
 requests = st.builds(Request, st.sampled_from([BLOCK, WRITERS, LOCATE]), WIDE, NARROW, WIDE)
 #: With places of this many bytes there is no room for more.
 MOST_TELLING = 4096 + 96 * MOST_PLACES
-SEGMENT = f"{1:08d}-{1:019d}-{1:019d}-{7:08x}"
 
 
 @st.composite
@@ -63,18 +61,15 @@ def blocks(draw: st.DrawFn, start: int | None = None) -> BlockIndex:
 
 
 @st.composite
-def places(draw: st.DrawFn) -> list[BlockPlace]:
-    """Blocks of one segment that follow each other, anywhere."""
-    name = draw(st.binary(max_size=200)).replace(b"\0", b"").decode(errors="surrogateescape")
-    folder = Path("/", name)
-    found: list[BlockPlace] = []
+def places(draw: st.DrawFn) -> Places:
+    """Blocks that follow each other, anywhere."""
+    found: list[BlockIndex] = []
     for _ in range(draw(st.integers(1, MOST_PLACES))):
-        stop = found[-1].block.stop if found else 0
+        stop = found[-1].stop if found else 0
         if stop > 2**62:
             break
-        block = draw(blocks(stop))
-        found.append(BlockPlace(folder / f"{SEGMENT}.seg", folder / f"{SEGMENT}.rows", block))
-    return found
+        found.append(draw(blocks(stop)))
+    return Places(b"/" + draw(st.binary(max_size=4094)).replace(b"\0", b""), found)
 
 
 def about(block: BlockIndex) -> Answer:
@@ -108,7 +103,7 @@ def test_an_answer_is_what_was_answered(answer: Answer) -> None:
 
 
 @given(places())
-def test_places_are_what_was_told(told: list[BlockPlace]) -> None:
+def test_places_are_what_was_told(told: Places) -> None:
     content = encode_places(told)
     assert len(content) <= MOST_TELLING
     assert decode_places(content) == told
@@ -116,7 +111,7 @@ def test_places_are_what_was_told(told: list[BlockPlace]) -> None:
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_no_places(content: bytes) -> None:
-    assert decode_places(content) == []
+    assert decode_places(content) is None
 
 
 def changed(content: bytes, at: int, put: bytes) -> bytes:
@@ -182,33 +177,20 @@ DATA, COLUMNS, NOTHING = Part(5, 30, 2), Part(7, layout(3, has_keys=False).size,
 PLACED = BlockIndex(5, 9, 3, False, DATA, COLUMNS, NOTHING)
 
 
-def telling(*blocks: BlockIndex, path: str = f"/log/{SEGMENT}.seg") -> bytes:
-    """Return what is told of blocks in some file."""
-    return msgspec.msgpack.encode((path.encode(), blocks))
+def test_where_blocks_can_be_is_taken() -> None:
+    places = Places(b"/log/1.seg", [PLACED, msgspec.structs.replace(PLACED, start=9, stop=11)])
+    assert decode_places(encode_places(places)) == places
 
 
-def test_where_a_block_can_be_it_is_looked_for() -> None:
-    (place,) = decode_places(telling(PLACED))
-    assert place == (Path(f"/log/{SEGMENT}.seg"), Path(f"/log/{SEGMENT}.rows"), PLACED)
-    behind = msgspec.structs.replace(PLACED, start=9, stop=11)
-    assert [place.block for place in decode_places(telling(PLACED, behind))] == [PLACED, behind]
+@pytest.mark.parametrize("path", [b"relative/1.seg", b"1.seg", b"", b"/with\0zero"])
+def test_what_is_no_absolute_path_is_no_place(path: bytes) -> None:
+    assert decode_places(encode_places(Places(path, [PLACED]))) is None
 
 
-def test_blocks_that_do_not_follow_each_other_are_not_looked_for() -> None:
-    for start in (8, 10):
-        behind = msgspec.structs.replace(PLACED, start=start, stop=11)
-        assert decode_places(telling(PLACED, behind)) == []
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        f"relative/{SEGMENT}.seg", f"{SEGMENT}.seg", "", "/", f"/log/{SEGMENT}.rows", "/etc/passwd",
-        f"/with\0zero/{SEGMENT}.seg",
-    ],
-)  # fmt: skip
-def test_no_other_file_is_looked_at(path: str) -> None:
-    assert decode_places(telling(PLACED, path=path)) == []
+@pytest.mark.parametrize("start", [8, 10])
+def test_blocks_that_do_not_follow_each_other_are_none(start: int) -> None:
+    behind = msgspec.structs.replace(PLACED, start=start, stop=11)
+    assert decode_places(encode_places(Places(b"/1.seg", [PLACED, behind]))) is None
 
 
 @pytest.mark.parametrize(
@@ -219,8 +201,9 @@ def test_no_other_file_is_looked_at(path: str) -> None:
         {"origins": Part(9, 64 * MIB + 1, 0)},
     ],
 )  # fmt: skip
-def test_what_can_be_no_block_is_not_looked_for(change: dict[str, Any]) -> None:
-    assert decode_places(telling(msgspec.structs.replace(PLACED, **change))) == []
+def test_what_can_be_no_block_is_at_no_place(change: dict[str, Any]) -> None:
+    block = msgspec.structs.replace(PLACED, **change)
+    assert decode_places(encode_places(Places(b"/1.seg", [block]))) is None
 
 
 @pytest.mark.parametrize("kind", [0, NEXT, STRANGER, LOCATED, 255])

@@ -8,8 +8,10 @@ replica's archive will do: a block is stable (docs/protocol.md, section 14.2).
 
 from __future__ import annotations
 
+import os
 import socket
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
@@ -30,15 +32,15 @@ from ziplog.runtime.archive_messages import (
     encode_request,
 )
 from ziplog.runtime.archive_socket import is_here, receive
-from ziplog.segments.archive import read_block
+from ziplog.segments.archive import BlockPlace, read_block
 from ziplog.segments.memory import ReadMemory
 from ziplog.segments.rowfile import decode_origins, decode_writers, is_sound
 from ziplog.segments.rows import Block
+from ziplog.segments.segment import Segment
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ziplog.segments.archive import BlockPlace
     from ziplog.segments.writers import Writers
 
 
@@ -112,7 +114,7 @@ class ArchiveClient:
             return block
         answer, content = self._ask(BLOCK, gsn)
         if answer.kind == LOCATED:
-            self._places = decode_places(content)
+            self._places = _places(content)
             block = self._read(gsn)
             if block is not None:
                 return block
@@ -217,3 +219,17 @@ class ArchiveClient:
             with suppress(OSError):
                 self._socket.close()
             self._socket = None
+
+
+def _places(content: bytearray) -> list[BlockPlace]:
+    """Return where blocks are said to be; nothing if they cannot be there."""
+    told = decode_places(content)
+    if told is None:
+        return []
+    path = Path(os.fsdecode(told.segment))
+    # Whoever answered has nothing else read than what servers wrote.
+    segment = Segment.named(path.name)
+    if segment is None:
+        return []
+    rows = path.with_name(segment.rows_name)
+    return [BlockPlace(path, rows, block) for block in told.blocks]

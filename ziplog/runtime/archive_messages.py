@@ -8,21 +8,14 @@ bounded before it is read. Invariant: what is decoded is what was encoded, or No
 
 from __future__ import annotations
 
-import os
 import struct
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from ziplog.segments.archive import BlockPlace
 from ziplog.segments.rowfile import BlockIndex, Part
 from ziplog.segments.rows import MOST_BYTES, layout
-from ziplog.segments.segment import Segment
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MAGIC: Final = b"ZIPARCH3"
 #: What is asked for.
@@ -77,16 +70,16 @@ class Answer(NamedTuple):
         return self.places_size if self.kind == LOCATED else parts
 
 
-class _Places(msgspec.Struct, frozen=True, array_like=True):
+class Places(msgspec.Struct, frozen=True, array_like=True):
     """Where blocks of one segment are in the files of the archive's machine."""
 
-    #: The absolute path of the segment; the file of rows is beside it.
+    #: The absolute path of the segment, as the system has it; the file of rows is beside it.
     segment: bytes
     #: In order, and none is left out.
     blocks: list[BlockIndex]
 
 
-_places_decoder: Final = msgspec.msgpack.Decoder(_Places)
+_places_decoder: Final = msgspec.msgpack.Decoder(Places)
 
 
 def encode_request(request: Request) -> bytes:
@@ -137,30 +130,18 @@ def _is_block(told: Answer | BlockIndex) -> bool:
     return is_sane and told.origins.size <= _MOST_TOLD
 
 
-def encode_places(places: Sequence[BlockPlace]) -> bytes:
-    """Return what follows an answer that tells where blocks of one segment are."""
-    path = os.fsencode(places[0].segment.absolute())
-    return msgspec.msgpack.encode(_Places(path, [place.block for place in places]))
+def encode_places(places: Places) -> bytes:
+    """Return what follows an answer that tells where blocks are."""
+    return msgspec.msgpack.encode(places)
 
 
-def decode_places(content: bytes | bytearray) -> list[BlockPlace]:
-    """Return what `encode_places` was given; nothing if it is something else.
-
-    Whoever told it has nothing read but what servers wrote.
-    """
+def decode_places(content: bytes | bytearray) -> Places | None:
+    """Return what `encode_places` was given, None if it is something else, or cannot be."""
     try:
-        told = _places_decoder.decode(content)
+        places = _places_decoder.decode(content)
     except msgspec.MsgspecError:
-        return []
-    path = Path(os.fsdecode(told.segment))
-    segment = Segment.named(path.name)
-    if segment is None or not path.is_absolute() or b"\0" in told.segment:
-        return []
-    if not all(map(_is_block, told.blocks)) or not _is_row(told.blocks):
-        return []
-    rows = path.with_name(segment.rows_name)
-    return [BlockPlace(path, rows, block) for block in told.blocks[:MOST_PLACES]]
-
-
-def _is_row(blocks: Sequence[BlockIndex]) -> bool:
-    return all(before.stop == block.start for before, block in pairwise(blocks))
+        return None
+    is_path = places.segment.startswith(b"/") and b"\0" not in places.segment
+    blocks = places.blocks
+    is_row = all(before.stop == block.start for before, block in pairwise(blocks))
+    return places if is_path and is_row and all(map(_is_block, blocks)) else None

@@ -24,13 +24,14 @@ from ziplog.runtime.archive_messages import (
     MOST_PLACES,
     REQUEST_BYTES,
     Answer,
+    Places,
     decode_request,
     encode_answer,
     encode_places,
 )
 from ziplog.runtime.archive_socket import is_here, receive
 from ziplog.segments import archive as files_module
-from ziplog.segments.archive import Archive, BlockPlace
+from ziplog.segments.archive import Archive
 from ziplog.segments.rowfile import BlockIndex, Part, part_of
 from ziplog.segments.rows import Block
 
@@ -210,7 +211,7 @@ def located(segment: Path, columns_at: int = 16, data_at: int = 5, start: int = 
         start, 9, 1, False, part_of(DATA, data_at), part_of(COLUMNS, columns_at),
         Part(columns_at + len(COLUMNS), 0, 0),
     )  # fmt: skip
-    return told(encode_places([BlockPlace(segment, segment.with_suffix(".rows"), index)]))
+    return told(encode_places(Places(bytes(segment), [index])))
 
 
 def told(places: bytes) -> bytes:

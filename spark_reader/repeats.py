@@ -65,14 +65,13 @@ class Repeats:
             UnavailableError: what it is made of was trimmed, and nobody tells it yet.
 
         """
-        before = 0
-        while True:
+        reached = 0
+        while reached < stop:
             at, writers = self._table(stop)
-            if before and at <= before:
+            if at <= reached:
                 raise UnavailableError(f"what came before gsn {stop} is being trimmed")
-            before = self._follow(writers, at, stop)
-            if before >= stop:
-                return writers
+            reached = self._follow(writers, at, stop)
+        return writers
 
     def _follow(self, writers: Writers, at: int, stop: int) -> int:
         """Let a table at `at` go on up to `stop`; return where it stops before what was trimmed."""

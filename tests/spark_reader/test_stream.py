@@ -54,6 +54,9 @@ class FakeLog:
     def topic(self) -> str:
         return "demo"
 
+    def for_tasks(self) -> str:
+        return "the demo's source"
+
     def stretches(self, start: int, stop: int) -> list[Piece]:
         step, start = max((stop - start) // 8, 10), max(start, self.trim)
         return [

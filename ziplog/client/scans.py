@@ -124,7 +124,7 @@ class AsyncScan(_Progress):
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Wait until it is open; raises what `ziplog.Log.scan` raises."""
-        import asyncio  # noqa: PLC0415 - takes 40 ms; who awaits has it
+        import asyncio  # noqa: PLC0415 - slow to load; who awaits has it
 
         yield from asyncio.shield(self._opened).__await__()
         return self

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
     from ziplog.segments.writers import Writers
 
+#: Who does not take a connection in this time is away, however long an answer may take: others are
+#: asked sooner, and somebody may have known this one for longer than it was there.
+_CONNECT_S: Final = 2.0
+
 
 class ArchiveClient:
     """A client of one server's archive. One thread. A context manager that closes it."""
@@ -195,8 +199,9 @@ class ArchiveClient:
     def _exchange(self, kind: int, gsn: int) -> tuple[Answer, bytearray]:
         connection = self._socket
         if connection is None:
-            connection = socket.create_connection(self._address, self._timeout_s)
-            self._socket = connection
+            patience_s = min(self._timeout_s, _CONNECT_S)
+            connection = self._socket = socket.create_connection(self._address, patience_s)
+            connection.settimeout(self._timeout_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._is_here = is_here(connection)
         if kind == BLOCK and self._is_here and self._reads_files:

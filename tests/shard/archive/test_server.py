@@ -455,6 +455,28 @@ def test_silence_has_an_end(pretending: Callable[..., ArchiveClient]) -> None:
         pretending(b"", timeout_s=0.1).block(5)
 
 
+@pytest.mark.parametrize(("timeout_s", "patience_s"), [(20.0, 2.0), (0.5, 0.5)])
+def test_who_takes_no_connection_is_given_up_sooner(
+    pretending: Callable[..., ArchiveClient],
+    monkeypatch: pytest.MonkeyPatch,
+    timeout_s: float,
+    patience_s: float,
+) -> None:
+    waited: list[float] = []
+
+    def connect(address: tuple[str, int], patience: float) -> socket.socket:
+        waited.append(patience)
+        return real(address, patience)
+
+    real = socket.create_connection
+    monkeypatch.setattr(socket, "create_connection", connect)
+    client = pretending(block_answer(), timeout_s=timeout_s)
+    assert isinstance(client.block(5), Block)
+    assert waited == [patience_s]
+    assert client._socket is not None
+    assert client._socket.gettimeout() == timeout_s
+
+
 def test_a_connection_that_was_left_is_made_again_once(
     pretending: Callable[..., ArchiveClient],
 ) -> None:

@@ -57,6 +57,13 @@ class _Found(msgspec.Struct, frozen=True):
     #: Directories of servers, by shard.
     servers: dict[int, list[str]]
 
+    def is_there(self) -> bool:
+        """Whether it can be read on this machine: one server of each shard will do."""
+        return all(
+            any((Path(server) / _SEGMENTS).is_dir() for server in servers)
+            for servers in self.servers.values()
+        )
+
 
 class FileSource(msgspec.Struct, frozen=True):
     """A directory, by its path in the options."""
@@ -75,7 +82,9 @@ class FileSource(msgspec.Struct, frozen=True):
         """
         path = Path(self.options.path.removeprefix("file:")).absolute()
         try:
-            found = self.found or _find(path)
+            found = self.found
+            if found is None or not found.is_there():
+                found = _find(path)
         except OSError as error:
             raise ConfigError(PATH, str(path), f"{_RULE} ({error.strerror})") from None
         return FileSession(self.options, found, memory or ReadMemory())

@@ -20,7 +20,7 @@ from spark_reader.options import SERVERS, Options
 from spark_reader.planning import cut
 from spark_reader.reading import Replicas, Session, first_block, fuller, in_blocks
 from ziplog.client import arguments
-from ziplog.errors import NoSuchRecordError, TrimmedError, UnavailableError
+from ziplog.errors import ClosedError, NoSuchRecordError, TrimmedError, UnavailableError
 from ziplog.runtime.archive import ArchiveClient
 from ziplog.segments.memory import ReadMemory
 from ziplog.segments.writers import Writers
@@ -38,17 +38,24 @@ _T = TypeVar("_T")
 _Endpoint = tuple[str, int]
 
 
+class _Found(msgspec.Struct, frozen=True):
+    """What a task need not ask the cluster for."""
+
+    #: The cluster's number.
+    number: int
+    #: By shard, of those that have some.
+    archives: dict[int, list[_Endpoint]]
+
+
 class LogSource(msgspec.Struct, frozen=True):
     """A cluster, by its servers' addresses in the options."""
 
     options: Options
-    #: The cluster's number; 0: not known.
-    number: int = 0
-    #: Archives by shard, as far as they are known.
-    archives: dict[int, list[_Endpoint]] = {}
+    #: None: nothing was found out yet.
+    found: _Found | None = None
 
     def open(self, memory: ReadMemory | None = None) -> LogSession:
-        """Connect, or do so later if archives are known; see `Source.open`.
+        """Connect, or leave that for when it is needed; see `Source.open`.
 
         Raises:
             ConfigError: an address is none.
@@ -56,7 +63,7 @@ class LogSource(msgspec.Struct, frozen=True):
 
         """
         session = LogSession(self, memory or ReadMemory())
-        if not self.archives:
+        if self.found is None:
             session.connect()
         return session
 
@@ -67,17 +74,19 @@ class LogSession(Session):
     def __init__(self, source: LogSource, memory: ReadMemory) -> None:
         super().__init__(source.options)
         self._connected: ziplog.Log | None = None
-        #: The cluster's number; 0: not known.
-        self._number = source.number
+        self._is_closed = False
+        self._found: Final = source.found
         #: "": not asked for yet.
         self._name = ""
         #: By shard; those that did not fail.
-        self._archives: Final = dict(source.archives)
+        self._archives: Final = dict(source.found.archives) if source.found is not None else {}
         #: What archives read into.
         self.memory: Final = memory
 
     def connect(self) -> ziplog.Log:
-        """Connect, unless that was done; errors are those of `LogSource.open`."""
+        """Connect, unless that was done. Errors: `LogSource.open`'s, and `ClosedError`."""
+        if self._is_closed:
+            raise ClosedError("this reader of the log", "open another one to go on")
         if self._connected is None:
             options = self._options
             # So that the error has the option's name.
@@ -88,11 +97,11 @@ class LogSession(Session):
     @property
     def number(self) -> int:
         """The cluster's number."""
-        self._number = self._number or self.connect().cluster_number
-        return self._number
+        return self._found.number if self._found is not None else self.connect().cluster_number
 
     def close(self) -> None:
         """Disconnect."""
+        self._is_closed = True
         if self._connected is not None:
             self._connected.close()
 
@@ -100,7 +109,7 @@ class LogSession(Session):
         """Return the source with the archives that are known; see `Session.for_tasks`."""
         # Where there is none yet, there may be one by then.
         known = {shard: archives for shard, archives in self._archives.items() if archives}
-        return LogSource(self._options, self.number, known)
+        return LogSource(self._options, _Found(self.number, known))
 
     # --- planning ---
 
@@ -231,8 +240,10 @@ class _Servers(Replicas):
             if best[0] == gsn and best[1]:
                 return best
         # No archive may know where the log begins, which is later than when this was opened.
-        base = max(self._session.connect().extents(gsn, gsn).trim, 1)
-        return fuller(best, (min(base, gsn), Writers()))
+        trim = self._session.connect().extents(gsn, gsn).trim
+        if trim > gsn:
+            raise TrimmedError(RecordId(trim, 0))
+        return fuller(best, (max(trim, 1), Writers()))
 
     def _answers(self, ask: Callable[[ArchiveClient], _T]) -> Iterator[_T]:
         """Ask those that are left; who fails is asked nothing more."""

@@ -100,7 +100,12 @@ class Replicas(ABC):
 
     @abstractmethod
     def table(self, gsn: int) -> tuple[int, Writers]:
-        """Return a position at or before `gsn`, and what is known of the shard's writers there."""
+        """Return a position at or before `gsn`, and what is known of the shard's writers there.
+
+        Raises:
+            TrimmedError: all up to `gsn` was trimmed, and nobody knows it any more.
+
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -214,9 +219,9 @@ class Session(ABC):
 
     @abstractmethod
     def for_tasks(self) -> Source:
-        """Return the source that tasks open: it knows what was found out here, if it is so still.
+        """Return the source for tasks: it carries what this session found, such as archives.
 
-        What became wrong meanwhile costs them time only.
+        Tasks look for that themselves where they find it wrong.
         """
 
     @abstractmethod
@@ -256,8 +261,13 @@ class Session(ABC):
         with self.replicas(piece.shard, piece.start, piece.stop, turn) as replicas:
             repeats = Repeats(replicas.table, replicas.blocks)
             for block in replicas.blocks(piece.start, piece.stop):
+                try:
+                    old = repeats.of(block)
+                except TrimmedError as error:
+                    # Nobody tells any more which of its rows count, of those before that none.
+                    at, old = self.behind_trim(at, error.first.gsn), []
                 # Two blocks of different servers may overlap.
-                yield from batches.of(block, at, piece.stop, repeats.of(block))
+                yield from batches.of(block, at, piece.stop, old)
                 at = max(at, block.stop)
 
     def _bounds(self, known: Callable[[], HasEpochs], trim: int) -> tuple[int | None, int | None]:

@@ -47,6 +47,11 @@ class Repeats:
 
         What is said of records that blocks before had, too, or that lie before the first block's
         start, does not count. Where blocks leave something out, it was trimmed meanwhile.
+
+        Raises:
+            TrimmedError: nobody knows any more what came before the block.
+            UnavailableError: nobody knows it yet, as it is being trimmed.
+
         """
         if self._writers is not None and block.start > self._at:
             self._writers = None
@@ -61,17 +66,17 @@ class Repeats:
     def _up_to(self, stop: int) -> Writers:
         """Return the table at a position.
 
-        Raises:
-            UnavailableError: what it is made of was trimmed, and nobody tells it yet.
+        Errors are those of `of`.
 
         """
         reached = 0
-        while reached < stop:
+        while True:
             at, writers = self._table(stop)
             if at <= reached:
                 raise UnavailableError(f"what came before gsn {stop} is being trimmed")
             reached = self._follow(writers, at, stop)
-        return writers
+            if reached >= stop:
+                return writers
 
     def _follow(self, writers: Writers, at: int, stop: int) -> int:
         """Let a table at `at` go on up to `stop`; return where it stops before what was trimmed."""

@@ -1,7 +1,7 @@
 """What one task of Spark's reads: the same in a batch and in a micro-batch.
 
-Rule: a share says all that a task has to know but for the options; a source is open only while one
-is read (docs/spark.md, section 1.3).
+Rule: a share says where a task reads, the options and fields what it gives; a source is open only
+while one is read (docs/spark.md, section 1.3).
 """
 
 from __future__ import annotations

@@ -401,7 +401,7 @@ def _shard_rows(shard: ShardConfig, *, explain: bool) -> list[str]:
 
 
 def _rows(table: Any, *, explain: bool) -> list[str]:
-    kind: type = type(table)
+    kind: type = type(table)  # not type[Any], which mypy takes for no key of a cache
     rows = []
     for name, (key, default) in keys_of(kind).items():
         value = getattr(table, name)
@@ -497,7 +497,7 @@ def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str
 
 
 def _check_fields(table: Any, where: str) -> None:
-    kind: type = type(table)
+    kind: type = type(table)  # as above
     for name, (key, default) in keys_of(kind).items():
         value = getattr(table, name)
         if not key.admits(value) and not (value is None and default is None):

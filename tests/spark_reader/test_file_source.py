@@ -193,6 +193,31 @@ def test_a_task_does_not_look_for_servers_again(
     assert found == len(everything)
 
 
+def test_a_task_that_finds_other_directories_says_so_or_takes_them(
+    log_files: Files, tmp_path: Path
+) -> None:
+    path, everything, _, _ = log_files
+    copy = tmp_path / "log"
+    shutil.copytree(path, copy)
+    options = parse({"path": str(copy)})
+    for shard in (0, 1):
+        (copy / f"shard-{shard}-1").rename(tmp_path / f"shard-{shard}-1")
+    with source_of(options).open() as session:
+        whole = session.pin()
+        pieces = session.stretches(whole.start, whole.stop)
+        source = as_sent(session.for_tasks())
+    # Elsewhere the same path may have the others.
+    for shard in (0, 1):
+        shutil.rmtree(copy / f"shard-{shard}-0")
+        (tmp_path / f"shard-{shard}-1").rename(copy / f"shard-{shard}-1")
+    with source.open() as session:
+        found = sum(b.num_rows for b in session.read(pieces, wanted(options, DEFAULT, "")))
+    assert found == len(everything)
+    shutil.rmtree(copy)
+    with pytest.raises(ConfigError, match=r"path is .* \(no such directory here\)"):
+        source.open()
+
+
 def test_one_server_of_each_shard_is_enough_and_it_may_be_damaged_elsewhere(
     log_files: Files, tmp_path: Path
 ) -> None:

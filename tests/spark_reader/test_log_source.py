@@ -25,9 +25,16 @@ from tests.spark_reader.logs import (
     subscribed,
 )
 from ziplog import RecordId, growth
-from ziplog.errors import ConfigError, NoSuchRecordError, TrimmedError, UnavailableError
+from ziplog.errors import (
+    ClosedError,
+    ConfigError,
+    NoSuchRecordError,
+    TrimmedError,
+    UnavailableError,
+)
 from ziplog.runtime.archive import ArchiveClient
 from ziplog.segments.rows import Block
+from ziplog.segments.writers import Writers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,11 +252,56 @@ def test_if_the_archives_that_a_task_knows_are_gone_it_asks_for_others(
         for shard in (0, 1)
     }
     outlined.clear()
-    source = as_sent(log_source.LogSource(parse(asked(cluster)), number, nobody))
+    found = log_source._Found(number, nobody)
+    source = as_sent(log_source.LogSource(parse(asked(cluster)), found))
     with source.open() as session:
         assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == everything
     assert sorted(outlined) == [0, 1]
     assert served
+
+
+def test_a_closed_session_connects_no_more(cluster: Cluster) -> None:
+    with source_of(parse(asked(cluster))).open() as session:
+        session.stretches(1, session.pin().stop)
+        source = session.for_tasks()
+    session = source.open()
+    session.close()
+    with pytest.raises(ClosedError):
+        session.topic()
+
+
+@pytest.mark.parametrize("known", [Writers(), Writers([(WRITER, 0, 9)])])
+def test_of_what_was_trimmed_no_table_is_made_up(
+    cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch, known: Writers
+) -> None:
+    trimmed = msgspec.structs.replace(log.extents(1, 2), trim=1000)
+    monkeypatch.setattr(ziplog.Log, "extents", lambda *_: trimmed)
+    monkeypatch.setattr(ArchiveClient, "writers", lambda *_: (40, known))
+    with (
+        source_of(parse(asked(cluster))).open() as session,
+        session.replicas(0, 1, 2, 0) as replicas,
+    ):
+        with pytest.raises(TrimmedError):
+            replicas.table(100)
+        assert replicas.table(1000)[0] == 1000
+
+
+def test_rows_that_were_trimmed_are_not_told_from_repetitions_and_so_are_left_out(
+    cluster: Cluster, log: Log, everything: list[Key], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = [row for row in everything if row[1] == 0]
+    # In the first block, which comes from where it was told to be before.
+    trim = mine[20][0]
+    pieces = [piece for piece in apart(cluster) if piece.shard == 0]
+    trimmed = msgspec.structs.replace(log.extents(1, 2), trim=trim)
+    monkeypatch.setattr(ziplog.Log, "extents", lambda *_: trimmed)
+    monkeypatch.setattr(ArchiveClient, "writers", lambda *_: (0, Writers()))
+    with source_of(parse(asked(cluster))).open() as session, pytest.raises(TrimmedError):
+        list(session.read(pieces, Wanted(DEFAULT, "local")))
+    with source_of(parse(asked(cluster, failOnDataLoss="false"))).open() as session:
+        found = keys(session.read(pieces, Wanted(DEFAULT, "local")))
+    assert found[0][0] >= trim
+    assert {row for row in mine if row[0] >= trim} <= set(found)
 
 
 def test_if_all_archives_failed_those_are_asked_for_that_are_there_by_now(

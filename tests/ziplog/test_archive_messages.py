@@ -47,7 +47,7 @@ MOST_TELLING = 4096 + 96 * MOST_PLACES
 @st.composite
 def blocks(draw: st.DrawFn, start: int | None = None) -> BlockIndex:
     """A block that may be somewhere in a segment."""
-    begin = draw(st.integers(0, 2**62)) if start is None else start
+    begin = draw(st.integers(1, 2**62)) if start is None else start
     rows, has_keys = draw(st.integers(0, 100_000)), draw(st.booleans())
     sizes = (
         draw(st.integers(2 * rows, MOST_BYTES)),
@@ -65,7 +65,7 @@ def places(draw: st.DrawFn) -> Places:
     """Blocks that follow each other, anywhere."""
     found: list[BlockIndex] = []
     for _ in range(draw(st.integers(1, MOST_PLACES))):
-        stop = found[-1].stop if found else 0
+        stop = found[-1].stop if found else 1
         if stop > 2**62:
             break
         found.append(draw(blocks(stop)))
@@ -110,8 +110,21 @@ def test_places_are_what_was_told(told: Places) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_no_places(content: bytes) -> None:
-    assert decode_places(content) is None
+def test_any_bytes_are_places_or_none(content: bytes) -> None:
+    found = decode_places(content)
+    assert found is None or decode_places(encode_places(found)) == found
+
+
+def test_a_tower_is_no_places() -> None:
+    tower = b"\x93\xc4\x01/\x90" + b"\x91" * 5000 + b"\xc0"
+    assert decode_places(tower) is None
+
+
+@pytest.mark.parametrize("count", [0, MOST_PLACES + 1])
+def test_it_is_told_of_one_block_and_of_no_more_than_may_be(count: int) -> None:
+    row = [msgspec.structs.replace(PLACED, start=at, stop=at + 1) for at in range(1, count + 1)]
+    assert decode_places(encode_places(Places(b"/1.seg", row))) is None
+    assert decode_places(encode_places(Places(b"/1.seg", [PLACED]))) is not None
 
 
 def changed(content: bytes, at: int, put: bytes) -> bytes:
@@ -163,7 +176,9 @@ GOOD = Answer(
         lambda a: a._replace(data=Part(0, MOST_BYTES + 1, 2)),
         lambda a: a._replace(origins=Part(0, 64 * MIB + 1, 2)),
         lambda a: a._replace(places_size=1),  # where there are none
-        lambda a: Answer(LOCATED, a.start, places_size=MOST_TELLING + 1),
+        lambda a: a._replace(kind=LOCATED, places_size=9),  # where one is, and the block too
+        lambda _: Answer(LOCATED, places_size=MOST_TELLING + 1),
+        lambda a: a._replace(start=0),
         lambda a: a._replace(kind=WRITERS),
         lambda a: Answer(WRITERS, a.start, columns=Part(0, 64 * MIB + 1, 2)),
     ],
@@ -196,8 +211,8 @@ def test_blocks_that_do_not_follow_each_other_are_none(start: int) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"stop": 5}, {"start": -1}, {"stop": 2**63}, {"rows": 4}, {"rows": -1}, {"has_keys": True},
-        {"data": Part(5, 5, 2)}, {"data": Part(5, MOST_BYTES + 1, 2)},
+        {"stop": 5}, {"start": -1}, {"start": 0}, {"stop": 2**63}, {"rows": 4}, {"rows": -1},
+        {"has_keys": True}, {"data": Part(5, 5, 2)}, {"data": Part(5, MOST_BYTES + 1, 2)},
         {"origins": Part(9, 64 * MIB + 1, 0)},
     ],
 )  # fmt: skip

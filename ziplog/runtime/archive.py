@@ -118,12 +118,12 @@ class ArchiveClient:
             return block
         answer, content = self._ask(BLOCK, gsn)
         if answer.kind == LOCATED:
-            self._places = _places(content)
+            self._places = _told(content)
             block = self._read(gsn)
             if block is not None:
                 return block
             # They are another machine's, or were deleted just now.
-            self._reads_files = False
+            self._reads_files, self._places = False, []
             answer, content = self._ask(BLOCK, gsn)
         if answer.kind == NEXT and (not answer.start or answer.start > gsn):
             return answer.start
@@ -132,7 +132,7 @@ class ArchiveClient:
         return self._block(answer, content)
 
     def _read(self, gsn: int) -> Block | None:
-        """Return the block over a position of this machine's files, None if they do not have it."""
+        """Return the block over a position from where it was told to be, None: it is not there."""
         for place in self._places:
             if place.block.start <= gsn < place.block.stop:
                 return read_block(place, self._memory)
@@ -226,7 +226,7 @@ class ArchiveClient:
             self._socket = None
 
 
-def _places(content: bytearray) -> list[BlockPlace]:
+def _told(content: bytearray) -> list[BlockPlace]:
     """Return where blocks are said to be; nothing if they cannot be there."""
     told = decode_places(content)
     if told is None:

@@ -114,7 +114,10 @@ def decode_answer(content: bytes) -> Answer | None:
 
 
 def _is_sane(answer: Answer) -> bool:
-    if answer.places_size > (_MOST_TELLING if answer.kind == LOCATED else 0):
+    if answer.kind == LOCATED:
+        is_all = answer == Answer(LOCATED, places_size=answer.places_size)
+        return is_all and answer.places_size <= _MOST_TELLING
+    if answer.places_size:
         return False
     if answer.kind == BLOCK:
         return _is_block(answer)
@@ -124,7 +127,7 @@ def _is_sane(answer: Answer) -> bool:
 def _is_block(told: Answer | BlockIndex) -> bool:
     """Whether there can be such a block."""
     # A payload takes two bytes at least.
-    is_sane = 0 <= told.start < told.stop < 2**63 and told.rows >= 0
+    is_sane = 0 < told.start < told.stop < 2**63 and told.rows >= 0
     is_sane = is_sane and 2 * told.rows <= told.data.size <= MOST_BYTES
     is_sane = is_sane and told.columns.size == layout(told.rows, has_keys=told.has_keys).size
     return is_sane and told.origins.size <= _MOST_TOLD
@@ -139,9 +142,10 @@ def decode_places(content: bytes | bytearray) -> Places | None:
     """Return what `encode_places` was given, None if it is something else, or cannot be."""
     try:
         places = _places_decoder.decode(content)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
     is_path = places.segment.startswith(b"/") and b"\0" not in places.segment
     blocks = places.blocks
     is_row = all(before.stop == block.start for before, block in pairwise(blocks))
+    is_row = is_row and 0 < len(blocks) <= MOST_PLACES
     return places if is_path and is_row and all(map(_is_block, blocks)) else None

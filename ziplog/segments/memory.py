@@ -2,7 +2,8 @@
 
 Rule: memory is given out again only when nobody looks into what was given out before, which it
 tells itself: a bytearray that is looked into refuses to change its size. So a forgotten view costs
-time, and never shows something else. Invariant: no more than `_KEPT` pieces are kept.
+time, and never shows something else. Invariant: no more than `_KEPT` pieces are kept, of `_LARGE`
+bytes at most.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Final
 _KEPT: Final = 6
 #: Pieces have multiples of this, so that blocks of about one size find one that fits.
 _STEP: Final = 1024 * 1024
-#: Less is not worth a piece.
+#: Less is not worth a piece, and more is rare, and too much to keep.
 _SMALL: Final = 64 * 1024
+_LARGE: Final = 16 * 1024 * 1024
 
 
 class ReadMemory:
@@ -27,7 +29,7 @@ class ReadMemory:
 
     def view(self, size: int) -> memoryview:
         """Return memory of so many bytes with anything in it; it is held by holding the view."""
-        if size < _SMALL:
+        if not _SMALL <= size <= _LARGE:
             return memoryview(bytearray(size))
         with self._choosing:
             for piece in self._pieces:

@@ -11,7 +11,7 @@ another size (docs/protocol.md, section 14.1).
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from crc32c import crc32c
@@ -19,6 +19,7 @@ from crc32c import crc32c
 from ziplog.segments.rows import OriginRun
 from ziplog.segments.writers import MAX_WRITERS, Writers
 
+_T = TypeVar("_T")
 #: Begins and ends the file; another format has another one.
 MAGIC: Final = b"ZIPROWS1"
 _TRAILER: Final = struct.Struct("<II8s")
@@ -115,7 +116,7 @@ def decode_origins(content: bytes | bytearray | memoryview) -> list[OriginRun]:
         msgspec.MsgspecError: it is something else.
 
     """
-    return _origins_decoder.decode(content) if len(content) else []
+    return _decode(_origins_decoder, content) if len(content) else []
 
 
 def encode_writers(writers: Writers) -> bytes:
@@ -130,7 +131,14 @@ def decode_writers(content: bytes | bytearray | memoryview) -> Writers:
         msgspec.MsgspecError: it is something else.
 
     """
-    rows = _writers_decoder.decode(content)
+    rows = _decode(_writers_decoder, content)
     if len(rows) > MAX_WRITERS:
         raise msgspec.ValidationError(f"a table of {len(rows)} writers")
     return Writers(rows)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_T], content: bytes | bytearray | memoryview) -> _T:
+    try:
+        return decoder.decode(content)
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is too deep") from error

@@ -49,6 +49,7 @@ FACTS: Final = Answer(
     BLOCK, 1, 9, 1, has_keys=False, columns=part_of(COLUMNS, 0), data=part_of(DATA, 0)
 )
 WHOLE: Final = encode_answer(FACTS) + COLUMNS + DATA
+BEHIND: Final = encode_answer(FACTS._replace(start=9, stop=20)) + COLUMNS + DATA
 
 
 def is_of_files(block: Block | int) -> bool:
@@ -166,9 +167,9 @@ def test_equal_addresses_are_one_machine(address: str, is_same: bool) -> None:
 
 
 class Pretender:
-    """Answers one question a connection, and notes them."""
+    """Answers one question a connection, or as many as answers are in a tuple, and notes them."""
 
-    def __init__(self, answers: list[bytes]) -> None:
+    def __init__(self, answers: list[bytes | tuple[bytes, ...]]) -> None:
         self.asked: list[int] = []
         self._answers = answers
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -182,20 +183,24 @@ class Pretender:
 
     def _run(self) -> None:
         with self._socket:
-            for answer in self._answers:
+            for answers in self._answers:
                 connection, _ = self._socket.accept()
                 with connection:
-                    request = decode_request(bytes(receive(connection, REQUEST_BYTES)))
-                    assert request is not None
-                    self.asked.append(request.kind)
-                    connection.sendall(answer)
+                    for answer in answers if isinstance(answers, tuple) else (answers,):
+                        self._answer(connection, answer)
+
+    def _answer(self, connection: socket.socket, answer: bytes) -> None:
+        request = decode_request(bytes(receive(connection, REQUEST_BYTES)))
+        assert request is not None
+        self.asked.append(request.kind)
+        connection.sendall(answer)
 
 
 @pytest.fixture
 def pretending() -> Iterator[Callable[..., Pretender]]:
     made: list[Pretender] = []
 
-    def start(*answers: bytes) -> Pretender:
+    def start(*answers: bytes | tuple[bytes, ...]) -> Pretender:
         made.append(Pretender(list(answers)))
         return made[-1]
 
@@ -205,13 +210,16 @@ def pretending() -> Iterator[Callable[..., Pretender]]:
         assert not one.thread.is_alive()
 
 
-def located(segment: Path, columns_at: int = 16, data_at: int = 5, start: int = 1) -> bytes:
-    """Return the answer that a block is there."""
-    index = BlockIndex(
-        start, 9, 1, False, part_of(DATA, data_at), part_of(COLUMNS, columns_at),
+def index_of(start: int = 1, stop: int = 9, columns_at: int = 16, data_at: int = 5) -> BlockIndex:
+    return BlockIndex(
+        start, stop, 1, False, part_of(DATA, data_at), part_of(COLUMNS, columns_at),
         Part(columns_at + len(COLUMNS), 0, 0),
     )  # fmt: skip
-    return told(encode_places(Places(bytes(segment), [index])))
+
+
+def located(segment: Path, *blocks: BlockIndex) -> bytes:
+    """Return the answer that blocks are there: one, unless others are named."""
+    return told(encode_places(Places(bytes(segment), list(blocks or [index_of()]))))
 
 
 def told(places: bytes) -> bytes:
@@ -303,6 +311,17 @@ def test_where_files_do_not_give_it_it_is_sent_from_then_on(
     assert archive.asked == [LOCATE, BLOCK, BLOCK]
 
 
+def test_no_other_place_that_was_told_is_tried_then(
+    pretending: Callable[..., Pretender], segment: Path
+) -> None:
+    first = index_of(1, 9, columns_at=17)
+    archive = pretending((located(segment, first, index_of(9, 20)), WHOLE, BEHIND))
+    with archive.client() as client:
+        assert not is_of_files(client.block(5))
+        assert not is_of_files(client.block(10))
+    assert archive.asked == [LOCATE, BLOCK, BLOCK]
+
+
 @pytest.mark.parametrize("name", ["passwd", f"{NAME}.rows", f"{NAME}.idx", f"{NAME}.seg.old"])
 def test_no_file_is_read_but_a_segments(
     pretending: Callable[..., Pretender], segment: Path, name: str
@@ -352,10 +371,10 @@ def test_no_more_is_read_than_a_file_has(
 
     real = os.preadv
     monkeypatch.setattr(files_module.os, "preadv", preadv)
-    archive = pretending(located(segment, columns_at=len(ROWS) - 31), WHOLE)
+    archive = pretending(located(segment, index_of(columns_at=len(ROWS) - 31)), WHOLE)
     with archive.client() as client:
         assert not is_of_files(client.block(5))
-    archive = pretending(located(segment, data_at=2**64 - 1), WHOLE)
+    archive = pretending(located(segment, index_of(data_at=2**64 - 1)), WHOLE)
     with archive.client() as client:
         assert not is_of_files(client.block(5))
     assert reads == [len(COLUMNS), 0]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ziplog.segments.memory import ReadMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 KIB = 1024
 
@@ -45,6 +52,37 @@ def test_what_is_little_holds_no_piece() -> None:
     large.release()
     little = memory.view(10 * KIB)
     assert little.obj is not piece
+
+
+def test_what_is_huge_is_not_kept() -> None:
+    memory = ReadMemory()
+    memory.view(16 * 1024 * KIB).release()
+    memory.view(16 * 1024 * KIB + 1).release()
+    assert [len(piece) for piece in memory._pieces] == [16 * 1024 * KIB]
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads take turns as often as may be."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("restless")
+def test_threads_never_get_the_same() -> None:
+    memory = ReadMemory()
+
+    def work(mark: int) -> None:
+        for _ in range(20_000):
+            view = memory.view(64 * KIB)
+            view[0] = view[-1] = mark
+            assert view[0] == view[-1] == mark
+            view.release()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(1, 5)))
 
 
 steps = st.lists(

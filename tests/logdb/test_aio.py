@@ -239,8 +239,10 @@ def test_cancelled_calls_leave_nothing_behind(run: Callable[[Body], None]) -> No
         task = asyncio.create_task(anext(values))  # type: ignore[arg-type]
         put = asyncio.create_task(db.put("k", 1))
         await until(lambda: len(db._caller.core._running) == 2, "both are under way")
+        # Both before one is waited for: meanwhile the other might end.
+        for under_way in (task, put):
+            under_way.cancel()
         for cancelled in (task, put):
-            cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
         assert not db._caller.core._running

@@ -264,8 +264,8 @@ class Session(ABC):
                 try:
                     old = repeats.of(block)
                 except TrimmedError as error:
-                    # Nobody tells any more which of its rows count, of those before that none.
-                    at, old = self.behind_trim(at, error.first.gsn), []
+                    # Nobody tells any more what was before the block: from there on, it does.
+                    at, old = self.behind_trim(at, error.first.gsn), repeats.anew(block)
                 # Two blocks of different servers may overlap.
                 yield from batches.of(block, at, piece.stop, old)
                 at = max(at, block.stop)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.errors import TrimmedError, UnavailableError
 from ziplog.segments.rows import layout
+from ziplog.segments.writers import Writers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ziplog.segments.rows import Block
-    from ziplog.segments.writers import Writers
 
 
 class Repeats:
@@ -61,6 +61,11 @@ class Repeats:
         if self._writers is None:
             self._writers = self._up_to(block.start)
         # To take note of the last records again changes nothing: no row is later than itself.
+        return _take(self._writers, block, block.rows)
+
+    def anew(self, block: Block) -> list[tuple[int, int]]:
+        """Return the same of a block that nobody knows what was before; what follows goes on so."""
+        self._writers = Writers()
         return _take(self._writers, block, block.rows)
 
     def _up_to(self, stop: int) -> Writers:

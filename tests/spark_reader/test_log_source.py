@@ -304,6 +304,24 @@ def test_rows_that_were_trimmed_are_not_told_from_repetitions_and_so_are_left_ou
     assert {row for row in mine if row[0] >= trim} <= set(found)
 
 
+def test_a_range_that_begins_where_the_log_was_trimmed_in_a_block_has_no_repetitions(
+    cluster: Cluster, log: Log, everything: list[Key], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = [row for row in everything if row[1] == 0]
+    # The first block has rows before it and repetitions behind it, and nobody wrote before that.
+    trim = mine[20][0]
+    pieces = [
+        msgspec.structs.replace(piece, start=max(piece.start, trim))
+        for piece in apart(cluster)
+        if piece.shard == 0 and piece.stop > trim
+    ]
+    trimmed = msgspec.structs.replace(log.extents(1, 2), trim=trim)
+    monkeypatch.setattr(ziplog.Log, "extents", lambda *_: trimmed)
+    with source_of(parse(asked(cluster))).open() as session:
+        found = keys(session.read(pieces, Wanted(DEFAULT, "local")))
+    assert found == [row for row in mine if row[0] >= trim]
+
+
 def test_if_all_archives_failed_those_are_asked_for_that_are_there_by_now(
     cluster: Cluster,
     everything: list[Key],

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from typing import TYPE_CHECKING, Final
 
 from failure_handler.service import FailureHandler
 from failure_handler.state import HandlerState
 from ziplog.runtime import group
+from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _build(config: ClusterConfig, name: str) -> FailureHandler:
-    return FailureHandler(config, name, pid=os.getpid(), now=time.monotonic_ns())
+    return FailureHandler(config, name, pid=os.getpid(), now=now_ns())
 
 
 _SERVICE: Final = group.Service(

@@ -11,6 +11,7 @@ Invariants: `check()`, those of `HandlerState` and of the parts. See docs/protoc
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from failure_handler.members import Members
@@ -65,6 +66,8 @@ _MS: Final = 1_000_000
 BEAT_NS: Final = 1000 * _MS
 #: Without an event for so long, this node was stopped.
 STOPPED_NS: Final = 3 * BEAT_NS // 2
+#: Nodes in one answer to a supervisor; others follow when these are back.
+MAX_ORDERS: Final = 4096
 #: While something is recovered, it is looked at so often at least.
 TICK_NS: Final = 50 * _MS
 
@@ -315,11 +318,12 @@ class FailureHandler:
             endpoint = next((node.endpoint for node in nodes if node.name == self._leader), "")
             self._out.append(Send(src, NotLeader(self.members.cluster, message.request, endpoint)))
             return
-        orders = [
+        missing = (
             Order(name, self.state.shards[shard].attempt.recovery)
             for shard, recovery in self._recoveries.items()
             for name in recovery.unheard(self._now)
-        ]
+        )
+        orders = list(islice(missing, MAX_ORDERS))
         self._out.append(Send(src, Orders(self.members.cluster, message.request, orders)))
 
     def check(self) -> None:

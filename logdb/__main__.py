@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -24,6 +23,8 @@ from logdb.wire import decode
 from ziplog import policy
 from ziplog.client import arguments
 from ziplog.errors import ConfigError, ZiplogError
+from ziplog.runtime.clock import now_ns
+from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
 from ziplog.runtime.tracing import configure, halt
 from ziplog.runtime.transport import Transport
@@ -91,6 +92,7 @@ def run(options: argparse.Namespace) -> None:
     """
     bind = where(options.host, options.port, insecure=options.insecure, are_options=True)
     configure(f"logdb@{bind}")
+    raise_limit()
     endpoints = arguments.endpoints(options.bootstrap)
     chosen = settings(
         checkpoints=not options.no_checkpoints,
@@ -106,7 +108,7 @@ def run(options: argparse.Namespace) -> None:
             os.urandom(16),
             endpoints,
             policy.random(),
-            now=time.monotonic_ns(),
+            now=now_ns(),
             endpoint=endpoint or bind,
             settings=chosen,
         )

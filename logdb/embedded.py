@@ -18,7 +18,9 @@ from logdb.wire import decode
 from ziplog import policy
 from ziplog.client import arguments
 from ziplog.config import require_loopback
-from ziplog.errors import ConfigError, DeadlineError, ZiplogError
+from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
+from ziplog.runtime.clock import now_ns
+from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.transport import Transport
 
@@ -88,6 +90,7 @@ class Coordinator:
         assert endpoint is not None, "a transport that was bound listens"
         #: Where it listens: "host:port".
         self.endpoint: Final = endpoint
+        self._process: Final = os.getpid()
         self._failure: ZiplogError | None = None
         #: It answers, or never will.
         self._settled: Final = threading.Event()
@@ -95,7 +98,7 @@ class Coordinator:
             os.urandom(16),
             endpoints,
             policy.random(),
-            now=time.monotonic_ns(),
+            now=now_ns(),
             endpoint=endpoint,
             settings=chosen,
         )
@@ -104,7 +107,11 @@ class Coordinator:
             self._node, self._transport, decode=decode, on_halt=self._halted
         )
         self._thread: Final = threading.Thread(target=self._run, name="logdb", daemon=True)
-        self._thread.start()
+        try:
+            start_thread(self._thread, "cannot run a coordinator")
+        except UnavailableError:
+            self._transport.close()
+            raise
         try:
             self._wait(until)
         except BaseException:
@@ -151,7 +158,12 @@ class Coordinator:
             structlog.get_logger().error("coordinator stopped", reason=reason, state=state[:8192])
 
     def close(self) -> None:
-        """Stop it. Idempotent; transactions that are under way end in doubt, or elsewhere."""
+        """Stop it. Idempotent; transactions that are under way end in doubt, or elsewhere.
+
+        In a forked child it does nothing.
+        """
+        if os.getpid() != self._process:
+            return
         self._driver.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join(_STOP_S)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import time
 from typing import TYPE_CHECKING, Final
 
 from mms.service import MembershipService
 from mms.state import ClusterState
 from ziplog.runtime import group
+from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ def _build(config: ClusterConfig, name: str) -> MembershipService:
         pid=os.getpid(),
         cluster=1 + secrets.randbelow(2**63 - 1),
         incarnation=secrets.randbits(63),
-        now=time.monotonic_ns(),
+        now=now_ns(),
     )
 
 

@@ -2,14 +2,16 @@
 
 Rule: only what is committed is told, and each server is told what follows the lease that it says it
 has. A server that holds a lease that never was is told the true one, on which it halts (D30).
-Invariant: a server that says that it lacks something is told within half a second of saying so.
+Invariants: a server that says that it lacks something is told within half a second of saying so;
+an announcement fits a frame, however long the history of leases is: a server is sent the runs that
+it needs, or if it does not say what it needs, one part of the history after the other.
 
 See docs/protocol.md, sections 3 and 13.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -29,6 +31,18 @@ if TYPE_CHECKING:
 _TOLD_NS: Final = 500_000_000
 #: Changes of members that are kept: at twenty leases a second, those of some seconds.
 _KEPT_CHANGES: Final = 256
+#: Steps in one announcement, in bytes; whole leases are sent instead of more.
+_MAX_STEPS_BYTES: Final = 1024 * 1024
+
+
+class _Start(NamedTuple):
+    """Where the leases of an announcement start."""
+
+    #: The lease before the first one that is sent, and its digest.
+    number: int
+    digest: bytes
+    #: The receiver does not hold that one, and does not need it.
+    is_cut: bool = False
 
 
 class Announcements:
@@ -85,8 +99,18 @@ class Announcements:
             runs = [run_of(state.numbered(message.lease))]
             return Send(server.route, self._announcement(now, self._placements(server), runs))
         placements = self._placements(server) if tells else []
-        following = self._following(message.lease, message.digest, placements, now)
-        return Send(server.route, following)
+        start = self._start(message, message.lease, message.digest)
+        following = self._following(start, placements, now)
+        return Send(server.route, self._with_limit(following, server))
+
+    def _start(self, message: Heartbeat, number: int, digest: bytes) -> _Start:
+        """Return where the leases start that a server needs, which holds those up to `number`."""
+        if not message.needs_from:
+            return _Start(number, digest)
+        first = self._state.first_needed(number, message.needs_from)
+        if first is None:
+            return _Start(number, digest)
+        return _Start(first.first.number - 1, first.first.predecessor, is_cut=True)
 
     def tell_all(self, now: int) -> list[Effect]:
         """Tell every server that is heard what is new, once for all that lack the same."""
@@ -95,8 +119,8 @@ class Announcements:
             return []
         effects: list[Effect] = []
         is_many = len(last.members) >= MANY_MEMBERS
-        #: By what they hold, and of which shard they are to hear (-1: of none).
-        groups: dict[tuple[int, bytes, int], list[Server]] = {}
+        #: By where their leases start, and of which shard they are to hear (-1: of none).
+        groups: dict[tuple[_Start, int], list[Server]] = {}
         for server in self._servers:
             message = server.heartbeat
             if message is None or server.state(now) == "down":
@@ -111,15 +135,28 @@ class Announcements:
             about = -1
             is_told = is_many and self._was_told(server, now)
             if not is_told and self._is_unplaced(server, message):
-                about = server.shard if is_many else 0
+                is_alone = is_many or last.view_of(server.shard) is None
+                about = server.shard if is_alone else last.members[0].shard
                 self._tells_of(server, now)
             server.told, server.told_at = last.number, now
-            groups.setdefault((number, digest, about), []).append(server)
-        for (number, digest, about), group in groups.items():
+            groups.setdefault((self._start(message, number, digest), about), []).append(server)
+        for (start, about), group in groups.items():
             placements = self._placements(group[0]) if about >= 0 else []
-            announcement = self._following(number, digest, placements, now)
-            effects.append(Broadcast(tuple(server.route for server in group), announcement))
+            following = self._following(start, placements, now)
+            if about >= 0:
+                following = self._with_limit(following, group[0])
+            effects.append(Broadcast(tuple(server.route for server in group), following))
         return effects
+
+    def _with_limit(self, announcement: LeaseAnnounced, server: Server) -> LeaseAnnounced:
+        """Return an announcement that places a server's shard, with where that ends if it left.
+
+        The lease that says so may be older than all that the server needs.
+        """
+        retired = self._state.retired.get(server.shard)
+        if not announcement.placements or retired is None or not retired.limit:
+            return announcement
+        return msgspec.structs.replace(announcement, limit=retired.limit)
 
     def _was_told(self, server: Server, now: int) -> bool:
         """Whether a server was told just now how its shard is placed."""
@@ -132,29 +169,31 @@ class Announcements:
         server.told_of_at = now
 
     def _placements(self, server: Server) -> list[Placement]:
-        """Return the placements that a server has to know: all, or of many its own."""
+        """Return the placements that a server has to know: its own, and those of a few members."""
         placements, last = self._state.placements, self._state.last
-        if last is None or len(last.members) < MANY_MEMBERS or server.shard not in placements:
-            return list(placements.values())
-        return [placements[server.shard]]
+        shards = {server.shard}
+        if last is not None and len(last.members) < MANY_MEMBERS:
+            shards.update(member.shard for member in last.members)
+        return [placements[shard] for shard in sorted(shards) if shard in placements]
 
-    def _following(
-        self, number: int, digest: bytes, placements: list[Placement], now: int
-    ) -> LeaseAnnounced:
-        """Return the announcement of what follows lease `number`."""
+    def _following(self, start: _Start, placements: list[Placement], now: int) -> LeaseAnnounced:
+        """Return the announcement of the leases from `start` on, as many as fit."""
         last = self._state.last
         is_many = last is not None and len(last.members) >= MANY_MEMBERS
-        steps = self._steps_after(number) if is_many else None
+        steps = self._steps_after(start.number) if is_many and not start.is_cut else None
         if last is None or steps is None:
-            runs = self._state.runs_after(number, digest)
-            return self._announcement(now, placements, runs)
+            runs = self._state.runs_after(start.number, start.digest)
+            found = self._announcement(now, placements, runs)
+            return msgspec.structs.replace(found, is_cut=True) if start.is_cut else found
         return msgspec.structs.replace(
-            self._announcement(now, placements, []), after=number, steps=steps, digest=last.digest
-        )
+            self._announcement(now, placements, []),
+            after=start.number, steps=steps, digest=last.digest,
+        )  # fmt: skip
 
     def _steps_after(self, number: int) -> list[LeaseStep] | None:
         """Return what changed since lease `number`; None if that is not known, or long ago."""
         steps: list[LeaseStep] = []
+        size = 0
         for index in range(len(self._state.runs) - 1, -1, -1):
             run = self._state.runs[index]
             last = run.last
@@ -169,7 +208,11 @@ class Announcements:
                     return None
             else:
                 change = ((), ())
-            steps.append(LeaseStep(count, last.epochs, last.epoch_size, last.epoch_ms, *change))
+            step = LeaseStep(count, last.epochs, last.epoch_size, last.epoch_ms, *change)
+            size += step.max_bytes
+            if size > _MAX_STEPS_BYTES:
+                return None
+            steps.append(step)
         return steps[::-1]
 
     def _change(self, index: int) -> tuple[tuple[Member, ...], tuple[int, ...]] | None:
@@ -191,6 +234,7 @@ class Announcements:
     def _announcement(
         self, now: int, placements: list[Placement], runs: list[LeaseRun]
     ) -> LeaseAnnounced:
-        starts_in_us = max(self._plan.starts - now, 0) // 1000
         state = self._state
+        is_all = not runs or runs[-1].last == state.last
+        starts_in_us = max(self._plan.starts - now, 0) // 1000 if is_all else 0
         return LeaseAnnounced(state.cluster, runs, starts_in_us, placements, state.trim)

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from ziplog.node import Effect
     from ziplog.wire import Hello, StatusQuery, Trim
 
-#: Members of all leases in one `LeaseHistory`, so that it fits a frame.
-_MAX_HISTORY_MEMBERS: Final = 200_000
-
 
 class Answers:
     """All that one node of the service says to clients."""
@@ -97,6 +94,7 @@ class Answers:
                     config.max_payload_bytes, config.max_key_bytes, config.max_unsettled_units,
                     config.session_timeout_s,
                 ),
+                [self._servers.frontier(shard) for shard in state.placements],
             ),
         )  # fmt: skip
 
@@ -138,7 +136,7 @@ class Answers:
         src, question = asked
         state, last = self._state, self._state.last
         if isinstance(question, LeaseQuery):
-            runs = state.runs_from(question.gsn, _MAX_HISTORY_MEMBERS)
+            runs = state.runs_from(question.gsn)
             placements = list(state.placements.values())
             return Send(
                 src, LeaseHistory(state.cluster, question.request, runs, placements, state.trim)

@@ -105,7 +105,7 @@ AnyCommand = (
 Refusal = Literal[
     "", "malformed", "no-cluster", "other-cluster", "not-successor", "bad-members",
     "bad-placements", "no-such-position", "no-such-shard", "other-view", "exists", "wrong-size",
-    "retired", "last-shard", "has-leases",
+    "retired", "last-shard", "has-leases", "too-many",
 ]  # fmt: skip
 
 _decoder: Final[msgspec.msgpack.Decoder[AnyCommand]] = msgspec.msgpack.Decoder(AnyCommand)

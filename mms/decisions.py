@@ -34,6 +34,58 @@ def configured(config: ClusterConfig) -> list[Placement]:
     ]
 
 
+def contradiction(state: ClusterState, config: ClusterConfig) -> str:
+    """Return what in the cluster file contradicts what was agreed on; "": nothing.
+
+    The file may have shards that were not added yet, or not have some that left.
+    """
+    if not state.cluster:
+        return ""
+    if state.durability != config.durability:
+        return (
+            f"the log was made with durability = {state.durability!r}; the cluster file says"
+            f" {config.durability!r}, but a log keeps its level. Write {state.durability!r} there"
+            " again, or make another log"
+        )
+    if state.name != config.name:
+        return (
+            f"this is the log of cluster {state.name!r}; the cluster file says {config.name!r}."
+            f" Write {state.name!r} there again, or choose another data_dir"
+        )
+    homes = {one.name: shard for shard, p in state.placements.items() for one in p.replicas}
+    for placement in configured(config):
+        known, found = state.placements.get(placement.shard), _names(placement)
+        strangers = [
+            one
+            for one in placement.replicas
+            if homes.get(one.name, placement.shard) != placement.shard
+        ]
+        if strangers or (known is not None and _names(known) != found):
+            shard = homes[strangers[0].name] if strangers else placement.shard
+            return (
+                f"shard {shard} has the servers {_names(state.placements[shard])}; the cluster file"
+                f" puts {found} at shard {placement.shard}, but a shard keeps its servers. Write"
+                " that there again"
+            )
+    return ""
+
+
+def moved(state: ClusterState, config: ClusterConfig) -> list[str]:
+    """Return what the cluster file says of endpoints that differs from what was agreed on."""
+    known = {one.name: one.endpoint for p in state.placements.values() for one in p.replicas}
+    return [
+        f"{one.name} is known at {known[one.name]}; the cluster file says {one.endpoint}, where"
+        " no client and no server looks for it. Write the former there again"
+        for placement in configured(config)
+        for one in placement.replicas
+        if known.get(one.name, one.endpoint) != one.endpoint
+    ]
+
+
+def _names(placement: Placement) -> str:
+    return ", ".join(one.name for one in placement.replicas)
+
+
 def first_changes(state: ClusterState, servers: Servers) -> list[Placement]:
     """Return the placements with which the shards that reported begin to work."""
     return [
@@ -56,6 +108,7 @@ def member_changes(
         if placement.state in {"joining", "live", "parked"}
         and servers.is_fit(shard, now)
         and (placement.state == "live" or servers.has_reported(shard))
+        and (placement.state != "joining" or servers.holds_leases(shard))
     }
     stay = {shard for shard in fit if not stragglers.is_parked(shard, now)} or fit
     if not stay:

@@ -46,4 +46,5 @@ class Handlers:
             "pid": heartbeat.pid if heartbeat is not None else None,
             "state": state,
             "leader": heartbeat is not None and heartbeat.leader and state != "down",
+            "heartbeat_age_ms": silent // 1_000_000 if heartbeat is not None else None,
         }

@@ -5,8 +5,10 @@
     at once: work after idleness, other members, a shard that failed or is back, a new leader
     at once, but an epoch after the last one that began so, and ten a second: other weights
 
-A lease has 16 epochs or more, so that short epochs do not mean many commands. Rule: at most one
-proposal is under way. Invariant: `starts` belongs to `last`, the last committed lease.
+A lease has 16 epochs or more, so that short epochs do not mean many commands. Rules: at most one
+proposal is under way; the longer the history is, the rarer are leases that differ in weights or
+epochs only, so that it stays bounded without a trim. Invariant: `starts` belongs to `last`, the
+last committed lease.
 
 See docs/protocol.md, sections 3 and 13.
 """
@@ -37,6 +39,10 @@ _WEIGHTS_NS: Final = 100 * _MS
 #: With more than 400 members, so long for each of them: a lease costs everybody time for all.
 _MEMBER_NS: Final = _MS // 4
 _WEIGHTS_BURST: Final = 10
+#: Other weights cost twice as much with each so many bytes of runs in the history.
+THRIFT_BYTES: Final = 4 * 1024 * 1024
+#: They cost no more than this: an hour.
+_MAX_THRIFT_NS: Final = 3_600_000 * _MS
 
 
 class LeasePlan:
@@ -56,6 +62,8 @@ class LeasePlan:
         self._cut_at = 0
         #: Until when all leases for new weights' sake are paid for.
         self._paid_until = 0
+        #: How long leases stay the same because the history of them is long, in ns.
+        self.thrift = 0
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -91,7 +99,13 @@ class LeasePlan:
 
     @property
     def _price(self) -> int:
-        return max(_WEIGHTS_NS, len(self.members) * _MEMBER_NS)
+        return max(_WEIGHTS_NS, len(self.members) * _MEMBER_NS, self.thrift)
+
+    def keep(self, history_bytes: int, now: int) -> None:
+        """Note how long the history is; all of it is kept until the log is trimmed."""
+        doublings = min(history_bytes // THRIFT_BYTES, 20)
+        self.thrift = min(_WEIGHTS_NS << doublings, _MAX_THRIFT_NS) if doublings else 0
+        self._paid_until = min(self._paid_until, now + _WEIGHTS_BURST * self._price)
 
     def propose(
         self, members: tuple[Member, ...], now: int, *, active: bool, other_members: bool
@@ -105,6 +119,8 @@ class LeasePlan:
             self._at_once = True
         if other_members:
             self._members_at = now
+        elif last is not None and self._is_thrifty(now):
+            members = last.members
         elif last is not None and not self._at_once and members != last.members:
             self._reweigh(now)
         if last is None:
@@ -116,6 +132,10 @@ class LeasePlan:
             epoch_size=epoch_size,
             epoch_ms=epoch_ms,
         )
+
+    def _is_thrifty(self, now: int) -> bool:
+        """Whether the next lease is to have the weights of the last one, to be of the same run."""
+        return self.thrift > 0 and not self._at_once and now < self._weights_due()
 
     def _reweigh(self, now: int) -> None:
         """Have a lease with other weights start at once, if one may."""

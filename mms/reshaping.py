@@ -42,10 +42,10 @@ MAX_CHANGES: Final = 64
 #: WANTs are sent again after this time.
 _WANT_NS: Final = _S // 4
 
-_Error = Literal["", "no-such-shard", "exists", "last-shard", "wrong-size", "retired"]
+_Error = Literal["", "no-such-shard", "exists", "last-shard", "wrong-size", "retired", "too-many"]
 _ERRORS: Final[dict[Refusal, _Error]] = {
     "no-such-shard": "no-such-shard", "exists": "exists", "last-shard": "last-shard",
-    "wrong-size": "wrong-size", "retired": "retired",
+    "wrong-size": "wrong-size", "retired": "retired", "too-many": "too-many",
 }  # fmt: skip
 
 
@@ -205,7 +205,8 @@ class Reshaping:
                 return "retired"
             if not placement.has_servers_of(_new(message)):
                 return "exists"
-            return None if placement.state in {"joining", "recovering"} else ""
+            is_placed = placement.state not in {"joining", "recovering"}
+            return "" if is_placed and self._servers.holds_leases(message.shard) else None
         if retired is None:
             return None
         if retired.is_finalized:

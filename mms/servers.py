@@ -79,6 +79,10 @@ class Server:
         """Whether it cannot serve. In a new view it has some time to say that it can."""
         return now - self.placed >= SILENT_NS and (self.is_in_limbo or self.is_behind)
 
+    def heartbeat_age_ms(self, now: int) -> int | None:
+        """Return how long ago its last heartbeat came; None if none did."""
+        return None if self.heartbeat is None else (now - self.heard) // 1_000_000
+
     def state(self, now: int) -> NodeState:
         """Return its state as the status document has it."""
         silent = now - self.heard
@@ -178,8 +182,8 @@ class Servers:
         return replicas is not None and (replicas[0].route, replicas[0].view) == (route, view)
 
     def frontier(self, shard: int) -> int:
-        """Return the highest frontier that a shard reported."""
-        return self._frontiers[shard]
+        """Return the highest frontier that a shard reported; 0: none was heard."""
+        return self._frontiers.get(shard, 0)
 
     def replicas(self, shard: int) -> list[Server]:
         """Return a shard's servers, the primary first."""
@@ -188,6 +192,13 @@ class Servers:
     def has_reported(self, shard: int) -> bool:
         """Whether every replica of the shard was heard and is fit to serve."""
         return all(server.name not in self.missing for server in self._by_shard[shard])
+
+    def holds_leases(self, shard: int) -> bool:
+        """Whether every replica of the shard said that it holds a lease, so that it can begin."""
+        return all(
+            server.heartbeat is not None and server.heartbeat.lease > 0
+            for server in self._by_shard[shard]
+        )
 
     def is_fit(self, shard: int, now: int) -> bool:
         """Whether the shard can serve: no replica is silent, in limbo, or in an older view."""

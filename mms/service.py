@@ -167,6 +167,8 @@ class MembershipService:
     def step(self, event: Event, now: int) -> list[Effect]:
         """Take one event; see `ziplog.node`."""
         self._now = now
+        if self._leading and self._was_stopped:
+            self.servers.listen_from(now)  # they may not have been silent
         match event:
             case Received():
                 self._received(event.src, event.message)
@@ -287,7 +289,7 @@ class MembershipService:
             return
         match command:
             case CreateCluster():
-                self._check_durability()
+                self._check_config()
                 self._placed()
             case GrantLease() if command.lease != before:
                 self._granted(command)
@@ -301,6 +303,7 @@ class MembershipService:
             case PlaceShard() | RetireShard() | FinalizeShard():
                 self._shard_changed(command)
         if self.state.trim != trim:
+            self.plan.keep(self.state.history_bytes, self._now)
             self._announce()
         self._out += self._answers.advance(self._now)
         self._reshape()
@@ -318,6 +321,7 @@ class MembershipService:
 
     def _granted(self, command: GrantLease) -> None:
         self.plan.committed(command.lease, self._now, leading=self._leading)
+        self.plan.keep(self.state.history_bytes, self._now)
         self._stragglers.begun(command.lease, self.plan.starts)
         self._weights.granted(command.lease.members)
         self._has_other_weights = self._weights.are_off()
@@ -334,18 +338,17 @@ class MembershipService:
         last = self.state.last
         self.announcements.placed_with = last.number if last is not None else 0
         self.plan.restored(last, self._now)
+        self.plan.keep(self.state.history_bytes, self._now)
         self._weights.granted(self.plan.members)
         self._placed()
-        self._check_durability()
+        self._check_config()
 
-    def _check_durability(self) -> None:
-        """Refuse to serve a log at another level than the one that its users were promised."""
-        level, asked = self.state.durability, self.config.durability
-        if self.state.cluster and level != asked:
-            self._out.append(Halt(
-                f"the log was made with durability = {level!r}; the cluster file says {asked!r},"
-                f" but a log keeps its level. Write {level!r} there again, or make another log"
-            ))  # fmt: skip
+    def _check_config(self) -> None:
+        """Refuse to serve a log that the cluster file contradicts: it is damaged, or another's."""
+        wrong = decisions.contradiction(self.state, self.config)
+        if wrong:
+            self._out.append(Halt(wrong))
+        self._out += map(Warn, decisions.moved(self.state, self.config))
 
     def _placed(self) -> None:
         placements = self.state.placements.values()
@@ -395,13 +398,16 @@ class MembershipService:
             for (shard, placement), weight in zip(placements.items(), weights, strict=True)
         )
 
+    @property
+    def _was_stopped(self) -> bool:
+        """Whether this process, or its machine, did not run for a while before this step."""
+        return self._now - self._housekeeping_at > HOUSEKEEPING_NS * 2
+
     def _keep_house(self) -> None:
-        now, late = self._now, self._now - self._housekeeping_at
-        self._housekeeping_at = now + HOUSEKEEPING_NS
-        if late > HOUSEKEEPING_NS * 2:
-            # We were stopped, they may not have been silent.
-            self.servers.listen_from(now)
+        now = self._now
+        if self._was_stopped:
             self._stragglers.pause()
+        self._housekeeping_at = now + HOUSEKEEPING_NS
         self._out += self._answers.lost(now)
         if self.state.last is None:
             self._consider_first_lease()
@@ -437,7 +443,7 @@ class MembershipService:
                 self._create_at = now
             return
         if message.active:
-            self._active_until = now + ACTIVE_NS
+            self._active_until = now + max(ACTIVE_NS, self.plan.thrift)
         last = self.state.last
         if last is None:
             if not self.servers.missing and not self._changes:
@@ -560,7 +566,8 @@ class MembershipService:
         if placement is None or placement.state != "joining" or self.state.last is None:
             return
         is_noted = any(changed.shard == shard for changed in self._changes)
-        if self.servers.has_reported(shard) and not is_noted:
+        is_ready = self.servers.has_reported(shard) and self.servers.holds_leases(shard)
+        if is_ready and not is_noted:
             self._change_members()
 
     # --- clients ---

@@ -11,11 +11,12 @@ Invariants: `ClusterState.check()`. See docs/protocol.md, sections 3, 8, 11 and 
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from mms import history
 from mms.commands import (
     Barrier,
     CreateCluster,
@@ -31,7 +32,14 @@ from mms.commands import (
 )
 from ziplog.gsn import MAX_ROUND
 from ziplog.types import Durability, Gsn, ShardId, View
-from ziplog.view import NO_DIGEST, Lease, LeaseRun, Placement, ShardState, run_of
+from ziplog.view import (
+    NO_DIGEST,
+    Lease,
+    LeaseRun,
+    Placement,
+    ShardState,
+    run_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +53,9 @@ MAX_LEASE_SIZE: Final = 2**28
 _KEPT_DIGESTS: Final = 4096
 #: Possible losses that are kept; then the oldest go.
 MAX_LOSSES: Final = 1000
+#: Shards ever, those that have left included, and where they are, encoded, in bytes.
+MAX_SHARDS: Final = 16_384
+MAX_PLACEMENTS_BYTES: Final = 4 * 1024 * 1024
 
 
 class Recovering(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -105,6 +116,8 @@ class ClusterState:
         #: What recoveries may have lost, oldest first.
         self.losses: list[RecordLoss] = []
         # Derived from `runs` and from what was granted since: no part of the state.
+        #: How long the runs are, encoded, at most.
+        self.history_bytes = 0
         self._digests: dict[int, bytes] = {}
 
     # --- the machine ---
@@ -151,6 +164,8 @@ class ClusterState:
             return "bad-placements"
         if not all(placement.state in {"joining", "live"} for placement in command.placements):
             return "bad-placements"
+        if not _has_room(command.placements):
+            return "too-many"
         self.cluster, self.name = command.cluster, command.name
         self.durability = command.durability
         self._place(command.placements)
@@ -238,6 +253,7 @@ class ClusterState:
             self.runs[-1] = LeaseRun(run.first, run.count + 1, lease)
         else:
             self.runs.append(run_of(lease))
+            self.history_bytes += self.runs[-1].max_bytes
         self._digests[lease.number] = lease.digest
         self._digests.pop(lease.number - _KEPT_DIGESTS, None)
 
@@ -248,6 +264,7 @@ class ClusterState:
         if gsn > self.trim:
             self.trim = gsn
             self.runs = [run for run in self.runs if run.last.stop > gsn]
+            self.history_bytes = sum(run.max_bytes for run in self.runs)
             self.losses = [loss for loss in self.losses if loss.stop > gsn]
         return ""
 
@@ -309,6 +326,8 @@ class ClusterState:
             return "wrong-size"
         if not _are_new(placement.replicas, others):
             return "exists"
+        if not _has_room([*self.placements.values(), placement]):
+            return "too-many"
         self._place([placement])
         return ""
 
@@ -385,11 +404,14 @@ class ClusterState:
         self.cluster, self.name = found.cluster, found.name
         self.placements = {placement.shard: placement for placement in found.placements}
         self.runs, self.trim, self.finalized = found.runs, found.trim, found.finalized
+        self.history_bytes = sum(run.max_bytes for run in self.runs)
         self.recovering = {one.shard: one for one in found.recovering}
         self.losses, self.durability = found.losses, found.durability
         self.retired = {one.shard: one for one in found.retired}
+        kept = self.runs[-1].last.number - _KEPT_DIGESTS if self.runs else 0
+        newest = islice(self.runs, history.index_of(self.runs, kept + 1), None)
         self._digests = {
-            lease.number: lease.digest for run in self.runs for lease in (run.first, run.last)
+            lease.number: lease.digest for run in newest for lease in (run.first, run.last)
         }
 
     # --- questions ---
@@ -411,56 +433,49 @@ class ClusterState:
         return self._digests.get(number, NO_DIGEST)
 
     def runs_after(self, number: int, digest: bytes) -> list[LeaseRun]:
-        """Return the leases that follow lease `number`, which has this digest; 0: all of them."""
-        found: list[LeaseRun] = []
-        for run in reversed(self.runs):
-            if run.last.number <= number:
-                break
-            inside = run.first.number <= number
-            found.append(run.after(number, digest) if inside else run)
-        return found[::-1]
+        """Return the leases that follow lease `number`, which has this digest; 0: from the first.
+
+        If they do not fit a message, the oldest of them.
+        """
+        return history.following(self.runs, number, digest)
+
+    def first_needed(self, number: int, gsn: int) -> LeaseRun | None:
+        """Return the run from which on a server needs the leases, if it is not the next one.
+
+        The server holds leases up to `number` (0: none), and its log is stable up to `gsn`.
+        """
+        return history.first_needed(self.runs, number, gsn)
 
     def numbered(self, number: int) -> Lease:
         """Return lease `number`, or the nearest one to it; the digest it names may be forgotten."""
-        run = next((run for run in self.runs if run.last.number >= number), self.runs[-1])
+        run = self.runs[min(history.index_of(self.runs, number), len(self.runs) - 1)]
         number = min(max(number, run.first.number), run.last.number)
         return run.numbered(number, self._digests.get(number - 1, NO_DIGEST))
 
-    def runs_from(self, gsn: int, max_members: int) -> list[LeaseRun]:
+    def runs_from(self, gsn: int) -> list[LeaseRun]:
         """Return the runs from the one that holds `gsn` on; from the first for a trimmed `gsn`.
 
-        Empty if nobody was ever given it. Not more, past the first, than have `max_members` in all.
+        Empty if nobody was ever given it. If they do not fit a message, the oldest of them.
         """
-        found: list[LeaseRun] = []
-        members = 0
-        for run in self.runs:
-            if run.last.stop <= gsn:
-                continue
-            members += 2 * len(run.first.members)
-            if found and members > max_members:
-                break
-            found.append(run)
-        return found
+        return history.fitting(islice(self.runs, history.index_after(self.runs, gsn), None))
 
     def runs_until(self, gsn: int, leases: int) -> list[LeaseRun]:
-        """Return whole runs: those that hold the last `leases` leases before `gsn`, or more."""
-        found: list[LeaseRun] = []
-        for run in reversed(self.runs):
-            if run.first.base >= gsn:
-                continue
-            found.append(run)
-            if sum(one.count for one in found) >= leases:
-                break
-        return found[::-1]
+        """Return whole runs: those that hold the last `leases` leases before `gsn`, or more.
+
+        If they do not fit a message, the newest of them.
+        """
+        return history.until(self.runs, gsn, leases)
 
     def lease_at(self, gsn: int) -> Lease | None:
         """Return the lease that holds `gsn`; None if it is trimmed or was never given out."""
-        run = next((run for run in reversed(self.runs) if run.first.base <= gsn), None)
-        return run.lease_at(gsn) if run is not None and gsn < run.last.stop else None
+        index = history.index_after(self.runs, gsn)
+        if index == len(self.runs) or gsn < self.runs[index].first.base:
+            return None
+        return self.runs[index].lease_at(gsn)
 
     def next_owned(self, shard: int, gsn: int) -> int:
         """Return the first gsn at or after `gsn` that a shard was given; if none, behind all."""
-        for run in self.runs:
+        for run in islice(self.runs, history.index_after(self.runs, gsn), None):
             # All leases of a run are alike: if the rest of one and the next have none, none has.
             for _ in range(2):
                 if gsn < run.last.stop:
@@ -482,6 +497,7 @@ class ClusterState:
             assert before is None or _follows(run.first, before.last), "a gap in the history"
             assert before is None or not before.last.repeats(run.first), "two runs could be one"
             before = run
+        assert self.history_bytes == sum(run.max_bytes for run in self.runs)
         last = self.last
         assert list(self.placements) == sorted(self.placements)
         assert self.trim == 0 or (last is not None and self.trim < last.stop)
@@ -522,6 +538,14 @@ def _are_new(replicas: Sequence[Replica], others: Sequence[Replica]) -> bool:
         len(names) == len(endpoints) == len(replicas)
         and names.isdisjoint(one.name for one in others)
         and endpoints.isdisjoint(one.endpoint for one in others)
+    )
+
+
+def _has_room(placements: Sequence[Placement]) -> bool:
+    """Whether one message holds where all these shards are, and one document how they are."""
+    return (
+        len(placements) <= MAX_SHARDS
+        and len(msgspec.msgpack.encode(placements)) <= MAX_PLACEMENTS_BYTES
     )
 
 

@@ -210,4 +210,5 @@ def _replica(server: Server, endpoint: str, now: int) -> dict[str, Any]:
         "role": "primary" if server.index == 0 else "backup",
         "pid": server.heartbeat.pid if server.heartbeat is not None else None,
         "state": server.state(now),
+        "heartbeat_age_ms": server.heartbeat_age_ms(now),
     }

@@ -3,6 +3,7 @@
     python scripts/bench.py latency      insert latency beside raw TCP, pyzmq, Redis and NATS
     python scripts/bench.py cpu          where an insert's CPU time goes, beside the pyzmq floor
     python scripts/bench.py paths        fast and slow path; share of the fast path over load
+    python scripts/bench.py clients      16 to 1,000 clients, each with one insert at a time
     python scripts/bench.py throughput   pipelined insert_many into one shard
     python scripts/bench.py sequential   from insert to delivery: pauses, rates, bursts, no-ops
     python scripts/bench.py failure      throughput around the kill of a storage server
@@ -48,6 +49,7 @@ from bulk import report as bulk
 from database import report
 from floors import TcpFloor, ZmqFloor
 from hdrh.histogram import HdrHistogram
+from measuring import crowd
 from measuring.cpu import spent
 from peers import Nats, Redis
 
@@ -289,6 +291,15 @@ def throughput(seconds: float) -> Figures:
     return result
 
 
+def clients(seconds: float) -> Figures:
+    """Goodput, copies, times, views and memory of more and more clients, 2 shards, f=1."""
+    steps = []
+    for count in progress(crowd.STEPS, "clients"):
+        with cluster(shards=2) as running:
+            steps.append(crowd.step(running, count, seconds))
+    return crowd.summary(steps)
+
+
 # --- failure -----------------------------------------------------------------------------------
 
 
@@ -444,6 +455,7 @@ def main() -> None:
         "latency": lambda scale: latency(max(3, int(10 * scale)), 400, 4096),
         "cpu": lambda scale: cpu(max(2000, int(10_000 * scale))),
         "paths": lambda scale: paths(max(1.0, 3 * scale)),
+        "clients": lambda scale: clients(max(3.0, 10 * scale)),
         "throughput": lambda scale: throughput(max(2.0, 6 * scale)),
         "sequential": sequential.measure,
         "failure": lambda scale: kills(max(4.0, 6 * scale)),
@@ -453,7 +465,7 @@ def main() -> None:
     }
     own_kinds = list(kinds)
     kinds |= bulk.KINDS
-    tables = report.TABLES | bulk.TABLES
+    tables = report.TABLES | bulk.TABLES | {"clients": crowd.table}
     groups = {"all": own_kinds, "logdb": list(report.KINDS)}
     parser.add_argument("kind", choices=[*kinds, *report.KINDS, *groups])
     parser.add_argument("--scale", type=float, default=1.0, help="longer (2) or shorter (0.2)")
@@ -477,6 +489,7 @@ def main() -> None:
             table(kind, results[kind])
     if arguments.picture:
         own = {
+            "clients": crowd.draw,
             "failure": failure.draw,
             "reconfigure": reconfigure.draw,
             "sequential": sequential.draw,

@@ -33,6 +33,7 @@ from measuring.windows import percentile
 from measuring.zmtp import Dealer
 
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
+from ziplog.runtime.journal import HEADER_BYTES
 from ziplog.view import NO_DIGEST, unfold
 from ziplog.wire import Heartbeat, LeaseAnnounced, Rate, decode, encode
 
@@ -183,7 +184,7 @@ def _free_ports(count: int) -> list[int]:
 
 def _commands(journal: Path) -> int:
     """Return the index of the last entry of a consensus journal that is being written."""
-    data, at, last = journal.read_bytes(), len(b"ZIPRAFT2"), 0
+    data, at, last = journal.read_bytes(), HEADER_BYTES, 0
     while len(data) - at > 8:
         size = int.from_bytes(data[at : at + 4], "little")
         if len(data) - at - 8 < size:

@@ -13,7 +13,6 @@ import os
 import secrets
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +24,13 @@ from shard.archive.keeper import Keeper, Known
 from shard.datadir import DataDirectory
 from shard.replica import Replica, ReplicaConfig
 from shard.segments import SegmentStore
+from shard.store import FullError
 from ziplog import view
 from ziplog.config import load
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.node import ArchiveOpened
+from ziplog.runtime.clock import now_ns
+from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
 from ziplog.runtime.tracing import configure
 from ziplog.runtime.transport import Transport
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"shard: {error}", file=sys.stderr)
         return 2
-    except ZiplogError as error:
+    except (ZiplogError, OSError) as error:
         print(f"shard: {options.node}: {error}", file=sys.stderr)
         return 1
     return 0
@@ -65,6 +67,7 @@ def run(config: ClusterConfig, name: str) -> None:
 
     """
     configure(name)
+    raise_limit()
     identity = replica_config(config, name)
     directory = DataDirectory(config.data_dir / name, config.name, name)
     identity = msgspec.structs.replace(identity, identity=directory.identity.server)
@@ -122,7 +125,7 @@ def _open_store(config: ClusterConfig, directory: DataDirectory) -> SegmentStore
             cache_bytes=config.cache_bytes,
             reserve_bytes=config.disk_reserve_bytes,
         )
-    except OSError as error:
+    except (OSError, FullError) as error:
         raise UnavailableError(f"cannot open {directory.segments}: {error}") from error
 
 
@@ -135,7 +138,7 @@ def _serve(
 ) -> None:
     # A signal from here on must find the handlers that leave a checkpoint again.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    checkpoint = directory.take_checkpoint()
+    checkpoint = directory.read_checkpoint()
     limbo = directory.was_used and checkpoint is None
     replica = Replica(
         identity,
@@ -143,13 +146,21 @@ def _serve(
         checkpoint,
         limbo=limbo,
         incarnation=secrets.randbits(63),
-        now=time.monotonic_ns(),
+        now=now_ns(),
     )
     driver = Driver(
         replica, transport, store=store, flush_before_send=identity.durability == "disk"
     )
-    store.start(driver.post)
-    keeper = _keep_archive(identity, directory, store, replica, driver, reserve_bytes)
+    try:
+        store.start(driver.post)
+        keeper = _keep_archive(identity, directory, store, replica, driver, reserve_bytes)
+        # Only now: a start that the system refuses leaves the checkpoint to the next one.
+        directory.use_up_checkpoint()
+    except (OSError, RuntimeError) as error:
+        raise UnavailableError(
+            f"the system refuses a file, pipe or thread ({error}): raise the limits (ulimit -n,"
+            " ulimit -u) or stop other processes, and start the server again"
+        ) from error
     log = structlog.get_logger()
     log.info(
         "ready",
@@ -160,12 +171,14 @@ def _serve(
         limbo=limbo,
     )
     run_process(driver, transport)
+    # Nothing is sent any more, and its connections' descriptors may be needed for the last files.
+    transport.close()
     for entry in replica.part():
         store.append(entry)
     checkpoint = replica.checkpoint()
     if not store.close():
         raise UnavailableError(
-            f"no space in {directory.segments} for the last records: they are lost here, and the"
+            f"no room in {directory.segments} for the last records: they are lost here, and the"
             " next start will wait for recovery"
         )
     _leave(directory, checkpoint)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
-from shard.sessions import ALL_COPIES, MAX_SESSIONS, HeldUnit
+from shard.sessions import ALL_COPIES, HeldUnit
 from ziplog.errors import ProtocolError
 from ziplog.wire import MAX_FRAME, decode_body
 
@@ -40,12 +40,20 @@ def accepts(state: ReplicaState, route: bytes, message: Insert) -> bool:
     return False
 
 
-def may_open(state: ReplicaState, route: bytes, message: Insert) -> bool:
-    """Whether a client that is not known here may be; otherwise its insert is refused."""
-    if state.placed == "finalized":  # for ever, so no tombstone is needed
+def may_open(state: ReplicaState, route: bytes, message: Insert, now: int) -> bool:
+    """Whether a client that is not known here may be; otherwise its insert is refused.
+
+    What may have been placed, and forgotten, is refused first: no other refusal may promise that it
+    is not here. The refusal for lack of room does: the client may insert elsewhere.
+    """
+    if state.sessions.may_have_forgotten(message.client, message.since):
+        state.last_want = now  # a backup may have promised it a slot, as in `take`
+        refuse_forgotten(state, route, message.seq)
+    elif state.placed == "finalized":  # for ever, so no tombstone is needed
         state.refuse(route, message.seq, "redirect", f"shard {state.shard} is finalized")
-    elif len(state.sessions.by_client) >= MAX_SESSIONS:
-        state.refuse(route, message.seq, "full", f"{MAX_SESSIONS} clients are known")
+    elif state.sessions.is_full(at_primary=state.server == 0):
+        copies = state.sessions.turn_away(message.client, message.seq, message.copy, now)
+        state.refuse(route, message.seq, "full", "too many clients are known", copies)
     else:
         return True
     return False
@@ -68,6 +76,15 @@ def put_off(state: ReplicaState, route: bytes, session: Session, message: Insert
     if copies:
         session.refused[message.seq] = copies
     state.refuse(route, message.seq, "full", why, copies)
+
+
+def refuse_forgotten(state: ReplicaState, route: bytes, seq: int) -> None:
+    """Refuse a unit that may have been placed in a session that is forgotten, and always will be.
+
+    The horizon never goes back, so no tombstone is needed.
+    """
+    detail = "it may have been placed before this client was forgotten"
+    state.refuse(route, seq, "expired", detail, since=state.stream.end)
 
 
 def _is_promised(
@@ -108,6 +125,11 @@ def take(
         detail = f"{limits.max_unsettled_units} units may be unsettled"
         state.refuse(route, seq, "full", detail)
         return None
+    if 0 < message.since <= session.horizon:
+        # A backup may have promised it a slot: the end of an epoch settles that.
+        state.last_want = now
+        refuse_forgotten(state, route, message.seq)
+        return None
     if session.refused and _is_promised(state, route, message, session, now):
         return None
     if state.placed != "live" and _is_too_late(state, message):
@@ -136,7 +158,7 @@ def take(
         return None
     unit = HeldUnit(
         message.client, seq, message.count, crc32c(message.body), message.body,
-        message.after, message.follows, route,
+        message.after, message.follows, route, copy=message.copy,
     )  # fmt: skip
     session.units[seq] = unit
     return unit

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from shard.admission import bury
+from shard.admission import bury, refuse_forgotten
 from shard.guesses import Guesses
 from shard.sessions import HeldUnit
 from shard.stream import REPORT_FOLLOWED_NS, STREAM_FLOWS_NS, end_after
@@ -98,7 +98,7 @@ class Backup:
         self._undecided_bytes += len(unit.body)
         if self._pending:
             self._apply(now)
-            if unit.gsns is not None or self._is_pending(unit):
+            if unit.is_placed or self._is_pending(unit):
                 return True
         if self._has_ended:
             if session.units.get(unit.seq) is unit:  # not refused with the others just now
@@ -126,11 +126,16 @@ class Backup:
         if self.guesses.promise(unit, floor):
             state.ack(unit)
 
-    def copied(self, unit: HeldUnit) -> None:
+    def copied(self, unit: HeldUnit, since: int) -> None:
         """Take another copy of a known unit: say again where it is."""
         state = self._state
-        if unit.gsns is not None:
+        if unit.is_placed:
             state.ack(unit)
+        elif state.sessions.may_have_forgotten(unit.client, since):
+            # It came before the client's `Expire`, and lost its slot: the primary never takes it.
+            if not self._is_pending(unit):
+                self._drop(state.sessions.by_client[unit.client], unit)
+                refuse_forgotten(state, unit.route, unit.seq)
         elif (state.is_leaving or state.clock.was_out) and not self._is_pending(unit):
             # The primary may have refused it for good. If not, its word will be above ours.
             self._bury(state.sessions.by_client[unit.client], unit)
@@ -146,12 +151,16 @@ class Backup:
         if not self._has_ended:
             return
         for session in self._state.sessions.by_client.values():
-            for unit in [unit for unit in session.units.values() if unit.gsns is None]:
+            for unit in [unit for unit in session.units.values() if not unit.is_placed]:
                 self._bury(session, unit)
 
-    def _bury(self, session: Session, unit: HeldUnit) -> None:
+    def _drop(self, session: Session, unit: HeldUnit) -> None:
+        """Forget a unit without slots."""
         del session.units[unit.seq]
         self._undecided_bytes -= len(unit.body)
+
+    def _bury(self, session: Session, unit: HeldUnit) -> None:
+        self._drop(session, unit)
         bury(self._state, unit.route, session, unit.seq)
 
     def settled(self, session: Session, done_below: int, _now: int) -> None:
@@ -230,6 +239,8 @@ class Backup:
         self.settled(session, place.done_below, now)
         unit.checksum, unit.count = place.checksum, len(gsns)
         session.confirm(unit, gsns)
+        if unit.count > 1:
+            state.sessions.keep(unit)
         state.placed_records += unit.count
         if is_kept:
             self._kept_in_a_row += 1
@@ -242,11 +253,14 @@ class Backup:
         state = self._state
         state.record(decision)
         if type(decision) is Expire:
-            session = state.sessions.by_client.get(decision.client)
+            sessions = state.sessions
+            sessions.horizon = max(sessions.horizon, decision.horizon)
+            session = sessions.by_client.get(decision.client)
             if session is not None:
                 session.forget_confirmed()
+                sessions.age(session)
                 if not session.units:
-                    state.sessions.expire(decision.client)
+                    sessions.expire(decision.client)
         else:
             self._displace(self.guesses.decide(state.stream.end, None, None))
 
@@ -335,8 +349,8 @@ class Backup:
         Their confirmed units go with the primary's `Expire`, their promises with its decisions.
         """
         state = self._state
-        for session in state.sessions.silent(now, state.config.session_timeout_s * 1000 * _MS):
-            for unit in [u for u in session.units.values() if u.gsns is None]:
+        for session in state.sessions.silent(now):
+            for unit in [u for u in session.units.values() if not u.is_placed]:
                 del session.units[unit.seq]
                 self._undecided_bytes -= len(unit.body)
             if not session.units:

@@ -44,6 +44,12 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     was_out: bool = False
     #: The same, and the units of which only the first copies were: how many, by seq.
     tombstones: list[tuple[bytes, dict[int, int]]] = []
+    #: No record of a session that was forgotten is above this position.
+    horizon: int = 0
+    #: The same of clients that have no session.
+    strangers: list[tuple[bytes, dict[int, int]]] = []
+    #: Of each of `sessions`: its horizon, and what no record of it is above.
+    bounds: list[tuple[int, int]] = []
 
 
 def save(state: ReplicaState) -> bytes:
@@ -67,6 +73,9 @@ def save(state: ReplicaState) -> bytes:
             ],
             state.clock.was_out,
             tombstones,
+            state.sessions.horizon,
+            [(client, stranger.refused) for client, stranger in state.sessions.strangers.items()],
+            [(s.horizon, s.last) for s in state.sessions.by_client.values()],
         )
     )  # fmt: skip
 
@@ -105,17 +114,26 @@ def _restore(state: ReplicaState, checkpoint: Checkpoint, now: int) -> None:
     state.clock.was_out = checkpoint.was_out
     if checkpoint.view:
         state.state = "up"
+    state.sessions.horizon = checkpoint.horizon
     for client, done_below, units in checkpoint.sessions:
         session = state.sessions.open(client, now)
+        session.last = state.stream.end - 1
         session.done_below = done_below
         for unit in units:
             session.units[unit.seq] = unit
             # The way back was one of connections that are gone: it may lead to another client.
             unit.route = b""
+    for (client, _, _), (horizon, last) in zip(
+        checkpoint.sessions, checkpoint.bounds, strict=False
+    ):
+        session = state.sessions.by_client[client]
+        session.horizon, session.last = horizon, last
     for client, seqs in checkpoint.refused:
         state.sessions.by_client[client].refused = dict.fromkeys(seqs, ALL_COPIES)
     for client, refused in checkpoint.tombstones:
         state.sessions.by_client[client].refused = refused
+    for client, refused in checkpoint.strangers:
+        state.sessions.restore_stranger(client, refused, now)
 
 
 def _enter_limbo(state: ReplicaState) -> None:

@@ -14,31 +14,22 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import structlog
 from crc32c import crc32c
 
 from ziplog.errors import ConfigError, UnavailableError
+from ziplog.segments.identity import IDENTITY_FILE, Identity, decode_identity, encode_identity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 _LOCK: Final = "lock"
-_IDENTITY: Final = "identity.json"
 _CHECKPOINT: Final = "checkpoint"
 #: Exists from the first start on.
 _STARTED: Final = "started"
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSE_S: Final = 0.02
-
-
-class Identity(msgspec.Struct, frozen=True):
-    """Whose directory it is."""
-
-    cluster: str
-    node: str
-    #: Made with the directory; never the same for two.
-    server: str
 
 
 class DataDirectory:
@@ -76,11 +67,20 @@ class DataDirectory:
 
         From now on the directory counts as used. A damaged checkpoint is none (and logged).
         """
-        checkpoint = _read_checkpoint(self.path / _CHECKPOINT)
-        (self.path / _STARTED).touch(mode=0o600)
-        (self.path / _CHECKPOINT).unlink(missing_ok=True)
-        _sync_directory(self.path)
+        checkpoint = self.read_checkpoint()
+        self.use_up_checkpoint()
         return checkpoint
+
+    def read_checkpoint(self) -> bytes | None:
+        """Return the checkpoint of the last stop, and keep it; None if there is none."""
+        return _read_checkpoint(self.path / _CHECKPOINT)
+
+    def use_up_checkpoint(self) -> None:
+        """Delete the checkpoint, for good; from now on the directory counts as used."""
+        with _names_of(self.path) as sync_names:
+            (self.path / _STARTED).touch(mode=0o600)
+            (self.path / _CHECKPOINT).unlink(missing_ok=True)
+            sync_names()
 
     def write_checkpoint(self, checkpoint: bytes) -> None:
         """Leave a checkpoint for the next start: all of it, or none.
@@ -133,16 +133,19 @@ def _take(fd: int) -> None:
 
 def _identify(path: Path, cluster: str, node: str) -> Identity:
     """Read whose directory it is, or make it ours if it is nobody's."""
-    file = path / _IDENTITY
+    file = path / IDENTITY_FILE
     try:
-        identity = msgspec.json.decode(file.read_bytes(), type=Identity)
+        identity, is_checked = decode_identity(file.read_bytes())
     except FileNotFoundError:
         identity = Identity(cluster, node, uuid.uuid4().hex)
-        _write(file, msgspec.json.encode(identity) + b"\n")
+        _write(file, encode_identity(identity))
         _sync_directory(path.parent)
         return identity
-    except msgspec.MsgspecError as error:
-        allowed = f"what was written there ({error}); restore it, or move the directory away"
+    except ValueError as error:
+        allowed = (
+            f"what was written there ({error}): restore it, or move the directory away, and the"
+            " server learns what the others of its shard hold"
+        )
         raise ConfigError("identity file", str(file), allowed) from error
     if (identity.cluster, identity.node) != (cluster, node):
         raise ConfigError(
@@ -151,6 +154,8 @@ def _identify(path: Path, cluster: str, node: str) -> Identity:
             f"empty or that of node {node!r} of cluster {cluster!r}; it is that of"
             f" {identity.node!r} of {identity.cluster!r}: choose another data_dir, or move it away",
         )
+    if not is_checked:  # an earlier release wrote it
+        _write(file, encode_identity(identity))
     return identity
 
 
@@ -169,22 +174,33 @@ def _read_checkpoint(path: Path) -> bytes | None:
 def _write(path: Path, contents: bytes) -> None:
     """Write a file so that after any crash it is there as a whole or as it was."""
     fresh = path.with_name(path.name + ".tmp")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(contents)
-            file.flush()
-            os.fsync(fd)
-        fresh.replace(path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-    _sync_directory(path.parent)
+    with _names_of(path.parent) as sync_names:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(contents)
+                file.flush()
+                os.fsync(fd)
+            fresh.replace(path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        sync_names()
 
 
 def _sync_directory(path: Path) -> None:
+    with _names_of(path) as sync_names:
+        sync_names()
+
+
+@contextlib.contextmanager
+def _names_of(path: Path) -> Iterator[Callable[[], None]]:
+    """Give what syncs a directory's names.
+
+    It is opened before the names change: a system that lacks descriptors then refuses the change.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        yield lambda: os.fsync(fd)
     finally:
         os.close(fd)

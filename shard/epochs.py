@@ -3,8 +3,8 @@
 A lease begins when the membership service said it would, by this server's own monotonic clock, and
 its epochs follow at their nominal length. Without a next lease the clock stays in the last epoch.
 Time decides only which positions are taken next, never who owns them, so clocks that differ cost
-latency and no-ops but no safety (D39). Invariant: leases held form one digest chain (D30), from one
-on that is told as the first behind the trim point.
+latency and no-ops but no safety (D39). Invariant: leases held form one digest chain (D30), which
+begins with the first lease after the trim point, or with the first one that this server needs.
 
 See docs/protocol.md, section 3.
 """
@@ -14,16 +14,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from ziplog.view import LeaseRun, unfold
+from ziplog.view import KEPT_RUNS, MAX_RUNS_BYTES, LeaseRun, unfold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from ziplog.view import Lease, LeaseStep
 
 _NS_PER_MS: Final = 1_000_000
-#: Runs of equal leases kept, for subscribers that have not passed them yet.
-_KEPT_RUNS: Final = 64
 #: How many leases of a run are verified one by one: more than a month of idleness.
 _MAX_VERIFIED: Final = 200_000
 
@@ -44,9 +42,13 @@ class EpochClock:
         #: Leases that are yet to begin, with the time when each does.
         self._coming: deque[tuple[int, Lease]] = deque()
         #: The newest leases, the last one included, in order and without a gap.
-        self.recent: deque[LeaseRun] = deque(maxlen=_KEPT_RUNS)
+        self.recent: deque[LeaseRun] = deque(maxlen=KEPT_RUNS)
         #: There was a lease without the shard behind one with it.
         self.was_out = False
+        #: The shard owns nothing from here on, by the leases held now or before.
+        self.own_stop = 0
+        #: The shard has left, and owns nothing from here on; 0: that is not known.
+        self.left_at = 0
 
     @property
     def last(self) -> Lease | None:
@@ -61,15 +63,17 @@ class EpochClock:
     def restore(self, runs: list[LeaseRun], now: int) -> None:
         """Go on with the leases held before a restart, in the last epoch of the last one."""
         self.recent.extend(runs)
+        self.own_stop = runs[0].first.base
+        self._note_own(runs)
         self.lease = lease = runs[-1].last
         self._began = now - lease.epochs * lease.epoch_ms * _NS_PER_MS
 
-    def announce(self, runs: Iterable[LeaseRun], begins: int, now: int, trim: int = 0) -> bool:
+    def announce(self, runs: Sequence[LeaseRun], begins: int, now: int, skip_to: int = 0) -> bool:
         """Take committed leases, the last of which begins at `begins`; False if all were known.
 
         Leases between those held and the last one are over when the last one begins, or never
-        begin: time decides only what is taken next. Those that end at `trim` or before may be
-        missing: who was away for long is told none that were trimmed meanwhile.
+        begin: time decides only what is taken next. Leases before one that begins at `skip_to` or
+        earlier may be missing: they were trimmed, or are more than a server keeps.
 
         Raises:
             LeaseConflictError: they contradict a lease held.
@@ -77,13 +81,20 @@ class EpochClock:
         """
         news = False
         for run in runs:
-            news |= self._take_run(run, trim)
+            news |= self._take_run(run, skip_to)
+        self._note_own(runs)
         if news:
             while self._coming and self._coming[-1][0] >= begins:
                 self._coming.pop()
             self._coming.append((begins, self.recent[-1].last))
         self.turn(now)
         return news
+
+    def _note_own(self, runs: Sequence[LeaseRun]) -> None:
+        """Note where the shard's own positions end, by leases that are held."""
+        for run in runs:
+            if run.last.stop <= self.limit and run.last.view_of(self.shard) is not None:
+                self.own_stop = max(self.own_stop, run.last.stop)
 
     def unfold(self, after: int, steps: list[LeaseStep], digest: bytes) -> list[LeaseRun]:
         """Return the leases not held of those that follow lease `after`, told by what changes.
@@ -101,9 +112,10 @@ class EpochClock:
             raise LeaseConflictError(f"lease {runs[-1].last.number} does not follow {last}")
         return runs
 
-    def _take_run(self, run: LeaseRun, trim: int) -> bool:
+    def _take_run(self, run: LeaseRun, skip_to: int) -> bool:
         """Verify a run and keep it; False if it holds nothing new, or leaves a gap."""
         if not self.recent:
+            self.own_stop = run.first.base
             self.recent.append(run)
             return True
         self._compare(run)
@@ -112,10 +124,11 @@ class EpochClock:
         if run.last.number <= last.number:
             return False
         if run.first.number > last.number + 1:
-            if run.first.base > trim:
+            if run.first.base > skip_to:
                 return False  # a gap: the next heartbeat asks for what is missing
             self.recent.clear()
             self._coming.clear()
+            self.own_stop = run.first.base
             self.recent.append(run)
             self.was_out = True  # for all that is known
             return True
@@ -196,8 +209,10 @@ class EpochClock:
         return next((begins for begins, lease in leases if lease.number > own), None)
 
     def has_ended(self, gsn: int) -> bool:
-        """Whether the shard owns nothing from `gsn` on, in the leases held."""
-        return self.next_owned(gsn) >= self.limit
+        """Whether the shard owns nothing from `gsn` on, in the leases held now or before."""
+        if self.left_at and gsn >= self.left_at:
+            return True
+        return gsn >= self.own_stop or self.next_owned(gsn) >= self.limit
 
     def lease_of(self, gsn: int) -> Lease | None:
         """Return the held lease that holds `gsn`, if it is still known."""
@@ -292,13 +307,21 @@ class EpochClock:
         return lease.slot(self.shard, stop) - lease.slot(self.shard, start)
 
     def runs_after(self, number: int, digest: bytes) -> list[LeaseRun]:
-        """Return the kept leases that follow lease `number`, which has this digest; 0: all."""
+        """Return the kept leases that follow lease `number`, which has this digest; 0: all.
+
+        If they do not fit a message, the oldest of them.
+        """
         found: list[LeaseRun] = []
         for run in reversed(self.recent):
             if run.last.number <= number:
                 break
             found.append(run.after(number, digest) if run.first.number <= number else run)
-        return found[::-1]
+        size, runs = 0, found[::-1]
+        for index, run in enumerate(runs):
+            size += run.max_bytes
+            if index and size > MAX_RUNS_BYTES:
+                return runs[:index]
+        return runs
 
 
 def _verify_inside(run: LeaseRun, held: Lease) -> None:

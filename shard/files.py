@@ -9,9 +9,8 @@ next start if need be. Rule: a torn write is cut off, what was on stable storage
 
 from __future__ import annotations
 
-import errno
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -19,14 +18,14 @@ import structlog
 from crc32c import crc32c
 
 from shard.store import FullError
+from ziplog.segments.entry import REFUSED, SCARCE
 from ziplog.segments.segment import Segment
 from ziplog.segments.stored import DAMAGED, walk
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-#: What the system says when there is no space.
-NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT}
 #: How far the newest segment is on stable storage: its salt, the last entry, a checksum.
 _FLUSHED: Final = "flushed"
 
@@ -114,6 +113,12 @@ def create(directory: Path, segment: Segment, contents: bytes) -> None:
 
     """
     path = directory / segment.name
+    with _changing(directory) as names:
+        _write_whole(path, contents)
+        os.fsync(names)
+
+
+def _write_whole(path: Path, contents: bytes) -> None:
     fresh = path.with_suffix(".tmp")
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -125,10 +130,32 @@ def create(directory: Path, segment: Segment, contents: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             fresh.unlink()
-        if error.errno in NO_SPACE:
-            raise FullError(f"no space in {directory} for {segment.name}") from error
+        if error.errno in REFUSED:
+            raise FullError(f"no room for {path}: {error}") from error
         raise
-    sync_directory(directory)
+
+
+@contextmanager
+def _changing(directory: Path) -> Iterator[int]:
+    """Give a directory's descriptor for the sync after a change of its names.
+
+    It is opened before the change: a system that lacks descriptors then refuses the change as a
+    whole, and a change that was made is never left without its sync.
+
+    Raises:
+        FullError: the system does not open it now; nothing has changed.
+
+    """
+    try:
+        fd = open_directory(directory)
+    except OSError as error:
+        if error.errno in REFUSED:
+            raise FullError(f"{directory} cannot be opened for a change: {error}") from error
+        raise
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def tidy(directory: Path, segments: list[Segment]) -> list[Segment]:
@@ -166,9 +193,8 @@ def _cut(directory: Path, segment: Segment, limit: int) -> bool:
 
 
 def _remove(directory: Path, segment: Segment) -> None:
-    for name in names_of(segment):
-        (directory / name).unlink(missing_ok=True)
-    sync_directory(directory)
+    with suppress(FullError):  # It stays void, and the next start takes it away.
+        delete(directory, names_of(segment))
 
 
 def names_of(segment: Segment) -> list[str]:
@@ -177,13 +203,29 @@ def names_of(segment: Segment) -> list[str]:
 
 
 def drop_rows(directory: Path, segments: list[Segment]) -> None:
-    """Delete the rows of segments that are about to change (docs/protocol.md, section 14.1)."""
-    paths = [directory / segment.rows_name for segment in segments]
-    dropped = [path for path in paths if path.exists()]
-    for path in dropped:
-        path.unlink(missing_ok=True)
-    if dropped:
-        sync_directory(directory)
+    """Delete the rows of segments that are about to change (docs/protocol.md, section 14.1).
+
+    Raises:
+        FullError: the system does not let this process change the directory; nothing has changed.
+
+    """
+    delete(directory, [segment.rows_name for segment in segments])
+
+
+def delete(directory: Path, names: list[str]) -> None:
+    """Delete those of some files that are there, for good.
+
+    Raises:
+        FullError: the system does not let this process change the directory; nothing has changed.
+
+    """
+    present = [path for path in (directory / name for name in names) if path.exists()]
+    if not present:
+        return
+    with _changing(directory) as fd:
+        for path in present:
+            path.unlink(missing_ok=True)
+        os.fsync(fd)
 
 
 def connect(segments: list[Segment]) -> list[Segment]:
@@ -230,7 +272,9 @@ def read_flushed(directory: Path, segment: Segment) -> int:
     """Return the last entry known to have been on stable storage in the newest segment, or 0."""
     try:
         contents = (directory / _FLUSHED).read_bytes()
-    except OSError:
+    except OSError as error:
+        if error.errno in SCARCE:
+            raise  # without the note, a damaged end would count as a torn one
         return 0
     facts = contents[:12]
     is_valid = crc32c(facts) == int.from_bytes(contents[12:16], "little")
@@ -241,8 +285,13 @@ def read_flushed(directory: Path, segment: Segment) -> int:
 
 def sync_directory(directory: Path) -> None:
     """Make new names in a directory, and removals from it, survive a crash of the machine."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = open_directory(directory)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def open_directory(directory: Path) -> int:
+    """Return a descriptor to sync a directory's names with."""
+    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

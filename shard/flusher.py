@@ -2,8 +2,10 @@
 
 At level `memory` what was put is written and flushed at most one interval later, by the thread; at
 level `disk` whoever calls `flush` does it at once. Nothing wakes the thread while nothing comes.
-A write that fails for lack of space is repeated, at the same place, until it succeeds; a failed
-fdatasync ends the process, since nobody knows what it lost (docs/protocol.md, section 10).
+A write that fails for lack of space is repeated, at the same place, until it succeeds. So is the
+opening of the next segment's file, which fails where the process has no file descriptor left: the
+store is full meanwhile. A failed fdatasync ends the process, since nobody knows what it lost
+(docs/protocol.md, section 10).
 
 Invariant: entries reach the disk in order, and `flushed_bytes` never counts one that is not
 on stable storage.
@@ -20,9 +22,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
-from shard.files import NO_SPACE, open_flushed, pack_flushed, sync_directory
+from shard.files import open_directory, open_flushed, pack_flushed
 from ziplog.node import Event, Persisted, StorageChanged
 from ziplog.runtime.tracing import halt
+from ziplog.segments.entry import NO_SPACE, REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +84,8 @@ class Flusher:
         self._put_bytes = self._written_bytes = 0
         self._written_fseq = self.flushed_fseq = self._reported_fseq = segment.last_fseq
         self._flushed_fd = open_flushed(directory)
+        # Held open: the sync after a new name or a removal must not fail for want of a descriptor.
+        self._names_fd = open_directory(directory)
         self._tell(segment)
         self._queue: deque[_Write | _Removal] = deque()
         self._batch: list[_Write] = []
@@ -88,6 +93,8 @@ class Flusher:
         self._fd = -1
         self._offset = 0
         self._is_full = False
+        #: Why the last write was refused; None: it was not.
+        self._refusal: OSError | None = None
         # Held by whoever writes: the thread, or a caller of `flush`.
         self._writing = threading.Lock()
         self._on_event: Callable[[Event], None] = lambda _: None
@@ -105,7 +112,7 @@ class Flusher:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is too little space."""
+        """Whether there is too little space, or the system refuses to open the next file."""
         return self._is_full
 
     def tell(self, on_event: Callable[[Event], None]) -> None:
@@ -164,6 +171,9 @@ class Flusher:
                 os.fsync(self._flushed_fd)
             os.close(self._flushed_fd)
             self._flushed_fd = -1
+        if is_done and self._names_fd >= 0:
+            os.close(self._names_fd)
+            self._names_fd = -1
         return is_done
 
     def turn(self, segment: Segment) -> None:
@@ -216,7 +226,8 @@ class Flusher:
     # --- writing; the lock is held -----------------------------------------------------------
 
     def _write_out(self) -> bool:
-        """Write all that is waiting; False if the space ran out."""
+        """Write all that is waiting; False if the system refuses it for now."""
+        self._refusal = None
         try:
             while self._batch or self._queue:
                 if not self._batch:
@@ -224,9 +235,10 @@ class Flusher:
                 if self._batch:
                     self._write()
         except OSError as error:
-            if error.errno not in NO_SPACE:
+            if error.errno not in REFUSED:
                 self._on_halt(f"writing to {self._directory} failed: {error}")
                 raise
+            self._refusal = error
             return False
         return True
 
@@ -237,8 +249,8 @@ class Flusher:
             item = queue[0]
             if isinstance(item, _Removal):
                 if not batch:
-                    queue.popleft()
                     self._remove(item.names)
+                    queue.popleft()  # not before: a removal that is refused is repeated
                 return
             if batch and item.segment is not batch[0].segment:
                 return
@@ -274,11 +286,7 @@ class Flusher:
         self._sync()
         path = self._directory / segment.name
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            sync_directory(self._directory)
-        except OSError as error:
-            self._on_halt(f"fsync of {self._directory} failed: {error}")
-            raise
+        self._sync_names()
         if self._segment is not None:
             os.close(self._fd)
             self._seal(self._segment)
@@ -310,6 +318,13 @@ class Flusher:
         self.flushed_bytes = self._written_bytes
         self._tell(self._segment)
 
+    def _sync_names(self) -> None:
+        try:
+            os.fsync(self._names_fd)
+        except OSError as error:
+            self._on_halt(f"fsync of {self._directory} failed: {error}")
+            raise
+
     def _tell(self, segment: Segment) -> None:
         """Leave a note of what is flushed. It is not waited for: late, it only tells less."""
         if self._flushed_fd >= 0:
@@ -320,18 +335,39 @@ class Flusher:
         self._sync()
         for name in names:
             (self._directory / name).unlink(missing_ok=True)
-        sync_directory(self._directory)
+        self._sync_names()
+
+    def _free_bytes(self) -> int:
+        """Return the free space, or the reserve if the system does not report it now."""
+        try:
+            space = os.statvfs(self._directory)
+        except OSError:
+            return self._reserve_bytes
+        return space.f_bavail * space.f_frsize
 
     def _look_at_space(self, is_done: bool) -> None:
-        space = os.statvfs(self._directory)
-        free = space.f_bavail * space.f_frsize
+        free = self._free_bytes()
         # Some more than the reserve before it counts as room again, so that it does not flutter.
         least = self._reserve_bytes + (self._reserve_bytes // 8 if self._is_full else 0)
         is_full = not is_done or free < least
         if is_full == self._is_full:
             return
         self._is_full = is_full
-        self._log.warning("disk full" if is_full else "disk has room again", free_bytes=free)
+        self._report(free)
         if is_full:
             self._call()
         self._on_event(StorageChanged(full=is_full))
+
+    def _report(self, free_bytes: int) -> None:
+        """Log that the store is full, with what to do, or that it no longer is."""
+        refusal = self._refusal
+        if not self._is_full:
+            self._log.warning("disk has room again", free_bytes=free_bytes)
+        elif refusal is not None and refusal.errno not in NO_SPACE:
+            self._log.warning(
+                "records are refused as on a full disk: the system does not open the next file",
+                error=str(refusal),
+                advice="raise the limit of open files (ulimit -n), or close idle connections",
+            )
+        else:
+            self._log.warning("disk full", free_bytes=free_bytes)

@@ -80,6 +80,12 @@ class Guesses:
             return gsns
         return self._clock.take(free[-1] + 1, count)
 
+    def note_epochs(self) -> None:
+        """Note the epochs of all promises: the next leases may push theirs out of those held."""
+        for gsn, unit in self.promised.items():
+            if unit.epoch < 0:
+                unit.epoch = self._clock.epoch_at(gsn)
+
     def decide(self, end: int, unit: HeldUnit | None, gsns: list[int] | None) -> list[HeldUnit]:
         """Take a decision: all slots below `end`, and `unit` (if any) at `gsns`.
 

@@ -2,7 +2,8 @@
 
 Every replica tells the others four times per suspicion time that it is there, and in which view. A
 peer that is silent for so long, in limbo, or in an older view is suspected. Rule: time that this
-server itself did not run accuses nobody. Invariant: nobody is suspected who was just heard to be
+server itself did not run accuses nobody, nor (within limits) time in which it had input that it had
+not looked at. Invariant: nobody is suspected who was just heard to be
 fine, in this view.
 """
 
@@ -23,6 +24,9 @@ STARTUP_NS: Final = 4000 * _MS
 TELL_NS: Final = 100 * _MS
 #: After so long without running, this server may have missed everything.
 STALE_NS: Final = 5000 * _MS
+#: So many suspicion times of silence count even if input was unread all the time: a flood must not
+#: hide that a peer has died.
+UNREAD_TIMES: Final = 5
 #: What comes so soon after that may have been waiting for it all the time: it proves nothing.
 _WAITING_NS: Final = 250 * _MS
 
@@ -45,6 +49,9 @@ class Health:
         self._listening_since = now
         self._beat_due = now
         self._looked = now
+        #: Frames wait that this server has not looked at; the last time that this was so.
+        self._is_unread = False
+        self._read_at = now
         self._tell_due = now
         #: This server did not run for long and has heard nobody since.
         self.is_stale = False
@@ -56,6 +63,11 @@ class Health:
         self._listening_since = now
         if self._others:
             self.is_stale = True
+
+    def pressed(self, now: int, *, unread: bool) -> None:
+        """Note whether all input was looked at: a sign of life may be in the rest."""
+        if unread or self._is_unread:
+            self._read_at, self._is_unread = now, unread
 
     def touched(self, now: int) -> None:
         """Note that somebody who would know of a higher view was heard."""
@@ -82,11 +94,14 @@ class Health:
 
     def suspects(self, now: int) -> list[int]:
         """Return the peers that have probably failed, by index."""
-        since = self._listening_since
+        since, suspicion = self._listening_since, self._suspicion_ns
+        read = now if self._is_unread else self._read_at
         return [
             server
             for server, heard in self._heard.items()
-            if server in self._unfit or now - max(heard, since) >= self._suspicion_ns
+            if server in self._unfit
+            or now - max(heard, since, read) >= suspicion
+            or now - max(heard, since) >= UNREAD_TIMES * suspicion
         ]
 
     def woke(self, now: int, claim: Claim) -> None:

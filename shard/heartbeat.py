@@ -66,7 +66,7 @@ class Heart:
                 last.number if last else 0, last.digest if last else NO_DIGEST, state.trim,
                 stream.stable_record, stream.durable_record, config.identity,
                 state.placed, state.is_watched(now), state.holes, state.is_sealed,
-                state.has_gap,
+                state.has_gap, stream.stable_end,
             ),
         )  # fmt: skip
 

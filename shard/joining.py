@@ -12,21 +12,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from shard.log import digest_of, entries_after, is_same, mark_at, start_of
+from shard.sessions import Sessions, end_of_table, size_of
 from shard.store import FullError
+from shard.tables import MUCH
 from ziplog.node import Halt, Persist, Warn
-from ziplog.segments.entry import Entry, UnreadableError
-from ziplog.wire import Fetch, Fetched, Logged
+from ziplog.segments.entry import BusyError, Entry, UnreadableError
+from ziplog.wire import Fetch, Fetched, Logged, SessionTable, SettledUnit
 
 if TYPE_CHECKING:
     from shard.state import ReplicaState
-    from ziplog.wire import SessionTable, ViewDecided
+    from ziplog.wire import ViewDecided
 
 _MS: Final = 1_000_000
 #: A question is asked again after so long.
 _ASK_AGAIN_NS: Final = 100 * _MS
-#: One answer holds about so many bytes of entries, or so many units of sessions.
+#: One answer holds about so many bytes of entries, or of sessions: they take longer to make.
 _ANSWER_BYTES: Final = 2 * 1024 * 1024
-_ANSWER_UNITS: Final = 16_384
+_ANSWER_TABLE_BYTES: Final = 512 * 1024
 #: With more that is not on disk yet, nothing more is asked for.
 _MAX_BACKLOG_BYTES: Final = 64 * 1024 * 1024
 
@@ -45,7 +47,10 @@ class Joining:
         # A log of which nothing can be read cannot be compared: all of it is taken anew.
         is_empty = store.first_fseq > store.last_fseq or not store.last_view
         self._after, self._after_view = (0, 0) if is_empty else (store.last_fseq, store.last_view)
-        self._sessions: list[SessionTable] = []
+        #: What has come of the sessions: how many tables, up to which unit, and what they say.
+        self._tables = 0
+        self._reached = (b"", 0)
+        self._sessions: Final = Sessions()
         #: What is kept back until all is here: the entries to store, and where to cut before that.
         self._staged: list[Entry] | None = [] if is_witness else None
         self._cut_to: int | None = None
@@ -58,6 +63,8 @@ class Joining:
         #: It was said that the log cannot be cut.
         self._is_warned = False
         self._ask_due = now
+        #: When to read again what the system refused to read; None: it refused nothing.
+        self._retry_due: int | None = None
 
     # --- asking ---
 
@@ -73,13 +80,24 @@ class Joining:
             self._survivor,
             Fetch(
                 state.cluster, state.shard, self.decision.view, state.server,
-                self._after, self._after_view, len(self._sessions),
+                self._after, self._after_view, self._tables, *self._reached,
             ),
         )  # fmt: skip
 
     def next_wakeup(self) -> int | None:
-        """Return when to ask again."""
-        return None if self._is_complete else self._ask_due
+        """Return when to ask again, or to read again."""
+        return self._retry_due if self._is_complete else self._ask_due
+
+    def put_off(self, now: int) -> None:
+        """Note that the system refused to read a file that is needed to join: try again later."""
+        self._retry_due = now + _ASK_AGAIN_NS
+
+    def is_retry_due(self, now: int) -> bool:
+        """Whether it is time to try again to join; if so, it is noted as tried."""
+        if self._retry_due is None or now < self._retry_due:
+            return False
+        self._retry_due = None
+        return True
 
     # --- taking ---
 
@@ -89,7 +107,7 @@ class Joining:
             route != self._survivor
             or answer.view != self.decision.view
             or (answer.after, answer.after_view) != (self._after, self._after_view)
-            or answer.session != len(self._sessions)
+            or answer.session != self._tables
             or self._is_complete
         ):
             return
@@ -100,10 +118,19 @@ class Joining:
         elif answer.after < answer.last:
             is_taken = self._take(answer)
         else:
-            self._sessions += answer.sessions
-            self._is_complete = answer.sessions_left == 0
+            self._take_sessions(answer, now)
         self._ask_due = now if is_taken else now + _ASK_AGAIN_NS
         self.woke(now)
+
+    def _take_sessions(self, answer: Fetched, now: int) -> None:
+        """Take more of the survivor's sessions."""
+        tables = answer.sessions
+        if tables:
+            self._sessions.take(tables, now)
+            self._tables += len(tables)
+            self._reached = end_of_table(tables[-1])
+        self._sessions.horizon = max(self._sessions.horizon, answer.horizon)
+        self._is_complete = answer.sessions_left == 0
 
     def _cut(self, keep: int) -> bool:
         """Drop what the survivor does not have: it was never acked by all. False: not now."""
@@ -131,7 +158,7 @@ class Joining:
         state = self._state
         try:
             state.store.truncate(keep)
-        except FullError:
+        except (FullError, BusyError):
             return False
         except UnreadableError as error:
             if not self._is_warned:
@@ -155,7 +182,8 @@ class Joining:
     def take_over(self) -> bool:
         """Store what was kept back, in the place of this server's own; False: not now."""
         if self._is_complete and self._cut_to is not None and not self._truncate(self._cut_to):
-            self._is_complete, self._sessions = False, []
+            self._is_complete, self._tables, self._reached = False, 0, (b"", 0)
+            self._sessions.clear()
             self._ask_due += _ASK_AGAIN_NS
             return False
         staged, self._staged = self._staged, None
@@ -193,6 +221,7 @@ class Joining:
         except FullError:
             return False
         self._state.persisted = fseq
+        self._state.bytes_since_table = MUCH  # nothing stored here tells of the sessions
         return True
 
     def joined(self, now: int) -> bool:
@@ -206,8 +235,8 @@ class Joining:
                 " was decided"
             ))  # fmt: skip
             return False
-        state.sessions.install(self._sessions, now)
         self._restore_stream()
+        state.sessions.take_over(self._sessions, now, state.store.last_end - 1)
         return True
 
     def _restore_stream(self) -> None:
@@ -232,16 +261,19 @@ def serve(state: ReplicaState, route: bytes, question: Fetch) -> UnreadableError
     if keep == after and after < last:
         try:
             entries = store.read_after(after, _ANSWER_BYTES)
+        except BusyError:
+            return None  # the replica asks again
         except UnreadableError as error:
             return error
     elif keep == after:
-        sessions, left = _some_sessions(state, question.session)
+        sessions, left = _some_sessions(state, question)
     state.send(
         route,
         Fetched(
             state.cluster, state.shard, question.view, state.server, after, question.session,
             keep, last, [Logged(e.fseq, e.view, e.decision) for e in entries],  # type: ignore[arg-type]
             sessions, left, state.trim, state.stream.stable, question.after_view,
+            state.sessions.horizon,
         ),
     )  # fmt: skip
     return None
@@ -255,14 +287,26 @@ def _common(state: ReplicaState, after: int, view: int) -> int:
     return min(after - 1, store.last_of(view))
 
 
-def _some_sessions(state: ReplicaState, start: int) -> tuple[list[SessionTable], int]:
-    """Return sessions from number `start` on, and how many are left after them."""
-    tables = state.sessions.tables()
+def _some_sessions(state: ReplicaState, question: Fetch) -> tuple[list[SessionTable], int]:
+    """Return the sessions that follow those that the question names, and whether more are left."""
+    if question.client is None:
+        return _whole_sessions(state, question.session)
+    after = (question.client, question.seq)
+    sessions, is_more = state.sessions.part(after, _ANSWER_TABLE_BYTES)
+    return sessions, int(is_more)
+
+
+def _whole_sessions(state: ReplicaState, start: int) -> tuple[list[SessionTable], int]:
+    """Return sessions from number `start` on, as servers took them once, and how many are left."""
+    clients = sorted(state.sessions.by_client)
     chosen: list[SessionTable] = []
-    units = 0
-    for table in tables[start:]:
-        units += len(table.units) + 1
-        if chosen and units > _ANSWER_UNITS:
+    left = _ANSWER_BYTES
+    for client in clients[start:]:
+        session = state.sessions.by_client[client]
+        units = [unit for unit in session.units.values() if unit.confirmed]
+        plain = [SettledUnit(unit.seq, unit.slots, unit.checksum) for unit in units]
+        chosen.append(SessionTable(client, session.done_below, plain, horizon=session.horizon))
+        left -= size_of(chosen[-1])
+        if left <= 0:
             break
-        chosen.append(table)
-    return chosen, max(len(tables) - start - len(chosen), 0)
+    return chosen, max(len(clients) - start - len(chosen), 0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from shard.files import holes
 from shard.recent import Recent
-from ziplog.segments.entry import UnreadableError
+from ziplog.segments.entry import BusyError, UnreadableError
 from ziplog.segments.stored import MARK, PLACE, decode
 from ziplog.segments.stored import positions as positions_of
 from ziplog.wire import MAX_STEPS, Expire, Place, Step
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: What an entry counts in `scan` beside its body.
 _SCAN_BYTES: Final = 64
+#: And each of its gsns but the first.
+_GSN_BYTES: Final = 9
 #: Above every position.
 NOWHERE: Final = 1 << 63
 
@@ -245,7 +247,12 @@ class StoredLog:
         return fseq, left
 
     def last_record_below(self, gsn: int) -> int:
-        """Return the highest gsn below `gsn` that holds a record; 0 if there is none."""
+        """Return the highest gsn below `gsn` that holds a record; 0 if there is none.
+
+        Raises:
+            BusyError: the system does not let this process read the file now.
+
+        """
         record = self._last_record if gsn > self._last_record else self._record_below(gsn)
         return record if record >= self._trim else 0
 
@@ -266,6 +273,8 @@ class StoredLog:
         """Return the block's last record below `gsn` that can be read, 0 if there is none."""
         try:
             data, entries = segment.read(self._directory, block)
+        except BusyError:
+            raise
         except UnreadableError:
             return 0
         for found in reversed(entries):
@@ -320,8 +329,9 @@ def _record_in(entry: Entry | None, gsn: int) -> int:
 
 def _weight(entry: Entry) -> int:
     decision = entry.decision
-    body = decision.body if isinstance(decision, Place) else None
-    return _SCAN_BYTES + (len(body) if body else 0)
+    if not isinstance(decision, Place):
+        return _SCAN_BYTES
+    return _SCAN_BYTES + _GSN_BYTES * (len(decision.gsns) - 1) + len(decision.body or b"")
 
 
 def _extend(steps: list[Step], stop: int, size: int) -> None:

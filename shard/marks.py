@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from shard.tables import Tables
 from ziplog.node import Persist
-from ziplog.segments.entry import Entry, Mark, Table
+from ziplog.segments.entry import Entry, Mark
 from ziplog.view import NO_DIGEST
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 _MS: Final = 1_000_000
 #: A mark is written at most so often.
 MARK_NS: Final = 100 * _MS
-#: After so much of the log, what the sessions hold is stored.
-TABLE_BYTES: Final = 16 * 1024 * 1024
 
 
 class Marks:
@@ -30,19 +29,33 @@ class Marks:
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
-        #: When the next one is to be written; None: nothing is new.
-        self.due: int | None = None
+        #: When the next mark is to be written; None: nothing is new.
+        self._due: int | None = None
         self._marked = (0, 0, 0)
+        self._tables: Final = Tables(state)
+
+    @property
+    def due(self) -> int | None:
+        """When something is to be written; None: nothing is new."""
+        mark, table = self._due, self._tables.due
+        return min(mark, table) if mark is not None and table is not None else mark or table
 
     def soon(self, now: int) -> None:
         """Note that there is something to write down, in a while."""
-        if self.due is None:
-            self.due = now + MARK_NS
+        if self._due is None:
+            self._due = now + MARK_NS
+
+    def woke(self, now: int) -> None:
+        """Write down what is due."""
+        if self._due is not None and now >= self._due:
+            self.write()
+            self._tables.look(now)
+        self._tables.woke(now)
 
     def write(self) -> None:
         """Write down what is known now."""
         state = self._state
-        self.due = None
+        self._due = None
         last = state.clock.last
         marked = (state.stream.stable, state.trim, last.number if last else 0)
         if marked == self._marked or state.state != "up":
@@ -53,9 +66,6 @@ class Marks:
             marked[2], last.digest if last else NO_DIGEST,
         )  # fmt: skip
         state.out.append(Persist(Entry(0, state.view, mark)))
-        if state.bytes_since_table > TABLE_BYTES:
-            state.bytes_since_table = 0
-            state.out.append(Persist(Entry(0, state.view, Table(state.sessions.tables()))))
 
     def trimmed(self) -> None:
         """Write down the trim point: the service counts on it once a heartbeat has told it."""

@@ -67,10 +67,12 @@ class Membership:
         begins = now + message.starts_in_us * 1000
         try:
             runs = message.runs or state.clock.unfold(message.after, message.steps, message.digest)
-            news = state.clock.announce(runs, begins, now, message.trim)
+            skip_to = runs[0].first.base if runs and message.is_cut else message.trim
+            news = state.clock.announce(runs, begins, now, skip_to)
         except LeaseConflictError as error:
             state.out.append(Halt(str(error)))
             return None
+        state.clock.left_at = max(state.clock.left_at, message.limit)
         held = state.clock.last
         state.has_gap = message.after > (held.number if held is not None else 0)
         told = Told(news)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ziplog.segments.entry import UnreadableError
+from ziplog.segments.entry import unreadable
 from ziplog.segments.stored import (
     DAMAGED,
     EXPIRE,
@@ -153,4 +153,4 @@ def _contents(directory: Path, segment: Segment) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise UnreadableError(f"{segment.name}: {error}") from error
+        raise unreadable(segment.name, error) from error

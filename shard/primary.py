@@ -17,7 +17,7 @@ from shard.beyond import Beyond
 from shard.stream import FOLLOWED_AFTER_REPORT_NS
 from shard.turns import Turns
 from shard.waiters import Waiters
-from ziplog.segments.entry import Mark, Table
+from ziplog.segments.entry import Mark, Table, TablePart
 from ziplog.wire import Expire, Forward, Place, Report, Resend, Skip
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Primary:
         """After a restart: units that were waiting wait again, and all unstable is forwarded."""
         for session in self._state.sessions.by_client.values():
             for unit in session.units.values():
-                if unit.gsns is None:
+                if not unit.is_placed:
                     self._undecided_units += 1
                     self._undecided_bytes += len(unit.body)
                     if session.is_placed(unit.follows):
@@ -118,7 +118,7 @@ class Primary:
         self._gathered = [
             _without_body(d) if type(d) is Place else d
             for d in (entry.decision for entry in self._state.stream.window)
-            if not isinstance(d, Mark | Table)
+            if not isinstance(d, Mark | Table | TablePart)
         ]
         self._is_urgent = True
 
@@ -142,9 +142,9 @@ class Primary:
             self._admit_waiting(now)
         return True
 
-    def copied(self, unit: HeldUnit) -> None:
+    def copied(self, unit: HeldUnit, _since: int) -> None:
         """Take another copy of a known unit: say again where it is."""
-        if unit.gsns is not None:
+        if unit.is_placed:
             self._state.ack(unit)
 
     def settled(self, session: Session, done_below: int, now: int) -> None:
@@ -224,6 +224,8 @@ class Primary:
         self._undecided_units -= 1
         self._undecided_bytes -= len(unit.body)
         session.confirm(unit, gsns)
+        if unit.count > 1:
+            state.sessions.keep(unit)
         state.placed_records += unit.count
         state.ack(unit)
         if session.followers:
@@ -274,7 +276,7 @@ class Primary:
         self._skip_to(state.clock.begun(now))
         for session in state.sessions.by_client.values():
             session.followers.clear()
-            for unit in [unit for unit in session.units.values() if unit.gsns is None]:
+            for unit in [unit for unit in session.units.values() if not unit.is_placed]:
                 self._reject(unit, "redirect", "the shard has no more positions")
 
     def answered(self, history: LeaseHistory) -> bool:
@@ -463,7 +465,9 @@ class Primary:
         size = 0
         for entry in self._state.stream.after(first - 1)[:MAX_FORWARD_DECISIONS]:
             decision = entry.decision
-            assert not isinstance(decision, Mark | Table), "a mark takes no position of the stream"
+            assert not isinstance(decision, Mark | Table | TablePart), (
+                "a mark takes no position of the stream"
+            )
             if type(decision) is Place:
                 if len(decisions) < bodies:
                     size += len(decision.body or b"")
@@ -498,17 +502,20 @@ class Primary:
                 self._send_again(name, held + 1, 0)
 
     def expire_sessions(self, now: int) -> None:
-        """Forget the clients that were silent for too long, and what of theirs still waits."""
+        """Forget the clients that were silent for too long, and what of theirs still waits.
+
+        If there are many, also those that have nothing here.
+        """
         state = self._state
         if state.placed not in {"live", "parked"}:
             return  # nothing is added to what is, or is to be, finalized, as far as is known
-        for session in state.sessions.silent(now, state.config.session_timeout_s * 1000 * _MS):
+        for session in [*state.sessions.silent(now), *state.sessions.dispensable(now)]:
             if not self._may_skip():
                 return
-            for unit in [u for u in session.units.values() if u.gsns is None]:
+            for unit in [u for u in session.units.values() if not u.is_placed]:
                 self._forget(unit)
             state.sessions.expire(session.client)
-            self._decide(Expire(session.client))
+            self._decide(Expire(session.client, state.sessions.horizon))
 
     def next_wakeup(self, now: int) -> int | None:
         """Return when something becomes due."""
@@ -530,7 +537,7 @@ class Primary:
         for session in self._state.sessions.by_client.values():
             for unit in session.units.values():
                 assert unit.confirmed or unit.gsns is None, "a primary guesses nothing"
-                if unit.gsns is None:
+                if not unit.is_placed:
                     undecided[unit.client, unit.seq] = unit
         assert self._undecided_units == len(undecided)
         assert self._undecided_bytes == sum(len(unit.body) for unit in undecided.values())

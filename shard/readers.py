@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from shard.stream import end_of
-from ziplog.segments.entry import UnreadableError
+from ziplog.segments.entry import BusyError, UnreadableError
 from ziplog.view import NO_DIGEST
 from ziplog.wire import (
     Answer,
@@ -122,6 +122,8 @@ class Readers:
             return Found("trimmed", stable=True)
         try:
             entry = state.store.find(gsn)
+        except BusyError:
+            return Found("unknown", stable=True)
         except UnreadableError as error:
             state.damaged = (gsn, error)
             return Found("unknown", stable=True)
@@ -145,16 +147,20 @@ class Readers:
     def _find_guess(self, gsn: int) -> Found:
         for unit in self._guesses.promised.values() if self._guesses is not None else ():
             assert unit.gsns is not None, "a promise has slots"
-            lease = self._state.clock.lease_of(gsn)
-            if gsn in unit.gsns and lease is not None:
-                return Found("record", False, lease.epoch_at(gsn), unit.body, unit.gsns)
+            if gsn in unit.gsns:
+                epoch = unit.epoch if unit.epoch >= 0 else self._state.clock.epoch_at(gsn)
+                return Found("record", False, epoch, unit.body, unit.gsns)
         return Found("not-yet", stable=False)
 
     def tail(self, route: bytes, tail: Tail) -> None:
         """Answer where the shard ends."""
         state = self._state
         stable_end = state.stream.stable_end
-        last = state.store.last_record_below(min(tail.below, stable_end)) if tail.below else 0
+        try:
+            last = state.store.last_record_below(min(tail.below, stable_end)) if tail.below else 0
+        except BusyError as error:
+            state.refuse(route, tail.request, "not-ready", str(error))
+            return
         state.send(
             route,
             TailReply(
@@ -187,13 +193,14 @@ class Readers:
         verdict: Literal["present", "absent", "pending"] = "pending"
         gsns: list[int] = []
         if unit is not None:
-            if unit.confirmed and unit.gsns and unit.gsns[-1] < state.stream.stable_end:
-                verdict, gsns = "present", unit.gsns
+            if unit.confirmed and unit.slots[-1] < state.stream.stable_end:
+                verdict, gsns = "present", unit.slots
         elif (
             # All that older views had is settled, and stable: a record of theirs would be here.
             locate.view < state.view
             and state.stream.stable >= state.view_base
             and (session is None or locate.seq >= session.done_below)
+            and not state.sessions.may_have_forgotten(locate.client, locate.since)
         ):
             verdict = "absent"
         state.send(
@@ -320,7 +327,8 @@ class Readers:
                 allowance = subscription.credit - subscription.used
                 units, reached = self._stable_from(subscription.sent, allowance)
             except UnreadableError as error:
-                state.damaged = (subscription.sent, error)
+                if not isinstance(error, BusyError):
+                    state.damaged = (subscription.sent, error)
                 state.refuse(subscription.route, subscription.id, "not-ready", str(error))
                 self._drop(key)
                 return

@@ -18,7 +18,7 @@ from shard.epochs import LeaseConflictError
 from shard.joining import Joining
 from shard.log import digest_of, entries_after, mark_at
 from ziplog.node import Halt, Warn
-from ziplog.segments.entry import UnreadableError
+from ziplog.segments.entry import BusyError, UnreadableError
 from ziplog.wire import Frozen, Place, Skip
 
 if TYPE_CHECKING:
@@ -125,7 +125,9 @@ class Recovery:
         at = stream.stable
         try:
             fseq, tables = store.last_table()
-            state.sessions.install(tables, now)
+            # A session that is not in the table may have been forgotten before.
+            last = mark_at(store, fseq).end - 1 if fseq else 0
+            state.sessions.install(tables, now, last, last)
             at = max(min(stream.stable, fseq), trimmed)
             window: list[Entry] = []
             for entry in entries_after(store, at):
@@ -136,6 +138,9 @@ class Recovery:
                     state.sessions.replay(entry, now)
             if stable.fseq < trimmed:  # at the start, it could not be read what follows
                 stable = durable = mark_at(store, trimmed)
+        except BusyError as error:
+            self._warn(f"{state.config.name} cannot lead a recovery yet: {error}")
+            return False
         except UnreadableError as error:
             self._miss(Missing(at, error, 0))
             return False
@@ -220,10 +225,16 @@ class Recovery:
             session = state.sessions.by_client[unit.client]
             if clock.next_owned(stream.end) < gsns[0]:
                 state.record(Skip(stream.end, gsns[0]), view)
-            epoch = clock.epoch_at(gsns[0])
+            assert unit.epoch >= 0, "the epoch of a promise was not noted"
             state.record(
                 Place(
-                    unit.client, unit.seq, session.done_below, epoch, gsns, unit.checksum, unit.body
+                    unit.client,
+                    unit.seq,
+                    session.done_below,
+                    unit.epoch,
+                    gsns,
+                    unit.checksum,
+                    unit.body,
                 ),
                 view,
             )
@@ -309,7 +320,7 @@ class Recovery:
         state.state = "limbo"
         stable, durable = state.stream.stable_mark, state.stream.durable_mark
         state.stream.restore(stable, durable, [])
-        state.sessions.by_client.clear()
+        state.sessions.clear()
 
     # --- joining ---
 
@@ -337,6 +348,10 @@ class Recovery:
         try:
             if not joining.joined(now):
                 return False
+        except BusyError as error:
+            self._warn(f"{state.config.name} cannot join view {view} yet: {error}")
+            joining.put_off(now)
+            return False
         except UnreadableError as error:
             # The log is the survivor's, but a part of what was here before cannot be read.
             after = _readable_up_to(state.store, state.stream.stable)
@@ -351,8 +366,7 @@ class Recovery:
     def begin(self, now: int) -> list[Entry]:
         """The view begins: every replica holds the whole log, on its disk. Return what is news."""
         state, stream = self._state, self._state.stream
-        for session in state.sessions.by_client.values():
-            session.last_seen = now  # nobody could be heard meanwhile
+        state.sessions.forgive(now)
         assert stream.last == state.store.last_fseq, "a view begins with another log"
         state.state = "up"
         state.clock.was_out = False  # in this view, nothing was refused yet

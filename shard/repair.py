@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from shard.store import FullError
 from ziplog.node import Warn
-from ziplog.segments.entry import Entry, UnreadableError
+from ziplog.segments.entry import BusyError, Entry, UnreadableError
 from ziplog.wire import Fetch, Place
 
 if TYPE_CHECKING:
@@ -109,6 +109,9 @@ class Repair:
         self._what, self._why = what, str(error)
         try:
             hole = look()
+        except BusyError:
+            self._look_due = now + _LOOK_AGAIN_NS
+            return
         except UnreadableError as fault:
             self._give_up(str(fault), now)
             return
@@ -250,7 +253,7 @@ class Repair:
         come = [entry for entry in self._come if entry.fseq <= last]
         try:
             fits = state.store.repair(come)
-        except FullError:
+        except (FullError, BusyError):
             # The store says so itself. Whoever reads it later asks for it again.
             self._hole, self._come = None, []
             return

@@ -43,6 +43,7 @@ from ziplog.node import (
     Event,
     Persist,
     Persisted,
+    Pressed,
     Received,
     StorageChanged,
     Wakeup,
@@ -63,6 +64,7 @@ from ziplog.wire import (
     Read,
     Report,
     Resend,
+    Settled,
     Subscribe,
     Sync,
     Tail,
@@ -124,6 +126,7 @@ class Replica:
         self._departure: Final = Departure(self._state)
         self._handlers: Final[dict[type[Message], Callable[[bytes, Any], None]]] = {
             Insert: self._insert,
+            Settled: self._settled,
             Forward: self._forward,
             Report: self._report,
             Resend: self._resend,
@@ -164,6 +167,7 @@ class Replica:
         """Take one event; see `ziplog.node`."""
         if now - self._now > STALE_NS:
             self._health.missed(now)
+            self._state.sessions.forgive(now)
         self._now = now
         if isinstance(event, Received):
             handler = self._handlers.get(type(event.message))
@@ -180,6 +184,8 @@ class Replica:
             self._drained()
         elif isinstance(event, StorageChanged):
             self._state.full = event.full
+        elif isinstance(event, Pressed):
+            self._health.pressed(now, unread=event.unread)
         elif isinstance(event, ArchiveOpened):
             self._state.archive_port = event.port
         out = self._state.out
@@ -191,8 +197,9 @@ class Replica:
         if not self._connected or self._readers.has_work:
             return self._now
         earliest = min(self._heartbeat.due, self._rates.silence_due)
-        if self._marks.due is not None and self._marks.due < earliest:
-            earliest = self._marks.due
+        marks_due = self._marks.due
+        if marks_due is not None and marks_due < earliest:
+            earliest = marks_due
         if self._state.state == "up":
             due = self._role.next_wakeup(self._now)
             if due is not None and due < earliest:
@@ -216,7 +223,7 @@ class Replica:
         if not accepts(state, route, message):
             return
         session = state.sessions.by_client.get(message.client)
-        if session is None and not may_open(state, route, message):
+        if session is None and not may_open(state, route, message, self._now):
             return
         session = state.sessions.open(message.client, self._now)
         if message.done_below > session.done_below:
@@ -231,10 +238,21 @@ class Replica:
             detail = f"seq {message.seq} was used for other records"
             state.refuse(route, message.seq, "identity-reused", detail)
         else:
+            unit.copy = max(unit.copy, message.copy)
             unit.route = route
-            self._role.copied(unit)
+            self._role.copied(unit, message.since)
         if state.placed == "leaving":
             self._departure.answer(route, session, self._now)
+
+    def _settled(self, _route: bytes, message: Settled) -> None:
+        """Forget what a client calls settled; who is not known here needs no session for that."""
+        state = self._state
+        session = state.sessions.by_client.get(message.client)
+        if session is None or not self._is_mine(message):
+            return
+        session.last_seen = self._now
+        if message.done_below > session.done_below:
+            self._role.settled(session, message.done_below, self._now)
 
     def _forward(self, _route: bytes, message: Forward) -> None:
         if self._backup is not None and self._is_mine(message):
@@ -251,7 +269,7 @@ class Replica:
         if self._primary is not None and self._is_mine(message):
             self._primary.resend(route, message)
 
-    def _is_mine(self, message: Forward | Report | Resend) -> bool:
+    def _is_mine(self, message: Forward | Report | Resend | Settled) -> bool:
         state = self._state
         return (
             state.state == "up"
@@ -323,6 +341,9 @@ class Replica:
         state = self._state
         if not self._membership.is_from_service(route, message):
             return
+        is_first = state.clock.last is None
+        if self._backup is not None:
+            self._backup.guesses.note_epochs()
         told = self._membership.announced(message, self._now)
         if told is None:
             return
@@ -336,7 +357,7 @@ class Replica:
             self._begin_view()
         if message.trim > state.trim:
             self._trim(message.trim)
-        if state.has_gap:
+        if state.has_gap or is_first:
             self._heartbeat.due = self._now  # it says what is held, and so what is missing
         if told.has_leases:
             self._marks.soon(self._now)
@@ -401,6 +422,8 @@ class Replica:
         self._health.woke(self._now, self._recovery.claim)
         if self._recovery.joining is not None:
             self._recovery.joining.woke(self._now)
+            if self._recovery.joining.is_retry_due(self._now):
+                self._join()
         self._repair.needed_in_limbo(self._now)
         self._repair.woke(self._now)
         if self._now >= self._heartbeat.due:
@@ -408,8 +431,7 @@ class Replica:
             self._readers.forget_silent(self._now)
             if self._state.state == "up":
                 self._role.expire_sessions(self._now)
-        if self._marks.due is not None and self._now >= self._marks.due:
-            self._marks.write()
+        self._marks.woke(self._now)
 
     def _look(self) -> None:
         """Look at the time: the shard's last lease may be over."""
@@ -466,6 +488,7 @@ class Replica:
             return
         promised: list[HeldUnit] = []
         if self._backup is not None and self._state.state in {"up", "frozen"}:
+            self._backup.guesses.note_epochs()
             promised = list(self._backup.guesses.promised.values())
         if self._recovery.freeze(route, message, promised, self._now):
             self._health.hurry(self._now)

@@ -11,18 +11,18 @@ has its name. Invariant: numbers, positions and views increase from entry to ent
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
 from shard.files import (
     connect,
     create,
+    delete,
     drop_rows,
     following,
     load,
     names_of,
-    sync_directory,
     tidy,
 )
 from shard.flusher import Flusher
@@ -30,12 +30,12 @@ from shard.lookup import NOWHERE, StoredLog
 from shard.mending import good_entries, mended, missing_around, missing_from
 from shard.store import FullError, mark_of_reset
 from ziplog.runtime.tracing import halt
-from ziplog.segments.entry import Entry, Mark, Table, UnreadableError
+from ziplog.segments.entry import Entry, Mark, Table, TablePart, UnreadableError
 from ziplog.segments.stored import EXPIRE, HEADER_BYTES, MARK, decode, encode
 from ziplog.segments.stored import positions as positions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ziplog.node import Event
@@ -45,6 +45,18 @@ if TYPE_CHECKING:
 MIB: Final = 1024 * 1024
 #: Who reads in bulk has a segment sealed that has this part of what it may have.
 _LEAST_PART: Final = 8
+
+
+class _Part(NamedTuple):
+    """Where a part of a table is."""
+
+    #: The index of its segment.
+    segment: int
+    start: int
+    size: int
+    #: The last entry before it.
+    fseq: int
+    number: int
 
 
 class SegmentStore(StoredLog):
@@ -162,7 +174,7 @@ class SegmentStore(StoredLog):
         header, body = encode(entry, segment.salt, kind, first, last, place, flusher.flushed_fseq)
         size = HEADER_BYTES + len(body)
         if kind >= MARK:
-            self._note(entry, size)
+            self._note(entry, size, first)
         elif kind != EXPIRE:
             if segment.is_torn:
                 # What is below may have been in what is damaged.
@@ -183,13 +195,13 @@ class SegmentStore(StoredLog):
         self.last_view = entry.view
         self._active.add_view(entry.view, entry.fseq)
 
-    def _note(self, entry: Entry, size: int) -> None:
-        """Take note of a `Mark` or `Table` that is about to be added."""
+    def _note(self, entry: Entry, size: int, part: int) -> None:
+        """Take note of a `Mark` or table that is about to be added."""
         segment = self._active
         if isinstance(entry.decision, Mark):
             segment.mark = self.mark = entry.decision
         else:
-            segment.tables.append((segment.size, size, self.last_fseq))
+            segment.tables.append((segment.size, size, self.last_fseq, part))
 
     def _rotate(self) -> None:
         before = self._active
@@ -241,14 +253,8 @@ class SegmentStore(StoredLog):
         """Return the index of the first segment that is needed whatever is trimmed."""
         stable = self.mark.stable if self.mark else 0
         last = len(self._segments) - 1
-        table = next(
-            (
-                index
-                for index in range(last, -1, -1)
-                if any(fseq <= stable for _, _, fseq in self._segments[index].tables)
-            ),
-            last,
-        )
+        whole = (parts for parts in self._whole_tables() if parts[-1].fseq <= stable)
+        table = next((parts[0].segment for parts in whole), last)
         entry = next((i for i in range(last, -1, -1) if self._segments[i].views), last)
         return min(table, entry)
 
@@ -290,7 +296,7 @@ class SegmentStore(StoredLog):
 
     def _flush_all(self) -> None:
         if not self._flusher.flush():
-            raise FullError(f"no space in {self._directory}: what is waiting must be written first")
+            raise FullError(f"no room in {self._directory}: what is waiting must be written first")
 
     def _begin(self, segment: Segment, mark: Mark | None) -> None:
         """Let the log go on in a new segment, which makes what it does not follow void."""
@@ -362,9 +368,7 @@ class SegmentStore(StoredLog):
         contents = mended(self._directory, segment, entries, end, self._limit_of(segment))
         if contents is None:
             return False
-        drop_rows(self._directory, [segment])
-        (self._directory / segment.index_name).unlink(missing_ok=True)
-        sync_directory(self._directory)
+        delete(self._directory, [segment.rows_name, segment.index_name])
         create(self._directory, segment, contents)
         segment.rebuild(contents, end - 1)
         self._flusher.turn(self._active)
@@ -386,8 +390,24 @@ class SegmentStore(StoredLog):
                     return found.first
         return NOWHERE
 
+    def _whole_tables(self) -> Iterator[list[_Part]]:
+        """Give the parts of each table that has all of them, the last table first."""
+        parts: list[_Part] = []
+        for index in range(len(self._segments) - 1, -1, -1):
+            for start, size, fseq, code in reversed(self._segments[index].tables):
+                number, is_cut = divmod(code, 2)
+                follows = parts and parts[-1].number == number + 1
+                if is_cut and not follows:
+                    parts = []
+                    continue
+                part = _Part(index, start, size, fseq, number)
+                parts = [*parts, part] if is_cut else [part]
+                if number == 0:
+                    yield parts[::-1]
+                    parts = []
+
     def last_table(self) -> tuple[int, list[SessionTable]]:
-        """Return the last `Table` on stable storage, and the last entry before it; or 0, nothing.
+        """Return the last table on stable storage, and the last entry before it; or 0, nothing.
 
         If it is damaged, the one before it serves; so does the beginning of the log, if it is kept.
 
@@ -397,16 +417,22 @@ class SegmentStore(StoredLog):
         """
         self._flusher.flush()
         fault: UnreadableError | None = None
-        for segment in reversed(self._segments):
-            for start, size, fseq in reversed(segment.tables):
-                try:
-                    data, found = segment.read_table(self._directory, start, size)
-                    table = decode(data, found, segment.name).decision
-                except UnreadableError as error:
-                    fault = fault or error
-                    continue
-                assert isinstance(table, Table), "something else is where a table was put"
-                return fseq, table.sessions
+        for parts in self._whole_tables():
+            try:
+                read = [self._read_part(part) for part in parts]
+            except UnreadableError as error:
+                fault = fault or error
+                continue
+            if len({begun for begun, _ in read}) == 1:  # they are of one table
+                return parts[0].fseq, [table for _, tables in read for table in tables]
         if fault is not None and self.first_fseq > 1:
             raise fault
         return 0, []
+
+    def _read_part(self, part: _Part) -> tuple[int, list[SessionTable]]:
+        """Return which table a part is of, and what is in it."""
+        segment = self._segments[part.segment]
+        data, found = segment.read_table(self._directory, part.start, part.size)
+        table = decode(data, found, segment.name).decision
+        assert isinstance(table, Table | TablePart), "something else is where a table was put"
+        return table.begun if isinstance(table, TablePart) else part.fseq, table.sessions

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ziplog.wire import RefusalCode
 
 
+#: What an entry takes on disk beside its body and gsns.
+_ENTRY_BYTES: Final = 96
 #: A shard is watched for so long after somebody waited behind it.
 WATCHED_AFTER_WANT_NS: Final = 1_000_000_000
 
@@ -94,7 +96,7 @@ class ReplicaState:
         self.clock: Final = EpochClock(config.shard)
         self.stream: Final = Stream()
         self._frontier = 0
-        self.sessions: Final = Sessions()
+        self.sessions: Final = Sessions(config.session_timeout_s * 1_000_000_000)
         #: The entry up to which this server's own log is on its disk.
         self.persisted = store.last_fseq
         #: What was recorded since the last table of sessions was stored, in bytes.
@@ -166,7 +168,8 @@ class ReplicaState:
         """Take a decision, of the present view unless another one is given, into the log."""
         entry = Entry(self.stream.last + 1, self.view if view is None else view, decision)
         if type(decision) is Place and decision.body is not None:
-            self.bytes_since_table += len(decision.body)
+            self.bytes_since_table += len(decision.body) + 9 * len(decision.gsns)
+        self.bytes_since_table += _ENTRY_BYTES
         self.stream.append(entry)
         self.out.append(Persist(entry))
 
@@ -177,7 +180,6 @@ class ReplicaState:
         """
         if not unit.route:
             return
-        assert unit.gsns is not None, "an ack names slots"
         self.ack_counter += 1
         self.out.append(
             Send(
@@ -191,19 +193,27 @@ class ReplicaState:
                     unit.seq,
                     self.ack_counter,
                     unit.confirmed,
-                    unit.gsns,
+                    unit.slots,
                     waited,
+                    unit.copy,
                 ),
             )
         )
 
     def refuse(
-        self, route: bytes, request: int, code: RefusalCode, detail: str = "", copies: int = 0
+        self,
+        route: bytes,
+        request: int,
+        code: RefusalCode,
+        detail: str = "",
+        copies: int = 0,
+        since: int = 0,
     ) -> None:
         """Tell a client that its request, or the first copies of it, will not be done, and why."""
         self.send(
             route,
             Refused(
-                self.cluster, self.shard, self.view, self.server, request, code, detail, copies
+                self.cluster, self.shard, self.view, self.server, request, code, detail, copies,
+                since,
             ),
         )  # fmt: skip

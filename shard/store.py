@@ -67,7 +67,7 @@ class Store(Protocol):
         ...
 
     def append(self, entry: Entry) -> None:
-        """Take the next entry, or a `Mark` or `Table`."""
+        """Take the next entry, or a `Mark` or a part of a table."""
         ...
 
     def view_at(self, fseq: int) -> int:
@@ -81,8 +81,8 @@ class Store(Protocol):
     def read_after(self, fseq: int, limit_bytes: int) -> list[Entry]:
         """Return the entries after `fseq`, in order and without a gap; `Expire` too.
 
-        They begin with the first that is kept if that is later. About `limit_bytes` of bodies; at
-        least one entry if there is any.
+        They begin with the first that is kept if that is later. About `limit_bytes` of bodies and
+        gsns; at least one entry if there is any.
 
         Raises:
             UnreadableError: the first of them is damaged.
@@ -91,7 +91,7 @@ class Store(Protocol):
         ...
 
     def last_table(self) -> tuple[int, list[SessionTable]]:
-        """Return the last `Table`, and the last entry before it; 0 and nothing: there is none.
+        """Return the last table, and the last entry before it; 0 and nothing: there is none.
 
         Raises:
             UnreadableError: it is damaged.
@@ -131,7 +131,12 @@ class Store(Protocol):
         ...
 
     def last_record_below(self, gsn: int) -> int:
-        """Return the highest gsn below `gsn` that holds a record; 0 if there is none."""
+        """Return the highest gsn below `gsn` that holds a record; 0 if there is none.
+
+        Raises:
+            BusyError: the system does not let this process read the file now.
+
+        """
         ...
 
     def trim(self, gsn: int) -> None:

@@ -16,7 +16,7 @@ from ziplog.wire import Place, Skip
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ziplog.segments.entry import Entry, Mark, Table
+    from ziplog.segments.entry import Entry, Mark, Table, TablePart
     from ziplog.wire import Decision
 
 
@@ -25,7 +25,7 @@ def end_of(entry: Entry, before: int) -> int:
     return end_after(entry.decision, before)
 
 
-def end_after(decision: Decision | Mark | Table, before: int) -> int:
+def end_after(decision: Decision | Mark | Table | TablePart, before: int) -> int:
     """Return the gsn below which all owned positions are decided after a decision."""
     if type(decision) is Place:
         return decision.gsns[-1] + 1

@@ -106,8 +106,14 @@ def _by_files() -> dict[str, str]:
 def _directory() -> str:
     """Make a directory that only this user may look into, until this process ends."""
     path = tempfile.mkdtemp(prefix="ziplog-spark-")
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    atexit.register(_remove, path, os.getpid())
     return path
+
+
+def _remove(path: str, owner: int) -> None:
+    """Remove a directory of this process; a forked child leaves it to its parent."""
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def register_view(

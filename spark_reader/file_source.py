@@ -22,6 +22,7 @@ from ziplog.config import load
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.segments.archive import Archive
 from ziplog.segments.entry import UnreadableError
+from ziplog.segments.identity import IDENTITY_FILE, Identity, decode_identity
 from ziplog.segments.memory import ReadMemory
 from ziplog.segments.writers import Writers
 
@@ -33,20 +34,12 @@ if TYPE_CHECKING:
     from ziplog.segments.rows import Block
 
 _CLUSTER_FILE: Final = "cluster.toml"
-_IDENTITY: Final = "identity.json"
 _SEGMENTS: Final = "segments"
 #: How servers are named where nobody chose other names.
 _SERVER: Final = re.compile(r"shard-(\d{1,9})-\d{1,2}", re.ASCII)
 #: Behind every position.
 _NOWHERE: Final = 2**63 - 1
 _RULE: Final = "the data directory of a cluster, or of one of its storage servers"
-
-
-class _Identity(msgspec.Struct, frozen=True):
-    """Whose directory it is (shard/datadir.py)."""
-
-    cluster: str
-    node: str
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -113,11 +106,11 @@ def _find(path: Path) -> _Found:
     raise ConfigError(PATH, str(path), _RULE + why)
 
 
-def _identity(path: Path) -> _Identity:
+def _identity(path: Path) -> Identity:
     try:
-        return msgspec.json.decode((path / _IDENTITY).read_bytes(), type=_Identity)
-    except msgspec.MsgspecError:
-        raise ConfigError(PATH, str(path), f"{_RULE}: {_IDENTITY} there is damaged") from None
+        return decode_identity((path / IDENTITY_FILE).read_bytes())[0]
+    except ValueError:
+        raise ConfigError(PATH, str(path), f"{_RULE}: {IDENTITY_FILE} there is damaged") from None
 
 
 def _shard_of(path: Path, node: str) -> int:

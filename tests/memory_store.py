@@ -8,7 +8,7 @@ from itertools import takewhile
 from shard.store import mark_of_reset
 from shard.stream import end_of
 from ziplog import wire
-from ziplog.segments.entry import Entry, Mark, Table, UnreadableError
+from ziplog.segments.entry import Entry, Mark, Table, TablePart, UnreadableError
 
 
 class MemoryStore:
@@ -22,7 +22,8 @@ class MemoryStore:
         #: Everything that was ever appended and not dropped again, marks and trimmed entries too.
         self.history: list[Entry] = []
         self._ends: list[int] = []
-        self._tables: list[tuple[int, list[wire.SessionTable]]] = []
+        #: Parts of tables: the last entry before each, its number, and whether it is the last.
+        self._tables: list[tuple[int, int, bool, list[wire.SessionTable]]] = []
         self.last_fseq = 0
         self.last_view = 0
         self.last_end = self._base = 1
@@ -47,7 +48,9 @@ class MemoryStore:
             case Mark():
                 self.mark = entry.decision
             case Table(sessions):
-                self._tables.append((self.last_fseq, sessions))
+                self._tables.append((self.last_fseq, 0, True, sessions))
+            case TablePart(sessions, _, number, is_last):
+                self._tables.append((self.last_fseq, number, is_last, sessions))
             case _:
                 self._take(entry)
 
@@ -73,7 +76,18 @@ class MemoryStore:
         return self._readable(within(self.log[start:], limit_bytes))
 
     def last_table(self) -> tuple[int, list[wire.SessionTable]]:
-        return self._tables[-1] if self._tables else (0, [])
+        parts = self._whole(self.last_fseq)
+        return (parts[0][0] if parts else 0), [table for *_, tables in parts for table in tables]
+
+    def _whole(self, fseq: int) -> list[tuple[int, int, bool, list[wire.SessionTable]]]:
+        """Return the parts of the last table that ends at an entry, or before."""
+        ends = [i for i, part in enumerate(self._tables) if part[2] and part[0] <= fseq]
+        if not ends:
+            return []
+        end = ends[-1] + 1
+        parts = self._tables[end - self._tables[end - 1][1] - 1 : end]
+        assert [part[1] for part in parts] == list(range(len(parts))), "a table is torn"
+        return parts
 
     def find(self, gsn: int) -> Entry | None:
         index = bisect_left(self._ends, gsn + 1)
@@ -125,8 +139,8 @@ class MemoryStore:
         del self.entries[:keep], self._ends[:keep]
         first = self.entries[0].fseq if self.entries else self.last_fseq + 1
         # As a segment store does: what the last table does not tell of is kept.
-        tables = [at for at, _ in self._tables if self.mark and at <= self.mark.stable]
-        first = min(first, tables[-1] + 1) if tables else first
+        parts = self._whole(self.mark.stable) if self.mark else []
+        first = min(first, parts[0][0] + 1) if parts else first
         del self.log[: max(first - self.first_fseq, 0)]
 
     def truncate(self, fseq: int) -> None:
@@ -137,7 +151,7 @@ class MemoryStore:
         del self.log[kept:]
         self.last_fseq = fseq
         self.history = [entry for entry in self.history if entry.fseq <= fseq]
-        self._tables = [(at, sessions) for at, sessions in self._tables if at <= fseq]
+        self._tables = [part for part in self._tables if part[0] <= fseq]
         while self.entries and self.entries[-1].fseq > fseq:
             del self.entries[-1], self._ends[-1]
         decided = [e for e in self.history if isinstance(e.decision, wire.Place | wire.Skip)]
@@ -194,7 +208,7 @@ def within(entries: list[Entry], limit_bytes: int) -> list[Entry]:
     for entry in entries:
         result.append(entry)
         if isinstance(entry.decision, wire.Place):
-            limit_bytes -= len(entry.decision.body or b"")
+            limit_bytes -= len(entry.decision.body or b"") + 9 * (len(entry.decision.gsns) - 1)
         if limit_bytes <= 0:
             break
     return result

@@ -27,6 +27,7 @@ DOES_IO = {
     "logdb.client.asynchronous",
     "logdb.client.blocking",
     "logdb.client.caller",
+    "logdb.client.rows",
     "logdb.cli.commands",
     "logdb.defaults",
     "logdb.embedded",
@@ -68,9 +69,49 @@ DOES_IO = {
     "ziplog.client.asynchronous",
     "ziplog.client.blocking",
     "ziplog.client.engine",
+    "ziplog.client.loop",
     "ziplog.client.scans",
+    "ziplog.client.signals",
     "ziplog.client.threads",
 }
+#: Who may read which clock of `time`; nodes, and all that is compared with what a node measures,
+#: use `ziplog.runtime.clock`. `monotonic`: how long the process itself waits; it stands still while
+#: the machine is suspended. `time`: what time of day it is, which an operator may set back.
+CLOCKS = {
+    "logdb/client/caller.py": {"time_ns"},
+    "logdb/coordinator/progress.py": {"monotonic"},
+    "logdb/embedded.py": {"monotonic"},
+    "mms/emulation.py": {"process_time"},
+    "shard/archive/keeper.py": {"monotonic"},
+    "shard/archive/pace.py": {"monotonic", "thread_time", "time"},
+    "shard/flusher.py": {"monotonic"},
+    "spark_reader/stream.py": {"monotonic"},
+    "ziplog/cli/servers.py": {"monotonic"},
+    "ziplog/cli/shards.py": {"monotonic"},
+    "ziplog/client/arguments.py": {"time_ns"},
+    "ziplog/client/threads.py": {"monotonic"},
+    "ziplog/demo/inserter.py": {"perf_counter_ns"},
+    "ziplog/demo/parts.py": {"monotonic"},
+    "ziplog/demo/run.py": {"monotonic"},
+    "ziplog/growth.py": {"monotonic"},
+    "ziplog/local.py": {"monotonic"},
+    "ziplog/runtime/clock.py": {"clock_gettime_ns", "monotonic_ns"},
+    "ziplog/runtime/floods.py": {"monotonic_ns", "thread_time_ns"},
+    "ziplog/runtime/links.py": {"monotonic"},
+    "ziplog/runtime/receive.py": {"monotonic"},  # the clock of PySyncObj's timers
+    "ziplog/segments/directory.py": {"time_ns"},
+    "ziplog/supervision.py": {"monotonic_ns"},
+    "ziplog/supervisor.py": {"monotonic", "monotonic_ns"},
+}
+_READS_A_CLOCK = {
+    *(
+        ("time", f"{name}{unit}")
+        for name in ("clock_gettime", "monotonic", "perf_counter", "process_time", "thread_time")
+        for unit in ("", "_ns")
+    ),
+    ("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"),
+    ("date", "today"),
+}  # fmt: skip
 RUNS_FOREIGN_CODE = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 
 
@@ -118,6 +159,26 @@ def test_every_import_obeys_the_layers() -> None:
         [*command, "--no-cache"], check=False, cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def clocks_of(module: ast.Module) -> set[str]:
+    """Return the clocks of `time` and `datetime` that a module reads."""
+    found = {
+        node.attr
+        for node in ast.walk(module)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id, node.attr) in _READS_A_CLOCK
+    }
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            found |= {alias.name for alias in node.names if ("time", alias.name) in _READS_A_CLOCK}
+    return found
+
+
+def test_only_these_modules_read_these_clocks() -> None:
+    found = {name_of(path): clocks_of(parse(path)) for path in SOURCES}
+    assert {name: clocks for name, clocks in found.items() if clocks} == CLOCKS
 
 
 def test_every_module_beside_a_protocol_is_held_to_purity_or_known_to_do_io() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import shutil
 import time
 from pathlib import Path
@@ -33,7 +34,6 @@ from ziplog.supervision import Supervision
 from ziplog.supervisor import CLUSTER_FILE, Supervisor
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from typing import Self
 
@@ -130,6 +130,7 @@ class Cluster:
             _write(directory, config)
         self._supervisor: Final = Supervisor(directory, launcher=launcher)
         self._supervision: Supervision | None = None
+        self._process: Final = os.getpid()
         atexit.register(self.stop)
         try:
             self._start(self.nodes)
@@ -272,7 +273,12 @@ class Cluster:
             client.finalize_shard(shard, timeout=timeout)
 
     def stop(self) -> None:
-        """Stop all processes cleanly, and kill those that do not stop within 10 s. Idempotent."""
+        """Stop all processes cleanly, and kill those that do not stop within 10 s. Idempotent.
+
+        In a forked child it does nothing: the cluster belongs to the process that started it.
+        """
+        if os.getpid() != self._process:
+            return
         if self._supervision is not None:
             self._supervision.stop()
         self._supervisor.stop()

@@ -36,6 +36,15 @@ class Wakeup(Event, frozen=True, gc=False):
     """The deadline that `next_wakeup` named has come (or something else woke the driver)."""
 
 
+class Pressed(Event, frozen=True, gc=False):
+    """Frames wait that the driver has not looked at, or no more (docs/protocol.md, section 4.1).
+
+    As long as they do, the silence of others proves nothing.
+    """
+
+    unread: bool
+
+
 class Persisted(Event, frozen=True, gc=False):
     """Everything that was ordered by `Persist` up to this stream position is on stable storage."""
 
@@ -92,6 +101,10 @@ class Cancelled(Event, frozen=True, gc=False):
     """The local user no longer waits for a call."""
 
     id: int
+
+
+class Closing(Event, frozen=True, gc=False):
+    """The local user makes no more calls: the connections are closed after this step."""
 
 
 class Effect(msgspec.Struct, frozen=True, gc=False):

@@ -15,9 +15,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from ziplog.errors import ConfigError, ProtocolError
+from ziplog.errors import ConfigError, ProtocolError, UnavailableError
 from ziplog.revival import Death, Revival
+from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.transport import Transport
+from ziplog.segments.entry import SCARCE
 from ziplog.wire import Orders, OrdersQuery, decode, encode
 
 if TYPE_CHECKING:
@@ -61,10 +63,12 @@ class Supervision:
         self._request = 0
         self._asked = -_CALM_NS
         self._stopped: Final = threading.Event()
-        self._thread: Final = threading.Thread(
-            target=self._run, name="ziplog-supervision", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="ziplog-supervision", daemon=True)
+        try:
+            self._thread: Final = start_thread(thread, "cannot look after the cluster")
+        except UnavailableError:
+            self._transport.close()
+            raise
 
     def stop(self) -> None:
         """End it; returns when the last thing that it does is done. Idempotent."""
@@ -96,6 +100,9 @@ class Supervision:
         try:
             self._supervisor.reload()
         except ConfigError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in SCARCE:
+                self._read_at = now + _RETRY_NS
             log.warning("the cluster file was changed, and is not taken: %s", error)
 
     def _start_new(self) -> None:
@@ -109,7 +116,7 @@ class Supervision:
             try:
                 supervisor.start(name)
             except OSError as error:
-                log.warning("%s cannot be started: %s", name, error)
+                _warn(name, error)
                 self._start_at = now + _RETRY_NS
 
     def _revive(self) -> None:
@@ -122,7 +129,7 @@ class Supervision:
             try:
                 supervisor.start(found.node)
             except OSError as error:
-                log.warning("%s cannot be started: %s", found.node, error)
+                _warn(found.node, error)
 
     def _ask(self) -> None:
         now = time.monotonic_ns()
@@ -160,4 +167,14 @@ class Supervision:
             try:
                 supervisor.replace(name)
             except OSError as error:
-                log.warning("%s cannot be started: %s", name, error)
+                _warn(name, error)
+
+
+def _warn(name: str, error: OSError) -> None:
+    """Log that the system refuses to start a node, which is tried again, and what to do."""
+    log.warning(
+        "%s cannot be started now, and is tried again: %s. Where the system lacks processes, open"
+        " files or memory, end some, or raise the limit (ulimit -u, ulimit -n)",
+        name,
+        error,
+    )

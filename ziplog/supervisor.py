@@ -9,6 +9,7 @@ Invariant: one supervisor per data directory, guarded by a lock on `supervisor.p
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import queue
@@ -24,10 +25,13 @@ from typing import TYPE_CHECKING, Final
 from ziplog.config import load
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.revival import Process
+from ziplog.segments.identity import IDENTITY_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
+
+    from ziplog.config import ClusterConfig
 
 #: The cluster file's name in a data directory.
 CLUSTER_FILE: Final = "cluster.toml"
@@ -73,6 +77,7 @@ class Supervisor:
         self.path: Final = self.directory / CLUSTER_FILE
         #: What it said when it was read last.
         self.config = load(self.path)
+        _refuse_other_directories(self.config, self.directory, self.path)
         self._logs: Final = self.directory / "logs"
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._launcher: Final = tuple(launcher)
@@ -84,6 +89,8 @@ class Supervisor:
         #: Where the log of each node's present process begins.
         self._log_starts: Final[dict[str, int]] = {}
         self._lock: int | None = _take_lock(self.directory)
+        #: The parent of the processes. Its forked children leave them, and the lock, alone.
+        self._owner: Final = os.getpid()
 
     def __enter__(self) -> Self:
         """Do nothing more."""
@@ -122,13 +129,18 @@ class Supervisor:
 
         Raises:
             ConfigError: there is no such node.
-            UnavailableError: the supervisor was stopped.
+            UnavailableError: the supervisor was stopped, or belongs to this process's parent.
             OSError: the machine cannot start another process now.
 
         """
         module = self._module(name)
         arguments = ("--config", str(self.path), "--node", name)
         command = python(module, *arguments, launcher=self._launcher)
+        if os.getpid() != self._owner:
+            raise UnavailableError(
+                f"process {self._owner} runs the cluster in {self.directory}; start and stop nodes"
+                " there, not in its forked child"
+            )
         with self._guard:
             if self._lock is None:
                 raise UnavailableError(f"the cluster in {self.directory} was stopped; open it anew")
@@ -209,16 +221,20 @@ class Supervisor:
         return log_tail(self.directory, name, self._log_starts.get(name, 0))
 
     def stop(self, timeout_s: float = 10.0) -> list[str]:
-        """Stop everything and give up the directory. Idempotent.
+        """Stop everything and give up the directory. Idempotent; in a forked child, nothing.
 
         Returns:
             The names of those that had to be killed, `timeout_s` after they were asked to stop.
 
         """
+        if os.getpid() != self._owner:
+            return []
         with self._guard:
             killed = self._end_all(timeout_s)
             if self._lock is not None:
                 os.ftruncate(self._lock, 0)
+                # A forked child may still have the descriptor; the lock ends all the same.
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
                 os.close(self._lock)
                 self._lock = None
             return killed
@@ -252,6 +268,36 @@ class Supervisor:
         if node in self.config.failure_handlers:
             return "failure_handler"
         return "mms" if node in self.config.mms else "shard"
+
+
+def _refuse_other_directories(config: ClusterConfig, directory: Path, path: Path) -> None:
+    """Refuse a cluster file that leads away from the data that is there.
+
+    Nodes with a new name, or a new directory for all of them, would begin another cluster.
+    """
+    data, names = config.data_dir, tuple(node.name for node in config.nodes)
+    missing = [name for name in names if not (data / name).exists()]
+    if len(missing) == len(names) and any(_is_of_a_node(directory / name) for name in names):
+        allowed = f"{str(directory)!r}, where the directories of the nodes are"
+        raise ConfigError("data_dir", str(data), allowed, str(path))
+    if not missing or not data.is_dir():
+        return
+    # A directory that was moved away keeps the start of its name.
+    strangers = [
+        found.name
+        for found in sorted(data.iterdir())
+        if not found.name.startswith(names) and _is_of_a_node(found)
+    ]
+    if strangers:
+        allowed = (
+            f"as they were: {', '.join(strangers)} in {data} belongs to no node of the file; write"
+            " the former names there again, or move what is not needed away"
+        )
+        raise ConfigError("nodes without a directory", ", ".join(missing), allowed, str(path))
+
+
+def _is_of_a_node(directory: Path) -> bool:
+    return any((directory / name).exists() for name in ("journal", IDENTITY_FILE))
 
 
 def python(module: str, *arguments: str, launcher: Sequence[str] = ()) -> list[str]:
@@ -350,10 +396,12 @@ class _Starter:
         """Run `spawn` in the thread and return what it returns."""
         with self._guard:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="ziplog-starter", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="ziplog-starter", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise OSError(errno.EAGAIN, str(error)) from error
+                self._thread = thread
         started: _Started = Future()
         self._calls.put((spawn, started))
         return started.result()

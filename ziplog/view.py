@@ -32,6 +32,14 @@ ServerState = Literal["starting", "up", "frozen", "joined", "limbo"]
 MANY_MEMBERS: Final = 17
 #: Equal leases that one step may stand for.
 MAX_STEP: Final = 1000
+#: Runs of equal leases that a storage server keeps: the newest ones.
+KEPT_RUNS: Final = 64
+#: Lease runs in one message, in bytes; a single run may be larger, and always fits a frame.
+MAX_RUNS_BYTES: Final = 4 * 1024 * 1024
+#: The most that a member, a lease without members and a run without leases take, encoded, in bytes.
+_MEMBER_BYTES: Final = 16
+_LEASE_BYTES: Final = 64
+_RUN_BYTES: Final = 10
 
 #: The digest that the first lease names as its predecessor's.
 NO_DIGEST: Final = b"\0" * 8
@@ -175,6 +183,12 @@ class LeaseRun(msgspec.Struct, frozen=True, array_like=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     last: Lease
 
+    @property
+    def max_bytes(self) -> int:
+        """An upper bound of its encoded length; no more than twice that for large schedules."""
+        members = len(self.first.members) + len(self.last.members)
+        return _RUN_BYTES + 2 * _LEASE_BYTES + members * _MEMBER_BYTES
+
     def lease_at(self, gsn: int) -> Lease:
         """Return the lease that holds `gsn`; its predecessor's digest is exact only at the ends."""
         if gsn >= self.last.base:
@@ -223,6 +237,11 @@ class LeaseStep(msgspec.Struct, frozen=True, array_like=True):
     changed: tuple[Member, ...] = ()
     #: Who is no member any more.
     gone: tuple[ShardId, ...] = ()
+
+    @property
+    def max_bytes(self) -> int:
+        """An upper bound of its encoded length."""
+        return _LEASE_BYTES + (len(self.changed) + len(self.gone)) * _MEMBER_BYTES
 
 
 def difference(

@@ -20,6 +20,7 @@ from logdb.defaults import COORDINATOR, VARIABLE
 from logdb.values import encode_key
 from ziplog.cli.options import Timeout, say
 from ziplog.cli.tables import cell, stdout, table
+from ziplog.cli.terminal import one_line, shown, shown_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,13 +63,16 @@ def get(
     coordinator: Coordinators = COORDINATOR,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Print a key's value, and a line's end. Exit code 1: there is no such key."""
+    """Print a key's value, and a line's end. Exit code 1: there is no such key.
+
+    On a terminal, control characters in text are escaped.
+    """
     with connect(coordinator, timeout) as db:
         value = db.get(key, ABSENT)
     if value is ABSENT:
         say(f"there is no key {key!r}")
         raise typer.Exit(1)
-    _print(plain.encode(value) if json else _text(value))
+    _print(_json(value) if json else shown(_text(value)))
 
 
 @app.command(context_settings=_ANY_WORD)
@@ -163,7 +167,7 @@ def watch(
     with connect(coordinator, timeout) as db, db.watch(key, ABSENT) as states:
         for value in itertools.islice(states, limit):
             fields = {"version": states.version} | _value_field(value)
-            _print(plain.encode(fields) if json else _columns(str(states.version), value))
+            _print(_json(fields) if json else _columns(str(states.version), value))
             sys.stdout.flush()
 
 
@@ -204,7 +208,7 @@ def status(
     with connect(coordinator, timeout) as db:
         document = db.status()
     if json:
-        _print(plain.encode(document))
+        _print(_json(document))
         return
     shown = table("what", "is")
     for name, value in document.items():
@@ -232,16 +236,16 @@ def _given(text: str, name: str, *, json: bool) -> Any:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else plain.encode(value)
+    return value if isinstance(value, str) else _json(value)
+
+
+def _json(value: Any) -> str:
+    return shown_json(plain.encode(value))
 
 
 def _columns(first: str, value: Any) -> str:
     """Return one line, whatever the value holds; --json is the exact form."""
-    return first if value is ABSENT else f"{first}\t{_one_line(_text(value))}"
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\n", "\\n").replace("\r", "\\r")
+    return first if value is ABSENT else f"{first}\t{one_line(_text(value))}"
 
 
 def _value_field(value: Any) -> dict[str, Any]:
@@ -250,10 +254,10 @@ def _value_field(value: Any) -> dict[str, Any]:
 
 def _row(key: bytes, value: Any, *, json: bool) -> str:
     if not json:
-        name = _one_line(key.decode(errors="backslashreplace")).replace("\t", "\\t")
+        name = one_line(key.decode(errors="backslashreplace")).replace("\t", "\\t")
         return _columns(name, value)
     try:
         shown: str | bytes = key.decode()
     except UnicodeDecodeError:
         shown = key
-    return plain.encode({"key": shown} | _value_field(value))
+    return _json({"key": shown} | _value_field(value))

@@ -10,7 +10,6 @@ import asyncio
 import functools
 import inspect
 import random
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, overload
 
@@ -24,12 +23,15 @@ from logdb.client.requests import (
     Watching,
     WatchRequest,
 )
-from logdb.client.transaction import TransactionSets
+from logdb.client.rows import AsyncRows
+from logdb.client.scanning import Scanning
+from logdb.client.transaction import TransactionScan, TransactionSets
 from logdb.errors import TransactionAborted
 from logdb.values import decode_value, encode_key
 from ziplog.client.arguments import status, timeout_s
 from ziplog.client.requests import NEVER
 from ziplog.errors import ClosedError, UnavailableError, ZiplogError
+from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     )
     from typing import Concatenate, ParamSpec, Self
 
-    from logdb.client.arguments import Bounds
     from logdb.client.requests import KeyState, SnapshotId
     from logdb.client.transaction import TransactionStatus
     from logdb.values import UserKey
@@ -158,7 +159,7 @@ class Database:
                         raise
             except TransactionAborted as error:
                 chance = random.random()  # noqa: S311 - to part rivals
-                await asyncio.sleep(attempts.pause_s(error, chance, time.monotonic_ns()))
+                await asyncio.sleep(attempts.pause_s(error, chance, now_ns()))
 
     @overload
     def transactional(
@@ -220,7 +221,8 @@ class Database:
     ) -> AsyncIterator[tuple[Any, Any]]:
         """Return an async iterator over keys and values; see `logdb.Database.scan`."""
         bounds = arguments.bounds(start, stop, prefix, limit)
-        return self._caller.scan(bounds, None, timeout)
+        scanning = Scanning(bounds, lambda: self._caller.until(timeout))
+        return AsyncRows(self._caller, bounds, scanning)
 
     def snapshot(self, *, timeout: float | None = None) -> Opening[Snapshot]:
         """Give a view of the present state that does not change; close it when it is done.
@@ -350,17 +352,7 @@ class Transaction:
         """Return an async iterator over keys and values; see `logdb.Transaction.scan`."""
         bounds = arguments.bounds(start, stop, prefix, limit)
         self._sets.check_open()
-        return self._rows(bounds)
-
-    async def _rows(self, bounds: Bounds) -> AsyncIterator[tuple[Any, Any]]:
-        start: bytes | None = None if bounds.is_empty else bounds.start
-        left = bounds.limit
-        while start is not None and left != 0:
-            steps = self._sets.page(bounds, start, left, self._until())
-            rows, start = await self._caller.drive(steps)
-            left = None if left is None else left - len(rows)
-            for row in rows:
-                yield bounds.row(row)
+        return AsyncRows(self._caller, bounds, TransactionScan(self._sets, bounds, self._until))
 
     def put(self, key: UserKey, value: Any) -> None:
         """Set a key's value when this transaction commits; no coroutine, as nothing is sent."""
@@ -393,6 +385,8 @@ class Snapshot:
         #: The last record of the log that the state holds.
         self.position: Final = position
         self._is_closed = False
+        request = DropRequest(NEVER, snapshot)
+        self._owned: Final = caller.owners.add(self, lambda: (request,))
 
     async def __aenter__(self) -> Self:
         """Return the snapshot."""
@@ -437,13 +431,15 @@ class Snapshot:
     ) -> AsyncIterator[tuple[Any, Any]]:
         """Return an async iterator over keys and values; see `logdb.Database.scan`."""
         bounds = arguments.bounds(start, stop, prefix, limit)
-        return self._caller.scan(bounds, self._open(), timeout)
+        scanning = Scanning(bounds, lambda: self._caller.until(timeout), self._open())
+        return AsyncRows(self._caller, bounds, scanning, self)
 
     async def close(self) -> None:
         """Let go of it. May be called again."""
         if not self._is_closed:
-            self._is_closed = True
             self._caller.tell(DropRequest(NEVER, self._snapshot))
+            self._is_closed = True
+            self._caller.owners.remove(self._owned)
 
 
 class Watch:
@@ -484,8 +480,10 @@ class Watch:
         state: KeyState | None = await self._caller.call(request) if self._is_open else None
         if state is None:
             raise StopAsyncIteration
+        value = self._default if state.value is None else decode_value(state.value)
+        # Last: what comes before may raise, and then the value is asked for again.
         self.version = state.version
-        return self._default if state.value is None else decode_value(state.value)
+        return value
 
     async def close(self) -> None:
         """End it: a task that waits for the next value has none. May be called again."""

@@ -23,18 +23,20 @@ from logdb.client.requests import (
     Watching,
     WatchRequest,
 )
-from logdb.client.transaction import TransactionSets
+from logdb.client.rows import Rows
+from logdb.client.scanning import Scanning
+from logdb.client.transaction import TransactionScan, TransactionSets
 from logdb.errors import TransactionAborted
 from logdb.values import decode_value, encode_key
 from ziplog.client.arguments import status, timeout_s
 from ziplog.client.requests import NEVER
 from ziplog.errors import ClosedError, UnavailableError, ZiplogError
+from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Concatenate, ParamSpec, Self
 
-    from logdb.client.arguments import Bounds
     from logdb.client.requests import KeyState, SnapshotId
     from logdb.client.transaction import TransactionStatus
     from logdb.values import UserKey
@@ -124,7 +126,7 @@ class Database:
                         raise
             except TransactionAborted as error:
                 chance = random.random()  # noqa: S311 - to part rivals
-                time.sleep(attempts.pause_s(error, chance, time.monotonic_ns()))
+                time.sleep(attempts.pause_s(error, chance, now_ns()))
 
     @overload
     def transactional(
@@ -201,10 +203,14 @@ class Database:
 
         """
         bounds = arguments.bounds(start, stop, prefix, limit)
-        return self._caller.scan(bounds, None, timeout)
+        scanning = Scanning(bounds, lambda: self._caller.until(timeout))
+        return Rows(self._caller, bounds, scanning)
 
     def snapshot(self, *, timeout: float | None = None) -> Snapshot:
         """Return a view of the present state that does not change; close it when it is done."""
+        return self._caller.shielded(self._snapshot, timeout)
+
+    def _snapshot(self, timeout: float | None) -> Snapshot:
         snapshot, position = self._caller.call(SnapshotRequest(self._caller.until(timeout)))
         return Snapshot(self._caller, snapshot, position)
 
@@ -369,16 +375,7 @@ class Transaction:
         """
         bounds = arguments.bounds(start, stop, prefix, limit)
         self._sets.check_open()
-        return self._rows(bounds)
-
-    def _rows(self, bounds: Bounds) -> Iterator[tuple[Any, Any]]:
-        start: bytes | None = None if bounds.is_empty else bounds.start
-        left = bounds.limit
-        while start is not None and left != 0:
-            steps = self._sets.page(bounds, start, left, self._until())
-            rows, start = self._caller.drive(steps)
-            left = None if left is None else left - len(rows)
-            yield from map(bounds.row, rows)
+        return Rows(self._caller, bounds, TransactionScan(self._sets, bounds, self._until))
 
     def put(self, key: UserKey, value: Any) -> None:
         """Set a key's value when this transaction commits; errors are those of `Database.put`."""
@@ -433,6 +430,8 @@ class Snapshot:
         #: The last record of the log that the state holds.
         self.position: Final = position
         self._is_closed = False
+        request = DropRequest(NEVER, snapshot)
+        self._owned: Final = caller.owners.add(self, lambda: (request,))
 
     def __enter__(self) -> Self:
         """Return the snapshot."""
@@ -476,13 +475,18 @@ class Snapshot:
     ) -> Iterator[tuple[Any, Any]]:
         """Return an iterator over keys and values in key order; see `Database.scan`."""
         bounds = arguments.bounds(start, stop, prefix, limit)
-        return self._caller.scan(bounds, self._open(), timeout)
+        scanning = Scanning(bounds, lambda: self._caller.until(timeout), self._open())
+        return Rows(self._caller, bounds, scanning, self)
 
     def close(self) -> None:
         """Let go of it. May be called again."""
         if not self._is_closed:
-            self._is_closed = True
-            self._caller.tell(DropRequest(NEVER, self._snapshot))
+            self._caller.shielded(self._close)
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._caller.tell(DropRequest(NEVER, self._snapshot))
+        self._caller.owners.remove(self._owned)
 
 
 class Watch:
@@ -526,8 +530,10 @@ class Watch:
         state: KeyState | None = self._caller.call(request) if self._is_open else None
         if state is None:
             raise StopIteration
+        value = self._default if state.value is None else decode_value(state.value)
+        # Last: what comes before may raise, and then the value is asked for again.
         self.version = state.version
-        return self._default if state.value is None else decode_value(state.value)
+        return value
 
     def close(self) -> None:
         """End it: a thread that waits for the next value has none. May be called again."""

@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logdb import defaults, wire
 from logdb.client import singles
 from logdb.client.core import DatabaseCore
 from logdb.client.retrying import Retrying
-from logdb.client.scanning import Scanning
 from ziplog import policy
 from ziplog.client.arguments import DEFAULT_TIMEOUT_S, deadline, endpoints, timeout_s
-from ziplog.client.asynchronous import LoopEngine
+from ziplog.client.loop import LoopEngine
 from ziplog.client.requests import NEVER
 from ziplog.client.threads import SharedEngine
-from ziplog.errors import ClosedError
+from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
-    from logdb.client.arguments import Bounds
-    from logdb.client.requests import DropRequest, SnapshotId
     from ziplog.client.requests import Request
     from ziplog.errors import OutcomeUnknownError
     from ziplog.types import RecordId
@@ -39,7 +35,7 @@ def _core(coordinators: str | Sequence[str]) -> DatabaseCore:
         os.urandom(24),
         endpoints(coordinators, "coordinators", "a coordinator", defaults.PORT),
         policy.random(),
-        wall_offset_us=(time.time_ns() - time.monotonic_ns()) // 1000,
+        wall_offset_us=(time.time_ns() - now_ns()) // 1000,
     )
 
 
@@ -52,8 +48,7 @@ class Caller:
         self.core: Final = _core(coordinators)
         self._shared: Final = SharedEngine(self.core, wire.decode)
         self._shared.resolve = self._resolve
-        #: Snapshots of scans that were left early: dropped with the next call.
-        self._left: Final[deque[DropRequest]] = deque()
+        self.owners: Final = self._shared.owners
 
     def until(self, timeout: float | None = None) -> int:
         """Return when a call with this time-out (in seconds) ends, in monotonic nanoseconds."""
@@ -66,16 +61,21 @@ class Caller:
 
     def call(self, request: Request) -> Any:
         """Return the answer to a request; raises it if it is an exception."""
-        while self._left:
-            try:
-                left = self._left.popleft()
-            except IndexError:  # Another thread was faster.
-                break
-            self._shared.call(left)
         return self._shared.call(request)
 
+    def shielded(self, function: Callable[..., T], *args: Any) -> T:
+        """Return `function(*args)`; handlers of signals run only where a call in it waits."""
+        return self._shared.shielded(function, *args)
+
     def drive(self, steps: Generator[Request, Any, T]) -> T:
-        """Answer the requests of some steps; return what they return."""
+        """Answer the requests of some steps; return what they return.
+
+        What a signal's handler raises appears at a `yield`, so it never tears the steps apart.
+        """
+        found: T = self._shared.shielded(self._drive, steps)
+        return found
+
+    def _drive(self, steps: Generator[Request, Any, T]) -> T:
         try:
             request = next(steps)
             while True:
@@ -89,27 +89,9 @@ class Caller:
             found: T = end.value
             return found
 
-    def scan(
-        self, bounds: Bounds, snapshot: SnapshotId | None, timeout: float | None
-    ) -> Iterator[tuple[Any, Any]]:
-        """Give rows; if it is left early, its snapshot is dropped with the next call."""
-        scanning = Scanning(bounds, lambda: self.until(timeout), snapshot)
-        try:
-            while not scanning.is_over:
-                yield from map(bounds.row, self.drive(scanning.page()))
-        except GeneratorExit:
-            self._left.extend(scanning.end())
-            raise
-        finally:
-            for request in scanning.end():
-                self.tell(request)
-
     def tell(self, request: Request) -> None:
         """Hand in what is answered at once, unless it is closed."""
-        try:
-            self.call(request)
-        except ClosedError:
-            return
+        self._shared.tell(request)
 
     def _resolve(self, error: OutcomeUnknownError, timeout: float | None) -> RecordId | None:
         return self.drive(singles.resolved(self.until(timeout), error))
@@ -128,6 +110,7 @@ class AsyncCaller:
         self.core: Final = _core(coordinators)
         self._engine: Final = LoopEngine(self.core, wire.decode)
         self._engine.resolve = self._resolve
+        self.owners: Final = self._engine.owners
         self.call: Final = self._engine.call
 
     def until(self, timeout: float | None = None) -> int:
@@ -153,19 +136,6 @@ class AsyncCaller:
         except StopIteration as end:
             found: T = end.value
             return found
-
-    async def scan(
-        self, bounds: Bounds, snapshot: SnapshotId | None, timeout: float | None
-    ) -> AsyncIterator[tuple[Any, Any]]:
-        """Give rows."""
-        scanning = Scanning(bounds, lambda: self.until(timeout), snapshot)
-        try:
-            while not scanning.is_over:
-                for row in await self.drive(scanning.page()):
-                    yield bounds.row(row)
-        finally:
-            for request in scanning.end():
-                self.tell(request)
 
     def tell(self, request: Request) -> None:
         """Hand in what is answered at once, unless it is closed."""

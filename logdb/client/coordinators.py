@@ -113,6 +113,8 @@ class Coordinators:
         self._answered: Final[dict[bytes, int]] = {}
         #: Who knows the session.
         self._opened: Final[set[bytes]] = set()
+        #: Coordinators that were found to follow another log than the one that answers.
+        self._foreign: Final[set[bytes]] = set()
         #: When each last said that it cannot answer, and why.
         self._refusals: Final[dict[bytes, tuple[int, str]]] = {}
         self._questions: Final[dict[int, Question]] = {}
@@ -184,6 +186,23 @@ class Coordinators:
         """The endpoints, for errors."""
         return ", ".join(self._endpoints.values())
 
+    def accept_log(self, cluster: int, endpoints: str) -> bool:
+        """Take the log's own number; False if the coordinators named another one.
+
+        Then the current coordinator follows a former cluster at the same endpoints: its answers do
+        not count from now on.
+        """
+        if cluster == self.cluster:
+            return True
+        former, self.cluster = self.cluster, cluster
+        self._opened.clear()
+        self._answered.clear()
+        self.known = RID_GENESIS
+        self._foreign.add(self._current)
+        reason = f"it follows cluster {former}, but the log at {endpoints} is cluster {cluster}"
+        self._refuse(self._current, f"{reason}: stop that coordinator, and start another one")
+        return False
+
     def _open(self, number: int) -> wire.Open:
         return wire.Open(self.cluster, number, self._session)
 
@@ -248,6 +267,7 @@ class Coordinators:
         else:
             if kind is wire.Opened:
                 self._opened.add(src)
+                self._foreign.discard(src)
                 if not self.cluster:
                     self.cluster = reply.cluster
                     self.on_opened(reply)
@@ -282,7 +302,11 @@ class Coordinators:
 
     def _invalid(self, src: bytes, reply: wire.Invalid) -> None:
         if reply.code == "wrong-cluster":
-            self._refuse(src, f"it serves another log ({reply.detail})")
+            reason = f"it serves another log ({reply.detail})"
+            if src in self._foreign and src in self._refusals:
+                reason = self._refusals[src][1]  # found when the log answered: it says more
+            self._foreign.add(src)
+            self._refuse(src, reason)
         elif reply.request in self._questions:
             self._end(reply.request, SnapshotExpired(reply.detail), src)
 
@@ -398,7 +422,7 @@ class Coordinators:
                 f"the coordinator at {self._endpoints[question.pinned or self._current]} had no"
                 " answer before the deadline: it waits for the log"
             )
-        if not self.cluster:
+        if not self.cluster or self._foreign.issuperset(self._names):
             return UnavailableError(what)
         if type(question.message) is wire.Open:
             # Somebody wanted to write.

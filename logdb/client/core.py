@@ -108,6 +108,12 @@ class DatabaseCore:
         """Where the coordinators are, for errors."""
         return self._coordinators.description
 
+    def is_of_the_log(self) -> bool:
+        """Whether the coordinator follows the log that answers; if not, the next one is asked."""
+        assert self._calls is not None
+        core = self._calls.core
+        return self._coordinators.accept_log(core.cluster, ", ".join(core.endpoints))
+
     def stats(self) -> dict[str, int]:
         """Return all counts."""
         own = asdict(self.counters)

@@ -70,10 +70,13 @@ _GONE_PAUSE_NS: Final = 1 * _MS
 _GONE_LAST_PAUSE_NS: Final = 100 * _MS
 
 
-def opened(request: OpenRequest, _db: DatabaseCore) -> Operation:
-    """Find a coordinator and the log."""
-    yield Alive(request.deadline)
-    return (yield ConnectRequest(request.deadline))
+def opened(request: OpenRequest, db: DatabaseCore) -> Operation:
+    """Find a coordinator and the log, which must be the log that the coordinator follows."""
+    while True:
+        yield Alive(request.deadline)
+        limits = yield ConnectRequest(request.deadline)
+        if db.is_of_the_log():
+            return limits
 
 
 # --- reading ---

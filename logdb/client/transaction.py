@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from logdb.client.arguments import Bounds
-    from logdb.client.requests import Page, Values
+    from logdb.client.requests import DropRequest, Page, Values
     from logdb.records import RangeRead
     from ziplog.client.requests import Request
     from ziplog.types import RecordId
@@ -243,3 +243,39 @@ class TransactionSets:
     def is_undecided(self) -> bool:
         """Whether the end of the `with` block has to end it, or to say that it was aborted."""
         return self.status in {"open", "aborted"}
+
+
+class TransactionScan:
+    """A scan inside a transaction: its pages, one after the other (`logdb.client.rows.Pages`)."""
+
+    __slots__ = ("_bounds", "_left", "_sets", "_start", "_until")
+
+    def __init__(self, sets: TransactionSets, bounds: Bounds, until: Callable[[], int]) -> None:
+        """Begin before the first page; `until` gives the deadline of a call that begins now."""
+        self._sets: Final = sets
+        self._bounds: Final = bounds
+        self._until: Final = until
+        #: Rows still wanted; None: all.
+        self._left = bounds.limit
+        #: Where to go on; None: nowhere.
+        self._start: bytes | None = None if bounds.is_empty else bounds.start
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there are no more rows."""
+        return self._start is None or self._left == 0
+
+    def page(self) -> Generator[Request, Any, Rows]:
+        """Return the next rows."""
+        assert self._start is not None, "a scan that is over was asked for more"
+        rows, start = yield from self._sets.page(
+            self._bounds, self._start, self._left, self._until()
+        )
+        left = None if self._left is None else self._left - len(rows)
+        self._start, self._left = start, left
+        return rows
+
+    def end(self) -> list[DropRequest]:
+        """End it: nothing is kept for it anywhere."""
+        self._start = None
+        return []

@@ -21,6 +21,7 @@ import msgspec
 from ziplog.client.core import ClientCore
 from ziplog.client.requests import InsertRequest
 from ziplog.node import Call, Cancelled, Complete, Received
+from ziplog.runtime.clock import now_ns
 from ziplog.wire import Body, Deliver
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class HeldCore(ClientCore):
         """
         super().__init__(*arguments)
         if wall_offset_us is None:
-            wall_offset_us = (time.time_ns() - time.monotonic_ns()) // 1000
+            wall_offset_us = (time.time_ns() - now_ns()) // 1000
         self._wall_offset_us: Final = wall_offset_us
         #: When each open insert was called.
         self._called: Final[dict[int, int]] = {}

@@ -27,6 +27,7 @@ import structlog
 from shard.archive.board import Board
 from shard.archive.maker import Maker
 from shard.archive.server import ArchiveServer
+from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.tracing import configure
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A server holds signals back while it starts, and this may have been started by then.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     configure(f"{options.node}-archive")
+    raise_limit()
     board = Board(options.board)
     line, its = socket.socketpair()
     # Before there are threads: they would not come along.

@@ -54,6 +54,8 @@ def test_it_tells_the_service_that_it_is_there_every_second() -> None:
         world.run(S)
         states.add(world.status()["failure_handlers"][1]["state"])
     assert states == {"up", "suspect", "down"}
+    assert world.status()["failure_handlers"][1]["heartbeat_age_ms"] >= 7000
+    assert world.status()["failure_handlers"][0]["heartbeat_age_ms"] <= 1000
 
 
 def test_a_follower_names_the_leader() -> None:

@@ -59,6 +59,7 @@ def test_a_node_leads_finds_the_service_and_stops(processes: Callable[[int], Pro
     _, reply = group.ask(["mms-0"], StatusQuery(0, 1), leads)
     assert isinstance(reply, StatusReply)
     (handler,) = json.loads(reply.document)["failure_handlers"]
+    assert handler.pop("heartbeat_age_ms") >= 0
     assert handler == {
         "name": "fh-0", "endpoint": group.config.failure_handlers[0].endpoint,
         "pid": pid, "state": "up", "leader": True,

@@ -1,4 +1,7 @@
-"""Leases of many members are told by what changes (docs/protocol.md, section 13)."""
+"""What servers are sent of the leases (docs/protocol.md, sections 3 and 13).
+
+Leases of many members are told by what changes; of a long history a server is sent what it needs.
+"""
 
 import random
 
@@ -8,6 +11,7 @@ from shard.epochs import EpochClock, LeaseConflictError
 from tests.mms.world import CLUSTER, MS, FakeServer, S, World, config
 from ziplog.node import Received
 from ziplog.view import (
+    KEPT_RUNS,
     MANY_MEMBERS,
     NO_DIGEST,
     Lease,
@@ -18,7 +22,7 @@ from ziplog.view import (
     run_of,
     unfold,
 )
-from ziplog.wire import LeaseAnnounced, Rate, encode
+from ziplog.wire import LeaseAnnounced, LeaseHistory, LeaseQuery, Rate, encode
 
 
 def working(shards: int) -> World:
@@ -166,7 +170,9 @@ def test_a_server_that_was_away_while_its_leases_were_trimmed_is_told_whole() ->
         primary.rate = 1000 + 2000 * (turn % 2)
         world.step(Received(primary.route, Rate(CLUSTER, 1, 1, primary.rate)))
         world.run(500 * MS)
-    world.service.state.runs = world.service.state.runs[-1:]  # as a trim does it
+    state = world.service.state
+    state.runs = state.runs[-1:]  # as a trim does it
+    state.history_bytes = state.runs[0].max_bytes
     since = len(away.told)
     away.deaf = False
     world.run(2 * S)
@@ -240,3 +246,129 @@ def test_who_was_told_is_taken_to_have_it_and_says_so_at_once_if_not() -> None:
     assert not deaf.has_gap
     assert all(step.count == 1 for m in other.told[since:] for step in m.steps)
     assert all(len(message.steps) <= 1 for message in other.told[since:])
+
+
+# --- a long history ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def aged() -> World:
+    """A service that granted 250,000 runs while its servers were away."""
+    world = World().lead().run(5 * S)
+    for server in world.servers:
+        server.deaf = True
+    world.age(250_000)
+    for server in world.servers:
+        server.deaf = False
+    world.sent.clear()
+    return world
+
+
+def restarted(world: World, needs_from: int = 1) -> FakeServer:
+    server = world.servers[-1]
+    server.incarnation += 1
+    server.lease, server.state, server.placed = None, "starting", ""
+    server.needs_from = needs_from
+    server.told.clear()
+    world.sent.clear()
+    return server
+
+
+def frames(world: World) -> list[bytes]:
+    """Return all messages that were sent, encoded; each must fit a frame."""
+    return [encode(message) for _, message in world.sent]
+
+
+def test_a_server_without_leases_is_sent_the_newest_of_a_long_history(aged: World) -> None:
+    server = restarted(aged)
+    aged.hear(server)
+    (announced,) = server.told
+    assert announced.is_cut
+    assert announced.runs == aged.service.state.runs[-KEPT_RUNS:]
+    assert max(map(len, frames(aged))) < 16 * 1024
+    assert (server.lease, server.state) == (aged.lease, "up")
+
+
+def test_a_server_without_leases_needs_none_before_its_stable_frontier(aged: World) -> None:
+    needed = aged.service.state.runs[-3]
+    server = restarted(aged, needs_from=needed.last.stop - 1)
+    aged.hear(server)
+    assert server.told[0].runs == aged.service.state.runs[-3:]
+    server = restarted(aged, needs_from=aged.lease.stop)
+    aged.hear(server)
+    assert server.told[0].runs == aged.service.state.runs[-1:]
+
+
+def test_a_server_that_holds_an_old_lease_skips_to_the_newest(aged: World) -> None:
+    server = restarted(aged)
+    server.lease, server.state, server.placed = aged.service.state.runs[9].last, "up", "live"
+    aged.hear(server)
+    (announced,) = server.told
+    assert (announced.is_cut, len(announced.runs)) == (True, KEPT_RUNS)
+    assert server.lease == aged.lease
+    server.lease = aged.service.state.runs[-KEPT_RUNS].first
+    server.told.clear()
+    aged.now += S
+    aged.hear(server)
+    assert (server.told[0].is_cut, len(server.told[0].runs)) == (False, KEPT_RUNS - 1)
+
+
+def test_every_server_that_lacks_a_long_history_is_sent_its_end_with_the_next_lease(
+    aged: World,
+) -> None:
+    since = aged.lease.number
+    for server in aged.servers:
+        server.lease = aged.service.state.runs[0].last
+        server.told.clear()
+        aged.hear(server)
+    aged.sent.clear()
+    aged.run(10 * S)
+    assert aged.lease.number > since
+    assert all(server.lease == aged.lease for server in aged.servers)
+    assert max(map(len, frames(aged))) < 16 * 1024
+
+
+def test_a_server_of_an_older_version_is_sent_one_part_after_the_other(aged: World) -> None:
+    server = restarted(aged, needs_from=0)
+    numbers = [0]
+    while server.lease != aged.lease:
+        aged.now += S
+        aged.hear(server)
+        assert server.lease is not None
+        numbers.append(server.lease.number)
+    assert numbers == sorted(set(numbers)), "each part follows the one before"
+    assert len(numbers) > 5
+    assert not any(message.is_cut for message in server.told)
+    assert len(frames(aged)) >= len(numbers) - 1
+
+
+def test_readers_ask_for_a_long_history_part_by_part(aged: World) -> None:
+    aged.sent.clear()
+    gsn, runs = 1, 0
+    while gsn < aged.lease.stop:
+        aged.ask(LeaseQuery(CLUSTER, gsn, gsn))
+        aged.run(200 * MS)
+        history = aged.answers(LeaseHistory)[-1]
+        assert history.request == gsn
+        runs += len(history.runs)
+        gsn = history.runs[-1].last.stop
+    assert runs >= 250_000
+    assert frames(aged)
+
+
+def test_steps_that_would_not_fit_are_sent_as_whole_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = working(20)
+    away = world.servers[0]
+    away.deaf = True
+    for turn in range(6):
+        primary = world.servers[2]
+        primary.rate = 1000 + 2000 * (turn % 2)
+        world.step(Received(primary.route, Rate(CLUSTER, 1, 1, primary.rate)))
+        world.run(500 * MS)
+    monkeypatch.setattr("mms.announcements._MAX_STEPS_BYTES", 300)
+    since = len(away.told)
+    away.deaf = False
+    world.run(2 * S)
+    first, *_ = [message for message in away.told[since:] if message.runs]
+    assert not first.steps
+    assert away.lease == world.lease

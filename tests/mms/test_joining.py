@@ -21,7 +21,8 @@ def test_a_shard_joins_when_all_its_servers_were_heard_and_not_before() -> None:
     number = world.lease.number
     world.servers[-1].alive = True
     world.hear(world.servers[-1])
-    world.run(3 * MS)  # the commit of the lease, and no housekeeping
+    assert not world.proposed, "it holds no lease yet"
+    world.run(3 * MS)  # its next heartbeat, the commit of the lease, and no housekeeping
     assert (state(world, 5), members(world)) == ("live", [0, 1, 5])
     assert (world.lease.number, answers(world)) == (number + 1, [(7, 5, "")])
     placement = world.service.state.placements[5]

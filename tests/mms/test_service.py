@@ -1,16 +1,20 @@
 """The membership service: its start, its leases, its servers."""
 
+from dataclasses import replace
+
 import pytest
 
 from mms.commands import GrantLease, decode_command
 from mms.service import ACTIVE_NS, FIRST_LEASE_NS, MembershipService
 from tests.mms.world import CLUSTER, MS, FakeServer, S, World, config
+from ziplog.config import ClusterConfig, ShardConfig
 from ziplog.node import (
     Committed,
     Halt,
     LeaderChanged,
     Received,
     Restored,
+    Warn,
 )
 from ziplog.view import Lease, fingerprint
 from ziplog.wire import (
@@ -170,6 +174,50 @@ def test_another_result_than_consensus_gave_halts() -> None:
     world = World().lead().run(S)
     effects = world.service.step(Committed(b"\x91\x05", b"\xa0"), world.now)
     assert [type(effect) for effect in effects] == [Halt]
+
+
+def with_servers(shard: int, *names: str) -> ClusterConfig:
+    """Return a cluster file of one shard, whose servers have these names."""
+    (first,) = config(1).shards
+    nodes = (replace(node, name=name) for node, name in zip(first.replicas, names, strict=True))
+    return replace(config(1), shards=(ShardConfig(shard, tuple(nodes)),))
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (replace(config(), name="C"), "this is the log of cluster 'c'; the cluster file says 'C'"),
+        (config(durability="disk"), "the log was made with durability = 'memory'"),
+        (with_servers(0, "shard-0-0", "shard-0-9"), "shard 0 has the servers shard-0-0, shard-0-1"),
+        (with_servers(1, "shard-0-0", "shard-0-1"), "shard 0 has the servers shard-0-0, shard-0-1"),
+        (with_servers(9, "shard-1-0", "shard-1-1"), "puts shard-1-0, shard-1-1 at shard 9"),
+    ],
+)
+def test_a_cluster_file_that_contradicts_the_log_halts(changed: ClusterConfig, why: str) -> None:
+    world = World().lead().run(S)
+    service = MembershipService(changed, "mms-0", pid=1, cluster=9, incarnation=1, now=0)
+    effects = service.step(Restored(world.consensus.snapshot()), world.now)
+    (halt,) = [effect for effect in effects if isinstance(effect, Halt)]
+    assert why in halt.reason
+
+
+def test_a_cluster_file_with_other_endpoints_is_warned_of() -> None:
+    world = World().lead().run(S)
+    first, *rest = world.config.shards
+    moved = replace(first, replicas=(replace(first.replicas[0], port=9), first.replicas[1]))
+    changed = replace(world.config, shards=(moved, *rest))
+    service = MembershipService(changed, "mms-0", pid=1, cluster=9, incarnation=1, now=0)
+    effects = service.step(Restored(world.consensus.snapshot()), world.now)
+    (warning,) = [effect for effect in effects if isinstance(effect, Warn)]
+    assert "shard-0-0 is known at 127.0.0.1:8000" in warning.text
+    assert not [effect for effect in effects if isinstance(effect, Halt)]
+
+
+def test_a_cluster_file_may_have_shards_that_are_not_added_yet() -> None:
+    world = World().lead().run(S)
+    service = MembershipService(config(3), "mms-0", pid=1, cluster=9, incarnation=1, now=0)
+    effects = service.step(Restored(world.consensus.snapshot()), world.now)
+    assert not [effect for effect in effects if isinstance(effect, (Halt, Warn))]
 
 
 # --- servers -------------------------------------------------------------------------

@@ -257,7 +257,7 @@ def test_the_trim_point_only_rises_and_takes_the_history_with_it() -> None:
     assert apply(state, SetTrim(7)) == ""
     assert state.trim == 45
     assert apply(state, SetTrim(last.stop)) == "no-such-position"
-    assert [run.first.number for run in state.runs_from(1, 10**6)] == [3, 4, 5, 6]
+    assert [run.first.number for run in state.runs_from(1)] == [3, 4, 5, 6]
 
 
 def test_the_finalized_epoch_only_rises_and_was_given_out() -> None:
@@ -288,15 +288,22 @@ def test_runs_after_a_lease_begin_right_behind_it() -> None:
     assert state.contradicts(13, b"unknown!")
 
 
-def test_history_is_cut_to_what_fits() -> None:
+def test_history_is_cut_to_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     state, lease = created(), first_lease()
     for _ in range(10):
         assert apply(state, GrantLease(lease, [])) == ""
         lease = lease.following(epoch_ms=lease.epoch_ms + 1)
-    assert len(state.runs_from(1, 10**6)) == 10
-    assert len(state.runs_from(1, 12)) == 3
-    assert len(state.runs_from(1, 0)) == 1
-    assert state.runs_from(lease.base, 10**6) == []
+    assert len(state.runs_from(1)) == 10
+    size = state.runs[0].max_bytes
+    monkeypatch.setattr("mms.history.MAX_RUNS_BYTES", 4 * size - 1)
+    assert state.runs_from(1) == state.runs[:3]
+    assert state.runs_from(state.runs[4].first.base) == state.runs[4:7]
+    assert state.runs_after(0, NO_DIGEST) == state.runs[:3]
+    assert state.runs_until(lease.base, 100) == state.runs[-3:]
+    monkeypatch.setattr("mms.history.MAX_RUNS_BYTES", 0)
+    assert state.runs_from(1) == state.runs[:1]
+    assert state.runs_until(lease.base, 100) == state.runs[-1:]
+    assert state.runs_from(lease.base) == []
     assert state.lease_at(lease.base) is None
     assert state.lease_at(lease.base - 1) == state.last
 

@@ -37,6 +37,8 @@ def test_the_status_document() -> None:
         "frontier": 2**24 + 1, "epoch": 1, "holes": 3, "is_watched": False, "weight": 1,
         "blocks": [],
     }  # fmt: skip
+    age_ms = shard["replicas"][1].pop("heartbeat_age_ms")
+    assert 0 <= age_ms <= 1000
     assert shard["replicas"][1] == {
         "name": "shard-0-1", "endpoint": "127.0.0.1:8001", "role": "backup", "pid": 99,
         "state": "up",
@@ -47,11 +49,21 @@ def test_the_age_of_a_heartbeat_is_the_state_of_a_node() -> None:
     world = World().lead().run(5 * S)
     world.hear(world.servers[0])
     world.servers[0].alive = False
-    states = []
+    found = []
     for _ in range(3):
         world.run(2 * S)
-        states.append(world.status()["shards"][0]["replicas"][0]["state"])
-    assert states == ["up", "suspect", "down"]
+        replica = world.status()["shards"][0]["replicas"][0]
+        found.append((replica["state"], replica["heartbeat_age_ms"]))
+    assert found == [("up", 2000), ("suspect", 4000), ("down", 6000)]
+
+
+def test_a_server_that_was_never_heard_has_no_age() -> None:
+    world = World().lead()
+    for server in world.servers:
+        server.alive = False
+    world.run(2 * S)
+    replica = world.status()["shards"][0]["replicas"][0]
+    assert (replica["state"], replica["heartbeat_age_ms"]) == ("starting", None)
 
 
 def test_the_trim_point_names_its_shard() -> None:

@@ -9,7 +9,7 @@ from ziplog.wire import (
 
 
 def test_a_trim_wants_commits_and_waits_until_all_refuse() -> None:
-    world = World().lead().run(5 * S)
+    world = World().lead().run(5500 * MS)
     world.ask(Trim(CLUSTER, 9, 1000))
     world.run(20 * MS)
     primaries = [server for server in world.servers if server.name.endswith("-0")]
@@ -36,6 +36,25 @@ def test_a_trim_does_not_wait_for_a_server_that_is_down() -> None:
     assert world.answers(TrimReply) == []  # it may be there, and give out what is trimmed
     world.run(4 * S)
     assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 1000)]
+
+
+def test_a_service_that_was_stopped_waits_for_servers_that_it_could_not_hear() -> None:
+    """The first heartbeat after the stop comes before the service's own timer."""
+    world = World().lead().run(5 * S)
+    deaf = world.servers[1]
+    deaf.deaf = True  # it does not hear of the new trim point, and still gives out what is below
+    world.ask(Trim(CLUSTER, 9, 1000))
+    world.run(20 * MS)
+    for server in world.servers:
+        if server.name.endswith("-0"):
+            world.ask(Frontier(CLUSTER, server.shard, 1, 1, server.frontier), server.route)
+    world.run(2 * S)
+    assert world.service.state.trim == 1000
+    world.now += 10 * S
+    for server in world.servers:
+        if server is not deaf:
+            world.hear(server)
+    assert world.answers(TrimReply) == []
 
 
 def test_a_trim_that_cannot_become_stable_gives_up() -> None:

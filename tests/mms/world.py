@@ -20,7 +20,7 @@ from ziplog.node import (
     Send,
     Wakeup,
 )
-from ziplog.view import NO_DIGEST, Lease, LeaseRun, Replica, unfold
+from ziplog.view import NO_DIGEST, Lease, LeaseRun, Replica, run_of, unfold
 from ziplog.wire import (
     Heartbeat,
     LeaseAnnounced,
@@ -81,6 +81,8 @@ class FakeServer:
         self.placed = ""
         self.sealed = False
         self.has_gap = False
+        #: From where on it needs leases; 0: it is of a version that does not say so.
+        self.needs_from = 1
         self.stable_gsn = 7
         self.told: list[LeaseAnnounced] = []
         self.wants: list[Want] = []
@@ -94,7 +96,7 @@ class FakeServer:
             lease.number if lease else 0, lease.digest if lease else NO_DIGEST, self.trim,
             self.stable_gsn, 5, self.identity, self.placed,  # type: ignore[arg-type]
             is_watched=self.watched, holes=3, is_sealed=self.sealed,
-            has_gap=self.has_gap,
+            has_gap=self.has_gap, needs_from=self.needs_from,
         )  # fmt: skip
 
     def receive(self, message: Message) -> None:
@@ -108,7 +110,7 @@ class FakeServer:
             self.trim = max(self.trim, message.trim)
             self.has_gap = message.after > (self.lease.number if self.lease is not None else 0)
             for run in message.runs or self._unfold(message):
-                self._take(run.first, run.last)
+                self._take(run.first, run.last, is_cut=message.is_cut)
             states = [p.state for p in message.placements if p.shard == self.shard]
             self.placed = states[0] if states else self.placed
             if self.state == "starting" and self.lease is not None and states:
@@ -119,14 +121,15 @@ class FakeServer:
         assert not runs or runs[-1].last.digest == message.digest
         return runs
 
-    def _take(self, first: Lease, last: Lease) -> None:
+    def _take(self, first: Lease, last: Lease, *, is_cut: bool) -> None:
         held = self.lease
         if held is not None and last.number == held.number and last != held:
             self.halted = True
         if held is not None and first.number == held.number + 1:
             assert first.predecessor == held.digest
             assert first.base == held.stop
-        if held is None or (first.number <= held.number + 1 and last.number > held.number):
+        follows = held is None or is_cut or first.number <= held.number + 1
+        if follows and (held is None or last.number > held.number):
             self.lease = last
 
 
@@ -143,6 +146,7 @@ class World:
         self.sent: list[tuple[bytes, Message]] = []
         self.complaints: list[str] = []
         self.is_cut_off = False
+        self.is_checked = True
         #: Leases, and when they began, or will.
         self.begun: list[tuple[int, Lease]] = []
         self.servers = [
@@ -177,7 +181,8 @@ class World:
     def step(self, event: Event) -> None:
         for effect in self.service.step(event, self.now):
             self.carry_out(effect)
-        self.service.check()
+        if self.is_checked:
+            self.service.check()
 
     def carry_out(self, effect: Effect) -> None:
         match effect:
@@ -197,8 +202,9 @@ class World:
         self.sent.append((dst, message))
         for server in self.servers:
             if server.route == dst:
+                held = server.lease
                 server.receive(message)
-                if server.has_gap:
+                if server.has_gap or (held is None and server.lease is not None):
                     self.beats[server.name] = self.now  # it says so at once
 
     def hear(self, server: FakeServer) -> None:
@@ -257,6 +263,21 @@ class World:
 
     def commands(self) -> list[str]:
         return [type(decode_command(command)).__name__ for command in self.log]
+
+    def age(self, runs: int) -> "World":
+        """Let the service have granted so many lease runs more, which no server was sent."""
+        last, added = self.lease, []
+        for _ in range(runs):
+            last = last.following(epoch_ms=21 - last.epoch_ms if last.epoch_ms < 20 else 10)
+            added.append(run_of(last))
+        for state in (self.consensus, self.service.state):
+            state.runs = state.runs + added
+            state.history_bytes += sum(run.max_bytes for run in added)
+        self.service.plan.restored(last, self.now)
+        self.service._weights.granted(last.members)
+        self.service.check()
+        self.is_checked = False  # a check looks at every run
+        return self
 
     def set_active(self, active: bool = True) -> None:
         for server in self.servers:

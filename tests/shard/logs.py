@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from shard.segments import SegmentStore
 from shard.store import mark_of_reset
-from ziplog.segments.entry import Entry, Mark, Table
+from ziplog.segments.entry import Entry, Mark, Table, TablePart
 from ziplog.view import NO_DIGEST
 from ziplog.wire import Expire, Place, SessionTable, SettledUnit, Skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+#: Of a table: its parts, each with the last entry before it.
+_Parts = list[tuple[int, list[SessionTable]]]
 
 CLIENT = b"c" * 16
 HUGE = 2**62
@@ -38,6 +41,11 @@ def mark(stable: int, trim: int = 0) -> Entry:
 def table(seq: int, size: int = 1) -> Entry:
     units = [SettledUnit(seq + index, [seq + index], 7) for index in range(size)]
     return Entry(0, 1, Table([SessionTable(CLIENT, 1, units)]))
+
+
+def part(begun: int, number: int, *, is_last: bool) -> Entry:
+    table = SessionTable(CLIENT, 1, [SettledUnit(begun, [begun], 7)])
+    return Entry(0, 1, TablePart([table], 0, number, is_last))
 
 
 def span(entry: Entry) -> tuple[int, int] | None:
@@ -100,13 +108,27 @@ class Oracle:
 
     @property
     def last_table(self) -> tuple[int, list[SessionTable]]:
-        result: tuple[int, list[SessionTable]] = (0, [])
+        parts = self._tables()[0]
+        return (parts[0][0] if parts else 0), [table for _, tables in parts for table in tables]
+
+    @property
+    def next_part(self) -> int:
+        return len(self._tables()[1])
+
+    def _tables(self) -> tuple[_Parts, _Parts]:
+        """Return the parts of the last whole table, and those of one that has begun since."""
+        whole: _Parts = []
+        begun: _Parts = []
         fseq = self.base_fseq
         for entry in self.entries:
             fseq = entry.fseq or fseq
-            if isinstance(entry.decision, Table):
-                result = fseq, entry.decision.sessions
-        return result
+            match entry.decision:
+                case Table(sessions):
+                    whole, begun = [(fseq, sessions)], []
+                case TablePart(sessions, _, number, is_last):
+                    begun = [*begun[:number], (fseq, sessions)]
+                    whole, begun = (begun, []) if is_last else (whole, begun)
+        return whole, begun
 
     def truncate(self, fseq: int) -> None:
         known = self.mark
@@ -133,6 +155,8 @@ def apply(store: SegmentStore, oracle: Oracle, step: Any) -> None:
             entry = expire(fseq, oracle.view)
         case "table", seq:
             entry = table(seq, seq)
+        case "part", goes_on, is_last:
+            entry = part(fseq, oracle.next_part if goes_on else 0, is_last=is_last)
         case "mark", stable:
             entry = mark(min(stable, oracle.last_fseq))
         case _:

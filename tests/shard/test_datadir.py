@@ -141,6 +141,33 @@ def test_somebody_else_s_directory_is_refused(
     opened()  # and the refused one holds no lock
 
 
+def test_any_flipped_bit_of_an_identity_is_refused(opened: Callable[..., DataDirectory]) -> None:
+    directory = opened()
+    directory.close()
+    path = directory.path / "identity.json"
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        for bit in range(8):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            with pytest.raises(ConfigError, match=r"identity\.json.*move the directory away"):
+                opened()
+    path.write_bytes(whole)
+    assert opened().identity == directory.identity
+
+
+def test_an_identity_of_an_earlier_release_is_read_and_gets_a_checksum(
+    opened: Callable[..., DataDirectory],
+) -> None:
+    directory = opened()
+    directory.close()
+    path = directory.path / "identity.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index(b',"checksum"')] + b"}\n")
+    again = opened()
+    assert again.identity == directory.identity
+    assert path.read_bytes() == whole
+
+
 def test_a_damaged_identity_is_refused(opened: Callable[..., DataDirectory]) -> None:
     directory = opened()
     directory.close()

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from mms.state import ClusterState
 from shard.epochs import EpochClock, LeaseConflictError
 from tests.world import MS, S, first_lease
-from ziplog.view import Lease, LeaseRun, Member, run_of
+from ziplog.view import KEPT_RUNS, NO_DIGEST, Lease, LeaseRun, Member, run_of
+
+if TYPE_CHECKING:
+    import random
 
 
 def run_from(first: Lease, count: int) -> LeaseRun:
@@ -59,14 +65,14 @@ def test_leases_that_are_over_may_be_missing() -> None:
     told = LeaseRun(run.last, 1, run.last)
     clock = EpochClock(0)
     clock.announce([run_of(first)], S, S)
-    assert not clock.announce([told], 2 * S, 2 * S, trim=run.last.base - 1)
+    assert not clock.announce([told], 2 * S, 2 * S, skip_to=run.last.base - 1)
     assert clock.last == first
-    assert clock.announce([told], 2 * S, 2 * S, trim=run.last.base)
+    assert clock.announce([told], 2 * S, 2 * S, skip_to=run.last.base)
     assert (clock.last, clock.lease) == (run.last, run.last)
     assert clock.next_owned(run.last.base) == run.last.base
     assert clock.announce([run_of(run.last.following())], 3 * S, 2 * S)
     with pytest.raises(LeaseConflictError):
-        clock.announce([run_of(replace(run.last, epoch_ms=11))], 3 * S, 3 * S, trim=2**62)
+        clock.announce([run_of(replace(run.last, epoch_ms=11))], 3 * S, 3 * S, skip_to=2**62)
 
 
 def test_gap_is_left_and_filled_by_a_run() -> None:
@@ -318,5 +324,93 @@ def test_shard_that_was_out_is_remembered() -> None:
     assert clock.was_out
     away = EpochClock(0)
     away.announce([run_of(first)], S, S)
-    away.announce([run_of(third)], S, S, trim=third.base)
+    away.announce([run_of(third)], S, S, skip_to=third.base)
     assert away.was_out, "what was trimmed meanwhile is not known"
+
+
+# --- more leases than are kept ---
+
+
+def changing(first: Lease, count: int, members: tuple[Member, ...] | None = None) -> list[LeaseRun]:
+    """Return runs of one lease each, which follow `first`."""
+    runs, last = [], first
+    for _ in range(count):
+        last = last.following(members, epoch_ms=11 if last.epoch_ms == 10 else 10)
+        runs.append(run_of(last))
+    return runs
+
+
+def test_a_shard_that_has_ended_stays_so_when_its_leases_are_forgotten() -> None:
+    two = small_lease({0: 1, 1: 1})
+    runs = changing(two, KEPT_RUNS + 9, two.members[:1])
+    clock = EpochClock(1)
+    clock.announce([run_of(two)], S, S)
+    assert not clock.has_ended(two.base)
+    for run in runs:
+        clock.announce([run], S, S)
+        assert clock.has_ended(two.stop)
+        assert not clock.has_ended(two.base)
+    clock.announce([run_of(clock.last.following(two.members))], S, S)
+    assert not clock.has_ended(two.stop)
+
+
+def test_a_server_that_did_not_see_its_shard_leave_is_sent_where_it_ended() -> None:
+    two = small_lease({0: 1, 1: 1})
+    clock = EpochClock(1)
+    clock.announce(changing(two, KEPT_RUNS + 9, two.members[:1])[9:], S, S)
+    assert not clock.has_ended(two.stop), "it may have had a lease in between"
+    clock.left_at = two.stop
+    assert clock.has_ended(two.stop)
+    assert not clock.has_ended(two.stop - 1)
+
+
+def test_leases_that_are_more_than_a_server_keeps_are_skipped() -> None:
+    two = small_lease({0: 1, 1: 1})
+    runs = changing(two, 3 * KEPT_RUNS)
+    clock = EpochClock(1)
+    clock.announce([run_of(two)], S, S)
+    newest = runs[-KEPT_RUNS:]
+    assert not clock.announce(newest, 2 * S, 2 * S), "a gap that is not said to be none"
+    assert clock.announce(newest, 2 * S, 2 * S, skip_to=newest[0].first.base)
+    assert (clock.last, len(clock.recent)) == (runs[-1].last, KEPT_RUNS)
+    assert clock.was_out, "what it skipped is not known"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_announcements_may_be_lost_late_and_repeated(noise: random.Random) -> None:
+    state = ClusterState()
+    state.runs = [run_of(small_lease({0: 1, 1: 1}))]
+    clock = EpochClock(1)
+    sent: list[tuple[list[LeaseRun], int]] = []
+    for _ in range(60):
+        state.runs += changing(state.runs[-1].last, noise.choice((1, 3, 70, 150)))
+        held = noise.choice((0, clock.last.number if clock.last else 0))
+        first = state.first_needed(held, noise.choice((1, state.runs[-1].last.base)))
+        number = first.first.number - 1 if first is not None else held
+        digest = first.first.predecessor if first is not None else clock_digest(clock, held)
+        runs = state.runs_after(number, digest)
+        sent.append((runs, runs[0].first.base if first is not None else 0))
+        for runs, skip_to in noise.choices(sent, k=noise.randrange(3)):
+            before = clock.last
+            clock.announce(runs, S, S, skip_to)
+            assert before is None or clock.last.number >= before.number
+        if noise.random() < 0.2:
+            clock = EpochClock(1)  # another process
+    runs, skip_to = sent[-1]
+    clock.announce(runs, S, S, skip_to)
+    first = state.first_needed(clock.last.number if clock.last else 0, 1)
+    if first is not None:
+        clock.announce(
+            state.runs_after(first.first.number - 1, first.first.predecessor), S, S,
+            first.first.base,
+        )  # fmt: skip
+    else:
+        clock.announce(state.runs_after(clock.last.number, clock.last.digest), S, S)
+    assert clock.last == state.last
+    kept = list(clock.recent)
+    assert kept[1:] == state.runs[-len(kept) :][1:]
+
+
+def clock_digest(clock: EpochClock, held: int) -> bytes:
+    return clock.last.digest if held and clock.last is not None else NO_DIGEST

@@ -79,7 +79,7 @@ def test_promise_moves_to_the_new_epoch(monkeypatch: pytest.MonkeyPatch) -> None
 def test_known_unit_is_placed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A unit that is known is never placed twice (section 4, rule 8)."""
 
-    def mutant(self: Primary, unit: HeldUnit) -> None:
+    def mutant(self: Primary, unit: HeldUnit, _since: int) -> None:
         entry = self._state.store.find(unit.gsns[0]) if unit.gsns is not None else None
         gsns = self._state.clock.take(self._state.stream.end, unit.count)
         if entry is not None and isinstance(entry.decision, wire.Place) and gsns:
@@ -169,7 +169,7 @@ def test_promise_is_forgotten_when_its_client_settles(monkeypatch: pytest.Monkey
 
 def test_client_copy_after_the_primarys_word_is_not_acked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backup stays silent about a unit that it already has."""
-    monkeypatch.setattr(Backup, "copied", lambda _self, _unit: None)
+    monkeypatch.setattr(Backup, "copied", lambda _self, _unit, _since: None)
     assert_noticed()
 
 

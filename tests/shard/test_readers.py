@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard import readers as module
+from shard.repair import Repair
 from shard.replica import Replica
 from tests.actors import Reader
 from tests.checkers import check_reader
@@ -25,7 +26,7 @@ from tests.world import (
 from tests.world import calm_world as world_of
 from ziplog import wire
 from ziplog.node import Received
-from ziplog.segments.entry import UnreadableError
+from ziplog.segments.entry import BusyError, UnreadableError
 
 if TYPE_CHECKING:
     import pytest
@@ -136,6 +137,31 @@ def test_damaged_entry_is_unknown_not_absent(monkeypatch: pytest.MonkeyPatch) ->
     subscribe(world, 1, 1000)
     assert [r.code for r in probe(world).of(wire.Refused)] == ["not-ready"]
     assert not replica(world)._readers.subscriptions
+
+
+def test_what_the_system_refuses_to_read_is_asked_again_and_not_repaired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = calm_world()
+    put(world, insert(1))
+    repaired: list[int] = []
+
+    def busy(*_args: Any) -> None:
+        raise BusyError("too many open files")
+
+    monkeypatch.setattr(Repair, "needed", lambda _self, gsn, *_: repaired.append(gsn))
+    with monkeypatch.context() as patched:
+        for name in ("find", "scan", "last_record_below"):
+            patched.setattr(world.stores[PRIMARY], name, busy)
+        assert read(world, 1).answer == "unknown"
+        subscribe(world, 1, 1000)
+        world.send("c", PRIMARY, wire.Tail(CLUSTER, 0, 1, 6, 5))
+        world.run(200_000)
+        codes = [(r.request, r.code) for r in probe(world).of(wire.Refused)]
+        assert codes == [(1, "not-ready"), (6, "not-ready")]
+    assert read(world, 1).answer == "record"
+    assert not repaired
+    assert not world.halts
 
 
 def test_limbo_says_unknown_where_it_may_have_forgotten() -> None:

@@ -26,9 +26,9 @@ from tests.world import (
     shard_names,
 )
 from ziplog import wire
-from ziplog.node import Complain, Received
+from ziplog.node import Complain, Pressed, Received
 from ziplog.segments.entry import Entry, Mark
-from ziplog.view import run_of
+from ziplog.view import KEPT_RUNS, run_of
 
 PRIMARY, BACKUP, THIRD = "shard-0-0", "shard-0-1", "shard-0-2"
 LEASE = first_lease(1)
@@ -157,6 +157,30 @@ def test_silent_peer_is_suspected_after_the_suspicion_time_and_until_it_speaks()
     count = len(heard(world, wire.Suspect))
     world.run(3 * S)
     assert len(heard(world, wire.Suspect)) == count
+
+
+def test_server_with_unread_input_suspects_late() -> None:
+    world = start()
+    world.run(6 * S)
+    replica(world, BACKUP).step(Pressed(unread=True), world.now)
+    world.paused.add(PRIMARY)
+    world.run(4 * S)
+    assert not heard(world, wire.Suspect), "a sign of life may be in what is unread"
+    world.run(1500 * MS)
+    assert heard(world, wire.Suspect), "a flood does not hide a dead server for ever"
+
+
+def test_silence_counts_from_when_all_input_was_read() -> None:
+    world = start()
+    world.run(6 * S)
+    replica(world, BACKUP).step(Pressed(unread=True), world.now)
+    world.paused.add(PRIMARY)
+    world.run(2 * S)
+    replica(world, BACKUP).step(Pressed(unread=False), world.now)
+    world.run(900 * MS)
+    assert not heard(world, wire.Suspect)
+    world.run(400 * MS)
+    assert heard(world, wire.Suspect)
 
 
 def test_server_that_stood_still_accuses_nobody() -> None:
@@ -509,3 +533,23 @@ def test_all_in_limbo_the_longest_log_is_taken_up() -> None:
     assert {(seq, tuple(gsns)) for seq, _, gsns in acks(world, 2)} == {
         (seq, tuple(gsns)) for seq, gsns in was.items()
     }
+
+
+def test_a_promise_outlives_its_lease_among_those_that_a_server_keeps() -> None:
+    world = start()
+    world.paused.add(PRIMARY)
+    send(world, insert(1), BACKUP)
+    last, runs = LEASE, []
+    for _ in range(KEPT_RUNS + 9):
+        last = last.following(epoch_ms=21 - last.epoch_ms)
+        runs.append(run_of(last))
+    for run in runs:
+        announced = wire.LeaseAnnounced(CLUSTER, [run], 0, [], 0)
+        world.send("mms-0", BACKUP, announced, reply=True)
+        world.run(1 * MS)
+    assert replica(world, BACKUP)._state.clock.lease_of(1) is None
+    order(world, replace(freeze(limit=last.stop), runs=runs[-3:]), BACKUP)
+    world.run(20 * MS)
+    (frozen,) = heard(world, wire.Frozen)
+    assert frozen.rolled_forward == 1
+    assert [(p.seq, p.gsns, p.epoch) for p in places(world, BACKUP)] == [(1, [1], 0)]

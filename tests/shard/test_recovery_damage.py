@@ -30,7 +30,7 @@ from tests.shard.test_recovery import (
 from tests.world import CLUSTER, MS, Link, S, World, insert
 from ziplog import wire
 from ziplog.node import Received, Warn
-from ziplog.segments.entry import Mark, UnreadableError
+from ziplog.segments.entry import BusyError, Mark, UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -243,6 +243,44 @@ def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(told: list
     insist(world, PRIMARY, 61 * S, recovery=4)
     assert heard(world, wire.Frozen)
     assert claims(world, PRIMARY)[-1][2] is False
+
+
+def test_a_log_that_the_system_refuses_to_read_now_is_not_missing(told: list[str]) -> None:
+    """It leads the recovery as soon as it can read, and claims no damage before."""
+    world = dark()
+
+    def busy(*_: object) -> None:
+        raise BusyError("too many open files")
+
+    with patch.object(store(world, PRIMARY), "read_after", busy):
+        insist(world, PRIMARY, 2 * S)
+        assert replica(world, PRIMARY)._recovery.missing is None
+    assert not heard(world, wire.Frozen)
+    assert [text.split(":")[0] for text in told] == [PRIMARY]
+    assert not any(is_damaged for _, _, is_damaged in claims(world, PRIMARY))
+    insist(world, PRIMARY, 1 * S)
+    assert heard(world, wire.Frozen)
+
+
+def test_a_server_joins_once_the_system_lets_it_read_its_log(told: list[str]) -> None:
+    """It needs no further message for that, and has all sessions of the survivor."""
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    crash(world, PRIMARY)
+    frozen = promise(world, BACKUP)
+
+    def busy(*_: object) -> None:
+        raise BusyError("too many open files")
+
+    with patch("shard.joining.entries_after", busy):
+        order(world, decision(frozen), BACKUP, PRIMARY)
+        world.run(1 * S)
+        assert not joined(world, PRIMARY)
+    assert told
+    assert all("cannot join view" in text for text in told)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 1 * S)
+    here, there = (replica(world, name)._state.sessions for name in (PRIMARY, BACKUP))
+    assert here.tables() == there.tables() != []
 
 
 @pytest.mark.parametrize("fault", [FullError("no space"), UnreadableError("the file is gone")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from msgspec.structs import replace
 
@@ -37,6 +38,7 @@ from tests.world import (
 )
 from ziplog import wire
 from ziplog.node import Persisted, Received
+from ziplog.segments.entry import BusyError
 
 if TYPE_CHECKING:
     import pytest
@@ -269,6 +271,24 @@ def test_sync_is_answered_when_all_replicas_have_it_on_disk() -> None:
     assert replica(world, BACKUP)._state.persisted >= 1
     send(world, wire.Sync(CLUSTER, 0, 2, 8, gsn), PRIMARY)
     assert [m.code for m in heard(world, wire.Refused, "c")] == ["wrong-view"]
+
+
+def test_sync_is_not_confirmed_while_the_record_cannot_be_read() -> None:
+    """The system refuses to open the file: whether the record was lost is not known now."""
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    gsn = acks(world)[0][2][0]
+    world.run(100 * MS)
+
+    def busy(_: int) -> None:
+        raise BusyError("too many open files")
+
+    with patch.object(replica(world, PRIMARY)._state.store, "find", busy):
+        send(world, wire.Sync(CLUSTER, 0, 1, 7, gsn), PRIMARY)
+    assert [m.code for m in heard(world, wire.Refused, "c")] == ["not-ready"]
+    assert not heard(world, wire.Synced, "c")
+    send(world, wire.Sync(CLUSTER, 0, 1, 8, gsn), PRIMARY)
+    assert [m.request for m in heard(world, wire.Synced, "c")] == [8]
 
 
 def test_both_copies_of_everything_are_harmless() -> None:

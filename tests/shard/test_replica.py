@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from shard import admission as module
 from shard.checkpoint import Checkpoint
 from shard.replica import Replica
+from shard.sessions import Sessions
 from tests.checkers import decided, places
 from tests.storm import Storm, Weather
 from tests.world import (
@@ -30,6 +31,9 @@ from tests.world import (
 from ziplog import wire
 from ziplog.node import Complain, Received, StorageChanged, Warn
 from ziplog.view import fingerprint, run_of
+
+if TYPE_CHECKING:
+    from ziplog.segments.entry import Entry
 
 PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
 
@@ -193,7 +197,7 @@ def test_window_of_unsettled_units_is_bounded() -> None:
 
 
 def test_number_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard.admission.MAX_SESSIONS", 2)
+    monkeypatch.setattr("shard.sessions.MAX_SESSIONS", 2)
     world = calm_world()
     for client in (b"a", b"b", b"c", b"a"):
         send(world, insert(1, client=client * 16))
@@ -301,16 +305,109 @@ def test_what_comes_while_too_much_waits_is_never_taken(
     assert len(probe(world).of(wire.InsertAck)) == 1
 
 
-def test_who_has_no_session_or_no_place_in_its_window_is_promised_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_has_no_place_in_its_window_is_promised_nothing() -> None:
     """So what is remembered is bounded."""
-    monkeypatch.setattr("shard.admission.MAX_SESSIONS", 1)
     world = calm_world()
     limit = wire.Limits().max_unsettled_units
-    send(world, insert(limit + 1, copy=1), insert(1, client=b"d" * 16, copy=1))
-    assert promises(world) == [(limit + 1, 0), (1, 0)]
+    send(world, insert(limit + 1, copy=1))
+    assert promises(world) == [(limit + 1, 0)]
     assert {code for _, code in refusals(world)} == {"full"}
+
+
+# --- many clients ---
+
+
+def other(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def settled(done_below: int, client: bytes, view: int = 1) -> wire.Settled:
+    return wire.Settled(CLUSTER, 0, view, client, done_below)
+
+
+@pytest.mark.parametrize("to", [PRIMARY, BACKUP])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_client_for_which_there_is_no_room_is_promised_that_nothing_of_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch, to: str, is_restarted: bool
+) -> None:
+    """It inserts elsewhere, and there may be room when a late copy comes."""
+    monkeypatch.setattr("shard.sessions.MAX_SESSIONS", 1)
+    world = calm_world()
+    send(world, insert(1, client=other(1)), to=to)
+    send(world, *(insert(1, client=other(2), copy=copy) for copy in (2, 1)), to=to)
+    send(world, insert(1, client=other(3)), to=to)
+    assert promises(world) == [(1, 2), (1, 2), (1, 0)]
+    if is_restarted:
+        world.restart(to)
+        grant(world, first_lease(1), 1)
+        world.run(5 * MS)
+    monkeypatch.setattr("shard.sessions.MAX_SESSIONS", 3)
+    acks = len(probe(world).of(wire.InsertAck))
+    send(world, *(insert(1, client=other(2), copy=copy) for copy in (1, 2)), to=to)
+    assert promises(world)[3:] == [(1, 2), (1, 2)]
+    assert len(probe(world).of(wire.InsertAck)) == acks
+    send(world, insert(1, client=other(2), copy=3), to=to)
+    assert len(probe(world).of(wire.InsertAck)) == acks + 1
+
+
+def test_what_is_reported_as_settled_is_forgotten() -> None:
+    world = calm_world()
+    for name in (PRIMARY, BACKUP):
+        send(world, *(insert(seq, count=3) for seq in (1, 2, 3)), to=name)
+    world.run(20 * MS)
+    client = b"c" * 16
+    for name in (PRIMARY, BACKUP):
+        send(world, settled(9, client, view=2), settled(9, other(4)), to=name)
+        assert sorted(replica(world, name)._state.sessions.by_client[client].units) == [1, 2, 3]
+        send(world, settled(3, client), settled(2, client), to=name)
+        assert sorted(replica(world, name)._state.sessions.by_client[client].units) == [3]
+        assert list(replica(world, name)._state.sessions.by_client) == [client]
+        send(world, insert(2, count=3), to=name)
+    assert {code for _, code in refusals(world)} == {"identity-reused"}
+
+
+def test_clients_that_have_nothing_here_make_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The primary decides it, so that all replicas forget the same clients."""
+    monkeypatch.setattr("shard.sessions.MAX_SESSIONS", 8)
+    world = calm_world(session_timeout_s=60)
+    both = (PRIMARY, BACKUP)
+    for number in range(8):
+        for name in both:
+            send(world, insert(1, client=other(number)), to=name)
+    for number in (1, 3, 4, 6):
+        for name in both:
+            send(world, settled(2, other(number)), to=name)
+    world.run(15 * S)
+    assert all(len(replica(world, name)._state.sessions.by_client) == 8 for name in both)
+    world.run(15 * S)
+    for name in both:
+        known = [int.from_bytes(c, "big") for c in replica(world, name)._state.sessions.by_client]
+        assert known == [0, 2, 4, 5, 6, 7]
+    expired = [e.decision.client for e in world.stores[BACKUP].log if is_expire(e)]  # type: ignore[union-attr]
+    assert expired == [other(1), other(3)]
+
+
+def is_expire(entry: Entry) -> bool:
+    return isinstance(entry.decision, wire.Expire)
+
+
+def test_sessions_are_stored_while_inserts_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shard.tables.TABLE_BYTES", 500)
+    monkeypatch.setattr("shard.tables.PART_BYTES", 1)
+    world = calm_world()
+    for name in (PRIMARY, BACKUP):
+        send(
+            world,
+            *(insert(s, client=other(c), count=3) for s in (1, 2, 3) for c in (1, 2)),
+            to=name,
+        )
+    world.run(1 * S)
+    for name in (PRIMARY, BACKUP):
+        stored = Sessions()
+        stored.install(world.stores[name].last_table()[1], 0, 0, 0)
+        assert stored.tables() == replica(world, name)._state.sessions.tables() != []
 
 
 # --- leases and heartbeats ---

@@ -41,6 +41,7 @@ steps = st.lists(
         st.tuples(st.just("expire")),
         st.tuples(st.just("mark"), st.integers(0, 9)),
         st.tuples(st.just("table"), st.integers(1, 9)),
+        st.tuples(st.just("part"), st.booleans(), st.booleans()),
         st.tuples(st.just("view")),
         st.tuples(st.just("truncate"), st.integers(0, 12)),
         st.tuples(st.just("reset"), st.integers(0, 9), st.integers(0, 30)),

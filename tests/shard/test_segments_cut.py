@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,14 @@ from tests.shard.logs import (
     compare,
     compare_numbers,
     mark,
+    part,
     place,
     reopen,
     skip,
     table,
 )
 from ziplog.node import Persisted
-from ziplog.segments.entry import Mark
+from ziplog.segments.entry import Entry, Mark, TablePart
 from ziplog.segments.segment import Segment
 
 if TYPE_CHECKING:
@@ -50,7 +52,9 @@ def grown(directory: Path) -> tuple[SegmentStore, Oracle]:
             ("skip", 0, 7),
             ("mark", 3),
             ("table", round_ + 1),
+            ("part", False, False),
             ("place", 0, [1], 120),
+            ("part", True, round_ % 2 == 0),
             ("view",),
         ):
             apply(store, oracle, step)
@@ -356,11 +360,15 @@ def test_an_unknown_directory_after_a_cut_is_no_full_disk(
         store.append(place(fseq, [fseq]))
     assert store.flush()
 
-    def full(_: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    real = os.fsync
+
+    def full(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd)
 
     with monkeypatch.context() as patched:
-        patched.setattr("shard.files.sync_directory", full)
+        patched.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             store.truncate(5)
 
@@ -380,6 +388,57 @@ def test_a_damaged_table_is_replaced_by_the_one_before(opened: Opened) -> None:
     again = opened()
     assert again.damage == []
     assert again.last_table() == (2, table(702).decision.sessions)  # type: ignore[union-attr]
+
+
+def seqs(store: SegmentStore) -> tuple[int, list[int]]:
+    """Return the last entry before the last table, and the units that it holds."""
+    fseq, tables = store.last_table()
+    return fseq, [unit.seq for table in tables for unit in table.units]
+
+
+def test_a_table_lasts_from_its_first_part_on(opened: Opened) -> None:
+    """What lies between its parts outlives a trim, and a table that is cut off counts as none."""
+    store = opened(segment_bytes=300)
+    for fseq in range(1, 60):
+        store.append(place(fseq, [fseq], bytes(100)))
+        if fseq in {20, 30, 40, 41}:
+            store.append(part(fseq, {20: 0, 30: 1, 40: 2, 41: 0}[fseq], is_last=fseq == 40))
+    store.append(mark(45, trim=50))
+    store.append(part(1, 1, is_last=True))
+    assert seqs(store) == (41, [41, 1])
+    store.trim(50)
+    store.truncate(50)
+    assert seqs(store) == (20, [20, 30, 40])
+    assert store.first_fseq <= 21
+    store.close()
+    again = opened(segment_bytes=300)
+    assert seqs(again) == (20, [20, 30, 40])
+
+
+def test_parts_of_two_tables_are_no_table(opened: Opened) -> None:
+    """So it looks if the end of one and the beginning of the next cannot be read."""
+    store = opened()
+    store.append(place(1, [1]))
+    store.append(table(701))
+    for number in range(2):
+        store.append(Entry(0, 1, TablePart([], number, number, is_last=number == 1)))
+    assert seqs(store) == (1, [701])
+
+
+def test_a_table_of_which_a_part_is_damaged_counts_as_none(opened: Opened) -> None:
+    store = opened()
+    store.append(place(1, [1]))
+    store.append(table(701))
+    for number in range(3):
+        store.append(place(2 + number, [2 + number]))
+        store.append(part(710 + number, number, is_last=number == 2))
+    store.close()
+    (path,) = store._directory.glob("*.seg")
+    data = bytearray(path.read_bytes())
+    data[data.index((711).to_bytes(2, "big"))] ^= 1
+    path.write_bytes(data)
+    again = opened()
+    assert again.last_table() == (1, table(701).decision.sessions)  # type: ignore[union-attr]
 
 
 # --- files of before -------------------------------------------------------------------------
@@ -432,7 +491,7 @@ def test_without_space_for_a_cut_nothing_changes(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwritev", full)
-        with pytest.raises(FullError, match="no space"):
+        with pytest.raises(FullError, match="no room"):
             store.truncate(5)
     assert store.flush()
     real = os.open
@@ -444,7 +503,7 @@ def test_without_space_for_a_cut_nothing_changes(
         with monkeypatch.context() as patched:
             patched.setattr(os, name, failing)
             for change in (lambda: store.truncate(5), lambda: store.reset(50, 500)):
-                with pytest.raises(FullError, match="no space"):
+                with pytest.raises(FullError, match="no room"):
                     change()
     assert not list(store._directory.glob("*.tmp"))
     compare(store, oracle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from ziplog.node import Event, Persisted, StorageChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from shard.segments import SegmentStore
 
@@ -256,15 +256,16 @@ def test_other_write_errors_halt(opened: Opened, monkeypatch: pytest.MonkeyPatch
 def test_files_are_private_and_new_names_are_synced(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: list[Path] = []
-    real = flusher.sync_directory
+    synced: list[int] = []
+    real = os.fsync
 
-    def sync_directory(path: Path) -> None:
-        synced.append(path)
-        real(path)
+    def fsync(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            synced.append(fd)
+        real(fd)
 
-    monkeypatch.setattr(flusher, "sync_directory", sync_directory)
     store = opened(segment_bytes=500)
+    monkeypatch.setattr(os, "fsync", fsync)
     for fseq in range(1, 20):
         store.append(place(fseq, [fseq], bytes(100)))
     store.flush()

@@ -503,7 +503,7 @@ def test_without_space_for_a_repair_nothing_changes(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(FullError, match="no space"):
+        with pytest.raises(FullError, match="no room"):
             store.repair([entries[2]])
         with pytest.raises(UnreadableError):
             store.find(6)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from shard.sessions import HeldUnit, Session, Sessions
 
 CLIENT = b"c" * 16
@@ -57,14 +59,14 @@ def test_confirmed_unit_keeps_no_body() -> None:
 
 
 def test_silent_clients_are_found() -> None:
-    sessions = Sessions()
+    sessions = Sessions(80)
     first = sessions.open(CLIENT, 100)
     sessions.open(b"d" * 16, 150)
     assert sessions.open(CLIENT, 120) is first
-    assert sessions.silent(200, 80) == [first]
+    assert sessions.silent(200) == [first]
     sessions.check()
     sessions.expire(CLIENT)
-    assert sessions.silent(500, 80) == [sessions.by_client[b"d" * 16]]
+    assert sessions.silent(500) == [sessions.by_client[b"d" * 16]]
 
 
 def test_forget_confirmed_leaves_what_is_undecided() -> None:
@@ -73,3 +75,92 @@ def test_forget_confirmed_leaves_what_is_undecided() -> None:
     session.units[2].gsns = [5]
     session.forget_confirmed()
     assert sorted(session.units) == [2, 3]
+
+
+def test_the_slots_of_units_that_are_held_for_long_are_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is settled soon costs nothing."""
+    monkeypatch.setattr("shard.sessions._FRESH_RECORDS", 6)
+    sessions = Sessions()
+    session = sessions.open(CLIENT, 0)
+    units = [HeldUnit(CLIENT, seq, 3, 7) for seq in range(1, 6)]
+    for held in units:
+        session.units[held.seq] = held
+        session.confirm(held, [held.seq, held.seq + 10, held.seq + 20])
+        sessions.keep(held)
+        sessions.check()
+        if held.seq == 3:
+            session.settle(3)
+    assert [held.packed != b"" for held in units] == [True, False, True, False, False]
+    assert [held.gsns is None for held in units] == [True, False, True, False, False]
+    assert [held.slots[1] for held in units] == [11, 12, 13, 14, 15]
+
+
+# --- many clients ----------------------------------------------------------------------------
+
+
+def client(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch) -> Sessions:
+    """Eight sessions of eight, of clients that were heard one after the other; all is settled."""
+    monkeypatch.setattr("shard.sessions.MAX_SESSIONS", 8)
+    sessions = Sessions(600)
+    for number in range(8):
+        sessions.open(client(number), number)
+    return sessions
+
+
+def test_the_longest_silent_clients_make_room_if_all_of_theirs_is_settled(
+    crowded: Sessions,
+) -> None:
+    by_client = crowded.by_client
+    assert crowded.is_full(at_primary=True)
+    assert crowded.dispensable(199) == []
+    by_client[client(0)].units[1] = unit(1)
+    by_client[client(1)].refused[1] = 1
+    by_client[client(2)].followers[1] = [unit(2)]
+    assert crowded.dispensable(300) == [by_client[client(3)], by_client[client(4)]]
+    assert crowded.dispensable(203) == [by_client[client(3)]]
+    crowded.expire(client(7))
+    crowded.expire(client(6))
+    assert crowded.dispensable(300) == []
+
+
+def test_a_client_that_is_forgotten_anyway_is_not_forgotten_twice(crowded: Sessions) -> None:
+    assert not set(map(id, crowded.dispensable(605))) & set(map(id, crowded.silent(605)))
+
+
+def test_what_a_client_was_promised_without_a_session_goes_over_into_one(crowded: Sessions) -> None:
+    assert crowded.turn_away(client(9), 1, 1, 10) == 1
+    assert crowded.turn_away(client(9), 1, 3, 11) == 3
+    assert crowded.turn_away(client(9), 1, 2, 12) == 3
+    assert crowded.turn_away(client(9), 2, 1, 12) == 1
+    assert crowded.turn_away(client(10), 1, 0, 12) == 0
+    crowded.check()
+    assert crowded.open(client(9), 13).refused == {1: 3, 2: 1}
+    assert not crowded.strangers
+    crowded.check()
+
+
+def test_promises_without_a_session_are_bounded_in_number_and_time(
+    crowded: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shard.sessions.MAX_STRANGE_UNITS", 2)
+    assert [crowded.turn_away(client(n), 1, 1, 10) for n in (20, 21, 22)] == [1, 1, 0]
+    assert crowded.turn_away(client(20), 1, 2, 100) == 2
+    assert crowded.turn_away(client(22), 1, 1, 209) == 0
+    assert crowded.turn_away(client(22), 1, 1, 210) == 1
+    assert list(crowded.strangers) == [client(20), client(22)]
+
+
+def test_promises_outlive_a_time_in_which_the_server_heard_nobody(crowded: Sessions) -> None:
+    """What was sent before may still be in its sockets."""
+    crowded.turn_away(client(20), 1, 1, 10)
+    crowded.forgive(500)
+    crowded.turn_away(client(21), 1, 1, 520)
+    assert list(crowded.strangers) == [client(20), client(21)]
+    crowded.check()

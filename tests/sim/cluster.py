@@ -239,7 +239,7 @@ def config_of(plan: Plan) -> ClusterConfig:
         data_dir=Path("simulated"),
         f=plan.f,
         durability=plan.durability,
-        session_timeout_s=SHORT_SESSION_S if plan.naps else 900,
+        session_timeout_s=SHORT_SESSION_S if plan.forgets_soon else 900,
         mms=tuple(node(f"mms-{i}", is_replicated=True) for i in range(plan.mms)),
         failure_handlers=tuple(node(f"fh-{i}", is_replicated=True) for i in range(plan.handlers)),
         shards=tuple(

@@ -32,6 +32,7 @@ class _Kind(NamedTuple):
 _SERVER: Final = r"shard-\d+-\d+"
 _COORDINATOR: Final = r"coordinator-\d+"
 _NODE: Final = rf"(?:{_SERVER}|mms-\d+|fh-\d+|{_COORDINATOR})"
+_MEMBER: Final = rf"{_SERVER}|mms-\d+|fh-\d+"
 _CLIENT: Final = r"(?:writer|reader)-\d+"
 _ANYBODY: Final = rf"(?:{_NODE}|{_CLIENT}|host)"
 _LINKS: Final = rf"{_ANYBODY} {_ANYBODY}(?: {_ANYBODY} {_ANYBODY})*"
@@ -40,6 +41,11 @@ _ONE_SERVER: Final = _Kind("one storage server (as shard-0-1)", _SERVER)
 _ONE_SERVER_LASTS: Final = _ONE_SERVER._replace(lasts=True)
 _ONE_PROCESS: Final = _Kind(
     "one storage server (as shard-0-1) or coordinator", rf"(?:{_SERVER}|{_COORDINATOR})"
+)
+_PROCESS_OR_CLIENT: Final = _Kind(
+    "one storage server (as shard-0-1), coordinator or client (as writer-0)",
+    rf"(?:{_SERVER}|{_COORDINATOR}|{_CLIENT})",
+    lasts=True,
 )
 _ONE_DISK: Final = _ONE_SERVER_LASTS._replace(amount="which call fails (as *3: the third)")
 _SOME_LINKS: Final = _Kind("links: from, to, from, to (as shard-0-1 fh-0)", _LINKS, lasts=True)
@@ -51,7 +57,9 @@ KINDS: Final = {
     "kill": _ONE_PROCESS,
     "stop": _ONE_SERVER,
     "power": _ONE_SERVER,
-    "pause": _ONE_PROCESS._replace(lasts=True),
+    "pause": _PROCESS_OR_CLIENT,
+    "suspend": _PROCESS_OR_CLIENT,
+    "offline": _Kind("one client (as writer-0)", _CLIENT, lasts=True),
     "cut": _SOME_LINKS,
     "clog": _SOME_LINKS,
     "isolate": _ONE_NODE,
@@ -59,12 +67,20 @@ KINDS: Final = {
     "slow-disk": _ONE_SERVER_LASTS,
     "full-disk": _ONE_SERVER_LASTS,
     "fail-disk": _ONE_DISK,
+    "no-descriptors": _Kind(
+        "servers or nodes (as shard-0-0 shard-0-1)",
+        rf"(?:{_MEMBER})(?: (?:{_MEMBER}))*",
+        lasts=True,
+    ),
     "crash": _ONE_DISK,
     "rot": _ONE_SERVER,
     "kill-mms": _Kind("one node of the membership service (as mms-0)", r"mms-\d+"),
     "kill-fh": _Kind("one node of the failure handler (as fh-0)", r"fh-\d+"),
+    "rot-mms": _Kind("one node of the membership service (as mms-0)", r"mms-\d+"),
+    "rot-fh": _Kind("one node of the failure handler (as fh-0)", r"fh-\d+"),
     "lead-mms": _NOBODY_LASTS,
     "lead-fh": _NOBODY_LASTS,
+    "age": _Kind("nobody", "", amount="how many runs of leases were granted (as *3000)"),
     "kill-client": _Kind("one client (as writer-0)", _CLIENT),
     "power-all": _Kind("nobody", ""),
     "add-shard": _ONE_SHARD,

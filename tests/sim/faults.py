@@ -12,21 +12,27 @@ import errno
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mms.commands import GrantLease
+from tests.sim.disks import sync
 from tests.sim.plan import CHANGES
+from tests.sim.raft_world import flip_in
 from ziplog.sim.consensus import OrderedLog
 from ziplog.sim.filesystem import CAPACITY_BYTES, LATENCY_NS
 from ziplog.sim.kernel import MS
 from ziplog.sim.process import Halted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from tests.sim.cluster import SimCluster
     from tests.sim.operator import Operator
     from tests.sim.plan import Fault
     from tests.sim.workload import Client
     from ziplog.sim.process import Process
+    from ziplog.view import Lease
 
+#: Positions in an epoch of the leases that nobody saw.
+_AGED_EPOCH: Final = 2**10
 #: A slow disk takes so long for a sync.
 _SLOW_NS: Final = 200 * MS
 
@@ -43,12 +49,16 @@ class Faults:
         self._number = 0
         #: How many faults under way meet each server.
         self._afflicted: Final[dict[str, int]] = {}
+        #: Machines that are suspended or offline: nothing else that ends connects them again.
+        self._away: Final[set[str]] = set()
         #: Servers whose disk is damaged for good.
         self._rotten: Final[set[str]] = set()
         #: So many faults were carried out.
         self.done = 0
         #: Servers whose disk failed, and so may have stopped; and whether all power was cut.
         self.excused: Final[set[str]] = set()
+        #: Servers and nodes that had no descriptors for a while, and so may not have started.
+        self.unopened: Final[set[str]] = set()
         self.has_cut_power = False
 
     def schedule(self, faults: Iterable[Fault]) -> None:
@@ -166,12 +176,45 @@ class Faults:
         return True
 
     def _pause(self, fault: Fault) -> bool:
+        """Stop a process (SIGSTOP): what it is sent waits for it."""
         (name,) = fault.targets
-        process = self._cluster.nodes[name]
-        if not process.is_up or process.is_paused or not self._may_fail(name):
+        process = self._process(name)
+        if process is None or not process.is_up or process.is_paused or not self._may_fail(name):
             return False
         process.pause()
         return self._lasting(fault, process.resume, [name])
+
+    def _suspend(self, fault: Fault) -> bool:
+        """Suspend a machine: its process stands still, and what it is sent is lost."""
+        is_away = fault.targets[0] in self._away
+        return not is_away and self._pause(fault) and self._take_offline(fault)
+
+    def _offline(self, fault: Fault) -> bool:
+        """Lose what a client sends and is sent, while it goes on."""
+        (name,) = fault.targets
+        return name in self._clients and name not in self._away and self._take_offline(fault)
+
+    def _take_offline(self, fault: Fault) -> bool:
+        (name,) = fault.targets
+        self._away.add(name)
+        if name not in self._cluster.disks:
+            self.excused.add(name)  # a coordinator that starts without the log gives up
+        links = _links_around(name, [*self._cluster.nodes, *self._clients])
+        for link in links:
+            self._cluster.network.cut(*link)
+
+        def end() -> None:
+            self._away.discard(name)
+            for link in links:
+                if not self._away.intersection(link):
+                    self._cluster.network.heal(*link)
+
+        return self._lasting(fault, end)
+
+    def _process(self, name: str) -> Process | None:
+        """Return a server's, node's or client's process."""
+        client = self._clients.get(name)
+        return client.process if client is not None else self._cluster.nodes.get(name)
 
     def _skew(self, fault: Fault) -> bool:
         process = self._cluster.nodes[fault.targets[0]]
@@ -185,6 +228,24 @@ class Faults:
             return False
         self._cluster.nodes[name].kill()
         self._cluster.service_disks[name].power_cut()
+        return True
+
+    def _age(self, fault: Fault) -> bool:
+        """Kill all nodes of the membership service; many leases were granted when they are back.
+
+        Each lease differs from the one before it, so the history has as many runs.
+        """
+        group = self._cluster.mms
+        state = self._cluster.state
+        last = state.last
+        is_whole = last is not None and all(
+            placement.state == "live" for placement in state.placements.values()
+        )
+        if not isinstance(group, OrderedLog) or not is_whole:
+            return False
+        for node in self._cluster.config.mms:
+            self._cluster.nodes[node.name].kill()
+        group.commit_unseen(_leases_after(last, fault.amount))
         return True
 
     def _kill_client(self, fault: Fault) -> bool:
@@ -230,7 +291,8 @@ class Faults:
 
         def heal() -> None:
             for link in links:
-                self._cluster.network.heal(*link)
+                if not self._away.intersection(link):
+                    self._cluster.network.heal(*link)
 
         return self._lasting(fault, heal, servers)
 
@@ -264,6 +326,23 @@ class Faults:
         self.excused.add(name)
         disk.capacity_bytes = 0
         return self._lasting(fault, lambda: setattr(disk, "capacity_bytes", CAPACITY_BYTES), [name])
+
+    def _no_descriptors(self, fault: Fault) -> bool:
+        """Refuse to open files, to all replicas of a shard at once or to one process.
+
+        It costs nothing but time: no server may stop, and no other one need be undisturbed.
+        """
+        cluster = self._cluster
+        disks = [cluster.disks.get(name) or cluster.service_disks[name] for name in fault.targets]
+        self.unopened.update(fault.targets)
+        for disk in disks:
+            disk.refuses_opens = errno.EMFILE
+
+        def end() -> None:
+            for disk in disks:
+                disk.refuses_opens = 0
+
+        return self._lasting(fault, end, fault.targets)
 
     def _fail_disk(self, fault: Fault) -> bool:
         """Let a call of a server's disk fail, soon."""
@@ -305,6 +384,46 @@ class Faults:
         self._rotten.add(name)
         return True
 
+    def _rot_node(self, fault: Fault) -> bool:
+        """Kill a service's node, flip a bit in its files, and start it again.
+
+        If it refuses to start, it gets an empty directory; one without others gets a copy. That
+        needs all of them to be there, and to vote.
+        """
+        (name,) = fault.targets
+        process, disk = self._cluster.nodes[name], self._cluster.service_disks[name]
+        group = self._cluster.mms if fault.kind == "rot-mms" else self._cluster.handlers
+        if isinstance(group, OrderedLog) or not process.is_up or process.is_paused:
+            return False
+        if disk.refuses_opens:
+            return False
+        statuses = map(group.status, group.names)
+        if not all(status is not None and status.is_voter for status in statuses):
+            return False
+        process.kill()
+        directory = disk.path("consensus")
+        before = {path: path.read_bytes() for path in directory.iterdir()}
+        flip_in(directory, self._cluster.kernel.random)
+        process.start()
+        if not process.is_up:
+            assert "damaged" in process.halts.pop(), "it stopped for something else"
+            for path in before:
+                path.unlink()
+            if len(group.names) == 1:
+                for path, content in before.items():
+                    path.write_bytes(content)
+                    sync(path)
+            sync(directory)
+        return True
+
+
+def _leases_after(last: Lease, count: int) -> Iterator[bytes]:
+    """Give the commands that grant so many leases, none of which repeats the one before it."""
+    for _ in range(count):
+        epoch_ms = 7 if last.epoch_ms != 7 else 8
+        last = last.following(epochs=16, epoch_size=_AGED_EPOCH, epoch_ms=epoch_ms)
+        yield GrantLease(last, []).encode()
+
 
 def _links_around(name: str, nodes: Iterable[str]) -> list[tuple[str, str]]:
     """Return the links between one of some nodes and the others, both ways."""
@@ -319,18 +438,24 @@ KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
     "power": Faults._power,
     "power-all": Faults._power_all,
     "pause": Faults._pause,
+    "suspend": Faults._suspend,
+    "offline": Faults._offline,
     "skew": Faults._skew,
     "kill-mms": Faults._kill_node,
     "kill-fh": Faults._kill_node,
     "kill-client": Faults._kill_client,
+    "age": Faults._age,
     "cut": Faults._cut,
     "clog": Faults._clog,
     "isolate": Faults._isolate,
+    "rot-mms": Faults._rot_node,
+    "rot-fh": Faults._rot_node,
     "lead-mms": Faults._lead,
     "lead-fh": Faults._lead,
     "slow-disk": Faults._slow_disk,
     "full-disk": Faults._full_disk,
     "fail-disk": Faults._fail_disk,
+    "no-descriptors": Faults._no_descriptors,
     "crash": Faults._crash,
     "rot": Faults._rot,
     **dict.fromkeys(CHANGES, Faults._change),

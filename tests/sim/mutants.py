@@ -1,7 +1,8 @@
 """The mutants: rules of one view, of readers and of disks; the others are imported.
 
 Those of recoveries and leases: tests/sim/mutants_of_views; of shards that come and go:
-tests/sim/mutants_of_shards. What a mutant is: tests/sim/mutation.
+tests/sim/mutants_of_shards; of a long history of leases: tests/sim/mutants_of_leases. What a mutant
+is: tests/sim/mutation.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from shard.primary import Primary
 from shard.readers import Readers
 from shard.replica import Replica
 from shard.state import ReplicaState
-from tests.sim import mutants_of_logdb, mutants_of_shards, mutants_of_views
+from tests.sim import (
+    mutants_of_leases,
+    mutants_of_logdb,
+    mutants_of_sessions,
+    mutants_of_shards,
+    mutants_of_time,
+    mutants_of_views,
+)
 from tests.sim.mutation import (
     LAN,
     LOSSY,
@@ -50,7 +58,10 @@ if TYPE_CHECKING:
     from ziplog import wire
 
 # What is imported registers its own.
-__all__ = ["MUTANTS", "mutants_of_logdb", "mutants_of_shards", "mutants_of_views"]
+__all__ = [
+    "MUTANTS", "mutants_of_leases", "mutants_of_logdb", "mutants_of_sessions", "mutants_of_shards",
+    "mutants_of_time", "mutants_of_views",
+]  # fmt: skip
 
 _replace: Final = msgspec.structs.replace
 
@@ -217,7 +228,7 @@ def restart_in_the_same_view() -> Iterator[None]:
         if state.state != "limbo" or not state.cluster or not store.last_view:
             return False
         fseq, tables = store.last_table()
-        state.sessions.install(tables, now)
+        state.sessions.install(tables, now, store.last_end - 1, 0)
         for entry in entries_after(store, fseq):
             state.sessions.replay(entry, now)
         window = list(entries_after(store, stream.stable))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import shard.admission
 import shard.backup
+import shard.flusher
 import shard.primary
 import shard.replica
 from mms.reshaping import Reshaping
@@ -18,6 +19,7 @@ from shard.backup import Backup
 from tests.sim.mutation import LAN, LOSSY, SLOW, busy, mutant, replaced
 from tests.sim.plan import Fault, Plan
 from ziplog.client.lane import Unit
+from ziplog.segments.entry import NO_SPACE
 from ziplog.sim.kernel import MS, US, S
 from ziplog.sim.network import Conditions
 
@@ -91,12 +93,12 @@ def refusal_beside_a_promise() -> Iterator[None]:
     """A backup refuses a unit for good, and keeps the slot that it promised it (D3)."""
     copied = Backup.copied
 
-    def refused(self: Backup, unit: HeldUnit) -> None:
+    def refused(self: Backup, unit: HeldUnit, since: int) -> None:
         state = self._state
         if state.is_out and unit.gsns is not None and not unit.confirmed:
             state.refuse(unit.route, unit.seq, "redirect", "the shard has no more positions")
         else:
-            copied(self, unit)
+            copied(self, unit, since)
 
     with replaced(Backup, "copied", refused):
         yield
@@ -225,6 +227,27 @@ def lease_without_a_limit() -> Iterator[None]:
         return refusal
 
     with replaced(ClusterState, "_grant", granted):
+        yield
+
+
+# --- what the machine refuses ---------------------------------------------------------------------
+
+
+def _no_descriptors(seed: int) -> Plan:
+    """All replicas of a shard lack descriptors at once, again and again."""
+    random = Random(f"descriptors {seed}")
+    servers = ("shard-0-0", "shard-0-1")
+    faults = (
+        Fault(60 * i + random.randrange(20), "no-descriptors", servers, random.randrange(10, 40))
+        for i in range(1, 40)
+    )
+    return busy(seed, *faults, shards=1, lanes=8, calls=300, think_us=10_000)
+
+
+@mutant(_no_descriptors, "one shard, whose replicas lack descriptors at the same moments")
+def refused_file_ends_the_server() -> Iterator[None]:
+    """A server halts where the system does not open its next segment (section 10)."""
+    with replaced(shard.flusher, "REFUSED", NO_SPACE):
         yield
 
 

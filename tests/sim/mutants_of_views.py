@@ -218,16 +218,17 @@ def two_states_begin_one_view() -> Iterator[None]:
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def sessions_do_not_survive_the_view() -> Iterator[None]:
     """A server forgets in a recovery which units it has (D9)."""
-    tables = Sessions.tables
+    part = Sessions.part
 
-    def forgotten(self: Sessions) -> Any:
-        return [_replace(table, units=[], done_below=1) for table in tables(self)]
+    def forgotten(self: Sessions, *arguments: Any) -> Any:
+        tables, is_more = part(self, *arguments)
+        return [_replace(table, done_below=1, units=[], is_cut=False) for table in tables], is_more
 
     def dropped(self: Sessions) -> None:
         self.by_client.clear()
 
     with (
-        replaced(Sessions, "tables", forgotten),
+        replaced(Sessions, "part", forgotten),
         replaced(Sessions, "drop_undecided", dropped),
     ):
         yield

@@ -41,8 +41,24 @@ WEIGHTS: Final = {
     "power-all": 1,
 }
 
+#: Faults that last longer than servers remember a silent client, and how often each is drawn. A
+#: plan with one of them has servers with a short memory.
+SLEEPS: Final = {"offline": 3, "suspend": 3, "pause": 2}
+#: Kinds that no other stream draws.
+_ONLY_SLEEPS: Final = frozenset({"offline", "suspend"})
+#: What a machine refuses its processes for a while, and how often it is drawn.
+REFUSALS: Final = {"no-descriptors": 1}
+#: So many runs of leases are granted while no server hears of them: more than a server keeps, and
+#: than a frame holds, which is a small one in these runs.
+AGED_RUNS: Final = 3_000
+#: One plan of so many has a history of that length.
+_AGED_ONE_IN: Final = 20
+
 #: What an operator asks for, and how often each is drawn.
 CHANGES: Final = {"add-shard": 5, "remove-shard": 4, "finalize-shard": 2}
+#: Bits that flip in the files of a service's node; drawn from a stream of their own, where
+#: consensus is the library.
+ROT: Final = ("rot-mms", "rot-fh")
 #: What is drawn along with a change, of the shard that it is about or of whom it needs.
 _BESIDE_CHANGES: Final = (
     "kill", "kill", "power", "pause", "isolate", "stop", "kill-mms", "lead-mms", "kill-fh",
@@ -115,6 +131,19 @@ class Plan(NamedTuple):
     is_raft_real: bool = False
     #: Clients use this database, instead of the log.
     database: Database | None = None
+    #: A server has room for so many sessions; 0: for as many as ever.
+    sessions: int = 0
+    #: Tables of sessions are stored after so many bytes of the log, and cut into parts of so many,
+    #: as are answers to servers that join; 0: they are as large as ever.
+    table_bytes: int = 0
+    part_bytes: int = 0
+    #: Some calls insert so many records; 0: none does.
+    bulk: int = 0
+
+    @property
+    def forgets_soon(self) -> bool:
+        """Whether servers forget a client that is silent for a few seconds."""
+        return self.naps or any(fault.kind in _ONLY_SLEEPS for fault in self.faults)
 
     @property
     def coordinators(self) -> list[str]:
@@ -188,7 +217,25 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
     drawn = [_DRAWS.get(kind, _draw_one)(random, plan, kind) for kind in kinds]
     if faults is None:
         drawn += draw_changes(plan)
+        drawn += draw_sleeps(plan)
+        drawn += draw_refusals(plan)
+        drawn += draw_rot(plan)
+        drawn += draw_age(plan)
+        plan = _aged(plan)
     return plan._replace(faults=tuple(sorted(drawn)))
+
+
+def _aged(plan: Plan) -> Plan:
+    """Return one plan of three with sessions at their limits."""
+    random = Random(f"aged {plan.seed}")
+    if random.random() > 1 / 3:
+        return plan
+    return plan._replace(
+        sessions=random.choice((0, 0, 1, 2, 3, 5)),
+        table_bytes=random.choice((0, 300, 3_000)),
+        part_bytes=random.choice((1, 200, 1_000)),
+        bulk=random.choice((0, 0, 0, 150)),
+    )
 
 
 def draw_changes(plan: Plan) -> list[Fault]:
@@ -212,6 +259,58 @@ def draw_changes(plan: Plan) -> list[Fault]:
         if random.random() < 0.5:
             drawn.append(_draw_beside(random, plan, drawn[-1]))
     return drawn
+
+
+def draw_sleeps(plan: Plan) -> list[Fault]:
+    """Return machines that are suspended or offline, in one plan of six."""
+    random = Random(f"sleeps {plan.seed}")
+    if random.random() > 1 / 6:
+        return []
+    clients = [f"writer-{i}" for i in range(plan.writers)]
+    drawn: list[Fault] = []
+    for _ in range(random.choice((1, 2, 3))):
+        (kind,) = random.choices(list(SLEEPS), list(SLEEPS.values()))
+        is_of_server = kind == "suspend" and random.random() < 0.3
+        name = random.choice(plan.servers if is_of_server else clients)
+        for_ms = random.choice((300, 3_000, 9_000, 12_000, 12_000, 25_000))
+        drawn.append(Fault(_when(random, plan), kind, (name,), for_ms))
+    return drawn
+
+
+def draw_refusals(plan: Plan) -> list[Fault]:
+    """Return processes without descriptors, in one plan of six; mostly all of a shard at once."""
+    random = Random(f"refusals {plan.seed}")
+    if random.random() > 1 / 6:
+        return []
+    drawn: list[Fault] = []
+    for _ in range(random.choice((1, 2, 4))):
+        shard = random.randrange(plan.shards)
+        replicas = tuple(server_name(shard, i) for i in range(plan.f + 1))
+        alone = random.choice([*replicas, "mms-0", "fh-0"])
+        targets = replicas if random.random() < 0.6 else (alone,)
+        for_ms = random.choice((20, 300, 1_200, 3_000))
+        drawn.append(Fault(_when(random, plan), "no-descriptors", targets, for_ms))
+    return drawn
+
+
+def draw_rot(plan: Plan) -> list[Fault]:
+    """Return bits that flip in the services' files, in half of the plans with real consensus."""
+    random = Random(f"rot {plan.seed}")
+    if not plan.is_raft_real or random.random() > 1 / 2:
+        return []
+    kinds = random.choices(ROT, k=random.choice((1, 2, 4)))
+    return [_draw_node(random, plan, kind) for kind in kinds]
+
+
+def draw_age(plan: Plan) -> list[Fault]:
+    """Return a long history of leases, in one plan of twenty, and a server that needs its end."""
+    random = Random(f"age {plan.seed}")
+    if random.randrange(_AGED_ONE_IN):
+        return []
+    at_ms = _when(random, plan)
+    kind = random.choice(("kill", "kill", "power", "stop"))
+    after = Fault(at_ms + random.randrange(1_500), kind, (random.choice(plan.servers),))
+    return [Fault(at_ms, "age", amount=AGED_RUNS), after]
 
 
 def _draw_beside(random: Random, plan: Plan, change: Fault) -> Fault:

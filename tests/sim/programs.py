@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -118,10 +119,14 @@ class StorageServer:
             self._tend_later()
 
     def stop(self) -> None:
-        """Stop cleanly, as on SIGTERM: flush, and leave a checkpoint."""
+        """Stop cleanly, as on SIGTERM: flush, and leave a checkpoint.
+
+        Where the disk refuses it, the process ends without one (`shard.__main__._leave`).
+        """
         checkpoint = self.replica.checkpoint()
         if self.store.close():
-            self._directory.write_checkpoint(checkpoint)
+            with suppress(OSError):
+                self._directory.write_checkpoint(checkpoint)
 
     def check(self) -> None:
         self.replica.check()

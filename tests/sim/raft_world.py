@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from functools import partial
+from random import Random
 from typing import TYPE_CHECKING
 
 from tests.sim.disks import sync
@@ -33,6 +34,10 @@ LIFE_NS = 120 * S
 #: How often the clients propose something, and how often something is disturbed, on average.
 PROPOSAL_NS = 100 * MS
 FAULT_NS = 1 * S
+#: Files of a node of which bits flip.
+ROTTING = ("journal", "flushed", "snapshot")
+#: How often a bit flips, on average, where any does.
+ROT_NS = 3 * S
 FAIR = Conditions()
 WEIGHTS = {
     "kill": 4,
@@ -74,6 +79,19 @@ def made_directory(disk: Disk) -> DiskPath:
     return path
 
 
+def flip_in(directory: DiskPath, chance: Random) -> tuple[DiskPath, bytes]:
+    """Flip a bit in a file of a node, mostly near its end; return the file as it was."""
+    files = [path for path in sorted(directory.iterdir()) if path.name in ROTTING]
+    path = chance.choice([path for path in files if path.stat().st_size])
+    before = path.read_bytes()
+    least = len(before) - chance.choice((20, 60, len(before)))
+    flipped = bytearray(before)
+    flipped[chance.randrange(max(least, 0), len(before))] ^= 1 << chance.randrange(8)
+    path.write_bytes(bytes(flipped))
+    sync(path)
+    return path, before
+
+
 class World:
     """A group, its machines, clients on all nodes, and everything that was promised."""
 
@@ -98,6 +116,10 @@ class World:
         self.done: dict[str, int] = dict.fromkeys(WEIGHTS, 0)
         self.restored = self.proposed = 0
         self.is_disturbed = False
+        #: Draws which bits flip: a life without that is what it was.
+        self.rot_chance = Random(f"rot {seed}")
+        #: Starts after a flip, by what became of them.
+        self.rotten = {"refused": 0, "harmless": 0}
 
     # --- what nodes say ---
 
@@ -158,6 +180,32 @@ class World:
         self.group.directories[name] = made_directory(self.disks[name])
         self.start(name)
 
+    def rot(self) -> None:
+        """Kill a node and flip a bit in its files; who refuses to start gets a new directory.
+
+        Of a group of one, a copy is put back. A power cut with it is another fault: then the note
+        of what is flushed may be late, and a damaged last record counts as torn.
+        """
+        name = self.rot_chance.choice(self.names)
+        is_alone = len(self.names) == 1
+        if name not in self.group.members or (
+            not is_alone and len(self.new | {name}) > (len(self.names) - 1) // 2
+        ):
+            return
+        self.group.leave(name)
+        self.disks[name].kill()
+        path, before = flip_in(self.group.directories[name], self.rot_chance)
+        try:
+            self.start(name)
+            self.rotten["harmless"] += 1
+        except journal.JournalError:
+            self.rotten["refused"] += 1
+            if is_alone:
+                path.write_bytes(before)
+                self.start(name)
+            else:
+                self.replace(name)
+
     def pause(self) -> None:
         name = self.some()
         self.group.pause(name)
@@ -191,9 +239,11 @@ class World:
 
     # --- life ---
 
-    def live(self, duration_ns: int) -> None:
-        """Propose on all nodes and let everything happen to them."""
+    def live(self, duration_ns: int, *, rots: bool = False) -> None:
+        """Propose on all nodes and let everything happen to them; bits flip, too, if it `rots`."""
         self.is_disturbed = True
+        if rots:
+            self.rot_again()
         self.propose_again()
         self.disturb_again()
         self.kernel.run(duration_ns)
@@ -213,13 +263,22 @@ class World:
 
     def disturb_again(self) -> None:
         if self.is_disturbed:
-            for name in self.names:
-                if (status := self.group.status(name)) is not None and status.is_voter:
-                    self.new.discard(name)
+            self.update_new()
             (fault,) = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))
             self.done[fault] += 1
             getattr(self, fault)()
             self.kernel.after(self.chance.randint(0, 2 * FAULT_NS), self.disturb_again)
+
+    def rot_again(self) -> None:
+        if self.is_disturbed:
+            self.update_new()
+            self.rot()
+            self.kernel.after(self.rot_chance.randint(0, 2 * ROT_NS), self.rot_again)
+
+    def update_new(self) -> None:
+        for name in self.names:
+            if (status := self.group.status(name)) is not None and status.is_voter:
+                self.new.discard(name)
 
     def mend(self) -> None:
         self.network.heal_all()
@@ -290,9 +349,9 @@ def world(seed: int, size: int = 3) -> Iterator[World]:
         made.end()
 
 
-def live(seed: int, size: int = 3, duration_ns: int = LIFE_NS) -> World:
+def live(seed: int, size: int = 3, duration_ns: int = LIFE_NS, *, rots: bool = False) -> World:
     """Let a group live through a seed's faults, and settle."""
     with world(seed, size) as made:
-        made.live(duration_ns)
+        made.live(duration_ns, rots=rots)
         made.settle()
     return made

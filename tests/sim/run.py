@@ -5,21 +5,28 @@ Rule: whatever raises, raises out of `run`; the seed and its faults say the rest
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
+import shard.joining
+import shard.sessions
+import shard.tables
+from mms import history
+from shard import epochs
 from tests.sim import verdict
 from tests.sim.database.run import DatabaseRun
 from tests.sim.simulated import simulated
 from tests.sim.stages import Outcome, Run
 from tests.sim.workload import Reader, Writer
+from ziplog import wire
 from ziplog.client import lane
 from ziplog.client.requests import ReadRequest
 from ziplog.sim.kernel import Kernel, S
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.sim.plan import Plan
@@ -28,6 +35,8 @@ if TYPE_CHECKING:
 _READ_BACK: Final = 20
 #: Units are so small that calls of few records are cut into several.
 _UNIT_RECORDS: Final = 2
+#: Bytes of a frame, where the history of leases is long.
+_SMALL_FRAME: Final = 128 * 1024
 
 
 def run(
@@ -48,13 +57,41 @@ def run(
     """
     kernel = Kernel(plan.seed, on_trace)
     small = patch.object(lane, "UNIT_RECORDS", _UNIT_RECORDS)
-    with simulated(kernel, is_raft_real=plan.is_raft_real), small:
+    is_aged = any(fault.kind == "age" for fault in plan.faults)
+    frames = small_frames() if is_aged else nullcontext()
+    with simulated(kernel, is_raft_real=plan.is_raft_real), small, frames, _limits(plan):
         live = (LogRun if plan.database is None else DatabaseRun)(kernel, plan)
         try:
             return live.outcome()
         finally:
             if directory is not None:
                 live.history.write(directory)
+
+
+@contextmanager
+def _limits(plan: Plan) -> Iterator[None]:
+    """Have servers keep the limits of a plan."""
+    with ExitStack() as patched:
+        for value, module, name in (
+            (plan.sessions, shard.sessions, "MAX_SESSIONS"),
+            (plan.table_bytes, shard.tables, "TABLE_BYTES"),
+            (plan.part_bytes, shard.tables, "PART_BYTES"),
+            (plan.part_bytes, shard.joining, "_ANSWER_TABLE_BYTES"),
+        ):
+            if value:
+                patched.enter_context(patch.object(module, name, value))
+        yield
+
+
+@contextmanager
+def small_frames() -> Iterator[None]:
+    """Let a frame hold so little that a history of leases soon is more than one."""
+    with (
+        patch.object(wire, "MAX_FRAME", _SMALL_FRAME),
+        patch.object(history, "MAX_RUNS_BYTES", _SMALL_FRAME // 4),
+        patch.object(epochs, "MAX_RUNS_BYTES", _SMALL_FRAME // 4),
+    ):
+        yield
 
 
 class LogRun(Run):

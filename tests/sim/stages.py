@@ -135,11 +135,13 @@ class Run(ABC):
 
     def _check_excuses(self) -> None:
         """Check that nobody stopped itself, and that nothing may be lost, without a reason."""
-        halts = {
-            name: node.halts
+        unopened = self.faults.unopened
+        found = {
+            name: [halt for halt in node.halts if name not in unopened or not is_no_start(halt)]
             for name, node in self.cluster.nodes.items()
-            if node.halts and name not in self.faults.excused
+            if name not in self.faults.excused
         }
+        halts = {name: those for name, those in found.items() if those}
         assert not halts, f"stopped themselves: {halts}"
         losses = self.cluster.state.losses
         assert self.faults.has_cut_power or not losses, f"nobody failed, and yet: {losses}"
@@ -175,3 +177,8 @@ class Run(ABC):
     def _trace_frames(self) -> None:
         if self.kernel.is_traced:
             self.cluster.network.on_frame = verdict.teller(self.kernel)
+
+
+def is_no_start(halt: str) -> bool:
+    """Whether a process stopped because it could not start; it had done nothing by then."""
+    return halt.startswith("it cannot start")

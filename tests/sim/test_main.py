@@ -10,7 +10,7 @@ from tests.command_line import refusal
 from tests.sim import faults, plan
 from tests.sim.__main__ import main
 from tests.sim.fault_text import KINDS, parse_fault, strangers
-from tests.sim.plan import draw, draw_changes
+from tests.sim.plan import draw, draw_age, draw_changes, draw_rot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,14 +19,17 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_fault_is_what_its_text_says(seed: int) -> None:
     drawn = draw(seed, faults=9)
-    drawn = drawn._replace(faults=(*drawn.faults, *draw_changes(drawn)))
+    rotting = draw_rot(drawn._replace(is_raft_real=True))
+    beside = (*draw_changes(drawn), *plan.draw_refusals(drawn), *rotting, *draw_age(drawn))
+    drawn = drawn._replace(faults=(*drawn.faults, *beside))
     for fault in drawn.faults:
         assert parse_fault(str(fault)) == fault
         assert not strangers(fault, drawn)
 
 
 def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
-    assert {*plan.WEIGHTS, *plan.CHANGES} == set(KINDS) == set(faults.KINDS)
+    drawn = {*plan.WEIGHTS, *plan.SLEEPS, *plan.CHANGES, *plan.REFUSALS, *plan.ROT, "age"}
+    assert drawn == set(KINDS) == set(faults.KINDS)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +38,7 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
         ("x kill shard-0-0", "does not begin with a time in ms"),
         ("-5 kill shard-0-0", "does not begin with a time in ms"),
         ("12", 'there is no fault ""'),
-        ("12 tickle x", 'there is no fault "tickle", only add-shard, clog, crash, '),
+        ("12 tickle x", 'there is no fault "tickle", only add-shard, age, clog, '),
         ("12 kill", "kill names one storage server"),
         ("12 kill nobody", "kill names one storage server"),
         ("12 kill mms-0", "kill names one storage server"),
@@ -110,4 +113,5 @@ def test_many_seeds_have_the_faults_that_their_clusters_have_targets_for(
     assert len(set(shards)) > 1
     options = ("--seed", "3", "--count", "3", "--workers", "1", "--steps", "2")
     assert main([*options, "--faults", f"5 rot shard-{max(shards) - 1}-0"]) == 0
-    assert capsys.readouterr().out.startswith("3 seeds, 0 failed; ")
+    *_, last = capsys.readouterr().out.splitlines()  # a slow run reports its progress before it
+    assert last.startswith("3 seeds, 0 failed; ")

@@ -31,6 +31,7 @@ LAST_FOUND_BY: Final[dict[str, int]] = {
     "only_confirmed_is_rolled_forward": 5,
     "reads_are_not_fresh": 4,
     "refusal_beside_a_promise": 7,
+    "rest_of_a_session_is_not_asked_for": 6,
     "restart_in_the_same_view": 5,
     "survivor_acks_after_its_promise": 3,
     "unit_gets_behind_its_followers": 7,

@@ -62,6 +62,35 @@ def test_what_the_library_takes_by_itself_is_noticed(monkeypatch: pytest.MonkeyP
     assert "commits something else" in broken[0]
 
 
+# --- bits that flip ---
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize("seed", range(int(os.environ.get("ZIPLOG_SEEDS", "3"))))
+def test_no_life_in_which_bits_flip_loses_what_was_committed(seed: int, size: int) -> None:
+    lived = live(seed, size, rots=True)
+    assert len(lived.committed) > 100
+    assert lived.rotten["refused"] > 3
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_damaged_last_record_that_is_taken_for_a_torn_one_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    real = journal.Journal._replay
+    monkeypatch.setattr(
+        journal.Journal, "_replay", lambda self, data, at, _flushed: real(self, data, at, 0)
+    )
+    broken: list[str] = []
+    for seed in range(SEEDS_UNTIL_CAUGHT):
+        try:
+            live(seed, size, rots=True)
+        except AssertionError as error:
+            broken.append(str(error))
+            break
+    assert "commits something else" in broken[0]
+
+
 # --- who is replaced ---
 
 

@@ -148,6 +148,7 @@ class Writer(Client):
         self.left = plan.calls
         self._lanes = plan.lanes
         self._think_us, self._naps = plan.think_us, plan.naps
+        self._counts = (_OF_ONE_KEY, _OF_MANY_KEYS, 8) + (plan.bulk,) * bool(plan.bulk)
 
     def begin(self) -> None:
         for _ in range(self._lanes):
@@ -170,7 +171,7 @@ class Writer(Client):
         self._insert_records(1)
 
     def _insert_many(self) -> None:
-        self._insert_records(self.random.choice((_OF_ONE_KEY, _OF_MANY_KEYS, 8)))
+        self._insert_records(self.random.choice(self._counts))
 
     def _insert_records(self, count: int) -> None:
         payloads = [self.shared.payload() for _ in range(count)]

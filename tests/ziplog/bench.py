@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ziplog.growth import free_ports
 from ziplog.runtime import plain
-from ziplog.runtime.journal import Entry, Journal
+from ziplog.runtime.journal import HEADER_BYTES, Entry, Journal
 from ziplog.runtime.raft import Raft
 from ziplog.runtime.snapshot import Snapshot
 
@@ -67,7 +67,7 @@ class Wire:
         reader = Journal.__new__(Journal)
         reader.entries, reader.term, reader.voted_for = [], 0, None
         reader._path = self.journal._path  # type: ignore[misc]
-        reader._replay(again)
+        reader._replay(again, HEADER_BYTES, len(again))
         self.votes.append((reader.term, reader.voted_for))
         self.ends.append(reader.entries[-1].index)
         self.sent.append((node.id, message))

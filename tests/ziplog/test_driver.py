@@ -26,6 +26,7 @@ from ziplog.node import (
     Halt,
     Persist,
     Persisted,
+    Pressed,
     Propose,
     Received,
     Send,
@@ -500,3 +501,32 @@ def test_events_posted_by_threads_arrive_in_order(
     assert done.wait(10)
     posted = [event.fseq for event in node.events if isinstance(event, Persisted)]
     assert posted == list(range(1_001))
+
+
+def test_in_a_queue_signs_of_life_come_first_and_unread_input_is_reported() -> None:
+    world = World()
+    beat = wire.Beat(1, 0, 1, 1, 5, "up")
+    world.put(*range(6_000))
+    world.transport.incoming.append((b"other", wire.encode(beat)))
+    world.run()
+    events = world.node.events
+    assert events.index(Received(b"other", beat)) < 1_200
+    assert [event for event in events if isinstance(event, Pressed)] == [
+        Pressed(unread=True),
+        Pressed(unread=False),
+    ]
+    assert sum(isinstance(event, Received) for event in events) == 6_001
+
+
+def test_a_turn_of_slow_messages_ends_in_time() -> None:
+    def answer(event: Event) -> list[Effect]:
+        if isinstance(event, Received):
+            world.now += 10_000_000
+        return []
+
+    world = World(answer)
+    world.put(*range(40))
+    world.node.deadline = 0
+    world.run()
+    kinds = [type(event).__name__ for event in world.node.events]
+    assert kinds.index("Wakeup") <= 7

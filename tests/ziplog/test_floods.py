@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from tests.waiting import wait_until
-from ziplog.runtime import floods
+from ziplog.runtime import descriptors, floods
 from ziplog.runtime.floods import LIMIT_BYTES, Floods
 from ziplog.runtime.transport import Transport
 
@@ -186,6 +186,53 @@ def test_a_flood_is_cut_off_and_nobody_else(server: Transport, identity: bytes) 
         other.send(wire(b"after"))
         wait_until(lambda: b"after" in take_all(server), "the other's frame")
         assert server.cut == 1
+
+
+def test_small_frames_of_many_connections_are_bounded_together(
+    server: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(floods, "TOTAL_BYTES", 1_000_000)
+    monkeypatch.setattr(floods, "LOOK_NS", 0)
+    port = port_of(server)
+    with contextlib.ExitStack() as stack:
+        quiet = stack.enter_context(Raw(port))
+        peers = [stack.enter_context(Raw(port)) for _ in range(8)]
+        for peer in peers:
+            peer.send(wire(b"x"))  # so that the size of its frames is known
+        taken: list[bytes] = []
+        wait_until(lambda: taken.extend(take_all(server)) or len(taken) == 8, "frames")
+        for peer in peers:
+            with contextlib.suppress(OSError):
+                peer.send(wire(b"x") * 20_000)
+        wait_until(lambda: server.wait(0) or server.cut >= 8 - 1, "all but one cut off")
+        quiet.send(wire(b"after"))
+        wait_until(lambda: b"after" in take_all(server), "the other's frame")
+
+
+def test_port_takes_no_new_connections_while_ended_ones_have_left_too_much(
+    server: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(floods, "TOTAL_BYTES", 1_000_000)
+    monkeypatch.setattr(floods, "LOOK_NS", 0)
+    port = port_of(server)
+    watch = server._floods
+    assert watch is not None
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(Raw(port)) for _ in range(8)]
+        for peer in peers:
+            peer.send(wire(b"x"))  # so that the size of its frames is known
+        taken: list[bytes] = []
+        wait_until(lambda: taken.extend(take_all(server)) or len(taken) == 8, "frames")
+        assert not watch._door.is_shut
+        for peer in peers:
+            with contextlib.suppress(OSError):
+                peer.send(wire(b"x") * 20_000)
+        wait_until(lambda: server.wait(0) or watch._door.is_shut, "a shut door")
+        monkeypatch.setattr(descriptors, "_PAUSE_NS", 0)
+    wait_until(lambda: take_all(server) == [] and not watch._door.is_shut, "an open door")
+    with Raw(port) as newcomer:
+        newcomer.send(wire(b"after"))
+        wait_until(lambda: b"after" in take_all(server), "the newcomer's frame")
 
 
 def test_what_is_taken_is_no_flood(server: Transport, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
-from ziplog.runtime.journal import Entry, Journal, JournalError
+from ziplog.runtime.journal import HEADER_BYTES, Entry, Journal, JournalError, note_of, pack_note
 
 ENTRIES = [Entry(b"command %d" % index, index, 1 + index // 3) for index in range(1, 7)]
-#: The file header.
-HEADER = 8
 
 
 def written(directory: Path, entries: list[Entry] = ENTRIES) -> Path:
@@ -38,14 +37,34 @@ def test_what_was_written_is_there_again(tmp_path: Path) -> None:
     assert (journal.term, journal.voted_for) == (7, "node:1")
 
 
-def test_every_torn_tail_is_cut_off(tmp_path: Path) -> None:
+def made_bytes(path: Path) -> int:
+    """Return how long a journal's file was when it was made."""
+    header = note_of(path.read_bytes()[8:HEADER_BYTES])
+    assert header is not None
+    return header[1]
+
+
+def lose_note(path: Path) -> None:
+    """Let the note beside a journal be as late as a power cut can leave it."""
+    (path.parent / "flushed").unlink(missing_ok=True)
+
+
+def flipped(content: bytes, at: int, bit: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :]
+
+
+def test_every_torn_tail_is_cut_off_and_logged(tmp_path: Path) -> None:
     path = written(tmp_path)
     whole = path.read_bytes()
     ends = []
-    for size in range(len(whole), HEADER, -1):
+    for size in range(len(whole), made_bytes(path), -1):
         path.write_bytes(whole[:size])
-        journal = reopened(tmp_path)
+        lose_note(path)
+        with capture_logs() as logs:
+            journal = reopened(tmp_path)
         assert journal.entries == ENTRIES[: len(journal.entries)]
+        assert [log["cut_bytes"] for log in logs] == [size - len(path.read_bytes())][: len(logs)]
+        assert bool(logs) == (len(path.read_bytes()) < size)
         ends.append(len(journal.entries))
     assert ends == sorted(ends, reverse=True)
     assert set(ends) == set(range(7))
@@ -54,6 +73,7 @@ def test_every_torn_tail_is_cut_off(tmp_path: Path) -> None:
 def test_a_journal_goes_on_after_a_torn_tail(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_bytes(path.read_bytes()[:-50])
+    lose_note(path)
     journal = Journal(tmp_path)
     after = Entry(b"after", journal.entries[-1].index + 1, 9)
     expected = [*journal.entries, after]
@@ -80,20 +100,146 @@ def test_zeros_behind_the_last_record_are_a_torn_tail(tmp_path: Path) -> None:
     assert reopened(tmp_path).entries == ENTRIES
 
 
-def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
+def test_any_flipped_bit_is_refused(tmp_path: Path) -> None:
+    """Also one in the last record, which was on stable storage when the process was killed."""
     path = written(tmp_path)
     whole = path.read_bytes()
     for at in range(len(whole)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        for bit in range(8):
+            path.write_bytes(flipped(whole, at, bit))
+            with pytest.raises(JournalError, match=r"damaged .*empty this directory") as refused:
+                Journal(tmp_path)
+            assert str(path) in str(refused.value)
+            assert path.read_bytes() == flipped(whole, at, bit)
+    path.write_bytes(whole)
+    assert reopened(tmp_path).entries == ENTRIES
+
+
+def test_every_shorter_file_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(JournalError, match=r"(damaged|missing or empty).*empty this directory"):
+            Journal(tmp_path)
+    path.unlink()
+    with pytest.raises(JournalError, match="missing or empty, but `flushed` is beside it"):
+        Journal(tmp_path)
+
+
+def test_the_error_names_the_byte_and_how_much_was_stored(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    whole = path.read_bytes()
+    last = whole.rindex(b"node:1")
+    path.write_bytes(flipped(whole, last, 0))
+    with pytest.raises(JournalError, match=rf"at byte \d+, but its first {len(whole)} bytes"):
+        Journal(tmp_path)
+
+
+def test_without_the_note_only_the_last_record_may_be_lost(tmp_path: Path) -> None:
+    """After a power cut the note may be late; damage of the last record is like a torn write."""
+    path = written(tmp_path)
+    whole = path.read_bytes()
+    outcomes = set()
+    for at in range(len(whole)):
+        path.write_bytes(flipped(whole, at, at % 8))
+        lose_note(path)
         try:
             journal = reopened(tmp_path)
-        except JournalError as error:
-            assert str(path) in str(error)  # noqa: PT017 - either outcome is right
+        except JournalError:
+            outcomes.add("refused")
         else:
-            # Only the last record, the vote, may be lost: damage there looks like a torn write.
             assert journal.entries == ENTRIES
+            assert (journal.term, journal.voted_for) == (0, None)
             assert at > len(whole) - 30
-            assert journal.term in (0, 7)
+            outcomes.add("cut off")
+    assert outcomes == {"refused", "cut off"}
+
+
+def test_a_flipped_bit_in_the_note_changes_nothing(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    note = path.parent / "flushed"
+    whole = note.read_bytes()
+    for at in range(len(whole)):
+        for bit in range(8):
+            note.write_bytes(flipped(whole, at, bit))
+            with capture_logs() as logs:
+                journal = reopened(tmp_path)
+            assert [log["log_level"] for log in logs] == ["warning"]
+            assert (journal.entries, journal.term, journal.voted_for) == (ENTRIES, 7, "node:1")
+            assert note.read_bytes() == whole
+
+
+def test_a_journal_of_an_earlier_release_is_read_and_protected_from_then_on(
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path)
+    old = b"ZIPRAFT2" + path.read_bytes()[HEADER_BYTES:]
+    path.write_bytes(old)
+    lose_note(path)
+    journal = reopened(tmp_path)
+    assert (journal.entries, journal.term, journal.voted_for) == (ENTRIES, 7, "node:1")
+    whole = path.read_bytes()
+    assert whole.startswith(b"ZIPRAFT3")
+    path.write_bytes(whole[:-1] + b"!")
+    with pytest.raises(JournalError, match="damaged"):
+        Journal(tmp_path)
+    path.write_bytes(old[:-1] + b"!")
+    lose_note(path)
+    with capture_logs() as logs:
+        assert reopened(tmp_path).entries == ENTRIES
+    assert [log["event"] for log in logs] == ["a torn end of the consensus journal was cut off"]
+
+
+def test_a_note_about_the_file_before_does_not_count(tmp_path: Path) -> None:
+    """A crash between the rename of a new file and the note about it."""
+    path = written(tmp_path)
+    note = (path.parent / "flushed").read_bytes()
+    journal = Journal(tmp_path)
+    journal.drop_first(5)
+    size = path.stat().st_size
+    journal.close()
+    assert len(path.read_bytes()) < note_of(note)[1]  # type: ignore[index]
+    (path.parent / "flushed").write_bytes(note)
+    assert reopened(tmp_path).entries == ENTRIES[5:]
+    (path.parent / "flushed").write_bytes(note)
+    path.write_bytes(path.read_bytes()[: size - 1])
+    with pytest.raises(JournalError, match=f"its first {size} bytes were on stable storage"):
+        Journal(tmp_path)
+
+
+def test_a_note_states_no_more_than_what_was_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path)
+    path = tmp_path / "journal"
+    synced = [path.stat().st_size]
+    real = os.fdatasync
+
+    def sync(descriptor: int) -> None:
+        noted = note_of((tmp_path / "flushed").read_bytes())
+        assert noted is not None
+        assert noted[1] == synced[-1]
+        real(descriptor)
+        synced.append(path.stat().st_size)
+
+    monkeypatch.setattr("ziplog.runtime.journal.os.fdatasync", sync)
+    for entry in ENTRIES:
+        journal.append(entry)
+    assert len(synced) == 1 + len(ENTRIES)
+    assert note_of((tmp_path / "flushed").read_bytes()) == note_of(
+        pack_note(journal._salt, synced[-1])
+    )
+    journal.close()
+
+
+def test_a_journal_works_without_its_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ziplog.runtime.journal.os.pwrite", fail)
+    written(tmp_path)
+    assert reopened(tmp_path).entries == ENTRIES
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
@@ -174,6 +320,7 @@ def test_several_entries_are_there_together_or_not_at_all(tmp_path: Path) -> Non
     for size in range(before, len(whole)):
         # The kernel may have written the middle before the beginning.
         (tmp_path / "journal").write_bytes(whole[:before] + bytes(20) + whole[before + 20 : size])
+        lose_note(tmp_path / "journal")
         assert reopened(tmp_path).entries == ENTRIES[:1]
 
 

@@ -138,6 +138,7 @@ def test_a_directory_that_lost_its_journal_only_is_not_new(bench: Callable[..., 
     first.snapshot(snapshot(9, 5))
     first.close()
     (first.directory / "journal").unlink()
+    (first.directory / "flushed").unlink()
     again = bench(directory=first.directory, is_voter=False)
     assert not again.node._standing().is_new
     assert again.node.is_voter is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.waiting import wait_until
 from tests.ziplog.nodes import exists, make, ready, rewrite
 from ziplog import growth, revival, supervisor
 from ziplog.config import NodeConfig, ShardConfig, dump_shard
-from ziplog.errors import UnavailableError
+from ziplog.errors import ConfigError, UnavailableError
 from ziplog.runtime.transport import Transport
 from ziplog.supervision import Supervision
 from ziplog.supervisor import CLUSTER_FILE, Supervisor
@@ -245,6 +246,25 @@ def test_a_spoilt_cluster_file_is_told_once_and_stops_nothing(
     growth.next_shard(running.path, {0})
     await_start(running, "shard-1-0")
     assert told() == 2
+    supervision.stop()
+    running.kill("shard-1-0")
+
+
+def test_a_cluster_file_that_the_system_refuses_is_read_later(
+    running: Supervisor,
+    supervision: Supervision,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(path: Path) -> None:
+        error = OSError(errno.EMFILE, "Too many open files")
+        raise ConfigError("cluster file", str(path), "a readable file") from error
+
+    with monkeypatch.context() as full:
+        full.setattr(supervisor, "load", refuse)
+        growth.next_shard(running.path, {0})
+        wait_until(lambda: NOT_TAKEN in caplog.text, "it is tried")
+    await_start(running, "shard-1-0")
     supervision.stop()
     running.kill("shard-1-0")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +14,7 @@ from tests.shard.archive.processes import is_running
 from tests.waiting import wait_until
 from tests.ziplog.nodes import IDLE, exists, make, ready, rewrite
 from ziplog import growth, supervisor
+from ziplog.config import dump, load
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.supervisor import CLUSTER_FILE, Supervisor, log_tail, running_pid
 
@@ -141,6 +144,35 @@ def test_a_directory_without_a_cluster_file_is_refused(tmp_path: Path) -> None:
         Supervisor(tmp_path)
 
 
+def test_a_file_that_renames_a_node_with_data_is_refused(directory: Path) -> None:
+    """A new name would be a new node, in a new directory."""
+    path = directory / CLUSTER_FILE
+    name = load(path).nodes[0].name
+    (directory / name).mkdir()
+    (directory / name / "journal").touch()
+    Supervisor(directory).stop()
+    path.write_text(path.read_text().replace(f'"{name}"', '"renamed"'))
+    with pytest.raises(ConfigError, match=rf"{name} in .* belongs to no node") as refused:
+        Supervisor(directory)
+    assert str(path) in str(refused.value)
+    (directory / name).rename(directory / f"old-{name}")
+    with pytest.raises(ConfigError, match=rf"old-{name} in .* belongs to no node"):
+        Supervisor(directory)
+    path.write_text(path.read_text().replace('"renamed"', f'"{name}"'))
+    (directory / f"old-{name}").rename(directory / f"{name}.damaged")
+    Supervisor(directory).stop()  # who is replaced has its directory moved away
+
+
+def test_a_file_that_leads_away_from_the_data_is_refused(directory: Path) -> None:
+    path = directory / CLUSTER_FILE
+    config = load(path)
+    (directory / config.nodes[0].name).mkdir()
+    (directory / config.nodes[0].name / "journal").touch()
+    path.write_text(dump(replace(config, data_dir=directory / "elsewhere")))
+    with pytest.raises(ConfigError, match="where the directories of the nodes are"):
+        Supervisor(directory)
+
+
 def test_the_end_of_a_log_is_short(directory: Path) -> None:
     assert log_tail(directory, "nobody") == "(no log)"
     logs = directory / "logs"
@@ -179,3 +211,48 @@ def test_a_running_cluster_takes_new_shards_and_no_other_change(directory: Path)
         running.reload()
         assert not running.config.lag_fix
         assert running.stop(timeout_s=2.0) == ["shard-1-0"]
+
+
+def test_a_thread_that_is_refused_is_an_error_of_the_machine_and_tried_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(supervisor, "_starter", supervisor._Starter())
+    with Supervisor(directory) as running:
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", refuse)
+            for _ in range(2):
+                with pytest.raises(OSError, match="start new thread"):
+                    running.start("mms-0")
+        ready(running, "mms-0")
+
+
+def test_a_forked_child_leaves_the_processes_and_the_lock_alone(directory: Path) -> None:
+    with Supervisor(directory) as running:
+        pid = ready(running, "mms-0")
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with pytest.raises(UnavailableError, match="not in its forked child"):
+                    running.start("mms-0")
+                code = len(running.stop())
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert running_pid(directory) == os.getpid()
+        assert running.pid("mms-0") == pid
+        assert exists(pid)
+        # A child that lives on has the lock's descriptor; the parent gives it up all the same.
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+    Supervisor(directory).stop()
+    os.close(writing)
+    os.waitpid(child, 0)
+    os.close(reading)

@@ -96,16 +96,16 @@ def test_the_tags_and_fields_that_are_in_use_stay_as_they_are() -> None:
     assert KINDS[0].__struct_config__.tag == 257
     assert KINDS[0].__struct_fields__ == (
         "cluster", "shard", "view", "client", "seq", "done_below", "follows", "after", "count",
-        "body", "copy",
+        "body", "copy", "since",
     )  # fmt: skip
     assert wire.InsertAck.__struct_config__.tag == 258
     assert wire.InsertAck.__struct_fields__ == (
         "cluster", "shard", "view", "server", "incarnation", "seq", "counter", "confirmed", "gsns",
-        "waited",
+        "waited", "copy",
     )  # fmt: skip
     assert wire.Refused.__struct_config__.tag == 259
     assert wire.Refused.__struct_fields__ == (
-        "cluster", "shard", "view", "server", "request", "code", "detail", "copies",
+        "cluster", "shard", "view", "server", "request", "code", "detail", "copies", "since",
     )  # fmt: skip
     assert wire.Deliver.__struct_config__.tag == 271
 
@@ -173,9 +173,9 @@ def wrong_values(kind: inspect.Type) -> list[Any]:
 
 def test_lists_of_gsns_are_bounded() -> None:
     ack = plain(wire.InsertAck(1, 0, 1, 0, 1, 1, 1, False, [1]))
-    ack[-2] = list(range(wire.MAX_UNIT_RECORDS))
+    ack[-3] = list(range(wire.MAX_UNIT_RECORDS))
     wire.decode(msgpack.packb(ack))
-    ack[-2] = list(range(wire.MAX_UNIT_RECORDS + 1))
+    ack[-3] = list(range(wire.MAX_UNIT_RECORDS + 1))
     with pytest.raises(ProtocolError):
         wire.decode(msgpack.packb(ack))
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import ziplog
+from ziplog.cli.terminal import one_line
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
 #: The environment variable that says otherwise.
@@ -41,6 +42,6 @@ def connect(bootstrap: str, timeout: float) -> ziplog.Log:
 
 def say(text: str) -> None:
     """Tell the person at the terminal something, in one line on stderr."""
-    line = " ".join(text.split())
+    line = one_line(" ".join(text.split()))
     sys.stderr.write(f"ziplog: {line}\n")
     sys.stderr.flush()

@@ -13,6 +13,7 @@ import typer
 
 import ziplog
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
+from ziplog.cli.terminal import one_line, shown, shown_json
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,13 +66,17 @@ def insert(
 def read(
     rid: Rid, *, json: Json = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = 10
 ) -> None:
-    """Print a record's payload, byte for byte."""
+    """Print a record's payload, byte for byte; on a terminal, control characters are escaped."""
     wanted = ziplog.RecordId.parse(rid)
     with connect(bootstrap, timeout) as log:
         record = log.read_record(wanted)
-    sys.stdout.buffer.write(as_json(record) if json else record.payload)
-    if not json and sys.stdout.isatty():
-        sys.stdout.buffer.write(b"\n")
+    if json:
+        sys.stdout.buffer.write(as_json(record))
+    elif sys.stdout.isatty():
+        text = shown(record.payload.decode(errors="backslashreplace"))
+        sys.stdout.buffer.write(text.encode() + b"\n")
+    else:
+        sys.stdout.buffer.write(record.payload)
 
 
 def tail(
@@ -89,7 +94,10 @@ def tail(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Print records in the log's order: rid, a tab, the payload as text."""
+    """Print records in the log's order: rid, a tab, the payload as text.
+
+    Control characters are escaped; --json is exact.
+    """
     first = ziplog.RecordId.parse(start)
     with connect(bootstrap, timeout) as log:
         subscription = log.subscribe(first, follow=follow, timeout=None if follow else timeout)
@@ -136,8 +144,7 @@ def _batches(source: BinaryIO) -> Iterator[list[bytes]]:
 
 def _as_text(record: ziplog.Record) -> bytes:
     # One line a record, whatever it holds; --json is the exact form.
-    text = record.payload.decode(errors="backslashreplace")
-    text = text.replace("\n", "\\n").replace("\r", "\\r")
+    text = one_line(record.payload.decode(errors="backslashreplace"))
     return f"{record.rid}\t{text}\n".encode(errors="backslashreplace")
 
 
@@ -152,7 +159,7 @@ def as_json(record: ziplog.Record) -> bytes:
     }
     fields |= _bytes_field("key", record.key)
     fields |= _bytes_field("payload", record.payload)
-    return msgspec.json.encode(fields) + b"\n"
+    return shown_json(msgspec.json.encode(fields).decode()).encode() + b"\n"
 
 
 def _bytes_field(name: str, value: bytes | None) -> dict[str, str | None]:

@@ -14,6 +14,7 @@ from rich.measure import Measurement
 
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
 from ziplog.cli.tables import cell, stdout, table
+from ziplog.cli.terminal import one_line, shown_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ _COLUMNS: Final = (
 _LEAST_COLUMNS: Final = 8
 _WIDE: Final = 1000
 _NUMBERS: Final = frozenset(
-    {"id", "view", "rate/s", "weight", "epoch", "holes", "stable", "durable", "pid"}
+    {"id", "view", "rate/s", "weight", "epoch", "holes", "stable", "durable", "heard", "pid"}
 )
 
 
@@ -55,7 +56,8 @@ def status(
     weight: the shard's share of positions; 0: it gets none. epoch: the first one in which it still
     has open positions. holes: positions that it gave up because somebody waited behind them. read:
     somebody reads along, so it decides its positions at the end of every epoch. stable, durable:
-    its last such record; left out where the terminal is too narrow.
+    its last such record; left out where the terminal is too narrow. heard: when the service heard
+    the node last; a server is up until 2.5 s without a heartbeat, then suspect, down after 5 s.
     """
     with connect(bootstrap, timeout) as log:
         if not watch:
@@ -74,7 +76,7 @@ def status(
 
 def _print(document: dict[str, Any], *, json: bool) -> None:
     if json:
-        sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+        sys.stdout.write(shown_json(msgspec.json.encode(document).decode()) + "\n")
     else:
         stdout().print(_view(document))
 
@@ -82,7 +84,8 @@ def _print(document: dict[str, Any], *, json: bool) -> None:
 def _view(document: dict[str, Any]) -> Group:
     """Return the document for people: the shards, what needs attention, and the nodes."""
     return Group(
-        f"{document['cluster']}: durability {document['durability']}, epoch {document['epoch']},"
+        f"{one_line(document['cluster'])}: durability {document['durability']},"
+        f" epoch {document['epoch']},"
         f" finalized {document['finalized_epoch']}, trimmed before {document['trimmed_before']}",
         "",
         _Shards(document["shards"]),
@@ -169,7 +172,7 @@ def _row(shard: dict[str, Any]) -> list[str]:
 
 
 def _nodes(document: dict[str, Any]) -> Table:
-    shown = table("node", "role", "state", "endpoint", "pid", right=_NUMBERS)
+    shown = table("node", "role", "state", "heard", "endpoint", "pid", right=_NUMBERS)
     groups = (("mms", document["mms"]), ("handler", document["failure_handlers"]))
     nodes = [
         (node, f"{role} leader" if node["leader"] else role) for role, of in groups for node in of
@@ -177,6 +180,12 @@ def _nodes(document: dict[str, Any]) -> Table:
     for shard in document["shards"]:
         nodes += [(node, f"{node['role']} of {shard['id']}") for node in shard["replicas"]]
     for node, role in nodes:
-        values = (node["name"], role, node["state"], node["endpoint"], node["pid"])
+        heard = _age(node.get("heartbeat_age_ms"))
+        values = (node["name"], role, node["state"], heard, node["endpoint"], node["pid"])
         shown.add_row(*map(cell, values))
     return shown
+
+
+def _age(age_ms: int | None) -> str | None:
+    """Return how long ago a heartbeat came, for people."""
+    return None if age_ms is None else f"{age_ms / 1000:.1f} s ago"

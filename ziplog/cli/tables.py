@@ -8,6 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ziplog.cli.terminal import one_line
+
 #: In a pipe nothing is cut off.
 _NO_TERMINAL_WIDTH = 1000
 
@@ -28,4 +30,4 @@ def table(*names: str, right: frozenset[str] = frozenset()) -> Table:
 
 def cell(value: object) -> str:
     """Return a value as a cell has it; empty if it is not known."""
-    return "" if value is None else str(value)
+    return "" if value is None else one_line(str(value))

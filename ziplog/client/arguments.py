@@ -34,6 +34,7 @@ from ziplog.errors import (
     ProtocolError,
     RecordTooLargeError,
 )
+from ziplog.runtime.clock import now_ns
 from ziplog.types import RID_GENESIS, RecordId
 from ziplog.view import Replica
 from ziplog.wire import Origin
@@ -119,7 +120,7 @@ def timeout_s(timeout: float | None, default: float) -> float:
 def deadline(timeout: float | None, default: float) -> int:
     """Return when a call with this time-out ends, in monotonic nanoseconds."""
     seconds = timeout_s(timeout, default)
-    return time.monotonic_ns() + int(seconds * 1e9) if seconds < 1e9 else NEVER
+    return now_ns() + int(seconds * 1e9) if seconds < 1e9 else NEVER
 
 
 def insert(
@@ -353,8 +354,8 @@ def subscribe(start: RecordId, until: int, *, follow: bool) -> SubscribeRequest:
     return SubscribeRequest(until, start, follow)
 
 
-def fetch(subscription: int, max_records: int, until: int) -> FetchRequest:
-    """Return a request for records.
+def fetch(subscription: int, max_records: int, until: int, after: int) -> FetchRequest:
+    """Return a request for the records behind the gsn `after`.
 
     Raises:
         ConfigError: `max_records` is below 1.
@@ -362,7 +363,7 @@ def fetch(subscription: int, max_records: int, until: int) -> FetchRequest:
     """
     if not isinstance(max_records, int) or max_records < 1:
         raise ConfigError("max_records", max_records, "a whole number from 1 on")
-    return FetchRequest(until, subscription, max_records)
+    return FetchRequest(until, subscription, max_records, after)
 
 
 def policy(chosen: object) -> Policy:

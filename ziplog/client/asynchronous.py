@@ -1,24 +1,16 @@
-"""The asyncio client: the core of the blocking one, driven by the event loop.
-
-The loop watches the transport's file descriptor, which reports changes only: so all is received
-whenever it is readable, and looked for again after everything that was sent. One timer stands for
-`next_wakeup`. Rule: all of it happens in the loop's thread.
-"""
+"""The asyncio client: the core of the blocking one, driven by the event loop (`loop`)."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
-import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from ziplog.client import arguments
 from ziplog.client.core import ClientCore
-from ziplog.client.engine import Engine
+from ziplog.client.loop import LoopEngine
 from ziplog.client.reader import Reader
 from ziplog.client.requests import (
     NEVER,
@@ -30,138 +22,22 @@ from ziplog.client.requests import (
     UnsubscribeRequest,
 )
 from ziplog.client.scans import AsyncScan
-from ziplog.errors import ClosedError, DeadlineError, OutcomeUnknownError, UnavailableError
+from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RID_GENESIS, Record, RecordId
-from ziplog.wire import decode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
     from typing import Self
 
     from ziplog.client.arguments import BytesLike
-    from ziplog.client.engine import Core
     from ziplog.client.extents import Extents
     from ziplog.client.outline import ShardOutline
-    from ziplog.client.requests import Blocked, Fetched, Policy, Request
-    from ziplog.wire import Limits, Message
+    from ziplog.client.requests import Blocked, Fetched, Policy
+    from ziplog.wire import Limits
 
-#: Messages stepped before the loop gets a turn.
-_BATCH: Final = 256
 #: Records that may be under way by `insert_nowait`, and their bytes.
 _MAX_FUTURES: Final = 65_536
 _MAX_FUTURE_BYTES: Final = 64 * 1024 * 1024
-
-
-class LoopEngine:
-    """The engine in an event loop."""
-
-    def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
-        self.engine: Final = Engine(core, self._answer, decode=decode)
-        self._loop: Final = asyncio.get_running_loop()
-        self._numbers: Final = itertools.count(1)
-        self._futures: Final[dict[int, asyncio.Future[Any]]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = NEVER
-        self._is_look_due = False
-        self.is_closed = False
-        #: Finds out what became of an insert: (its error, time-out in seconds).
-        self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
-        self._fd: Final = self.engine.transport.fileno()
-        self._loop.add_reader(self._fd, self._readable)
-
-    def submit(self, request: Request) -> tuple[int, asyncio.Future[Any]]:
-        """Hand in a request; returns its number and a future of the answer."""
-        if self.is_closed:
-            raise ClosedError
-        number, future = next(self._numbers), self._loop.create_future()
-        self._futures[number] = future
-        self.engine.submit(number, request)
-        self._look_soon()
-        return number, future
-
-    async def call(self, request: Request) -> Any:
-        """Return the answer to a request; raises it if it is an exception."""
-        number, future = self.submit(request)
-        return await self.finish(number, future)
-
-    async def finish(self, number: int, future: asyncio.Future[Any]) -> Any:
-        """Wait for an answer; when this is cancelled, so is the call."""
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if self._futures.pop(number, None) is not None and not self.is_closed:
-                self.engine.cancel(number)
-                self._look_soon()
-            raise
-
-    def ask(self, request: Request) -> Any:
-        """Return the answer to a request that is answered at once."""
-        _, future = self.submit(request)
-        return future.result()
-
-    def _answer(self, number: int, result: Any) -> None:
-        future = self._futures.pop(number, None)
-        if future is None or future.done():
-            return
-        if isinstance(result, OutcomeUnknownError) and self.resolve is not None:
-            result.resolver = partial(self.resolve, result)
-        if isinstance(result, Exception):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
-
-    # --- driving ---
-
-    def _readable(self) -> None:
-        if not self.is_closed and not self._pump():
-            # A change that brought no frame, or `wake`.
-            self.engine.transport.wait(0)
-            if self.engine.transport.ready():
-                self._look_soon()
-
-    def _look_soon(self) -> None:
-        """Sending may have swallowed the sign that something came: look without it."""
-        if not self._is_look_due:
-            self._is_look_due = True
-            self._loop.call_soon(self._look)
-
-    def _look(self) -> None:
-        self._is_look_due = False
-        if not self.is_closed:
-            self._pump(self.engine.transport.ready())
-
-    def _pump(self, is_likely: bool = True) -> int:
-        """Step what came, if that is likely, and what is due; returns how many frames came."""
-        engine, count = self.engine, 0
-        while is_likely and count < _BATCH and engine.receive():
-            count += 1
-        engine.turn()
-        if engine.transport.ready():
-            self._look_soon()
-        due = engine.core.next_wakeup()
-        if due is not None and due < self._timer_due:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_due = due
-            delay_s = max(due - time.monotonic_ns(), 0) / 1e9
-            self._timer = self._loop.call_later(delay_s, self._timed_out)
-        return count
-
-    def _timed_out(self) -> None:
-        self._timer, self._timer_due = None, NEVER
-        self._pump()
-
-    def close(self) -> None:
-        """Fail what is under way, and close. Idempotent."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        self._loop.remove_reader(self._fd)
-        if self._timer is not None:
-            self._timer.cancel()
-        for number in list(self._futures):
-            self._answer(number, ClosedError())
-        self.engine.close()
 
 
 class AsyncLog:
@@ -483,6 +359,8 @@ class AsyncSubscription:
         self._opened: Final = opened
         self._timeout: Final = timeout
         self._reader: Final = Reader(start)
+        request = UnsubscribeRequest(NEVER, number)
+        self._owned: Final = driver.owners.add(self, lambda: (request,))
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Wait until it is open; raises what `ziplog.Log.subscribe` raises."""
@@ -503,13 +381,14 @@ class AsyncSubscription:
 
     async def __anext__(self) -> Record:
         """Return the next record; see `ziplog.Subscription`."""
-        for record in self._reader.batch:
-            return record
-        if not await self._fill(arguments.READ_AHEAD, self._timeout):
-            if self._reader.ended:
-                raise StopAsyncIteration
-            raise DeadlineError(f"no record came within {self._timeout:g} s")
-        return next(self._reader.batch)
+        while True:
+            for record in self._reader.batch:
+                return record
+            if not await self._fill(arguments.READ_AHEAD, self._timeout):
+                if self._reader.ended:
+                    await self.close()
+                    raise StopAsyncIteration
+                raise DeadlineError(f"no record came within {self._timeout:g} s")
 
     async def fetch(
         self,
@@ -518,9 +397,11 @@ class AsyncSubscription:
     ) -> list[Record]:
         """Return up to `max_records` records; see `ziplog.Subscription.fetch`."""
         limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
-        arguments.fetch(self._number, max_records, NEVER)
-        if not self._reader.pending:
-            await self._fill(max_records, limit)
+        arguments.fetch(self._number, max_records, NEVER, 0)
+        while not self._reader.pending and await self._fill(max_records, limit):
+            pass  # Another task may have taken them.
+        if self._reader.ended and not self._reader.pending:
+            await self.close()
         return self._reader.take(max_records)
 
     async def _fill(self, max_records: int, limit: float | None) -> bool:
@@ -530,7 +411,7 @@ class AsyncSubscription:
         if not self._opened.done() or self._opened.exception() is not None:
             await self
         until = NEVER if limit is None else arguments.deadline(limit, 0)
-        request = arguments.fetch(self._number, max_records, until)
+        request = arguments.fetch(self._number, max_records, until, reader.after)
         batch: Fetched = await self._driver.call(request)
         return reader.fill(batch)
 
@@ -555,7 +436,8 @@ class AsyncSubscription:
     def _look(self) -> None:
         is_open = self._opened.done() and not self._driver.is_closed
         if self._reader.must_ask and is_open and self._opened.exception() is None:
-            self._reader.progress = self._driver.ask(ProgressRequest(NEVER, self._number))
+            request = ProgressRequest(NEVER, self._number, self._reader.after)
+            self._reader.progress = self._driver.ask(request)
 
     async def close(self) -> None:
         """End the subscription. May be called again."""
@@ -565,6 +447,7 @@ class AsyncSubscription:
         self._reader.close()
         if not self._driver.is_closed:
             self._driver.ask(UnsubscribeRequest(NEVER, self._number))
+        self._driver.owners.remove(self._owned)
 
 
 async def connect(

@@ -7,8 +7,8 @@ at a time).
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -28,6 +28,7 @@ from ziplog.client.requests import (
 from ziplog.client.scans import Scan
 from ziplog.client.threads import SharedEngine
 from ziplog.errors import ClosedError, DeadlineError
+from ziplog.runtime.clock import now_ns
 from ziplog.types import RID_GENESIS, Record, RecordId
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Log:
 
     def _until(self, timeout: float | None) -> int:
         if timeout is None:
-            return time.monotonic_ns() + int(self._timeout * 1e9)
+            return now_ns() + int(self._timeout * 1e9)
         return arguments.deadline(timeout, self._timeout)
 
     # --- inserting ---
@@ -280,10 +281,13 @@ class Log:
         """
         if timeout is not None:
             arguments.timeout_s(timeout, 0)
-        until = self._until(None)
-        number: int = self._shared.call(arguments.subscribe(start, until, follow=follow))
+        request = arguments.subscribe(start, self._until(None), follow=follow)
         limit = timeout if timeout is not None or follow else self._timeout
-        return Subscription(self._shared, number, start, limit)
+        number = self._shared.next_number()
+        # Made first: whatever happens to the call, it ends with its owner.
+        subscription = Subscription(self._shared, number, start, limit)
+        self._shared.call(request, number)
+        return subscription
 
     def check_tail(self, *, timeout: float | None = None) -> RecordId:
         """Return a position at or after all inserts that were complete before this call.
@@ -346,8 +350,11 @@ class Log:
 
         """
         limit = arguments.timeout_s(timeout, self._timeout)
-        number: int = self._shared.call(arguments.scan(shard, start, stop, self._until(timeout)))
-        return Scan(self._shared, number, start, stop, limit)
+        request = arguments.scan(shard, start, stop, self._until(timeout))
+        number = self._shared.next_number()
+        scan = Scan(self._shared, number, start, stop, limit)
+        self._shared.call(request, number)
+        return scan
 
     # --- the cluster ---
 
@@ -424,7 +431,11 @@ class Log:
 
 
 class Subscription:
-    """Records in gsn order, each once: an iterator, and a context manager."""
+    """Records in gsn order, each once: an iterator, and a context manager.
+
+    It closes itself at its end, and when it is collected as garbage. An exception (Ctrl-C, a signal
+    handler's) in a call loses nothing: the next call gives what this one would have given.
+    """
 
     def __init__(
         self, shared: SharedEngine, number: int, start: RecordId, timeout: float | None
@@ -433,6 +444,8 @@ class Subscription:
         self._number: Final = number
         self._timeout: Final = timeout
         self._reader: Final = Reader(start)
+        request = UnsubscribeRequest(NEVER, number)
+        self._owned: Final = shared.owners.add(self, lambda: (request,))
 
     def __enter__(self) -> Self:
         """Return the subscription."""
@@ -454,13 +467,14 @@ class Subscription:
             TrimmedError: the next position was trimmed meanwhile.
 
         """
-        for record in self._reader.batch:
-            return record
-        if not self._fill(arguments.READ_AHEAD, self._timeout):
-            if self._reader.ended:
-                raise StopIteration
-            raise DeadlineError(f"no record came within {self._timeout:g} s")
-        return next(self)
+        while True:
+            for record in self._reader.batch:
+                return record
+            if not self._fill(arguments.READ_AHEAD, self._timeout):
+                if self._reader.ended:
+                    self.close()
+                    raise StopIteration
+                raise DeadlineError(f"no record came within {self._timeout:g} s")
 
     def fetch(self, max_records: int = 1000, timeout: float | None = None) -> list[Record]:
         """Return up to `max_records` records: what is there, at least one.
@@ -468,9 +482,9 @@ class Subscription:
         Empty at the end, or when nothing came within `timeout` seconds (None: as iteration).
         """
         limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
-        arguments.fetch(self._number, max_records, NEVER)
-        if not self._reader.pending:
-            self._fill(max_records, limit)
+        arguments.fetch(self._number, max_records, NEVER, 0)
+        if not self._reader.pending and not self._fill(max_records, limit) and self._reader.ended:
+            self.close()
         return self._reader.take(max_records)
 
     def _fill(self, max_records: int, timeout: float | None) -> bool:
@@ -478,7 +492,8 @@ class Subscription:
         if reader.ended:
             return False
         until = NEVER if timeout is None else arguments.deadline(timeout, 0)
-        return reader.fill(self._shared.call(arguments.fetch(self._number, max_records, until)))
+        request = arguments.fetch(self._number, max_records, until, reader.after)
+        return reader.fill(self._shared.call(request))
 
     @property
     def position(self) -> RecordId:
@@ -500,16 +515,17 @@ class Subscription:
 
     def _look(self) -> None:
         if self._reader.must_ask and not self._shared.is_closed:
-            self._reader.progress = self._shared.call(ProgressRequest(NEVER, self._number))
+            request = ProgressRequest(NEVER, self._number, self._reader.after)
+            self._reader.progress = self._shared.call(request)
 
     def close(self) -> None:
         """End the subscription. May be called again."""
-        if self._reader.closed:
-            return
-        try:
+        if not self._reader.closed:
+            self._shared.shielded(self._close)
+
+    def _close(self) -> None:
+        with contextlib.suppress(ClosedError):
             self._look()
-            self._shared.call(UnsubscribeRequest(NEVER, self._number))
-        except ClosedError:
-            pass
-        finally:
-            self._reader.close()
+        self._shared.tell(UnsubscribeRequest(NEVER, self._number))
+        self._reader.close()
+        self._shared.owners.remove(self._owned)

@@ -46,7 +46,7 @@ from ziplog.client.sync import Syncs
 from ziplog.client.tail import Surveys
 from ziplog.client.turn import FIRST_REQUEST, Turn
 from ziplog.client.upkeep import Upkeep
-from ziplog.node import Call, Cancelled, Drained, Received, Wakeup
+from ziplog.node import Call, Cancelled, Closing, Drained, Received, Wakeup
 from ziplog.wire import (
     ClusterInfo,
     Deliver,
@@ -197,6 +197,8 @@ class ClientCore:
                 self._upkeep, self._changes, self._inquiries, self._outlinings, self._scans,
             ):  # fmt: skip
                 machine.cancel(event.id)
+        elif type(event) is Closing:
+            self._inserts.settling.end()
         effects = turn.effects
         if effects:
             turn.effects = []
@@ -249,6 +251,7 @@ class ClientCore:
     def _tick(self) -> None:
         self._turn.alarm = NEVER
         self._inserts.tick()
+        self._inserts.settling.tick()
         self._syncs.tick()
         self._reads.tick()
         self._surveys.tick()

@@ -57,11 +57,16 @@ class Doubt:
 
     def error(self, where: str, heard: str) -> OutcomeUnknownError:
         """Return what to raise while some of it is open, with what was heard of its first unit."""
-        text = f"the deadline passed while an insert was under way at {where}: it may have happened"
         if self.is_forgotten:
-            text += f" (seq {self.seq}), and servers no longer know: the client was idle too long"
+            text = (
+                f"an insert was under way at {where}, and the client was idle, or not heard, for so"
+                f" long that servers may have forgotten it: it may have happened (seq {self.seq})"
+            )
         else:
-            text += f" (seq {self.seq}; {heard}); resolve() waits until that is known"
+            text = (
+                f"the deadline passed while an insert was under way at {where}: it may have"
+                f" happened (seq {self.seq}; {heard}); resolve() waits until that is known"
+            )
         error = OutcomeUnknownError(text, shard=self.shard, seq=self.seq, doubt=self)
         if self.many:
             error.results = list(self.results)

@@ -7,7 +7,6 @@ sleeps for `timeout_ns`. Frames that are no message are dropped, counted and (no
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ziplog.errors import ConfigError, ProtocolError
@@ -15,6 +14,7 @@ from ziplog.node import (
     Broadcast,
     Call,
     Cancelled,
+    Closing,
     Complete,
     Connect,
     Disconnect,
@@ -24,6 +24,7 @@ from ziplog.node import (
     Send,
     Wakeup,
 )
+from ziplog.runtime.clock import now_ns
 from ziplog.runtime.transport import Transport
 from ziplog.wire import decode, encode
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("ziplog.client")
 _DRAINED: Final = Drained()
 _WAKEUP: Final = Wakeup()
+_CLOSING: Final = Closing()
 _COMPLAINT_INTERVAL_NS: Final = 1_000_000_000
 
 
@@ -59,7 +61,7 @@ class Engine:
         *,
         decode: Callable[[bytes], Message] = decode,
         transport: Transport | None = None,
-        clock: Callable[[], int] = time.monotonic_ns,
+        clock: Callable[[], int] = now_ns,
     ) -> None:
         """Make an engine of a client.
 
@@ -68,7 +70,7 @@ class Engine:
             answer: gets each call's number and result.
             decode: makes messages of the frames that come in.
             transport: its frames; its own if None.
-            clock: monotonic nanoseconds.
+            clock: nanoseconds; counts the time while the machine is suspended.
 
         """
         self.core: Final = core
@@ -78,6 +80,7 @@ class Engine:
         self._clock: Final = clock
         self._answer: Final = answer
         self._next_complaint = 0
+        self._is_closed = False
 
     def submit(self, call: int, request: Request) -> None:
         """Hand the core a call."""
@@ -150,5 +153,8 @@ class Engine:
             _log.warning(text, error)
 
     def close(self) -> None:
-        """Close the sockets."""
+        """Send what the core has to say last, and close the sockets. May be called twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._execute(self._step(_CLOSING, self._clock()))
         self.transport.close()

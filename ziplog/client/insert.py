@@ -17,17 +17,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import replace
-
 from ziplog.client import outcome
 from ziplog.client.choice import Choice
+from ziplog.client.copies import LAST_PAUSE_NS, Copies
 from ziplog.client.doubt import Doubts
-from ziplog.client.lane import LANE_BYTES, MAX_PATIENCE_NS, Batch, Lane, Unit
-from ziplog.client.requests import NEVER
-from ziplog.client.search import is_held
+from ziplog.client.lane import LANE_BYTES, Batch, Lane, Unit
+from ziplog.client.settling import Settling
 from ziplog.errors import (
     NoSuchRecordError,
-    OutcomeUnknownError,
     ProtocolError,
     RecordTooLargeError,
     ZiplogError,
@@ -43,12 +40,8 @@ if TYPE_CHECKING:
     from ziplog.client.turn import Turn
 
 _MS: Final = 1_000_000
-#: Pause before a refused unit is sent again, doubling up to `MAX_PATIENCE_NS`.
+#: Pause before a refused unit is sent again, doubling up to `LAST_PAUSE_NS`.
 _REFUSED_PAUSE_NS: Final = 2 * _MS
-#: Nobody waits for a doubtful unit any more: pauses up to this.
-_DOUBTFUL_PAUSE_NS: Final = 5_000 * _MS
-#: In one look, not more than this is sent again to a shard.
-_REPEAT_BYTES: Final = 1024 * 1024
 
 
 class Inserts:
@@ -65,6 +58,8 @@ class Inserts:
         #: They are looked at with the next answer about where shards are.
         self._is_house_due = False
         self._doubts: Final = Doubts(turn)
+        self.settling: Final = Settling(turn, routing, self.lanes)
+        self._copies: Final = Copies(turn, routing, self.choice, self._reject)
         routing.on_change.append(self._rerouted)
 
     @property
@@ -92,8 +87,8 @@ class Inserts:
         lane.search.hurry()
         for unit in lane.unsettled.values():
             if unit.doubt is doubt:
-                unit.pause = min(unit.pause, lane.patience)
-                unit.retry_at = turn.now
+                unit.pause = min(unit.pause, lane.timeout.ns)
+                unit.retry_at, unit.is_expected = turn.now, False
         turn.wake_at(turn.now)
 
     def cancel(self, call: int) -> None:
@@ -117,7 +112,8 @@ class Inserts:
             return
         lane = self.lanes.get(shard)
         if lane is None:
-            lane = self.lanes[shard] = Lane(shard)
+            since = self._routing.frontiers.get(shard, 0)
+            lane = self.lanes[shard] = Lane(shard, since)
         lane.queue.append(batch)
         if len(lane.queue) == 1:
             self._fill(lane)
@@ -152,18 +148,21 @@ class Inserts:
         turn = self._turn
         start, stop = batch.cuts[batch.sent]
         body = batch.body(start, stop)
+        if not batch.sent:
+            batch.since = lane.since
         seq = lane.next_seq
         message = Insert(
             self._routing.cluster, lane.shard, route.view, turn.client, seq, lane.done_below,
-            batch.previous, batch.floor, stop - start, body, 1,
+            batch.previous, batch.floor, stop - start, body, 1, batch.since,
         )  # fmt: skip
         unit = Unit(batch, batch.sent, message, route, turn.now)
-        unit.pause = lane.patience
+        unit.pause = lane.timeout.ns
         unit.retry_at = turn.now + unit.pause
         turn.wake_at(unit.retry_at)
         lane.route = route
         lane.next_seq = seq + 1
         lane.unsettled[seq] = unit
+        lane.reported = message.done_below
         lane.bytes += len(body)
         batch.sent += 1
         batch.previous = seq
@@ -193,13 +192,16 @@ class Inserts:
         if ack.waited:
             unit.is_slow = True
         acks[ack.server] = ack
+        if lane.note_answer(unit, ack) and known is None:
+            self._copies.answered(lane)
         unit.verdict = None
         if len(acks) == unit.replicas:
             gsns = ack.gsns
             for other in acks.values():
                 if other.gsns != gsns:
                     return
-            lane.measure(self._turn.now - unit.first_sent)
+            self._copies.settled()
+            lane.measure(unit, self._turn.now)
             self._settle(lane, unit, gsns)
 
     def on_located(self, located: Located) -> None:
@@ -244,6 +246,8 @@ class Inserts:
             self._doubts.learned(unit.doubt, unit.message.seq, gsns)
         lane.avoid_until = 0
         view = unit.message.view
+        if gsns[-1] >= lane.since:
+            lane.since = gsns[-1] + 1
         if gsns[-1] > lane.highest.get(view, 0):
             lane.highest[view] = gsns[-1]
         counters.inserts += len(gsns)
@@ -262,6 +266,8 @@ class Inserts:
                 self._turn.wake_at(self._turn.now)
         if lane.queue:
             self._fill(lane)
+        if not lane.unsettled:
+            self.settling.emptied(lane)
 
     def _accuse(self, lane: Lane, unit: Unit, what: str) -> None:
         """Servers did what they may not. A doubt about it stays one: nothing they say helps."""
@@ -301,10 +307,14 @@ class Inserts:
             case "redirect":
                 self._turn.counters.redirects += 1
                 unit.renounce(refused)
-                self._postpone(lane, unit)
+                self._postpone(lane, unit, refused)
+            case "expired":
+                lane.since = max(lane.since, refused.since)
+                self._start_over(lane, unit, refused)
             case _:
                 unit.is_suspect |= refused.code in {"not-ready", "wrong-view"}
-                self._postpone(lane, unit)
+                unit.is_expected &= refused.copies < unit.copies and not unit.is_suspect
+                self._postpone(lane, unit, refused)
 
     def _doom(self, lane: Lane, unit: Unit) -> None:
         """The primary says that `after` does not exist: that ends it, unless a copy is under way.
@@ -318,7 +328,7 @@ class Inserts:
             self._reject(lane, unit, verdict)
         else:
             unit.verdict = verdict
-            unit.retry_at = self._turn.now + lane.patience
+            unit.retry_at = self._turn.now + lane.timeout.ns
             self._turn.wake_at(unit.retry_at)
 
     def _reject(self, lane: Lane, unit: Unit, error: ZiplogError) -> None:
@@ -327,20 +337,45 @@ class Inserts:
             self._fail(unit.batch, error)
         self._fill(lane)
 
-    def _postpone(self, lane: Lane, unit: Unit) -> None:
+    def _start_over(self, lane: Lane, unit: Unit, refused: Refused) -> None:
+        """A server never takes a unit, as it cannot tell it from one that it has forgotten.
+
+        No server forgets a unit so soon after it was sent for the first time: then the unit was not
+        placed, and is nowhere once all replicas refused it. Otherwise its fate stays unknown.
+        """
+        if self._turn.now - unit.first_sent > self._turn.forgotten_ns:
+            self._forget(lane, unit)
+            self._fill(lane)
+            return
+        unit.is_expired = True
+        unit.renounce(refused)
+        if unit.batch is not None:
+            self._move(lane, unit.batch)
+        elif unit.is_absent:
+            self._give_up(lane, unit)
+            self._fill(lane)
+
+    def _postpone(self, lane: Lane, unit: Unit, refused: Refused) -> None:
         """Send a refused unit again later; to another shard if no server can have taken it."""
         turn = self._turn
         self._routing.refresh()
         self.choice.avoid(lane)
         if not unit.is_absent:
             turn.wake_at(max(lane.search.due, turn.now))
+            if refused.copies >= unit.copies:
+                self._repeat_soon(unit)
         elif unit.batch is None:
             self._give_up(lane, unit)
             self._fill(lane)
         elif not self._move(lane, unit.batch):
-            pause = min(_REFUSED_PAUSE_NS << min(unit.copies, 7), MAX_PATIENCE_NS)
-            unit.retry_at = min(unit.retry_at, turn.now + pause)
-            turn.wake_at(unit.retry_at)
+            self._repeat_soon(unit)
+
+    def _repeat_soon(self, unit: Unit) -> None:
+        """A server put the newest copy off: another one is due, later after each."""
+        pause = min(_REFUSED_PAUSE_NS << min(unit.copies, 10), LAST_PAUSE_NS)
+        unit.retry_at = min(unit.retry_at, self._turn.now + pause)
+        unit.is_expected = False
+        self._turn.wake_at(unit.retry_at)
 
     def _move(self, lane: Lane, batch: Batch) -> bool:
         """Give a batch of which nothing is anywhere to another shard, if the policy allows it.
@@ -368,10 +403,11 @@ class Inserts:
         lane.dequeue(batch)
         batch.begin_anew()
         self._fill(lane)
-        if shard == lane.shard:
+        if shard == lane.shard and not any(unit.is_expired for unit in units):
             self._wait_for_news(batch)
         else:
-            self._turn.counters.moved += len(batch.request.payloads)
+            if shard != lane.shard:
+                self._turn.counters.moved += len(batch.request.payloads)
             self._assign(batch, shard)
         return True
 
@@ -393,7 +429,7 @@ class Inserts:
                 continue
             self._redirect(lane, route)
             if shard not in self._routing.live:
-                self._homeless |= {batch.call: batch for batch in self._evacuate(lane)}
+                self._homeless |= {batch.call: batch for batch in lane.evacuate()}
         self._house()
         for lane in list(self.lanes.values()):
             lost = [unit.batch for unit in lane.unsettled.values() if unit.is_lost]
@@ -407,12 +443,14 @@ class Inserts:
             return
         turn = self._turn
         lane.search.hurry()
+        lane.timeout.reset()
+        lane.probe_at = 0
         turn.wake_at(turn.now)
         if route.is_away:
             return
         for unit in lane.unsettled.values():
-            unit.pause = lane.patience
-            unit.retry_at = turn.now
+            unit.pause = lane.timeout.ns
+            unit.retry_at, unit.is_expected = turn.now, False
         lane.avoid_until = 0
         self._untie(lane, route)
 
@@ -439,13 +477,6 @@ class Inserts:
             self._move(lane, batch)
         self._fill(lane)
 
-    def _evacuate(self, lane: Lane) -> list[Batch]:
-        """The shard takes no new records: take out the batches of which nothing was sent."""
-        unsent = [batch for batch in lane.queue if not batch.sent]
-        for batch in unsent:
-            lane.queue.remove(batch)
-        return unsent
-
     def _house(self) -> None:
         """Find a place for the batches that have none."""
         self._is_house_due = False
@@ -467,7 +498,7 @@ class Inserts:
             if lane.unsettled or lane.queue:
                 self._look_after(lane)
         overdue, self.choice.overdue = self.choice.overdue, []
-        for batch in [batch for lane in overdue for batch in self._evacuate(lane)]:
+        for batch in [batch for lane in overdue for batch in lane.evacuate()]:
             self._dispatch(batch)
         if self._homeless:
             self._routing.refresh()
@@ -477,40 +508,11 @@ class Inserts:
         assert route is not None, "a lane without a route"
         if lane.is_tied and not route.is_away:
             self._untie(lane, route)
-        self._repeat(lane, route)
+        self._copies.look(lane, route)
         units = lane.unsettled.values()
         has_asked = lane.search.look(self._turn, route, units)
         if has_asked or (route.is_away and (lane.queue or any(u.is_awaited for u in units))):
             self._routing.refresh()
-
-    def _repeat(self, lane: Lane, route: Route) -> None:
-        turn = self._turn
-        allowance = _REPEAT_BYTES
-        for unit in list(lane.unsettled.values()):
-            if unit.message.seq not in lane.unsettled or is_held(unit, route):
-                continue
-            if turn.now >= unit.retry_at:
-                if unit.verdict is not None:
-                    self._reject(lane, unit, unit.verdict)
-                    continue
-                if allowance <= 0:
-                    turn.wake_at(turn.now + lane.patience // 4)
-                    break
-                allowance -= len(unit.message.body)
-                self._send_again(lane, unit, route)
-            turn.wake_at(unit.retry_at)
-
-    def _send_again(self, lane: Lane, unit: Unit, route: Route) -> None:
-        turn = self._turn
-        longest = MAX_PATIENCE_NS if unit.is_awaited else _DOUBTFUL_PAUSE_NS
-        unit.pause = min(unit.pause * 2, longest)
-        unit.retry_at = turn.now + unit.pause
-        unit.message = replace(unit.message, copy=unit.copies + 1)
-        unit.is_lost = False
-        turn.counters.retries += 1
-        turn.effects.append(Broadcast(route.names, unit.message))
-        self._routing.refresh()
-        self.choice.avoid(lane, unit.pause)
 
     def overslept(self) -> None:
         """This client was silent for so long that servers may have forgotten it.
@@ -518,31 +520,31 @@ class Inserts:
         What they may hold can be told by nobody any more, and must not be sent again: it could be
         placed twice (docs/protocol.md, section 4, rule 8).
         """
-        for batch in list(self._batches.values()):
-            lane = self.lanes.get(batch.shard)
-            if lane is not None and not all(unit.is_absent for unit in lane.of(batch)):
-                self._expire(batch)
         for lane in self.lanes.values():
             for unit in [unit for unit in lane.unsettled.values() if not unit.is_absent]:
-                lane.settle(unit)
-                if unit.doubt is not None:
-                    unit.doubt.is_forgotten = True
+                self._forget(lane, unit)
+
+    def _forget(self, lane: Lane, unit: Unit) -> None:
+        """Neither send nor ask for a unit any more: its fate will never be known."""
+        if unit.batch is not None:
+            self._expire(unit.batch, is_forgotten=True)
+        lane.settle(unit)
+        if unit.doubt is not None:
+            unit.doubt.is_forgotten = True
 
     # --- the end of a call ---
 
-    def _expire(self, batch: Batch) -> None:
-        """Its deadline has come: say what is known about it."""
+    def _expire(self, batch: Batch, *, is_forgotten: bool = False) -> None:
+        """Its deadline has come, or servers may have forgotten it: say what is known about it."""
         is_homeless = batch.call in self._homeless
-        error, doubt = outcome.late(batch, self.lanes, self._routing, is_homeless=is_homeless)
+        error, doubt = outcome.late(
+            batch, self.lanes, self._routing, is_homeless=is_homeless, is_forgotten=is_forgotten
+        )
         self._fail(batch, error, doubt)
 
     def _fail(self, batch: Batch, error: Exception, doubt: Doubt | None = None) -> None:
         if isinstance(error, ZiplogError) and batch.many:
-            error.results = batch.results
-            if batch.is_stepwise:  # readers drop repetitions
-                error.retriable |= isinstance(error, OutcomeUnknownError)
-            else:  # some of it was done, so the whole must not simply be repeated
-                error.retriable = error.retriable and not batch.is_begun
+            outcome.mark_parts(error, batch)
         self._detach(batch, doubt)
         self._turn.complete(batch.call, error)
 
@@ -572,12 +574,8 @@ class Inserts:
                 tied = lane.older(route.view)
                 assert lane.is_tied or not tied, "a call stays in a former view"
                 assert not any(batch in tied for batch in lane.queue), "more of a call could go out"
+            lane.check_timers(route, self._turn)
             for unit in lane.unsettled.values():
-                due = unit.retry_at
-                if route is not None and is_held(unit, route):
-                    due = lane.search.due if not unit.is_absent else NEVER
-                assert self._turn.alarm <= max(due, self._turn.now + lane.patience // 4)
-                assert unit.doubt is None or unit.message.seq in unit.doubt.open
                 assert unit.batch is None or unit.batch.call in self._batches
         self._doubts.check()
         for batch in self._batches.values():

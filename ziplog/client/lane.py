@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from ziplog.client.requests import NEVER
-from ziplog.client.search import Search
+from ziplog.client.search import Search, is_held
+from ziplog.client.timeouts import Timeout
 from ziplog.types import RecordId
 from ziplog.wire import Body, encode_body
 
@@ -26,21 +27,15 @@ if TYPE_CHECKING:
     from ziplog.client.doubt import Doubt
     from ziplog.client.requests import InsertRequest
     from ziplog.client.routing import Route
+    from ziplog.client.turn import Turn
     from ziplog.errors import ZiplogError
     from ziplog.wire import Insert, InsertAck, Refused
 
-_MS: Final = 1_000_000
 #: A unit holds at most so many records and (unless it is a single one) bytes.
 UNIT_RECORDS: Final = 256
 UNIT_BYTES: Final = 256 * 1024
 #: Bytes that may be unsettled at a shard; a unit goes out if there is room for some of it.
 LANE_BYTES: Final = 4 * 1024 * 1024
-#: Patience before a unit is sent again: `_PATIENCE_FACTOR` times the recent p99, within limits.
-MIN_PATIENCE_NS: Final = 20 * _MS
-MAX_PATIENCE_NS: Final = 500 * _MS
-_PATIENCE_FACTOR: Final = 8
-#: Latencies from which the p99 is taken.
-_SAMPLES: Final = 64
 _SINGLE: Final[Sequence[tuple[int, int]]] = ((0, 1),)
 _NOBODY: Final[frozenset[int]] = frozenset()
 _NONE: Final[Mapping[int, int]] = MappingProxyType({})
@@ -49,7 +44,9 @@ _NONE: Final[Mapping[int, int]] = MappingProxyType({})
 class Batch:
     """One call: its payloads, cut into units."""
 
-    __slots__ = ("call", "cuts", "done", "gsns", "open", "previous", "request", "sent", "shard")
+    __slots__ = (
+        "call", "cuts", "done", "gsns", "open", "previous", "request", "sent", "shard", "since",
+    )  # fmt: skip
 
     def __init__(self, call: int, request: InsertRequest) -> None:
         self.call: Final = call
@@ -70,6 +67,8 @@ class Batch:
         #: Units that were sent, and the seq of the last of them.
         self.sent = 0
         self.previous = 0
+        #: `Lane.since` when the first of them was sent.
+        self.since = 0
 
     @property
     def rids(self) -> list[RecordId]:
@@ -153,9 +152,9 @@ class Unit:
     """One unit that was sent."""
 
     __slots__ = (
-        "acks", "asked", "batch", "doubt", "first_sent", "index", "is_lost", "is_slow",
-        "is_suspect", "message", "pause", "redirects", "refusals", "replicas", "retry_at",
-        "verdict",
+        "acks", "asked", "batch", "doubt", "first_sent", "index", "is_expected", "is_expired",
+        "is_lost", "is_slow", "is_suspect", "last_sent", "message", "pause", "redirects",
+        "refusals", "replicas", "retry_at", "verdict",
     )  # fmt: skip
 
     def __init__(self, batch: Batch, index: int, message: Insert, route: Route, now: int) -> None:
@@ -166,7 +165,12 @@ class Unit:
         self.index: Final = index
         self.message = message
         self.first_sent: Final = now
+        #: When the newest copy was sent.
+        self.last_sent = now
         self.retry_at = NEVER
+        #: The newest copy may be in the queues of its servers: none of them refused it, and the
+        #: shard's view is the one that it was sent in.
+        self.is_expected = True
         self.pause = 0
         #: The newest ack of each replica, all of the message's view.
         self.acks: dict[int, InsertAck] = {}
@@ -177,6 +181,8 @@ class Unit:
         self.refusals = _NONE
         #: The replicas that will never take it in the message's view, whichever copy comes.
         self.redirects: frozenset[int] = _NOBODY
+        #: A server refused it because it is too old to be told from one that was forgotten.
+        self.is_expired = False
         #: A server of a later view than the message's told that it is nowhere.
         self.is_lost = False
         #: A server that refused it may have left the view: others may know what became of it.
@@ -250,22 +256,25 @@ class Unit:
         self.acks.clear()
         self.redirects = _NOBODY
         self.verdict = None
-        self.is_suspect = False
+        self.is_suspect = self.is_expected = False
 
 
 class Lane:
     """What this client has under way at one shard."""
 
     __slots__ = (
-        "avoid_until", "bytes", "highest", "is_tied", "latencies", "next_seq", "patience", "queue",
-        "route", "search", "shard", "unsettled",
+        "answered", "avoid_until", "bytes", "highest", "is_tied", "next_seq", "probe_at",
+        "progress_at", "queue", "reported", "route", "search", "shard", "since", "timeout",
+        "unsettled",
     )  # fmt: skip
 
-    def __init__(self, shard: int) -> None:
+    def __init__(self, shard: int, since: int) -> None:
         self.shard: Final = shard
         #: The route that it was told of, or used, last.
         self.route: Route | None = None
         self.next_seq = 1
+        #: Servers were told last that everything below is settled.
+        self.reported = 1
         #: By seq, in order.
         self.unsettled: dict[int, Unit] = {}
         #: What the bodies of the unsettled units hold.
@@ -274,12 +283,19 @@ class Lane:
         self.queue: deque[Batch] = deque()
         #: There may be calls that are tied; they are not in the queue.
         self.is_tied = False
-        self.latencies: list[int] = []
-        self.patience = MIN_PATIENCE_NS
+        self.timeout: Final = Timeout()
+        #: Before this time, nothing is sent again without evidence that it was lost.
+        self.probe_at = 0
+        #: When a unit was settled last.
+        self.progress_at = 0
+        #: By server: when the newest message was sent that it has answered.
+        self.answered: Final[dict[int, int]] = {}
         self.avoid_until = 0
         #: The last gsn where this client has a record, of each view that it inserted in since it
         #: last synced.
         self.highest: dict[int, int] = {}
+        #: All positions of the shard below this one are decided, as far as this client knows.
+        self.since = max(since, 1)
         self.search: Final = Search()
 
     def moves_to(self, route: Route) -> bool:
@@ -305,13 +321,60 @@ class Lane:
         if batch in self.queue:
             self.queue.remove(batch)
 
-    def measure(self, latency: int) -> None:
-        """Learn how long an insert takes here."""
-        self.latencies.append(latency)
-        if len(self.latencies) == _SAMPLES:
-            p99 = sorted(self.latencies)[-2]
-            self.patience = min(max(_PATIENCE_FACTOR * p99, MIN_PATIENCE_NS), MAX_PATIENCE_NS)
-            self.latencies.clear()
+    def evacuate(self) -> list[Batch]:
+        """The shard takes no new records: take out the batches of which nothing was sent."""
+        unsent = [batch for batch in self.queue if not batch.sent]
+        for batch in unsent:
+            self.queue.remove(batch)
+        return unsent
+
+    def measure(self, unit: Unit, now: int) -> None:
+        """Learn from a unit whose acks agree how long an insert takes here.
+
+        Of a unit that was sent more than once, that is known if all servers answered the same
+        copy, the first or the newest; otherwise it gives no sample (Karn's rule).
+        """
+        self.progress_at = now
+        if unit.copies == 1 or all(ack.copy == 1 for ack in unit.acks.values()):
+            self.timeout.measure(now - unit.first_sent)
+        elif all(ack.copy == unit.copies for ack in unit.acks.values()):
+            self.timeout.measure(now - unit.last_sent)
+
+    def note_answer(self, unit: Unit, ack: InsertAck) -> bool:
+        """Learn how far a server has read this client's connection, which it reads in order.
+
+        Returns whether it answers a further copy.
+        """
+        is_newest = (ack.copy or 1) == unit.copies
+        if is_newest and unit.last_sent > self.answered.get(ack.server, 0):
+            self.answered[ack.server] = unit.last_sent
+        return is_newest and unit.copies > 1
+
+    def has_missed(self, unit: Unit) -> bool:
+        """Whether a server that owes an ack of this unit has answered what was sent later.
+
+        Then the unit was lost, or the ack was, or it waits for something else than its turn. The
+        ack of a backup that did not guess right comes with the primary's word, a while later.
+        """
+        if not unit.is_expected:
+            return True
+        primary, sent = unit.acks.get(0), unit.last_sent
+        for server, read in self.answered.items():
+            ack = unit.acks.get(server)
+            if (ack is None or (primary is not None and ack.gsns != primary.gsns)) and (
+                sent + (self.timeout.ns if server else 0) < read
+            ):
+                return True
+        return False
+
+    def overdue_at(self, unit: Unit) -> int:
+        """Return when a unit that is due by its own pause is to be sent again.
+
+        While others are settled, its servers work, and it is in their queue like these were.
+        """
+        if self.has_missed(unit):
+            return unit.retry_at
+        return max(unit.retry_at, self.progress_at + self.timeout.ns)
 
     def settle(self, unit: Unit) -> None:
         """Forget a unit whose fate is known."""
@@ -339,6 +402,15 @@ class Lane:
         for unit in self.unsettled.values():
             assert all(ack.view == unit.message.view for ack in unit.acks.values())
             assert not unit.acks.keys() & unit.redirects, "who promised never to take it has it"
+
+    def check_timers(self, route: Route | None, turn: Turn) -> None:
+        """Assert that every unit is sent again, or asked for, in time."""
+        for unit in self.unsettled.values():
+            due = unit.retry_at
+            if route is not None and is_held(unit, route):
+                due = self.search.due if not unit.is_absent else NEVER
+            assert turn.alarm <= max(due, turn.now + self.timeout.ns // 4)
+            assert unit.doubt is None or unit.message.seq in unit.doubt.open
 
 
 def cut(payloads: list[bytes], keys: list[bytes | None] | None = None) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ See docs/protocol.md, sections 3 and 7.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ziplog.view import LeaseRun
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 class LeaseMap:
     """A contiguous piece of the lease history."""
 
-    __slots__ = ("_runs",)
+    __slots__ = ("_runs", "_shards")
 
     def __init__(self) -> None:
         self._runs: list[LeaseRun] = []
+        #: In how many runs each shard is a member.
+        self._shards: Counter[int] = Counter()
 
     @property
     def base(self) -> int:
@@ -50,11 +53,16 @@ class LeaseMap:
         """The last lease known."""
         return self._runs[-1].last if self._runs else None
 
+    @property
+    def shards(self) -> set[int]:
+        """The shards that are members of a lease that is kept."""
+        return set(self._shards)
+
     def extend(self, runs: Iterable[LeaseRun]) -> bool:
         """Take what follows the known leases; False if something between is missing."""
         for run in runs:
             if not self._runs:
-                self._runs.append(run)
+                self._add(run)
             elif run.last.stop <= self.stop:
                 continue
             elif run.first.base > self.stop:
@@ -63,10 +71,14 @@ class LeaseMap:
                 self._append(run)
         return True
 
+    def _add(self, run: LeaseRun) -> None:
+        self._runs.append(run)
+        self._shards.update(member.shard for member in run.first.members)
+
     def _append(self, run: LeaseRun) -> None:
         last = self._runs[-1]
         if run.first.number > last.last.number and not last.last.repeats(run.first):
-            self._runs.append(run)
+            self._add(run)
             return
         if run.first.number > last.last.number:
             self._runs[-1] = LeaseRun(last.first, last.count + run.count, run.last)
@@ -80,8 +92,13 @@ class LeaseMap:
 
     def forget(self, gsn: int) -> None:
         """Drop the runs that end at or before `gsn`, but the last one."""
-        while len(self._runs) > 1 and self._runs[0].last.stop <= gsn:
-            del self._runs[0]
+        passed = 0
+        while passed < len(self._runs) - 1 and self._runs[passed].last.stop <= gsn:
+            self._shards.subtract(member.shard for member in self._runs[passed].first.members)
+            passed += 1
+        if passed:
+            del self._runs[:passed]
+            self._shards = +self._shards
 
     def lease_at(self, gsn: int) -> Lease | None:
         """Return the lease that holds `gsn`, if it is known."""

@@ -9,26 +9,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ziplog.client.doubt import Doubt
-from ziplog.errors import DeadlineError, UnavailableError
+from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ziplog.client.lane import Batch, Lane
     from ziplog.client.routing import Routing
-    from ziplog.errors import OutcomeUnknownError, ZiplogError
+    from ziplog.errors import ZiplogError
 
 
 def late(
-    batch: Batch, lanes: Mapping[int, Lane], routing: Routing, *, is_homeless: bool
+    batch: Batch,
+    lanes: Mapping[int, Lane],
+    routing: Routing,
+    *,
+    is_homeless: bool,
+    is_forgotten: bool,
 ) -> tuple[ZiplogError, Doubt | None]:
-    """Return what to say about a call whose deadline has come, and the doubt that is left.
+    """Return what to say about a call that ends undecided, and the doubt that is left.
 
     Args:
         batch: the call.
         lanes: what this client has under way, by shard.
         routing: where shards are.
         is_homeless: its shard is not live.
+        is_forgotten: servers may have forgotten what is in doubt.
 
     """
     lane = lanes.get(batch.shard)
@@ -38,6 +44,7 @@ def late(
     if doubtful:
         spans = [(unit.message.seq, batch.cuts[unit.index]) for unit in doubtful]
         doubt = Doubt(batch.shard, batch.results, spans, many=batch.many)
+        doubt.is_forgotten = is_forgotten
         return unknown(doubt, lanes, routing), doubt
     if units or batch.is_begun:
         return untaken(batch, routing, "before the deadline"), None
@@ -72,6 +79,15 @@ def torn(batch: Batch, routing: Routing) -> UnavailableError:
         " records, and kept some that come later, so those that are missing cannot get their places"
         " any more: `results` has None for each; insert them anew, if they may be behind"
     )
+
+
+def mark_parts(error: ZiplogError, batch: Batch) -> None:
+    """Say in the error of a call of several records which are placed, and if it may be repeated."""
+    error.results = batch.results
+    if batch.is_stepwise:  # readers drop repetitions
+        error.retriable |= isinstance(error, OutcomeUnknownError)
+    else:  # some of it was done, so the whole must not simply be repeated
+        error.retriable = error.retriable and not batch.is_begun
 
 
 def unknown(doubt: Doubt, lanes: Mapping[int, Lane], routing: Routing) -> OutcomeUnknownError:

@@ -1,12 +1,12 @@
 """What a subscription's owner has in hand: the records fetched and not yet handed out.
 
-The same for the blocking and the asyncio API. Invariant: `position` is after every record handed
-out, and not after any other.
+The same for the blocking and the asyncio API. Rule: what is stored together is computed first, so
+that no exception of a signal's handler comes between (CPython runs handlers at calls and loops).
+Invariant: `position` is after every record handed out, and not after any other.
 """
 
 from __future__ import annotations
 
-from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 class Reader:
     """Records on their way to the user."""
 
-    __slots__ = ("_records", "batch", "closed", "ended", "progress")
+    __slots__ = ("_records", "after", "batch", "closed", "ended", "progress")
 
     def __init__(self, start: RecordId) -> None:
         self._records: list[Record] = []
         #: Gives the records in hand. (A list's iterator knows how many are left.)
         self.batch: Iterator[Record] = iter(self._records)
+        #: The gsn of the last record that came; 0: none did.
+        self.after = 0
         #: The core's part: how far it is with what it handed to us.
         first = RecordId(max(start.gsn, 1), start.shard)
         self.progress = Progress(first, caught_up=False, blocked_on=None)
@@ -36,11 +38,18 @@ class Reader:
         self.closed = False
 
     def fill(self, batch: Fetched) -> bool:
-        """Take the next records; False if there are none."""
-        self._records = batch.records
-        self.batch = iter(batch.records)
-        self.ended = batch.ended
-        return bool(batch.records)
+        """Take the next records; False if none are there.
+
+        What is there already stays as it is: two tasks that read at once get the same answer.
+        """
+        records = batch.records
+        if self.closed or not records:
+            self.ended = self.closed or batch.ended
+            return self.pending > 0
+        if not self.pending and records[0].rid.gsn > self.after:
+            batch_left, after = iter(records), records[-1].rid.gsn
+            self._records, self.batch, self.after = records, batch_left, after
+        return True
 
     @property
     def pending(self) -> int:
@@ -49,10 +58,15 @@ class Reader:
 
     def take(self, max_records: int) -> list[Record]:
         """Hand out up to so many records."""
-        if max_records >= len(self._records) == self.pending:
-            self.batch = iter(())
-            return self._records
-        return list(islice(self.batch, max_records))
+        records = self._records
+        start = len(records) - self.pending
+        stop = min(start + max_records, len(records))
+        pending = iter(records)
+        pending.__setstate__(stop)  # type: ignore[attr-defined]
+        # Not the list itself: it is the core's, too, and the user may change what it gets.
+        taken = records[start:stop]
+        self.batch = pending
+        return taken
 
     @property
     def position(self) -> RecordId:
@@ -77,8 +91,7 @@ class Reader:
 
     def close(self) -> None:
         """Hand out nothing more; `position` stays."""
-        position = self.position
-        self.progress = Progress(position, self.caught_up, None)
-        self._records = []
-        self.batch = iter(self._records)
+        progress, none = Progress(self.position, self.caught_up, None), list[Record]()
+        pending = iter(none)
+        self.progress, self._records, self.batch = progress, none, pending
         self.ended = self.closed = True

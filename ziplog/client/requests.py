@@ -104,16 +104,24 @@ class SubscribeRequest(Request, frozen=True, gc=False):
 
 
 class FetchRequest(Request, frozen=True, gc=False):
-    """Take records that are due. Result: a `Fetched`, empty at the deadline and at the end."""
+    """Take records that are due. Result: a `Fetched`, empty at the deadline and at the end.
+
+    The answer may be lost between the core and the reader (a cancelled task, a signal), so the
+    reader names what it has: the same request gives the same records again.
+    """
 
     subscription: int
     max_records: int
+    #: The gsn of the last record that the reader has (0: none); NEVER: the last one handed out.
+    after: int = NEVER
 
 
 class ProgressRequest(Request, frozen=True, gc=False):
     """How far is a subscription? Answered at once with a `Progress`."""
 
     subscription: int
+    #: As in `FetchRequest`.
+    after: int = NEVER
 
 
 class BarrierRequest(Request, frozen=True, gc=False):
@@ -155,9 +163,14 @@ class ScanRequest(Request, frozen=True, gc=False):
 
 
 class ScanFetchRequest(Request, frozen=True, gc=False):
-    """Take units that are due. Result: a `Scanned`; at the deadline one that goes no further."""
+    """Take units that are due. Result: a `Scanned`; at the deadline one that goes no further.
+
+    As with a `FetchRequest`, the answer may be lost: the same request gives the same units again.
+    """
 
     scan: int
+    #: The last `reached` that the reader has, at first the scan's start; NEVER: the last one.
+    position: int = NEVER
 
 
 class ScanCloseRequest(Request, frozen=True, gc=False):

@@ -117,6 +117,9 @@ class Changes:
                 size = " or ".join(map(str, sorted(sizes - {0}))) or "f+1"
                 allowed = f"as many servers as every shard of the cluster has: {size}"
                 return ConfigError("replicas", names, allowed, where)
+            case "too-many":
+                allowed = f"another cluster: {len(routing.shards)} shards are as many as one holds"
+                return ConfigError("shard", shard, allowed, where)
         return self._clash(request, unused, where)
 
     def _clash(self, request: ChangeRequest, unused: str, where: str) -> ConfigError:

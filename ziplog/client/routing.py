@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 _MS: Final = 1_000_000
 #: The service is not asked for the placements more often.
 _MIN_AGE_NS: Final = 100 * _MS
-#: While something waits, placements are no older than this.
+#: While something waits, placements are no older than this, or so many times what the service
+#: takes for an answer: a busy service is asked less often.
 _MAX_AGE_NS: Final = 1_000 * _MS
+_AGE_PER_ANSWER: Final = 20
+_LAST_MAX_AGE_NS: Final = 10_000 * _MS
 _AWAY: Final = frozenset({"recovering", "parked"})
 #: What a shard never becomes again once it leaves.
 _BEFORE: Final = frozenset({"joining", "live", "parked"})
@@ -64,11 +67,15 @@ class Routing:
         #: Called once after the next answer of the service.
         self._once_fresh: list[Callable[[], None]] = []
         self._placements: dict[int, Placement] = {}
+        #: By shard: all of its positions below are stable.
+        self.frontiers: dict[int, int] = {}
         #: The shards that have left, or are about to.
         self._left: set[int] = set()
         #: The routes in use: their replicas are connected.
         self._open: dict[int, Route] = {}
         self._asking = False
+        self._asked_at = 0
+        self._max_age = _MAX_AGE_NS
         self._fresh_at = -_MIN_AGE_NS
         self._refresh_due = False
 
@@ -116,6 +123,7 @@ class Routing:
             self._turn.wake_at(due)
             return
         self._asking = True
+        self._asked_at = self._turn.now
         self._refresh_due = False
         self._service.ask(Hello, self.inform)
 
@@ -123,10 +131,10 @@ class Routing:
         """Ask again if that is due; `waiting`: some call is under way."""
         if self._asking:
             return
-        if self._refresh_due or (waiting and self._turn.now >= self._fresh_at + _MAX_AGE_NS):
+        if self._refresh_due or (waiting and self._turn.now >= self._fresh_at + self._max_age):
             self.refresh()
         elif waiting:
-            self._turn.wake_at(self._fresh_at + _MAX_AGE_NS)
+            self._turn.wake_at(self._fresh_at + self._max_age)
 
     def find_owner(self, gsn: int, then: Callable[[int], None]) -> None:
         """Ask which shard owns `gsn`; `then` gets it, or 0: nobody does, or its lease is gone."""
@@ -143,6 +151,9 @@ class Routing:
     def inform(self, info: ClusterInfo) -> None:
         """Take the cluster as the service has it."""
         service = self._service
+        if self._asking:
+            took = self._turn.now - self._asked_at
+            self._max_age = min(max(_MAX_AGE_NS, _AGE_PER_ANSWER * took), _LAST_MAX_AGE_NS)
         self._asking = False
         self._fresh_at = self._turn.now
         service.cluster = service.cluster or info.cluster
@@ -152,6 +163,8 @@ class Routing:
         self._turn.forgotten_ns = info.limits.session_timeout_s * 1_000_000_000 * 2 // 3
         if info.leases:
             self.lease = info.leases[-1].last
+        for placement, frontier in zip(info.placements, info.frontiers, strict=False):
+            self.frontiers[placement.shard] = frontier
         self.learn(info.placements)
         then, self._once_fresh = self._once_fresh, []
         for call in then:

@@ -3,7 +3,8 @@
     opened --its stream goes on--> handed out --frontier at the range's end--> ended
 
 Rules: what is handed out is complete up to `reached`, in order, and follows what was handed out
-before; units are whole, so the first and the last may stick out of the range. The shard is asked
+before; units are whole, so the first and the last may stick out of the range. What was handed out
+last is kept until a fetch names its end, as the answer may be lost on its way. The shard is asked
 to decide the range's positions (`Want`) once it is known that it has not.
 Invariant: `position` never passes the stream's frontier, nor the range's end.
 See docs/protocol.md, sections 7 and 14.
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ziplog.client.requests import ScanCloseRequest, ScanFetchRequest, ScanRequest
     from ziplog.client.routing import Routing
     from ziplog.client.turn import Turn
-    from ziplog.wire import Deliver, Refused, Trimmed
+    from ziplog.wire import Deliver, Refused, Trimmed, Unit
 
 
 class Scanning:
@@ -45,6 +46,8 @@ class Scanning:
         self.request: Final = request
         #: All of the range before it was handed out.
         self.position = request.start
+        #: What was handed out last: given again to a reader that does not have it.
+        self._units: list[Unit] = []
         #: None before it is known where the shard is, and after the end.
         self.stream: Stream | None = None
         self.fetches: Final[deque[tuple[int, ScanFetchRequest]]] = deque()
@@ -117,16 +120,19 @@ class Scanning:
     def serve(self) -> None:
         """Answer the readers that wait, as far as there is something for them."""
         while self.fetches:
-            result = self._hand_out()
+            call, request = self.fetches[0]
+            result = self._hand_out(request.position)
             if result is None:
                 return
-            call, _ = self.fetches.popleft()
+            self.fetches.popleft()
             self._turn.complete(call, result)
 
-    def _hand_out(self) -> Scanned | Exception | None:
+    def _hand_out(self, position: int) -> Scanned | Exception | None:
+        if position < self.position:
+            return Scanned(self._units, self.position)
         stream, stop = self.stream, self.request.stop
         if stream is not None and stream.frontier > self.position:
-            units = [unit for unit in stream.take_units() if unit.gsns[0] < stop]
+            units = self._units = [unit for unit in stream.take_units() if unit.gsns[0] < stop]
             self.position = min(stream.frontier, stop)
             self._turn.counters.delivered += sum(len(unit.gsns) for unit in units)
             if self.has_ended:
@@ -184,6 +190,9 @@ class Scanning:
 
     def close(self) -> None:
         """End it: readers get nothing more."""
+        if not self.is_open and self._error is None:
+            # Closed before it was open: that call, too, is answered.
+            self._turn.complete(self.number, self.number)
         self.close_stream()
         for call, _ in self.fetches:
             self._turn.complete(call, _closed())

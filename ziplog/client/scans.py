@@ -1,7 +1,8 @@
 """A shard's units in order, for those who read in bulk: a blocking and an asyncio iterator.
 
 Rule: each step says how far it is complete; the last one says `stop`. A step has a deadline of its
-own. Invariant: `position` is after all that was handed out. See docs/protocol.md, section 14.
+own. A step whose answer was lost (a cancelled task, a signal) is given again: each fetch names the
+position. Invariant: `position` is after all that was handed out. See docs/protocol.md, section 14.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
     from typing import Any, Self
 
-    from ziplog.client.asynchronous import LoopEngine
+    from ziplog.client.loop import LoopEngine
     from ziplog.client.threads import SharedEngine
     from ziplog.wire import Unit
 
@@ -43,7 +44,11 @@ class _Progress:
 
     def request(self) -> ScanFetchRequest:
         """Return what to ask for next."""
-        return ScanFetchRequest(arguments.deadline(self._timeout, 0), self._number)
+        until = arguments.deadline(self._timeout, 0)
+        return ScanFetchRequest(until, self._number, self.position)
+
+    def _closing(self) -> ScanCloseRequest:
+        return ScanCloseRequest(NEVER, self._number)
 
     def take(self, scanned: Scanned) -> Step:
         """Return what came.
@@ -55,8 +60,10 @@ class _Progress:
         if scanned.reached <= self.position:
             what = f"a scan up to gsn {self._stop} came no further than {self.position}"
             raise DeadlineError(f"{what} within {self._timeout:g} s")
+        step = scanned.units, scanned.reached
+        # Last, and nothing behind it that a handler of a signal could interrupt.
         self.position = scanned.reached
-        return scanned.units, scanned.reached
+        return step
 
 
 class Scan(_Progress):
@@ -64,7 +71,7 @@ class Scan(_Progress):
 
     `units` are those that follow, in order, whole: the first may begin before the range, the last
     end behind it. All that the shard owns below `reached` was handed out or is a no-op. The last
-    pair has `reached` == `stop`.
+    pair has `reached` == `stop`. It closes itself at its end, and when it is collected as garbage.
     """
 
     def __init__(
@@ -72,6 +79,8 @@ class Scan(_Progress):
     ) -> None:
         super().__init__(number, start, stop, timeout)
         self._shared: Final = shared
+        request = self._closing()
+        self._owned: Final = shared.owners.add(self, lambda: (request,))
 
     def __enter__(self) -> Self:
         """Return the scan."""
@@ -101,9 +110,12 @@ class Scan(_Progress):
     def close(self) -> None:
         """End it. May be called again."""
         if not self._is_closed:
-            self._is_closed = True
-            if not self._shared.is_closed:
-                self._shared.call(ScanCloseRequest(NEVER, self._number))
+            self._shared.shielded(self._close)
+
+    def _close(self) -> None:
+        self._shared.tell(self._closing())
+        self._is_closed = True
+        self._shared.owners.remove(self._owned)
 
 
 class AsyncScan(_Progress):
@@ -121,6 +133,8 @@ class AsyncScan(_Progress):
         super().__init__(number, start, stop, timeout)
         self._driver: Final = driver
         self._opened: Final = opened
+        request = self._closing()
+        self._owned: Final = driver.owners.add(self, lambda: (request,))
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Wait until it is open; raises what `ziplog.Log.scan` raises."""
@@ -154,4 +168,5 @@ class AsyncScan(_Progress):
         if not self._is_closed:
             self._is_closed = True
             if not self._driver.is_closed:
-                self._driver.ask(ScanCloseRequest(NEVER, self._number))
+                self._driver.ask(self._closing())
+            self._driver.owners.remove(self._owned)

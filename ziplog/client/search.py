@@ -94,6 +94,7 @@ class Search:
             unit.is_suspect = False
             message = unit.message
             question = Locate(
-                message.cluster, message.shard, message.view, message.client, message.seq
-            )
+                message.cluster, message.shard, message.view, message.client, message.seq,
+                message.since,
+            )  # fmt: skip
             turn.effects.append(Broadcast(route.names, question))

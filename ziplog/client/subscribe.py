@@ -5,14 +5,17 @@
 Rules: what lies below the minimum of the members' frontiers is handed out, in gsn order, nothing
 else; the end of the known leases is never passed; a stream goes on exactly where it was, or is
 opened again there (D43, D44). A shard that holds others back is told so (`Want`, D49).
+An answer may be lost on its way to the reader, so each fetch names the last record that the reader
+has: what is ready is kept until a fetch names its last record.
 Invariant: `position` never passes a frontier; what was handed out is below it, each record once.
 See docs/protocol.md, section 7.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ziplog.client.leases import LeaseMap
@@ -45,6 +48,7 @@ _MS: Final = 1_000_000
 _FIRST_LEASE_NS: Final = 50 * _MS
 _NEXT_LEASE_NS: Final = 1_000 * _MS
 _BY_GSN: Final = itemgetter(0)
+_GSN_OF: Final = attrgetter("rid.gsn")
 
 
 class Fetch:
@@ -89,7 +93,7 @@ class Subscription:
         #: Whose rows were seen, by shard: one that comes back has the same again.
         self._writers: Final[dict[int, Writers]] = {}
         self._error: Exception | None = None
-        #: Merged; handed out up to `_taken`.
+        #: Merged, and kept until the reader has all of it; handed out up to `_taken`.
         self._ready: list[Record] = []
         self._taken = 0
         #: The open question about leases (0: none), when to ask again, and how often we did.
@@ -163,9 +167,8 @@ class Subscription:
         """Have a stream of every shard that owns positions from here on, and no other."""
         if self._is_closed:
             return
-        members = {shard for _, members in self._leases.spans(self.position) for shard in members}
-        if not members and (last := self._leases.last) is not None:
-            members = {member.shard for member in last.members}
+        self._leases.forget(self.position)
+        members = self._leases.shards
         for shard in sorted(members - self._streams.keys()):
             if self._routing.route(shard) is None:
                 self._routing.refresh(self._open_streams)
@@ -241,14 +244,23 @@ class Subscription:
     def serve(self) -> None:
         """Answer the readers that wait, as far as there is something for them."""
         while self.fetches:
+            fetch = self.fetches[0]
+            self._seek(fetch.request.after)
             if self._taken == len(self._ready):
                 self._merge()
-            fetch = self.fetches[0]
             result = self._hand_out(fetch.request.max_records)
             if result is None:
                 return
             self.fetches.popleft()
             self._turn.complete(fetch.call, result)
+
+    def _seek(self, after: int) -> None:
+        """Go on behind the last record that the reader has; back, if it lost an answer."""
+        taken, ready = self._taken, self._ready
+        if after == NEVER or not ready or (taken and ready[taken - 1].rid.gsn == after):
+            return
+        self._taken = bisect_right(ready, after, key=_GSN_OF)
+        self._turn.counters.delivered += self._taken - taken
 
     def _hand_out(self, max_records: int) -> Fetched | Exception | None:
         start, ready = self._taken, self._ready
@@ -307,8 +319,9 @@ class Subscription:
             self._lease_due = min(self._lease_due, self._turn.now + _FIRST_LEASE_NS)
             self._turn.wake_at(self._lease_due)
 
-    def progress(self) -> Progress:
-        """Return how far this is."""
+    def progress(self, after: int) -> Progress:
+        """Return how far this is, for a reader whose last record is at `after`."""
+        self._seek(after)
         if self._taken == len(self._ready):
             self._merge()
         has_ready = self._taken < len(self._ready)
@@ -392,6 +405,9 @@ class Subscription:
     def close(self) -> None:
         """End it: streams are closed, readers get nothing more."""
         self._is_closed = True
+        if not self.is_open and self._error is None:
+            # Closed before it was open: that call, too, is answered.
+            self._turn.complete(self.number, self.number)
         self._service.forget(self._question)
         for stream in self._streams.values():
             del self._numbers[stream.number]
@@ -473,7 +489,8 @@ class Subscriptions:
         """Tell how far a subscription is."""
         subscription = self._open.get(request.subscription)
         closed = ClosedError("this subscription", "subscribe again to go on")
-        self._turn.complete(call, subscription.progress() if subscription else closed)
+        found = subscription.progress(request.after) if subscription else closed
+        self._turn.complete(call, found)
 
     def unsubscribe(self, call: int, request: UnsubscribeRequest) -> None:
         """End a subscription."""

@@ -6,7 +6,8 @@ taken leaves its call in `_incoming`, wakes the driver, and waits for its answer
 Futures are driven by a background thread while nobody else drives.
 
 Rules: only the holder of the role touches the engine; users' callbacks of futures never run under
-the role; Ctrl-C is held back until the engine is between two steps. Invariant: while a call is
+the role; handlers of signals are held back until the engine is between two steps (`signals`).
+The main thread leaves its futures to the others: they cost no shield. Invariant: while a call is
 open, somebody drives or was given the role. In a forked child everything raises ClosedError.
 """
 
@@ -15,30 +16,31 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import signal
 import threading
-
-# `signal.signal` itself: the wrapper's enums cost 2 us a call, on the path of every insert.
-from _signal import signal as set_handler  # type: ignore[import-not-found]
+import time
+import weakref
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ziplog.client.engine import Engine
+from ziplog.client.owners import Owners
+from ziplog.client.signals import SHIELD
 from ziplog.errors import ClosedError, DeadlineError, OutcomeUnknownError
+from ziplog.runtime.descriptors import start_thread
 from ziplog.wire import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from ziplog.client.engine import Core
     from ziplog.client.requests import Request
     from ziplog.wire import Message
 
-_SIGINT: Final = int(signal.SIGINT)
+T = TypeVar("T")
+
 #: Messages stepped before deadlines and other threads' calls are looked at.
 _BATCH: Final = 256
 #: A waiting thread looks at the role this often, whatever happens.
@@ -72,66 +74,84 @@ class SharedEngine:
         self._role: Final = threading.Lock()
         self._numbers: Final = itertools.count(1)
         self._tickets: Final[dict[int, Ticket]] = {}
-        #: Calls, and cancellations (None), of threads that do not drive.
-        self._incoming: Final[deque[tuple[int, Request | None]]] = deque()
+        #: Calls, and cancellations (None), of threads that do not drive; a future's ticket.
+        self._incoming: Final[deque[tuple[int, Request | None, _FutureTicket | None]]] = deque()
+        #: What to end once it was collected as garbage.
+        self.owners: Final = Owners()
         self._followers: Final[deque[Ticket]] = deque()
         self._is_closed = False
         #: Who has the sockets, and the threads: nothing works in its children.
         self._process: Final = os.getpid()
         self._futures: Final = _Futures(self)
         self._main: Final = threading.main_thread().ident
-        self._interrupt: tuple[int, FrameType | None] | None = None
+        #: What the main thread waits for, while it does not drive.
         self._main_signal: SimpleQueue[None] | None = None
+        #: The thread that has the role, and runs handlers of signals between two steps; 0: none.
+        self._paused = 0
         #: Finds out what became of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
 
     # --- calls ---
 
-    def call(self, request: Request) -> Any:
-        """Return the answer to a request; raises it if it is an exception."""
+    def call(self, request: Request, number: int = 0) -> Any:
+        """Return the answer to a request; raises it if it is an exception.
+
+        Args:
+            request: what is asked.
+            number: one of `next_number`, where the core has to know the call's; 0: a new one.
+
+        """
         self._check_process()
-        if threading.get_ident() != self._main:
-            result = self._call(request)
+        if threading.get_ident() != self._main or not SHIELD.enter(self):
+            result = self._call(request, number)
         else:
-            result = self._call_shielded(request)
+            try:
+                result = self._call(request, number)
+            finally:
+                SHIELD.leave(self)
         if isinstance(result, Exception):
-            raise result
+            try:
+                raise result
+            finally:
+                # With it this frame, which the exception knows, would keep what the caller made.
+                del result
         return result
 
-    def _call_shielded(self, request: Request) -> Any:
-        """Make a call such that Ctrl-C never tears a step apart."""
-        former = set_handler(_SIGINT, self._note_interrupt)
-        if not callable(former):
-            if former is not None:
-                set_handler(_SIGINT, former)
-            return self._call(request)
+    def shielded(self, function: Callable[..., T], *args: Any) -> T:
+        """Return `function(*args)`; handlers of signals run only where a call in it waits."""
+        if threading.get_ident() != self._main or not SHIELD.enter(self):
+            return function(*args)
         try:
-            return self._call(request, former)
+            return function(*args)
         finally:
-            set_handler(_SIGINT, former)
-            self._raise_interrupt(former)
+            SHIELD.leave(self)
 
-    def _note_interrupt(self, number: int, frame: FrameType | None) -> None:
-        self._interrupt = (number, frame)
+    def next_number(self) -> int:
+        """Return the number of a call that is still to be made."""
+        return next(self._numbers)
+
+    def interrupted(self) -> None:
+        """End the wait of the main thread's call: a signal was noted."""
         self.engine.transport.wake()
         if self._main_signal is not None:
             self._main_signal.put(None)
 
-    def _call(
-        self, request: Request, on_interrupt: Callable[[int, FrameType | None], Any] | None = None
-    ) -> Any:
-        ticket, number = Ticket(), next(self._numbers)
+    def _call(self, request: Request, number: int = 0) -> Any:
+        ticket = Ticket()
+        number = number or next(self._numbers)
         self._tickets[number] = ticket
         try:
             if self._role.acquire(blocking=False):
                 try:
                     self._check_open()
                     self.engine.submit(number, request)
-                    self._drive(ticket, on_interrupt)
+                    self._drive(ticket)
                 finally:
                     self._role.release()
+            elif self._paused == threading.get_ident():
+                self._drive_in_handler(ticket, number, request)
             else:
-                self._follow(ticket, number, request, on_interrupt)
+                self._follow(ticket, number, request)
         finally:
             if not ticket.done:
                 self._abandon(number)
@@ -139,42 +159,65 @@ class SharedEngine:
                 self._promote()
         return ticket.result
 
-    def _follow(
-        self,
-        ticket: Ticket,
-        number: int,
-        request: Request,
-        on_interrupt: Callable[[int, FrameType | None], Any] | None,
-    ) -> None:
+    def _drive_in_handler(self, ticket: Ticket, number: int, request: Request) -> None:
+        """Drive on below the call that has the role: it is between two steps."""
+        self._check_open()
+        paused, self._paused = self._paused, 0
+        try:
+            self.engine.submit(number, request)
+            self._drive(ticket)
+        finally:
+            self._paused = paused
+
+    def _follow(self, ticket: Ticket, number: int, request: Request) -> None:
         """Leave the call to whoever drives; take the role if it becomes free."""
         signals: SimpleQueue[None] = SimpleQueue()
         ticket.signal = signals
-        if on_interrupt is not None:
+        is_main, former = threading.get_ident() == self._main, self._main_signal
+        if is_main:
             self._main_signal = signals
         self._followers.append(ticket)
         try:
-            self._incoming.append((number, request))
+            self._incoming.append((number, request, None))
             self.engine.transport.wake()
             while not ticket.done:
                 if self._role.acquire(blocking=False):
                     try:
-                        self._drive(ticket, on_interrupt)
+                        self._drive(ticket)
                     finally:
                         self._role.release()
                     return
                 with contextlib.suppress(Empty):
                     signals.get(timeout=_LOOK_S)
-                self._raise_interrupt(on_interrupt)
+                if SHIELD.noted and not ticket.done:
+                    SHIELD.run(self)
         finally:
-            self._main_signal = None if on_interrupt is not None else self._main_signal
+            self._main_signal = former if is_main else self._main_signal
             self._followers.remove(ticket)
 
     def _abandon(self, number: int) -> None:
         """Nobody waits for the call any more."""
         self._tickets.pop(number, None)
         if not self._is_closed:
-            self._incoming.append((number, None))
+            self._incoming.append((number, None, None))
             self.engine.transport.wake()
+
+    def tell(self, request: Request) -> None:
+        """Make a call whose answer does not matter; nothing if the client is closed."""
+        if not self._is_closed and os.getpid() == self._process:
+            # From here on it is made, whatever a signal's handler raises.
+            self._incoming.append((0, request, None))
+            self.engine.transport.wake()
+            self.shielded(self._take_told)
+
+    def _take_told(self) -> None:
+        if self._role.acquire(blocking=False):
+            try:
+                if not self._is_closed:
+                    self._take_incoming()
+            finally:
+                self._role.release()
+                self._promote()
 
     # --- the driver role ---
 
@@ -186,17 +229,14 @@ class SharedEngine:
         if self._is_closed:
             raise ClosedError
 
-    def _drive(
-        self,
-        ticket: Ticket | _Idle,
-        on_interrupt: Callable[[int, FrameType | None], Any] | None = None,
-    ) -> None:
+    def _drive(self, ticket: Ticket | _Idle) -> None:
         """Step the engine until the ticket is done. The caller holds the role."""
-        engine, incoming = self.engine, self._incoming
+        engine, incoming, noted = self.engine, self._incoming, SHIELD.noted
+        gone = self.owners.gone
         receive, wait, is_done = engine.receive, engine.transport.wait, ticket.is_done
         while not is_done():
             self._check_open()
-            if incoming:
+            if incoming or gone:
                 self._take_incoming()
             for _ in range(_BATCH):
                 if not receive():
@@ -204,24 +244,30 @@ class SharedEngine:
                 if is_done():
                     return
             engine.turn()
-            if self._interrupt is not None:
-                self._raise_interrupt(on_interrupt)
+            if noted and not is_done():
+                self._run_handlers()
             if not incoming and not is_done():
                 wait(engine.timeout_ns())
 
+    def _run_handlers(self) -> None:
+        """Run the handlers of signals, which may call this client, or close it."""
+        former, self._paused = self._paused, threading.get_ident()
+        try:
+            SHIELD.run(self)
+        finally:
+            self._paused = former
+
     def _take_incoming(self) -> None:
         while self._incoming:
-            number, request = self._incoming.popleft()
+            number, request, future = self._incoming.popleft()
+            if future is not None:
+                self._tickets[number] = future
             if request is None:
                 self.engine.cancel(number)
-            elif number in self._tickets:
+            elif not number or number in self._tickets:
                 self.engine.submit(number, request)
-
-    def _raise_interrupt(self, on_interrupt: Callable[[int, FrameType | None], Any] | None) -> None:
-        """Do now what was held back; usually that raises KeyboardInterrupt."""
-        if on_interrupt is not None and self._interrupt is not None:
-            interrupt, self._interrupt = self._interrupt, None
-            on_interrupt(*interrupt)
+        for request in self.owners.endings():
+            self.engine.submit(0, request)
 
     def _promote(self) -> None:
         """Give the role, which is free, to a thread that waits."""
@@ -256,11 +302,11 @@ class SharedEngine:
         """
         self._check_process()
         self._check_open()
-        self._futures.wait_for_room(size, deadline_s)
         ticket, number = _FutureTicket(size), next(self._numbers)
-        self._tickets[number] = ticket
-        self._incoming.append((number, request))
-        if self._role.acquire(blocking=False):
+        self._futures.wait_for_room(
+            size, deadline_s, partial(self._incoming.append, (number, request, ticket))
+        )
+        if threading.get_ident() != self._main and self._role.acquire(blocking=False):
             try:
                 if not self._is_closed:
                     self._take_incoming()
@@ -269,6 +315,7 @@ class SharedEngine:
                 self._promote()
         else:
             self.engine.transport.wake()
+            self._futures.look()
         if self._is_closed:
             self._fail_all()
         return ticket.future
@@ -308,17 +355,42 @@ class SharedEngine:
     def close(self) -> None:
         """Fail what is under way, and close. Idempotent; from any thread."""
         self._is_closed = True
-        if os.getpid() != self._process:
-            return
+        if os.getpid() == self._process:
+            self.shielded(self._end)
+            self._futures.close()
+
+    def _end(self) -> None:
         self.engine.transport.wake()
-        with self._role:
+        in_handler = self._paused == threading.get_ident()
+        with contextlib.nullcontext() if in_handler else self._role:
             self._fail_all()
             self.engine.close()
-        self._futures.close()
 
     def _fail_all(self) -> None:
+        while self._incoming:
+            number, _, future = self._incoming.popleft()
+            if future is not None:
+                self._tickets[number] = future
         for number in list(self._tickets):
             self._answer(number, ClosedError())
+
+
+class _Condition(threading.Condition):
+    """One that a signal's handler cannot leave locked: what it raises comes before or after.
+
+    `Condition.__enter__` is written in Python, so a handler may raise when it has the lock and
+    before it returns: nobody would ever unlock it, and the background thread would wait for ever.
+    """
+
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        return self._lock.__enter__  # type: ignore[attr-defined, no-any-return]
+
+
+class _Future(Future[Any]):
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = _Condition()
 
 
 class _FutureTicket(Ticket):
@@ -327,7 +399,7 @@ class _FutureTicket(Ticket):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size: Final = size
-        self.future: Final[Future[Any]] = Future()
+        self.future: Final = _Future()
         # It cannot be cancelled: what was sent may happen.
         self.future.set_running_or_notify_cancel()
 
@@ -348,32 +420,66 @@ class _Futures:
 
     def __init__(self, shared: SharedEngine) -> None:
         self._shared: Final = shared
-        self._room: Final = threading.Condition()
+        self._lock: Final = threading.Lock()
+        #: Threads that wait for room or for the end; each is woken once.
+        self._waiters: Final[deque[SimpleQueue[None]]] = deque()
         #: How many are not done, and the bytes of their payloads.
         self.open = 0
         self._bytes = 0
         self._finished: Final[deque[_FutureTicket]] = deque()
         self._failure: Exception | None = None
-        self._signal: Final[SimpleQueue[None]] = SimpleQueue()
+        self._signal: Final[SimpleQueue[_Futures | None]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._idle: Final = _Idle(shared, self)
 
-    def wait_for_room(self, size: int, deadline_s: float) -> None:
-        with self._room:
-            if not self._room.wait_for(lambda: self._has_room(size), deadline_s):
-                raise DeadlineError(
-                    f"{self.open} inserts were under way for {deadline_s:g} s, and no more are"
-                    " allowed; nothing was inserted: try again"
-                )
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ziplog", daemon=True)
-                self._thread.start()
+    def wait_for_room(self, size: int, deadline_s: float, begin: Callable[[], None]) -> None:
+        """Wait until one more may be under way; then `begin` begins it.
+
+        Both happen or neither, whatever a handler of a signal raises: CPython runs none between
+        the counting and the end of `begin`, which is written in C.
+        """
+        if self._thread is None:
+            self._shared.shielded(self._start)
+        if not self._begin(size, begin) and not self._wait(
+            lambda: self._begin(size, begin), deadline_s
+        ):
+            raise DeadlineError(
+                f"{self.open} inserts were under way for {deadline_s:g} s, and no more are"
+                " allowed; nothing was inserted: try again"
+            )
+
+    def _begin(self, size: int, begin: Callable[[], None]) -> bool:
+        with self._lock:
+            is_full = self.open >= _MAX_FUTURES or self._bytes + size > _MAX_FUTURE_BYTES
+            if is_full and self.open and not self._shared.is_closed:
+                return False
             self.open += 1
             self._bytes += size
+            begin()
+        return True
 
-    def _has_room(self, size: int) -> bool:
-        is_full = self.open >= _MAX_FUTURES or self._bytes + size > _MAX_FUTURE_BYTES
-        return not self.open or not is_full or self._shared.is_closed
+    def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        until, signals = time.monotonic() + timeout_s, SimpleQueue[None]()
+        while True:
+            self._waiters.append(signals)
+            if is_over():
+                return True
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            with contextlib.suppress(Empty):
+                signals.get(timeout=left)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                # The thread must not keep a client that was dropped.
+                signals = self._signal
+                ref = weakref.ref(self, lambda _: signals.put(None))
+                thread = threading.Thread(
+                    target=_serve, args=(ref, signals), name="ziplog", daemon=True
+                )
+                self._thread = start_thread(thread, "cannot insert in the background")
 
     @property
     def has_finished(self) -> bool:
@@ -387,39 +493,39 @@ class _Futures:
     def look(self) -> None:
         """Let the background thread see whether there is something to do."""
         if self._thread is not None and self._signal.empty():
-            self._signal.put(None)
+            # The thread must find it, though its client is dropped meanwhile.
+            self._signal.put(self)
 
     def flush(self, timeout_s: float) -> None:
-        with self._room:
-            is_done = self._room.wait_for(lambda: not self.open, timeout_s)
-            failure, self._failure = self._failure, None
+        is_done = not self.open or self._wait(lambda: not self.open, timeout_s)
+        failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
         if not is_done:
             raise DeadlineError(f"{self.open} inserts were still under way after {timeout_s:g} s")
 
-    def _run(self) -> None:
+    def work(self) -> bool:
+        """Drive, unless others do, until no future is under way; False if it is the end."""
         while True:
             while self._finished:
                 self._tell(self._finished.popleft())
-            if self._shared.is_closed and not self.open:
-                return
-            is_free = self.open and not self._shared.has_followers
-            if is_free and self._shared.drive_futures(self._idle):
-                continue
-            with contextlib.suppress(Empty):
-                self._signal.get(timeout=_LOOK_S)
+            if not self.open:
+                return not self._shared.is_closed
+            if self._shared.has_followers or not self._shared.drive_futures(self._idle):
+                with contextlib.suppress(Empty):
+                    self._signal.get(timeout=_LOOK_S)
 
     def _tell(self, ticket: _FutureTicket) -> None:
         result, future = ticket.result, ticket.future
         failed = isinstance(result, Exception)
         # The callbacks of the future run here; they find the count as it is without it.
-        with self._room:
+        with self._lock:
             self.open -= 1
             self._bytes -= ticket.size
             if failed and self._failure is None:
                 self._failure = result
-            self._room.notify_all()
+        while self._waiters:
+            self._waiters.popleft().put(None)
         if failed:
             future.set_exception(result)
         else:
@@ -430,3 +536,18 @@ class _Futures:
         self.look()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+
+
+def _serve(ref: weakref.ref[_Futures], signals: SimpleQueue[_Futures | None]) -> None:
+    """Work for the futures of a client that lives: the background thread."""
+    while True:
+        futures = ref()
+        if futures is None or not futures.work():
+            return
+        del futures
+        with contextlib.suppress(Empty):
+            # What comes keeps the client alive until it was looked at.
+            futures = signals.get(timeout=_LOOK_S)
+            if futures is not None and not futures.work():
+                return
+            del futures

@@ -1,6 +1,7 @@
 """The loop under every server: feeds one node with events, carries its effects out in order.
 
-A turn: step what is waiting (at most 256 messages, so that deadlines are kept), what other threads
+A turn: step what is waiting (at most 256 messages, or 50 ms, so that deadlines are kept; if that
+was not all, the next turn reads ahead and steps urgent messages first: `inbox`), what other threads
 posted, and `Wakeup` if it is due; then `Drained`; then sleep. Where entries must be on disk before
 anything is said (`flush_before_send`), what is sent after a `Persist` is held until the turn's end,
 and one flush serves all (docs/protocol.md, section 10); only what is stable may be told meanwhile.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -30,12 +30,15 @@ from ziplog.node import (
     Node,
     Persist,
     Persisted,
+    Pressed,
     Propose,
     Received,
     Send,
     Wakeup,
     Warn,
 )
+from ziplog.runtime.clock import now_ns
+from ziplog.runtime.inbox import Inbox
 from ziplog.runtime.tracing import halt
 from ziplog.wire import (
     Ahead,
@@ -62,8 +65,9 @@ if TYPE_CHECKING:
     from ziplog.runtime.transport import Transport
     from ziplog.wire import Message
 
-#: Messages that a turn steps before it looks at the clock's deadline again.
+#: Messages that a turn steps, and the time that it takes, before it looks at the deadline again.
 _BATCH: Final = 256
+_TURN_NS: Final = 50_000_000
 #: Frames that wait for a flush; beyond, they are dropped (and repeated by the protocols).
 _MAX_HELD: Final = 10_000
 #: How long a flush that failed for lack of space is left alone.
@@ -110,7 +114,7 @@ class Driver:
         flush_before_send: bool = False,
         propose: Callable[[bytes], None] | None = None,
         decode: Callable[[bytes], Message] = decode,
-        clock: Callable[[], int] = time.monotonic_ns,
+        clock: Callable[[], int] = now_ns,
         on_halt: Callable[[str, str], object] = halt,
     ) -> None:
         """Make a driver; the caller keeps, and closes, what it passes.
@@ -122,7 +126,7 @@ class Driver:
             flush_before_send: durability level `disk`.
             propose: where `Propose` goes; it must not block.
             decode: makes messages of the frames that come in.
-            clock: monotonic nanoseconds.
+            clock: nanoseconds; counts the time while the machine is suspended.
             on_halt: gets a reason and the node's state; should not return.
 
         """
@@ -131,6 +135,9 @@ class Driver:
         self._flush_before_send = flush_before_send
         self._propose, self._clock, self._on_halt = propose, clock, on_halt
         self._decode = decode
+        self._inbox: Final = Inbox(transport.receive)
+        self._is_behind = False
+        self._is_unread = False
         self._posted: deque[Event] = deque()
         self._stopping = False
         self._held: list[tuple[bytes, bytes]] = []
@@ -176,7 +183,9 @@ class Driver:
 
     def turn(self) -> None:
         """Do everything that there is to do now, then let the transport wait."""
-        is_more = self._step_messages()
+        if self._is_behind or self._is_unread:
+            self._read_ahead()
+        is_more = self._is_behind = self._step_messages()
         self._step_posted()
         now = self._clock()
         if self._deadline is not None and self._deadline <= now:
@@ -187,15 +196,23 @@ class Driver:
         if not is_more and not self._posted and not self._stopping:
             self._transport.wait(self._pause(retry))
 
+    def _read_ahead(self) -> None:
+        """Look at everything that waits, and report whether that was possible."""
+        self._inbox.fill()
+        if self._inbox.is_unread is not self._is_unread:
+            self._is_unread = self._inbox.is_unread
+            self._step(Pressed(self._is_unread), self._clock())
+
     def _step_messages(self) -> bool:
         """Step what is waiting; return whether there may be more."""
         receive, decode, step, carry_out, clock = (
-            self._transport.receive,
+            self._inbox.take,
             self._decode,
             self._node.step,
             self._carry_out,
             self._clock,
         )
+        until = clock() + _TURN_NS
         for _ in range(_BATCH):
             received = receive()
             if received is None:
@@ -206,9 +223,12 @@ class Driver:
             except ProtocolError as error:
                 self._complain(src, error)
                 continue
-            effects = step(Received(src, message), clock())
+            now = clock()
+            effects = step(Received(src, message), now)
             if effects:
                 carry_out(effects)
+            if now >= until:
+                break
         return True
 
     def _step_posted(self) -> None:

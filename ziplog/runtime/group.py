@@ -18,6 +18,7 @@ import structlog
 
 from ziplog.config import load
 from ziplog.errors import ConfigError, ZiplogError
+from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
 from ziplog.runtime.raft import Raft
 from ziplog.runtime.tracing import configure, halt
@@ -60,7 +61,7 @@ def main(service: Service, arguments: Sequence[str] | None) -> int:
     except ConfigError as error:
         print(f"{module}: {error}", file=sys.stderr)
         return 2
-    except ZiplogError as error:
+    except (ZiplogError, OSError) as error:
         print(f"{module}: {options.node}: {error}", file=sys.stderr)
         return 1
     return 0
@@ -82,6 +83,7 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
 
     """
     configure(node.name)
+    raise_limit()
     logging.basicConfig(level=logging.WARNING, format="level=%(levelname)s event=%(message)r")
     machine = service.build(config, node.name)
     transport = Transport(bind=node.endpoint)

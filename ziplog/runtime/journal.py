@@ -2,7 +2,10 @@
 
 One append-only file of records, each with its length and a CRC32C; a record is on stable storage
 (fdatasync) when the call that wrote it returns. Because of that at most the last record can be
-torn, and it is cut off on open; damage anywhere else is refused, for the entry may be committed.
+torn. The file's header and a note beside it (`flushed`) state how many bytes are on stable storage:
+a torn record behind them is cut off on open, and logged; damage anywhere else is refused, for the
+entry may be committed. No write waits for the note: after a power cut it may state too little, and
+then a damaged last record counts as torn.
 The front is trimmed by writing a new file and renaming it. A failed write or sync ends the journal:
 what the kernel dropped cannot be written again (docs/protocol.md, sections 10 and 12).
 
@@ -12,25 +15,39 @@ Invariant: the file says what `entries`, `term`, `voted_for`, `commit_index`, `i
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
+import struct
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
+import structlog
 from crc32c import crc32c
 
 from ziplog.errors import ZiplogError
+from ziplog.segments.entry import REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-_MAGIC: Final = b"ZIPRAFT2"
+_MAGIC: Final = b"ZIPRAFT3"
+#: Files of earlier releases have no more header than this, and no note.
+_OLD_MAGIC: Final = b"ZIPRAFT2"
+#: After the magic number, and in the note: the file's salt, bytes on stable storage, a CRC32C.
+_FLUSHED: Final = struct.Struct("<QQI")
+#: Where the first record starts.
+HEADER_BYTES: Final = len(_MAGIC) + _FLUSHED.size
 #: No record is longer, in bytes.
 MAX_RECORD: Final = 64 * 1024 * 1024
 #: Length and checksum, four bytes each, little endian.
 _HEAD: Final = 8
+_REMEDY: Final = (
+    "do not use it; empty this directory, and the node learns everything from the other nodes"
+    " (if there are none, restore a copy)"
+)
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -105,7 +122,11 @@ class Journal:
         self.is_voter = False
         #: The identities with which the group began, by endpoint, if this node knows them.
         self.founders: dict[str, str] = {}
-        self._file = self._directory = -1
+        self._file = self._directory = self._note = -1
+        #: Another one with each file, so that a note about the file before does not count.
+        self._salt = 0
+        #: Bytes of the file; all of them are on stable storage.
+        self._size = 0
         self._failed = False
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -130,17 +151,45 @@ class Journal:
             raise self._error("another process uses it", error) from error
 
     def _open(self) -> None:
-        try:
-            data = self._path.read_bytes() if self._path.exists() else b""
-        except OSError as error:
-            raise self._error("cannot be read", error) from error
-        if len(data) <= len(_MAGIC) and not data.strip(b"\0" + _MAGIC):
+        data, note = self._read("journal"), self._read("flushed")
+        if len(data) <= len(_OLD_MAGIC) and not data.strip(b"\0" + _OLD_MAGIC):
+            if note_of(note) is not None:
+                raise self._error(f"is missing or empty, but `flushed` is beside it: {_REMEDY}")
             self.identity = secrets.token_hex(16)
             self._rewrite()  # new, or cut off by a crash before its first record
-            return
-        if not data.startswith(_MAGIC):
-            raise self._error("is no journal of this version: move it away or restore it")
-        end = self._replay(data)
+        elif data.startswith(_OLD_MAGIC):
+            self._replay(data, len(_OLD_MAGIC), 0)
+            self._rewrite()
+        elif data.startswith(_MAGIC):
+            self._resume(data, note)
+        else:
+            what = f"is no journal of this version, or damaged in its first {len(_MAGIC)} bytes"
+            raise self._error(f"{what}: {_REMEDY}")
+        self._start_note()
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self.directory / name).read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise self._error("cannot be read", error) from error
+
+    def _resume(self, data: bytes, note: bytes) -> None:
+        """Take the records of a file, cut off a torn end, and make ready to append."""
+        header = note_of(data[len(_MAGIC) : HEADER_BYTES])
+        if header is None:
+            raise self._error(f"is damaged in its first {HEADER_BYTES} bytes: {_REMEDY}")
+        self._salt, flushed = header
+        noted = note_of(note)
+        if noted is not None and noted[0] == self._salt:
+            flushed = max(flushed, noted[1])
+        elif noted is None and note:
+            structlog.get_logger().warning(
+                "the note beside the consensus journal is damaged, and is written again",
+                file=str(self.directory / "flushed"),
+            )
+        end = self._replay(data, HEADER_BYTES, flushed)
         try:
             self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
             if end < len(data):
@@ -148,19 +197,31 @@ class Journal:
             os.fsync(self._file)
         except OSError as error:
             raise self._error("cannot be opened for writing", error) from error
+        self._size = end
 
-    def _replay(self, data: bytes) -> int:
-        """Take all records of the file; return where the last whole one ends."""
-        at = len(_MAGIC)
+    def _replay(self, data: bytes, at: int, flushed: int) -> int:
+        """Take all records from byte `at` on; return where the last whole one ends.
+
+        The first `flushed` bytes are known to have been on stable storage.
+        """
         while (step := _record_at(data, at)) is not None:
             record, end = step
             self._take(record, at)
             at = end
         if _any_record_after(data, at):
+            raise self._error(f"is damaged at byte {at}, in front of whole records: {_REMEDY}")
+        if at < flushed:
             raise self._error(
-                f"is damaged at byte {at}, in front of whole records: do not use it;"
-                " empty this directory, and the node learns everything from the other nodes"
-                " (if there are none, restore a copy)"
+                f"is damaged at byte {at}, but its first {flushed} bytes were on stable storage:"
+                f" {_REMEDY}"
+            )
+        if at < len(data):
+            structlog.get_logger().warning(
+                "a torn end of the consensus journal was cut off",
+                file=str(self._path),
+                at_byte=at,
+                cut_bytes=len(data) - at,
+                last_entry=self.entries[-1].index if self.entries else 0,
             )
         return at
 
@@ -235,12 +296,16 @@ class Journal:
         """Delete the first `count` entries, durably and at once or not at all."""
         if count > 0:
             self._sync_directory()  # the snapshot that stands for them was renamed into place
-            self.entries = self.entries[count:]
-            self._rewrite()
+            held, self.entries = self.entries, self.entries[count:]
+            if not self._rewrite(can_wait=True):
+                self.entries = held  # a later trim takes them along
 
     def clear(self) -> None:
         """Delete all entries, durably and at once or not at all; the term and vote stay."""
-        self.drop_first(len(self.entries))
+        if self.entries:
+            self._sync_directory()
+            self.entries = []
+            self._rewrite()
 
     def begin_with(self, previous: Entry, last: Entry) -> None:
         """Begin with the last two entries of a snapshot, durably and at once or not at all.
@@ -293,8 +358,15 @@ class Journal:
         if written != len(frame):
             self._failed = True
             raise self._error(f"took only {written} of {len(frame)} bytes: the disk is full")
+        self._size += written
+        self._write_note()
 
-    def _rewrite(self) -> None:
+    def _rewrite(self, *, can_wait: bool = False) -> bool:
+        """Write a new file and let it take the place of the old one.
+
+        With `can_wait`, a system without space or descriptors is no error: return False, and the
+        old file goes on as it was.
+        """
         self._refuse_failed()
         records: list[_Record] = [
             _Identity(self.identity),
@@ -304,24 +376,48 @@ class Journal:
         ]
         if self.is_voter:
             records.insert(1, _Voter(self.founders))
-        data = b"".join([_MAGIC, *map(_frame, records)])
+        frames = b"".join(map(_frame, records))
+        salt = 1 + (self._salt or crc32c(self.identity.encode()) << 32)
+        size = HEADER_BYTES + len(frames)
+        data = _MAGIC + pack_note(salt, size) + frames
         fresh = self._path.with_suffix(".new")
         try:
-            fresh.unlink(missing_ok=True)
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            file = os.open(fresh, flags, 0o600)
-            if self._file >= 0:
-                os.close(self._file)
-            self._file = file
-            with os.fdopen(file, "wb", closefd=False) as stream:
-                stream.write(data)
-            os.fsync(file)
+            file = _write_new(fresh, data)
+        except OSError as error:
+            if can_wait and error.errno in REFUSED:
+                return False
+            self._failed = True
+            raise self._error("cannot be rewritten", error) from error
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = file
+        try:
             fresh.rename(self._path)
             os.fsync(self._directory)
         except OSError as error:
             self._failed = True
             raise self._error("cannot be rewritten", error) from error
         self._flushed_commit = self.commit_index
+        self._salt, self._size = salt, size
+        self._write_note()
+        return True
+
+    # --- the note of what is flushed ---
+
+    def _start_note(self) -> None:
+        """Open the note and make it durable; without one, a damaged last record counts as torn."""
+        path = self.directory / "flushed"
+        with contextlib.suppress(OSError):
+            self._note = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._write_note()
+            os.fsync(self._note)
+            os.fsync(self._directory)
+
+    def _write_note(self) -> None:
+        """Note how much is on stable storage. No write waits for it: late, it states less."""
+        if self._note >= 0:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._note, pack_note(self._salt, self._size), 0)
 
     def _sync_directory(self) -> None:
         try:
@@ -337,10 +433,13 @@ class Journal:
     def close(self) -> None:
         """Close the files and give up the lock. Idempotent."""
         self._failed = True
-        for descriptor in (self._file, self._directory):
+        if self._note >= 0:
+            with contextlib.suppress(OSError):
+                os.fsync(self._note)
+        for descriptor in (self._file, self._note, self._directory):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._file = self._directory = -1
+        self._file = self._directory = self._note = -1
 
     def _error(self, what: str, error: OSError | None = None) -> JournalError:
         why = f" ({error.strerror or error})" if error is not None else ""
@@ -354,6 +453,40 @@ def _sync(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def pack_note(salt: int, size: int) -> bytes:
+    """Return a note: of the file with this salt, the first `size` bytes are on stable storage."""
+    facts = _FLUSHED.pack(salt, size, 0)[:-4]
+    return facts + crc32c(facts).to_bytes(4, "little")
+
+
+def note_of(contents: bytes) -> tuple[int, int] | None:
+    """Return the salt and size of a note; None if it is none, or damaged."""
+    if len(contents) != _FLUSHED.size:
+        return None
+    salt, size, _ = _FLUSHED.unpack(contents)
+    return (salt, size) if contents == pack_note(salt, size) else None
+
+
+def _write_new(path: Path, data: bytes) -> int:
+    """Return the descriptor of a new file, whose bytes are on stable storage.
+
+    Raises:
+        OSError: the system refuses it; its descriptor is closed.
+
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    file = os.open(path, flags, 0o600)
+    try:
+        with os.fdopen(file, "wb", closefd=False) as stream:
+            stream.write(data)
+        os.fsync(file)
+    except OSError:
+        os.close(file)
+        raise
+    return file
 
 
 def _frame(record: _Record) -> bytes:

@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 import zmq
 
 from ziplog.errors import ClosedError, ConfigError, UnavailableError
+from ziplog.runtime.descriptors import require, scarce
 from ziplog.runtime.floods import Floods, Peer
+from ziplog.segments.entry import SCARCE
 from ziplog.wire import MAX_FRAME
 
 if TYPE_CHECKING:
@@ -58,6 +60,10 @@ _EXACT_WAIT_NS: Final = 10_000_000
 _MAX_WAIT_NS: Final = 3_600_000_000_000
 _MAX_PORT: Final = 65_535
 
+#: What a transport takes for itself, and a few for its first connections.
+_OWN_DESCRIPTORS: Final = 16
+_WHAT: Final = "cannot open a connection to the log"
+
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _NOBLOCK_MORE: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 _POLLIN: Final = int(zmq.POLLIN)
@@ -75,19 +81,21 @@ class Transport:
         """Listen at `bind` ("host:port"; port 0: any free one), or only connect if it is None.
 
         Raises:
-            UnavailableError: the port is in use.
+            UnavailableError: the port is in use, or the system refuses descriptors or memory.
             ConfigError: `bind` is no address of this machine.
 
         """
         self.dropped = self.garbage = 0
-        self._context = zmq.Context(io_threads=1)
-        self._socket = _router(self._context)
         self._closed = False
+        self._context, self._socket = _open()
         try:
             self._endpoint = None if bind is None else _bind(self._socket, bind)
-        except BaseException:
+            self._open_wake()
+        except BaseException as error:
             self._socket.close(0)
             self._context.term()
+            if isinstance(error, OSError):
+                raise scarce(_WHAT, error) from error
             raise
         self._secret = b"\x01" + os.urandom(8)
         self._connections = 0
@@ -105,7 +113,6 @@ class Transport:
         self._get: Callable[[int], int] = backend.get
         self._taken = 0
         self._is_quiet = False
-        self._open_wake()
         # Whoever loses it without `close` would wait for ever where the garbage is collected:
         # pyzmq ends a context there whose sockets it no longer knows, and libzmq waits for them.
         self._end: Final = weakref.finalize(
@@ -121,13 +128,24 @@ class Transport:
 
     def _open_wake(self) -> None:
         self._is_woken = False
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._fds = (self._get(zmq.FD), self._wake_read)
         self._epoll = select.epoll()
+        try:
+            self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            self._epoll.close()
+            raise
+        queue = self._socket.get(zmq.FD)
+        assert isinstance(queue, int)
+        self._fds = (queue, self._wake_read)
         self._poll = select.poll()
         for fd in self._fds:
             self._epoll.register(fd, select.EPOLLIN)
             self._poll.register(fd, select.POLLIN)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     @property
     def endpoint(self) -> str | None:
@@ -236,6 +254,7 @@ class Transport:
                 self.garbage += 1
                 continue
             size = len(frame)
+            peer.frames += 1
             peer.taken += size + (_SMALL_HEAD if size <= _SMALL_FRAME else _HEAD)
             return peer.name, frame
         else:
@@ -265,6 +284,8 @@ class Transport:
         for peer in self._gone:
             self._peers.pop(peer.name, None)
         self._gone.clear()
+        if self._floods is not None:
+            self._floods.emptied()
 
     def _drop_rest(self) -> None:
         while self._get(zmq.RCVMORE):
@@ -349,6 +370,16 @@ def _release(
     os.close(wake_write)
 
 
+def _open() -> tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[bytes]]:
+    require(_OWN_DESCRIPTORS, _WHAT)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+    try:
+        return context, _router(context)
+    except zmq.ZMQError as error:
+        context.term()
+        raise scarce(_WHAT, OSError(error.errno or 0, error.strerror)) from error
+
+
 def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.ROUTER)
     for option, value in (
@@ -391,6 +422,8 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
             raise UnavailableError(
                 f"cannot listen at {endpoint}: it is in use; {advice}"
             ) from error
+        if error.errno in SCARCE:
+            raise scarce(_WHAT, OSError(error.errno, error.strerror)) from error
         allowed = f"'host:port' of this machine ({error.strerror})"
         raise ConfigError("bind", endpoint, allowed) from error
     bound = socket.get(zmq.LAST_ENDPOINT)

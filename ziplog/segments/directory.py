@@ -14,7 +14,7 @@ import time
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ziplog.segments.entry import UnreadableError
+from ziplog.segments.entry import UnreadableError, unreadable
 from ziplog.segments.segment import Segment
 from ziplog.segments.stored import DAMAGED, PLACE, decode
 from ziplog.wire import Place, Unit
@@ -224,6 +224,6 @@ class SegmentDirectory:
             if not loaded.take_index(contents, facts.st_size):
                 loaded.rebuild(path.read_bytes(), max(entry.limit - 1, 0))
         except OSError as error:
-            raise UnreadableError(f"{segment.name}: {error}") from error
+            raise unreadable(segment.name, error) from error
         self._loaded[segment.name] = (stamp, loaded)
         return loaded

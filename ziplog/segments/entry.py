@@ -6,11 +6,21 @@ too (docs/protocol.md, section 10).
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
 import msgspec
 
 from ziplog.types import Fseq, Gsn, View
 from ziplog.view import Digest
 from ziplog.wire import Cluster, Expire, Place, SessionTable, Skip, Unsigned
+
+#: What the system reports when it lacks a descriptor or memory for now, and when there is no space.
+SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: An open or a write that fails with one of these may be repeated: nothing that was written before
+#: is in doubt. (A sync that fails with any of them leaves everything in doubt.)
+REFUSED: Final = SCARCE | NO_SPACE
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
@@ -28,18 +38,44 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
 
 
 class Table(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
-    """What the sessions hold at this place of the log. Takes no stream position either."""
+    """What the sessions hold at this place of the log, as servers stored it once."""
 
     sessions: list[SessionTable]
 
 
+class TablePart(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
+    """What some of the sessions hold at this place of the log. Takes no stream position either.
+
+    The parts of one table follow each other in the log, numbered from 0, with other entries between
+    them. Each is about the sessions that follow those of the part before it.
+    """
+
+    sessions: list[SessionTable]
+    #: The last entry before part 0: the same in all parts of a table.
+    begun: Fseq
+    number: Unsigned
+    is_last: bool
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One decided entry. A `Place` here always has its body; a `Mark` or `Table` has fseq 0."""
+    """One decided entry. A `Place` here always has its body; a `Mark` or table has fseq 0."""
 
     fseq: Fseq
     view: View
-    decision: Place | Skip | Expire | Mark | Table
+    decision: Place | Skip | Expire | Mark | Table | TablePart
 
 
 class UnreadableError(Exception):
     """The stored bytes of a position fail their checksum: the answer is `unknown` (D18, D19)."""
+
+
+class BusyError(UnreadableError):
+    """The system lacks a descriptor or memory to read with: a later read may succeed.
+
+    Nothing is known about the stored bytes, so this is no damage, and needs no repair.
+    """
+
+
+def unreadable(name: str, error: OSError) -> UnreadableError:
+    """Return the error that stands for a file that the system did not let this process read."""
+    return (BusyError if error.errno in SCARCE else UnreadableError)(f"{name}: {error}")

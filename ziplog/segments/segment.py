@@ -13,12 +13,13 @@ import os
 import re
 from array import array
 from bisect import bisect_left, bisect_right
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from crc32c import crc32c
 
-from ziplog.segments.entry import Mark, UnreadableError
+from ziplog.segments.entry import Mark, unreadable
 from ziplog.segments.stored import (
     DAMAGED,
     EXPIRE,
@@ -60,6 +61,8 @@ class _Index(msgspec.Struct, frozen=True, array_like=True):
     views: list[tuple[int, int]]
     tables: list[tuple[int, int, int]]
     holes: list[tuple[int, int]]
+    #: Of each table, which part it is; none: all are whole.
+    parts: list[int] = []
 
 
 class Segment:
@@ -102,8 +105,9 @@ class Segment:
         #: The views of its entries, each with the first entry of it here.
         self.views: list[tuple[int, int]] = []
         self.mark: Mark | None = None
-        #: Of each table: where its header is, its size with it, and the last entry before it.
-        self.tables: list[tuple[int, int, int]] = []
+        #: Of each table: where its header is, its size with it, the last entry before it, and which
+        #: part it is (`part_code`).
+        self.tables: list[tuple[int, int, int, int]] = []
         #: Entries that were damaged when the file was last read as a whole: first and last number.
         self.holes: list[tuple[int, int]] = []
         #: Entries after the last position are missing: what lies above it here is unknown.
@@ -171,7 +175,8 @@ class Segment:
             self.number, self.salt, self.size,
             list(self.ends), list(self.lasts), list(self.records),
             self.last, self.last_record, self.last_fseq, self.mark, self.is_torn,
-            list(self.fseqs), self.views, self.tables, self.holes,
+            list(self.fseqs), self.views, [table[:3] for table in self.tables], self.holes,
+            [part for *_, part in self.tables],
         )  # fmt: skip
         body = msgspec.msgpack.encode(index)
         return crc32c(body).to_bytes(4, "little") + body
@@ -191,7 +196,9 @@ class Segment:
         self.records, self.fseqs = array("Q", index.records), array("Q", index.fseqs)
         self.last, self.last_fseq, self.mark = index.last, index.last_fseq, index.mark
         self.last_record = index.last_record
-        self.views, self.tables, self.holes = index.views, index.tables, index.holes
+        self.views, self.holes = index.views, index.holes
+        parts = index.parts or repeat(0)
+        self.tables = [(*table, part) for table, part in zip(index.tables, parts, strict=False)]
         self.is_torn = index.is_torn
         return True
 
@@ -247,7 +254,7 @@ class Segment:
             self.mark = mark if isinstance(mark, Mark) else self.mark
         elif found.kind == TABLE:
             start = found.start - HEADER_BYTES
-            self.tables.append((start, found.stop - start, found.fseq))
+            self.tables.append((start, found.stop - start, found.fseq, found.first))
         else:
             self.add_view(view_of(data, found), found.fseq)
 
@@ -364,7 +371,7 @@ class Segment:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise UnreadableError(f"{self.name}: {error}") from error
+            raise unreadable(self.name, error) from error
         # What is missing of a file that is too short is damaged.
         return data + bytes(stop - start - len(data))
 

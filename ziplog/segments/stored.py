@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from ziplog.segments.entry import Entry, Mark, Table, UnreadableError
+from ziplog.segments.entry import Entry, Mark, Table, TablePart, UnreadableError
 from ziplog.wire import Expire, Place, Skip
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Found(NamedTuple):
     """An entry of a segment, or a stretch of damage, by its place in the bytes read."""
 
     kind: int
-    #: The positions that it is about; of damage, those that it may have been about.
+    #: The positions that it is about; of damage, those that it may have been about; `first` of a
+    #: table is its `part_code`.
     first: int
     last: int
     #: Its number; of a mark or table, that of the last entry before it.
@@ -76,8 +77,16 @@ class Found(NamedTuple):
         return DAMAGED < self.kind < MARK
 
 
+def part_code(number: int, *, is_last: bool) -> int:
+    """Return what the header of a part of a table has for its first gsn; 0: it is a whole one."""
+    return 2 * number + (not is_last)
+
+
 def positions(entry: Entry) -> tuple[int, int, int, int]:
-    """Return the kind of an entry, its first and last gsn, and its last record (0: none)."""
+    """Return the kind of an entry, its first and last gsn, and its last record (0: none).
+
+    Of a part of a table, the first is its `part_code`.
+    """
     decision = entry.decision
     match decision:
         case Place():
@@ -91,6 +100,8 @@ def positions(entry: Entry) -> tuple[int, int, int, int]:
             return MARK, 0, 0, 0
         case Table():
             return TABLE, 0, 0, 0
+        case TablePart(_, _, number, is_last):
+            return TABLE, part_code(number, is_last=is_last), 0, 0
 
 
 def encode(

@@ -16,7 +16,7 @@ from ziplog.node import Committed, LeaderChanged, PeersChanged, Restored
 from ziplog.sim.kernel import MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ziplog.node import Event
     from ziplog.runtime.raft import Machine
@@ -215,6 +215,15 @@ class OrderedLog:
             self._snapshot = (self.machine.snapshot(), len(self._commands))
         for name in self._reachable():
             self._schedule_apply(self._members[name])
+
+    def commit_unseen(self, commands: Iterable[bytes]) -> None:
+        """Commit what no node sees: all of them are dead, and start with it in a snapshot."""
+        assert not self._members, "a node would see it"
+        for command in commands:
+            self._commands.append(command)
+            self._results.append(self.machine.apply(command))
+        self._snapshot = (self.machine.snapshot(), len(self._commands))
+        self.kernel.record(b"unseen %d" % len(self._commands))
 
     def _schedule_apply(self, member: Member) -> None:
         delay = self.kernel.random.randint(*self.timing.apply_ns)

@@ -69,6 +69,9 @@ class Disk:
         self.latency_ns = LATENCY_NS
         #: What files take, those among them that are open and have no name any more.
         self.used_bytes = 0
+        #: With this error number every open fails, as where the process has no descriptor left; 0:
+        #: none does. May be changed at any time.
+        self.refuses_opens = 0
         #: How many calls could have failed so far (see `fail_on`).
         self.calls = 0
         #: How its paths begin as strings.
@@ -236,6 +239,8 @@ class Disk:
 
     def open(self, path: DiskPath, flags: int, _mode: int = 0o777) -> Descriptor:
         """Open something, as `os.open` does."""
+        if self.refuses_opens:
+            raise error(self.refuses_opens, path)
         if flags & os.O_CREAT:
             self._count(path)
         node = self.find(path) if flags & os.O_CREAT else self._existing(path)

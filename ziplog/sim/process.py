@@ -68,6 +68,10 @@ class Process:
         self.program: Program | None = None
         self.transport: SimTransport | None = None
         self.is_paused = False
+        #: A turn that comes while the time of the last one is not over waits for that. Otherwise,
+        #: only what was sent does.
+        self.is_one_at_a_time = False
+        self._free_at = 0
         #: How often it was started.
         self.starts = 0
         #: Why it stopped itself, each time.
@@ -177,7 +181,7 @@ class Process:
         """End its sleep: there is something to do."""
         self._is_woken = True
         if not self._is_busy:
-            self._schedule(self.kernel.now)
+            self._schedule(max(self.kernel.now, self._free_at))
 
     def sleep(self, timeout_ns: int | None) -> None:
         """Note, at the end of a turn, for how long there is nothing to do (None: for ever)."""
@@ -214,6 +218,8 @@ class Process:
         next_turn = self.kernel.now + self._spent_ns
         self._spent_ns = 0
         assert self.transport is not None
+        if self.is_one_at_a_time:
+            self._free_at = next_turn
         if self._is_asleep and not self._is_woken and not self.transport.is_waiting:
             if self._sleep_ns is None:
                 return

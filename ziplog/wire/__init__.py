@@ -53,6 +53,7 @@ from ziplog.wire.inserts import (
     Located,
     RefusalCode,
     Refused,
+    Settled,
     Sync,
     Synced,
 )
@@ -89,6 +90,7 @@ from ziplog.wire.replicas import (
     SessionTable,
     SettledUnit,
     Skip,
+    Steps,
 )
 from ziplog.wire.service import (
     ChangeShard,
@@ -174,12 +176,14 @@ __all__ = [
     "Request",
     "Resend",
     "SessionTable",
+    "Settled",
     "SettledUnit",
     "ShardChanged",
     "Skip",
     "StatusQuery",
     "StatusReply",
     "Step",
+    "Steps",
     "Subscribe",
     "Suspect",
     "Sync",
@@ -202,7 +206,7 @@ __all__ = [
 ]
 
 AnyMessage = (
-    Insert | InsertAck | Refused | Leaving | Locate | Located | Sync | Synced
+    Insert | InsertAck | Refused | Leaving | Settled | Locate | Located | Sync | Synced
     | Read | ReadReply | Subscribe | Credit | Unsubscribe | Deliver | Trimmed
     | Want | Frontier | Tail | TailReply | Outline | Outlined
     | Forward | Report | Resend | Ahead | Beat | Fetch | Fetched

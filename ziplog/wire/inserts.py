@@ -38,6 +38,9 @@ class Insert(Message, tag=VERSION * 256 + 1, frozen=True, gc=False):
     body: bytes
     #: Which copy of the unit this is, from 1, in all views; 0: the client does not number them.
     copy: Unsigned = 0
+    #: When the client made the unit, all positions of the shard below this one were decided, so no
+    #: replica ever placed it below; 0: the client does not say.
+    since: Unsigned = 0
 
 
 class InsertAck(Message, tag=VERSION * 256 + 2, frozen=True, gc=False):
@@ -57,6 +60,8 @@ class InsertAck(Message, tag=VERSION * 256 + 2, frozen=True, gc=False):
     #: A backup had the client's copy, and said this only when the primary's word came: the third
     #: message delay.
     waited: bool = False
+    #: The number of the newest copy that has come to this server; 0: it does not say.
+    copy: Unsigned = 0
 
 
 RefusalCode = Literal[
@@ -72,6 +77,8 @@ RefusalCode = Literal[
     "identity-reused",  # the seq is settled, or was used for other contents
     "unknown-subscription",
     "not-stable",
+    # A session was forgotten that may have held the unit: this server will never take the unit.
+    "expired",
 ]
 
 
@@ -90,6 +97,8 @@ class Refused(Message, tag=VERSION * 256 + 3, frozen=True, gc=False):
     code: RefusalCode
     detail: Text = ""
     copies: Unsigned = 0
+    #: With `expired`: all positions of the shard below this one are decided.
+    since: Unsigned = 0
 
 
 class Leaving(Message, tag=VERSION * 256 + 8, frozen=True, gc=False):
@@ -102,6 +111,15 @@ class Leaving(Message, tag=VERSION * 256 + 8, frozen=True, gc=False):
     view: View
 
 
+class Settled(Message, tag=VERSION * 256 + 9, frozen=True, gc=False):
+    """Every insert of this client and shard below `done_below` is settled; there is no answer."""
+
+    shard: ShardId
+    view: View
+    client: ClientId
+    done_below: Seq
+
+
 class Locate(Message, tag=VERSION * 256 + 4, frozen=True, gc=False):
     """What became of this client's unit, which it sent in `view`? (D13)."""
 
@@ -109,6 +127,8 @@ class Locate(Message, tag=VERSION * 256 + 4, frozen=True, gc=False):
     view: View
     client: ClientId
     seq: Seq
+    #: As in the unit's `Insert`.
+    since: Unsigned = 0
 
 
 class Located(Message, tag=VERSION * 256 + 5, frozen=True, gc=False):

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from ziplog.types import ClientId, Epoch, Fseq, Gsn, Seq, ShardId, View
 from ziplog.view import ServerState
-from ziplog.wire.base import VERSION, Checksum, Gsns, Message, Unsigned
+from ziplog.wire.base import MAX_UNIT_RECORDS, VERSION, Checksum, Gsns, Message, Unsigned
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
@@ -35,6 +35,8 @@ class Expire(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
     """The client was silent for so long that its session is forgotten (D9)."""
 
     client: ClientId
+    #: The primary's horizon with that: every server's is at least this.
+    horizon: int = 0
 
 
 Decision = Place | Skip | Expire
@@ -107,20 +109,44 @@ class Logged(msgspec.Struct, frozen=True, array_like=True, gc=False):
     decision: Decision
 
 
+class Steps(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where the records of a unit are after the first one: so many distances between neighbours.
+
+    `distances` is one period of them, or all of them.
+    """
+
+    #: Of all records, the first one too.
+    count: Annotated[int, Meta(ge=2, le=MAX_UNIT_RECORDS)]
+    distances: Annotated[
+        list[Annotated[int, Meta(ge=1, le=2**62)]],
+        Meta(min_length=1, max_length=MAX_UNIT_RECORDS - 1),
+    ]
+
+
 class SettledUnit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A unit that a session remembers: where it is."""
 
     seq: Seq
+    #: All of them, or with `steps` the first one only.
     gsns: Gsns
     checksum: Checksum
+    steps: Steps | None = None
 
 
 class SessionTable(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a session remembers: the units from `done_below` on that have their slots."""
+    """What a session remembers: the units from `done_below` on that have their slots.
+
+    A session may be cut into several tables: this one holds the units after seq `after`, up to the
+    last one here if it `is_cut`, otherwise all of them.
+    """
 
     client: ClientId
     done_below: Seq
     units: list[SettledUnit]
+    after: Seq = 0
+    is_cut: bool = False
+    #: The horizon when the session began: see `Fetched`.
+    horizon: Unsigned = 0
 
 
 class Fetch(Message, tag=VERSION * 256 + 34, frozen=True, gc=False):
@@ -136,8 +162,12 @@ class Fetch(Message, tag=VERSION * 256 + 34, frozen=True, gc=False):
     #: The last entry of the one that asks, and the view of that entry; 0 and 0: it has none.
     after: Fseq
     after_view: View
-    #: How many sessions it has already.
+    #: How many tables of sessions it has already.
     session: Unsigned
+    #: The last table that it has is of this client, and holds its units up to `seq`; b"": it has
+    #: none. None: it takes whole sessions only, without `steps`, as servers did once.
+    client: Annotated[bytes, Meta(max_length=16)] | None = None
+    seq: Seq = 0
 
 
 class Fetched(Message, tag=VERSION * 256 + 35, frozen=True, gc=False):
@@ -145,7 +175,8 @@ class Fetched(Message, tag=VERSION * 256 + 35, frozen=True, gc=False):
 
     If `keep < after`: the one that asks must drop its entries behind `keep`, and ask again.
     Otherwise `entries` follow `after` without a gap, unless the first one shows that everything
-    before was trimmed. Once `after` is `last`, sessions follow; `sessions_left` counts the rest.
+    before was trimmed. Once `after` is `last`, sessions follow, in the order of clients and seqs;
+    `sessions_left` is 0 with the last of them.
     """
 
     shard: ShardId
@@ -164,3 +195,5 @@ class Fetched(Message, tag=VERSION * 256 + 35, frozen=True, gc=False):
     stable: Fseq
     #: Repeats the question: a late answer to an earlier one may be about the same number.
     after_view: View = 0
+    #: No record of a session that the sender forgot is above this position.
+    horizon: Unsigned = 0

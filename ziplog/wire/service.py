@@ -56,6 +56,9 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     is_sealed: bool = False
     #: It was told what follows a lease that it does not hold.
     has_gap: bool = False
+    #: All that its shard owns below is stable here: if it holds no lease, it needs those from here
+    #: on, and no more than the newest `KEPT_RUNS`. 0: it takes all of them only.
+    needs_from: Gsn = 0
 
 
 class Rate(Message, tag=VERSION * 256 + 51, frozen=True, gc=False):
@@ -81,6 +84,12 @@ class LeaseAnnounced(Message, tag=VERSION * 256 + 41, frozen=True, gc=False):
     after: Unsigned = 0
     steps: list[LeaseStep] = []  # noqa: RUF012 - msgspec copies it
     digest: Annotated[bytes, Meta(min_length=8, max_length=8)] = NO_DIGEST
+    #: Leases before the first run are left out, because the receiver needs none of them: it goes
+    #: on with that run, whatever it holds before it.
+    is_cut: bool = False
+    #: The receiver's shard has left, and owns nothing from here on; 0: it has not, or is not placed
+    #: by this message.
+    limit: Gsn = 0
 
 
 class Hello(Message, tag=VERSION * 256 + 42, frozen=True, gc=False):
@@ -113,6 +122,9 @@ class ClusterInfo(Message, tag=VERSION * 256 + 43, frozen=True, gc=False):
     leases: list[LeaseRun]
     trim: Gsn
     limits: Limits
+    #: Of each placement's shard: all of its positions below are stable, as far as is known; 0:
+    #: nothing is known.
+    frontiers: list[Unsigned] = []  # noqa: RUF012 - msgspec copies it
 
 
 class NotLeader(Message, tag=VERSION * 256 + 44, frozen=True, gc=False):
@@ -194,4 +206,7 @@ class ShardChanged(Message, tag=VERSION * 256 + 53, frozen=True, gc=False):
     #: exists: with other servers, or one of them is of another shard, or has the name or endpoint
     #: of a service's node. last-shard: nobody would take records. wrong-size: not f+1 servers.
     #: retired: it has left, and never comes back.
-    error: Literal["", "no-such-shard", "exists", "last-shard", "wrong-size", "retired"] = ""
+    #: too-many: no message would hold where all shards are.
+    error: Literal[
+        "", "no-such-shard", "exists", "last-shard", "wrong-size", "retired", "too-many"
+    ] = ""

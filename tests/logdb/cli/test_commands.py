@@ -130,6 +130,17 @@ def test_scan_prints_one_key_a_line_in_order(db: logdb.Database) -> None:
     assert printed(kv("scan", "--stop", "a")) == ""
 
 
+def test_no_control_character_of_a_key_or_value_is_printed_raw(db: logdb.Database) -> None:
+    db.multi_put({"k\x1b[2J": "v\x9b0m\x7f", "list": ["\x1b", "\x9b"]})
+    assert printed(kv("scan")).splitlines() == [
+        "k\\x1b[2J\tv\\x9b0m\\x7f",
+        'list\t["\\u001b","\\u009b"]',
+    ]
+    assert printed(kv("get", "k\x1b[2J")) == "v\x9b0m\x7f\n"  # exact in a pipe
+    assert json.loads(printed(kv("get", "k\x1b[2J", "--json"))) == "v\x9b0m\x7f"
+    assert "\x9b" not in printed(kv("scan", "--json"))
+
+
 def test_watch_prints_each_state_as_it_comes(db: logdb.Database) -> None:
     first = db.put("k", 1).gsn
     command = [sys.executable, "-m", "ziplog.cli", "kv", "watch", "k", "--limit", "3"]

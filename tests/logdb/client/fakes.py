@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from logdb import records
 from logdb import wire as messages
 from logdb.client.core import DatabaseCore
@@ -73,6 +75,8 @@ class FakeCoordinator:
         #: Applies nothing.
         self.is_stuck = False
         self.not_ready = ""
+        #: Of the log that it follows: another one than the fake cluster's is a former one.
+        self.cluster = CLUSTER
         #: Messages of these kinds get no answer.
         self.silent: set[type] = set()
         self.received: list[Any] = []
@@ -97,7 +101,8 @@ class FakeCoordinator:
 
     def say(self, message: Any) -> None:
         if not self.is_dead:
-            self.database.say(self.number, message)
+            named = msgspec.structs.replace(message, cluster=self.cluster)
+            self.database.say(self.number, named)
 
     def follow(self) -> None:
         """Apply what is in the log, and tell who waits."""
@@ -129,6 +134,10 @@ class FakeCoordinator:
             return
         self.received.append(message)
         if type(message) in self.silent:
+            return
+        if message.cluster not in {0, self.cluster}:
+            here = f"this coordinator follows cluster {self.cluster}"
+            self.say(messages.Invalid(CLUSTER, message.request, "wrong-cluster", here))
             return
         if self.not_ready:
             self.say(messages.NotReady(CLUSTER, message.request, self.not_ready))

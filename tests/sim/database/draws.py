@@ -45,12 +45,21 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
     count = random.choice((0, 1, 2, 4, 8)) if faults is None else 0
     kinds = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=count)
     more = [_draw(random, plan, kind) for kind in kinds]
+    if faults is None and plan.forgets_soon and not plan.naps:
+        more.append(_draw_sleep(plan))
     return plan._replace(faults=tuple(sorted([*_promised(plan), *more])))
 
 
 def _promised(plan: Plan) -> Sequence[Fault]:
     """Return the faults after which all is promised to be there: a database forgives no loss."""
     return [f for f in plan.faults if f.kind != "power-all" or plan.durability == "disk"]
+
+
+def _draw_sleep(plan: Plan) -> Fault:
+    """Return a coordinator's machine that is suspended where clients' machines are."""
+    random = Random(f"sleep of a coordinator {plan.seed}")
+    at_ms, for_ms = random.randrange(plan.span_ms), random.choice((3_000, 12_000, 25_000))
+    return Fault(at_ms, "suspend", (random.choice(plan.coordinators),), for_ms)
 
 
 def _draw(random: Random, plan: Plan, kind: str) -> Fault:

@@ -126,6 +126,8 @@ class DatabaseRun(Run):
         """Whether every watcher was given the last state of its key."""
         entries = self.oracle.model.entries
         for watcher in self.watchers:
+            if not watcher.seen:
+                return False
             key, states = watcher.seen[-1]
             held = entries.get(key)
             if not states or states[-1].version != (held.version if held else 0):

@@ -87,6 +87,56 @@ def test_tail_begins_and_ends_where_it_is_told(log: FakeLog) -> None:
     assert log.calls[-1] == ("subscribe", ziplog.RID_RECENT, True, None)
 
 
+#: What an escape sequence needs, and what turns the direction of text.
+CONTROLS = "\x00\x07\x08\x1b]0;title\x07\x1b[2J\x7f\x9b31m\u202e\u2028"
+ESCAPED = r"\x00\x07\x08\x1b]0;title\x07\x1b[2J\x7f\x9b31m\u202e\u2028"
+
+
+def test_no_control_character_of_a_payload_is_printed_raw(log: FakeLog) -> None:
+    log.insert_many([CONTROLS.encode() + b"\t\xff\r\n"], ziplog.RID_GENESIS)
+    assert run("tail").stdout == f"1@0\t{ESCAPED}\t\\xff\\r\\n\n"
+
+
+def test_json_has_the_same_text_without_a_raw_control_character(log: FakeLog) -> None:
+    log.insert_after(CONTROLS.encode(), ziplog.RID_GENESIS, key=CONTROLS)
+    for command in (("tail",), ("read", "1@0")):
+        printed = run(*command, "--json").stdout
+        assert printed.isascii()
+        assert not any(ord(char) < 0x20 or ord(char) == 0x7F for char in printed.strip())
+        assert json.loads(printed)["payload"] == json.loads(printed)["key"] == CONTROLS
+
+
+def test_read_is_exact_in_a_pipe_and_escaped_on_a_terminal(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payload = b"two\nlines\t" + CONTROLS.encode() + b"\xff"
+    log.insert_after(payload, ziplog.RID_GENESIS)
+    assert run("read", "1@0").stdout_bytes == payload
+    monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    assert run("read", "1@0").stdout == f"two\nlines\t{ESCAPED}\\xff\n"
+
+
+def test_errors_and_tables_hold_no_control_character(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = {**STATUS, "cluster": "c\x1b[2J"}
+    document["failure_handlers"] = [{**STATUS["failure_handlers"][0], "name": "fh\x9b0m"}]  # type: ignore[index]
+    monkeypatch.setattr(log, "cluster", lambda: document)
+    told = run("status")
+    assert "\x1b" not in told.stdout
+    assert "\x9b" not in told.stdout
+    assert r"c\x1b[2J: durability" in told.stdout
+    assert r"fh\x9b0m" in told.stdout
+    assert "\x1b" not in run("read", "x\x1b[2J").stderr
+
+
+def test_status_shows_when_a_node_was_heard(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {**STATUS["failure_handlers"][0], "heartbeat_age_ms": 1849}  # type: ignore[index]
+    monkeypatch.setattr(log, "cluster", lambda: {**STATUS, "failure_handlers": [node]})
+    rows = [row.split() for row in run("status").stdout.splitlines()]
+    assert ["fh-0", "handler", "leader", "up", "1.8", "s", "ago", "127.0.0.1:5", "5"] in rows
+
+
 def test_trim(log: FakeLog) -> None:
     result = run("trim", "4@1")
     assert (result.exit_code, result.stdout) == (0, "")

@@ -167,8 +167,9 @@ def ack(
     """Return a server's ack of an insert."""
     confirmed = server == 0
     made = wire.InsertAck(
-        CLUSTER, insert.shard, insert.view, server, 1, insert.seq, counter, confirmed, list(gsns)
-    )
+        CLUSTER, insert.shard, insert.view, server, 1, insert.seq, counter, confirmed, list(gsns),
+        copy=insert.copy,
+    )  # fmt: skip
     return msgspec.structs.replace(made, **fields)
 
 
@@ -251,7 +252,7 @@ class FakeCluster:
         """Let something happen after so long."""
         self.in_flight.append((self.glass.now + ms * MS, next(self.counter), act))
 
-    def run(self, done: Callable[[], bool], within: int = 60 * S) -> None:
+    def run(self, done: Callable[[], bool], within: int = 300 * S) -> None:
         """Let time pass until `done`."""
         end = self.glass.now + within
         while not done():

@@ -16,6 +16,7 @@ import ziplog
 from tests.ziplog.client.served import ServedCluster
 from ziplog import RID_GENESIS, RID_RECENT, RecordId, wire
 from ziplog.client import threads
+from ziplog.client.signals import SHIELD
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -341,7 +342,7 @@ def test_ctrl_c_never_tears_a_step_apart(
 
 def test_ctrl_c_at_the_very_end_of_a_call_is_not_lost(log: ziplog.Log, ctrl_c: Any) -> None:
     subscription = log.subscribe()
-    log._shared._interrupt = (signal.SIGINT, None)
+    SHIELD.noted[int(signal.SIGINT)] = None
     with pytest.raises(KeyboardInterrupt):
         _ = subscription.position
     assert subscription.position == RecordId(1, 0)

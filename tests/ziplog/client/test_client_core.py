@@ -309,7 +309,15 @@ TYPES = [
 
 ERRORS: dict[type, list[str]] = {
     wire.TrimReply: ["", "no-such-position", "not-stable"],
-    wire.ShardChanged: ["", "no-such-shard", "exists", "last-shard", "wrong-size", "retired"],
+    wire.ShardChanged: [
+        "",
+        "no-such-shard",
+        "exists",
+        "last-shard",
+        "wrong-size",
+        "retired",
+        "too-many",
+    ],
 }
 
 

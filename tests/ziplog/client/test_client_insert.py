@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.ziplog.client.fakes import MS, FakeCluster, Glass, S, ack, placement, refused
 from ziplog import wire
 from ziplog.client.lane import LANE_BYTES, UNIT_BYTES, UNIT_RECORDS, cut
+from ziplog.client.timeouts import FIRST_TIMEOUT_NS, MAX_BACKOFF_NS
 from ziplog.errors import (
     DeadlineError,
     NoSuchRecordError,
@@ -104,16 +105,16 @@ def test_a_silent_shard_gets_the_same_identity_again_with_growing_pauses() -> No
     first = sent_insert(glass)
     times = []
     start = glass.now
-    for _ in range(400):
+    for _ in range(2000):
         glass.pass_time(5 * MS)
         for _, again in glass.take(wire.Insert):
             assert again.seq == first.seq
             times.append((glass.now - start) // MS)
     sends = sorted(set(times))
-    assert sends[0] == 20
+    assert sends[0] == FIRST_TIMEOUT_NS // MS
     pauses = [b - a for a, b in pairwise(sends)]
     assert pauses == sorted(pauses), "the pause shrank"
-    assert pauses[-1] == 500
+    assert pauses[-1] == MAX_BACKOFF_NS // MS
     assert glass.core.counters.retries == len(sends)
 
 
@@ -239,7 +240,7 @@ def test_a_refusal_without_a_promise_proves_nothing(code: wire.RefusalCode) -> N
 def test_each_copy_says_which_one_it_is() -> None:
     glass = connected()
     glass.insert(b"x")
-    glass.pass_time(100 * MS)
+    glass.pass_time(2 * S)
     copies = [m.copy for name, m in glass.take(wire.Insert) if name == "s0r1:1"]
     assert copies == list(range(1, len(copies) + 1))
     assert len(copies) > 2
@@ -272,7 +273,7 @@ def test_a_pinned_insert_waits_for_its_shard_with_the_same_identity() -> None:
     insert = sent_insert(glass)
     for _ in range(3):
         glass.give(refused(insert, 0, "not-ready"), refused(insert, 1, "not-ready"))
-        glass.pass_time(100 * MS)
+        glass.pass_time(2 * S)
         assert {(m.shard, m.seq) for _, m in glass.take(wire.Insert)} == {(0, insert.seq)}
     glass.give(*(ack(insert, server, [1]) for server in (0, 1)))
     assert glass.answers[call] == [RecordId(1, 0)]
@@ -306,6 +307,7 @@ def test_silence_until_the_deadline_is_an_unknown_outcome() -> None:
     glass.give(*(ack(insert, server, [1]) for server in (0, 1)))
     glass.inform(placement(0))
     glass.pass_time(60 * S)
+    glass.take(wire.Settled)
     assert not glass.sent, "a client with nothing under way is quiet"
 
 
@@ -346,7 +348,7 @@ def test_it_is_not_believed_while_a_copy_is_under_way() -> None:
     glass = connected()
     call = glass.insert(b"x", after=RecordId(10**15, 3))
     insert = sent_insert(glass)
-    glass.pass_time(20 * MS)
+    glass.pass_time(FIRST_TIMEOUT_NS + MS)
     assert glass.take(wire.Insert)
     glass.give(refused(insert, 0, "no-such-position"))
     assert not glass.answers
@@ -354,9 +356,9 @@ def test_it_is_not_believed_while_a_copy_is_under_way() -> None:
     assert glass.answers[call] == [RecordId(10**15 + 1, 0)]
     call = glass.insert(b"x", after=RecordId(10**15, 3))
     insert = sent_insert(glass)
-    glass.pass_time(20 * MS)
+    glass.pass_time(FIRST_TIMEOUT_NS + MS)
     glass.give(refused(insert, 0, "no-such-position"))
-    glass.pass_time(20 * MS)
+    glass.pass_time(FIRST_TIMEOUT_NS + MS)
     assert isinstance(glass.answers[call], NoSuchRecordError)
 
 
@@ -406,7 +408,7 @@ def test_a_silent_shard_gets_no_new_records_for_a_while() -> None:
 
     glass = connected(shards=2, policy=policy)
     glass.insert(b"x")
-    glass.pass_time(25 * MS)
+    glass.pass_time(FIRST_TIMEOUT_NS + MS)
     glass.insert(b"y")
     assert asked == [[0, 1], [1]]
     glass.take(wire.Insert)
@@ -430,7 +432,7 @@ def test_a_cancelled_insert_is_repeated_until_its_fate_is_known() -> None:
     call = glass.insert(b"x")
     insert = sent_insert(glass)
     glass.cancel(call)
-    glass.pass_time(30 * MS)
+    glass.pass_time(FIRST_TIMEOUT_NS + MS)
     assert {m.seq for _, m in glass.take(wire.Insert)} == {insert.seq}
     glass.give(ack(insert, 0, [1]), ack(insert, 1, [1]))
     assert not glass.answers

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ziplog.client import asynchronous
-from ziplog.client.asynchronous import LoopEngine
+from ziplog.client import loop as loops
+from ziplog.client.loop import LoopEngine
 from ziplog.client.requests import NEVER, TailRequest
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Fake:
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asynchronous, "Engine", Fake)
+    monkeypatch.setattr(loops, "Engine", Fake)
 
 
 def run(body: Callable[[LoopEngine, Any], Any]) -> None:

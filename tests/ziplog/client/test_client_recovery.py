@@ -26,6 +26,7 @@ from tests.ziplog.client.fakes import (
 from ziplog import wire
 from ziplog.client.lane import LANE_BYTES, UNIT_RECORDS
 from ziplog.client.search import LOOK_UNITS
+from ziplog.client.timeouts import FIRST_TIMEOUT_NS
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RecordId
 
@@ -341,7 +342,7 @@ def test_a_dead_shard_that_nobody_knows_to_be_dead_makes_the_client_look() -> No
     glass = connected()
     glass.insert(b"x")
     sent(glass)
-    glass.pass_time(150 * MS)
+    glass.pass_time(FIRST_TIMEOUT_NS + MS)
     assert glass.take(wire.Hello), "silence makes it ask for the placements at once"
 
 
@@ -356,7 +357,7 @@ def test_calls_that_wait_at_a_silent_shard_go_elsewhere() -> None:
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=2))
     calls = [glass.insert(b"%d" % number) for number in range(5)]
     assert [m.shard for m in sent(glass)] == [0, 0]
-    glass.pass_time(25 * MS)
+    glass.pass_time(FIRST_TIMEOUT_NS + MS)
     moved = [m for m in sent(glass) if m.shard == 1]
     assert [wire.decode_body(m.body, 1).payloads for m in moved] == [[b"2"], [b"3"]]
     for m in moved:
@@ -369,7 +370,7 @@ def test_a_shard_is_avoided_for_as_long_as_it_is_silent() -> None:
     glass.insert(b"x", timeout=60 * S)
     sent(glass)
     for _ in range(40):
-        glass.pass_time(100 * MS)
+        glass.pass_time(600 * MS)
         call = glass.insert(b"y", timeout=60 * S)
         (insert,) = [m for m in sent(glass) if wire.decode_body(m.body, 1).payloads == [b"y"]]
         assert insert.shard == 1

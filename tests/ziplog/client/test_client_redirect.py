@@ -27,6 +27,7 @@ from tests.ziplog.client.fakes import (
 from tests.ziplog.client.storms import in_a_storm, insert_all, under_way_at
 from ziplog import wire
 from ziplog.client.lane import UNIT_RECORDS
+from ziplog.client.timeouts import FIRST_TIMEOUT_NS
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.node import Drained
 from ziplog.types import RecordId
@@ -45,7 +46,7 @@ def test_a_redirect_of_all_replicas_counts_for_every_copy() -> None:
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.pass_time(25 * MS)
+    glass.pass_time(FIRST_TIMEOUT_NS + MS)
     assert len(sent(glass)) == 1, "a second copy"
     glass.give(redirect(insert, 0))
     assert not moved(glass)
@@ -62,7 +63,7 @@ def test_a_lack_of_room_counts_for_the_copies_sent_so_far_only() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.pass_time(25 * MS)
+    glass.pass_time(FIRST_TIMEOUT_NS + MS)
     (newest,) = sent(glass)
     for _ in range(2):  # the network may deliver twice what was said once
         glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
@@ -76,7 +77,7 @@ def test_a_lack_of_room_counts_for_the_copies_sent_so_far_only() -> None:
 def test_a_lack_of_room_counts_for_copies_that_were_lost() -> None:
     glass = connected()
     glass.insert(b"x")
-    glass.pass_time(500 * MS)
+    glass.pass_time(8 * S)
     newest = sent(glass)[-1]
     assert newest.copy > 3
     glass.give(refused(newest, 0, "full"), refused(newest, 1, "full"))
@@ -87,7 +88,7 @@ def test_an_old_lack_of_room_does_not_make_void_what_was_promised_since() -> Non
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.pass_time(25 * MS)
+    glass.pass_time(FIRST_TIMEOUT_NS + MS)
     (newest,) = sent(glass)
     glass.give(refused(newest, 0, "full"), refused(insert, 0, "full"), refused(newest, 1, "full"))
     assert moved(glass) == [1]
@@ -129,7 +130,7 @@ def test_one_that_some_hold_and_some_refuse_is_repeated_until_all_agree() -> Non
     call = glass.insert(b"x")
     (insert,) = sent(glass)
     glass.give(ack(insert, 1, [4]), redirect(insert, 0))
-    glass.pass_time(100 * MS)
+    glass.pass_time(FIRST_TIMEOUT_NS + MS)
     assert {m.seq for m in sent(glass)} == {insert.seq}, "the same again, at the same shard"
     assert call not in glass.answers
     glass.give(redirect(insert, 1))
@@ -157,7 +158,7 @@ def test_another_view_makes_void_what_was_promised_in_the_former_one() -> None:
     glass.pass_time(1)
     (again,) = sent(glass)
     assert (again.shard, again.view, again.seq) == (0, 2, insert.seq)
-    glass.pass_time(50 * MS)
+    glass.pass_time(2 * FIRST_TIMEOUT_NS)
     assert len(sent(glass)) == 1, "a copy more than is refused below"
     glass.give(redirect(insert, 1), redirect(again, 1))
     assert not moved(glass), "the primary of view 2 may take it"
@@ -343,7 +344,7 @@ def test_half_a_call_whose_shard_is_leaving_and_had_no_room_is_sent_again() -> N
     first, second = sent(glass)
     gsns = list(range(1, UNIT_RECORDS + 1))
     glass.give(ack(first, 0, gsns), ack(first, 1, gsns))
-    glass.pass_time(200 * MS)
+    glass.pass_time(600 * MS)
     glass.inform(placement(0, state="leaving"), placement(1))
     newest = [second, *sent(glass)][-1]
     glass.give(refused(newest, 0, "full"), refused(newest, 1, "full"))

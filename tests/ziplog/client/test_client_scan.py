@@ -65,6 +65,22 @@ class Scanner(Glass):
         return [unit.gsns for unit in scanned.units], scanned.reached
 
 
+def test_what_a_reader_does_not_have_is_given_again() -> None:
+    glass = Scanner(5, 21)
+
+    def fetch(position: int) -> Any:
+        return glass.answers.pop(glass.call(ScanFetchRequest(NEVER, glass.scan, position)))
+
+    glass.deliver(5, 11, unit(5), unit(9))
+    first = Scanned([unit(5), unit(9)], 11)
+    assert fetch(5) == fetch(5) == first
+    waiting = glass.call(ScanFetchRequest(NEVER, glass.scan, 11))
+    assert not glass.answers, "the reader has all of it"
+    glass.deliver(11, 21, unit(13))
+    assert glass.answers.pop(waiting) == fetch(11) == fetch(11) == Scanned([unit(13)], 21)
+    assert fetch(21) == Scanned([], 21)
+
+
 def test_units_come_whole_and_in_order_to_the_end_of_the_range() -> None:
     glass = Scanner(5, 21)
     assert glass.where == ["s0r1:1"], "of two, the backup is the first to know"

@@ -108,6 +108,47 @@ def unit(*gsns: int) -> wire.Unit:
     return wire.Unit(0, list(gsns), wire.encode_body(wire.Body(0, None, payloads)))
 
 
+def test_what_a_reader_does_not_have_is_given_again() -> None:
+    glass = Reader()
+
+    def fetch(after: int, max_records: int = 2) -> list[int]:
+        call = glass.call(FetchRequest(NEVER, glass.subscription, max_records, after))
+        return [record.rid.gsn for record in glass.batch(call).records]
+
+    def position(after: int) -> int:
+        request = ProgressRequest(NEVER, glass.subscription, after)
+        progress: Any = glass.answers.pop(glass.call(request))
+        return int(progress.position.gsn)
+
+    glass.deliver(0, 1, 7, (1,), (3,), (5,))
+    glass.deliver(1, 1, 6, (2,), (4,))
+    assert fetch(0) == [1, 2]
+    assert (position(0), position(1), position(2)) == (1, 2, 3)
+    assert fetch(0) == fetch(0) == [1, 2], "the answers were lost"
+    assert fetch(2) == fetch(2) == [3, 4]
+    assert fetch(1, 10) == [2, 3, 4, 5], "what came before it is no matter"
+    glass.deliver(1, 6, 8, (6,))
+    assert fetch(4, 10) == [5], "nothing is merged before all is there"
+    assert position(4) == 5
+    assert fetch(5) == fetch(5) == [6]
+    # A fetch that was given up, and is answered all the same, takes nothing from the next one.
+    waiting = [glass.call(FetchRequest(NEVER, glass.subscription, 9, 6)) for _ in range(2)]
+    glass.deliver(1, 8, 12)
+    glass.deliver(0, 7, 11, (7,), (9,))
+    assert [[r.rid.gsn for r in glass.batch(call).records] for call in waiting] == [[7, 9]] * 2
+    assert fetch(7) == [9]
+    assert glass.core.counters.delivered == 8
+
+
+def test_one_that_is_closed_while_it_opens_answers_its_call() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    call = glass.call(SubscribeRequest(glass.until(), RecordId(1, 0), True))
+    glass.call(UnsubscribeRequest(NEVER, call))
+    assert glass.answers.pop(call) == call
+    assert not glass.core._subscriptions.waiting
+
+
 def test_it_opens_a_stream_of_each_shard_from_the_start_on() -> None:
     glass = Reader(start=5)
     assert {m.shard: m.start for m in glass.opened.values()} == {0: 5, 1: 5}

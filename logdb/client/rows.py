@@ -1,0 +1,148 @@
+"""The rows of a scan, one after the other: a blocking and an asyncio iterator.
+
+Rule: what came and was not yet given stays here, so a call that ends with an exception (a time-out,
+a cancellation, a signal's handler) loses no row: the next one goes on with it. A scan ends what it
+has at the coordinator at its end, and when it is collected as garbage.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Generator, Iterator
+    from typing import Self
+
+    from logdb.client.arguments import Bounds
+    from logdb.client.caller import AsyncCaller, Caller
+    from logdb.client.requests import DropRequest
+    from ziplog.client.requests import Request
+
+    Row = tuple[Any, Any]
+
+
+class Pages(Protocol):
+    """Where rows come from."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no page follows."""
+
+    def page(self) -> Generator[Request, Any, list[tuple[bytes, bytes]]]:
+        """Return the next rows; until it has returned, it may be begun again."""
+
+    def end(self) -> list[DropRequest]:
+        """End it; returns what to ask for, once."""
+
+
+class _Rows:
+    """The rows in hand: the same for both iterators."""
+
+    def __init__(self, bounds: Bounds, pages: Pages, owner: object) -> None:
+        self._bounds: Final = bounds
+        self._pages: Final = pages
+        #: What must live as long as this: the snapshot that is read.
+        self._owner = owner
+        self._rows: list[tuple[bytes, bytes]] = []
+        self._at = 0
+
+    def _take(self) -> Row | None:
+        """Return the next row in hand; None: there is none."""
+        at, rows = self._at, self._rows
+        if at == len(rows):
+            return None
+        row = self._bounds.row(rows[at])
+        # Last: what comes before may raise, and then the row is not gone.
+        self._at = at + 1
+        return row
+
+    def _page(self) -> Generator[Request, Any, None]:
+        rows = yield from self._pages.page()
+        self._rows, self._at = rows, 0
+
+    def _end(self) -> list[DropRequest]:
+        self._rows, self._at, self._owner = [], 0, None
+        return self._pages.end()
+
+
+class Rows(_Rows):
+    """Keys and values in key order: an iterator."""
+
+    def __init__(self, caller: Caller, bounds: Bounds, pages: Pages, owner: object = None) -> None:
+        """Use a `scan`."""
+        super().__init__(bounds, pages, owner)
+        self._caller: Final = caller
+        self._owned: Final = caller.owners.add(self, pages.end)
+
+    def __iter__(self) -> Iterator[Row]:
+        """Return the iterator itself."""
+        return self
+
+    def __next__(self) -> Row:
+        """Return the next row."""
+        while True:
+            row = self._take()
+            if row is not None:
+                return row
+            if self._pages.is_over:
+                self.close()
+                raise StopIteration
+            self._caller.drive(self._page())
+
+    def __enter__(self) -> Self:
+        """Return the iterator."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """End it. May be called again."""
+        self._caller.shielded(self._close)
+
+    def _close(self) -> None:
+        for request in self._end():
+            self._caller.tell(request)
+        self._caller.owners.remove(self._owned)
+
+
+class AsyncRows(_Rows):
+    """Keys and values in key order: an async iterator."""
+
+    def __init__(
+        self, caller: AsyncCaller, bounds: Bounds, pages: Pages, owner: object = None
+    ) -> None:
+        """Use a `scan`."""
+        super().__init__(bounds, pages, owner)
+        self._caller: Final = caller
+        self._owned: Final = caller.owners.add(self, pages.end)
+
+    def __aiter__(self) -> AsyncIterator[Row]:
+        """Return the iterator itself."""
+        return self
+
+    async def __anext__(self) -> Row:
+        """Return the next row."""
+        while True:
+            row = self._take()
+            if row is not None:
+                return row
+            if self._pages.is_over:
+                await self.aclose()
+                raise StopAsyncIteration
+            await self._caller.drive(self._page())
+
+    async def __aenter__(self) -> Self:
+        """Return the iterator."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End it. May be called again."""
+        for request in self._end():
+            self._caller.tell(request)
+        self._caller.owners.remove(self._owned)

@@ -1,0 +1,111 @@
+"""Servers that the machine gives few descriptors, and idle connections that take them all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import threading
+from typing import TYPE_CHECKING, Final, Self
+
+import pytest
+
+from tests.waiting import wait_until
+from ziplog.local import Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+#: The hard limit too, so that a server cannot raise it.
+LIMIT: Final = 96
+LAUNCHER: Final = f"""
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT}))
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+PAYLOAD: Final = bytes(4_000)
+
+
+class Crowd:
+    """Connections to every node that send nothing, and come again when they are closed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        config = cluster.config
+        endpoints = [config.node(name).endpoint.rpartition(":") for name in cluster.nodes]
+        self._addresses = [(host, int(port)) for host, _, port in endpoints]
+        self._connections: list[tuple[socket.socket, tuple[str, int]]] = []
+        #: How many connections were closed by a server.
+        self.closed = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        for address in self._addresses:
+            for _ in range(LIMIT):
+                self._connect(address)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        for connection, _ in self._connections:
+            connection.close()
+
+    def _connect(self, address: tuple[str, int]) -> None:
+        connection = socket.socket()
+        connection.setblocking(False)
+        assert connection.connect_ex(address) in {0, errno.EINPROGRESS}
+        self._connections.append((connection, address))
+
+    def _run(self) -> None:
+        while not self._is_over.wait(0.2):
+            for pair in list(self._connections):
+                if _is_closed(pair[0]):
+                    self.closed += 1
+                    pair[0].close()
+                    self._connections.remove(pair)
+                    self._connect(pair[1])
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        try:
+            while connection.recv(4096):
+                pass
+        except ConnectionError:
+            return True
+        except OSError as error:
+            return error.errno != errno.ENOTCONN
+        return True
+    return False
+
+
+def test_idle_connections_halt_no_server_and_cost_no_record(tmp_path: Path) -> None:
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text(LAUNCHER)
+    with (
+        Cluster(
+            tmp_path / "data",
+            shards=1,
+            settings={"segment_bytes": 1 << 20},
+            launcher=(str(launcher),),
+        ) as cluster,
+        cluster.connect(timeout=120.0) as log,
+    ):
+        pids = {name: cluster.pid(name) for name in cluster.nodes}
+        acked = log.insert_many([PAYLOAD] * 50)
+        with Crowd(cluster) as crowd:
+            wait_until(lambda: crowd.closed, "a server closes idle connections")
+            # Four segments: each needs a descriptor for the next one.
+            for _ in range(20):
+                acked += log.insert_many([PAYLOAD] * 50)
+        acked.append(log.insert_after(b"last"))
+        assert {name: cluster.pid(name) for name in cluster.nodes} == pids
+        with log.subscribe(follow=False) as records:
+            assert [record.rid for record in records] == acked
+        segments = list((tmp_path / "data" / "shard-0-0" / "segments").glob("*.seg"))
+        assert len(segments) >= 4

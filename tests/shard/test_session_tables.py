@@ -1,0 +1,408 @@
+"""Tables of sessions are cut into frames and parts, and come out equal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shard import joining
+from shard.joining import Joining, serve
+from shard.replica import ReplicaConfig
+from shard.sessions import END, HeldUnit, Sessions, end_of_table
+from shard.slots import pack, unpack
+from shard.state import ReplicaState
+from shard.tables import Tables
+from tests.memory_store import MemoryStore
+from ziplog.gsn import Schedule
+from ziplog.node import Persist, Send
+from ziplog.segments.entry import Entry, Table, TablePart
+from ziplog.view import Replica as Address
+from ziplog.wire import (
+    MAX_FRAME,
+    MAX_UNIT_RECORDS,
+    Expire,
+    Fetch,
+    Fetched,
+    Limits,
+    Place,
+    SessionTable,
+    SettledUnit,
+    ViewDecided,
+    decode,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shard.segments import SegmentStore
+
+MS = 1_000_000
+#: What a server may hold of one client, and the largest gsns.
+WINDOW = Limits().max_unsettled_units
+HIGH = 2**62
+
+
+def state_of(server: int = 0) -> ReplicaState:
+    replicas = tuple(Address(f"shard-0-{i}", f"host:{i}") for i in range(2))
+    config = ReplicaConfig(
+        f"shard-0-{server}", f"host:{server}", 0, server, replicas, (), "memory", 1, Limits()
+    )
+    state = ReplicaState(config, MemoryStore(), 7)
+    state.cluster, state.view, state.state = 1, 2, "joined"
+    return state
+
+
+def name_of(client: int) -> bytes:
+    return client.to_bytes(16, "big")
+
+
+def hold(sessions: Sessions, client: int, seq: int, gsns: list[int]) -> None:
+    """Have the client's session hold a decided unit."""
+    session = sessions.open(name_of(client), 0)
+    unit = session.units[seq] = HeldUnit(session.client, seq, len(gsns), 7)
+    unit.decide(gsns)
+
+
+def answers(state: ReplicaState, ask: Callable[[int, bytes, int], Fetch]) -> list[Fetched]:
+    """Ask for all sessions of a server, and return its answers as they come out of the codec."""
+    found: list[Fetched] = []
+    tables, reached = 0, (b"", 0)
+    while not found or found[-1].sessions_left:
+        state.out.clear()
+        assert serve(state, b"shard-0-1", ask(tables, *reached)) is None
+        (effect,) = state.out
+        assert isinstance(effect, Send)
+        frame = encode(effect.message)
+        assert len(frame) <= MAX_FRAME
+        answer = decode(frame)
+        assert isinstance(answer, Fetched)
+        assert answer.sessions, "an answer without news would be asked for again and again"
+        found.append(answer)
+        assert len(found) < 1_000, "it does not end"
+        tables += len(answer.sessions)
+        reached = end_of_table(answer.sessions[-1])
+    return found
+
+
+def ask(tables: int, client: bytes, seq: int) -> Fetch:
+    return Fetch(1, 0, 2, 1, 0, 0, tables, client, seq)
+
+
+def join(state: ReplicaState) -> ReplicaState:
+    """Let a server take over the sessions of another one; return what it holds then."""
+    other = state_of(1)
+    other.state = "limbo"
+    decision = ViewDecided(1, 0, 2, 0, 7, 0, bytes(16), True)
+    member = Joining(other, decision, 0, is_witness=False)
+    for _ in range(10_000):
+        member.woke(1 << 50)
+        (effect,) = [e for e in other.out if isinstance(e, Send)][-1:]
+        assert isinstance(effect.message, Fetch)
+        state.out.clear()
+        assert serve(state, b"shard-0-1", effect.message) is None
+        (sent,) = state.out
+        assert isinstance(sent, Send)
+        answer = decode(encode(sent.message))
+        assert isinstance(answer, Fetched)
+        member.fetched(b"shard-0-0", answer, 0)
+        if member.joined(5):
+            return other
+    raise AssertionError("it never joins")
+
+
+def known(sessions: Sessions) -> dict[bytes, Any]:
+    """Return what the sessions know for good."""
+    return {
+        session.client: (
+            session.done_below,
+            {s: (u.slots, u.checksum, u.count) for s, u in session.units.items() if u.confirmed},
+        )
+        for session in sessions.by_client.values()
+    }
+
+
+# --- gsns ------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 2**50), min_size=2, max_size=300), st.integers(0, 2**53))
+def test_any_gsns_are_unpacked_as_they_were(distances: list[int], first: int) -> None:
+    gsns = [first]
+    for distance in distances[1:]:
+        gsns.append(gsns[-1] + distance)
+    if len(gsns) > 1:
+        assert unpack(pack(gsns)) == gsns
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    st.integers(0, 5),
+    st.integers(0, 10_000),
+    st.integers(2, 300),
+)
+def test_the_slots_of_any_schedule_are_unpacked_as_they_were(
+    weights: list[int], shard: int, slot: int, count: int
+) -> None:
+    schedule = Schedule(list(enumerate(weights)))
+    gsns = schedule.offsets(shard % len(weights), slot, count, HIGH)
+    packed = pack(gsns)
+    assert unpack(packed) == gsns
+    assert len(packed) <= 18 + 3 * min(count, max(weights[shard % len(weights)], 1))
+
+
+@pytest.mark.parametrize("weights", [[1], [1, 1], [1] * 16, [2, 3], [4, 5, 7]])
+def test_a_unit_takes_few_bytes_whatever_it_holds(weights: list[int]) -> None:
+    schedule = Schedule(list(enumerate(weights)))
+    for count in (256, MAX_UNIT_RECORDS):
+        assert len(pack(schedule.offsets(0, 17, count, HIGH))) <= 32
+
+
+# --- frames ----------------------------------------------------------------------------------
+
+
+def bulk_writers(clients: int, records: int) -> ReplicaState:
+    """Return a server of which bulk writers have filled their windows."""
+    state = state_of()
+    schedule = Schedule([(0, 1), (1, 1)])
+    for client in range(clients):
+        for seq in range(1, WINDOW + 1):
+            slot = (seq * clients + client) * records
+            hold(state.sessions, client, seq, schedule.offsets(0, slot, records, HIGH))
+    return state
+
+
+def test_the_windows_of_nine_bulk_writers_are_served_in_frames() -> None:
+    state = bulk_writers(9, 256)
+    found = answers(state, ask)
+    assert sum(len(table.units) for answer in found for table in answer.sessions) == 9 * WINDOW
+    assert known(join(state).sessions) == known(state.sessions)
+
+
+def test_one_session_may_be_longer_than_a_frame() -> None:
+    """Its client uses the largest units, of a shard whose positions follow no short period."""
+    state = state_of()
+    uneven = [HIGH + (k * (k + 1) // 2) * 300 for k in range(MAX_UNIT_RECORDS)]
+    for seq in range(1, WINDOW + 1):
+        hold(state.sessions, 1, seq, [gsn + seq for gsn in uneven])
+    found = answers(state, ask)
+    assert len(found) > 20
+    assert sum(len(encode(answer)) for answer in found) > MAX_FRAME / 2
+    assert known(join(state).sessions) == known(state.sessions)
+
+
+def test_a_server_of_former_times_gets_whole_sessions() -> None:
+    """It names no client, and knows a unit by all of its gsns."""
+    state = bulk_writers(7, 256)
+    hold(state.sessions, 3, WINDOW + 1, [5])
+    found = answers(state, lambda tables, *_: Fetch(1, 0, 2, 1, 0, 0, tables))
+    tables = [table for answer in found for table in answer.sessions]
+    assert [table.client for table in tables] == [name_of(client) for client in range(7)]
+    assert all(unit.steps is None for table in tables for unit in table.units)
+    sessions = Sessions()
+    sessions.install(tables, 0, 0, 0)
+    assert known(sessions) == known(state.sessions)
+
+
+class Held(NamedTuple):
+    client: int
+    seq: int
+    first: int
+    distances: list[int]
+    is_confirmed: bool
+
+
+held = st.builds(
+    Held,
+    st.integers(0, 9),
+    st.integers(1, 40),
+    st.integers(1, HIGH),
+    st.lists(st.integers(1, 2**33), max_size=9),
+    st.booleans(),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(held, max_size=60), st.lists(st.integers(0, 9), max_size=4), st.integers(1, 2_000))
+def test_any_sessions_are_served_in_frames_and_taken_over_equal(
+    units: list[Held], settled: list[int], limit: int
+) -> None:
+    state = state_of()
+    for unit in units:
+        gsns = [unit.first]
+        for distance in unit.distances:
+            gsns.append(gsns[-1] + distance)
+        if unit.is_confirmed:
+            hold(state.sessions, unit.client, unit.seq, gsns)
+        else:
+            session = state.sessions.open(name_of(unit.client), 0)
+            session.units[unit.seq] = HeldUnit(session.client, unit.seq, len(gsns), 7, gsns=gsns)
+    for client in settled:
+        state.sessions.open(name_of(client), 0).settle(5 * client)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joining, "_ANSWER_TABLE_BYTES", limit)
+        assert known(join(state).sessions) == known(state.sessions)
+    assert state.sessions.tables() == join(state).sessions.tables()
+
+
+# --- on disk ---------------------------------------------------------------------------------
+
+
+events = st.one_of(
+    st.tuples(st.just("place"), st.integers(0, 4), st.integers(1, 5), st.integers(0, 9)),
+    st.tuples(st.just("expire"), st.integers(0, 4)),
+    st.tuples(st.just("settle"), st.integers(0, 4), st.integers(0, 9)),
+    st.tuples(st.just("table")),
+    st.tuples(st.just("part")),
+    st.tuples(st.just("part")),
+    st.tuples(st.just("view")),
+)
+
+
+class Shard:
+    """One server's sessions, its log, and the tables that it stores between entries."""
+
+    def __init__(self) -> None:
+        self.state = state_of()
+        self.state.state = "up"
+        self.tables = Tables(self.state)
+        self.now = 1
+        self.next_seq: dict[int, int] = {}
+
+    def record(self, decision: Place | Expire) -> None:
+        state = self.state
+        state.record(decision)
+        self.stored()
+        state.sessions.replay(state.store.log[-1], 0)  # type: ignore[attr-defined]
+
+    def stored(self) -> None:
+        for effect in self.state.out:
+            assert isinstance(effect, Persist)
+            self.state.store.append(effect.entry)
+        self.state.out.clear()
+
+    def happen(self, event: Any) -> None:
+        state = self.state
+        match event:
+            case "place", client, count, back:
+                seq = self.next_seq[client] = self.next_seq.get(client, 0) + 1
+                end = state.stream.end
+                gsns = [end + k * k for k in range(count)]
+                self.record(Place(name_of(client), seq, max(seq - back, 1), 0, gsns, 7, b"body"))
+            case "expire", client:
+                self.record(Expire(name_of(client)))
+            case "settle", client, back:  # a client says so by a message: it is not in the log
+                session = state.sessions.by_client.get(name_of(client))
+                if session is not None:
+                    session.settle(self.next_seq[client] + 1 - back)
+            case ("table",):
+                state.bytes_since_table = 1 << 40
+                self.tables.look(self.now)
+            case ("part",):
+                self.now += 100 * MS
+                self.tables.woke(self.now)
+                self.stored()
+            case ("view",):
+                state.view += 1
+
+
+def rebuilt(shard: Shard, kept: int) -> Sessions:
+    """Return the sessions as a server has them that starts with the first entries and parts."""
+    state = state_of()
+    for entry in shard.state.store.history[:kept]:  # type: ignore[attr-defined]
+        state.store.append(entry)
+    fseq, tables = state.store.last_table()
+    state.sessions.install(tables, 0, 0, 0)
+    for entry in state.store.read_after(fseq, END):
+        state.sessions.replay(entry, 0)
+    return state.sessions
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(events, max_size=60), st.integers(1, 400))
+def test_parts_and_entries_give_the_sessions_after_a_crash_at_any_place(
+    happened: list[Any], part_bytes: int
+) -> None:
+    shard = Shard()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shard.tables.PART_BYTES", part_bytes)
+        for event in happened:
+            shard.happen(event)
+        history = shard.state.store.history  # type: ignore[attr-defined]
+        for kept in range(len(history) + 1):
+            plain = Sessions()
+            for entry in history[:kept]:
+                if entry.fseq:
+                    plain.replay(entry, 0)
+            found = rebuilt(shard, kept)
+            assert found.by_client.keys() == plain.by_client.keys()
+            for client, session in found.by_client.items():
+                expected, settled = plain.by_client[client], session.done_below
+                assert settled >= expected.done_below
+                assert {s: u.slots for s, u in session.units.items()} == {
+                    s: u.slots for s, u in expected.units.items() if s >= settled
+                }
+
+
+def test_a_table_is_stored_in_parts_with_pauses() -> None:
+    """The server does other things meanwhile, however many sessions there are."""
+    state = bulk_writers(9, 3)
+    state.state = "up"
+    tables = Tables(state)
+    tables.look(5)
+    assert tables.due is None
+    state.bytes_since_table = 1 << 30
+    tables.look(5)
+    parts: list[TablePart] = []
+    while tables.due is not None:
+        now = tables.due
+        tables.woke(now - 1)
+        assert not state.out
+        tables.woke(now)
+        (effect,) = state.out
+        assert isinstance(effect, Persist)
+        assert isinstance(effect.entry.decision, TablePart)
+        parts.append(effect.entry.decision)
+        state.out.clear()
+        assert tables.due is None or tables.due > now
+    assert len(parts) > 2
+    assert all(sum(len(t.units) for t in part.sessions) <= 4096 for part in parts)
+    assert [part.number for part in parts] == list(range(len(parts)))
+    assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert sum(len(t.units) for part in parts for t in part.sessions) == 9 * WINDOW
+
+
+def test_tables_are_a_small_part_of_what_is_written() -> None:
+    state = bulk_writers(9, 3)
+    state.state = "up"
+    tables = Tables(state)
+    tables._last_bytes = 100 << 20
+    state.bytes_since_table = 300 << 20
+    tables.look(5)
+    assert tables.due is None
+    state.bytes_since_table = 401 << 20
+    tables.look(5)
+    assert tables.due == 5
+
+
+def test_a_table_that_is_cut_tells_how_far_it_goes() -> None:
+    state = bulk_writers(1, 2)
+    session = state.sessions.by_client[name_of(0)]
+    table = session.table(2, 1)
+    assert [unit.seq for unit in table.units] == [3]
+    assert end_of_table(table) == (name_of(0), 3)
+    assert end_of_table(session.table(WINDOW - 1, 1)) == (name_of(0), END)
+
+
+def test_what_servers_stored_once_is_read(opened: Callable[..., SegmentStore]) -> None:
+    """A table of former times is whole, and has all gsns of each unit."""
+    store = opened()
+    store.append(Entry(1, 1, Place(name_of(1), 1, 1, 0, [1], 7, b"body")))
+    plain = [SettledUnit(4, [7, 9, 12], 8), SettledUnit(5, [20], 8)]
+    store.append(Entry(0, 1, Table([SessionTable(name_of(2), 4, plain)])))
+    assert store.flush()
+    sessions = Sessions()
+    sessions.install(store.last_table()[1], 0, 0, 0)
+    assert known(sessions) == {name_of(2): (4, {4: ([7, 9, 12], 8, 3), 5: ([20], 8, 1)})}

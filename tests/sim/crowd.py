@@ -1,0 +1,123 @@
+"""Many clients of slow servers: what is left of a shard's rate when all ask at once.
+
+In a simulation a step takes no time. Here a storage server takes so long for every insert that it
+is sent, a copy or not, so that a queue forms in front of it, as it does on real machines. Each
+client has one insert under way at a time, or many. No server fails and no frame is lost: every
+further view, and every copy, is the load's doing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tests.sim.cluster import SimCluster
+from tests.sim.plan import draw
+from tests.sim.simulated import simulated
+from ziplog.client.requests import NEVER, ConnectRequest, InsertRequest
+from ziplog.node import Received
+from ziplog.sim.kernel import US, Kernel, S
+from ziplog.sim.network import Conditions
+from ziplog.types import RID_GENESIS
+from ziplog.wire import Insert
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ziplog.node import Effect, Event, Node
+    from ziplog.sim.process import Process
+
+_LINKS: Final = Conditions(delay_ns=(40 * US, 60 * US))
+
+
+class SlowNode:
+    """A node that takes a while for every insert that it is sent."""
+
+    def __init__(self, node: Node, process: Process, insert_ns: int) -> None:
+        self._node, self._process, self._insert_ns = node, process, insert_ns
+        self.next_wakeup = node.next_wakeup
+
+    def step(self, event: Event, now: int) -> list[Effect]:
+        if type(event) is Received and type(event.message) is Insert:
+            self._process.spend(self._insert_ns)
+        return self._node.step(event, now)
+
+    def check(self) -> None:
+        """Nothing: that would cost more than all steps together."""
+
+
+class Load(NamedTuple):
+    """What came of a load."""
+
+    #: Inserts a second, in the load's second half.
+    per_s: float
+    inserts: int
+    copies: int
+    #: The views that began meanwhile.
+    new_views: int
+
+
+class Crowd:
+    """Clients, each with `depth` inserts under way."""
+
+    def __init__(self, cluster: SimCluster, clients: int, depth: int) -> None:
+        self._kernel: Final = cluster.kernel
+        self._depth: Final = depth
+        #: When each insert was done.
+        self.done: list[int] = []
+        self.clients: Final = [cluster.client(f"client-{number}") for number in range(clients)]
+        for client in self.clients:
+            client.start()
+            self._program(client).check = lambda: None
+            self._program(client).call(ConnectRequest(NEVER), self._begin(client))
+
+    def _program(self, client: Process) -> Any:
+        return client.program
+
+    def _begin(self, client: Process) -> Any:
+        return lambda _limits: [self._insert(client) for _ in range(self._depth)]
+
+    def _insert(self, client: Process) -> None:
+        def inserted(_rids: object) -> None:
+            self.done.append(self._kernel.now)
+            self._insert(client)
+
+        request = InsertRequest(NEVER, [b"x" * 100], RID_GENESIS, None, 0)
+        self._program(client).call(request, inserted)
+
+    @property
+    def copies(self) -> int:
+        return sum(self._program(one).engine.core.counters.retries for one in self.clients)
+
+
+def load(clients: int, *, insert_us: int, seconds: int, depth: int = 1, shards: int = 1) -> Load:
+    """Let so many clients insert for so long, at servers that take so long for an insert."""
+    plan = draw(1)._replace(
+        shards=shards, f=1, durability="memory", mms=1, handlers=1, faults=(),
+        naps=False, is_raft_real=False, conditions=_LINKS,
+    )  # fmt: skip
+    kernel = Kernel(7)
+    with simulated(kernel):
+        cluster = SimCluster(kernel, plan)
+        cluster.begin()
+        before = _views(cluster)
+        for name in cluster.disks:
+            server: Any = cluster.server(name)
+            node = SlowNode(server.replica, cluster.nodes[name], insert_us * US)
+            server._driver._node, server.check = node, node.check
+            cluster.nodes[name].is_one_at_a_time = True
+        crowd = Crowd(cluster, clients, depth)
+        begin = kernel.now
+        kernel.run(seconds * S)
+        late = [at for at in crowd.done if at >= begin + seconds * S // 2]
+        return Load(
+            len(late) * 2 / seconds, len(crowd.done), crowd.copies, _views(cluster) - before
+        )
+
+
+def _views(cluster: SimCluster) -> int:
+    return sum(placement.view for placement in cluster.state.placements.values())
+
+
+def ramp(steps: Sequence[int], **options: int) -> list[Load]:
+    """Return what comes of more and more clients."""
+    return [load(clients, **options) for clients in steps]

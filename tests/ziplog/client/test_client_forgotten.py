@@ -1,0 +1,148 @@
+"""A unit that servers cannot tell from one that they forgot (docs/protocol.md, 4, rule 13)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.ziplog.client.fakes import (
+    MS,
+    Glass,
+    S,
+    ack,
+    connected,
+    info,
+    pinned,
+    placement,
+    refused,
+    resolve,
+    sent,
+)
+from ziplog import wire
+from ziplog.client.lane import UNIT_RECORDS
+from ziplog.client.timeouts import FIRST_TIMEOUT_NS
+from ziplog.errors import OutcomeUnknownError
+from ziplog.types import RecordId
+
+
+def expired(insert: wire.Insert, server: int, since: int = 50) -> wire.Refused:
+    return msgspec.structs.replace(refused(insert, server, "expired"), since=since)
+
+
+def test_units_tell_how_much_was_decided_when_they_were_made() -> None:
+    glass = connected(pinned)
+    glass.insert(b"x")
+    (first,) = sent(glass)
+    assert first.since == 1, "it knows nothing of the shard"
+    glass.give(ack(first, 0, [7]), ack(first, 1, [7]))
+    glass.insert(b"y")
+    (second,) = sent(glass)
+    assert second.since == 8
+    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    (copy,) = sent(glass)
+    assert (copy.copy, copy.since) == (2, 8), "all copies of a unit are of the same time"
+
+
+def test_first_unit_goes_by_what_the_membership_service_knows() -> None:
+    glass = Glass(pinned)
+    glass.connect(placement(0))
+    news = msgspec.structs.replace(info(99, [placement(0), placement(1)], []), frontiers=[40, 0])
+    glass.core._routing.inform(news)
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    assert insert.since == 40
+
+
+def test_unit_that_all_refuse_starts_over_at_once_under_another_identity() -> None:
+    glass = connected(pinned)
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(expired(insert, 0, 50))
+    assert not sent(glass), "the other one may have taken it"
+    glass.give(expired(insert, 1, 48))
+    (again,) = sent(glass)
+    assert (again.shard, again.seq, again.since, again.done_below) == (0, 2, 50, 2)
+    assert again.body == insert.body
+    glass.give(ack(again, 0, [51]), ack(again, 1, [51]))
+    assert glass.answers[call] == [RecordId(51, 0)]
+    assert glass.core.counters.moved == 0
+
+
+def test_call_of_many_units_starts_over_as_a_whole() -> None:
+    glass = connected(pinned)
+    call = glass.insert(*[b"x"] * (2 * UNIT_RECORDS))
+    first, second = sent(glass)
+    glass.give(expired(first, 0), expired(first, 1), expired(second, 0))
+    assert not sent(glass)
+    glass.give(expired(second, 1))
+    again = sent(glass)
+    assert [(unit.seq, unit.follows, unit.since) for unit in again] == [(3, 0, 50), (4, 3, 50)]
+    assert call not in glass.answers
+
+
+def test_one_replica_that_forgot_more_than_the_others_changes_nothing() -> None:
+    glass = connected(pinned)
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(expired(insert, 1), ack(insert, 0, [9]))
+    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    (copy,) = sent(glass)
+    assert copy.seq == insert.seq
+    glass.give(ack(copy, 1, [9], confirmed=True))
+    assert glass.answers[call] == [RecordId(9, 0)]
+
+
+def test_promise_of_the_backup_keeps_a_unit_where_it_is() -> None:
+    """The backup's guess may become the decision of a recovery."""
+    glass = connected(pinned)
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(ack(insert, 1, [9]), expired(insert, 0))
+    glass.pass_time(5 * S)
+    assert {unit.seq for unit in sent(glass)} == {insert.seq}
+    assert call not in glass.answers
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_unit_that_was_sent_long_ago_is_never_sent_again(server: int) -> None:
+    """A client that runs, but was offline: the unit may be in the log, and forgotten."""
+    glass = connected(pinned)
+    call = glass.insert(b"x", timeout=3600 * S)
+    (insert,) = sent(glass)
+    for _ in range(601):
+        glass.pass_time(1 * S)
+    sent(glass)
+    glass.give(expired(insert, server))
+    error = glass.answers[call]
+    assert isinstance(error, OutcomeUnknownError)
+    assert "forgot" in str(error)
+    again = glass.answers[resolve(glass, error)]
+    assert isinstance(again, OutcomeUnknownError)
+    glass.pass_time(60 * S)
+    assert not sent(glass)
+    glass.insert(b"y")
+    (fresh,) = sent(glass)
+    assert (fresh.seq, fresh.done_below, fresh.since) == (2, 2, 50)
+
+
+def test_doubt_about_a_unit_that_is_refused_soon_ends_as_never() -> None:
+    glass = connected(pinned)
+    call = glass.insert(b"x", timeout=1 * S)
+    (insert,) = sent(glass)
+    glass.pass_time(1 * S)
+    error = glass.answers[call]
+    assert isinstance(error, OutcomeUnknownError)
+    asked = resolve(glass, error)
+    glass.give(expired(insert, 0), expired(insert, 1))
+    assert glass.answers[asked] == [None]
+
+
+def test_question_where_a_unit_is_says_when_it_was_made() -> None:
+    glass = connected(pinned)
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(refused(insert, 0, "not-ready"))
+    glass.pass_time(100 * MS)
+    questions = [question for _, question in glass.take(wire.Locate)]
+    assert questions
+    assert all(question.since == insert.since for question in questions)

@@ -1,0 +1,290 @@
+"""What a caller leaves without closing it ends by itself: subscriptions, scans, whole clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import threading
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import ziplog
+import ziplog.aio
+from tests.waiting import wait_until
+from tests.ziplog.client.served import ServedCluster
+from ziplog import wire
+from ziplog.client import threads
+from ziplog.client.signals import SHIELD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(name="cluster")
+def _cluster() -> Iterator[ServedCluster]:
+    with ServedCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(name="log")
+def _log(cluster: ServedCluster) -> Iterator[ziplog.Log]:
+    with ziplog.connect(cluster.endpoint) as log:
+        log.insert_many([b"%d" % number for number in range(5)])
+        yield log
+
+
+def left(log: Any) -> tuple[int, int, int]:
+    """Return what a client has open after its next call: in the core, and owners."""
+    core = log._core
+    owners = (log._shared if isinstance(log, ziplog.Log) else log._driver).owners
+    return len(core._subscriptions._open), len(core._scans._open), len(owners)
+
+
+def ended(cluster: ServedCluster) -> bool:
+    """Whether each stream that was opened at the servers was closed there."""
+    with cluster.arrived:
+        opened = {m.subscription for m in cluster.received if isinstance(m, wire.Subscribe)}
+        closed = {m.subscription for m in cluster.received if isinstance(m, wire.Unsubscribe)}
+    return opened == closed
+
+
+def test_a_loop_to_the_end_leaves_nothing(cluster: ServedCluster, log: ziplog.Log) -> None:
+    for _ in range(3):
+        for _record in log.subscribe(follow=False):
+            pass
+        while subscription := log.subscribe(follow=False):
+            while subscription.fetch():
+                pass
+            assert subscription.caught_up
+            break
+        for _units in log.scan(0, 1, 6):
+            pass
+        assert left(log)[:2] == (0, 0)
+    wait_until(lambda: ended(cluster), "the servers were told")
+
+
+def test_one_at_its_end_is_closed_though_its_owner_keeps_it(log: ziplog.Log) -> None:
+    subscription, fetched = log.subscribe(follow=False), log.subscribe(follow=False)
+    assert len(list(subscription)) == 5
+    assert len(fetched.fetch()) == 5
+    assert fetched.fetch() == []
+    scan = log.scan(0, 1, 6)
+    assert list(scan)
+    assert left(log) == (0, 0, 0)
+    assert subscription.position == fetched.position
+    assert list(subscription) == fetched.fetch() == list(scan) == []
+
+
+def test_a_loop_that_is_left_leaves_nothing(cluster: ServedCluster, log: ziplog.Log) -> None:
+    for _ in range(3):
+        for _record in log.subscribe():
+            break
+        for _units in log.scan(0, 1, 60):
+            break
+        log.check_tail()
+        assert left(log) == (0, 0, 0)
+    wait_until(lambda: ended(cluster), "the servers were told")
+
+
+def test_one_that_could_not_be_opened_leaves_nothing(log: ziplog.Log) -> None:
+    log.trim(log.check_tail())
+    # (What `pytest.raises` gives would keep them alive.)
+    with contextlib.suppress(ziplog.TrimmedError):
+        pytest.fail(f"{log.subscribe()} was opened")
+    with contextlib.suppress(ziplog.ConfigError):
+        pytest.fail(f"{log.scan(7, 1, 2)} was opened")
+    gc.collect()  # a traceback may hold them in a cycle
+    log.check_tail()
+    assert left(log) == (0, 0, 0)
+
+
+def test_one_in_a_cycle_that_another_thread_collects(log: ziplog.Log) -> None:
+    cycle: list[Any] = [log.subscribe()]
+    cycle.append(cycle)
+    del cycle
+    collecting = threading.Thread(target=gc.collect)
+    collecting.start()
+    collecting.join()
+    log.check_tail()
+    assert left(log) == (0, 0, 0)
+
+
+def test_what_a_user_does_with_a_list_of_records_is_no_matter(log: ziplog.Log) -> None:
+    subscription = log.subscribe(follow=False)
+    got = []
+    while records := subscription.fetch():
+        while records:
+            got.append(records.pop(0).payload)
+    assert got == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_with_asyncio_likewise(cluster: ServedCluster) -> None:
+    async def main() -> None:
+        async with ziplog.aio.connect(cluster.endpoint) as log:
+            await log.insert_many([b"%d" % number for number in range(5)])
+            for _ in range(3):
+                assert len([r async for r in log.subscribe(follow=False)]) == 5
+                async for _record in log.subscribe():
+                    break
+                assert len([s async for s in log.scan(0, 1, 6)]) >= 1
+                async for _units in log.scan(0, 1, 60):
+                    break
+                never = log.subscribe()
+                del never
+                await log.check_tail()
+                assert left(log) == (0, 0, 0)
+
+    asyncio.run(main())
+    wait_until(lambda: ended(cluster), "the servers were told")
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_dropped_clients_leave_neither_threads_nor_descriptors(cluster: ServedCluster) -> None:
+    def drop() -> None:
+        log = ziplog.connect(cluster.endpoint)
+        log.insert_nowait(b"x").result(10)
+        threads_before.append(log._shared._futures._thread)
+
+    threads_before: list[Any] = []
+    gc.collect()
+    before = descriptors()
+    for _ in range(5):
+        drop()
+    gc.collect()
+    for thread in threads_before:
+        thread.join(10)
+        assert not thread.is_alive()
+    gc.collect()
+    wait_until(lambda: descriptors() == before, "the descriptors are closed")
+
+
+def test_a_future_is_done_though_its_client_was_dropped(cluster: ServedCluster) -> None:
+    log = ziplog.connect(cluster.endpoint)
+    future = log.insert_nowait(b"x")
+    del log
+    gc.collect()
+    assert future.result(10).gsn > 0
+
+
+def test_dropped_clients_of_asyncio_leave_no_descriptors(cluster: ServedCluster) -> None:
+    async def main() -> None:
+        async def drop() -> weakref.ref[Any]:
+            log = await ziplog.aio.connect(cluster.endpoint)
+            await log.insert_after(b"x")
+            return weakref.ref(log._driver)
+
+        before = descriptors()
+        refs = [await drop() for _ in range(5)]
+        log = await ziplog.aio.connect(cluster.endpoint)
+        future = log.insert_nowait(b"y")
+        del log
+        gc.collect()
+        assert not any(ref() for ref in refs)
+        assert (await future).gsn > 0
+        del future
+        while descriptors() > before:
+            await asyncio.sleep(0)
+            gc.collect()
+
+    asyncio.run(main())
+
+
+def test_a_thread_of_futures_starts_again(cluster: ServedCluster, log: ziplog.Log) -> None:
+    assert [log.insert_nowait(b"x").result(10).gsn for _ in range(3)] == [6, 7, 8]
+    log.flush()
+    assert log.insert_nowait(b"x").result(10).gsn == 9
+
+
+def in_child(act: Any) -> str:
+    """Return what `act` returned in a forked child."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, str(act()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as stream:
+        return stream.read()
+
+
+def test_a_forked_child_disturbs_nothing(log: ziplog.Log) -> None:
+    subscription, scan = log.subscribe(), log.scan(0, 1, 6)
+    assert next(subscription).payload == b"0"
+
+    def act() -> str:
+        subscription.close()
+        scan.close()
+        log.close()
+        assert next(subscription, None) is None
+        gc.collect()
+        return "closed"
+
+    assert in_child(act) == "closed"
+    assert [record.payload for record in subscription.fetch()] == [b"1", b"2", b"3", b"4"]
+    assert len(list(scan)) >= 1
+    assert log.insert_after(b"x").gsn == 6
+
+
+def test_a_forked_child_leaves_the_loop_of_its_parent_alone(cluster: ServedCluster) -> None:
+    async def main() -> None:
+        async with ziplog.aio.connect(cluster.endpoint) as log:
+            await log.insert_after(b"x")
+            assert in_child(lambda: log._driver.close() or "closed") == "closed"
+            async with asyncio.timeout(30):
+                assert (await log.insert_after(b"y")).gsn == 2
+
+    asyncio.run(main())
+
+
+def test_the_shield_takes_handlers_as_they_come_and_go(log: ziplog.Log) -> None:
+
+    seen = []
+
+    def second(*_: object) -> None:
+        seen.append("second")
+
+    def first(*_: object) -> None:
+        # As a handler that is to run once does.
+        signal.signal(signal.SIGUSR2, second)
+        seen.append("first")
+
+    former = signal.signal(signal.SIGUSR2, first)
+    try:
+
+        def policy(*_: object) -> int:
+            signal.raise_signal(signal.SIGUSR2)
+            assert not seen
+            return 0
+
+        log.set_policy(policy)
+        log.insert_after(b"x")
+        assert seen == ["first"]
+        assert signal.getsignal(signal.SIGUSR2) is second
+        seen.clear()
+        log.insert_after(b"x")
+        assert seen == ["second"]
+        # One that was left behind, as a handler raised in the middle: it stands for the other.
+        signal.signal(signal.SIGUSR2, SHIELD._note)
+        signal.raise_signal(signal.SIGUSR2)
+        assert seen == ["second", "second"]
+        log.check_tail()
+        assert signal.getsignal(signal.SIGUSR2) is second
+    finally:
+        signal.signal(signal.SIGUSR2, former)
+
+
+@pytest.fixture(autouse=True)
+def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_LOOK_S", 3600.0)

@@ -1,0 +1,143 @@
+"""A client reports what is settled when no insert would (docs/protocol.md, section 4, rule 8)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from tests.ziplog.client.fakes import Glass, S, ack, connected, learn, refused
+from ziplog import wire
+from ziplog.client.engine import Engine
+from ziplog.client.requests import Counters
+from ziplog.client.settling import MANY_UNITS
+from ziplog.node import Closing, Send
+
+if TYPE_CHECKING:
+    from ziplog.node import Effect, Event
+    from ziplog.runtime.transport import Transport
+
+
+def settle(glass: Glass, *inserts: wire.Insert) -> None:
+    for insert in inserts:
+        for server in range(2):
+            glass.give(
+                ack(insert, server, range(insert.seq * 256, insert.seq * 256 + insert.count))
+            )
+
+
+def insert_units(glass: Glass, units: int) -> None:
+    """Insert so many units by one call, and have them settled."""
+    glass.insert(*[b"x"] * (256 * units))
+    settle(glass, *(message for name, message in glass.take(wire.Insert) if name == "s0r0:1"))
+
+
+def reports(glass: Glass) -> list[tuple[str, int]]:
+    return [(name, message.done_below) for name, message in glass.take(wire.Settled)]
+
+
+def test_many_units_are_reported_at_once_when_nothing_is_under_way() -> None:
+    glass = connected()
+    insert_units(glass, MANY_UNITS)
+    assert reports(glass) == [("s0r0:1", MANY_UNITS + 1), ("s0r1:1", MANY_UNITS + 1)]
+
+
+def test_one_insert_after_the_other_reports_nothing() -> None:
+    glass = connected()
+    for _ in range(2 * MANY_UNITS):
+        insert_units(glass, 1)
+    assert not reports(glass)
+
+
+def test_a_silent_client_reports_a_few_times() -> None:
+    """A report may be lost; but a thousand silent clients must not cost anything."""
+    glass = connected()
+    insert_units(glass, 1)
+    glass.pass_time(2 * S)
+    assert reports(glass) == [("s0r0:1", 2), ("s0r1:1", 2)]
+    glass.pass_time(3600 * S)
+    assert reports(glass) == [("s0r0:1", 2), ("s0r1:1", 2)] * 2
+    insert_units(glass, 1)
+    glass.pass_time(2 * S)
+    assert reports(glass) == [("s0r0:1", 3), ("s0r1:1", 3)]
+
+
+def test_nothing_is_reported_while_something_is_under_way() -> None:
+    glass = connected()
+    insert_units(glass, 1)
+    glass.insert(b"x", timeout=60 * S)
+    glass.pass_time(30 * S)
+    assert not reports(glass)
+
+
+def test_a_client_reports_at_its_end_what_is_settled_and_no_more() -> None:
+    glass = connected()
+    insert_units(glass, 1)
+    glass.insert(b"y")
+    glass.step(Closing())
+    assert reports(glass) == [("s0r0:1", 2), ("s0r1:1", 2)]
+
+
+def test_a_client_that_inserted_nothing_reports_nothing() -> None:
+    glass = connected()
+    glass.pass_time(60 * S)
+    glass.step(Closing())
+    assert not reports(glass)
+
+
+def test_a_shard_that_is_away_is_told_nothing() -> None:
+    glass = connected()
+    insert_units(glass, 1)
+    learn(glass, state="recovering")
+    glass.pass_time(60 * S)
+    glass.step(Closing())
+    assert not reports(glass)
+
+
+def test_an_insert_for_which_no_server_has_room_moves_to_another_shard() -> None:
+    glass = connected()
+    call = glass.insert(b"x")
+    ((_, first), _) = glass.take(wire.Insert)
+    glass.give(refused(first, 0, "full"))
+    assert not glass.take(wire.Insert)
+    glass.give(refused(first, 1, "full"))
+    glass.pass_time(1 * S)
+    moved = next(message for _, message in glass.take(wire.Insert))
+    assert moved.shard == 1
+    settle(glass, moved)
+    assert call in glass.answers
+
+
+class _Transport:
+    """Takes note of what happens to it."""
+
+    def __init__(self) -> None:
+        self.happened: list[object] = []
+
+    def send(self, dst: bytes, _frame: bytes) -> bool:
+        self.happened.append(dst)
+        return True
+
+    def close(self) -> None:
+        self.happened.append("closed")
+
+
+class _Core:
+    """Has something to send at its end."""
+
+    counters = Counters()
+
+    def step(self, event: Event, _now: int) -> list[Effect]:
+        return [Send(b"a", wire.Settled(1, 0, 1, bytes(16), 2))] if type(event) is Closing else []
+
+    def next_wakeup(self) -> int | None:
+        return None
+
+    def check(self) -> None:
+        pass
+
+
+def test_what_is_reported_at_the_end_is_sent_once_and_before_the_connections_are_closed() -> None:
+    transport = _Transport()
+    engine = Engine(_Core(), lambda *_: None, transport=cast("Transport", transport))
+    engine.close()
+    engine.close()
+    assert transport.happened == [b"a", "closed", "closed"]

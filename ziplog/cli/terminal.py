@@ -1,0 +1,39 @@
+"""Text that came from records, as a terminal may show it: no control character reaches it raw.
+
+A payload may hold escape sequences that move the cursor, set the title or answer for the keyboard.
+Rule: what is printed for people is escaped wherever it goes; what is exact (`ziplog read`, a value
+of `ziplog kv get`) is escaped on a terminal only; JSON stays the same document.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Final
+
+#: C0 but tab and line feed, DEL, C1; what ends a line or turns the direction of text.
+_CONTROLS: Final = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_LINES: Final = re.compile(f"[{_CONTROLS}]")
+_LINE: Final = re.compile(f"[\n{_CONTROLS}]")
+_SHORT: Final = {"\n": "\\n", "\r": "\\r"}
+
+
+def one_line(text: str) -> str:
+    """Return text as one line without control characters, except tabs."""
+    return _LINE.sub(_escaped, text)
+
+
+def shown(text: str) -> str:
+    """Return text for stdout: as it is in a pipe, without control characters on a terminal."""
+    return _LINES.sub(_escaped, text) if sys.stdout.isatty() else text
+
+
+def shown_json(line: str) -> str:
+    """Return the same JSON with escapes for what JSON allows raw: DEL, C1 and the like."""
+    return _LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    character = found[0]
+    number = ord(character)
+    return _SHORT.get(character) or (f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}")

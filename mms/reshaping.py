@@ -6,7 +6,8 @@
     finalize -- the same, and all replicas are sealed: `FinalizeShard` committed --> answered
 
 Rule: what may change again is answered only as consensus took or refused it; what never does, as it
-is known here. Questions are repeated by who asks: one that is lost with a leader costs time only.
+is known here. Clients repeat questions: one that is lost with a leader costs time only, and a copy
+of one that was answered gets the same answer.
 Invariant: only shards that are still in the leases are taken for leaving. See docs/protocol.md,
 sections 13.6, 13.7 and 13.9.
 """
@@ -39,6 +40,8 @@ LEAVE_NS: Final = 2 * _S
 FORGET_NS: Final = 30 * _S
 #: Questions that wait; more are refused.
 MAX_CHANGES: Final = 64
+#: Answers that are kept for copies of their questions.
+_KEPT_ANSWERS: Final = 4 * MAX_CHANGES
 #: WANTs are sent again after this time.
 _WANT_NS: Final = _S // 4
 
@@ -71,6 +74,8 @@ class Reshaping:
         self._taken: Final = {part for node in services for part in (node.name, node.endpoint)}
         self._servers: Final = servers
         self._changes: dict[tuple[bytes, int], _Change] = {}
+        #: The latest answers: a copy of a question that arrives late must change nothing.
+        self._answered: dict[tuple[bytes, int], _Error] = {}
         #: The shards that leave, but are still in the leases: since when this leader knows it.
         self._leaving: dict[int, int] = {}
         #: Those of them where nothing waits.
@@ -109,6 +114,8 @@ class Reshaping:
     def ask(self, src: bytes, message: ChangeShard, now: int) -> list[Effect]:
         """Take a question; the answer may have to wait."""
         key, cluster = (src, message.request), self._state.cluster
+        if key in self._answered:
+            return [self._changed(src, message, self._answered[key])]
         if message.change == "add" and not message.replicas:
             return [self._changed(src, message, "wrong-size")]
         if any(r.name in self._taken or r.endpoint in self._taken for r in message.replicas):
@@ -244,6 +251,9 @@ class Reshaping:
 
     def _answer(self, key: tuple[bytes, int], error: _Error) -> Effect:
         change = self._changes.pop(key)
+        self._answered[key] = error
+        if len(self._answered) > _KEPT_ANSWERS:
+            del self._answered[next(iter(self._answered))]
         return self._changed(change.route, change.message, error)
 
     def _changed(self, route: bytes, message: ChangeShard, error: _Error) -> Effect:
@@ -272,6 +282,8 @@ class Reshaping:
         """Assert the invariant."""
         state = self._state
         assert len(self._changes) <= MAX_CHANGES
+        assert len(self._answered) <= _KEPT_ANSWERS
+        assert self._answered.keys().isdisjoint(self._changes)
         assert self._leaving.keys() == {shard for shard in state.retired if state.may_stay(shard)}
         assert self._drained <= self._leaving.keys()
 

@@ -238,6 +238,27 @@ def test_questions_are_bounded_and_forgotten_when_nobody_repeats_them() -> None:
     assert answers(world) == [(3, 2, "")]
 
 
+def test_a_copy_of_an_answered_question_gets_its_answer_and_changes_nothing() -> None:
+    world = World().lead().run(5 * S)
+    replicas = world.add_servers(2)
+    change(world, 2, "remove", request=1)
+    world.run(5 * MS)
+    assert answers(world) == [(1, 2, "no-such-shard")]
+    change(world, 2, "add", request=2, replicas=replicas)
+    world.run(5 * S)
+    change(world, 2, "remove", request=1)
+    world.run(5 * S)
+    assert answers(world) == [(1, 2, "no-such-shard"), (2, 2, ""), (1, 2, "no-such-shard")]
+    assert state(world, 2) == "live"
+    assert world.commands().count("RetireShard") == 1
+    for request in range(3, 5 * MAX_CHANGES):
+        change(world, 9, "remove", request=request)
+        world.run(5 * MS)
+    change(world, 2, "remove", request=1)  # it is forgotten
+    world.run(5 * S)
+    assert state(world, 2) == "leaving"
+
+
 def test_only_the_leader_takes_questions_and_sends_all_away_when_it_is_none_any_more() -> None:
     world = World(config(mms=3)).lead().run(5 * S)
     change(world, 1, "remove", request=1)

@@ -72,6 +72,16 @@ class Run:
             self.outcome = "halts"
         except OSError:
             self.outcome = "does not start" if self.store is None else "ends"
+        finally:
+            self._close_files()
+
+    def _close_files(self) -> None:
+        """Close what a store that halted left open, as the end of its process does."""
+        directory = os.path.realpath(self._directory)
+        for link in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if f"{link.readlink()}/".startswith(f"{directory}/"):
+                    os.close(int(link.name))
 
     def _open(self) -> None:
         self.store = SegmentStore.open(

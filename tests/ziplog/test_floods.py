@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import resource
 import socket
+import stat
 import struct
 import threading
 from pathlib import Path
@@ -136,11 +137,11 @@ def open_files() -> list[int]:
 
 
 def is_to(fd: int, address: tuple[str, int]) -> bool:
-    with (
-        contextlib.suppress(OSError),
-        socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as found,
-    ):
-        return bool(found.getpeername() == address)
+    with contextlib.suppress(OSError):
+        # `fromfd` leaves its copy of anything but a socket open.
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            with socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as found:
+                return bool(found.getpeername() == address)
     return False
 
 

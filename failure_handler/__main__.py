@@ -1,6 +1,6 @@
 """The process of one failure handler: `python -m failure_handler --config FILE --node NAME`.
 
-See `ziplog.runtime.group` for what it prints and its exit codes.
+See `ziplog.runtime.replicated_service` for what it prints and its exit codes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from failure_handler.service import FailureHandler
 from failure_handler.state import HandlerState
-from ziplog.runtime import group
+from ziplog.runtime import replicated_service
 from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def _build(config: ClusterConfig, name: str) -> FailureHandler:
     return FailureHandler(config, name, pid=os.getpid(), now=now_ns())
 
 
-_SERVICE: Final = group.Service(
+_SERVICE: Final = replicated_service.Service(
     module="failure_handler",
     noun="a failure handler",
     nodes=lambda config: config.failure_handlers,
@@ -35,7 +35,7 @@ _SERVICE: Final = group.Service(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a failure handler until it is told to stop; return the exit code."""
-    return group.main(_SERVICE, arguments)
+    return replicated_service.main(_SERVICE, arguments)
 
 
 if __name__ == "__main__":

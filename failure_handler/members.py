@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ziplog.view import fingerprint
+from ziplog.core.view import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ziplog.view import Placement
+    from ziplog.core.view import Placement
     from ziplog.wire import Suspect
 
 _MS: Final = 1_000_000

@@ -14,20 +14,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from failure_handler.candidate_selection import (
+    best,
+    hides_damage,
+    in_limbo,
+    in_view,
+    is_any_in_limbo,
+    longest,
+)
 from failure_handler.members import HEARD_NS
 from failure_handler.state import Attempt, Begin, Confirm, Decide, Decision, Finish
-from failure_handler.survivor import best, hides_damage, in_limbo, in_view, is_any_in_limbo, longest
-from ziplog.node import Broadcast, Propose, Send, Warn
-from ziplog.view import fingerprint
+from ziplog.core.node import Broadcast, Propose, Send, Warn
+from ziplog.core.view import fingerprint
 from ziplog.wire import Freeze, Reinsert, Remove, ViewDecided
 
 if TYPE_CHECKING:
+    from failure_handler.candidate_selection import Candidate
     from failure_handler.members import Member, Members
     from failure_handler.state import AnyCommand, HandlerState, Recovered
-    from failure_handler.survivor import Candidate
-    from ziplog.node import Effect
-    from ziplog.view import Placement
-    from ziplog.wire import Frozen, Message, Reinserted, Removed, Suspect
+    from ziplog.core.message import Message
+    from ziplog.core.node import Effect
+    from ziplog.core.view import Placement
+    from ziplog.wire import Frozen, Reinserted, Removed, Suspect
 
 _MS: Final = 1_000_000
 #: A step is taken again after so long.

@@ -25,7 +25,7 @@ from failure_handler.state import (
     decode_command,
     decode_refusal,
 )
-from ziplog.node import (
+from ziplog.core.node import (
     Broadcast,
     Committed,
     Complain,
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
     from failure_handler.state import AnyCommand
     from ziplog.config import ClusterConfig
-    from ziplog.node import Effect, Event
-    from ziplog.wire import Message
+    from ziplog.core.message import Message
+    from ziplog.core.node import Effect, Event
 
 _MS: Final = 1_000_000
 #: How often the membership service is told of this node, and asked where shards are.
@@ -113,7 +113,7 @@ class FailureHandler:
     # --- the one door ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.node`."""
+        """Take one event; see `ziplog.core.node`."""
         if now - self._now > STOPPED_NS:
             for recovery in self._recoveries.values():
                 recovery.listen_from(now)  # we were stopped, they may not have been silent

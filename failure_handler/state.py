@@ -17,8 +17,9 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from ziplog.core.fields import Unsigned
 from ziplog.types import Fseq, Gsn, ShardId, View
-from ziplog.wire import LogDigest, Unsigned
+from ziplog.wire import LogDigest
 
 #: Shards that a failure handler keeps.
 MAX_SHARDS: Final = 65_536

@@ -26,7 +26,7 @@ from ziplog.errors import ConfigError, ZiplogError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
-from ziplog.runtime.tracing import configure, halt
+from ziplog.runtime.process_logging import configure, halt
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from logdb.decisions import Decisions
+from logdb.log_usage import Segments
 from logdb.records import (
     MOVE_BYTES,
     CheckpointBegun,
@@ -28,7 +29,6 @@ from logdb.records import (
     decode,
     is_part,
 )
-from logdb.segments import Segments
 from logdb.validation import Outcome, decide
 from logdb.versions import Versions
 from ziplog.types import RID_GENESIS, Gsn, RecordId

@@ -22,8 +22,9 @@ from logdb.records import (
     Session,
     Stop,
 )
+from ziplog.core.message import Message
 from ziplog.types import Gsn, RecordId
-from ziplog.wire import AnyMessage, Message, Name, Request, Text, decoder_of
+from ziplog.wire import AnyMessage, Name, Request, Text, decoder_of
 from ziplog.wire.base import VERSION
 
 #: Keys of one `Get`, entries of one `Scanned`, reads of one transaction.

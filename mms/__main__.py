@@ -1,6 +1,6 @@
 """The process of one membership node: `python -m mms --config FILE --node NAME`.
 
-See `ziplog.runtime.group` for what it prints and its exit codes.
+See `ziplog.runtime.replicated_service` for what it prints and its exit codes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from mms.service import MembershipService
 from mms.state import ClusterState
-from ziplog.runtime import group
+from ziplog.runtime import replicated_service
 from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _build(config: ClusterConfig, name: str) -> MembershipService:
     )
 
 
-_SERVICE: Final = group.Service(
+_SERVICE: Final = replicated_service.Service(
     module="mms",
     noun="a membership node",
     nodes=lambda config: config.mms,
@@ -43,7 +43,7 @@ _SERVICE: Final = group.Service(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a membership node until it is told to stop; return the exit code."""
-    return group.main(_SERVICE, arguments)
+    return replicated_service.main(_SERVICE, arguments)
 
 
 if __name__ == "__main__":

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from ziplog.node import Broadcast, Send
-from ziplog.view import MANY_MEMBERS, MAX_STEP, LeaseStep, difference, run_of
+from ziplog.core.node import Broadcast, Send
+from ziplog.core.view import MANY_MEMBERS, MAX_STEP, LeaseStep, difference, run_of
 from ziplog.wire import LeaseAnnounced
 
 if TYPE_CHECKING:
     from mms.leases import LeasePlan
     from mms.servers import Server, Servers
     from mms.state import ClusterState
-    from ziplog.node import Effect
-    from ziplog.view import LeaseRun, Member, Placement
+    from ziplog.core.node import Effect
+    from ziplog.core.view import LeaseRun, Member, Placement
     from ziplog.wire import Heartbeat
 
 #: A server that was told something is not told it again for this long.

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from ziplog.core.view import Lease, Placement
 from ziplog.types import Durability, Epoch, Gsn, ShardId, View
-from ziplog.view import Lease, Placement
 from ziplog.wire import Name
 
 _ClusterId = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Final
 
 from mms.proposals import RETRY_NS
 from mms.state import MAX_LEASE_SIZE
-from ziplog.view import NO_DIGEST, Lease
+from ziplog.core.view import NO_DIGEST, Lease
 
 if TYPE_CHECKING:
-    from ziplog.view import Member
+    from ziplog.core.view import Member
 
 _MS: Final = 1_000_000
 _EPOCHS: Final = 16

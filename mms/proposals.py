@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ziplog.node import Propose
+from ziplog.core.node import Propose
 
 if TYPE_CHECKING:
     from mms.commands import Command
-    from ziplog.node import Effect
+    from ziplog.core.node import Effect
 
 #: A command that is not committed after this time is proposed again.
 RETRY_NS: Final = 1_000_000_000

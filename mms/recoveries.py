@@ -17,7 +17,7 @@ import msgspec
 
 from mms.commands import RecordLoss, RemoveShard
 from mms.proposals import RETRY_NS, Proposals
-from ziplog.node import Send
+from ziplog.core.node import Send
 from ziplog.wire import Refused, Reinserted, Removed
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from mms.commands import Refusal
     from mms.state import ClusterState
-    from ziplog.node import Effect
-    from ziplog.view import Placement
+    from ziplog.core.node import Effect
+    from ziplog.core.view import Placement
     from ziplog.wire import Reinsert, Remove
 
 #: The leases that a server is told again with the limit, at least: it may have missed the last.

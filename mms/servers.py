@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ziplog.view import fingerprint
+from ziplog.core.view import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ziplog.view import NodeState, Placement
+    from ziplog.core.view import NodeState, Placement
     from ziplog.wire import Heartbeat
 
 _S: Final = 1_000_000_000

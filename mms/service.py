@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mms import decisions
+from mms import membership_rules
 from mms.announcements import Announcements
-from mms.answers import Answers
+from mms.client_requests import Answers
 from mms.commands import (
     Barrier,
     CreateCluster,
@@ -31,17 +31,17 @@ from mms.commands import (
     decode_command,
     decode_refusal,
 )
-from mms.handlers import Handlers
+from mms.failure_handlers import Handlers
 from mms.leases import LeasePlan
 from mms.proposals import RETRY_NS
-from mms.questions import MAX_PENDING
+from mms.read_barriers import MAX_PENDING
+from mms.reconfiguration import Reshaping
 from mms.recoveries import Recoveries
-from mms.reshaping import Reshaping
 from mms.servers import Servers
 from mms.state import ClusterState
 from mms.stragglers import Stragglers
 from mms.weights import Weights
-from ziplog.node import (
+from ziplog.core.node import (
     Committed,
     Complain,
     Halt,
@@ -54,7 +54,7 @@ from ziplog.node import (
     Wakeup,
     Warn,
 )
-from ziplog.view import Member, Placement
+from ziplog.core.view import Member, Placement
 from ziplog.wire import (
     ChangeShard,
     Frontier,
@@ -75,8 +75,8 @@ if TYPE_CHECKING:
 
     from mms.commands import AnyCommand, Refusal
     from ziplog.config import ClusterConfig
-    from ziplog.node import Effect, Event
-    from ziplog.wire import Message
+    from ziplog.core.message import Message
+    from ziplog.core.node import Effect, Event
 
 _MS: Final = 1_000_000
 #: How often silence, weights and finalized epochs are looked at.
@@ -147,7 +147,7 @@ class MembershipService:
         self._out: list[Effect] = []
         self._now = now
         # Heartbeats may come before consensus has said what the cluster is.
-        self.servers.place(decisions.configured(config), now)
+        self.servers.place(membership_rules.configured(config), now)
         self._handlers: Final[Mapping[type[Message], Callable[[bytes, Any], None]]] = {
             Heartbeat: self._heartbeat,
             Rate: self._rate,
@@ -165,7 +165,7 @@ class MembershipService:
     # --- the one door ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.node`."""
+        """Take one event; see `ziplog.core.node`."""
         self._now = now
         if self._leading and self._was_stopped:
             self.servers.listen_from(now)  # they may not have been silent
@@ -256,7 +256,7 @@ class MembershipService:
             self._create_at = self._leads_since + CREATE_NS
             return
         self._create_at = self._now + RETRY_NS
-        others = decisions.other_clusters(self.servers) - {self._new_cluster}
+        others = membership_rules.other_clusters(self.servers) - {self._new_cluster}
         if others:
             if not self._has_warned:
                 self._has_warned = True
@@ -267,7 +267,7 @@ class MembershipService:
                 ))  # fmt: skip
             return
         command = CreateCluster(
-            self._new_cluster, self.config.name, decisions.configured(self.config),
+            self._new_cluster, self.config.name, membership_rules.configured(self.config),
             self.config.durability,
         )  # fmt: skip
         self._out.append(Propose(command.encode()))
@@ -345,10 +345,10 @@ class MembershipService:
 
     def _check_config(self) -> None:
         """Refuse to serve a log that the cluster file contradicts: it is damaged, or another's."""
-        wrong = decisions.contradiction(self.state, self.config)
+        wrong = membership_rules.contradiction(self.state, self.config)
         if wrong:
             self._out.append(Halt(wrong))
-        self._out += map(Warn, decisions.moved(self.state, self.config))
+        self._out += map(Warn, membership_rules.moved(self.state, self.config))
 
     def _placed(self) -> None:
         placements = self.state.placements.values()
@@ -391,7 +391,9 @@ class MembershipService:
         self._out.append(Propose(GrantLease(lease, changes).encode()))
 
     def _members(self, changes: list[Placement]) -> tuple[Member, ...]:
-        placements = decisions.members(self.state, changes, self._reshaping.without(self._now))
+        placements = membership_rules.members(
+            self.state, changes, self._reshaping.without(self._now)
+        )
         weights = self._weights.of(list(placements))
         return tuple(
             Member(shard, placement.view, weight)
@@ -421,10 +423,10 @@ class MembershipService:
     def _consider_first_lease(self) -> None:
         waited = self._now >= self._leads_since + FIRST_LEASE_NS
         if waited or not self.servers.missing:
-            self._changes = decisions.first_changes(self.state, self.servers)
+            self._changes = membership_rules.first_changes(self.state, self.servers)
 
     def _finalize(self) -> None:
-        finalized = decisions.finalized(self.state, self.servers)
+        finalized = membership_rules.finalized(self.state, self.servers)
         if finalized > self.state.finalized:
             self._out.append(Propose(SetFinalized(finalized).encode()))
 
@@ -472,7 +474,7 @@ class MembershipService:
 
     def _change_members(self) -> None:
         self._stragglers.park(self._now, len(self._live))
-        self._changes = decisions.member_changes(
+        self._changes = membership_rules.member_changes(
             self.state, self.servers, self._stragglers, self._now
         )
 

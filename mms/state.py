@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from mms import history
+from mms import lease_history
 from mms.commands import (
     Barrier,
     CreateCluster,
@@ -30,22 +30,15 @@ from mms.commands import (
     SetTrim,
     decode_command,
 )
-from ziplog.gsn import MAX_ROUND
+from ziplog.core.gsn import MAX_ROUND
+from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Placement, ShardState, run_of
 from ziplog.types import Durability, Gsn, ShardId, View
-from ziplog.view import (
-    NO_DIGEST,
-    Lease,
-    LeaseRun,
-    Placement,
-    ShardState,
-    run_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mms.commands import Refusal
-    from ziplog.view import Replica
+    from ziplog.core.view import Replica
 
 #: Positions in a lease: even a new one every 10 ms lasts eleven years (D32).
 MAX_LEASE_SIZE: Final = 2**28
@@ -409,7 +402,7 @@ class ClusterState:
         self.losses, self.durability = found.losses, found.durability
         self.retired = {one.shard: one for one in found.retired}
         kept = self.runs[-1].last.number - _KEPT_DIGESTS if self.runs else 0
-        newest = islice(self.runs, history.index_of(self.runs, kept + 1), None)
+        newest = islice(self.runs, lease_history.index_of(self.runs, kept + 1), None)
         self._digests = {
             lease.number: lease.digest for run in newest for lease in (run.first, run.last)
         }
@@ -437,18 +430,18 @@ class ClusterState:
 
         If they do not fit a message, the oldest of them.
         """
-        return history.following(self.runs, number, digest)
+        return lease_history.following(self.runs, number, digest)
 
     def first_needed(self, number: int, gsn: int) -> LeaseRun | None:
         """Return the run from which on a server needs the leases, if it is not the next one.
 
         The server holds leases up to `number` (0: none), and its log is stable up to `gsn`.
         """
-        return history.first_needed(self.runs, number, gsn)
+        return lease_history.first_needed(self.runs, number, gsn)
 
     def numbered(self, number: int) -> Lease:
         """Return lease `number`, or the nearest one to it; the digest it names may be forgotten."""
-        run = self.runs[min(history.index_of(self.runs, number), len(self.runs) - 1)]
+        run = self.runs[min(lease_history.index_of(self.runs, number), len(self.runs) - 1)]
         number = min(max(number, run.first.number), run.last.number)
         return run.numbered(number, self._digests.get(number - 1, NO_DIGEST))
 
@@ -457,25 +450,27 @@ class ClusterState:
 
         Empty if nobody was ever given it. If they do not fit a message, the oldest of them.
         """
-        return history.fitting(islice(self.runs, history.index_after(self.runs, gsn), None))
+        return lease_history.fitting(
+            islice(self.runs, lease_history.index_after(self.runs, gsn), None)
+        )
 
     def runs_until(self, gsn: int, leases: int) -> list[LeaseRun]:
         """Return whole runs: those that hold the last `leases` leases before `gsn`, or more.
 
         If they do not fit a message, the newest of them.
         """
-        return history.until(self.runs, gsn, leases)
+        return lease_history.until(self.runs, gsn, leases)
 
     def lease_at(self, gsn: int) -> Lease | None:
         """Return the lease that holds `gsn`; None if it is trimmed or was never given out."""
-        index = history.index_after(self.runs, gsn)
+        index = lease_history.index_after(self.runs, gsn)
         if index == len(self.runs) or gsn < self.runs[index].first.base:
             return None
         return self.runs[index].lease_at(gsn)
 
     def next_owned(self, shard: int, gsn: int) -> int:
         """Return the first gsn at or after `gsn` that a shard was given; if none, behind all."""
-        for run in islice(self.runs, history.index_after(self.runs, gsn), None):
+        for run in islice(self.runs, lease_history.index_after(self.runs, gsn), None):
             # All leases of a run are alike: if the rest of one and the next have none, none has.
             for _ in range(2):
                 if gsn < run.last.stop:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mms import decisions
+from mms import membership_rules
 from mms.servers import UP_NS
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from mms.commands import RecordLoss
-    from mms.handlers import Handlers
+    from mms.failure_handlers import Handlers
     from mms.servers import Server, Servers
     from mms.state import ClusterState
     from ziplog.config import ClusterConfig
-    from ziplog.view import Lease, Placement
+    from ziplog.core.view import Lease, Placement
     from ziplog.wire import Heartbeat
 
 #: Of the shards that one holds back, so many are named, among the last so many heard before it.
@@ -127,7 +127,7 @@ def blockers(state: ClusterState, servers: Servers, now: int) -> dict[int, list[
         shard: frontier
         if state.placements[shard].state == "live"
         else state.next_owned(shard, frontier)
-        for shard, frontier in decisions.frontiers(state, servers).items()
+        for shard, frontier in membership_rules.frontiers(state, servers).items()
     }
     spoke = sorted(
         (

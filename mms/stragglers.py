@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ziplog.view import Lease
+    from ziplog.core.view import Lease
 
 _MS: Final = 1_000_000
 _S: Final = 1000 * _MS

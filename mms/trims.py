@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
-from mms import decisions
+from mms import membership_rules
 from mms.commands import SetTrim
 from mms.proposals import RETRY_NS
 from mms.servers import SUSPECT_NS
-from ziplog.node import Propose, Send
+from ziplog.core.node import Propose, Send
 from ziplog.wire import TrimReply, Want
 
 if TYPE_CHECKING:
     from mms.servers import Servers
     from mms.state import ClusterState
-    from ziplog.node import Effect
+    from ziplog.core.node import Effect
 
 _S: Final = 1_000_000_000
 _GIVE_UP_NS: Final = 30 * _S
@@ -101,7 +101,7 @@ class Trims:
 
     def _behind(self, gsn: int) -> list[int]:
         """Return the shards that may own a position below `gsn` that is not stable."""
-        known = decisions.frontiers(self._state, self._servers)
+        known = membership_rules.frontiers(self._state, self._servers)
         return [shard for shard, frontier in known.items() if frontier < gsn]
 
     def _commit(self, trim: _Trim, now: int) -> list[Effect]:

@@ -15,12 +15,12 @@ from __future__ import annotations
 from math import frexp, gcd, sqrt
 from typing import TYPE_CHECKING, Final
 
-from ziplog.gsn import MAX_ROUND
+from ziplog.core.gsn import MAX_ROUND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ziplog.view import Member
+    from ziplog.core.view import Member
 
 #: Below this rate, in records a second, shards count as equally slow.
 _SLOW: Final = 64

@@ -335,8 +335,7 @@ def idle(seconds: float) -> Figures:
 def membership(seconds: float) -> Figures:
     """The membership service with emulated shards: without sockets, and for real."""
     import emulation  # noqa: PLC0415  nothing else here needs it
-
-    from mms.emulation import measure  # noqa: PLC0415  the same
+    from measuring.service_emulation import measure  # noqa: PLC0415  the same
 
     return {
         "without_sockets": {str(shards): measure(shards, seconds) for shards in (100, 1000, 4000)},

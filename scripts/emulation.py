@@ -33,14 +33,14 @@ from measuring.windows import percentile
 from measuring.zmtp import Dealer
 
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
-from ziplog.runtime.journal import HEADER_BYTES
-from ziplog.view import NO_DIGEST, unfold
+from ziplog.core.view import NO_DIGEST, unfold
+from ziplog.raft.journal import HEADER_BYTES
 from ziplog.wire import Heartbeat, LeaseAnnounced, Rate, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ziplog.view import Lease
+    from ziplog.core.view import Lease
 
 _S: Final = 1_000_000_000
 _MS: Final = 1_000_000
@@ -250,7 +250,8 @@ class Fleet:
         for index in range(shards * replicas):
             self._add(Server(index, index // replicas, Dealer("127.0.0.1", port)))
             self._listen(0)  # who does not answer a PING is cut off
-        # As shard/heartbeat.py has it: backups once a second, primaries four times, if not many.
+        # As shard/membership/heartbeat.py has it: backups once a second, primaries four times, if
+        # not many.
         watched_ns = min(_S, _S // 4 * max(shards, 1000) // 1000)
         self._period: Final = [
             _S if index % replicas else watched_ns for index in range(len(self.servers))

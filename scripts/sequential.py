@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from multiprocessing.connection import Connection
 
-    from ziplog.client.leases import LeaseMap
+    from ziplog.client.common.lease_map import LeaseMap
 
 Figures = dict[str, Any]
 

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from shard.archive.board import Board
-from shard.archive.keeper import Keeper, Known
-from shard.datadir import DataDirectory
+from shard.archive.shared_state import Board
+from shard.archive.supervisor import Keeper, Known
 from shard.replica import Replica, ReplicaConfig
-from shard.segments import SegmentStore
-from shard.store import FullError
-from ziplog import view
+from shard.storage.data_directory import DataDirectory
+from shard.storage.segment_store import SegmentStore
+from shard.storage.store import FullError
 from ziplog.config import load
+from ziplog.core import view
+from ziplog.core.node import ArchiveOpened
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
-from ziplog.node import ArchiveOpened
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
-from ziplog.runtime.tracing import configure
+from ziplog.runtime.process_logging import configure
 from ziplog.runtime.transport import Transport
 from ziplog.wire import Limits
 

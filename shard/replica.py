@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from crc32c import crc32c
 
-from shard.admission import accepts, may_open, put_off, take
-from shard.backup import Backup
-from shard.checkpoint import save, start
-from shard.departure import Departure
-from shard.health import STALE_NS, Health
-from shard.heartbeat import Heart
-from shard.joining import serve
-from shard.lag import LagFix
-from shard.marks import Marks
-from shard.membership import Membership
-from shard.primary import Primary
-from shard.rate import Rates
-from shard.readers import Readers
-from shard.recovery import Recovery
-from shard.repair import Repair
-from shard.state import ReplicaConfig, ReplicaState
-from ziplog.node import (
+from shard.membership.draining import Departure
+from shard.membership.heartbeat import Heart
+from shard.membership.lease_updates import Membership
+from shard.ordering.admission import accepts, may_open, put_off, take
+from shard.ordering.backup import Backup
+from shard.ordering.lag_fix import LagFix
+from shard.ordering.primary import Primary
+from shard.ordering.rate import Rates
+from shard.recovery.checkpoint import save, start
+from shard.recovery.failure_detector import STALE_NS, Health
+from shard.recovery.participant import Recovery
+from shard.recovery.peer_repair import Repair
+from shard.recovery.state_transfer import serve
+from shard.recovery.watermark_records import Marks
+from shard.serving.readers import Readers
+from shard.state.replica_state import ReplicaConfig, ReplicaState
+from ziplog.core.node import (
     ArchiveOpened,
     Complain,
     Connect,
@@ -76,11 +76,11 @@ from ziplog.wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shard.guesses import Guesses
-    from shard.sessions import HeldUnit
-    from shard.store import Store
+    from shard.state.guesses import Guesses
+    from shard.state.sessions import HeldUnit
+    from shard.storage.store import Store
+    from ziplog.core.message import Message
     from ziplog.segments.entry import Entry
-    from ziplog.wire import Message
 
 __all__ = ["Replica", "ReplicaConfig"]
 
@@ -164,7 +164,7 @@ class Replica:
     # --- the one door ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.node`."""
+        """Take one event; see `ziplog.core.node`."""
         if now - self._now > STALE_NS:
             self._health.missed(now)
             self._state.sessions.forgive(now)

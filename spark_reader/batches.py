@@ -19,15 +19,15 @@ import pyarrow as pa
 from pyarrow import compute
 
 from spark_reader import schema
-from spark_reader.repeats import gsns_of
+from spark_reader.deduplication import gsns_of
 from ziplog.errors import ConfigError
-from ziplog.segments.rows import layout
+from ziplog.segments.blocks import layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from spark_reader.options import Options
-    from ziplog.segments.rows import Block, Layout
+    from ziplog.segments.blocks import Block, Layout
 
 MAX_ROWS: Final = 65_536
 #: A key that is stored once for many rows is there for each of them in a batch.

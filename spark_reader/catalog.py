@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_reader.extras import require
+from spark_reader.optional_dependencies import require
 from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:

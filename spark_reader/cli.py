@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from spark_reader import options
-from spark_reader.extras import require
 from spark_reader.formats import COMPRESSIONS, Compression, Format
+from spark_reader.optional_dependencies import require
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Timeout, say
 from ziplog.errors import ConfigError
 

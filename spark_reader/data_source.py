@@ -22,12 +22,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from spark_reader.clean_errors import plainly
 from spark_reader.options import parse
-from spark_reader.plainly import plainly
 from spark_reader.schema import DEFAULT, projection
 from spark_reader.sources import source_of
 from spark_reader.tasks import Share, read_share, shared_out
-from spark_reader.workers import spare_modules
+from spark_reader.worker_state import spare_modules
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
-from spark_reader.repeats import gsns_of
+from spark_reader.deduplication import gsns_of
 from ziplog.errors import ConfigError
-from ziplog.segments.rows import layout
+from ziplog.segments.blocks import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from spark_reader.planning import Piece
-    from ziplog.segments.rows import Block
+    from ziplog.segments.blocks import Block
 
 #: Behind every epoch.
 _NEVER: Final = 2**64

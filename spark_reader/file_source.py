@@ -19,19 +19,19 @@ from spark_reader.options import PATH, STOP, Options
 from spark_reader.planning import cut
 from spark_reader.reading import Replicas, Session, first_block, fuller, in_blocks
 from ziplog.config import load
+from ziplog.core.writer_table import Writers
 from ziplog.errors import ConfigError, UnavailableError
-from ziplog.segments.archive import Archive
+from ziplog.segments.block_reader import Archive
+from ziplog.segments.buffer_pool import ReadMemory
 from ziplog.segments.entry import UnreadableError
 from ziplog.segments.identity import IDENTITY_FILE, Identity, decode_identity
-from ziplog.segments.memory import ReadMemory
-from ziplog.segments.writers import Writers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from spark_reader.planning import Piece
     from spark_reader.reading import Pinned
-    from ziplog.segments.rows import Block
+    from ziplog.segments.blocks import Block
 
 _CLUSTER_FILE: Final = "cluster.toml"
 _SEGMENTS: Final = "segments"

@@ -19,11 +19,11 @@ import ziplog
 from spark_reader.options import SERVERS, Options
 from spark_reader.planning import cut
 from spark_reader.reading import Replicas, Session, first_block, fuller, in_blocks
+from ziplog.archive.client import ArchiveClient
 from ziplog.client import arguments
+from ziplog.core.writer_table import Writers
 from ziplog.errors import ClosedError, NoSuchRecordError, TrimmedError, UnavailableError
-from ziplog.runtime.archive import ArchiveClient
-from ziplog.segments.memory import ReadMemory
-from ziplog.segments.writers import Writers
+from ziplog.segments.buffer_pool import ReadMemory
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from spark_reader.planning import Piece
     from spark_reader.reading import Pinned
-    from ziplog.segments.rows import Block
+    from ziplog.segments.blocks import Block
 
 _T = TypeVar("_T")
 #: Host and port.

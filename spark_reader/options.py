@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import msgspec
 
-from spark_reader.names import nearest
+from spark_reader.suggestions import nearest
 from ziplog.errors import ConfigError
 from ziplog.types import RecordId
 

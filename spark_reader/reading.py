@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from spark_reader.batches import Batches
+from spark_reader.deduplication import Repeats
 from spark_reader.options import FIRST_EPOCH, LAST_EPOCH
-from spark_reader.repeats import Repeats
 from ziplog.errors import ConfigError, TrimmedError
-from ziplog.segments.rows import BLOCK_BYTES, Block, block_of_units
+from ziplog.segments.blocks import BLOCK_BYTES, Block, block_of_units
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from spark_reader.batches import Wanted
     from spark_reader.options import Options
     from spark_reader.planning import Piece
-    from ziplog.segments.memory import ReadMemory
-    from ziplog.segments.writers import Writers
-    from ziplog.wire import Unit
+    from ziplog.core.entries import Unit
+    from ziplog.core.writer_table import Writers
+    from ziplog.segments.buffer_pool import ReadMemory
 
 
 class Pinned(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from spark_reader.names import nearest
+from spark_reader.suggestions import nearest
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_reader import admission
-from spark_reader.plainly import plainly
+from spark_reader.clean_errors import plainly
 from spark_reader.sources import source_of
 from spark_reader.tasks import Share, read_share, shared_out
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from spark_reader.ahead import ahead
 from spark_reader.planning import pack
+from spark_reader.prefetch import ahead
 from spark_reader.sources import wanted
-from spark_reader.workers import read_memory, spare_modules
+from spark_reader.worker_state import read_memory, spare_modules
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence

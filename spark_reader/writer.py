@@ -19,10 +19,10 @@ from pyspark.sql.datasource import (
 
 import ziplog
 from spark_reader import write_options
+from spark_reader.clean_errors import plainly
 from spark_reader.inserting import insert_batches
 from spark_reader.placement import Placement, check_policy, members
-from spark_reader.plainly import plainly
-from spark_reader.workers import spare_modules
+from spark_reader.worker_state import spare_modules
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from tests.world import CLUSTER, MS, S, shard_names
 from ziplog import wire
-from ziplog.node import Effect, Event, Received, Send, Wakeup
+from ziplog.core.entries import Body, decode_body, encode_body
+from ziplog.core.node import Effect, Event, Received, Send, Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from random import Random
 
     from tests.world import World
-    from ziplog.view import LeaseRun
+    from ziplog.core.view import LeaseRun
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Client:
         self._next_seq[shard] = seq + 1
         payloads = [payload or b"%s/%d/%d/%d" % (self.name.encode(), shard, seq, i)
                     for i in range(count)]  # fmt: skip
-        body = wire.encode_body(wire.Body(seq, None, payloads))
+        body = encode_body(Body(seq, None, payloads))
         job = Job(shard, seq, after, follows, count, body, abandoned=abandon)
         job.retry_at = world.now + self.retry_ns
         self.jobs[shard, seq] = job
@@ -217,7 +218,7 @@ class Reader:
             return message.start > self.frontier
         assert message.frontier >= message.start, "a frontier went back"
         for unit in message.units:
-            body = wire.decode_body(unit.body, len(unit.gsns))
+            body = decode_body(unit.body, len(unit.gsns))
             rows = zip(unit.gsns, body.payloads, strict=True)
             self.delivered += [row for row in rows if row[0] >= self.start]
             self.used += len(unit.body) + 64

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from shard.replica import Replica
 from tests.world import shard_names
-from ziplog import wire
+from ziplog.core.entries import Place, Skip, decode_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tests.actors import Client, Job, Reader
     from tests.world import World
+    from ziplog.core.view import LeaseRun
     from ziplog.segments.entry import Entry
-    from ziplog.view import LeaseRun
 
 
 def replicas_of(world: World, shard: int, f: int) -> list[Replica]:
@@ -32,13 +32,13 @@ def decided(world: World, name: str) -> list[Entry]:
     return [entry for entry in world.stores[name].history if entry.fseq]
 
 
-def places(world: World, name: str) -> list[wire.Place]:
-    return [e.decision for e in decided(world, name) if isinstance(e.decision, wire.Place)]
+def places(world: World, name: str) -> list[Place]:
+    return [e.decision for e in decided(world, name) if isinstance(e.decision, Place)]
 
 
 def check_held(world: World, client: Client, jobs: Iterable[Job]) -> None:
     """AckedStays: every replica holds a completed unit where the client was told, now."""
-    by_unit: dict[str, dict[tuple[bytes, int], list[wire.Place]]] = {}
+    by_unit: dict[str, dict[tuple[bytes, int], list[Place]]] = {}
     for job in jobs:
         assert job.gsns is not None
         for name in shard_names(job.shard, client.f):
@@ -114,11 +114,11 @@ def _check_positions(shard: int, truth: Sequence[Entry], runs: Sequence[LeaseRun
     end = 1
     for entry in truth:
         decision = entry.decision
-        if isinstance(decision, wire.Skip):
+        if isinstance(decision, Skip):
             assert end <= decision.start < decision.stop
             assert all(owner(gsn) != shard for gsn in range(end, decision.start))
             end = decision.stop
-        elif isinstance(decision, wire.Place):
+        elif isinstance(decision, Place):
             run = next(run for run in runs if decision.gsns[0] < run.last.stop)
             lease = run.lease_at(decision.gsns[0])
             assert all(lease.owner(gsn) == shard for gsn in decision.gsns), "not its own position"
@@ -130,7 +130,7 @@ def _check_positions(shard: int, truth: Sequence[Entry], runs: Sequence[LeaseRun
             end = decision.gsns[-1] + 1
 
 
-def _check_jobs(client: Client, shard: int, placed: dict[tuple[bytes, int], wire.Place]) -> None:
+def _check_jobs(client: Client, shard: int, placed: dict[tuple[bytes, int], Place]) -> None:
     for (at, seq), job in client.jobs.items():
         place = placed.get((client.id, seq)) if at == shard else None
         if place is None:
@@ -149,7 +149,7 @@ def check_reader(world: World, reader: Reader) -> None:
     primary = reader.server.rsplit("-", 1)[0] + "-0"
     log: list[tuple[int, bytes]] = []
     for place in places(world, primary):
-        body = wire.decode_body(place.body or b"", len(place.gsns))
+        body = decode_body(place.body or b"", len(place.gsns))
         log += zip(place.gsns, body.payloads, strict=True)
     expected = [row for row in log if row[0] >= reader.start]
     if reader.trimmed is not None:

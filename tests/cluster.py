@@ -15,8 +15,8 @@ from mms.state import ClusterState
 from shard.replica import Replica, ReplicaConfig
 from tests.world import MS, S, World, address, shard_names
 from ziplog import policy
-from ziplog.client.core import ClientCore
-from ziplog.client.requests import (
+from ziplog.client.client_node import ClientCore
+from ziplog.client.common.requests import (
     NEVER,
     ConnectRequest,
     FetchRequest,
@@ -27,7 +27,7 @@ from ziplog.client.requests import (
     TrimRequest,
 )
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
-from ziplog.node import Call, Committed, LeaderChanged, Restored
+from ziplog.core.node import Call, Committed, LeaderChanged, Restored
 from ziplog.types import RID_GENESIS, Record, RecordId
 from ziplog.wire import Limits
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tests.world import Link
-    from ziplog.client.requests import Policy
+    from ziplog.client.common.requests import Policy
     from ziplog.types import Durability
 
 COMMIT = MS // 2

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from ziplog import growth
+from ziplog.deploy import new_shard
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -27,7 +27,7 @@ settings.load_profile("untimed")
 # A port that is free is not taken yet: each worker looks among its own.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-growth._FREE_PORTS = growth._FREE_PORTS[_WORKER % _WORKERS :: _WORKERS]  # type: ignore[misc]
+new_shard._FREE_PORTS = new_shard._FREE_PORTS[_WORKER % _WORKERS :: _WORKERS]  # type: ignore[misc]
 
 #: Modules whose tests share the Spark session, so are a group.
 _SPARK = re.compile(r"tests/spark_reader/test_(spark_\w+|faults|catalog)\.py::")

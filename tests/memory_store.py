@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import takewhile
 
-from shard.store import mark_of_reset
-from shard.stream import end_of
+from shard.state.decision_log import end_of
+from shard.storage.store import mark_of_reset
 from ziplog import wire
+from ziplog.core.entries import Expire, Place, SessionTable, Skip
 from ziplog.segments.entry import Entry, Mark, Table, TablePart, UnreadableError
 
 
@@ -23,7 +24,7 @@ class MemoryStore:
         self.history: list[Entry] = []
         self._ends: list[int] = []
         #: Parts of tables: the last entry before each, its number, and whether it is the last.
-        self._tables: list[tuple[int, int, bool, list[wire.SessionTable]]] = []
+        self._tables: list[tuple[int, int, bool, list[SessionTable]]] = []
         self.last_fseq = 0
         self.last_view = 0
         self.last_end = self._base = 1
@@ -59,7 +60,7 @@ class MemoryStore:
         assert entry.view >= self.last_view, "a view went backwards"
         self.last_fseq, self.last_view = entry.fseq, entry.view
         self.log.append(entry)
-        if not isinstance(entry.decision, wire.Expire):
+        if not isinstance(entry.decision, Expire):
             self.entries.append(entry)
             self.last_end = end_of(entry, 0)
             self._ends.append(self.last_end)
@@ -75,11 +76,11 @@ class MemoryStore:
         start = max(fseq + 1 - self.first_fseq, 0)
         return self._readable(within(self.log[start:], limit_bytes))
 
-    def last_table(self) -> tuple[int, list[wire.SessionTable]]:
+    def last_table(self) -> tuple[int, list[SessionTable]]:
         parts = self._whole(self.last_fseq)
         return (parts[0][0] if parts else 0), [table for *_, tables in parts for table in tables]
 
-    def _whole(self, fseq: int) -> list[tuple[int, int, bool, list[wire.SessionTable]]]:
+    def _whole(self, fseq: int) -> list[tuple[int, int, bool, list[SessionTable]]]:
         """Return the parts of the last table that ends at an entry, or before."""
         ends = [i for i, part in enumerate(self._tables) if part[2] and part[0] <= fseq]
         if not ends:
@@ -97,9 +98,9 @@ class MemoryStore:
         decision = entry.decision
         if entry.fseq in self.damaged:
             raise UnreadableError(f"entry {entry.fseq} is damaged")
-        if isinstance(decision, wire.Place):
+        if isinstance(decision, Place):
             return entry if gsn in decision.gsns else None
-        assert isinstance(decision, wire.Skip)
+        assert isinstance(decision, Skip)
         return entry if decision.start <= gsn < decision.stop else None
 
     def scan(self, gsn: int, limit_bytes: int) -> list[Entry]:
@@ -128,7 +129,7 @@ class MemoryStore:
 
     def last_record_below(self, gsn: int) -> int:
         for entry in reversed(self.entries):
-            if isinstance(entry.decision, wire.Place):
+            if isinstance(entry.decision, Place):
                 below = [g for g in entry.decision.gsns if g < gsn]
                 if below:
                     return below[-1]
@@ -154,7 +155,7 @@ class MemoryStore:
         self._tables = [part for part in self._tables if part[0] <= fseq]
         while self.entries and self.entries[-1].fseq > fseq:
             del self.entries[-1], self._ends[-1]
-        decided = [e for e in self.history if isinstance(e.decision, wire.Place | wire.Skip)]
+        decided = [e for e in self.history if isinstance(e.decision, Place | Skip)]
         self.last_end = end_of(decided[-1], 0) if decided else self._base
 
     def reset(self, fseq: int, gsn: int) -> None:
@@ -199,7 +200,7 @@ class MemoryStore:
 def weight_of(step: tuple[int, object]) -> int:
     """Return about how many bytes a decision takes."""
     decision = step[1]
-    return 64 + (len(decision.body or b"") if isinstance(decision, wire.Place) else 0)
+    return 64 + (len(decision.body or b"") if isinstance(decision, Place) else 0)
 
 
 def within(entries: list[Entry], limit_bytes: int) -> list[Entry]:
@@ -207,7 +208,7 @@ def within(entries: list[Entry], limit_bytes: int) -> list[Entry]:
     result: list[Entry] = []
     for entry in entries:
         result.append(entry)
-        if isinstance(entry.decision, wire.Place):
+        if isinstance(entry.decision, Place):
             limit_bytes -= len(entry.decision.body or b"") + 9 * (len(entry.decision.gsns) - 1)
         if limit_bytes <= 0:
             break

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from ziplog.config import ClusterConfig
-    from ziplog.wire import Message
+    from ziplog.core.message import Message
 
 _DEADLINE_S = 30.0
 _PAUSE_NS = 50_000_000

@@ -25,7 +25,7 @@ from tests.world import (
     shard_names,
 )
 from ziplog import wire
-from ziplog.view import LeaseRun, run_of
+from ziplog.core.view import LeaseRun, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

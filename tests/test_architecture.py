@@ -9,8 +9,6 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "ziplog", "mms", "failure_handler", "shard", "logdb", "spark_reader", "pyspark_ziplog",
@@ -22,33 +20,24 @@ EVERYTHING = SOURCES + sorted(
 MAX_FUNCTION_LINES = 70
 MAX_MODULE_LINES = 600
 MAX_DOCSTRING_LINES = 15
+#: Packages and modules whose work is input and output; everything else is pure.
 DOES_IO = {
     "logdb.aio",
+    "logdb.cli.commands",
     "logdb.client.asynchronous",
     "logdb.client.blocking",
-    "logdb.client.caller",
+    "logdb.client.engines",
     "logdb.client.rows",
-    "logdb.cli.commands",
+    "logdb.coordinator.progress",
     "logdb.defaults",
     "logdb.embedded",
-    "logdb.coordinator.progress",
-    "mms.emulation",
-    "shard.datadir",
-    "shard.files",
-    "shard.flusher",
-    "shard.lookup",
-    "shard.mending",
-    "ziplog.segments.archive",
-    "ziplog.segments.directory",
-    "ziplog.segments.memory",
-    "ziplog.segments.segment",
-    "shard.archive.board",
-    "shard.archive.keeper",
-    "shard.archive.maker",
-    "shard.archive.pace",
-    "shard.archive.server",
-    "shard.segments",
-    "spark_reader.ahead",
+    "shard.archive",
+    "shard.storage.data_directory",
+    "shard.storage.flusher",
+    "shard.storage.segment_files",
+    "shard.storage.segment_reader",
+    "shard.storage.segment_rewrite",
+    "shard.storage.segment_store",
     "spark_reader.catalog",
     "spark_reader.cli",
     "spark_reader.data_source",
@@ -58,50 +47,62 @@ DOES_IO = {
     "spark_reader.inserting",
     "spark_reader.log_source",
     "spark_reader.placement",
+    "spark_reader.prefetch",
     "spark_reader.ranges",
     "spark_reader.sources",
     "spark_reader.stream",
     "spark_reader.tasks",
+    "spark_reader.worker_state",
     "spark_reader.write_options",
-    "spark_reader.workers",
     "spark_reader.writer",
+    "ziplog.aio",
+    "ziplog.archive",
+    "ziplog.cli",
     "ziplog.client.arguments",
     "ziplog.client.asynchronous",
     "ziplog.client.blocking",
-    "ziplog.client.engine",
-    "ziplog.client.loop",
-    "ziplog.client.scans",
-    "ziplog.client.signals",
-    "ziplog.client.threads",
+    "ziplog.client.engines",
+    "ziplog.client.scan_iterators",
+    "ziplog.config",
+    "ziplog.demo",
+    "ziplog.deploy",
+    "ziplog.local",
+    "ziplog.policy",
+    "ziplog.raft",
+    "ziplog.runtime",
+    "ziplog.segments.block_reader",
+    "ziplog.segments.buffer_pool",
+    "ziplog.segments.directory",
+    "ziplog.segments.segment",
+    "ziplog.testing",
 }
 #: Who may read which clock of `time`; nodes, and all that is compared with what a node measures,
 #: use `ziplog.runtime.clock`. `monotonic`: how long the process itself waits; it stands still while
 #: the machine is suspended. `time`: what time of day it is, which an operator may set back.
 CLOCKS = {
-    "logdb/client/caller.py": {"time_ns"},
+    "logdb/client/engines.py": {"time_ns"},
     "logdb/coordinator/progress.py": {"monotonic"},
     "logdb/embedded.py": {"monotonic"},
-    "mms/emulation.py": {"process_time"},
-    "shard/archive/keeper.py": {"monotonic"},
-    "shard/archive/pace.py": {"monotonic", "thread_time", "time"},
-    "shard/flusher.py": {"monotonic"},
+    "shard/archive/supervisor.py": {"monotonic"},
+    "shard/archive/throttle.py": {"monotonic", "thread_time", "time"},
+    "shard/storage/flusher.py": {"monotonic"},
     "spark_reader/stream.py": {"monotonic"},
     "ziplog/cli/servers.py": {"monotonic"},
     "ziplog/cli/shards.py": {"monotonic"},
     "ziplog/client/arguments.py": {"time_ns"},
-    "ziplog/client/threads.py": {"monotonic"},
+    "ziplog/client/engines/blocking_engine.py": {"monotonic"},
     "ziplog/demo/inserter.py": {"perf_counter_ns"},
     "ziplog/demo/parts.py": {"monotonic"},
     "ziplog/demo/run.py": {"monotonic"},
-    "ziplog/growth.py": {"monotonic"},
+    "ziplog/deploy/new_shard.py": {"monotonic"},
     "ziplog/local.py": {"monotonic"},
     "ziplog/runtime/clock.py": {"clock_gettime_ns", "monotonic_ns"},
-    "ziplog/runtime/floods.py": {"monotonic_ns", "thread_time_ns"},
-    "ziplog/runtime/links.py": {"monotonic"},
-    "ziplog/runtime/receive.py": {"monotonic"},  # the clock of PySyncObj's timers
+    "ziplog/runtime/receive_limits.py": {"monotonic_ns", "thread_time_ns"},
+    "ziplog/raft/connections.py": {"monotonic"},
+    "ziplog/raft/raft_node.py": {"monotonic"},  # the clock of PySyncObj's timers
     "ziplog/segments/directory.py": {"time_ns"},
-    "ziplog/supervision.py": {"monotonic_ns"},
-    "ziplog/supervisor.py": {"monotonic", "monotonic_ns"},
+    "ziplog/deploy/supervisor_thread.py": {"monotonic_ns"},
+    "ziplog/deploy/supervisor.py": {"monotonic", "monotonic_ns"},
 }
 _READS_A_CLOCK = {
     *(
@@ -149,18 +150,6 @@ def length_without_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> in
     return node.end_lineno - node.lineno + 1 - docstring
 
 
-def test_every_import_obeys_the_layers() -> None:
-    command = [
-        sys.executable,
-        "-c",
-        "from importlinter.cli import lint_imports_command as run; run()",
-    ]
-    done = subprocess.run(
-        [*command, "--no-cache"], check=False, cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def clocks_of(module: ast.Module) -> set[str]:
     """Return the clocks of `time` and `datetime` that a module reads."""
     found = {
@@ -184,29 +173,18 @@ def test_only_these_modules_read_these_clocks() -> None:
 def test_every_module_beside_a_protocol_is_held_to_purity_or_known_to_do_io() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     (pure,) = (entry for entry in contracts["contracts"] if entry["id"] == "pure")
-    folders = {
-        ROOT / name
-        for name in (
-            "shard",
-            "shard/archive",
-            "mms",
-            "failure_handler",
-            "logdb",
-            "logdb/cleaner",
-            "logdb/cli",
-            "logdb/client",
-            "logdb/coordinator",
-            "spark_reader",
-            "ziplog/client",
-            "ziplog/segments",
-        )
-    }
+    held = tuple(name.removesuffix(".*") for name in pure["source_modules"])
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in SOURCES
-        if path.parent in folders and not path.name.startswith("__")
+        if not path.name.startswith("__") and path.relative_to(ROOT).parts[0] != "pyspark_ziplog"
     }
-    assert modules - set(pure["source_modules"]) == DOES_IO
+    impure = {name for name in modules if not f"{name}.".startswith(tuple(f"{h}." for h in held))}
+    known = tuple(f"{name}." for name in DOES_IO)
+    assert {name for name in impure if not f"{name}.".startswith(known)} == set()
+    assert {
+        name for name in DOES_IO if not any(f"{m}.".startswith(f"{name}.") for m in impure)
+    } == set()
 
 
 def test_every_package_is_known_and_says_that_it_is_typed() -> None:
@@ -216,39 +194,38 @@ def test_every_package_is_known_and_says_that_it_is_typed() -> None:
     assert [name for name in PACKAGES if not (ROOT / name / "py.typed").is_file()] == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_no_function_is_long(path: Path) -> None:
+def test_no_function_is_long() -> None:
     long = {
-        node.name: length_without_docstring(node)
+        f"{name_of(path)}: {node.name}": length_without_docstring(node)
+        for path in SOURCES
         for node in functions(parse(path))
         if length_without_docstring(node) > MAX_FUNCTION_LINES
     }
     assert not long
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_no_module_is_long(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_MODULE_LINES
+def test_no_module_is_long() -> None:
+    lines = {name_of(path): path.read_text(encoding="utf-8").count("\n") for path in SOURCES}
+    assert not {name: count for name, count in lines.items() if count > MAX_MODULE_LINES}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_every_module_says_what_it_is(path: Path) -> None:
-    if not path.read_text(encoding="utf-8").strip():
-        pytest.skip("the file is empty")
-    docstring = ast.get_docstring(parse(path))
-    assert docstring
-    assert len(docstring.splitlines()) <= MAX_DOCSTRING_LINES
+def test_every_module_says_what_it_is() -> None:
+    docstrings = {
+        name_of(path): ast.get_docstring(parse(path)) or ""
+        for path in SOURCES
+        if path.read_text(encoding="utf-8").strip()
+    }
+    lengths = {name: len(text.splitlines()) for name, text in docstrings.items()}
+    assert not {name for name, lines in lengths.items() if not 1 <= lines <= MAX_DOCSTRING_LINES}
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=name_of)
-def test_nothing_can_run_code_that_a_peer_sent(path: Path) -> None:
-    assert not imported(parse(path)) & RUNS_FOREIGN_CODE
+def test_nothing_can_run_code_that_a_peer_sent() -> None:
+    assert not {name_of(path) for path in EVERYTHING if imported(parse(path)) & RUNS_FOREIGN_CODE}
 
 
 def test_only_the_adapter_knows_the_consensus_library() -> None:
     users = {name_of(path) for path in SOURCES if "pysyncobj" in imported(parse(path))}
-    adapter = ("raft", "binding", "receive", "links")
-    assert users <= {f"ziplog/runtime/{name}.py" for name in adapter}
+    assert all(user.startswith("ziplog/raft/") for user in users), users
 
 
 def test_only_the_runtime_knows_the_socket_library() -> None:

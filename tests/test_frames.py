@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from failure_handler.service import MAX_ORDERS
 from logdb import wire as kv
-from logdb.coordinator.answers import MAX_ROWS, MAX_VALUE_BYTES
+from logdb.coordinator.queries import MAX_ROWS, MAX_VALUE_BYTES
 from logdb.records import MAX_KEY_BYTES, Entry, KeyRead
 from mms.commands import PlaceShard, RecordLoss, decode_refusal
 from mms.service import MembershipService
@@ -25,27 +25,39 @@ from mms.state import (
     ClusterState,
     _Snapshot,
 )
-from shard.admission import MAX_UNIT_BYTES
-from shard.epochs import EpochClock
-from shard.primary import MAX_FORWARD_BYTES, MAX_FORWARD_DECISIONS, MAX_UNSTABLE_RECORDS
-from shard.readers import MAX_DELIVER_BYTES, UNIT_OVERHEAD_BYTES
+from shard.ordering.admission import MAX_UNIT_BYTES
+from shard.ordering.primary import MAX_FORWARD_BYTES, MAX_FORWARD_DECISIONS, MAX_UNSTABLE_RECORDS
+from shard.serving.readers import MAX_DELIVER_BYTES, UNIT_OVERHEAD_BYTES
+from shard.state.epoch_clock import EpochClock
 from tests.mms.world import CLUSTER, S, config
 from ziplog import wire
-from ziplog.gsn import MAX_ROUND
-from ziplog.node import Broadcast, Committed, LeaderChanged, Propose, Received, Restored, Send
+from ziplog.core.entries import Decision, Place, Unit
+from ziplog.core.fields import MAX_UNIT_RECORDS
+from ziplog.core.gsn import MAX_ROUND
+from ziplog.core.node import Broadcast, Committed, LeaderChanged, Propose, Received, Restored, Send
+from ziplog.core.view import (
+    KEPT_RUNS,
+    NO_DIGEST,
+    Lease,
+    LeaseRun,
+    Member,
+    Placement,
+    Replica,
+    run_of,
+)
 from ziplog.types import RecordId
-from ziplog.view import KEPT_RUNS, NO_DIGEST, Lease, LeaseRun, Member, Placement, Replica, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ziplog.node import Effect
+    from ziplog.core.message import Message
+    from ziplog.core.node import Effect
 
 HIGH = 2**62
 LARGEST_KEY = b"\xff" * MAX_KEY_BYTES
 
 
-def fits(message: wire.Message) -> int:
+def fits(message: Message) -> int:
     """Return the length of a message's frame; it raises if that is too long."""
     return len(wire.encode(message))
 
@@ -94,7 +106,7 @@ def aged(places: list[Placement], members: int, runs: int) -> tuple[MembershipSe
     return service, last
 
 
-def sent(effects: list[Effect]) -> Iterator[wire.Message]:
+def sent(effects: list[Effect]) -> Iterator[Message]:
     for effect in effects:
         if isinstance(effect, Send | Broadcast):
             yield effect.message
@@ -108,7 +120,7 @@ def heartbeat(one: Placement, lease: Lease | None, needs_from: int) -> wire.Hear
     )  # fmt: skip
 
 
-def all_answers(service: MembershipService, last: Lease) -> Iterator[wire.Message]:
+def all_answers(service: MembershipService, last: Lease) -> Iterator[Message]:
     """Give what the service sends to those who ask for all of its state."""
     now = 1000 * S + 1
     for question in (wire.Hello(0, 1), wire.StatusQuery(CLUSTER, 2)):
@@ -187,9 +199,9 @@ def test_a_run_is_never_longer_than_it_says(
 # --- storage servers ---
 
 
-def units(count: int, records: int, body: int) -> list[wire.Unit]:
+def units(count: int, records: int, body: int) -> list[Unit]:
     gsns = list(range(HIGH, HIGH + records))
-    return [wire.Unit(HIGH, gsns, bytes(body)) for _ in range(count)]
+    return [Unit(HIGH, gsns, bytes(body)) for _ in range(count)]
 
 
 @pytest.mark.parametrize("members", [1, 16, 1000, 16_384])
@@ -220,8 +232,8 @@ def test_whatever_a_subscriber_misses_of_leases_follows() -> None:
 def test_whatever_a_primary_sends_to_its_backups_fits(records: int) -> None:
     total = MAX_UNSTABLE_RECORDS + 4095
     gsns = list(range(HIGH, HIGH + records))
-    places: list[wire.Decision] = [
-        wire.Place(b"c" * 16, HIGH, HIGH, HIGH, gsns, 2**32 - 1) for _ in range(total // records)
+    places: list[Decision] = [
+        Place(b"c" * 16, HIGH, HIGH, HIGH, gsns, 2**32 - 1) for _ in range(total // records)
     ]
     first = msgspec.structs.replace(places[0], body=bytes(max(MAX_FORWARD_BYTES, MAX_UNIT_BYTES)))
     decisions = [first, *places[1:MAX_FORWARD_DECISIONS]]
@@ -229,7 +241,7 @@ def test_whatever_a_primary_sends_to_its_backups_fits(records: int) -> None:
 
 
 def test_what_is_bounded_by_count_fits() -> None:
-    gsns = list(range(HIGH, HIGH + wire.MAX_UNIT_RECORDS))
+    gsns = list(range(HIGH, HIGH + MAX_UNIT_RECORDS))
     steps = [wire.Step(HIGH, HIGH)] * wire.MAX_STEPS
     orders = [wire.Order("\N{GRINNING FACE}" * 256, 2**32 - 1)] * MAX_ORDERS
     fits(wire.InsertAck(CLUSTER, 0, 1, 0, HIGH, HIGH, HIGH, True, gsns))

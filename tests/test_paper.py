@@ -15,11 +15,12 @@ import pytest
 from tests.cluster import Client, PureCluster
 from tests.world import MS, US, Link, shard_names
 from ziplog import policy
-from ziplog.client.requests import FetchRequest
+from ziplog.client.common.requests import FetchRequest
+from ziplog.core.entries import Place, Skip
+from ziplog.core.gsn import Schedule
 from ziplog.errors import NoSuchRecordError, TrimmedError
-from ziplog.gsn import Schedule
 from ziplog.types import RID_GENESIS, RID_RECENT, RecordId
-from ziplog.wire import Forward, InsertAck, Place, Report, Skip, Subscribe
+from ziplog.wire import Forward, InsertAck, Report, Subscribe
 
 DELAY = 50 * US
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tests.cluster import Client, PureCluster
 from tests.world import MS, S, shard_names
 from ziplog import policy
-from ziplog.client.requests import SyncRequest
+from ziplog.client.common.requests import SyncRequest
 
 if TYPE_CHECKING:
     from ziplog.types import Durability

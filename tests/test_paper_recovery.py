@@ -11,8 +11,9 @@ import pytest
 from tests.cluster import PureCluster
 from tests.world import MS, US, Link, S, shard_names
 from ziplog import policy
+from ziplog.core.entries import Skip
 from ziplog.errors import TrimmedError
-from ziplog.wire import Skip, Suspect
+from ziplog.wire import Suspect
 
 
 @pytest.fixture

@@ -46,11 +46,12 @@ from tests.world import (
     shard_names,
 )
 from ziplog import wire
+from ziplog.core.entries import Place, Skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ziplog.view import Lease
+    from ziplog.core.view import Lease
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 #: Said in every trace, and of no interest in any.
@@ -201,9 +202,9 @@ class Stage:
 
 def _entry(decision: object) -> str:
     match decision:
-        case wire.Place():
+        case Place():
             return f"seq={decision.seq} {decision.gsns}"
-        case wire.Skip():
+        case Skip():
             return f"no-op [{decision.start},{decision.stop})"
     return type(decision).__name__
 

@@ -7,7 +7,7 @@ import pytest
 from tests.cluster import PureCluster
 from tests.world import MS, S, shard_names
 from ziplog import policy
-from ziplog.client.requests import SyncRequest
+from ziplog.client.common.requests import SyncRequest
 from ziplog.errors import NoSuchRecordError
 
 

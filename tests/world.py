@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from shard.replica import Replica, ReplicaConfig
 from tests.memory_store import MemoryStore
 from ziplog import wire
-from ziplog.node import (
+from ziplog.core.entries import Body, Expire, Place, Skip, encode_body
+from ziplog.core.node import (
     Broadcast,
     Complete,
     Connect,
@@ -31,12 +32,14 @@ from ziplog.node import (
     Send,
     Wakeup,
 )
+from ziplog.core.view import NO_DIGEST, Lease, Member, Placement, run_of
+from ziplog.core.view import Replica as Address
 from ziplog.runtime.driver import needs_disk
-from ziplog.view import NO_DIGEST, Lease, Member, Placement, run_of
-from ziplog.view import Replica as Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ziplog.core.message import Message
 
 US = 1_000
 MS = 1_000_000
@@ -96,11 +99,11 @@ class World:
         self._names: dict[tuple[str, bytes], str] = {}
         self._called: dict[tuple[str, str], bytes] = {}
         #: Every message that was ever sent: (from, to, message).
-        self.sent: list[tuple[str, str, wire.Message]] = []
+        self.sent: list[tuple[str, str, Message]] = []
         self.trace: list[str] = []
         self.tracing = False
         #: Makes messages of frames; what is built on the log has more of them.
-        self.decode: Callable[[bytes], wire.Message] = wire.decode
+        self.decode: Callable[[bytes], Message] = wire.decode
         #: How long a store's flush takes.
         self.flush_ns = 0
         #: What is on its way: when it arrives, a number, to whom, by which route, and the frame.
@@ -110,7 +113,7 @@ class World:
         self._flushes: dict[str, int] = {}
         self._flushed: dict[str, int] = {}
         #: What may only be sent once the store is flushed (level `disk`).
-        self._held: dict[str, list[tuple[bytes, wire.Message]]] = {}
+        self._held: dict[str, list[tuple[bytes, Message]]] = {}
         self._configs: dict[str, ReplicaConfig] = {}
 
     def add(self, name: str, node: Node, store: MemoryStore | None = None) -> None:
@@ -157,7 +160,7 @@ class World:
 
     # --- messages ---
 
-    def send(self, src: str, dst: str, message: wire.Message, *, reply: bool = False) -> None:
+    def send(self, src: str, dst: str, message: Message, *, reply: bool = False) -> None:
         """Put a message on its way; a reply arrives with the peer's name, others with a route."""
         if dst not in self.nodes or dst in self.down:
             return
@@ -174,7 +177,7 @@ class World:
                 at = self.now + link.delay()
                 heapq.heappush(self._queue, (at, self._count, dst, route, frame))
 
-    def _route(self, src: str, dst: bytes, message: wire.Message) -> None:
+    def _route(self, src: str, dst: bytes, message: Message) -> None:
         if dst.startswith(b"<"):
             self.send(src, dst[1:].decode(), message, reply=True)
         else:
@@ -216,7 +219,7 @@ class World:
             case Disconnect():
                 pass
 
-    def _send_or_hold(self, name: str, dst: bytes, message: wire.Message) -> None:
+    def _send_or_hold(self, name: str, dst: bytes, message: Message) -> None:
         """At level `disk`, what rests on the disk is said after the flush, as by the driver."""
         config = self._configs.get(name)
         is_dirty = name in self._flushes and config is not None and config.durability == "disk"
@@ -289,7 +292,7 @@ class World:
                 self._step(name, Drained())
 
 
-def describe(message: wire.Message) -> str:
+def describe(message: Message) -> str:
     """Return a message as one line of a trace: its kind and its telling fields."""
     match message:
         case wire.Insert():
@@ -301,12 +304,12 @@ def describe(message: wire.Message) -> str:
             what = []
             for decision in message.decisions:
                 match decision:
-                    case wire.Place():
+                    case Place():
                         body = "+body" if decision.body is not None else ""
                         what.append(f"Place{body} seq={decision.seq} {decision.gsns}")
-                    case wire.Skip():
+                    case Skip():
                         what.append(f"Skip [{decision.start},{decision.stop})")
-                    case wire.Expire():
+                    case Expire():
                         what.append("Expire")
             return f"Forward {message.first}: {'; '.join(what)} stable={message.stable}"
         case wire.Report():
@@ -418,7 +421,7 @@ def insert(
 ) -> wire.Insert:
     """Return an insert whose payloads tell which one it is."""
     payloads = [b"%d/%d" % (seq, index) + bytes(size) for index in range(count)]
-    body = wire.encode_body(wire.Body(seq, None, payloads))
+    body = encode_body(Body(seq, None, payloads))
     return wire.Insert(
         CLUSTER, shard, view, client, seq, done_below, follows, after, count, body, copy
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ziplog import policy as policies
 from ziplog.client.asynchronous import AsyncLog, AsyncSubscription
 from ziplog.client.asynchronous import connect as _connect
-from ziplog.client.scans import AsyncScan
+from ziplog.client.scan_iterators import AsyncScan
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

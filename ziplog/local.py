@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import ziplog
-from ziplog import growth
+from ziplog.client.blocking import Log
 from ziplog.config import (
     ClusterConfig,
     NodeConfig,
@@ -29,14 +28,17 @@ from ziplog.config import (
     keys_of,
     refuse_unknown,
 )
+from ziplog.deploy import new_shard
+from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
+from ziplog.deploy.supervisor_thread import Supervision
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
-from ziplog.supervision import Supervision
-from ziplog.supervisor import CLUSTER_FILE, Supervisor
+from ziplog.policy import random as random_policy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from typing import Self
 
+    from ziplog.policy import Policy
     from ziplog.types import Durability
 
 log = logging.getLogger(__name__)
@@ -112,7 +114,9 @@ class Cluster:
         if is_new:
             count = 2 * (mms + failure_handlers) + shards * (f + 1)
             ports = (
-                growth.free_ports(count, _HOST) if port is None else iter(range(port, port + count))
+                new_shard.free_ports(count, _HOST)
+                if port is None
+                else iter(range(port, port + count))
             )
             membership, handlers = _raft("mms", mms, ports), _raft("fh", failure_handlers, ports)
             config = ClusterConfig(
@@ -166,9 +170,9 @@ class Cluster:
         """The names of all nodes, as in the status document."""
         return list(self._supervisor.names)
 
-    def connect(self, **options: Any) -> ziplog.Log:
+    def connect(self, *, timeout: float | None = None, policy: Policy | None = None) -> Log:
         """Return a new client of this cluster; takes the options of `ziplog.connect`."""
-        return ziplog.connect(self.endpoint, **options)
+        return Log(self.endpoint, policy or random_policy(), timeout)
 
     def pid(self, name: str) -> int:
         """Return the process id of a running node."""
@@ -230,12 +234,14 @@ class Cluster:
         """
         until = time.monotonic() + timeout
         path = self._supervisor.path
-        with growth.alone(path, timeout), self.connect(timeout=timeout) as client:
-            shard = growth.next_shard(path, [found["id"] for found in client.cluster()["shards"]])
+        with new_shard.alone(path, timeout), self.connect(timeout=timeout) as client:
+            shard = new_shard.next_shard(
+                path, [found["id"] for found in client.cluster()["shards"]]
+            )
             names = [node.name for node in shard.replicas]
             self._supervisor.reload()
             self._start(names)
-            growth.await_servers(shard, until, lambda: self._check_alive(names))
+            new_shard.await_servers(shard, until, lambda: self._check_alive(names))
             replicas = {node.name: node.endpoint for node in shard.replicas}
             left = max(until - time.monotonic(), _POLL_S)
             try:
@@ -294,7 +300,7 @@ class Cluster:
     def _wait_live(self, timeout: float, *, accept_limbo: bool) -> None:
         deadline = time.monotonic() + timeout
         with contextlib.ExitStack() as stack:
-            client: ziplog.Log | None = None
+            client: Log | None = None
             while True:
                 self._check_alive(self.nodes)
                 status: dict[str, Any] | None = None

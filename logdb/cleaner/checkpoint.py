@@ -22,7 +22,7 @@ from logdb.records import (
     encode,
     is_done,
 )
-from ziplog.client.requests import (
+from ziplog.client.common.requests import (
     NEVER,
     FetchRequest,
     ReadRequest,
@@ -36,10 +36,10 @@ from ziplog.types import Record, RecordId
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
-    from logdb.calls import Task
     from logdb.records import Decision, Segment
+    from logdb.tasks import Task
     from logdb.versions import Row
-    from ziplog.client.requests import Fetched, Request
+    from ziplog.client.common.requests import Fetched, Request
 
 #: The first look goes back so many positions, each other one four times as many.
 _FIRST_LOOK: Final = 1 << 24

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from logdb.calls import Running
-from logdb.cleaner.due import Due
-from logdb.cleaner.round import Counts, Round, RoundSettings, SlicePause, Until
-from ziplog.client.requests import NEVER
+from logdb.cleaner.cleaning_round import Counts, Round, RoundSettings, SlicePause, Until
+from logdb.cleaner.schedule import Due
+from logdb.tasks import Running
+from ziplog.client.common.requests import NEVER
+from ziplog.core.node import Warn
 from ziplog.errors import ZiplogError
-from ziplog.node import Warn
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from logdb.calls import LogCalls
     from logdb.state import State
+    from logdb.tasks import LogCalls
 
 
 class Cleaner:

@@ -1,7 +1,8 @@
 """`ziplog kv`: a database's keys and values from and to the shell.
 
 Rules are those of `ziplog.cli`: stdout carries data and nothing else. A value that is text is
-printed as it is, any other as JSON (`logdb/cli/plain.py`); --json prints all as JSON, and is exact.
+printed as it is, any other as JSON (`logdb/cli/json_values.py`); --json prints all as JSON, and
+is exact.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import logdb
-from logdb.cli import plain
-from logdb.cli.script import ABSENT, DifferenceError, Operation, do, parse
+from logdb.cli import json_values
+from logdb.cli.transaction_script import ABSENT, DifferenceError, Operation, do, parse
 from logdb.defaults import COORDINATOR, VARIABLE
 from logdb.values import encode_key
 from ziplog.cli.options import Timeout, say
@@ -232,7 +233,7 @@ def _print(line: str) -> None:
 
 
 def _given(text: str, name: str, *, json: bool) -> Any:
-    return plain.decode(text, name) if json else text
+    return json_values.decode(text, name) if json else text
 
 
 def _text(value: Any) -> str:
@@ -240,7 +241,7 @@ def _text(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    return shown_json(plain.encode(value))
+    return shown_json(json_values.encode(value))
 
 
 def _columns(first: str, value: Any) -> str:

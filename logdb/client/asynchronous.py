@@ -13,8 +13,8 @@ import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, overload
 
-from logdb.client import arguments, singles
-from logdb.client.caller import AsyncCaller
+from logdb.client import arguments, single_calls
+from logdb.client.engines import AsyncCaller
 from logdb.client.requests import (
     CoordinatorStatusRequest,
     DropRequest,
@@ -29,7 +29,7 @@ from logdb.client.transaction import TransactionScan, TransactionSets
 from logdb.errors import TransactionAborted
 from logdb.values import decode_value, encode_key
 from ziplog.client.arguments import status, timeout_s
-from ziplog.client.requests import NEVER
+from ziplog.client.common.requests import NEVER
 from ziplog.errors import ClosedError, UnavailableError, ZiplogError
 from ziplog.runtime.clock import now_ns
 
@@ -203,12 +203,12 @@ class Database:
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
     ) -> list[Any]:
         """Return the values of up to 10,000 keys, in their order and all of one state."""
-        steps = singles.read(self._caller.until(timeout), None, keys, default)
+        steps = single_calls.read(self._caller.until(timeout), None, keys, default)
         return await self._caller.drive(steps)
 
     async def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
         """Return whether a key is there."""
-        return await self._caller.drive(singles.exists(self._caller.until(timeout), None, key))
+        return await self._caller.drive(single_calls.exists(self._caller.until(timeout), None, key))
 
     def scan(
         self,
@@ -246,18 +246,18 @@ class Database:
     async def put(self, key: UserKey, value: Any, *, timeout: float | None = None) -> RecordId:
         """Set a key's value, whatever it was; see `logdb.Database.put`."""
         until = self._caller.until(timeout)
-        return await self._caller.drive(singles.put(until, key, value, self._largest))
+        return await self._caller.drive(single_calls.put(until, key, value, self._largest))
 
     async def delete(self, key: UserKey, *, timeout: float | None = None) -> RecordId:
         """Make a key absent, whether or not it is; returns the position of the commit."""
-        return await self._caller.drive(singles.delete(self._caller.until(timeout), key))
+        return await self._caller.drive(single_calls.delete(self._caller.until(timeout), key))
 
     async def multi_put(
         self, values: Mapping[Any, Any], *, timeout: float | None = None
     ) -> RecordId | None:
         """Set keys' values, all at once; returns the commit's position (None if there are none)."""
         until = self._caller.until(timeout)
-        return await self._caller.drive(singles.multi_put(until, values, self._largest))
+        return await self._caller.drive(single_calls.multi_put(until, values, self._largest))
 
     async def test_and_multi_put(
         self,
@@ -268,7 +268,7 @@ class Database:
     ) -> bool:
         """Write if keys have the values expected; see `logdb.Database.test_and_multi_put`."""
         until = self._caller.until(timeout)
-        steps = singles.test_and_multi_put(until, expected, writes, self._largest)
+        steps = single_calls.test_and_multi_put(until, expected, writes, self._largest)
         return await self._caller.drive(steps)
 
     # --- the database ---
@@ -412,12 +412,12 @@ class Snapshot:
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
     ) -> list[Any]:
         """Return the values of up to 10,000 keys, in their order."""
-        steps = singles.read(self._caller.until(timeout), self._open(), keys, default)
+        steps = single_calls.read(self._caller.until(timeout), self._open(), keys, default)
         return await self._caller.drive(steps)
 
     async def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
         """Return whether a key is there."""
-        steps = singles.exists(self._caller.until(timeout), self._open(), key)
+        steps = single_calls.exists(self._caller.until(timeout), self._open(), key)
         return await self._caller.drive(steps)
 
     def scan(
@@ -496,7 +496,7 @@ async def connect(coordinators: str | Sequence[str], timeout: float | None) -> D
     """Connect; see `logdb.aio.connect`."""
     caller = AsyncCaller(coordinators, timeout)
     try:
-        largest = await caller.drive(singles.opened(caller.until()))
+        largest = await caller.drive(single_calls.opened(caller.until()))
     except BaseException:
         caller.close()
         raise

@@ -13,8 +13,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-from logdb.client import arguments, singles
-from logdb.client.caller import Caller
+from logdb.client import arguments, single_calls
+from logdb.client.engines import Caller
 from logdb.client.requests import (
     CoordinatorStatusRequest,
     DropRequest,
@@ -29,7 +29,7 @@ from logdb.client.transaction import TransactionScan, TransactionSets
 from logdb.errors import TransactionAborted
 from logdb.values import decode_value, encode_key
 from ziplog.client.arguments import status, timeout_s
-from ziplog.client.requests import NEVER
+from ziplog.client.common.requests import NEVER
 from ziplog.errors import ClosedError, UnavailableError, ZiplogError
 from ziplog.runtime.clock import now_ns
 
@@ -169,12 +169,12 @@ class Database:
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
     ) -> list[Any]:
         """Return the values of up to 10,000 keys, in their order and all of one state."""
-        steps = singles.read(self._caller.until(timeout), None, keys, default)
+        steps = single_calls.read(self._caller.until(timeout), None, keys, default)
         return self._caller.drive(steps)
 
     def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
         """Return whether a key is there."""
-        return self._caller.drive(singles.exists(self._caller.until(timeout), None, key))
+        return self._caller.drive(single_calls.exists(self._caller.until(timeout), None, key))
 
     def scan(
         self,
@@ -241,11 +241,11 @@ class Database:
 
         """
         until = self._caller.until(timeout)
-        return self._caller.drive(singles.put(until, key, value, self._largest))
+        return self._caller.drive(single_calls.put(until, key, value, self._largest))
 
     def delete(self, key: UserKey, *, timeout: float | None = None) -> RecordId:
         """Make a key absent, whether or not it is; returns the commit's position. See `put`."""
-        return self._caller.drive(singles.delete(self._caller.until(timeout), key))
+        return self._caller.drive(single_calls.delete(self._caller.until(timeout), key))
 
     def multi_put(
         self, values: Mapping[Any, Any], *, timeout: float | None = None
@@ -258,7 +258,7 @@ class Database:
 
         """
         until = self._caller.until(timeout)
-        return self._caller.drive(singles.multi_put(until, values, self._largest))
+        return self._caller.drive(single_calls.multi_put(until, values, self._largest))
 
     def test_and_multi_put(
         self,
@@ -277,7 +277,7 @@ class Database:
 
         """
         until = self._caller.until(timeout)
-        steps = singles.test_and_multi_put(until, expected, writes, self._largest)
+        steps = single_calls.test_and_multi_put(until, expected, writes, self._largest)
         return self._caller.drive(steps)
 
     # --- the database ---
@@ -457,12 +457,14 @@ class Snapshot:
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
     ) -> list[Any]:
         """Return the values of up to 10,000 keys, in their order."""
-        steps = singles.read(self._caller.until(timeout), self._open(), keys, default)
+        steps = single_calls.read(self._caller.until(timeout), self._open(), keys, default)
         return self._caller.drive(steps)
 
     def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
         """Return whether a key is there."""
-        return self._caller.drive(singles.exists(self._caller.until(timeout), self._open(), key))
+        return self._caller.drive(
+            single_calls.exists(self._caller.until(timeout), self._open(), key)
+        )
 
     def scan(
         self,
@@ -550,7 +552,7 @@ def connect(
     """Connect; see `logdb.connect`. `on_close` is called once the database is closed."""
     caller = Caller(coordinators, timeout)
     try:
-        largest = caller.drive(singles.opened(caller.until()))
+        largest = caller.drive(single_calls.opened(caller.until()))
     except BaseException:
         caller.close()
         raise

@@ -14,9 +14,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from logdb.calls import OpenCalls
+from logdb.tasks import OpenCalls
 from logdb.wire import Ask, Decided
-from ziplog.client.requests import NEVER, InsertRequest, ResolveRequest
+from ziplog.client.common.requests import NEVER, InsertRequest, ResolveRequest
 from ziplog.errors import (
     DeadlineError,
     OutcomeUnknownError,
@@ -28,9 +28,9 @@ from ziplog.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logdb.calls import LogCalls
     from logdb.client.coordinators import Coordinators
-    from ziplog.client.turn import Turn
+    from logdb.tasks import LogCalls
+    from ziplog.client.common.step_context import Turn
     from ziplog.types import RecordId
 
 _MS: Final = 1_000_000

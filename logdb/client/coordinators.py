@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from logdb import wire
 from logdb.errors import SnapshotExpired
+from ziplog.core.node import Connect
 from ziplog.errors import DeadlineError, UnavailableError
-from ziplog.node import Connect
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ziplog.client.turn import Turn
+    from ziplog.client.common.step_context import Turn
+    from ziplog.core.message import Message
     from ziplog.errors import ZiplogError
-    from ziplog.wire import Message
 
 _MS: Final = 1_000_000
 #: A coordinator that is silent for so long, with a question open, is left for the next one.

@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import asdict
 
 from logdb import wire
-from logdb.calls import LogCalls
 from logdb.client.commits import Commits
 from logdb.client.coordinators import REPLIES, Coordinators
+from logdb.client.operation_steps import Machines
 from logdb.client.operations import OPERATIONS
 from logdb.client.requests import DropRequest, UnwatchRequest, WatchRequest
-from logdb.client.steps import Machines
-from ziplog.client import requests
-from ziplog.client.core import ClientCore
-from ziplog.client.requests import NEVER
-from ziplog.client.turn import Turn
-from ziplog.node import Call, Cancelled, Received, Wakeup
+from logdb.tasks import LogCalls
+from ziplog.client.client_node import ClientCore
+from ziplog.client.common import requests
+from ziplog.client.common.requests import NEVER
+from ziplog.client.common.step_context import Turn
+from ziplog.core.node import Call, Cancelled, Received, Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logdb.calls import Running
     from logdb.client.requests import SnapshotId, Watching
-    from ziplog.client.requests import Policy
-    from ziplog.node import Effect, Event
+    from logdb.tasks import Running
+    from ziplog.client.common.requests import Policy
+    from ziplog.core.node import Effect, Event
     from ziplog.types import RecordId
     from ziplog.wire import Limits
 
@@ -130,7 +130,7 @@ class DatabaseCore:
     # --- the one door ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.node`."""
+        """Take one event; see `ziplog.core.node`."""
         turn, calls = self._turn, self._calls
         turn.now = now
         if calls is not None:

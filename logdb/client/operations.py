@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logdb import records, wire
 from logdb.client.arguments import RANGE_BYTES, READ_BYTES, RECORD_BYTES, WRITE_BYTES
+from logdb.client.operation_steps import Alive, Insert, Operation, Query, Resolve, SleepUntil
 from logdb.client.requests import (
     CommitRequest,
     CompareAndPutRequest,
@@ -29,11 +30,10 @@ from logdb.client.requests import (
     Values,
     WatchRequest,
 )
-from logdb.client.steps import Alive, Insert, Operation, Query, Resolve, SleepUntil
 from logdb.errors import TransactionAborted
 from logdb.records import INLINE_BYTES, KeyRead, RangeRead, TransactionId, Write
 from logdb.values import decode_value
-from ziplog.client.requests import ConnectRequest, InsertRequest, ReadRequest
+from ziplog.client.common.requests import ConnectRequest, InsertRequest, ReadRequest
 from ziplog.errors import (
     DeadlineError,
     NoSuchRecordError,
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
     from logdb.client.core import DatabaseCore
     from logdb.wire import Decided, Found
-    from ziplog.client.requests import Request
+    from ziplog.client.common.requests import Request
+    from ziplog.core.message import Message
     from ziplog.types import RecordId
-    from ziplog.wire import Message
 
     Fetch = Generator[Any, Any, list[bytes | None] | None]
     States = tuple[Sequence[bytes], Sequence[Found]]

@@ -1,6 +1,6 @@
 """What the façades ask of the database's core, and what they get back.
 
-As in `ziplog.client.requests`: each request has a deadline in monotonic nanoseconds, and is
+As in `ziplog.client.common.requests`: each request has a deadline in monotonic nanoseconds, and is
 answered exactly once, with a result or an exception, at the deadline at the latest.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 
 from logdb.client.commits import CommitDoubt  # noqa: TC001 - msgspec may read it
 from logdb.records import KeyRead, RangeRead
-from ziplog.client.requests import Request
+from ziplog.client.common.requests import Request
 
 
 class SnapshotId(msgspec.Struct, frozen=True, gc=False):

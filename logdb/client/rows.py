@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from logdb.client.arguments import Bounds
-    from logdb.client.caller import AsyncCaller, Caller
+    from logdb.client.engines import AsyncCaller, Caller
     from logdb.client.requests import DropRequest
-    from ziplog.client.requests import Request
+    from ziplog.client.common.requests import Request
 
     Row = tuple[Any, Any]
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logdb.client.arguments import PAGE_ROWS
 from logdb.client.requests import DropRequest, ScanRequest, SnapshotRequest
-from ziplog.client.requests import NEVER
+from ziplog.client.common.requests import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from logdb.client.arguments import Bounds
     from logdb.client.requests import Page, SnapshotId
-    from ziplog.client.requests import Request
+    from ziplog.client.common.requests import Request
 
     Rows = list[tuple[bytes, bytes]]
 

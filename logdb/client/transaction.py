@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from logdb.client.arguments import Bounds
     from logdb.client.requests import DropRequest, Page, Values
     from logdb.records import RangeRead
-    from ziplog.client.requests import Request
+    from ziplog.client.common.requests import Request
     from ziplog.types import RecordId
 
     Rows = list[tuple[bytes, bytes]]

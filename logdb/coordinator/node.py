@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from logdb.calls import LogCalls, ignore
 from logdb.cleaner.cleaner import Cleaner
-from logdb.cleaner.round import RoundSettings
-from logdb.coordinator.answers import Answers
+from logdb.cleaner.cleaning_round import RoundSettings
 from logdb.coordinator.cache import ValueCache
-from logdb.coordinator.follower import Follower
+from logdb.coordinator.log_tailer import Follower
+from logdb.coordinator.pending_requests import Waitings
+from logdb.coordinator.queries import Answers
 from logdb.coordinator.sessions import Sessions
 from logdb.coordinator.status import document
-from logdb.coordinator.waiting import Waitings
 from logdb.records import TransactionId
 from logdb.snapshots import Snapshots
+from logdb.tasks import LogCalls, ignore
 from logdb.wire import (
     MAX_ENDPOINTS,
     MAX_KEYS,
@@ -41,19 +41,19 @@ from logdb.wire import (
     Validate,
     Watch,
 )
-from ziplog.client.core import ClientCore
-from ziplog.node import Drained, Halt, Received, Send, Wakeup
+from ziplog.client.client_node import ClientCore
+from ziplog.core.node import Drained, Halt, Received, Send, Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from logdb.coordinator.waiting import Waiting
+    from logdb.coordinator.pending_requests import Waiting
     from logdb.state import Applied, State
     from logdb.wire import KnownOutcome
-    from ziplog.client.requests import Policy
+    from ziplog.client.common.requests import Policy
+    from ziplog.core.message import Message
+    from ziplog.core.node import Effect, Event
     from ziplog.errors import ZiplogError
-    from ziplog.node import Effect, Event
-    from ziplog.wire import Message
 
 _S: Final = 1_000_000_000
 #: Looks for what waited, or was kept, for too long.
@@ -141,7 +141,7 @@ class CoordinatorNode:
     # --- the one door ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.node`."""
+        """Take one event; see `ziplog.core.node`."""
         calls = self._calls
         calls.now = now
         if not self._is_begun:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from logdb.coordinator.follower import Follower
+    from logdb.coordinator.log_tailer import Follower
 
 _EVERY_S: Final = 1.0
 _BAR_EVERY_S: Final = 0.1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from spark_reader.workers import spare_modules
+from spark_reader.worker_state import spare_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,9 +20,9 @@ from measuring.spark import session
 from bulk import floor, reading
 from bulk.stage import Shape, Stage, staged
 from spark_reader.ranges import read_range
-from ziplog.runtime.archive import ArchiveClient
-from ziplog.segments.archive import Archive
-from ziplog.segments.rows import Block
+from ziplog.archive.client import ArchiveClient
+from ziplog.segments.block_reader import Archive
+from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ziplog.client.core import ClientCore
-from ziplog.client.requests import InsertRequest
-from ziplog.node import Call, Cancelled, Complete, Received
+from ziplog.client.client_node import ClientCore
+from ziplog.client.common.requests import InsertRequest
+from ziplog.core.entries import Body
+from ziplog.core.node import Call, Cancelled, Complete, Received
 from ziplog.runtime.clock import now_ns
-from ziplog.wire import Body, Deliver
+from ziplog.wire import Deliver
 
 if TYPE_CHECKING:
-    from ziplog.node import Effect, Event
+    from ziplog.core.node import Effect, Event
 
 #: Scalog's insert in the thesis, section 4.4.1.
 SCALOG_US: Final = 900
@@ -59,7 +60,7 @@ class HeldCore(ClientCore):
         self._delivered: Final[dict[bytes, deque[tuple[int, Received]]]] = {}
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.node`."""
+        """Take one event; see `ziplog.core.node`."""
         effects: list[Effect] = []
         for queue in self._delivered.values():
             while queue and queue[0][0] <= now:

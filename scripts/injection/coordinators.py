@@ -11,8 +11,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+from ziplog.deploy.new_shard import free_ports
 from ziplog.errors import UnavailableError
-from ziplog.growth import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

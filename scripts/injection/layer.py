@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from injection import control
-from ziplog.runtime import links, transport
+from ziplog.raft import connections
+from ziplog.runtime import transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -118,7 +119,7 @@ def _transport(patient: Patient, name: str) -> type[transport.Transport]:
 
 def _link(patient: Patient, raft_nodes: Mapping[str, str]) -> None:
     """Lose, or delay, what a node sends to others by consensus."""
-    send = links.Transport.send
+    send = connections.Transport.send
     chance = random.Random()  # noqa: S311
 
     def faulty(self: Any, node: Any, message: Any) -> Any:
@@ -131,7 +132,7 @@ def _link(patient: Patient, raft_nodes: Mapping[str, str]) -> None:
             time.sleep(ills.send_ms / 1000)
         return send(self, node, message)
 
-    links.Transport.send = faulty
+    connections.Transport.send = faulty
 
 
 def _slow_disk(patient: Patient) -> None:

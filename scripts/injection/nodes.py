@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from injection import control
 from injection.control import Ills
 from ziplog.config import load
+from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import UnavailableError
-from ziplog.supervisor import CLUSTER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +87,7 @@ class Nodes:
             except OSError:
                 continue  # it has ended
             if "-c" in words[:4]:
-                continue  # it becomes one in a moment (ziplog/supervisor.py)
+                continue  # it becomes one in a moment (ziplog/deploy/supervisor.py)
             pairs = set(pairwise(words))
             if ("--config", config) in pairs and ("--node", name) in pairs:
                 yield int(entry.name), words

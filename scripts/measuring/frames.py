@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import logdb.wire
 import ziplog.wire
+from ziplog.core.message import Message
 from ziplog.runtime.transport import Transport
-from ziplog.wire import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from ziplog.client.leases import LeaseMap
+from ziplog.client.common.lease_map import LeaseMap
 from ziplog.runtime.transport import Transport
 from ziplog.wire import ClusterInfo, Hello, LeaseHistory, LeaseQuery, decode, encode
 
 if TYPE_CHECKING:
-    from ziplog.view import Lease
+    from ziplog.core.view import Lease
 
 _DEADLINE_S: Final = 10.0
 _AGAIN_NS: Final = 200_000_000

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ziplog.segments.entry_codec import HEADER_BYTES, PLACE, SKIP, walk
 from ziplog.segments.segment import Segment
-from ziplog.segments.stored import HEADER_BYTES, PLACE, SKIP, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ziplog.view import Lease
+    from ziplog.core.view import Lease
 
 
 class Stored(NamedTuple):

@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import structlog
 
-from shard.archive.board import Board
-from shard.archive.maker import Maker
-from shard.archive.server import ArchiveServer
+from shard.archive.block_builder import Maker
+from shard.archive.block_server import ArchiveServer
+from shard.archive.shared_state import Board
 from ziplog.runtime.descriptors import raise_limit
-from ziplog.runtime.tracing import configure
+from ziplog.runtime.process_logging import configure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shard.archive.pace import Pace
+    from shard.archive.throttle import Pace
 
 #: After a failure to write, the disk is left alone for so long.
 _RETRY_S: Final = 10.0

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ziplog.node import Received
-from ziplog.view import NO_DIGEST, Lease, fingerprint
-from ziplog.wire import Freeze, Frozen, Heartbeat, LeaseAnnounced, Message, Suspect, ViewDecided
+from ziplog.core.node import Received
+from ziplog.core.view import NO_DIGEST, Lease, fingerprint
+from ziplog.wire import Freeze, Frozen, Heartbeat, LeaseAnnounced, Suspect, ViewDecided
 
 if TYPE_CHECKING:
     from tests.failure_handler.world import World
+    from ziplog.core.message import Message
 
 MS: Final = 1_000_000
 S: Final = 1000 * MS

@@ -7,7 +7,8 @@ import pytest
 from failure_handler.state import Begin, Finish
 from tests.failure_handler.servers import HOP, MS, FakeServer, S
 from tests.failure_handler.world import PHASES, World, config, reach, storm
-from ziplog.wire import Freeze, LeaseAnnounced, Message
+from ziplog.core.message import Message
+from ziplog.wire import Freeze, LeaseAnnounced
 
 
 def survivor(world: World) -> FakeServer:

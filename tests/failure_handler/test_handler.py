@@ -9,14 +9,14 @@ from failure_handler.service import FailureHandler
 from failure_handler.state import Begin, Decide
 from tests.failure_handler.servers import CLUSTER, HOP, MS, S
 from tests.failure_handler.world import World, config
-from ziplog.node import Committed, Complain, Halt, LeaderChanged, Received, Restored, Wakeup
+from ziplog.core.message import Message
+from ziplog.core.node import Committed, Complain, Halt, LeaderChanged, Received, Restored, Wakeup
 from ziplog.wire import (
     ClusterInfo,
     Freeze,
     Frozen,
     HandlerHeartbeat,
     Hello,
-    Message,
     NotLeader,
     OrdersQuery,
     Refused,

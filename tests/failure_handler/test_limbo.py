@@ -5,7 +5,7 @@ import pytest
 from failure_handler.state import Begin, Decide
 from tests.failure_handler.servers import HOP, MS, S
 from tests.failure_handler.world import World, config, reach
-from ziplog.view import fingerprint
+from ziplog.core.view import fingerprint
 from ziplog.wire import Frozen, Removed, Suspect
 
 RESTARTED = 600 * MS

@@ -12,12 +12,14 @@ import pytest
 from tests.processes import Processes
 from tests.waiting import wait_until
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
-from ziplog.growth import free_ports
-from ziplog.wire import Message, NotLeader, Orders, OrdersQuery, StatusQuery, StatusReply
+from ziplog.deploy.new_shard import free_ports
+from ziplog.wire import NotLeader, Orders, OrdersQuery, StatusQuery, StatusReply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from ziplog.core.message import Message
 
 pytestmark = pytest.mark.slow
 

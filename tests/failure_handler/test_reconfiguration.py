@@ -5,7 +5,7 @@ import pytest
 from failure_handler.state import Begin, Finish
 from tests.failure_handler.servers import CLUSTER, S
 from tests.failure_handler.world import World, config
-from ziplog.node import Received
+from ziplog.core.node import Received
 from ziplog.wire import ChangeShard, Freeze, Suspect
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from failure_handler.candidate_selection import Candidate, hides_damage, longest
 from failure_handler.members import Member
 from failure_handler.state import Begin
-from failure_handler.survivor import Candidate, hides_damage, longest
 from tests.failure_handler.servers import MS, FakeServer, S
 from tests.failure_handler.world import World, config
 from ziplog.wire import Suspect

@@ -18,7 +18,8 @@ from mms.service import MembershipService
 from mms.state import ClusterState
 from tests.failure_handler.servers import CLUSTER, HOP, MS, Entry, FakeServer, S
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
-from ziplog.node import (
+from ziplog.core.message import Message
+from ziplog.core.node import (
     Broadcast,
     Committed,
     Complain,
@@ -32,11 +33,10 @@ from ziplog.node import (
     Wakeup,
     Warn,
 )
-from ziplog.view import Replica
+from ziplog.core.view import Replica
 from ziplog.wire import (
     Freeze,
     Frozen,
-    Message,
     Orders,
     OrdersQuery,
     StatusQuery,

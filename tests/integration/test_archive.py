@@ -19,11 +19,11 @@ from tests.shard.archive.processes import children, is_running
 from tests.waiting import wait_until
 from tests.ziplog.segments.blocks import Row, rows_in
 from ziplog import local
+from ziplog.archive import client as client_module
+from ziplog.archive.client import ArchiveClient
 from ziplog.errors import UnavailableError
-from ziplog.runtime import archive as client_module
-from ziplog.runtime.archive import ArchiveClient
-from ziplog.segments.archive import Archive
-from ziplog.segments.rows import Block, block_of_units
+from ziplog.segments.block_reader import Archive
+from ziplog.segments.blocks import Block, block_of_units
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

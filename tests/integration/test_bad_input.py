@@ -15,6 +15,7 @@ import pytest
 
 import ziplog
 from tests.waiting import wait_until
+from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import (
     ClosedError,
     ConfigError,
@@ -24,7 +25,6 @@ from ziplog.errors import (
     UnavailableError,
 )
 from ziplog.local import Cluster
-from ziplog.supervisor import CLUSTER_FILE
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:

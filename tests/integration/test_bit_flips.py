@@ -20,20 +20,20 @@ import pytest
 from structlog.testing import capture_logs
 
 from failure_handler.state import HandlerState
-from mms.decisions import contradiction, moved
+from mms.membership_rules import contradiction, moved
 from mms.state import ClusterState
-from shard.datadir import DataDirectory
-from shard.segments import SegmentStore
+from shard.storage.data_directory import DataDirectory
+from shard.storage.segment_store import SegmentStore
 from tests.shard.archive.logs import make, walk
 from tests.waiting import wait_until
 from ziplog.config import load, parse
+from ziplog.core.node import Restored
+from ziplog.deploy.supervisor import _refuse_other_directories, running_pid
 from ziplog.errors import ConfigError, ZiplogError
 from ziplog.local import Cluster
-from ziplog.node import Restored
-from ziplog.runtime.raft import Raft
-from ziplog.runtime.snapshot import Snapshot
-from ziplog.segments.archive import Archive
-from ziplog.supervisor import _refuse_other_directories, running_pid
+from ziplog.raft.raft import Raft
+from ziplog.raft.snapshot import Snapshot
+from ziplog.segments.block_reader import Archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,7 +103,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 
 @pytest.fixture(autouse=True)
 def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("ziplog.runtime.journal", "ziplog.runtime.snapshot", "shard.datadir"):
+    for module in ("ziplog.raft.journal", "ziplog.raft.snapshot", "shard.storage.data_directory"):
         monkeypatch.setattr(f"{module}.os.fsync", lambda _fd: None)
 
 

@@ -21,9 +21,9 @@ import ziplog
 from tests.integration.ports import consecutive_ports
 from tests.waiting import wait_until
 from ziplog.config import load
+from ziplog.deploy.supervisor import running_pid
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
-from ziplog.supervisor import running_pid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,11 +15,11 @@ import pytest
 import ziplog
 from tests.integration.ports import consecutive_ports
 from tests.waiting import wait_until
-from ziplog import growth
 from ziplog.config import load
+from ziplog.deploy import new_shard
+from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
 from ziplog.local import Cluster
-from ziplog.supervisor import CLUSTER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -215,7 +215,7 @@ def test_an_addition_that_failed_half_way_is_gone_on_with(
     # Nobody but the call itself starts servers here.
     with Cluster(tmp_path, shards=1, failure_handlers=0) as cluster, cluster.connect() as log:
         with monkeypatch.context() as patched:
-            patched.setattr(growth, "await_servers", fail)
+            patched.setattr(new_shard, "await_servers", fail)
             with pytest.raises(DeadlineError, match="no time left"):
                 cluster.add_shard()
         assert cluster.nodes[-1] == "shard-1-1"
@@ -235,7 +235,7 @@ def test_an_addition_that_failed_half_way_is_gone_on_with(
 def test_a_server_that_does_not_start_is_blamed(tmp_path: Path) -> None:
     # Nobody but the call itself starts servers here.
     with Cluster(tmp_path, shards=1, failure_handlers=0) as cluster, cluster.connect() as log:
-        shard = growth.next_shard(tmp_path / CLUSTER_FILE, {0})
+        shard = new_shard.next_shard(tmp_path / CLUSTER_FILE, {0})
         (tmp_path / shard.replicas[0].name).write_text("not a directory")
         with pytest.raises(
             UnavailableError, match=r"shard-1-0 ended while it started; .*shard-1-0"
@@ -303,7 +303,7 @@ def test_two_additions_at_a_time_are_two_shards(tmp_path: Path, up: str) -> None
 
 def test_servers_that_an_operator_starts_are_placed_by_their_file(tmp_path: Path, up: str) -> None:
     config = load(tmp_path / CLUSTER_FILE)
-    ports = growth.free_ports(2, "127.0.0.1", [node.port for node in config.nodes])
+    ports = new_shard.free_ports(2, "127.0.0.1", [node.port for node in config.nodes])
     # Elsewhere: another copy of the file, which the running cluster does not look at.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -20,10 +20,10 @@ import pytest
 
 import ziplog
 from tests.waiting import wait_until
+from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import OutcomeUnknownError, UnavailableError, ZiplogError
 from ziplog.local import Cluster
 from ziplog.segments.directory import SegmentDirectory
-from ziplog.supervisor import CLUSTER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

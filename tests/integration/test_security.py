@@ -23,6 +23,9 @@ import zmq
 import ziplog
 from tests.waiting import wait_until
 from ziplog import wire
+from ziplog.core.entries import Body, encode_body
+from ziplog.core.fields import MAX_FRAME
+from ziplog.core.message import Message
 from ziplog.local import Cluster
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 DEADLINE_S: Final = 30.0
 LARGEST: Final = 2**63 - 1
 STRANGER: Final = b"stranger" * 2
-_Kind = TypeVar("_Kind", bound=wire.Message)
+_Kind = TypeVar("_Kind", bound=Message)
 #: What witnesses insert.
 PAYLOADS: Final = {b"start", b"witness", b"end"}
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01"
@@ -137,11 +140,11 @@ class Stranger:
         self.socket.close()
         self._context.term()
 
-    def send(self, message: wire.Message | bytes) -> None:
+    def send(self, message: Message | bytes) -> None:
         frame = message if isinstance(message, bytes) else wire.encode(message)
         self.socket.send(frame)
 
-    def ask(self, message: wire.Message, kind: type[_Kind]) -> _Kind:
+    def ask(self, message: Message, kind: type[_Kind]) -> _Kind:
         """Send a message until an answer of this kind comes."""
         end = time.monotonic() + DEADLINE_S
         while time.monotonic() < end:
@@ -370,7 +373,7 @@ def test_frames_that_are_no_message(cluster: Cluster, number: int) -> None:
         msgspec.msgpack.encode([*fields[:-1], "1"]),
         msgspec.msgpack.encode(fields[:2]),
         msgspec.msgpack.encode({"type": fields[0]}),
-        bytes(wire.MAX_FRAME),
+        bytes(MAX_FRAME),
     ]
     with Witness(cluster):
         for node in cluster.config.nodes:
@@ -387,13 +390,13 @@ def test_frames_that_are_no_message(cluster: Cluster, number: int) -> None:
                     greet(stranger, node, cluster, number)
             with Stranger(node) as stranger:
                 # Longer than any frame may be: that connection is cut.
-                stranger.send(bytes(wire.MAX_FRAME + 4096))
+                stranger.send(bytes(MAX_FRAME + 4096))
                 if node.name in {"mms-0", "shard-0-0"}:
                     send_until_logged(cluster, node, lambda: stranger.send(b""), "frame dropped")
 
 
 def test_what_is_of_another_cluster_shard_or_view_is_refused(cluster: Cluster, number: int) -> None:
-    body = wire.encode_body(wire.Body(0, None, [b"stranger"]))
+    body = encode_body(Body(0, None, [b"stranger"]))
 
     def insert(cluster: int, shard: int, view: int) -> wire.Insert:
         return wire.Insert(cluster, shard, view, STRANGER, 1, 1, 0, 0, 1, body)
@@ -417,7 +420,7 @@ def test_what_is_of_another_cluster_shard_or_view_is_refused(cluster: Cluster, n
 
 
 def test_inserts_that_no_client_of_ours_sends(cluster: Cluster, number: int) -> None:
-    body = wire.encode_body(wire.Body(0, None, [b"stranger"]))
+    body = encode_body(Body(0, None, [b"stranger"]))
     good = wire.Insert(number, 0, 1, STRANGER, 1, 1, 0, 0, 1, body)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"seq": LARGEST}, "full"),
@@ -426,10 +429,10 @@ def test_inserts_that_no_client_of_ours_sends(cluster: Cluster, number: int) -> 
         ({"count": 2}, "malformed"),
         ({"seq": 5, "follows": 5}, "malformed"),
         ({"seq": 5, "follows": LARGEST}, "malformed"),
-        ({"body": wire.encode_body(wire.Body(0, None, [bytes(2**20 + 1)]))}, "too-large"),
-        ({"body": wire.encode_body(wire.Body(0, bytes(4097), [b""]))}, "too-large"),
+        ({"body": encode_body(Body(0, None, [bytes(2**20 + 1)]))}, "too-large"),
+        ({"body": encode_body(Body(0, bytes(4097), [b""]))}, "too-large"),
         (
-            {"count": 12, "body": wire.encode_body(wire.Body(0, None, [bytes(2**20)] * 12))},
+            {"count": 12, "body": encode_body(Body(0, None, [bytes(2**20)] * 12))},
             "too-large",
         ),
         ({"after": LARGEST}, "no-such-position"),
@@ -452,7 +455,7 @@ TRUSTED: Final = (
 )  # fmt: skip
 
 
-def extremes(kind: type[wire.Message], cluster: int, shard: int, view: int) -> list[bytes]:
+def extremes(kind: type[Message], cluster: int, shard: int, view: int) -> list[bytes]:
     """Return frames of a message whose other fields have extreme values, valid or not."""
     known = {"cluster": cluster, "shard": shard, "view": view}
     names = kind.__struct_fields__
@@ -476,7 +479,7 @@ def _default(name: str) -> Any:
     if name == "digest":
         return bytes(8)
     if name in {"body", "payload", "document"}:
-        return wire.encode_body(wire.Body(0, None, [b""]))
+        return encode_body(Body(0, None, [b""]))
     if name == "gsns":
         return [1]
     if name in {"decisions", "units", "leases", "runs", "placements", "mms"}:

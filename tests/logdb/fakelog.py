@@ -1,9 +1,9 @@
-"""A log in memory that answers the requests of `ziplog.client.requests` like a client's core.
+"""A log in memory that answers `ziplog.client.common.requests` like a client's core.
 
 `FakeLog` is the log itself: shards whose positions interleave with holes, one sealed frontier and
 one trim point. Like the real one it gives no order of real time: an insert takes any free position
 above what it names and above all that a subscription has passed. `FakeCore` is one client of it,
-and stands where a `ClientCore` does: inside `logdb.calls.LogCalls`, or stepped by hand.
+and stands where a `ClientCore` does: inside `logdb.tasks.LogCalls`, or stepped by hand.
 
     log = FakeLog(seed=1, shards=3)
     log.insert(b"payload")                           # somebody else's record
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ziplog.client.requests import (
+from ziplog.client.common.requests import (
     BarrierRequest,
     ConnectRequest,
     Counters,
@@ -41,6 +41,7 @@ from ziplog.client.requests import (
     TrimRequest,
     UnsubscribeRequest,
 )
+from ziplog.core.node import Call, Cancelled, Complete, Effect, Event, Wakeup
 from ziplog.errors import (
     ClosedError,
     DeadlineError,
@@ -51,7 +52,6 @@ from ziplog.errors import (
     UnavailableError,
     ZiplogError,
 )
-from ziplog.node import Call, Cancelled, Complete, Effect, Event, Wakeup
 from ziplog.types import RID_GENESIS, Record, RecordId
 from ziplog.wire import Limits
 

@@ -12,8 +12,8 @@ from logdb import wire
 from logdb.coordinator.node import CoordinatorNode, Settings
 from logdb.records import Commit, KeyRead, RangeRead, TransactionId, Write, encode
 from tests.logdb.fakelog import UNAVAILABLE, FakeCore, FakeLog, fail
-from ziplog.client.requests import FetchRequest
-from ziplog.node import Drained, Halt, Received, Send, Wakeup, Warn
+from ziplog.client.common.requests import FetchRequest
+from ziplog.core.node import Drained, Halt, Received, Send, Wakeup, Warn
 from ziplog.policy import pin
 from ziplog.types import RID_GENESIS
 from ziplog.wire import encode as encode_message
@@ -21,7 +21,7 @@ from ziplog.wire import encode as encode_message
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ziplog.node import Effect, Event
+    from ziplog.core.node import Effect, Event
     from ziplog.types import RecordId
 
 MS = 1_000_000

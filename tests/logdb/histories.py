@@ -13,6 +13,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from logdb.decisions import Decisions
+from logdb.log_usage import Segments
 from logdb.records import (
     CheckpointBegun,
     CheckpointDone,
@@ -28,7 +29,6 @@ from logdb.records import (
     decode,
     encode,
 )
-from logdb.segments import Segments
 from logdb.state import Applied, State
 from logdb.versions import digest_of
 from ziplog.types import Record, RecordId

@@ -9,23 +9,23 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Final
 
-from logdb.calls import LogCalls
 from logdb.cleaner.checkpoint import find
 from logdb.cleaner.cleaner import Cleaner
-from logdb.cleaner.round import RoundSettings
+from logdb.cleaner.cleaning_round import RoundSettings
 from logdb.errors import NoCheckpointError
+from logdb.log_usage import Segments
 from logdb.records import Commit, TransactionId, Value, Write, decode, encode, value_at
-from logdb.segments import Segments
 from logdb.state import State
-from ziplog.client.requests import NEVER, Fetched, FetchRequest, SubscribeRequest
+from logdb.tasks import LogCalls
+from ziplog.client.common.requests import NEVER, Fetched, FetchRequest, SubscribeRequest
+from ziplog.core.node import Wakeup
 from ziplog.errors import TrimmedError, UnavailableError, ZiplogError
-from ziplog.node import Wakeup
 from ziplog.types import RID_GENESIS, Record, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logdb.calls import Task
+    from logdb.tasks import Task
     from tests.logdb.fakelog import FakeLog
 
 MS: Final = 1_000_000

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logdb.calls import LogCalls, Running
+from logdb.tasks import LogCalls, Running
 from tests.logdb.fakelog import FakeLog, fail
-from ziplog.client.requests import NEVER, InsertRequest, ReadRequest, TailRequest
+from ziplog.client.common.requests import NEVER, InsertRequest, ReadRequest, TailRequest
+from ziplog.core.node import Wakeup
 from ziplog.errors import NoSuchRecordError, UnavailableError
-from ziplog.node import Wakeup
 from ziplog.types import RID_GENESIS, Record, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from logdb.calls import Task
+    from logdb.tasks import Task
 
 
 def insert(payload: bytes) -> InsertRequest:

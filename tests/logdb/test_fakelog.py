@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logdb.calls import LogCalls
+from logdb.tasks import LogCalls
 from tests.logdb.fakelog import (
     OUTCOME_UNKNOWN_IN,
     OUTCOME_UNKNOWN_OUT,
@@ -16,7 +16,7 @@ from tests.logdb.fakelog import (
     FakeLog,
     fail_inserts,
 )
-from ziplog.client.requests import (
+from ziplog.client.common.requests import (
     NEVER,
     Fetched,
     FetchRequest,
@@ -30,13 +30,13 @@ from ziplog.client.requests import (
     TrimRequest,
     UnsubscribeRequest,
 )
+from ziplog.core.node import Wakeup
 from ziplog.errors import (
     ClosedError,
     NoSuchRecordError,
     OutcomeUnknownError,
     TrimmedError,
 )
-from ziplog.node import Wakeup
 from ziplog.types import RID_GENESIS, RecordId
 
 

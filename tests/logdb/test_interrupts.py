@@ -15,7 +15,7 @@ from logdb.client import scanning, transaction
 from tests.cancelling import Canceller, cancelled
 from tests.interrupts import Struck, interrupted
 from tests.waiting import wait_until
-from ziplog.client.signals import SHIELD
+from ziplog.client.engines.signals import SHIELD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,8 +21,8 @@ from logdb.errors import NoCheckpointError
 from logdb.records import KeyRead
 from tests.logdb.glass import SESSION, commit
 from ziplog.cli.options import DEFAULT_BOOTSTRAP
+from ziplog.deploy.new_shard import free_ports
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
-from ziplog.growth import free_ports
 from ziplog.local import Cluster
 from ziplog.runtime.transport import Transport
 from ziplog.wire import encode

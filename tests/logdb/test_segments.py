@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logdb.segments import Segments
+from logdb.log_usage import Segments
 
 #: A record: its size, and how much of it is live (percent).
 records = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 100)), min_size=1, max_size=60)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from logdb.log_usage import Segments
 from logdb.records import (
     MOVE_BYTES,
     CheckpointBegun,
@@ -26,7 +27,6 @@ from logdb.records import (
     encode,
     value_at,
 )
-from logdb.segments import Segments
 from logdb.state import State
 from logdb.walk import Walk
 from tests.logdb.histories import History, checkpoint, everything, restored, steps

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.mms.world import CLUSTER, MS, FakeServer, S, World, config
-from ziplog.view import Replica, fingerprint
+from ziplog.core.view import Replica, fingerprint
 from ziplog.wire import ChangeShard, Rate, Reinsert, ShardChanged
 
 HANDLER = b"handler"

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from shard.epochs import EpochClock, LeaseConflictError
+from shard.state.epoch_clock import EpochClock, LeaseConflictError
 from tests.mms.world import CLUSTER, MS, FakeServer, S, World, config
-from ziplog.node import Received
-from ziplog.view import (
+from ziplog.core.node import Received
+from ziplog.core.view import (
     KEPT_RUNS,
     MANY_MEMBERS,
     NO_DIGEST,

@@ -2,11 +2,9 @@
 
 import pytest
 
-from mms.questions import BURST, DISTANCE_NS, MAX_PENDING
+from mms.read_barriers import BURST, DISTANCE_NS, MAX_PENDING
 from tests.mms.world import CLUSTER, MS, S, World, config
-from ziplog.node import (
-    LeaderChanged,
-)
+from ziplog.core.node import LeaderChanged
 from ziplog.wire import (
     ClusterInfo,
     Hello,

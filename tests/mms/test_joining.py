@@ -4,7 +4,7 @@ import pytest
 
 from tests.mms.shapes import HANDLER, answers, change, members, recover, servers_of, state
 from tests.mms.world import CLUSTER, MS, S, World, config
-from ziplog.view import Replica, fingerprint
+from ziplog.core.view import Replica, fingerprint
 from ziplog.wire import Remove, Trim, TrimReply
 
 

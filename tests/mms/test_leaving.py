@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from mms.reshaping import LEAVE_NS
+from mms.reconfiguration import LEAVE_NS
 from tests.mms.shapes import (
     HANDLER,
     answers,
@@ -18,8 +18,8 @@ from tests.mms.shapes import (
     state,
 )
 from tests.mms.world import CLUSTER, MS, S, World, config
-from ziplog.node import LeaderChanged
-from ziplog.view import Lease, fingerprint
+from ziplog.core.node import LeaderChanged
+from ziplog.core.view import Lease, fingerprint
 from ziplog.wire import Rate, Reinsert, Remove, Trim, TrimReply, Want
 
 

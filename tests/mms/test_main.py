@@ -11,12 +11,14 @@ import pytest
 
 from tests.processes import Processes
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
-from ziplog.growth import free_ports
-from ziplog.wire import ClusterInfo, Hello, Message, NotLeader, StatusQuery, StatusReply
+from ziplog.deploy.new_shard import free_ports
+from ziplog.wire import ClusterInfo, Hello, NotLeader, StatusQuery, StatusReply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from ziplog.core.message import Message
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from mms.commands import (
     decode_refusal,
 )
 from mms.state import ClusterState
-from ziplog.view import NO_DIGEST, Lease, Member, Placement, Replica
+from ziplog.core.view import NO_DIGEST, Lease, Member, Placement, Replica
 
 CLUSTER = 77
 SIZE = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mms.commands import FinalizeShard, RemoveShard, RetireShard
 from mms.proposals import RETRY_NS, Proposals
-from ziplog.node import Propose
+from ziplog.core.node import Propose
 
 
 def test_the_same_command_has_its_time() -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tests.mms.world import CLUSTER, MS, S, World, config
-from ziplog.node import LeaderChanged, Received
+from ziplog.core.node import LeaderChanged, Received
 from ziplog.wire import Rate
 
 

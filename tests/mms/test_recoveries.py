@@ -7,8 +7,8 @@ import pytest
 
 from mms.commands import RecordLoss
 from tests.mms.world import CLUSTER, MS, S, World, config
-from ziplog.node import LeaderChanged
-from ziplog.view import fingerprint
+from ziplog.core.node import LeaderChanged
+from ziplog.core.view import fingerprint
 from ziplog.wire import (
     HandlerHeartbeat,
     NotLeader,

@@ -1,8 +1,8 @@
 """Shards that left: finalized, or recovered meanwhile; who is told, and whose questions count."""
 
 from mms.commands import RetireShard
-from mms.questions import MAX_PENDING
-from mms.reshaping import FORGET_NS, MAX_CHANGES
+from mms.read_barriers import MAX_PENDING
+from mms.reconfiguration import FORGET_NS, MAX_CHANGES
 from tests.mms.shapes import (
     HANDLER,
     answers,
@@ -18,8 +18,8 @@ from tests.mms.shapes import (
     state,
 )
 from tests.mms.world import CLUSTER, MS, S, World, config
-from ziplog.node import Committed, LeaderChanged, Restored, Wakeup
-from ziplog.view import fingerprint
+from ziplog.core.node import Committed, LeaderChanged, Restored, Wakeup
+from ziplog.core.view import fingerprint
 from ziplog.wire import (
     LeaseAnnounced,
     NotLeader,

@@ -8,15 +8,8 @@ from mms.commands import GrantLease, decode_command
 from mms.service import ACTIVE_NS, FIRST_LEASE_NS, MembershipService
 from tests.mms.world import CLUSTER, MS, FakeServer, S, World, config
 from ziplog.config import ClusterConfig, ShardConfig
-from ziplog.node import (
-    Committed,
-    Halt,
-    LeaderChanged,
-    Received,
-    Restored,
-    Warn,
-)
-from ziplog.view import Lease, fingerprint
+from ziplog.core.node import Committed, Halt, LeaderChanged, Received, Restored, Warn
+from ziplog.core.view import Lease, fingerprint
 from ziplog.wire import (
     Frontier,
     Heartbeat,

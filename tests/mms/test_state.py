@@ -18,7 +18,7 @@ from mms.commands import (
     decode_refusal,
 )
 from mms.state import ClusterState
-from ziplog.view import NO_DIGEST, Lease, LeaseRun, Member, Placement, Replica
+from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Member, Placement, Replica
 
 CLUSTER = 77
 MEMBERS = (Member(0, 1, 1), Member(1, 1, 1))
@@ -295,12 +295,12 @@ def test_history_is_cut_to_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         lease = lease.following(epoch_ms=lease.epoch_ms + 1)
     assert len(state.runs_from(1)) == 10
     size = state.runs[0].max_bytes
-    monkeypatch.setattr("mms.history.MAX_RUNS_BYTES", 4 * size - 1)
+    monkeypatch.setattr("mms.lease_history.MAX_RUNS_BYTES", 4 * size - 1)
     assert state.runs_from(1) == state.runs[:3]
     assert state.runs_from(state.runs[4].first.base) == state.runs[4:7]
     assert state.runs_after(0, NO_DIGEST) == state.runs[:3]
     assert state.runs_until(lease.base, 100) == state.runs[-3:]
-    monkeypatch.setattr("mms.history.MAX_RUNS_BYTES", 0)
+    monkeypatch.setattr("mms.lease_history.MAX_RUNS_BYTES", 0)
     assert state.runs_from(1) == state.runs[:1]
     assert state.runs_until(lease.base, 100) == state.runs[-1:]
     assert state.runs_from(lease.base) == []

@@ -3,9 +3,7 @@
 import msgspec
 
 from tests.mms.world import CLUSTER, S, World, config
-from ziplog.node import (
-    PeersChanged,
-)
+from ziplog.core.node import PeersChanged
 from ziplog.wire import (
     ChangeShard,
     Remove,

@@ -6,7 +6,7 @@ import pytest
 
 from tests.mms.shapes import HANDLER, drained, is_settled, servers_of
 from tests.mms.world import CLUSTER, MS, S, World, config
-from ziplog.view import fingerprint
+from ziplog.core.view import fingerprint
 from ziplog.wire import ChangeShard, Reinsert, Remove, ShardChanged
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from mms.stragglers import Stragglers
 from tests.mms.world import CLUSTER, MS, S, World, config
-from ziplog.node import LeaderChanged
-from ziplog.view import NO_DIGEST, Lease, Member, fingerprint
+from ziplog.core.node import LeaderChanged
+from ziplog.core.view import NO_DIGEST, Lease, Member, fingerprint
 from ziplog.wire import Reinsert, Remove
 
 SIZE = 2**20

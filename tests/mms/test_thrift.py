@@ -6,7 +6,7 @@ from mms.leases import THRIFT_BYTES, LeasePlan
 from tests.mms.test_rates import tell, weights, working
 from tests.mms.world import CLUSTER, MS, S, World
 from tests.world import first_lease
-from ziplog.view import run_of
+from ziplog.core.view import run_of
 from ziplog.wire import Trim
 
 SHORT = 16

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mms.weights import Weights
-from ziplog.gsn import MAX_ROUND
-from ziplog.view import Member
+from ziplog.core.gsn import MAX_ROUND
+from ziplog.core.view import Member
 
 K = 1000
 

@@ -8,7 +8,8 @@ from mms.commands import decode_command
 from mms.service import MembershipService
 from mms.state import ClusterState
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
-from ziplog.node import (
+from ziplog.core.message import Message
+from ziplog.core.node import (
     Broadcast,
     Committed,
     Complain,
@@ -20,15 +21,8 @@ from ziplog.node import (
     Send,
     Wakeup,
 )
-from ziplog.view import NO_DIGEST, Lease, LeaseRun, Replica, run_of, unfold
-from ziplog.wire import (
-    Heartbeat,
-    LeaseAnnounced,
-    Message,
-    StatusQuery,
-    StatusReply,
-    Want,
-)
+from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Replica, run_of, unfold
+from ziplog.wire import Heartbeat, LeaseAnnounced, StatusQuery, StatusReply, Want
 
 MS: Final = 1_000_000
 S: Final = 1000 * MS

@@ -18,19 +18,19 @@ class Rule(NamedTuple):
 RULES: Final[dict[str, Rule]] = {
     "no-reslot": Rule(
         "a backup gives a displaced record no other slot",
-        "AckedStays", "D3, D4", "shard/guesses.py",
+        "AckedStays", "D3, D4", "shard/state/guesses.py",
     ),
     "restart-is-failure": Rule(
         "a server that crashed does not go on in its view",
-        "AckedStays", "D2", "shard/checkpoint.py",
+        "AckedStays", "D2", "shard/recovery/checkpoint.py",
     ),
     "roll-forward-guesses": Rule(
         "recovery keeps what the survivor guessed and acked, not only what was decided",
-        "AckedStays", "D22", "shard/recovery.py",
+        "AckedStays", "D22", "shard/recovery/participant.py",
     ),
     "freeze": Rule(
         "the survivor stores nothing more before its state is taken",
-        "AckedStays", "D20", "shard/recovery.py",
+        "AckedStays", "D20", "shard/recovery/participant.py",
     ),
     "views": Rule(
         "acks and forwards carry their view, and views are never mixed",
@@ -38,15 +38,15 @@ RULES: Final[dict[str, Rule]] = {
     ),
     "stable-reads": Rule(
         "a subscriber is told only what is stable",
-        "DelivAgree", "D43", "shard/readers.py",
+        "DelivAgree", "D43", "shard/serving/readers.py",
     ),
     "decided-only": Rule(
         "what is reported as held counts decided slots, not guesses",
-        "StableAgree", "D7", "shard/stream.py",
+        "StableAgree", "D7", "shard/state/decision_log.py",
     ),
     "two-copies": Rule(
         "a backup takes what it holds for stable, unasked, only if it is the only backup",
-        "DelivAgree", "D7, D43", "shard/backup.py",
+        "DelivAgree", "D7, D43", "shard/ordering/backup.py",
     ),
     "one-decision": Rule(
         "a recovery has one decision",
@@ -54,27 +54,27 @@ RULES: Final[dict[str, Rule]] = {
     ),
     "remove-copies": Rule(
         "a backup drops its guess of a record that the primary placed elsewhere",
-        "NoDup", "D9, D22", "shard/guesses.py",
+        "NoDup", "D9, D22", "shard/state/guesses.py",
     ),
     "recognise": Rule(
         "a server acks a record that it holds again, at the same slot",
-        "NoDup", "D9", "shard/sessions.py",
+        "NoDup", "D9", "shard/state/sessions.py",
     ),
     "gapless-stream": Rule(
         "a backup takes the primary's decisions without a gap",
-        "NoHole", "D7, D44", "shard/backup.py",
+        "NoHole", "D7, D44", "shard/ordering/backup.py",
     ),
     "token": Rule(
         "the primary goes on to the next epoch by deciding all that is left of this one",
-        "NoHole", "D33, D44", "shard/primary.py",
+        "NoHole", "D33, D44", "shard/ordering/primary.py",
     ),
     "closed-epoch": Rule(
         "a late record gets no position of a closed epoch",
-        "DelivAgree", "D33", "shard/primary.py",
+        "DelivAgree", "D33", "shard/ordering/primary.py",
     ),
     "primary-noops": Rule(
         "only the primary makes no-ops",
-        "StableAgree", "D6", "shard/primary.py",
+        "StableAgree", "D6", "shard/ordering/primary.py",
     ),
     "announced-epochs": Rule(
         "recovery settles every epoch that was announced",
@@ -95,7 +95,7 @@ RULES: Final[dict[str, Rule]] = {
     "separate-recoveries": Rule(
         "who joined waits for its view to begin, a promise binds against lower numbers, and only"
         " who promised is the survivor",
-        "DelivAgree", "D21, D28", "shard/recovery.py",
+        "DelivAgree", "D21, D28", "shard/recovery/participant.py",
     ),
     "confirm": Rule(
         "what is new in a view is told once f replicas hold it, and nobody goes back behind that",
@@ -103,6 +103,6 @@ RULES: Final[dict[str, Rule]] = {
     ),
     "least-frontier": Rule(
         "a subscriber hands out only what lies below every shard's frontier",
-        "NoGap", "D44", "ziplog/client/subscribe.py",
+        "NoGap", "D44", "ziplog/client/reads/subscribe.py",
     ),
 }  # fmt: skip

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pysyncobj.syncobj
 
-from ziplog.node import Committed
-from ziplog.runtime import binding, journal, raft, receive
-from ziplog.runtime.snapshot import Snapshot
+from ziplog.core.node import Committed
+from ziplog.raft import journal, pysyncobj_adapter, raft, raft_node
+from ziplog.raft.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from multiprocessing.connection import Connection
 
-    from ziplog.node import Event
+    from ziplog.core.node import Event
 
 #: Exit code of a node that stopped because to go on would do harm.
 FATAL = 70
@@ -187,7 +187,7 @@ def _slow_down(seconds: float) -> None:
 
 
 def _hurry(haste: float) -> None:
-    real = binding.configuration
+    real = pysyncobj_adapter.configuration
     timed = ("raftMinTimeout", "raftMaxTimeout", "appendEntriesPeriod", "connectionRetryTime")
 
     def faster(bind: str, **given: Any) -> Any:
@@ -197,19 +197,19 @@ def _hurry(haste: float) -> None:
         return conf
 
     if haste != 1.0:
-        binding.configuration = faster
+        pysyncobj_adapter.configuration = faster
         raft._TICK_S /= haste  # type: ignore[misc]
 
 
 def put_back_shipped(replace: Callable[[Any, str, Any], object] = setattr) -> None:
     """Have the library itself take what peers send; only who votes stays ours."""
     hook = "_SyncObj__onMessageReceived"
-    ours, shipped = getattr(receive.Node, hook), getattr(pysyncobj.syncobj.SyncObj, hook)
+    ours, shipped = getattr(raft_node.Node, hook), getattr(pysyncobj.syncobj.SyncObj, hook)
 
-    def take(node: receive.Node, peer: Any, message: dict[str, Any]) -> None:
+    def take(node: raft_node.Node, peer: Any, message: dict[str, Any]) -> None:
         (ours if message["type"] == "standing" else shipped)(node, peer, message)
 
-    def load(node: receive.Node, clearJournal: bool) -> None:  # noqa: N803
+    def load(node: raft_node.Node, clearJournal: bool) -> None:  # noqa: N803
         found = Snapshot.read(node._snapshot)
         if clearJournal:
             node._journal.clear()
@@ -217,5 +217,5 @@ def put_back_shipped(replace: Callable[[Any, str, Any], object] = setattr) -> No
         node._consumer.restore(found.state)
         node._SyncObj__raftLastApplied = found.last.index
 
-    replace(receive.Node, hook, take)
-    replace(receive.Node, "_SyncObj__loadDumpFile", load)
+    replace(raft_node.Node, hook, take)
+    replace(raft_node.Node, "_SyncObj__loadDumpFile", load)

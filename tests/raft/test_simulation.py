@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from tests.raft.node import put_back_shipped
-from ziplog.runtime import binding, plain, receive, snapshot
-from ziplog.runtime import journal as journal_module
-from ziplog.runtime.journal import Journal
+from ziplog.raft import codec, pysyncobj_adapter, snapshot
+from ziplog.raft import journal as journal_module
+from ziplog.raft import raft_node as receive
+from ziplog.raft.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,7 +100,7 @@ class Wire:
 
     def send(self, node: Any, message: Any) -> bool:
         if (link := self.world.links.get((self.name, node.id))) is not None:
-            link.append(plain.dumps(message))
+            link.append(codec.dumps(message))
         return link is not None
 
     def destroy(self) -> None:
@@ -132,9 +133,9 @@ class World:
     def start(self, name: str) -> None:
         path = self.directory / name.rpartition(":")[2]
         self.journals[name] = FrailJournal(path)
-        consumer = binding.Consumer(Words(), lambda _event: None)
+        consumer = pysyncobj_adapter.Consumer(Words(), lambda _event: None)
         nodes = {endpoint: endpoint for endpoint in self.names}
-        self.up[name] = binding.join(nodes, name, self.journals[name], consumer, None)
+        self.up[name] = pysyncobj_adapter.join(nodes, name, self.journals[name], consumer, None)
         self.up[name].conf.leaderFallbackTimeout = 1e9
         self.seen[name] = 0
         self.tick(name)
@@ -200,7 +201,7 @@ class World:
         if receiver in self.up:
             with self.running(receiver) as node:
                 peer = self.peer(receiver, sender)
-                node._SyncObj__transport.receive(peer, plain.loads(message))
+                node._SyncObj__transport.receive(peer, codec.loads(message))
 
     def tick(self, name: str, *, times_out: bool = False, beats: bool = False) -> None:
         with self.running(name) as node:

@@ -17,13 +17,13 @@ from measuring import frames
 import logdb.wire
 import ziplog.wire
 from ziplog import policy
-from ziplog.client.core import ClientCore
-from ziplog.client.requests import InsertRequest, TailRequest
+from ziplog.client.client_node import ClientCore
+from ziplog.client.common.requests import InsertRequest, TailRequest
+from ziplog.core.entries import Body, Unit
+from ziplog.core.node import Call, Cancelled, Complete, Drained, Received, Wakeup
 from ziplog.errors import DeadlineError
-from ziplog.node import Call, Cancelled, Complete, Drained, Received, Wakeup
 from ziplog.types import RID_GENESIS, RecordId
-from ziplog.wire import Body, Deliver, TailReply
-from ziplog.wire.reads import Unit
+from ziplog.wire import Deliver, TailReply
 
 US = 1000
 HOLD = held.SCALOG_US * US

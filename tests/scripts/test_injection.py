@@ -18,9 +18,9 @@ from injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos, Fault, faults, 
 
 import ziplog
 from tests.waiting import wait_until
+from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
-from ziplog.supervisor import CLUSTER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,11 +17,11 @@ from measuring.leases import share_of
 from measuring.load import Client, Insert, Outcome
 from measuring.windows import counts, distribution, percentile, percentile_ms, phases, sorted_in
 
-from shard.segments import SegmentStore
-from ziplog.client.leases import LeaseMap
+from shard.storage.segment_store import SegmentStore
+from ziplog.client.common.lease_map import LeaseMap
+from ziplog.core.entries import Place, Skip
+from ziplog.core.view import NO_DIGEST, Lease, Member, run_of
 from ziplog.segments.entry import Entry
-from ziplog.view import NO_DIGEST, Lease, Member, run_of
-from ziplog.wire import Place, Skip
 
 if TYPE_CHECKING:
     from pathlib import Path

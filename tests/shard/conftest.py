@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shard.segments import SegmentStore
+    from shard.storage.segment_store import SegmentStore
 
 
 @pytest.fixture

@@ -23,10 +23,11 @@ from tests.world import (
     shard_names,
 )
 from ziplog import wire
-from ziplog.view import Member, run_of
+from ziplog.core.view import Member, run_of
 
 if TYPE_CHECKING:
-    from ziplog.view import Lease, ShardState
+    from ziplog.core.message import Message
+    from ziplog.core.view import Lease, ShardState
 
 PRIMARY, BACKUP, THIRD = "shard-0-0", "shard-0-1", "shard-0-2"
 LEASE = first_lease(2)
@@ -78,7 +79,7 @@ def heard(world: World, kind: type, by: str = "c") -> list[Any]:
 
 
 def send(
-    world: World, *messages: wire.Message, to: tuple[str, ...] = (PRIMARY, BACKUP), run: int = MS
+    world: World, *messages: Message, to: tuple[str, ...] = (PRIMARY, BACKUP), run: int = MS
 ) -> None:
     for message in messages:
         for name in to:

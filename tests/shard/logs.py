@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from shard.segments import SegmentStore
-from shard.store import mark_of_reset
+from shard.storage.segment_store import SegmentStore
+from shard.storage.store import mark_of_reset
+from ziplog.core.entries import Expire, Place, SessionTable, SettledUnit, Skip
+from ziplog.core.view import NO_DIGEST
 from ziplog.segments.entry import Entry, Mark, Table, TablePart
-from ziplog.view import NO_DIGEST
-from ziplog.wire import Expire, Place, SessionTable, SettledUnit, Skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from crc32c import crc32c
 
-from shard.backup import ASK_STABLE_NS, MAX_HELD_DECISIONS
+from shard.ordering.backup import ASK_STABLE_NS, MAX_HELD_DECISIONS
 from shard.replica import Replica
 from tests.actors import Client
 from tests.checkers import decided, places
@@ -26,11 +26,13 @@ from tests.world import (
     probe,
 )
 from ziplog import wire
-from ziplog.node import Received
-from ziplog.view import run_of
+from ziplog.core.entries import Decision, Expire, Place, Skip
+from ziplog.core.node import Received
+from ziplog.core.view import run_of
 
 if TYPE_CHECKING:
-    from shard.backup import Backup
+    from shard.ordering.backup import Backup
+    from ziplog.core.message import Message
 
 PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
 
@@ -48,12 +50,12 @@ def acks(world: World, server: int = 1) -> list[tuple[int, bool, list[int]]]:
     return [(ack.seq, ack.confirmed, ack.gsns) for ack in found if ack.server == server]
 
 
-def send(world: World, message: wire.Message, *, to: str = BACKUP) -> None:
+def send(world: World, message: Message, *, to: str = BACKUP) -> None:
     world.send("c", to, message)
     world.run(1 * MS)
 
 
-def forward(first: int, *decisions: wire.Decision, stable: int = 0, view: int = 1) -> wire.Forward:
+def forward(first: int, *decisions: Decision, stable: int = 0, view: int = 1) -> wire.Forward:
     return wire.Forward(CLUSTER, 0, view, 1, first, list(decisions), stable, 0)
 
 
@@ -64,8 +66,8 @@ def lonely_backup(**config: object) -> World:
     return world
 
 
-def place(message: wire.Insert, *gsns: int, body: bool = False) -> wire.Place:
-    return wire.Place(message.client, message.seq, message.done_below, 0, list(gsns),
+def place(message: wire.Insert, *gsns: int, body: bool = False) -> Place:
+    return Place(message.client, message.seq, message.done_below, 0, list(gsns),
                       crc32c(message.body), message.body if body else None)  # fmt: skip
 
 
@@ -108,7 +110,7 @@ def test_late_client_copy_is_acked_as_decided() -> None:
 def test_no_op_breaks_a_promise() -> None:
     world = lonely_backup()
     send(world, insert(1))
-    send(world, forward(1, wire.Skip(1, 5)))
+    send(world, forward(1, Skip(1, 5)))
     send(world, insert(1))
     assert acks(world) == [(1, False, [1])]
     assert not backup_of(world).guesses.promised
@@ -215,9 +217,9 @@ def test_grace_begins_anew_for_each_body() -> None:
 def test_held_back_decisions_are_bounded() -> None:
     world = lonely_backup()
     first = insert(1)
-    send(world, forward(1, place(first, 1), *[wire.Skip(g, g + 1) for g in range(2, 9000)]))
+    send(world, forward(1, place(first, 1), *[Skip(g, g + 1) for g in range(2, 9000)]))
     for start in (9000, 17_000):
-        skips = [wire.Skip(g, g + 1) for g in range(start, start + 8000)]
+        skips = [Skip(g, g + 1) for g in range(start, start + 8000)]
         send(world, forward(start, *skips))
     assert len(backup_of(world)._pending) == MAX_HELD_DECISIONS
     send(world, first)
@@ -260,7 +262,7 @@ def test_orphan_vanishes_when_its_client_settles_it() -> None:
     send(world, insert(1))
     send(world, insert(2, done_below=2))
     assert 1 in backup._state.sessions.by_client[b"c" * 16].units, "a promise stays"
-    send(world, forward(1, wire.Skip(1, 9)))
+    send(world, forward(1, Skip(1, 9)))
     session = backup._state.sessions.by_client[b"c" * 16]
     assert sorted(session.units) == [2]
     send(world, insert(3, done_below=3))
@@ -275,7 +277,7 @@ def test_orphans_cannot_close_the_backup_for_ever() -> None:
     for seq in range(1, 200):
         send(world, insert(seq, done_below=seq, size=1000))
         end = backup._state.stream.end
-        send(world, forward(seq, wire.Skip(end, end + 3)))
+        send(world, forward(seq, Skip(end, end + 3)))
     assert backup._undecided_bytes <= 2 * len(insert(1, size=1000).body)
 
 
@@ -286,7 +288,7 @@ def test_expiry_keeps_promises() -> None:
     send(world, one)
     send(world, forward(1, place(one, 1)))
     send(world, two)
-    send(world, forward(2, wire.Expire(b"c" * 16)))
+    send(world, forward(2, Expire(b"c" * 16)))
     session = backup_of(world)._state.sessions.by_client[b"c" * 16]
     assert sorted(session.units) == [2]
     send(world, two)
@@ -298,7 +300,7 @@ def test_expiry_keeps_promises() -> None:
 def test_client_that_only_the_backup_knows_is_forgotten_in_time() -> None:
     world = lonely_backup(session_timeout_s=2)
     send(world, insert(1))
-    send(world, forward(1, wire.Skip(1, 5)))
+    send(world, forward(1, Skip(1, 5)))
     sessions = backup_of(world)._state.sessions.by_client
     world.run(1 * S)
     assert sessions
@@ -345,7 +347,7 @@ def test_epoch_change_costs_only_what_is_in_flight() -> None:
     for unit in units:
         send(world, unit)
     base = first_lease(1).epoch_size + 1
-    send(world, forward(1, wire.Skip(1, base), place(units[0], base), place(units[1], base + 1)))
+    send(world, forward(1, Skip(1, base), place(units[0], base), place(units[1], base + 1)))
     send(world, insert(6))
     assert acks(world)[-1] == (6, False, [base + 5])
 
@@ -370,7 +372,7 @@ def test_clock_that_is_ahead_costs_nothing_while_the_stream_flows() -> None:
 
 def test_restart_asks_for_what_it_may_have_missed() -> None:
     world = lonely_backup()
-    send(world, forward(1, wire.Skip(1, 5), stable=1))
+    send(world, forward(1, Skip(1, 5), stable=1))
     world.restart(BACKUP)
     world.tracing = True
     world.run(1 * MS)
@@ -382,7 +384,7 @@ def test_restart_keeps_promises_and_asks_for_what_it_missed() -> None:
     one, two = insert(1), insert(2)
     send(world, one)
     send(world, two)
-    send(world, forward(1, wire.Skip(1, 2)))
+    send(world, forward(1, Skip(1, 2)))
     world.restart(BACKUP)
     world.tracing = True
     world.run(1 * MS)

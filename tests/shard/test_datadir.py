@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shard.datadir import DataDirectory
+from shard.storage.data_directory import DataDirectory
 from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_a_second_process_is_refused(opened: Callable[..., DataDirectory]) -> No
 def test_a_lock_ends_with_its_process(opened: Callable[..., DataDirectory], tmp_path: Path) -> None:
     program = (
         "import sys, pathlib, os, signal\n"
-        "from shard.datadir import DataDirectory\n"
+        "from shard.storage.data_directory import DataDirectory\n"
         "d = DataDirectory(pathlib.Path(sys.argv[1]), 'demo', 'shard-0-0')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

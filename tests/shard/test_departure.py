@@ -142,8 +142,8 @@ def test_server_that_knows_no_lease_is_not_out() -> None:
 
 
 def test_refused_units_do_not_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard.primary.MAX_UNSTABLE_RECORDS", 1)
-    monkeypatch.setattr("shard.primary.MAX_UNSTABLE_DECISIONS", 1)
+    monkeypatch.setattr("shard.ordering.primary.MAX_UNSTABLE_RECORDS", 1)
+    monkeypatch.setattr("shard.ordering.primary.MAX_UNSTABLE_DECISIONS", 1)
     world = start()
     world.paused.add(BACKUP)
     send(world, insert(1), insert(2), insert(3), to=(PRIMARY,))
@@ -281,7 +281,7 @@ def test_server_whose_own_mark_is_not_flushed_is_not_sealed(name: str) -> None:
 
 
 def test_server_without_a_mark_of_all_is_not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard.marks.MARK_NS", 2 * S)
+    monkeypatch.setattr("shard.recovery.watermark_records.MARK_NS", 2 * S)
     world = start()
     send(world, insert(1), run=3 * S)
     assert world.stores[PRIMARY].mark is not None, "an earlier one is not enough"

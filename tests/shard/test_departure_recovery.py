@@ -29,18 +29,19 @@ from tests.shard.leavers import (
 )
 from tests.world import CLUSTER, MS, US, Link, S, World, add_shard, insert, placements, shard_names
 from ziplog import wire
-from ziplog.node import Send
-from ziplog.view import run_of
+from ziplog.core.node import Send
+from ziplog.core.view import run_of
 
 if TYPE_CHECKING:
     from tests.actors import Job
-    from ziplog.node import Effect, Event
-    from ziplog.view import Lease, ShardState
+    from ziplog.core.message import Message
+    from ziplog.core.node import Effect, Event
+    from ziplog.core.view import Lease, ShardState
 
 LIMIT = LEASE.stop
 
 
-def order(world: World, message: wire.Message, *names: str) -> None:
+def order(world: World, message: Message, *names: str) -> None:
     """Send something as the handler does: over the server's own connection."""
     for name in names:
         world.send("fh-0", name, message, reply=True)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mms.state import ClusterState
-from shard.epochs import EpochClock, LeaseConflictError
+from shard.state.epoch_clock import EpochClock, LeaseConflictError
 from tests.world import MS, S, first_lease
-from ziplog.view import KEPT_RUNS, NO_DIGEST, Lease, LeaseRun, Member, run_of
+from ziplog.core.view import KEPT_RUNS, NO_DIGEST, Lease, LeaseRun, Member, run_of
 
 if TYPE_CHECKING:
     import random

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shard.replica import Replica
-from shard.stream import FOLLOWED_AFTER_REPORT_NS, REPORT_FOLLOWED_NS
+from shard.state.decision_log import FOLLOWED_AFTER_REPORT_NS, REPORT_FOLLOWED_NS
 from tests.actors import Reader
 from tests.checkers import decided
 from tests.world import CLUSTER, MS, US, Link, S, World, calm_world, first_lease, insert

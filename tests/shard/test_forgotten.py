@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from shard.health import STALE_NS
+from shard.recovery.failure_detector import STALE_NS
 from tests.checkers import places
 from tests.shard.test_recovery import (
     BACKUP,
@@ -25,9 +25,10 @@ from tests.shard.test_recovery import (
 )
 from tests.world import CLUSTER, MS, S, World, insert
 from ziplog import wire
+from ziplog.core.entries import SessionTable
 
 if TYPE_CHECKING:
-    from shard.sessions import Sessions
+    from shard.state.sessions import Sessions
 
 OTHER = b"d" * 16
 #: The client made it before it knew of any position.
@@ -181,7 +182,7 @@ def test_server_that_did_not_run_counts_no_client_as_silent() -> None:
 
 def test_sessions_of_older_peers_have_no_horizon() -> None:
     table: Any = [OLD.client, 1, []]
-    assert wire.SessionTable(*table).horizon == 0
+    assert SessionTable(*table).horizon == 0
 
 
 def test_servers_of_a_new_view_forget_alike() -> None:

@@ -10,38 +10,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from shard import primary, readers
-from shard.admission import MAX_UNIT_BYTES
-from shard.joining import _ANSWER_BYTES, serve
-from shard.primary import MAX_UNSTABLE_BYTES, MAX_UNSTABLE_RECORDS, Primary
-from shard.slots import pack
-from shard.state import ReplicaConfig, ReplicaState
-from ziplog.node import Broadcast, Send
+from shard.ordering import primary
+from shard.ordering.admission import MAX_UNIT_BYTES
+from shard.ordering.primary import MAX_UNSTABLE_BYTES, MAX_UNSTABLE_RECORDS, Primary
+from shard.recovery.state_transfer import _ANSWER_BYTES, serve
+from shard.serving import readers
+from shard.state.replica_state import ReplicaConfig, ReplicaState
+from shard.state.slots import pack
+from ziplog.core.entries import Body, Expire, Place, Unit, encode_body
+from ziplog.core.fields import MAX_FRAME, MAX_UNIT_RECORDS
+from ziplog.core.node import Broadcast, Send
+from ziplog.core.view import Replica as Address
 from ziplog.segments.entry import Entry
-from ziplog.view import Replica as Address
-from ziplog.wire import (
-    MAX_FRAME,
-    MAX_UNIT_RECORDS,
-    Body,
-    Expire,
-    Fetch,
-    Fetched,
-    Forward,
-    InsertAck,
-    Limits,
-    Located,
-    Place,
-    Resend,
-    Unit,
-    encode,
-    encode_body,
-)
+from ziplog.wire import Fetch, Fetched, Forward, InsertAck, Limits, Located, Resend, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shard.segments import SegmentStore
-    from ziplog.wire import Message
+    from shard.storage.segment_store import SegmentStore
+    from ziplog.core.message import Message
 
 HIGH = 2**62
 CLIENT = bytes(16)

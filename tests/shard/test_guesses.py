@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard.epochs import EpochClock
-from shard.guesses import Guesses
-from shard.sessions import HeldUnit
+from shard.state.epoch_clock import EpochClock
+from shard.state.guesses import Guesses
+from shard.state.sessions import HeldUnit
 from tests.world import S, first_lease
-from ziplog.view import run_of
+from ziplog.core.view import run_of
 
 
 def guesses_of(*, epoch_size: int = 1 << 20) -> tuple[Guesses, EpochClock]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shard.lag import MAX_MEMBERS, TELL_NS
+from shard.ordering.lag_fix import MAX_MEMBERS, TELL_NS
 from shard.replica import Replica
 from tests.checkers import decided, places
 from tests.world import (
@@ -25,8 +25,9 @@ from tests.world import (
 )
 from tests.world import calm_world as world_of
 from ziplog import wire
-from ziplog.node import Connect, Disconnect, Drained, Effect, Event, Received
-from ziplog.view import Lease, Placement, run_of
+from ziplog.core.entries import Skip
+from ziplog.core.node import Connect, Disconnect, Drained, Effect, Event, Received
+from ziplog.core.view import Lease, Placement, run_of
 
 FIRST, SECOND = "shard-0-0", "shard-1-0"
 
@@ -65,8 +66,8 @@ def holes(world: World, name: str) -> int:
     return replica(world, name)._state.holes
 
 
-def skips(world: World, name: str) -> list[wire.Skip]:
-    return [e.decision for e in decided(world, name) if isinstance(e.decision, wire.Skip)]
+def skips(world: World, name: str) -> list[Skip]:
+    return [e.decision for e in decided(world, name) if isinstance(e.decision, Skip)]
 
 
 def waited(world: World, shard: int) -> list[int]:
@@ -228,7 +229,7 @@ def test_who_is_behind_gives_up_what_is_below_in_one_range() -> None:
     put(world, 1, count=10)
     world.run(1 * MS)
     assert told(world) == [(FIRST, SECOND, 19)]
-    assert skips(world, SECOND) == [wire.Skip(1, 19)]
+    assert skips(world, SECOND) == [Skip(1, 19)]
     assert holes(world, SECOND) == 9
     put(world, 1, shard=1)
     assert [place.gsns for place in places(world, SECOND)] == [[20]]
@@ -261,7 +262,7 @@ def test_a_hint_of_what_is_decided_already_changes_nothing() -> None:
     world.send("c", SECOND, wire.Ahead(CLUSTER, 0, 19))
     world.send("c", SECOND, wire.Ahead(CLUSTER, 0, 9))
     world.run(1 * MS)
-    assert skips(world, SECOND) == [wire.Skip(1, 19)]
+    assert skips(world, SECOND) == [Skip(1, 19)]
     assert holes(world, SECOND) == 9
 
 
@@ -273,7 +274,7 @@ def test_what_is_left_of_an_epoch_that_is_over_is_no_hole() -> None:
     world = calm_world(lease=lease)
     world.send("c", SECOND, wire.Want(CLUSTER, 1, 0, 1010))
     world.run(1 * MS)
-    assert skips(world, SECOND) == [wire.Skip(1, 1011)]
+    assert skips(world, SECOND) == [Skip(1, 1011)]
     assert holes(world, SECOND) == 5, "2 to 1000 are the first epoch's"
 
 
@@ -292,7 +293,7 @@ def test_without_lag_fix_an_epoch_that_is_over_is_decided_at_once() -> None:
     world.run(35 * MS)
     world.send("c", SECOND, wire.Want(CLUSTER, 1, 0, 9))
     world.run(100 * US)
-    assert skips(world, SECOND) == [wire.Skip(1, (4 << 24) + 1)]
+    assert skips(world, SECOND) == [Skip(1, (4 << 24) + 1)]
 
 
 def test_without_lag_fix_who_asks_for_an_answer_gets_it() -> None:

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from shard.backup import Backup
-from shard.guesses import Guesses
-from shard.primary import Primary
-from shard.readers import Readers
-from shard.sessions import Session
-from shard.stream import Stream
+from shard.ordering.backup import Backup
+from shard.ordering.primary import Primary
+from shard.serving.readers import Readers
+from shard.state.decision_log import Stream
+from shard.state.guesses import Guesses
+from shard.state.sessions import Session
 from tests.storm import Storm, Weather
 from ziplog import wire
+from ziplog.core.entries import Place
 
 if TYPE_CHECKING:
-    from shard.sessions import HeldUnit
+    from shard.state.sessions import HeldUnit
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +83,7 @@ def test_known_unit_is_placed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def mutant(self: Primary, unit: HeldUnit, _since: int) -> None:
         entry = self._state.store.find(unit.gsns[0]) if unit.gsns is not None else None
         gsns = self._state.clock.take(self._state.stream.end, unit.count)
-        if entry is not None and isinstance(entry.decision, wire.Place) and gsns:
+        if entry is not None and isinstance(entry.decision, Place) and gsns:
             epoch = self._state.clock.epoch_at(gsns[0])
             again = replace(entry.decision, gsns=gsns, epoch=epoch)
             self._state.record(again)

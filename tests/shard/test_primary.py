@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shard import primary as module
-from shard.backup import CALM_AFTER
+from shard.ordering import primary as module
+from shard.ordering.backup import CALM_AFTER
 from shard.replica import Replica
 from tests.actors import Service
 from tests.checkers import decided, places
@@ -26,13 +26,15 @@ from tests.world import (
     shard_names,
 )
 from ziplog import wire
-from ziplog.node import Received
-from ziplog.view import Lease, run_of
+from ziplog.core.entries import Expire, Place, Skip
+from ziplog.core.node import Received
+from ziplog.core.view import Lease, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shard.primary import Primary
+    from shard.ordering.primary import Primary
+    from ziplog.core.message import Message
 
 PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
 
@@ -44,7 +46,7 @@ def primary_of(world: World) -> Primary:
     return replica._primary
 
 
-def send(world: World, *messages: wire.Message, to: str = PRIMARY, run: int = 1 * MS) -> None:
+def send(world: World, *messages: Message, to: str = PRIMARY, run: int = 1 * MS) -> None:
     for message in messages:
         world.send("c", to, message)
     world.run(run)
@@ -210,7 +212,7 @@ def test_position_in_a_later_epoch_is_reached_with_one_no_op() -> None:
     after = lease.epoch_base(7) + 3
     send(world, insert(1, after=after), run=500 * US)
     decisions = [entry.decision for entry in decided(world, PRIMARY)]
-    assert decisions[0] == wire.Skip(1, after + 1)
+    assert decisions[0] == Skip(1, after + 1)
     assert placed(world) == [(1, [after + 1])]
 
 
@@ -287,11 +289,11 @@ def test_unit_is_never_split_over_epochs() -> None:
     world = calm_world(lease=first_lease(1, epochs=2, epoch_size=5, epoch_ms=1000))
     send(world, insert(1, count=3), insert(2, count=3))
     assert placed(world) == [(1, [1, 2, 3]), (2, [6, 7, 8])]
-    assert decided(world, PRIMARY)[1].decision == wire.Skip(4, 6)
+    assert decided(world, PRIMARY)[1].decision == Skip(4, 6)
 
 
 def ends(world: World) -> list[int]:
-    return [e.decision.stop for e in decided(world, PRIMARY) if isinstance(e.decision, wire.Skip)]
+    return [e.decision.stop for e in decided(world, PRIMARY) if isinstance(e.decision, Skip)]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +341,7 @@ def test_idle_shard_is_quiet() -> None:
 def test_want_on_an_idle_shard_is_answered_when_stable() -> None:
     world = calm_world(shards=2)
     send(world, wire.Want(CLUSTER, 0, 9, 6))
-    assert [e.decision for e in decided(world, PRIMARY)] == [wire.Skip(1, 7)]
+    assert [e.decision for e in decided(world, PRIMARY)] == [Skip(1, 7)]
     assert [(a.request, a.frontier) for a in probe(world).of(wire.Frontier)] == [(9, 7)]
     send(world, wire.Want(CLUSTER, 0, 10, 6))
     assert len(decided(world, PRIMARY)) == 1
@@ -411,7 +413,7 @@ def test_bodies_are_sent_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     world.run(60 * MS)
     assert [p.seq for p in places(world, BACKUP)] == list(range(1, 9))
     bodies = [
-        sum(len(d.body or b"") for d in message.decisions if isinstance(d, wire.Place))
+        sum(len(d.body or b"") for d in message.decisions if isinstance(d, Place))
         for _, dst, message in world.sent
         if dst == BACKUP and isinstance(message, wire.Forward)
     ]
@@ -469,7 +471,7 @@ def test_silent_client_is_forgotten_with_what_waits() -> None:
         assert isinstance(replica, Replica)
         assert not replica._state.sessions.by_client
     assert primary_of(world)._undecided_units == 0
-    assert isinstance(decided(world, PRIMARY)[-1].decision, wire.Expire)
+    assert isinstance(decided(world, PRIMARY)[-1].decision, Expire)
 
 
 def test_restart_goes_on_where_it_stopped() -> None:

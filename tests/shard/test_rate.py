@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shard import rate as module
-from shard.rate import LOOK_NS, TELL_NS, WINDOWS, Meter
+from shard.ordering import rate as module
+from shard.ordering.rate import LOOK_NS, TELL_NS, WINDOWS, Meter
 from shard.replica import Replica
 from tests.world import MS, S, World, calm_world, first_lease, insert
 from ziplog import wire

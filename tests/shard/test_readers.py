@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard import readers as module
-from shard.repair import Repair
+from shard.recovery.peer_repair import Repair
 from shard.replica import Replica
+from shard.serving import readers as module
 from tests.actors import Reader
 from tests.checkers import check_reader
 from tests.world import (
@@ -25,7 +25,8 @@ from tests.world import (
 )
 from tests.world import calm_world as world_of
 from ziplog import wire
-from ziplog.node import Received
+from ziplog.core.entries import Body, Place, encode_body
+from ziplog.core.node import Received
 from ziplog.segments.entry import BusyError, UnreadableError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def test_answers_of_a_primary() -> None:
 def test_each_record_of_a_unit_may_have_its_key() -> None:
     world = calm_world()
     keys = [b"k", None, b""]
-    body = wire.encode_body(wire.Body(1, None, [b"x"] * 3, None, keys))
+    body = encode_body(Body(1, None, [b"x"] * 3, None, keys))
     put(world, msgspec.structs.replace(insert(1, count=3), body=body))
     assert [read(world, gsn).key for gsn in (1, 2, 3)] == keys
 
@@ -458,7 +459,7 @@ def test_streams_are_contiguous_whatever_the_credit(data: st.DataObject) -> None
         for reader in readers:
             gsns = [gsn for gsn, _ in reader.delivered]
             expected = [g for unit in world.stores[PRIMARY].entries
-                        if isinstance(unit.decision, wire.Place) for g in unit.decision.gsns
+                        if isinstance(unit.decision, Place) for g in unit.decision.gsns
                         if reader.start <= g < reader.frontier]  # fmt: skip
             assert gsns == expected
     for reader in readers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -26,9 +26,13 @@ from tests.world import (
     shard_names,
 )
 from ziplog import wire
-from ziplog.node import Complain, Pressed, Received
+from ziplog.core.entries import Place, Skip
+from ziplog.core.node import Complain, Pressed, Received
+from ziplog.core.view import KEPT_RUNS, run_of
 from ziplog.segments.entry import Entry, Mark
-from ziplog.view import KEPT_RUNS, run_of
+
+if TYPE_CHECKING:
+    from ziplog.core.message import Message
 
 PRIMARY, BACKUP, THIRD = "shard-0-0", "shard-0-1", "shard-0-2"
 LEASE = first_lease(1)
@@ -62,13 +66,13 @@ def acks(world: World, view: int = 1) -> list[tuple[int, int, list[int]]]:
     ]  # fmt: skip
 
 
-def send(world: World, message: wire.Message, *names: str) -> None:
+def send(world: World, message: Message, *names: str) -> None:
     for name in names:
         world.send("c", name, message)
     world.run(2 * MS)
 
 
-def order(world: World, message: wire.Message, *names: str) -> None:
+def order(world: World, message: Message, *names: str) -> None:
     """Send something as the handler does: over the server's own connection."""
     for name in names:
         world.send("fh-0", name, message, reply=True)
@@ -263,10 +267,10 @@ def test_survivor_rolls_forward_what_it_acked_and_nothing_more() -> None:
     for entry in log(world, BACKUP):
         what = entry.decision
         assert not isinstance(what, Mark)
-        if isinstance(what, wire.Skip):
+        if isinstance(what, Skip):
             assert what.start == end
             end = what.stop
-        elif isinstance(what, wire.Place):
+        elif isinstance(what, Place):
             assert what.gsns[0] == end
             end = what.gsns[-1] + 1
     assert end == LEASE.stop
@@ -420,9 +424,7 @@ def test_log_that_was_not_chosen_is_cut_off() -> None:
     crash(world, PRIMARY)
     recover(world, BACKUP, PRIMARY)
     assert log(world, PRIMARY) == log(world, BACKUP)
-    assert [p.decision.seq for p in log(world, PRIMARY) if isinstance(p.decision, wire.Place)] == [
-        1
-    ]
+    assert [p.decision.seq for p in log(world, PRIMARY) if isinstance(p.decision, Place)] == [1]
 
 
 def test_lost_data_directory_is_filled_again() -> None:
@@ -513,7 +515,7 @@ def test_attempt_that_was_not_decided_is_cut_off_by_the_one_that_was() -> None:
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP, THIRD), 2 * S)
     begin(world, 3, f=2)
     assert log(world, PRIMARY) == log(world, BACKUP) == log(world, THIRD)
-    assert [e.decision.seq for e in log(world, THIRD) if isinstance(e.decision, wire.Place)] == [1]
+    assert [e.decision.seq for e in log(world, THIRD) if isinstance(e.decision, Place)] == [1]
 
 
 def test_all_in_limbo_the_longest_log_is_taken_up() -> None:

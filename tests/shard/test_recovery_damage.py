@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
-from shard import joining, repair
-from shard.store import FullError
+from shard.recovery import peer_repair, state_transfer
+from shard.storage.store import FullError
 from tests.shard.test_recovery import (
     BACKUP,
     LEASE,
@@ -29,14 +29,14 @@ from tests.shard.test_recovery import (
 )
 from tests.world import CLUSTER, MS, Link, S, World, insert
 from ziplog import wire
-from ziplog.node import Received, Warn
+from ziplog.core.node import Received, Warn
 from ziplog.segments.entry import BusyError, Mark, UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from tests.memory_store import MemoryStore
-    from ziplog.node import Effect
+    from ziplog.core.node import Effect
 
 
 def dark(damaged: Collection[int] = (), others: Collection[int] = ()) -> World:
@@ -110,8 +110,8 @@ def test_what_shows_that_they_fit_may_come_long_after_the_first_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All that is damaged is of a view before that of what follows, and more than one answer."""
-    monkeypatch.setattr(repair, "_STORE_BYTES", 1)
-    monkeypatch.setattr(joining, "_ANSWER_BYTES", 1)
+    monkeypatch.setattr(peer_repair, "_STORE_BYTES", 1)
+    monkeypatch.setattr(state_transfer, "_ANSWER_BYTES", 1)
     world = start(durability="disk")
     for seq in range(1, 8):
         send(world, insert(seq), PRIMARY, BACKUP)
@@ -272,7 +272,7 @@ def test_a_server_joins_once_the_system_lets_it_read_its_log(told: list[str]) ->
     def busy(*_: object) -> None:
         raise BusyError("too many open files")
 
-    with patch("shard.joining.entries_after", busy):
+    with patch("shard.recovery.state_transfer.entries_after", busy):
         order(world, decision(frozen), BACKUP, PRIMARY)
         world.run(1 * S)
         assert not joined(world, PRIMARY)

@@ -37,7 +37,8 @@ from tests.world import (
     insert,
 )
 from ziplog import wire
-from ziplog.node import Persisted, Received
+from ziplog.core.entries import Place
+from ziplog.core.node import Persisted, Received
 from ziplog.segments.entry import BusyError
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def test_witness_remembers_its_view_until_it_has_all_of_the_next_one() -> None:
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP, THIRD), 2 * S)
     begin(world, 3, f=2)
     assert log(world, PRIMARY) == log(world, BACKUP) == log(world, THIRD)
-    (place,) = [e.decision for e in log(world, THIRD) if isinstance(e.decision, wire.Place)]
+    (place,) = [e.decision for e in log(world, THIRD) if isinstance(e.decision, Place)]
     assert place.gsns == acked[2]
 
 

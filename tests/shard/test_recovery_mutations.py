@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shard import admission, checkpoint, joining, recovery
 from shard import replica as module
-from shard.health import Health
-from shard.joining import Joining
-from shard.readers import Readers
-from shard.recovery import Recovery
+from shard.ordering import admission
+from shard.recovery import checkpoint, participant, state_transfer
+from shard.recovery.failure_detector import Health
+from shard.recovery.participant import Recovery
+from shard.recovery.state_transfer import Joining
 from shard.replica import Replica
-from shard.sessions import Sessions
+from shard.serving.readers import Readers
+from shard.state.sessions import Sessions
 from tests.shard import test_recovery as held
 from tests.shard import test_recovery_meanwhile as meanwhile
 
@@ -88,7 +89,7 @@ def sessions_are_forgotten(patch: Patch) -> None:
 
 def an_undecided_log_is_kept(patch: Patch) -> None:
     """D25: a server keeps what the survivor does not have."""
-    patch.setattr(joining, "_common", lambda _state, after, _view: after)
+    patch.setattr(state_transfer, "_common", lambda _state, after, _view: after)
 
 
 def stable_entries_are_dropped(patch: Patch) -> None:
@@ -103,7 +104,7 @@ def stable_entries_are_dropped(patch: Patch) -> None:
 
 
 def any_log_will_do(patch: Patch) -> None:
-    patch.setattr(joining, "is_same", lambda *_: True)
+    patch.setattr(state_transfer, "is_same", lambda *_: True)
 
 
 def told_before_it_is_on_disk(patch: Patch) -> None:
@@ -111,7 +112,7 @@ def told_before_it_is_on_disk(patch: Patch) -> None:
 
     def mutant(self: Recovery) -> None:
         self._state.persisted = self._state.stream.last
-        patch.setattr(recovery, "digest_of", lambda _store: bytes(16))
+        patch.setattr(participant, "digest_of", lambda _store: bytes(16))
         persisted(self)
 
     patch.setattr(Recovery, "persisted", mutant)

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shard.datadir import DataDirectory
-from shard.segments import SegmentStore
-from shard.store import FullError
+from shard.storage.data_directory import DataDirectory
+from shard.storage.segment_store import SegmentStore
+from shard.storage.store import FullError
 from tests import refusing
 from tests.refusing import System
 from tests.shard.logs import Oracle, apply, compare, compare_numbers, mark, place, table
-from ziplog.node import StorageChanged
+from ziplog.core.node import StorageChanged
 from ziplog.segments.entry import BusyError, UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ziplog.node import Event
+    from ziplog.core.node import Event
 
     Opened = Callable[..., SegmentStore]
 

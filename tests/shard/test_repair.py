@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shard import repair
-from shard.joining import serve
-from shard.recovery import Claim, Missing, Recovery
-from shard.repair import Repair
-from shard.state import ReplicaConfig, ReplicaState
-from shard.store import FullError
-from shard.stream import Watermark
+from shard.recovery import peer_repair
+from shard.recovery.participant import Claim, Missing, Recovery
+from shard.recovery.peer_repair import Repair
+from shard.recovery.state_transfer import serve
+from shard.state.decision_log import Watermark
+from shard.state.replica_state import ReplicaConfig, ReplicaState
+from shard.storage.store import FullError
 from tests.memory_store import MemoryStore
 from tests.shard.logs import expire, place, skip
 from tests.world import MS, S, address, shard_names
-from ziplog.node import Send, Warn
+from ziplog.core.node import Send, Warn
 from ziplog.segments.entry import Entry, UnreadableError
 from ziplog.wire import Fetch, Fetched, Limits, decode, encode
 
@@ -216,7 +216,7 @@ def test_when_nobody_can_help_it_says_so_once_and_tries_rarely(case: str) -> Non
 
 
 def test_what_is_remembered_of_hopeless_damage_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "_MAX_HOPELESS", 4)
+    monkeypatch.setattr(peer_repair, "_MAX_HOPELESS", 4)
     shard = Shard(set())
     for gsn in range(20):
         shard.need(gsn)
@@ -306,7 +306,7 @@ def test_an_answer_to_something_else_is_left_to_others() -> None:
 
 
 def test_a_large_hole_is_stored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "_STORE_BYTES", 8)
+    monkeypatch.setattr(peer_repair, "_STORE_BYTES", 8)
     shard = Shard(set(range(3, 18)))
     parts: list[int] = []
     store = shard.store
@@ -552,7 +552,7 @@ def test_what_was_asked_for_in_another_view_is_dropped() -> None:
 
 
 def test_a_large_hole_is_stored_in_parts_in_limbo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "_STORE_BYTES", 8)
+    monkeypatch.setattr(peer_repair, "_STORE_BYTES", 8)
     shard = Limbo(set(range(3, 18)))
     shard.way = lambda _, answer: changed(answer, answer.entries[:2])
     shard.lead(2)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shard import admission as module
-from shard.checkpoint import Checkpoint
+from shard.ordering import admission as module
+from shard.recovery.checkpoint import Checkpoint
 from shard.replica import Replica
-from shard.sessions import Sessions
+from shard.state.sessions import Sessions
 from tests.checkers import decided, places
 from tests.storm import Storm, Weather
 from tests.world import (
@@ -29,10 +29,13 @@ from tests.world import (
     probe,
 )
 from ziplog import wire
-from ziplog.node import Complain, Received, StorageChanged, Warn
-from ziplog.view import fingerprint, run_of
+from ziplog.core.entries import Body, Expire, Place, Skip, Unit, encode_body
+from ziplog.core.fields import MAX_UNIT_RECORDS
+from ziplog.core.node import Complain, Received, StorageChanged, Warn
+from ziplog.core.view import fingerprint, run_of
 
 if TYPE_CHECKING:
+    from ziplog.core.message import Message
     from ziplog.segments.entry import Entry
 
 PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
@@ -44,7 +47,7 @@ def replica(world: World, name: str = PRIMARY) -> Replica:
     return node
 
 
-def send(world: World, *messages: wire.Message, to: str = PRIMARY) -> None:
+def send(world: World, *messages: Message, to: str = PRIMARY) -> None:
     for message in messages:
         world.send("c", to, message)
     world.run(1 * MS)
@@ -109,9 +112,9 @@ def test_traffic_of_other_views_between_replicas_counts_for_nothing() -> None:
     send(world, insert(1))
     world.paused.clear()
     world.trace.clear()
-    stale = wire.Forward(CLUSTER, 0, 2, 1, 1, [wire.Skip(1, 9)], 1, 1)
+    stale = wire.Forward(CLUSTER, 0, 2, 1, 1, [Skip(1, 9)], 1, 1)
     world.inject(BACKUP, Received(b"<c", stale))
-    assert not any(isinstance(e.decision, wire.Skip) for e in decided(world, BACKUP)[:1])
+    assert not any(isinstance(e.decision, Skip) for e in decided(world, BACKUP)[:1])
     before = replica(world)._primary._held[1]  # type: ignore[union-attr]
     world.inject(PRIMARY, Received(b"<c", wire.Report(CLUSTER, 0, 2, 1, 1, 1, 1)))
     assert replica(world)._primary._held[1] == before  # type: ignore[union-attr]
@@ -158,10 +161,10 @@ def test_malformed_units_are_refused() -> None:
 def test_large_payloads_keys_and_units_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     world = calm_world()
     limits = wire.Limits()
-    key = wire.encode_body(wire.Body(1, bytes(limits.max_key_bytes + 1), [b""]))
+    key = encode_body(Body(1, bytes(limits.max_key_bytes + 1), [b""]))
     keys = [b"k", None, bytes(limits.max_key_bytes + 1)]
-    named = wire.encode_body(wire.Body(1, None, [b""] * 3, None, keys))
-    fitting = wire.encode_body(wire.Body(1, None, [b""] * 3, None, [*keys[:2], b""]))
+    named = encode_body(Body(1, None, [b""] * 3, None, keys))
+    fitting = encode_body(Body(1, None, [b""] * 3, None, [*keys[:2], b""]))
     send(
         world, insert(1, size=limits.max_payload_bytes), replace(insert(2), body=key),
         replace(insert(3, count=3), body=named), replace(insert(4, count=3), body=fitting),
@@ -179,12 +182,12 @@ def test_large_payloads_keys_and_units_are_refused(monkeypatch: pytest.MonkeyPat
 def test_largest_unit_fits_into_every_frame() -> None:
     """A forward with its body, and a delivery with it, can be sent."""
     body = bytes(module.MAX_UNIT_BYTES)
-    gsns = [2**62 + index for index in range(wire.MAX_UNIT_RECORDS)]
-    place = wire.Place(b"c" * 16, 2**62, 2**62, 2**62, gsns, 2**32 - 1, body)
+    gsns = [2**62 + index for index in range(MAX_UNIT_RECORDS)]
+    place = Place(b"c" * 16, 2**62, 2**62, 2**62, gsns, 2**32 - 1, body)
     many = [replace(place, body=None, gsns=gsns[:1])] * 4096
     assert wire.encode(wire.Forward(CLUSTER, 0, 1, 1, 1, [place, *many], 1, 1))
     lease = first_lease(4000)
-    unit = wire.Unit(1, gsns, body)
+    unit = Unit(1, gsns, body)
     runs = [run_of(lease)] * 64
     assert wire.encode(wire.Deliver(CLUSTER, 0, 1, 0, 1, 1, 2, [unit], runs, 2))
 
@@ -197,7 +200,7 @@ def test_window_of_unsettled_units_is_bounded() -> None:
 
 
 def test_number_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard.sessions.MAX_SESSIONS", 2)
+    monkeypatch.setattr("shard.state.sessions.MAX_SESSIONS", 2)
     world = calm_world()
     for client in (b"a", b"b", b"c", b"a"):
         send(world, insert(1, client=client * 16))
@@ -295,8 +298,8 @@ def test_what_comes_while_too_much_waits_is_never_taken(
 ) -> None:
     world = calm_world()
     with monkeypatch.context() as patched:
-        patched.setattr("shard.primary.MAX_WAITING_UNITS", 0)
-        patched.setattr("shard.backup.MAX_UNDECIDED_BYTES", -1)
+        patched.setattr("shard.ordering.primary.MAX_WAITING_UNITS", 0)
+        patched.setattr("shard.ordering.backup.MAX_UNDECIDED_BYTES", -1)
         send(world, insert(1, copy=1), to=name)
     send(world, insert(1, copy=1), to=name)
     assert promises(world) == [(1, 1), (1, 1)]
@@ -331,7 +334,7 @@ def test_a_client_for_which_there_is_no_room_is_promised_that_nothing_of_it_is_t
     monkeypatch: pytest.MonkeyPatch, to: str, is_restarted: bool
 ) -> None:
     """It inserts elsewhere, and there may be room when a late copy comes."""
-    monkeypatch.setattr("shard.sessions.MAX_SESSIONS", 1)
+    monkeypatch.setattr("shard.state.sessions.MAX_SESSIONS", 1)
     world = calm_world()
     send(world, insert(1, client=other(1)), to=to)
     send(world, *(insert(1, client=other(2), copy=copy) for copy in (2, 1)), to=to)
@@ -341,7 +344,7 @@ def test_a_client_for_which_there_is_no_room_is_promised_that_nothing_of_it_is_t
         world.restart(to)
         grant(world, first_lease(1), 1)
         world.run(5 * MS)
-    monkeypatch.setattr("shard.sessions.MAX_SESSIONS", 3)
+    monkeypatch.setattr("shard.state.sessions.MAX_SESSIONS", 3)
     acks = len(probe(world).of(wire.InsertAck))
     send(world, *(insert(1, client=other(2), copy=copy) for copy in (1, 2)), to=to)
     assert promises(world)[3:] == [(1, 2), (1, 2)]
@@ -370,7 +373,7 @@ def test_clients_that_have_nothing_here_make_room_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The primary decides it, so that all replicas forget the same clients."""
-    monkeypatch.setattr("shard.sessions.MAX_SESSIONS", 8)
+    monkeypatch.setattr("shard.state.sessions.MAX_SESSIONS", 8)
     world = calm_world(session_timeout_s=60)
     both = (PRIMARY, BACKUP)
     for number in range(8):
@@ -390,12 +393,12 @@ def test_clients_that_have_nothing_here_make_room_for_others(
 
 
 def is_expire(entry: Entry) -> bool:
-    return isinstance(entry.decision, wire.Expire)
+    return isinstance(entry.decision, Expire)
 
 
 def test_sessions_are_stored_while_inserts_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard.tables.TABLE_BYTES", 500)
-    monkeypatch.setattr("shard.tables.PART_BYTES", 1)
+    monkeypatch.setattr("shard.state.session_tables.TABLE_BYTES", 500)
+    monkeypatch.setattr("shard.state.session_tables.PART_BYTES", 1)
     world = calm_world()
     for name in (PRIMARY, BACKUP):
         send(

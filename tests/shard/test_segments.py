@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shard.segments import SegmentStore
+from shard.storage.segment_store import SegmentStore
 from tests.shard.logs import (
     HUGE,
     Oracle,

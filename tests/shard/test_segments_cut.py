@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shard.store import FullError
+from shard.storage.store import FullError
 from tests.shard.disk import Crash, Disk
 from tests.shard.logs import (
     HUGE,
@@ -26,14 +26,14 @@ from tests.shard.logs import (
     skip,
     table,
 )
-from ziplog.node import Persisted
+from ziplog.core.node import Persisted
 from ziplog.segments.entry import Entry, Mark, TablePart
 from ziplog.segments.segment import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shard.segments import SegmentStore
+    from shard.storage.segment_store import SegmentStore
 
     Opened = Callable[..., SegmentStore]
 
@@ -156,7 +156,7 @@ def test_a_start_that_tidies_up_may_be_stopped_too(
         raise Crash
 
     with monkeypatch.context() as patched:
-        patched.setattr("shard.segments.tidy", stop)
+        patched.setattr("shard.storage.segment_store.tidy", stop)
         with pytest.raises(Crash):
             store.truncate(8)
     for allowed in range(200):
@@ -457,7 +457,7 @@ def test_segments_from_before_entries_were_counted_are_taken_over(
 
     with monkeypatch.context() as patched:
         patched.setattr(Segment, "__init__", init)
-        patched.setattr("ziplog.segments.stored._MAX_LAG", -1)
+        patched.setattr("ziplog.segments.entry_codec._MAX_LAG", -1)
         store, oracle = opened(segment_bytes=SMALL), Oracle()
         for _ in range(30):
             apply(store, oracle, ("place", 1, [1, 2], 90))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shard.segments import SegmentStore
+    from shard.storage.segment_store import SegmentStore
 
     Opened = Callable[..., SegmentStore]
 

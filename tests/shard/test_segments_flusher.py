@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shard import flusher
+from shard.storage import flusher
 from tests.shard.logs import (
     Oracle,
     apply,
     compare,
     place,
 )
-from ziplog.node import Event, Persisted, StorageChanged
+from ziplog.core.node import Event, Persisted, StorageChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shard.segments import SegmentStore
+    from shard.storage.segment_store import SegmentStore
 
     Opened = Callable[..., SegmentStore]
 

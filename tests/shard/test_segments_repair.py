@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard.store import FullError
+from shard.storage.store import FullError
 from tests.shard.disk import Crash, Disk
 from tests.shard.logs import HUGE, Oracle, apply, expire, mark, place, reopen, skip, span
 from ziplog.segments.entry import Entry, UnreadableError
@@ -22,7 +22,7 @@ from ziplog.segments.entry import Entry, UnreadableError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shard.segments import SegmentStore
+    from shard.storage.segment_store import SegmentStore
 
     Opened = Callable[..., SegmentStore]
 

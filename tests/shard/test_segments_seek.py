@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.shard.logs import expire, mark, place, reopen, skip
-from ziplog.segments import stored
+from ziplog.segments import entry_codec
 from ziplog.segments.entry import UnreadableError
-from ziplog.segments.stored import EXPIRE, decode
+from ziplog.segments.entry_codec import EXPIRE, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from shard.segments import SegmentStore
+    from shard.storage.segment_store import SegmentStore
     from ziplog.segments.entry import Entry
     from ziplog.segments.segment import Segment
 
@@ -65,9 +65,9 @@ def written(entries: list[Entry]) -> bytes:
     pieces: list[bytes] = []
     fseq = 0
     for entry in entries:
-        kind, first, last, _ = stored.positions(entry)
+        kind, first, last, _ = entry_codec.positions(entry)
         fseq = entry.fseq or fseq
-        pieces += stored.encode(entry, SALT, kind, first, last, fseq, 0)
+        pieces += entry_codec.encode(entry, SALT, kind, first, last, fseq, 0)
     return b"".join(pieces)
 
 
@@ -89,7 +89,7 @@ def harmed(data: bytes, harm: tuple[str, int, int]) -> bytes:
 
 def by_all(data: bytes, gsn: int) -> Entry | None:
     """Return the whole entry that reaches over a position, by a look at every one."""
-    for found in stored.walk(data, SALT):
+    for found in entry_codec.walk(data, SALT):
         if found.is_whole and found.kind < EXPIRE and found.first <= gsn <= found.last:
             return decode(data, found, "")
     return None
@@ -100,7 +100,7 @@ def by_all(data: bytes, gsn: int) -> Entry | None:
 def test_what_is_whole_is_found_at_once(wanted: list[tuple[str, int, int]]) -> None:
     data = written(entries_of(wanted))
     for gsn in range(1, 200):
-        found = stored.seek(data, gsn, SALT)
+        found = entry_codec.seek(data, gsn, SALT)
         assert (found and decode(data, found, "")) == by_all(data, gsn), gsn
 
 
@@ -116,7 +116,7 @@ def test_in_damaged_bytes_it_finds_what_was_written_or_nothing(
     for one in harm:
         data = harmed(data, one) if data else data
     for gsn in range(1, 200):
-        found = stored.seek(data, gsn, SALT)
+        found = entry_codec.seek(data, gsn, SALT)
         assert found is None or decode(data, found, "") == by_all(good, gsn), gsn
 
 
@@ -191,8 +191,8 @@ def test_a_read_checks_what_it_wants_and_no_more(
         sums += 1
         return real(data)
 
-    real = stored.crc32c
-    monkeypatch.setattr(stored, "crc32c", counted)
+    real = entry_codec.crc32c
+    monkeypatch.setattr(entry_codec, "crc32c", counted)
     for fseq in (1, 2, 200, 399, 400):
         sums = 0
         entry = store.find(fseq * 2)

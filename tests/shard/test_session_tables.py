@@ -8,37 +8,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard import joining
-from shard.joining import Joining, serve
+from shard.recovery import state_transfer
+from shard.recovery.state_transfer import Joining, serve
 from shard.replica import ReplicaConfig
-from shard.sessions import END, HeldUnit, Sessions, end_of_table
-from shard.slots import pack, unpack
-from shard.state import ReplicaState
-from shard.tables import Tables
+from shard.state.replica_state import ReplicaState
+from shard.state.session_tables import Tables
+from shard.state.sessions import END, HeldUnit, Sessions, end_of_table
+from shard.state.slots import pack, unpack
 from tests.memory_store import MemoryStore
-from ziplog.gsn import Schedule
-from ziplog.node import Persist, Send
+from ziplog.core.entries import Expire, Place, SessionTable, SettledUnit
+from ziplog.core.fields import MAX_FRAME, MAX_UNIT_RECORDS
+from ziplog.core.gsn import Schedule
+from ziplog.core.node import Persist, Send
+from ziplog.core.view import Replica as Address
 from ziplog.segments.entry import Entry, Table, TablePart
-from ziplog.view import Replica as Address
-from ziplog.wire import (
-    MAX_FRAME,
-    MAX_UNIT_RECORDS,
-    Expire,
-    Fetch,
-    Fetched,
-    Limits,
-    Place,
-    SessionTable,
-    SettledUnit,
-    ViewDecided,
-    decode,
-    encode,
-)
+from ziplog.wire import Fetch, Fetched, Limits, ViewDecided, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shard.segments import SegmentStore
+    from shard.storage.segment_store import SegmentStore
 
 MS = 1_000_000
 #: What a server may hold of one client, and the largest gsns.
@@ -242,7 +231,7 @@ def test_any_sessions_are_served_in_frames_and_taken_over_equal(
     for client in settled:
         state.sessions.open(name_of(client), 0).settle(5 * client)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joining, "_ANSWER_TABLE_BYTES", limit)
+        patch.setattr(state_transfer, "_ANSWER_TABLE_BYTES", limit)
         assert known(join(state).sessions) == known(state.sessions)
     assert state.sessions.tables() == join(state).sessions.tables()
 
@@ -327,7 +316,7 @@ def test_parts_and_entries_give_the_sessions_after_a_crash_at_any_place(
 ) -> None:
     shard = Shard()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shard.tables.PART_BYTES", part_bytes)
+        patch.setattr("shard.state.session_tables.PART_BYTES", part_bytes)
         for event in happened:
             shard.happen(event)
         history = shard.state.store.history  # type: ignore[attr-defined]

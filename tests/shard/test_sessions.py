@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shard.sessions import HeldUnit, Session, Sessions
+from shard.state.sessions import HeldUnit, Session, Sessions
 
 CLIENT = b"c" * 16
 
@@ -81,7 +81,7 @@ def test_the_slots_of_units_that_are_held_for_long_are_packed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is settled soon costs nothing."""
-    monkeypatch.setattr("shard.sessions._FRESH_RECORDS", 6)
+    monkeypatch.setattr("shard.state.sessions._FRESH_RECORDS", 6)
     sessions = Sessions()
     session = sessions.open(CLIENT, 0)
     units = [HeldUnit(CLIENT, seq, 3, 7) for seq in range(1, 6)]
@@ -107,7 +107,7 @@ def client(number: int) -> bytes:
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> Sessions:
     """Eight sessions of eight, of clients that were heard one after the other; all is settled."""
-    monkeypatch.setattr("shard.sessions.MAX_SESSIONS", 8)
+    monkeypatch.setattr("shard.state.sessions.MAX_SESSIONS", 8)
     sessions = Sessions(600)
     for number in range(8):
         sessions.open(client(number), number)
@@ -149,7 +149,7 @@ def test_what_a_client_was_promised_without_a_session_goes_over_into_one(crowded
 def test_promises_without_a_session_are_bounded_in_number_and_time(
     crowded: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shard.sessions.MAX_STRANGE_UNITS", 2)
+    monkeypatch.setattr("shard.state.sessions.MAX_STRANGE_UNITS", 2)
     assert [crowded.turn_away(client(n), 1, 1, 10) for n in (20, 21, 22)] == [1, 1, 0]
     assert crowded.turn_away(client(20), 1, 2, 100) == 2
     assert crowded.turn_away(client(22), 1, 1, 209) == 0

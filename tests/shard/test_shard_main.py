@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
-from ziplog.growth import free_ports
+from ziplog.deploy.new_shard import free_ports
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard.stream import Stream, Watermark, end_of
+from shard.state.decision_log import Stream, Watermark, end_of
+from ziplog.core.entries import Decision, Expire, Place, Skip
 from ziplog.segments.entry import Entry
-from ziplog.wire import Decision, Expire, Place, Skip
 
 
 def place(*gsns: int, body: bytes = b"body") -> Place:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shard.checkpoint import Checkpoint
+from shard.recovery.checkpoint import Checkpoint
 from shard.replica import Replica
-from shard.sessions import ALL_COPIES
+from shard.state.sessions import ALL_COPIES
 from tests.checkers import decided, places
 from tests.shard.leavers import (
     AGAIN,
@@ -28,6 +28,7 @@ from tests.shard.leavers import (
 )
 from tests.world import CLUSTER, MS, US, S, insert
 from ziplog import wire
+from ziplog.core.entries import Skip
 
 LIMIT = LEASE.stop
 
@@ -149,7 +150,7 @@ def test_position_wanted_behind_the_last_lease_is_no_hole() -> None:
     announce(world, "leaving", WITHOUT, starts_in_us=50_000, run=1 * MS)
     world.send("c", PRIMARY, wire.Want(CLUSTER, 0, 7, WITHOUT.base))
     world.run(1 * MS)
-    assert decided(world, PRIMARY)[-1].decision == wire.Skip(1, WITHOUT.base + 1)
+    assert decided(world, PRIMARY)[-1].decision == Skip(1, WITHOUT.base + 1)
     assert replica(world, PRIMARY)._state.holes == 0
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from shard.state import ReplicaConfig, ReplicaState
-from shard.stream import STREAM_FLOWS_NS
-from shard.turns import QUIET_TURN_NS, TURN_LATE_NS, Turns
+from shard.ordering.epoch_closer import QUIET_TURN_NS, TURN_LATE_NS, Turns
+from shard.state.decision_log import STREAM_FLOWS_NS
+from shard.state.replica_state import ReplicaConfig, ReplicaState
 from tests.memory_store import MemoryStore
 from tests.world import MS, S, address, first_lease
-from ziplog.view import run_of
+from ziplog.core.view import run_of
 from ziplog.wire import Limits
 
 LEASE = first_lease(2)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shard import waiters
-from shard.waiters import _Requests
+from shard.ordering import waiters
+from shard.ordering.waiters import _Requests
 from tests.shard.test_primary import PRIMARY, alone, report
 from tests.world import CLUSTER, MS, Probe, World, calm_world, insert, probe
 from ziplog import wire
@@ -15,10 +15,12 @@ from ziplog import wire
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ziplog.core.message import Message
+
 NEVER_GIVEN = 2**62
 
 
-def send(world: World, src: str, messages: Sequence[wire.Message]) -> None:
+def send(world: World, src: str, messages: Sequence[Message]) -> None:
     world.nodes.setdefault(src, Probe())
     for message in messages:
         world.send(src, PRIMARY, message)

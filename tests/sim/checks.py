@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ziplog.client.requests import NEVER, FetchRequest, InsertRequest
+from ziplog.client.common.requests import NEVER, FetchRequest, InsertRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

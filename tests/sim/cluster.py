@@ -14,22 +14,22 @@ from failure_handler.state import HandlerState
 from mms.state import ClusterState
 from tests.sim import programs
 from tests.sim.plan import server_name
+from tests.simulator.consensus import OrderedLog
+from tests.simulator.disk import Disk
+from tests.simulator.kernel import S
+from tests.simulator.network import Network
+from tests.simulator.process import Process
+from tests.simulator.raft import RaftGroup
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
-from ziplog.sim.consensus import OrderedLog
-from ziplog.sim.disk import Disk
-from ziplog.sim.kernel import S
-from ziplog.sim.network import Network
-from ziplog.sim.process import Process
-from ziplog.sim.raft import RaftGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shard.replica import Replica
-    from shard.state import ReplicaState
+    from shard.state.replica_state import ReplicaState
     from tests.sim.plan import Plan
-    from ziplog.runtime.raft import Machine
-    from ziplog.sim.kernel import Kernel
+    from tests.simulator.kernel import Kernel
+    from ziplog.raft.raft import Machine
 
 _MIB: Final = 1024 * 1024
 #: How soon servers forget silent clients in a run where clients are silent for long.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.sim.disks import fresh_module
-from ziplog.sim.disk import Disk, installed
+from tests.simulator.disk import Disk, installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tests.sim.cluster import SimCluster
 from tests.sim.plan import draw
 from tests.sim.simulated import simulated
-from ziplog.client.requests import NEVER, ConnectRequest, InsertRequest
-from ziplog.node import Received
-from ziplog.sim.kernel import US, Kernel, S
-from ziplog.sim.network import Conditions
+from tests.simulator.kernel import US, Kernel, S
+from tests.simulator.network import Conditions
+from ziplog.client.common.requests import NEVER, ConnectRequest, InsertRequest
+from ziplog.core.node import Received
 from ziplog.types import RID_GENESIS
 from ziplog.wire import Insert
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ziplog.node import Effect, Event, Node
-    from ziplog.sim.process import Process
+    from tests.simulator.process import Process
+    from ziplog.core.node import Effect, Event, Node
 
 _LINKS: Final = Conditions(delay_ns=(40 * US, 60 * US))
 

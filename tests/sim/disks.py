@@ -11,12 +11,12 @@ from random import Random
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ziplog.sim.disk import Disk
+from tests.simulator.disk import Disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ziplog.sim.filesystem import Descriptor, DiskPath
+    from tests.simulator.filesystem import Descriptor, DiskPath
 
 SEEDS = range(300)
 

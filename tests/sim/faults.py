@@ -16,10 +16,10 @@ from mms.commands import GrantLease
 from tests.sim.disks import sync
 from tests.sim.plan import CHANGES
 from tests.sim.raft_world import flip_in
-from ziplog.sim.consensus import OrderedLog
-from ziplog.sim.filesystem import CAPACITY_BYTES, LATENCY_NS
-from ziplog.sim.kernel import MS
-from ziplog.sim.process import Halted
+from tests.simulator.consensus import OrderedLog
+from tests.simulator.filesystem import CAPACITY_BYTES, LATENCY_NS
+from tests.simulator.kernel import MS
+from tests.simulator.process import Halted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tests.sim.operator import Operator
     from tests.sim.plan import Fault
     from tests.sim.workload import Client
-    from ziplog.sim.process import Process
-    from ziplog.view import Lease
+    from tests.simulator.process import Process
+    from ziplog.core.view import Lease
 
 #: Positions in an epoch of the leases that nobody saw.
 _AGED_EPOCH: Final = 2**10

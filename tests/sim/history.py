@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ziplog.client.requests import (
+from ziplog.client.common.requests import (
     FetchRequest,
     InsertRequest,
     ReadRequest,

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.sim.cluster import SimCluster
 from tests.sim.plan import draw
 from tests.sim.simulated import simulated
-from ziplog.client.requests import (
+from tests.simulator.kernel import US, Kernel, S
+from tests.simulator.network import Conditions
+from ziplog.client.common.requests import (
     NEVER,
     ConnectRequest,
     Fetched,
@@ -23,8 +25,6 @@ from ziplog.client.requests import (
     Request,
     SubscribeRequest,
 )
-from ziplog.sim.kernel import US, Kernel, S
-from ziplog.sim.network import Conditions
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:

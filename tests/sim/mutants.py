@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 import shard.replica
-from shard.backup import Backup
-from shard.guesses import Guesses
-from shard.log import entries_after
-from shard.primary import Primary
-from shard.readers import Readers
+from shard.ordering.backup import Backup
+from shard.ordering.primary import Primary
+from shard.recovery.log_comparison import entries_after
 from shard.replica import Replica
-from shard.state import ReplicaState
+from shard.serving.readers import Readers
+from shard.state.guesses import Guesses
+from shard.state.replica_state import ReplicaState
 from tests.sim import (
     mutants_of_leases,
     mutants_of_logdb,
@@ -44,17 +44,17 @@ from tests.sim.mutation import (
     undisturbed,
 )
 from tests.sim.plan import Fault, Plan
-from ziplog.client.insert import Inserts
-from ziplog.client.read import Reads
-from ziplog.client.subscribe import Subscription
+from tests.simulator.kernel import MS, US
+from tests.simulator.network import Conditions
+from ziplog.client.inserts.inserts import Inserts
+from ziplog.client.reads.read import Reads
+from ziplog.client.reads.subscribe import Subscription
 from ziplog.runtime.driver import Driver
-from ziplog.sim.kernel import MS, US
-from ziplog.sim.network import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shard.sessions import HeldUnit
+    from shard.state.sessions import HeldUnit
     from ziplog import wire
 
 # What is imported registers its own.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from mms import history
+from mms import lease_history
 from mms.state import ClusterState
 from tests.sim.mutation import busy, mutant, replaced
 from tests.sim.plan import AGED_RUNS, Fault, Plan
@@ -39,6 +39,6 @@ def whole_history_is_sent() -> Iterator[None]:
 
     with (
         replaced(ClusterState, "first_needed", all_of_them),
-        replaced(history, "fitting", list),
+        replaced(lease_history, "fitting", list),
     ):
         yield

@@ -16,9 +16,9 @@ import logdb.client.commits
 import logdb.state
 import logdb.validation
 from logdb import records
-from logdb.cleaner.round import Round
+from logdb.cleaner.cleaning_round import Round
 from logdb.client.commits import Commits
-from logdb.coordinator.follower import Follower
+from logdb.coordinator.log_tailer import Follower
 from logdb.decisions import Decisions
 from tests.sim.database import draws
 from tests.sim.mutation import LAN, SLOW, mutant, replaced
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logdb.client.commits import PendingCommit
-    from logdb.coordinator.waiting import Waiting
+    from logdb.coordinator.pending_requests import Waiting
     from logdb.records import TransactionId
     from logdb.validation import Verdict
     from logdb.versions import Versions

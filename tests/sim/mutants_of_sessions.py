@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from shard.sessions import Session, Sessions
+from shard.state.sessions import Session, Sessions
 from tests.sim.mutation import kill_the_primary, mutant, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.sim.plan import Plan
-    from ziplog.wire import SessionTable
+    from ziplog.core.entries import SessionTable
 
 _replace: Final = msgspec.structs.replace
 

@@ -8,27 +8,27 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-import shard.admission
-import shard.backup
-import shard.flusher
-import shard.primary
+import shard.ordering.admission
+import shard.ordering.backup
+import shard.ordering.primary
 import shard.replica
-from mms.reshaping import Reshaping
+import shard.storage.flusher
+from mms.reconfiguration import Reshaping
 from mms.state import ClusterState
-from shard.backup import Backup
+from shard.ordering.backup import Backup
 from tests.sim.mutation import LAN, LOSSY, SLOW, busy, mutant, replaced
 from tests.sim.plan import Fault, Plan
-from ziplog.client.lane import Unit
+from tests.simulator.kernel import MS, US, S
+from tests.simulator.network import Conditions
+from ziplog.client.inserts.inflight import Unit
 from ziplog.segments.entry import NO_SPACE
-from ziplog.sim.kernel import MS, US, S
-from ziplog.sim.network import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mms.commands import GrantLease
-    from shard.sessions import HeldUnit, Session
-    from shard.state import ReplicaState
+    from shard.state.replica_state import ReplicaState
+    from shard.state.sessions import HeldUnit, Session
     from ziplog.wire import Insert, Refused
 
 _WRITERS: Final = range(4)
@@ -54,7 +54,7 @@ def _parked(seed: int) -> Plan:
 @mutant(_parked, "two shards; one is parked and comes back; a frame in seven is seconds late")
 def redirect_without_a_tombstone() -> Iterator[None]:
     """A server forgets what it refused for good (docs/protocol.md, section 13)."""
-    bury = shard.admission.bury
+    bury = shard.ordering.admission.bury
 
     def forgotten(
         state: ReplicaState, route: bytes, session: Session, seq: int, why: str = ""
@@ -63,9 +63,9 @@ def redirect_without_a_tombstone() -> Iterator[None]:
         session.refused.pop(seq)
 
     with (
-        replaced(shard.admission, "bury", forgotten),
-        replaced(shard.backup, "bury", forgotten),
-        replaced(shard.primary, "bury", forgotten),
+        replaced(shard.ordering.admission, "bury", forgotten),
+        replaced(shard.ordering.backup, "bury", forgotten),
+        replaced(shard.ordering.primary, "bury", forgotten),
     ):
         yield
 
@@ -165,7 +165,7 @@ def refusals_are_counted() -> Iterator[None]:
 @mutant(_no_room, "two shards; one's disk is full often; a frame in three comes twice")
 def lack_of_room_without_a_tombstone() -> Iterator[None]:
     """A server forgets which copies it promised never to take (docs/protocol.md, section 4)."""
-    put_off = shard.admission.put_off
+    put_off = shard.ordering.admission.put_off
 
     def forgotten(
         state: ReplicaState, route: bytes, session: Session, message: Insert, why: str
@@ -174,7 +174,7 @@ def lack_of_room_without_a_tombstone() -> Iterator[None]:
         session.refused.pop(message.seq, None)
 
     with (
-        replaced(shard.admission, "put_off", forgotten),
+        replaced(shard.ordering.admission, "put_off", forgotten),
         replaced(shard.replica, "put_off", forgotten),
     ):
         yield
@@ -247,7 +247,7 @@ def _no_descriptors(seed: int) -> Plan:
 @mutant(_no_descriptors, "one shard, whose replicas lack descriptors at the same moments")
 def refused_file_ends_the_server() -> Iterator[None]:
     """A server halts where the system does not open its next segment (section 10)."""
-    with replaced(shard.flusher, "REFUSED", NO_SPACE):
+    with replaced(shard.storage.flusher, "REFUSED", NO_SPACE):
         yield
 
 

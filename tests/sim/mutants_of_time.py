@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from shard.sessions import Sessions
+from shard.state.sessions import Sessions
 from tests.sim.mutation import busy, mutant, replaced
 from tests.sim.plan import Fault, Plan
-from ziplog.sim.process import Process
+from tests.simulator.process import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 import failure_handler.recovery
-import shard.joining
+import shard.recovery.state_transfer
 import shard.replica
 from failure_handler.state import Begin, HandlerState
 from mms.leases import LeasePlan
 from mms.state import ClusterState
-from shard.epochs import EpochClock
-from shard.recovery import Recovery
+from shard.recovery.participant import Recovery
 from shard.replica import Replica
-from shard.sessions import HeldUnit, Sessions
+from shard.state.epoch_clock import EpochClock
+from shard.state.sessions import HeldUnit, Sessions
 from tests.sim.mutation import (
     LAN,
     busy,
@@ -31,17 +31,17 @@ from tests.sim.mutation import (
     replaced,
 )
 from tests.sim.plan import Fault, Plan
+from tests.simulator.kernel import MS, US
+from tests.simulator.network import Conditions
 from ziplog import wire
-from ziplog.client.insert import Inserts
-from ziplog.client.lane import Batch
-from ziplog.sim.kernel import MS, US
-from ziplog.sim.network import Conditions
-from ziplog.view import LeaseRun, run_of
+from ziplog.client.inserts.inflight import Batch
+from ziplog.client.inserts.inserts import Inserts
+from ziplog.core.view import LeaseRun, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shard.state import ReplicaState
+    from shard.state.replica_state import ReplicaState
 
 _replace: Final = msgspec.structs.replace
 
@@ -237,7 +237,7 @@ def sessions_do_not_survive_the_view() -> Iterator[None]:
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def undecided_log_is_kept() -> Iterator[None]:
     """A server that joins keeps what the survivor does not have (D25)."""
-    with replaced(shard.joining, "_common", lambda _state, after, _view: after):
+    with replaced(shard.recovery.state_transfer, "_common", lambda _state, after, _view: after):
         yield
 
 

@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 from tests.sim.plan import Fault, Plan, draw
 from tests.sim.run import run
-from ziplog.sim.kernel import MS, US
-from ziplog.sim.network import Conditions
+from tests.simulator.kernel import MS, US
+from tests.simulator.network import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from tests.sim.plan import shard_of
 from ziplog.client import arguments
-from ziplog.client.requests import NEVER, ConnectRequest
+from ziplog.client.common.requests import NEVER, ConnectRequest
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.sim.history import History
     from tests.sim.plan import Fault
     from tests.sim.programs import ClientProgram
-    from ziplog.client import requests
+    from ziplog.client.common import requests
 
 
 @dataclass

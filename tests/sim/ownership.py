@@ -1,8 +1,8 @@
 """Who owns which position, computed once more: naively, and with exact fractions.
 
 The oracle of the schedule (docs/protocol.md, sections 2 and 3; thesis 4.2.3, Fig. 4.2; D31): it
-shares nothing with `ziplog.gsn` and `ziplog.view`. Invariant: no position has two owners, and none
-was skipped, in all that was ever learned.
+shares nothing with `ziplog.core.gsn` and `ziplog.core.view`. Invariant: no position has two owners,
+and none was skipped, in all that was ever learned.
 """
 
 from __future__ import annotations

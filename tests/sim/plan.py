@@ -10,8 +10,8 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ziplog.sim.kernel import MS, US
-from ziplog.sim.network import Conditions
+from tests.simulator.kernel import MS, US
+from tests.simulator.network import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,26 +12,26 @@ import msgspec
 from failure_handler.service import FailureHandler
 from mms.service import MembershipService
 from shard.__main__ import replica_config
-from shard.datadir import DataDirectory
 from shard.replica import Replica
-from shard.segments import SegmentStore
-from ziplog.client.core import ClientCore
-from ziplog.client.engine import Engine
-from ziplog.revival import Death, Revival
-from ziplog.revival import Process as Seen
+from shard.storage.data_directory import DataDirectory
+from shard.storage.segment_store import SegmentStore
+from tests.simulator.kernel import MS
+from ziplog.client.client_node import ClientCore
+from ziplog.client.engines.engine import Engine
+from ziplog.deploy.restart_policy import Death, Revival
+from ziplog.deploy.restart_policy import Process as Seen
 from ziplog.runtime.driver import Driver
-from ziplog.sim.kernel import MS
 from ziplog.wire import Orders, OrdersQuery, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ziplog.client.engine import Core
-    from ziplog.client.requests import Policy, Request
+    from tests.simulator.disk import Disk
+    from tests.simulator.process import Process, Program
+    from ziplog.client.common.requests import Policy, Request
+    from ziplog.client.engines.engine import Core
     from ziplog.config import ClusterConfig
-    from ziplog.node import Event, Node
-    from ziplog.sim.disk import Disk
-    from ziplog.sim.process import Process, Program
+    from ziplog.core.node import Event, Node
 
     #: Makes what a process runs.
     Start = Callable[[Process], Program]
@@ -252,7 +252,7 @@ def log_client(process: Process, endpoints: Sequence[str], policy: Policy) -> Cl
 
 
 class Supervision:
-    """What a supervisor does (ziplog/supervision.py): starts what is dead, kills what is named.
+    """What ziplog/deploy/supervisor_thread.py does: starts what is dead, kills what is named.
 
     `nodes` may become more: whoever adds a node starts it.
     """

@@ -13,18 +13,18 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.sim.disks import sync
-from ziplog.node import Committed, LeaderChanged, Restored
-from ziplog.runtime import journal, snapshot
-from ziplog.sim.disk import Disk, installed
-from ziplog.sim.kernel import MS, Kernel, S
-from ziplog.sim.network import Conditions, Network
-from ziplog.sim.raft import RaftGroup, virtual
+from tests.simulator.disk import Disk, installed
+from tests.simulator.kernel import MS, Kernel, S
+from tests.simulator.network import Conditions, Network
+from tests.simulator.raft import RaftGroup, virtual
+from ziplog.core.node import Committed, LeaderChanged, Restored
+from ziplog.raft import journal, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ziplog.node import Event
-    from ziplog.sim.filesystem import DiskPath
+    from tests.simulator.filesystem import DiskPath
+    from ziplog.core.node import Event
 
 #: From the end of the last fault until all nodes vote and have applied everything.
 SETTLED_WITHIN_NS = 20 * S

@@ -9,20 +9,20 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
-import shard.joining
-import shard.sessions
-import shard.tables
-from mms import history
-from shard import epochs
+import shard.recovery.state_transfer
+import shard.state.session_tables
+import shard.state.sessions
+from mms import lease_history
+from shard.state import epoch_clock
 from tests.sim import verdict
 from tests.sim.database.run import DatabaseRun
 from tests.sim.simulated import simulated
 from tests.sim.stages import Outcome, Run
 from tests.sim.workload import Reader, Writer
+from tests.simulator.kernel import Kernel, S
 from ziplog import wire
-from ziplog.client import lane
-from ziplog.client.requests import ReadRequest
-from ziplog.sim.kernel import Kernel, S
+from ziplog.client.common.requests import ReadRequest
+from ziplog.client.inserts import inflight
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(
 
     """
     kernel = Kernel(plan.seed, on_trace)
-    small = patch.object(lane, "UNIT_RECORDS", _UNIT_RECORDS)
+    small = patch.object(inflight, "UNIT_RECORDS", _UNIT_RECORDS)
     is_aged = any(fault.kind == "age" for fault in plan.faults)
     frames = small_frames() if is_aged else nullcontext()
     with simulated(kernel, is_raft_real=plan.is_raft_real), small, frames, _limits(plan):
@@ -73,10 +73,10 @@ def _limits(plan: Plan) -> Iterator[None]:
     """Have servers keep the limits of a plan."""
     with ExitStack() as patched:
         for value, module, name in (
-            (plan.sessions, shard.sessions, "MAX_SESSIONS"),
-            (plan.table_bytes, shard.tables, "TABLE_BYTES"),
-            (plan.part_bytes, shard.tables, "PART_BYTES"),
-            (plan.part_bytes, shard.joining, "_ANSWER_TABLE_BYTES"),
+            (plan.sessions, shard.state.sessions, "MAX_SESSIONS"),
+            (plan.table_bytes, shard.state.session_tables, "TABLE_BYTES"),
+            (plan.part_bytes, shard.state.session_tables, "PART_BYTES"),
+            (plan.part_bytes, shard.recovery.state_transfer, "_ANSWER_TABLE_BYTES"),
         ):
             if value:
                 patched.enter_context(patch.object(module, name, value))
@@ -88,8 +88,8 @@ def small_frames() -> Iterator[None]:
     """Let a frame hold so little that a history of leases soon is more than one."""
     with (
         patch.object(wire, "MAX_FRAME", _SMALL_FRAME),
-        patch.object(history, "MAX_RUNS_BYTES", _SMALL_FRAME // 4),
-        patch.object(epochs, "MAX_RUNS_BYTES", _SMALL_FRAME // 4),
+        patch.object(lease_history, "MAX_RUNS_BYTES", _SMALL_FRAME // 4),
+        patch.object(epoch_clock, "MAX_RUNS_BYTES", _SMALL_FRAME // 4),
     ):
         yield
 

@@ -19,26 +19,27 @@ from tests.sim.operator import Operator
 from tests.sim.plan import draw, server_name
 from tests.sim.programs import ClientProgram, log_client
 from tests.sim.simulated import simulated
+from tests.simulator.kernel import US, Kernel, S
+from tests.simulator.network import LOST
+from tests.simulator.process import Process
 from ziplog import policy, wire
-from ziplog.client.requests import (
+from ziplog.client.common.requests import (
     ConnectRequest,
     FetchRequest,
     InsertRequest,
     ReadRequest,
     SubscribeRequest,
 )
-from ziplog.sim.kernel import US, Kernel, S
-from ziplog.sim.network import LOST
-from ziplog.sim.process import Process
+from ziplog.core.entries import Place, Skip, decode_body
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shard.state import ReplicaState
-    from ziplog.client.requests import Request
+    from shard.state.replica_state import ReplicaState
+    from ziplog.client.common.requests import Request
+    from ziplog.core.view import Lease
     from ziplog.types import Record
-    from ziplog.view import Lease
 
 #: What a message takes.
 DELAY_NS: Final = 100 * US
@@ -193,9 +194,9 @@ class Stage:
         """Return the records that a server has decided, by position; each position once."""
         records: dict[int, bytes] = {}
         for decision in self.decisions(name):
-            if type(decision) is wire.Place:
+            if type(decision) is Place:
                 assert decision.body is not None
-                payloads = wire.decode_body(decision.body, len(decision.gsns)).payloads
+                payloads = decode_body(decision.body, len(decision.gsns)).payloads
                 for gsn, payload in zip(decision.gsns, payloads, strict=True):
                     assert gsn not in records, f"{name} has {gsn} twice"
                     records[gsn] = payload
@@ -209,7 +210,7 @@ class Stage:
 
     def no_ops(self, name: str) -> list[tuple[int, int]]:
         """Return the ranges [start, stop) that a server has decided to hold no records."""
-        return [(d.start, d.stop) for d in self.decisions(name) if type(d) is wire.Skip]
+        return [(d.start, d.stop) for d in self.decisions(name) if type(d) is Skip]
 
     def guesses(self, name: str) -> dict[bytes, list[int]]:
         """Return what a backup has promised and not heard of from the primary, by payload."""
@@ -218,7 +219,7 @@ class Stage:
         backup = replica._backup
         assert backup is not None, f"{name} is no backup"
         return {
-            wire.decode_body(unit.body, unit.count).payloads[0]: list(gsns)
+            decode_body(unit.body, unit.count).payloads[0]: list(gsns)
             for unit in backup.guesses.promised.values()
             if (gsns := unit.gsns) is not None
         }

@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-import shard.datadir
-import shard.files
-import shard.flusher
-import shard.mending
-import ziplog.runtime.journal
-import ziplog.runtime.snapshot
+import shard.storage.data_directory
+import shard.storage.flusher
+import shard.storage.segment_files
+import shard.storage.segment_rewrite
+import ziplog.raft.journal
+import ziplog.raft.snapshot
 import ziplog.segments.segment
-from ziplog.sim.disk import installed
-from ziplog.sim.raft import virtual
+from tests.simulator.disk import installed
+from tests.simulator.raft import virtual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ziplog.sim.kernel import Kernel
+    from tests.simulator.kernel import Kernel
 
 #: Modules whose files are on the simulated disk.
 _ON_DISK: Final = (
-    shard.datadir,
-    shard.files,
-    shard.flusher,
-    shard.mending,
+    shard.storage.data_directory,
+    shard.storage.segment_files,
+    shard.storage.flusher,
+    shard.storage.segment_rewrite,
     ziplog.segments.segment,
-    ziplog.runtime.journal,
-    ziplog.runtime.snapshot,
+    ziplog.raft.journal,
+    ziplog.raft.snapshot,
 )
 
 

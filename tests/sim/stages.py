@@ -16,15 +16,15 @@ from tests.sim.faults import Faults
 from tests.sim.history import History
 from tests.sim.operator import Operator
 from tests.sim.workload import Shared
-from ziplog.sim.kernel import MS, S
-from ziplog.sim.network import Conditions
+from tests.simulator.kernel import MS, S
+from tests.simulator.network import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.sim.plan import Plan
     from tests.sim.workload import Client
-    from ziplog.sim.kernel import Kernel
+    from tests.simulator.kernel import Kernel
 
 #: Between two looks at the servers' state.
 _LOOK_NS: Final = 50 * MS

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tests.sim.history import Operation, certainly_did_not_happen
-from ziplog.client.requests import (
+from ziplog.client.common.requests import (
     FetchRequest,
     InsertRequest,
     ReadRequest,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: When a step returns that need not happen.
 END: Final = 2**63 - 1
-#: What `NoSuchRecordError` says of a position that stays empty (ziplog/client/read.py).
+#: What `NoSuchRecordError` says of a position that stays empty (ziplog/client/reads/read.py).
 _NO_OP: Final = "the position is a no-op"
 _NOT_OWNED: Final = "does not own the position"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.sim.history import PENDING, Operation
 from tests.sim.linearizability import Explanation, explain
-from ziplog.client.requests import (
+from ziplog.client.common.requests import (
     NEVER,
     Fetched,
     FetchRequest,

@@ -27,7 +27,7 @@ from tests.sim.checks import (
 from tests.sim.history import History
 from tests.sim.test_history import inserting
 from tests.sim.test_ownership import LEASE, owned
-from ziplog.client.requests import NEVER, FetchRequest, SubscribeRequest, TailRequest
+from ziplog.client.common.requests import NEVER, FetchRequest, SubscribeRequest, TailRequest
 from ziplog.types import RID_GENESIS
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.sim.crowd import load
-from ziplog.client.lane import Lane
-from ziplog.client.timeouts import Budget, Timeout
+from ziplog.client.inserts.inflight import Lane
+from ziplog.client.inserts.retransmission import Budget, Timeout
 from ziplog.runtime import inbox
 
 if TYPE_CHECKING:

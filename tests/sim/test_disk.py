@@ -12,7 +12,7 @@ import pytest
 
 from tests.sim.disks import fresh_module, sync
 from tests.sim.hashing import printed_under_any_hashes
-from ziplog.sim.disk import Disk, installed, resolve
+from tests.simulator.disk import Disk, installed, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.sim.disks import SEEDS, outcomes, put, sync
-from ziplog.sim.disk import Disk
+from tests.simulator.disk import Disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ziplog.sim.filesystem import DiskPath
+    from tests.simulator.filesystem import DiskPath
 
 
 # --- what a power cut leaves ---------------------------------------------------------------------

@@ -14,35 +14,36 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog
 
-import shard.datadir
-import shard.files
-import shard.flusher
-import shard.mending
+import shard.storage.data_directory
+import shard.storage.flusher
+import shard.storage.segment_files
+import shard.storage.segment_rewrite
 import tests.shard.logs
 import ziplog.segments.segment
-from shard.datadir import DataDirectory
-from shard.store import FullError
+from shard.storage.data_directory import DataDirectory
+from shard.storage.store import FullError
 from tests.shard import test_segments_repair as repairs
 from tests.shard.logs import Oracle, apply, compare, compare_numbers, reopen
 from tests.shard.test_segments_cut import CHANGES, after, check_image, grown
 from tests.sim.disks import sync
+from tests.simulator.disk import Disk, installed
+from ziplog.core.node import StorageChanged
 from ziplog.errors import UnavailableError
-from ziplog.node import StorageChanged
-from ziplog.runtime import binding, journal, snapshot
-from ziplog.runtime.journal import Entry, Journal, JournalError
-from ziplog.runtime.snapshot import Snapshot
-from ziplog.segments.stored import HEADER_BYTES
-from ziplog.sim.disk import Disk, installed
+from ziplog.raft import journal, pysyncobj_adapter, snapshot
+from ziplog.raft.journal import Entry, Journal, JournalError
+from ziplog.raft.snapshot import Snapshot
+from ziplog.segments.entry_codec import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shard.segments import SegmentStore
-    from ziplog.sim.filesystem import DiskPath
+    from shard.storage.segment_store import SegmentStore
+    from tests.simulator.filesystem import DiskPath
 
 MODULES = (
-    shard.datadir, shard.files, shard.flusher, shard.mending, ziplog.segments.segment,
-    journal, binding, snapshot, tests.shard.logs,
+    shard.storage.data_directory, shard.storage.segment_files, shard.storage.flusher,
+    shard.storage.segment_rewrite, ziplog.segments.segment,
+    journal, pysyncobj_adapter, snapshot, tests.shard.logs,
 )  # fmt: skip
 
 
@@ -458,7 +459,7 @@ def test_a_snapshot_is_whole_once_it_has_its_name() -> None:
     directory = directory_on(disk)
     path, fresh = directory / "snapshot", directory / "snapshot.tmp"
     previous, last = (b"a", 1, 1), (b"b", 2, 1)
-    writer = binding._LibrarySnapshot(_Machine())  # type: ignore[arg-type]
+    writer = pysyncobj_adapter._LibrarySnapshot(_Machine())  # type: ignore[arg-type]
 
     def write() -> None:
         writer.write(str(path) + ".tmp", (last, previous, None))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.sim.history import History, certainly_did_not_happen, check_history, events, gather
-from ziplog.client.requests import (
+from ziplog.client.common.requests import (
     NEVER,
     Fetched,
     FetchRequest,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ziplog.sim.kernel import US, Kernel, S
-from ziplog.sim.network import LOST, Conditions, Network
+from tests.simulator.kernel import US, Kernel, S
+from tests.simulator.network import LOST, Conditions, Network
 
 
 @pytest.mark.parametrize(

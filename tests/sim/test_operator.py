@@ -7,8 +7,8 @@ import pytest
 from tests.sim.operator import Change
 from tests.sim.plan import Fault
 from tests.sim.script import stage
+from tests.simulator.kernel import S
 from ziplog.errors import ConfigError
-from ziplog.sim.kernel import S
 
 
 def test_what_is_asked_for_is_done_or_refused_with_a_reason() -> None:

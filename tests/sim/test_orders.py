@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.sim.linearizability import explain
 from tests.sim.stories import Story, empty, no_op, record, rid, unknown
-from ziplog.client.requests import (
+from ziplog.client.common.requests import (
     Fetched,
     FetchRequest,
     InsertRequest,

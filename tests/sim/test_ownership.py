@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sim.ownership import Lease, Ownership, round_of
-from ziplog import view
+from ziplog.core import view
 
 #: Two shards, one of which takes every third position: 0 0 1 | 0 0 1 | ...
 WEIGHTS = ((0, 2), (1, 1))

@@ -9,7 +9,7 @@ replicas hold, what readers were given. Fig. 4.2 has a file of its own (test_pap
 from __future__ import annotations
 
 from tests.sim.script import DELAY_NS, Call, Client, Reader, Stage, stage
-from ziplog.sim.kernel import MS, US, S
+from tests.simulator.kernel import MS, US, S
 from ziplog.wire import Deliver, Forward, Insert, InsertAck, Locate, Refused, Resend
 
 PRIMARY, BACKUP = "shard-0-0", "shard-0-1"

@@ -13,7 +13,7 @@ import pytest
 
 from mms.weights import Weights
 from tests.sim.script import Call, Client, Reader, stage
-from ziplog.sim.kernel import MS, S
+from tests.simulator.kernel import MS, S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

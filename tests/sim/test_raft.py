@@ -11,12 +11,12 @@ import pytest
 from tests.raft.node import put_back_shipped
 from tests.sim.hashing import printed_under_any_hashes
 from tests.sim.raft_world import APPLIED_WITHIN_NS, WEIGHTS, World, live, world
-from ziplog.runtime import binding, journal, receive, snapshot
-from ziplog.runtime import raft as adapter
-from ziplog.runtime.journal import JournalError
-from ziplog.sim import raft as simulated
-from ziplog.sim.kernel import MS, Kernel, S
-from ziplog.sim.raft import virtual
+from tests.simulator import raft as simulated
+from tests.simulator.kernel import MS, Kernel, S
+from tests.simulator.raft import virtual
+from ziplog.raft import journal, pysyncobj_adapter, raft_node, snapshot
+from ziplog.raft import raft as adapter
+from ziplog.raft.journal import JournalError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -285,7 +285,7 @@ def test_the_most_advanced_machine_is_there_after_all_nodes_left() -> None:
 
 
 def test_the_library_is_as_it_was_after_a_simulation() -> None:
-    modules = (*adapter.FOREIGN, journal, snapshot, binding, receive, adapter)
+    modules = (*adapter.FOREIGN, journal, snapshot, pysyncobj_adapter, raft_node, adapter)
     before = [dict(vars(module)) for module in modules]
     with contextlib.suppress(ZeroDivisionError), virtual(Kernel(0)):
         assert [dict(vars(module)) for module in modules] != before

@@ -13,7 +13,7 @@ import pytest
 
 from tests.sim.script import DELAY_NS, Call, Client, Reader, Stage, stage
 from tests.sim.verdict import Monitor
-from ziplog.sim.kernel import MS, S
+from tests.simulator.kernel import MS, S
 from ziplog.wire import (
     ChangeShard,
     Forward,

@@ -9,20 +9,20 @@ import pytest
 
 from tests.sim.plan import server_name
 from tests.sim.script import Client, Reader, stage
-from ziplog import wire
-from ziplog.client import lane
-from ziplog.client.requests import (
+from tests.simulator.kernel import MS, US, S
+from ziplog.client.common.requests import (
     ExtentsRequest,
     InsertRequest,
     ScanFetchRequest,
     ScanRequest,
     TailRequest,
 )
+from ziplog.client.inserts import inflight
+from ziplog.core.entries import Origin, Unit, decode_body
+from ziplog.core.writer_table import Writers
 from ziplog.errors import OutcomeUnknownError, UnavailableError
-from ziplog.segments.writers import Writers
-from ziplog.sim.kernel import MS, US, S
 from ziplog.types import RID_GENESIS
-from ziplog.wire import Insert, Origin
+from ziplog.wire import Insert
 
 if TYPE_CHECKING:
     from tests.sim.script import Call, Stage
@@ -35,7 +35,7 @@ KEYS: Final = [b"%d" % number if number % 3 else None for number in range(24)]
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the rows be twelve units."""
-    monkeypatch.setattr(lane, "UNIT_RECORDS", 2)
+    monkeypatch.setattr(inflight, "UNIT_RECORDS", 2)
 
 
 def write(client: Client, shard: int = 0) -> Call:
@@ -47,11 +47,11 @@ def write(client: Client, shard: int = 0) -> Call:
     return client.begin(request)
 
 
-def scan(client: Client, shard: int, start: int, stop: int) -> list[wire.Unit]:
+def scan(client: Client, shard: int, start: int, stop: int) -> list[Unit]:
     """Scan to the end."""
     deadline = client.process.clock() + 60 * S
     number = client.wait(client.begin(ScanRequest(deadline, shard, start, stop))).result
-    units: list[wire.Unit] = []
+    units: list[Unit] = []
     reached = start
     while reached < stop:
         step = client.wait(client.begin(ScanFetchRequest(deadline, number))).result
@@ -70,7 +70,7 @@ def scan_everything(client: Client) -> dict[int, bytes]:
     for extent in found.shards:
         table = writers.setdefault(extent.shard, Writers())
         for unit in scan(client, extent.shard, extent.start, extent.stop):
-            body = wire.decode_body(unit.body, len(unit.gsns))
+            body = decode_body(unit.body, len(unit.gsns))
             old = table.fresh(body.origin, len(unit.gsns)) if body.origin is not None else 0
             records |= dict(zip(unit.gsns[old:], body.payloads[old:], strict=True))
     return dict(sorted(records.items()))
@@ -182,7 +182,7 @@ def test_a_scan_goes_on_when_a_server_dies() -> None:
         other.wait(later)
         gsns = [gsn for unit in units for gsn in unit.gsns]
         assert gsns == sorted(gsns)
-        payloads = [p for u in units for p in wire.decode_body(u.body, len(u.gsns)).payloads]
+        payloads = [p for u in units for p in decode_body(u.body, len(u.gsns)).payloads]
         assert payloads[: len(ROWS)] == ROWS
 
 
@@ -201,5 +201,5 @@ def test_a_shard_that_has_left_is_scanned_to_the_end_of_its_membership() -> None
         (of_it,) = [extent for extent in extents if extent.shard == 1]
         assert of_it.stop < tail.gsn, "it left before"
         units = scan(writer, 1, of_it.start, of_it.stop)
-        bodies = [wire.decode_body(unit.body, len(unit.gsns)) for unit in units]
+        bodies = [decode_body(unit.body, len(unit.gsns)) for unit in units]
         assert [payload for body in bodies for payload in body.payloads] == ROWS

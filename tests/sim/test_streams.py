@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ziplog.sim.kernel import MS, Kernel, S
-from ziplog.sim.network import Conditions, Network
-from ziplog.sim.streams import Streams, Wire
+from tests.simulator.kernel import MS, Kernel, S
+from tests.simulator.network import Conditions, Network
+from tests.simulator.streams import Streams, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from tests.sim.linearizability import explain
 from tests.sim.ownership import Ownership
 from tests.sim.verdict import lease_of, plain
 from tests.world import S, shard_names
-from ziplog.client.requests import NEVER, FetchRequest, InsertRequest, SubscribeRequest
+from ziplog.client.common.requests import NEVER, FetchRequest, InsertRequest, SubscribeRequest
 from ziplog.errors import NoSuchRecordError
 from ziplog.types import RID_GENESIS, RecordId
 

@@ -12,21 +12,21 @@ from logdb.wire import decode
 from tests.sim import checks
 from tests.sim.linearizability import explain
 from tests.sim.ownership import Lease, Ownership
-from ziplog import wire
-from ziplog.client.requests import FetchRequest, SubscribeRequest
+from tests.simulator.kernel import S
+from ziplog.client.common.requests import FetchRequest, SubscribeRequest
+from ziplog.core.entries import Expire, Place, Skip, decode_body
 from ziplog.errors import ProtocolError
 from ziplog.segments.entry import UnreadableError
-from ziplog.sim.kernel import S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from shard.state import ReplicaState
+    from shard.state.replica_state import ReplicaState
     from tests.sim.cluster import SimCluster
     from tests.sim.history import History, Operation
+    from tests.simulator.kernel import Kernel
+    from ziplog.core.view import LeaseRun, Placement
     from ziplog.segments.entry import Entry
-    from ziplog.sim.kernel import Kernel
-    from ziplog.view import LeaseRun, Placement
 
 #: (shard, start, stop)
 Loss = tuple[int, int, int]
@@ -151,16 +151,16 @@ def lease_of(run: LeaseRun) -> Lease:
 def plain(entry: Entry) -> checks.Entry:
     """Return an entry as plain data."""
     match entry.decision:
-        case wire.Place() as place:
+        case Place() as place:
             body = place.body or b""
-            payloads = tuple(wire.decode_body(body, len(place.gsns)).payloads)
+            payloads = tuple(decode_body(body, len(place.gsns)).payloads)
             return checks.Placed(
                 entry.fseq, entry.view, place.epoch, place.client, place.seq,
                 tuple(place.gsns), body, payloads,
             )  # fmt: skip
-        case wire.Skip(start, stop):
+        case Skip(start, stop):
             return checks.Skipped(entry.fseq, entry.view, start, stop)
-        case wire.Expire(client):
+        case Expire(client):
             return checks.Expired(entry.fseq, entry.view, client)
     raise AssertionError(f"{entry.decision} has no number")
 

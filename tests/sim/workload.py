@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.sim.programs import ClientProgram
-from ziplog.client.requests import (
+from tests.simulator.kernel import MS, US, S
+from ziplog.client.common.requests import (
     ConnectRequest,
     FetchRequest,
     InsertRequest,
@@ -23,7 +24,6 @@ from ziplog.client.requests import (
     UnsubscribeRequest,
 )
 from ziplog.errors import OutcomeUnknownError, TrimmedError
-from ziplog.sim.kernel import MS, US, S
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from tests.sim.cluster import SimCluster
     from tests.sim.history import History
     from tests.sim.plan import Plan
-    from ziplog.client.requests import Fetched, Request
-    from ziplog.sim.process import Process
+    from tests.simulator.process import Process
+    from ziplog.client.common.requests import Fetched, Request
 
 _CONNECT_NS: Final = 120 * S
 #: What a reader asks for at once.

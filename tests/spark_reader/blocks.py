@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hypothesis import strategies as st
 
-from ziplog.segments.rows import Block, block_of_units
-from ziplog.wire import Body, Origin, Unit, encode_body
+from ziplog.core.entries import Body, Origin, Unit, encode_body
+from ziplog.segments.blocks import Block, block_of_units
 
 if TYPE_CHECKING:
     from tests.ziplog.segments.blocks import Row

@@ -11,10 +11,10 @@ from spark_reader.options import SERVERS, parse
 from spark_reader.sources import source_of
 from tests.waiting import wait_until
 from ziplog import RID_GENESIS, RecordId, policy
+from ziplog.archive.client import ArchiveClient
 from ziplog.errors import UnavailableError
 from ziplog.local import Cluster
-from ziplog.runtime.archive import ArchiveClient
-from ziplog.segments.rows import Block
+from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
     from pathlib import Path

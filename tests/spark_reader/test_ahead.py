@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_reader.ahead import ahead
+from spark_reader.prefetch import ahead
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from spark_reader.batches import MAX_KEY_BYTES, MAX_ROWS, Batches, Wanted, arrow
 from spark_reader.schema import DEFAULT, projection
 from tests.spark_reader.blocks import Draft, drafts, placed
 from tests.ziplog.segments.blocks import Row, rows_of_units
+from ziplog.core.entries import Body, Unit, encode_body
 from ziplog.errors import ConfigError
-from ziplog.segments.rows import Block, block_of_units
-from ziplog.wire import Body, Unit, encode_body
+from ziplog.segments.blocks import Block, block_of_units
 
 SHARD = 3
 

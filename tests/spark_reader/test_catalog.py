@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_reader import catalog, extras
+from spark_reader import catalog, optional_dependencies
 from spark_reader.catalog import session
 from ziplog.errors import ConfigError, UnavailableError
 
@@ -72,7 +72,9 @@ def test_a_java_that_does_not_start_spark_is_named_with_its_version(tmp_path: Pa
 
 def test_without_the_packages_it_says_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = {"pyspark"}
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name in absent else object())
+    monkeypatch.setattr(
+        optional_dependencies, "find_spec", lambda name: None if name in absent else object()
+    )
     with pytest.raises(UnavailableError, match=r"needs pyspark, .* pip install 'ziplog\[spark\]'"):
         session("test", 1)
     absent |= {"pyarrow"}

@@ -16,8 +16,8 @@ from ziplog.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ziplog.segments.rows import Block
-    from ziplog.wire import Unit
+    from ziplog.core.entries import Unit
+    from ziplog.segments.blocks import Block
 
 STOP = 300
 

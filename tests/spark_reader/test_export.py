@@ -11,7 +11,7 @@ import pytest
 from pyarrow import ipc, parquet
 
 from spark_reader import export as exporting
-from spark_reader import extras
+from spark_reader import optional_dependencies
 from spark_reader.batches import arrow_schema
 from spark_reader.planning import Piece
 from spark_reader.reading import Pinned
@@ -205,7 +205,7 @@ def test_progress_only_grows_and_ends_at_the_end(tmp_path: Path) -> None:
 
 
 def test_without_pyarrow_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    monkeypatch.setattr(optional_dependencies, "find_spec", lambda _: None)
     done = run("export", "-o", "x", "--format", "jsonl")
     assert done.exit_code == 1
     assert done.stderr == (

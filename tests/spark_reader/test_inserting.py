@@ -17,9 +17,9 @@ from spark_reader import inserting
 from spark_reader.inserting import CHUNK_BYTES, ROW_BYTES, chunk_bytes, insert_batches
 from spark_reader.placement import Placement
 from spark_reader.write_options import Columns
+from ziplog.core.entries import Origin
+from ziplog.core.writer_table import Writers
 from ziplog.errors import ConfigError, RecordTooLargeError, UnavailableError
-from ziplog.segments.writers import Writers
-from ziplog.wire import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

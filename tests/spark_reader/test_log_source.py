@@ -24,7 +24,10 @@ from tests.spark_reader.logs import (
     small_cluster,
     subscribed,
 )
-from ziplog import RecordId, growth
+from ziplog import RecordId
+from ziplog.archive.client import ArchiveClient
+from ziplog.core.writer_table import Writers
+from ziplog.deploy import new_shard
 from ziplog.errors import (
     ClosedError,
     ConfigError,
@@ -32,9 +35,7 @@ from ziplog.errors import (
     TrimmedError,
     UnavailableError,
 )
-from ziplog.runtime.archive import ArchiveClient
-from ziplog.segments.rows import Block
-from ziplog.segments.writers import Writers
+from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from spark_reader.planning import Piece
     from ziplog import Log
-    from ziplog.client.outline import ShardOutline
+    from ziplog.client.bulk.outline import ShardOutline
     from ziplog.local import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -248,7 +249,7 @@ def test_if_the_archives_that_a_task_knows_are_gone_it_asks_for_others(
     with cluster.connect(timeout=TIMEOUT_S) as log:
         number = log.cluster_number
     nobody = {
-        shard: [("127.0.0.1", port) for port in growth.free_ports(2, "127.0.0.1")]
+        shard: [("127.0.0.1", port) for port in new_shard.free_ports(2, "127.0.0.1")]
         for shard in (0, 1)
     }
     outlined.clear()
@@ -337,7 +338,7 @@ def test_if_all_archives_failed_those_are_asked_for_that_are_there_by_now(
         told = real(self, shard, start, stop)
         if outlined.count(shard) > 1:
             return told
-        nobody = [("127.0.0.1", port) for port in growth.free_ports(2, "127.0.0.1")]
+        nobody = [("127.0.0.1", port) for port in new_shard.free_ports(2, "127.0.0.1")]
         return msgspec.structs.replace(told, archives=nobody)
 
     monkeypatch.setattr(ziplog.Log, "outline", moved)

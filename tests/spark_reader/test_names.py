@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_reader.names import nearest
+from spark_reader.suggestions import nearest
 
 
 def test_the_nearest_is_found_without_regard_to_case_as_it_is_written() -> None:

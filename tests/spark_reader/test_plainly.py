@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_reader.plainly import plainly
+from spark_reader.clean_errors import plainly
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import pytest
 
 from spark_reader import reading
 from spark_reader.reading import first_block, fuller, in_blocks
-from ziplog.segments.rows import Block, block_of_units
-from ziplog.segments.writers import Writers
-from ziplog.wire import Body, Unit, encode_body
+from ziplog.core.entries import Body, Unit, encode_body
+from ziplog.core.writer_table import Writers
+from ziplog.segments.blocks import Block, block_of_units
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_reader.repeats import Repeats, gsns_of
+from spark_reader.deduplication import Repeats, gsns_of
 from tests.spark_reader.blocks import Draft, cut, drafts, once, placed
 from tests.ziplog.segments.blocks import rows_of_units
+from ziplog.core.entries import Origin
+from ziplog.core.writer_table import Writers
 from ziplog.errors import TrimmedError, UnavailableError
-from ziplog.segments.writers import Writers
 from ziplog.types import RecordId
-from ziplog.wire import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ziplog.segments.rows import Block
-    from ziplog.wire import Unit
+    from ziplog.core.entries import Unit
+    from ziplog.segments.blocks import Block
 
 
 def table_before(units: list[Unit], gsn: int) -> Writers:

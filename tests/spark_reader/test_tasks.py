@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from spark_reader.batches import Wanted
-    from ziplog.segments.memory import ReadMemory
+    from ziplog.segments.buffer_pool import ReadMemory
 
 OPTIONS = parse({SERVERS: "127.0.0.1:1"})
 PIECES = [Piece(0, 1, 50, 10), Piece(1, 1, 60, 10)]

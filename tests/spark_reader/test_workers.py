@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import gc, weakref
-from spark_reader.workers import spare_modules
+from spark_reader.worker_state import spare_modules
 
 class Ring:
     def __init__(self):

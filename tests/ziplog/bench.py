@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ziplog.growth import free_ports
-from ziplog.runtime import plain
-from ziplog.runtime.journal import HEADER_BYTES, Entry, Journal
-from ziplog.runtime.raft import Raft
-from ziplog.runtime.snapshot import Snapshot
+from ziplog.deploy.new_shard import free_ports
+from ziplog.raft import codec
+from ziplog.raft.journal import HEADER_BYTES, Entry, Journal
+from ziplog.raft.raft import Raft
+from ziplog.raft.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +115,7 @@ class Bench:
         self.node._SyncObj__raftElectionDeadline = float("inf")
 
     def hear(self, peer: Any, **message: Any) -> None:
-        self.node._SyncObj__onMessageReceived(peer, plain.loads(plain.dumps(message)))
+        self.node._SyncObj__onMessageReceived(peer, codec.loads(codec.dumps(message)))
 
     def append(
         self, previous: int, previous_term: int, *terms: int, commit: int = 1, term: int = TERM,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from tests.waiting import wait_until
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
-from ziplog.supervisor import CLUSTER_FILE
+from ziplog.deploy.supervisor import CLUSTER_FILE
 
 if TYPE_CHECKING:
-    from ziplog.supervisor import Supervisor
+    from ziplog.deploy.supervisor import Supervisor
 
 IDLE = """
 import signal, sys

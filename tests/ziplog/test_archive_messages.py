@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziplog.runtime.archive_messages import (
+from ziplog.archive.messages import (
     ANSWER_BYTES,
     BLOCK,
     LOCATE,
@@ -29,8 +29,8 @@ from ziplog.runtime.archive_messages import (
     encode_places,
     encode_request,
 )
-from ziplog.segments.rowfile import BlockIndex, Part
-from ziplog.segments.rows import MOST_BYTES, layout
+from ziplog.segments.block_file import BlockIndex, Part
+from ziplog.segments.blocks import MOST_BYTES, layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ziplog.client import arguments
-from ziplog.client.engine import Engine
+from ziplog.client.engines.engine import Engine
 from ziplog.runtime import clock
 from ziplog.runtime.driver import Driver
 

@@ -23,9 +23,9 @@ import ziplog
 from tests.waiting import wait_until
 from tests.ziplog.test_floods import GREETING
 from ziplog import policy
-from ziplog.client.core import ClientCore
-from ziplog.client.requests import NEVER, ConnectRequest
-from ziplog.client.threads import SharedEngine
+from ziplog.client.client_node import ClientCore
+from ziplog.client.common.requests import NEVER, ConnectRequest
+from ziplog.client.engines.blocking_engine import SharedEngine
 from ziplog.errors import ClosedError, UnavailableError
 from ziplog.runtime.descriptors import Door, Reserve
 from ziplog.runtime.transport import Transport

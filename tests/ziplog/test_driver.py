@@ -14,7 +14,8 @@ import pytest
 import structlog
 
 from ziplog import wire
-from ziplog.node import (
+from ziplog.core.fields import MAX_FRAME
+from ziplog.core.node import (
     Broadcast,
     Complain,
     Complete,
@@ -40,8 +41,10 @@ from ziplog.runtime.transport import Transport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ziplog.core.message import Message
 
-def question(number: int) -> wire.Message:
+
+def question(number: int) -> Message:
     return wire.Tail(cluster=1, shard=0, view=1, request=number)
 
 
@@ -375,7 +378,7 @@ def test_bad_frames_are_counted_and_rarely_logged() -> None:
 
 
 def test_a_message_too_long_is_our_error_and_stays_here() -> None:
-    huge = wire.StatusReply(cluster=1, request=1, document=bytes(wire.MAX_FRAME))
+    huge = wire.StatusReply(cluster=1, request=1, document=bytes(MAX_FRAME))
     world = World(lambda event: [Send(b"a", huge)] if isinstance(event, Received) else [])
     world.put(1)
     with structlog.testing.capture_logs() as logs:
@@ -469,7 +472,7 @@ def test_on_real_sockets(running: Callable[[FakeNode], tuple[Driver, str]]) -> N
         for number in range(100):
             client.send(b"node", b"garbage")
             client.send(b"node", wire.encode(question(number)))
-        answers: list[wire.Message] = []
+        answers: list[Message] = []
         deadline = time.monotonic() + 10
         while len(answers) < 100:
             assert time.monotonic() < deadline

@@ -18,8 +18,8 @@ import pytest
 import zmq
 
 from tests.waiting import wait_until
-from ziplog.runtime import descriptors, floods
-from ziplog.runtime.floods import LIMIT_BYTES, Floods
+from ziplog.runtime import descriptors, receive_limits
+from ziplog.runtime.receive_limits import LIMIT_BYTES, Floods
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -192,8 +192,8 @@ def test_a_flood_is_cut_off_and_nobody_else(server: Transport, identity: bytes) 
 def test_small_frames_of_many_connections_are_bounded_together(
     server: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(floods, "TOTAL_BYTES", 1_000_000)
-    monkeypatch.setattr(floods, "LOOK_NS", 0)
+    monkeypatch.setattr(receive_limits, "TOTAL_BYTES", 1_000_000)
+    monkeypatch.setattr(receive_limits, "LOOK_NS", 0)
     port = port_of(server)
     with contextlib.ExitStack() as stack:
         quiet = stack.enter_context(Raw(port))
@@ -213,8 +213,8 @@ def test_small_frames_of_many_connections_are_bounded_together(
 def test_port_takes_no_new_connections_while_ended_ones_have_left_too_much(
     server: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(floods, "TOTAL_BYTES", 1_000_000)
-    monkeypatch.setattr(floods, "LOOK_NS", 0)
+    monkeypatch.setattr(receive_limits, "TOTAL_BYTES", 1_000_000)
+    monkeypatch.setattr(receive_limits, "LOOK_NS", 0)
     port = port_of(server)
     watch = server._floods
     assert watch is not None
@@ -237,8 +237,8 @@ def test_port_takes_no_new_connections_while_ended_ones_have_left_too_much(
 
 
 def test_what_is_taken_is_no_flood(server: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floods, "LIMIT_BYTES", 500_000)
-    monkeypatch.setattr(floods, "LOOK_NS", 0)
+    monkeypatch.setattr(receive_limits, "LIMIT_BYTES", 500_000)
+    monkeypatch.setattr(receive_limits, "LOOK_NS", 0)
     frames = [bytes(size) for size in (0, 1, 255, 256, 70_000)]
     data = b"".join(wire(frame) for frame in frames)
     with Raw(port_of(server)) as peer:
@@ -251,14 +251,14 @@ def test_what_is_taken_is_no_flood(server: Transport, monkeypatch: pytest.Monkey
         server._floods._next_look = 0
         server.wait(0)
         # To the byte: a count that drifts would cut off everybody in the end.
-        assert counted.taken == 20 * len(data) > floods.LIMIT_BYTES
+        assert counted.taken == 20 * len(data) > receive_limits.LIMIT_BYTES
     assert server.cut == 0
 
 
 def test_a_process_that_never_waits_looks_too(
     server: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(floods, "LIMIT_BYTES", 1_000_000)
+    monkeypatch.setattr(receive_limits, "LIMIT_BYTES", 1_000_000)
     with Flood(port_of(server)):
         wait_until(lambda: [server.receive() for _ in range(100)] and server.cut, "a cut")
 
@@ -290,7 +290,7 @@ def test_nobody_is_forgotten_for_want_of_descriptors(
 
 
 def test_only_connections_to_the_port_are_cut_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floods, "LIMIT_BYTES", 1_000)
+    monkeypatch.setattr(receive_limits, "LIMIT_BYTES", 1_000)
     with contextlib.ExitStack() as stack:
         ours, others = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab")
         accepted = []
@@ -315,7 +315,7 @@ def test_only_connections_to_the_port_are_cut_and_once(monkeypatch: pytest.Monke
 
 
 def test_a_descriptor_that_is_no_connection_counts_for_nobody() -> None:
-    watch, peer = Floods(1), floods.Peer(b"x")
+    watch, peer = Floods(1), receive_limits.Peer(b"x")
     with socket.socket(socket.AF_UNIX) as unix, Path(os.devnull).open("rb") as file:
         assert not watch.add(peer, unix.fileno())
         assert not watch.add(peer, file.fileno())

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.ziplog.nodes import make
-from ziplog import growth
 from ziplog.config import load
+from ziplog.deploy import new_shard
+from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
-from ziplog.supervisor import CLUSTER_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def test_a_new_shard_stands_at_the_end_and_all_else_is_as_people_wrote_it(path: 
     path.write_text(text)
     path.chmod(0o640)
     before = load(path)
-    added = growth.next_shard(path, {0, 1})
+    added = new_shard.next_shard(path, {0, 1})
     assert path.read_text().startswith(text + "\n\n[[shard]]\n")
     assert load(path).shards == (*before.shards, added)
     assert path.stat().st_mode & 0o777 == 0o640
@@ -40,7 +40,7 @@ def test_a_new_shard_stands_at_the_end_and_all_else_is_as_people_wrote_it(path: 
 
 def test_its_number_is_above_all_that_ever_were_and_its_servers_are_new(path: Path) -> None:
     # The service knows a shard 6 that this file never had.
-    added = growth.next_shard(path, {0, 6})
+    added = new_shard.next_shard(path, {0, 6})
     assert added.id == 7
     (server,) = added.replicas
     assert (server.name, server.host, server.raft_port) == ("shard-7-0", "127.0.0.1", None)
@@ -48,18 +48,18 @@ def test_its_number_is_above_all_that_ever_were_and_its_servers_are_new(path: Pa
 
 
 def test_what_an_attempt_left_is_gone_on_with(path: Path) -> None:
-    added = growth.next_shard(path, {0})
+    added = new_shard.next_shard(path, {0})
     text = path.read_text()
-    assert growth.next_shard(path, {0}) == added
+    assert new_shard.next_shard(path, {0}) == added
     assert path.read_text() == text
-    assert growth.next_shard(path, {0, added.id}).id == added.id + 1
+    assert new_shard.next_shard(path, {0, added.id}).id == added.id + 1
 
 
 def test_a_link_to_the_file_stays_one(path: Path) -> None:
     real = path.with_name("real.toml")
     path.rename(real)
     path.symlink_to(real)
-    added = growth.next_shard(path, {0})
+    added = new_shard.next_shard(path, {0})
     assert path.is_symlink()
     assert load(real).shards[-1] == added
 
@@ -68,33 +68,33 @@ def test_a_file_that_cannot_grow_is_left_alone(path: Path) -> None:
     text = path.read_text()
     (path.parent / "shard-1-0").mkdir()
     with pytest.raises(ConfigError, match="without 'shard-1-0', which another cluster may have"):
-        growth.next_shard(path, {0})
+        new_shard.next_shard(path, {0})
     (path.parent / "shard-1-0").rmdir()
     path.write_text(text.replace("[[shard]]", "[[shards]]"))
     with pytest.raises(ConfigError, match="shards"):
-        growth.next_shard(path, {0})
+        new_shard.next_shard(path, {0})
     # The name is in use by a server of shard 0.
     path.write_text(text.replace("shard-0-0", "shard-1-0"))
     with pytest.raises(ConfigError, match="node name is 'shard-1-0'"):
-        growth.next_shard(path, {0})
+        new_shard.next_shard(path, {0})
     assert path.read_text() == text.replace("shard-0-0", "shard-1-0")
 
 
 def test_a_host_that_is_not_this_machine_gets_no_servers(path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"no address 192\.0\.2\.1"):
-        growth.free_ports(1, "192.0.2.1")
+        new_shard.free_ports(1, "192.0.2.1")
 
 
 def test_free_ports_are_free_and_none_of_those_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         used = int(listener.getsockname()[1])
-        monkeypatch.setattr(growth, "_FREE_PORTS", [used, *range(20_000, 20_200)])
+        monkeypatch.setattr(new_shard, "_FREE_PORTS", [used, *range(20_000, 20_200)])
         taken = range(20_000, 20_190)
-        found = list(growth.free_ports(3, "127.0.0.1", taken))
+        found = list(new_shard.free_ports(3, "127.0.0.1", taken))
         assert len(set(found)) == 3
         assert set(found) <= set(range(20_190, 20_200))
         with pytest.raises(UnavailableError, match="11 free ports were not found"):
-            growth.free_ports(11, "127.0.0.1", taken)
+            new_shard.free_ports(11, "127.0.0.1", taken)
 
 
 def test_one_process_at_a_time_adds_a_shard(path: Path) -> None:
@@ -110,32 +110,32 @@ def test_one_process_at_a_time_adds_a_shard(path: Path) -> None:
         assert other.stdout.readline() == b"alone\n"
         with (
             pytest.raises(DeadlineError, match="another process adds a shard"),
-            growth.alone(path, 0.0),
+            new_shard.alone(path, 0.0),
         ):
             pass
         other.kill()
-    with growth.alone(path, 20.0):
+    with new_shard.alone(path, 20.0):
         # A change of the file does not let others in.
-        growth.next_shard(path, {0})
-        with pytest.raises(DeadlineError), growth.alone(path, 0.0):
+        new_shard.next_shard(path, {0})
+        with pytest.raises(DeadlineError), new_shard.alone(path, 0.0):
             pass
     with pytest.raises(ConfigError, match="in a directory that can be read"):
-        growth.alone(path / "nowhere" / "x", 0.0).__enter__()
+        new_shard.alone(path / "nowhere" / "x", 0.0).__enter__()
 
 
 def test_servers_are_waited_for_until_there_is_no_hope(path: Path) -> None:
-    shard = growth.next_shard(path, {0})
+    shard = new_shard.next_shard(path, {0})
     (node,) = shard.replicas
     with pytest.raises(DeadlineError, match=f"{node.name} of shard 1 does not listen"):
-        growth.await_servers(shard, time.monotonic())
+        new_shard.await_servers(shard, time.monotonic())
 
     def dead() -> None:
         raise UnavailableError("it ended")
 
     with pytest.raises(UnavailableError, match="it ended"):
-        growth.await_servers(shard, time.monotonic() + 60, dead)
+        new_shard.await_servers(shard, time.monotonic() + 60, dead)
     with socket.create_server((node.host, node.port)):
-        growth.await_servers(shard, time.monotonic() + 60)
+        new_shard.await_servers(shard, time.monotonic() + 60)
         # Somebody else may listen there.
         with pytest.raises(UnavailableError, match="it ended"):
-            growth.await_servers(shard, time.monotonic() + 60, dead)
+            new_shard.await_servers(shard, time.monotonic() + 60, dead)

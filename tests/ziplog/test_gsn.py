@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziplog.gsn import MAX_ROUND, Schedule
+from ziplog.core.gsn import MAX_ROUND, Schedule
 
 #: Weights and the owners of one round: the published vectors of docs/protocol.md, section 2.
 VECTORS = [

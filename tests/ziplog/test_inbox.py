@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ziplog import wire
+from ziplog.core.view import NO_DIGEST
 from ziplog.runtime import inbox
 from ziplog.runtime.inbox import OVERHEAD_BYTES, SOURCE_FRAMES, Inbox
-from ziplog.view import NO_DIGEST
 from ziplog.wire.urgency import is_urgent
+
+if TYPE_CHECKING:
+    from ziplog.core.message import Message
 
 BEAT = wire.encode(wire.Beat(1, 0, 1, 1, 5, "up"))
 Frame = tuple[bytes, bytes]
@@ -94,7 +98,7 @@ def test_more_than_one_fill_reads_is_unread() -> None:
         (wire.Tail(1, 0, 1, 1), False),
     ],
 )
-def test_urgent_is_what_keeps_the_cluster_together(message: wire.Message, expected: bool) -> None:
+def test_urgent_is_what_keeps_the_cluster_together(message: Message, expected: bool) -> None:
     assert is_urgent(wire.encode(message)) is expected
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from ziplog.runtime.journal import HEADER_BYTES, Entry, Journal, JournalError, note_of, pack_note
+from ziplog.raft.journal import HEADER_BYTES, Entry, Journal, JournalError, note_of, pack_note
 
 ENTRIES = [Entry(b"command %d" % index, index, 1 + index // 3) for index in range(1, 7)]
 
@@ -223,7 +223,7 @@ def test_a_note_states_no_more_than_what_was_synced(
         real(descriptor)
         synced.append(path.stat().st_size)
 
-    monkeypatch.setattr("ziplog.runtime.journal.os.fdatasync", sync)
+    monkeypatch.setattr("ziplog.raft.journal.os.fdatasync", sync)
     for entry in ENTRIES:
         journal.append(entry)
     assert len(synced) == 1 + len(ENTRIES)
@@ -237,7 +237,7 @@ def test_a_journal_works_without_its_note(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ziplog.runtime.journal.os.pwrite", fail)
+    monkeypatch.setattr("ziplog.raft.journal.os.pwrite", fail)
     written(tmp_path)
     assert reopened(tmp_path).entries == ENTRIES
 
@@ -342,7 +342,7 @@ def test_a_failed_write_ends_the_journal(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ziplog.runtime.journal.os.fdatasync", fail)
+        patch.setattr("ziplog.raft.journal.os.fdatasync", fail)
         with pytest.raises(JournalError, match="Input/output error"):
             journal.append(ENTRIES[1])
     with pytest.raises(JournalError, match="the process must stop"):
@@ -412,7 +412,7 @@ def test_nothing_returns_before_it_is_on_stable_storage(
             calls.append(name)
             return real(*arguments)
 
-        monkeypatch.setattr(f"ziplog.runtime.journal.os.{name}", note)
+        monkeypatch.setattr(f"ziplog.raft.journal.os.{name}", note)
     journal = Journal(tmp_path)
     steps: list[Callable[[], None]] = [
         lambda: journal.append(ENTRIES[0]),

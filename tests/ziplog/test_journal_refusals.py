@@ -11,7 +11,7 @@ import pytest
 
 from tests import refusing
 from tests.refusing import System
-from ziplog.runtime.journal import Entry, Journal, JournalError
+from ziplog.raft.journal import Entry, Journal, JournalError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,8 @@ from pysyncobj.poller import createPoller
 
 from tests.waiting import wait_until
 from tests.ziplog.bench import Words, free_endpoints
-from ziplog.runtime.links import Connection
-from ziplog.runtime.raft import Raft
+from ziplog.raft.connections import Connection
+from ziplog.raft.raft import Raft
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 
-from ziplog.runtime import plain
+from ziplog.raft import codec
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.binary() | st.text()
 VALUES = st.recursive(
@@ -25,14 +25,14 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_values_come_back(value: Any) -> None:
-    assert plain.loads(plain.dumps(value)) == value
-    assert plain.decompress(plain.compress(plain.dumps(value))) == plain.dumps(value)
+    assert codec.loads(codec.dumps(value)) == value
+    assert codec.decompress(codec.compress(codec.dumps(value))) == codec.dumps(value)
 
 
 @given(st.binary())
 def test_other_bytes_are_refused_or_plain(data: bytes) -> None:
     try:
-        value = plain.loads(data)
+        value = codec.loads(data)
     except ValueError:
         return
     assert isinstance(value, (type(None), bool, int, float, str, bytes, tuple, dict, datetime, Ext))
@@ -44,13 +44,13 @@ def test_other_bytes_are_refused_or_plain(data: bytes) -> None:
 )
 def test_pickles_and_towers_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        plain.loads(data)
+        codec.loads(data)
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"x" * 100, zlib.compress(b"x" * 100)[:-1], zlib.compress(bytes(plain.MAX_FRAME + 1))],
+    [b"", b"x" * 100, zlib.compress(b"x" * 100)[:-1], zlib.compress(bytes(codec.MAX_FRAME + 1))],
 )
 def test_bombs_and_torn_frames_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        plain.decompress(data)
+        codec.decompress(data)

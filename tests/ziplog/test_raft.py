@@ -12,12 +12,12 @@ import pytest
 
 from tests.waiting import wait_until
 from tests.ziplog.bench import Words, free_endpoints
+from ziplog.core.node import Committed, Event, LeaderChanged, PeersChanged, Restored
 from ziplog.errors import ConfigError, UnavailableError
-from ziplog.node import Committed, Event, LeaderChanged, PeersChanged, Restored
-from ziplog.runtime import binding
-from ziplog.runtime import raft as raft_module
-from ziplog.runtime.journal import JournalError
-from ziplog.runtime.raft import Raft
+from ziplog.raft import pysyncobj_adapter
+from ziplog.raft import raft as raft_module
+from ziplog.raft.journal import JournalError
+from ziplog.raft.raft import Raft
 
 pytestmark = pytest.mark.slow
 
@@ -161,7 +161,7 @@ def test_a_crash_between_snapshot_and_trim_loses_nothing(
         first.raft.propose(b"%d" % index)
     first.wait_committed(20)
     with monkeypatch.context() as patch:
-        patch.setattr("ziplog.runtime.journal.Journal.drop_first", lambda *_: None)
+        patch.setattr("ziplog.raft.journal.Journal.drop_first", lambda *_: None)
         first.raft.snapshot()
         wait_until((first.raft._journal.directory / "snapshot").exists, "a snapshot")
         for index in range(20, 40):
@@ -291,7 +291,7 @@ def test_a_failing_disk_stops_the_node(
     def fail(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ziplog.runtime.journal.os.fdatasync", fail)
+    monkeypatch.setattr("ziplog.raft.journal.os.fdatasync", fail)
     node.raft.propose(b"one")
     node.wait(lambda: node.fatal)
     assert "No space left on device" in node.fatal[0]
@@ -331,7 +331,7 @@ def test_a_tick_that_fails_is_not_the_last(
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ziplog.runtime.receive.Node._tell", fail)
+        patch.setattr("ziplog.raft.raft_node.Node._tell", fail)
         wait_until(lambda: len(failures) > 3, "it fails several times")
     node.raft.propose(b"one")
     node.wait_committed(1)
@@ -381,11 +381,11 @@ def test_outside_loopback_a_password_is_required(tmp_path: Path) -> None:
 
 def test_unknown_names_of_the_library_are_noticed() -> None:
     with pytest.raises(AssertionError, match="raftMinTimeot"):
-        binding.configuration("127.0.0.1:1", alone=True, raftMinTimeot=1)
+        pysyncobj_adapter.configuration("127.0.0.1:1", alone=True, raftMinTimeot=1)
 
 
 def test_the_import_leaves_the_socket_module_alone() -> None:
-    program = "import ziplog.runtime.raft, socket; print(socket.inet_ntop.__module__)"
+    program = "import ziplog.raft.raft, socket; print(socket.inet_ntop.__module__)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

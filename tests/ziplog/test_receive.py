@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.ziplog.bench import TERM, WORD, Bench, Words, entries, snapshot
-from ziplog.runtime import plain
-from ziplog.runtime.conflict import Comparison, compare
-from ziplog.runtime.journal import Entry, JournalError
+from ziplog.raft import codec
+from ziplog.raft.journal import Entry, JournalError
+from ziplog.raft.log_matching import Comparison, compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,7 +107,7 @@ def long_entry(
 
 def test_a_long_entry_comes_in_pieces(bench: Callable[..., Bench]) -> None:
     node = bench()
-    whole = plain.dumps((WORD, 2, TERM))
+    whole = codec.dumps((WORD, 2, TERM))
     # The library counts a little short, and says twice that it has finished.
     long_entry(node, [("start", whole[:3]), ("finish", whole[3:-2]), ("finish", whole[-2:])])
     assert node.terms == [0, TERM]
@@ -116,7 +116,7 @@ def test_a_long_entry_comes_in_pieces(bench: Callable[..., Bench]) -> None:
 
 def test_a_long_entry_of_which_a_piece_is_missing_is_not_taken(bench: Callable[..., Bench]) -> None:
     node = bench()
-    whole = plain.dumps((WORD, 2, TERM))
+    whole = codec.dumps((WORD, 2, TERM))
     long_entry(node, [("start", whole[:3]), ("finish", whole[5:])])
     assert node.terms == [0]
     assert not node.answer()["success"]
@@ -124,7 +124,7 @@ def test_a_long_entry_of_which_a_piece_is_missing_is_not_taken(bench: Callable[.
 
 def test_what_is_sent_in_pieces_may_begin_anew(bench: Callable[..., Bench]) -> None:
     node = bench()
-    whole = plain.dumps((WORD, 2, TERM))
+    whole = codec.dumps((WORD, 2, TERM))
     long_entry(node, [("start", whole[:5]), ("start", whole[:3]), ("finish", whole[3:])])
     assert node.terms == [0, TERM]
     piece = (snapshot(9, 5)[:40], True, False)
@@ -135,7 +135,7 @@ def test_what_is_sent_in_pieces_may_begin_anew(bench: Callable[..., Bench]) -> N
 def test_what_is_sent_in_pieces_has_an_end(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ziplog.runtime.receive._MAX_SNAPSHOT", 100)
+    monkeypatch.setattr("ziplog.raft.raft_node._MAX_SNAPSHOT", 100)
     node = bench()
     with pytest.raises(ValueError, match="more than 100 bytes in pieces"):
         node.snapshot(bytes(150))
@@ -143,7 +143,7 @@ def test_what_is_sent_in_pieces_has_an_end(
 
 def test_a_late_long_entry_deletes_nothing(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, TERM, TERM, TERM))
-    whole = plain.dumps((WORD, 2, TERM))
+    whole = codec.dumps((WORD, 2, TERM))
     long_entry(node, [("start", whole[:3]), ("finish", whole[3:])])
     assert node.terms == [0, TERM, TERM, TERM]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.ziplog.bench import TERM, Bench, entries, snapshot
-from ziplog.runtime.journal import JournalError
+from ziplog.raft.journal import JournalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ziplog.revival import (
+from ziplog.deploy.restart_policy import (
     BREAK_NS,
     FIRST_GRACE_NS,
     FIRST_PAUSE_NS,

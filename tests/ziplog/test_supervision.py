@@ -12,12 +12,12 @@ import pytest
 
 from tests.waiting import wait_until
 from tests.ziplog.nodes import exists, make, ready, rewrite
-from ziplog import growth, revival, supervisor
 from ziplog.config import NodeConfig, ShardConfig, dump_shard
+from ziplog.deploy import new_shard, restart_policy, supervisor
+from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
+from ziplog.deploy.supervisor_thread import Supervision
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.runtime.transport import Transport
-from ziplog.supervision import Supervision
-from ziplog.supervisor import CLUSTER_FILE, Supervisor
 from ziplog.wire import Order, Orders, OrdersQuery, decode, encode
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def test_garbage_and_late_answers_kill_nobody(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(revival, "PATIENCE_NS", 0)
+    monkeypatch.setattr(restart_policy, "PATIENCE_NS", 0)
     pid = running.pid("shard-0-0")
     handler.garbage = [b"\xc1", encode(OrdersQuery(0, 1))]
     handler.offset = -1
@@ -213,7 +213,7 @@ def test_the_servers_of_a_new_shard_are_started_and_looked_after(
     running: Supervisor, supervision: Supervision, handler: FakeHandler
 ) -> None:
     pids = {name: running.pid(name) for name in NAMES}
-    growth.next_shard(running.path, {0})
+    new_shard.next_shard(running.path, {0})
     await_start(running, "shard-1-0")
     pid = running.pid("shard-1-0")
     running.kill("shard-1-0")
@@ -243,7 +243,7 @@ def test_a_spoilt_cluster_file_is_told_once_and_stops_nothing(
     running.path.unlink()
     wait_until(lambda: told() == 2, "that it is gone is told")
     put(running.path, text)
-    growth.next_shard(running.path, {0})
+    new_shard.next_shard(running.path, {0})
     await_start(running, "shard-1-0")
     assert told() == 2
     supervision.stop()
@@ -262,7 +262,7 @@ def test_a_cluster_file_that_the_system_refuses_is_read_later(
 
     with monkeypatch.context() as full:
         full.setattr(supervisor, "load", refuse)
-        growth.next_shard(running.path, {0})
+        new_shard.next_shard(running.path, {0})
         wait_until(lambda: NOT_TAKEN in caplog.text, "it is tried")
     await_start(running, "shard-1-0")
     supervision.stop()
@@ -310,7 +310,7 @@ def test_a_new_node_that_cannot_be_started_is_tried_again(
 
     with monkeypatch.context() as full:
         full.setattr(supervisor, "_spawn", refuse)
-        growth.next_shard(running.path, {0})
+        new_shard.next_shard(running.path, {0})
         wait_until(lambda: "shard-1-0 cannot be started" in caplog.text, "it is tried")
     await_start(running, "shard-1-0")
     supervision.stop()

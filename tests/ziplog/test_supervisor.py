@@ -13,10 +13,10 @@ import pytest
 from tests.shard.archive.processes import is_running
 from tests.waiting import wait_until
 from tests.ziplog.nodes import IDLE, exists, make, ready, rewrite
-from ziplog import growth, supervisor
 from ziplog.config import dump, load
+from ziplog.deploy import new_shard, supervisor
+from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor, log_tail, running_pid
 from ziplog.errors import ConfigError, UnavailableError
-from ziplog.supervisor import CLUSTER_FILE, Supervisor, log_tail, running_pid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -186,7 +186,7 @@ def test_the_end_of_a_log_is_short(directory: Path) -> None:
 
 def test_a_running_cluster_takes_new_shards_and_no_other_change(directory: Path) -> None:
     with Supervisor(directory) as running:
-        added = growth.next_shard(running.path, {0})
+        added = new_shard.next_shard(running.path, {0})
         assert running.names == ("mms-0", "fh-0", "shard-0-0")
         running.reload()
         assert running.names == ("mms-0", "fh-0", "shard-0-0", "shard-1-0")

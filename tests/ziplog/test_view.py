@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziplog.view import NO_DIGEST, Lease, LeaseRun, Member, run_of
+from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Member, run_of
 
 members_of_leases = (
     st.dictionaries(st.integers(0, 20), st.integers(1, 6), min_size=1, max_size=5)

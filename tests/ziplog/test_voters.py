@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ziplog.runtime.voters import Joiner, Standing, founders, is_admitted
+from ziplog.raft.voting_rights import Joiner, Standing, founders, is_admitted
 
 
 def standing(

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from ziplog import wire
+from ziplog.core.entries import Body, Origin, decode_body, encode_body
+from ziplog.core.fields import MAX_FRAME, MAX_UNIT_RECORDS
+from ziplog.core.message import Message
 from ziplog.errors import LocalProtocolError, ProtocolError
 
-KINDS: tuple[type[wire.Message], ...] = get_args(wire.AnyMessage)
+KINDS: tuple[type[Message], ...] = get_args(wire.AnyMessage)
 MAX_ITEMS = 4
 
 
@@ -125,7 +128,7 @@ def test_a_damaged_frame_is_a_protocol_error_or_another_message(data: st.DataObj
     cut = data.draw(st.integers(0, len(frame)))
     for damaged in (bytes(frame), bytes(frame[:cut])):
         try:
-            assert isinstance(wire.decode(damaged), wire.Message)
+            assert isinstance(wire.decode(damaged), Message)
         except ProtocolError:
             continue
 
@@ -173,15 +176,15 @@ def wrong_values(kind: inspect.Type) -> list[Any]:
 
 def test_lists_of_gsns_are_bounded() -> None:
     ack = plain(wire.InsertAck(1, 0, 1, 0, 1, 1, 1, False, [1]))
-    ack[-3] = list(range(wire.MAX_UNIT_RECORDS))
+    ack[-3] = list(range(MAX_UNIT_RECORDS))
     wire.decode(msgpack.packb(ack))
-    ack[-3] = list(range(wire.MAX_UNIT_RECORDS + 1))
+    ack[-3] = list(range(MAX_UNIT_RECORDS + 1))
     with pytest.raises(ProtocolError):
         wire.decode(msgpack.packb(ack))
 
 
 def test_frames_are_bounded_in_both_directions() -> None:
-    body = bytes(wire.MAX_FRAME)
+    body = bytes(MAX_FRAME)
     insert = wire.Insert(1, 0, 1, b"c" * 16, 1, 1, 0, 0, 1, body)
     with pytest.raises(LocalProtocolError, match="Insert"):
         wire.encode(insert)
@@ -193,7 +196,7 @@ def test_deeply_nested_input_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError):
         wire.decode(b"\x91" * 100_000)
     with pytest.raises(ProtocolError):
-        wire.decode_body(b"\x91" * 100_000, 1)
+        decode_body(b"\x91" * 100_000, 1)
 
 
 def test_what_follows_a_message_is_a_protocol_error() -> None:
@@ -210,7 +213,7 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
 # --- bodies ---
 
 COUNTS = st.integers(0, 2**63 - 1)
-ORIGINS = st.none() | st.builds(wire.Origin, st.binary(min_size=16, max_size=16), COUNTS, COUNTS)
+ORIGINS = st.none() | st.builds(Origin, st.binary(min_size=16, max_size=16), COUNTS, COUNTS)
 KEYS = st.none() | st.binary(max_size=40)
 
 
@@ -221,29 +224,29 @@ KEYS = st.none() | st.binary(max_size=40)
     origin=ORIGINS,
 )
 def test_a_body_comes_back_as_it_was(
-    timestamp_us: int, key: bytes | None, payloads: list[bytes], origin: wire.Origin | None
+    timestamp_us: int, key: bytes | None, payloads: list[bytes], origin: Origin | None
 ) -> None:
-    body = wire.Body(timestamp_us, key, payloads, origin)
-    data = wire.encode_body(body)
-    assert wire.decode_body(data, len(payloads)) == body
+    body = Body(timestamp_us, key, payloads, origin)
+    data = encode_body(body)
+    assert decode_body(data, len(payloads)) == body
     assert msgpack.unpackb(data) == [timestamp_us, key, payloads, origin and plain(origin)]
     # As it was stored before there were origins.
-    assert wire.decode_body(msgpack.packb([timestamp_us, key, payloads]), len(payloads)) == (
-        wire.Body(timestamp_us, key, payloads)
+    assert decode_body(msgpack.packb([timestamp_us, key, payloads]), len(payloads)) == (
+        Body(timestamp_us, key, payloads)
     )
     for count in (len(payloads) - 1, len(payloads) + 1):
         with pytest.raises(ProtocolError):
-            wire.decode_body(data, count)
+            decode_body(data, count)
 
 
 @given(st.lists(st.tuples(st.binary(max_size=40), KEYS), min_size=1, max_size=8), ORIGINS)
 def test_so_does_one_with_keys(
-    rows: list[tuple[bytes, bytes | None]], origin: wire.Origin | None
+    rows: list[tuple[bytes, bytes | None]], origin: Origin | None
 ) -> None:
     payloads, keys = [payload for payload, _ in rows], [key for _, key in rows]
-    body = wire.Body(7, None, payloads, origin, keys)
-    data = wire.encode_body(body)
-    assert wire.decode_body(data, len(rows)) == body
+    body = Body(7, None, payloads, origin, keys)
+    data = encode_body(body)
+    assert decode_body(data, len(rows)) == body
     assert [body.key_of(index) for index in range(len(rows))] == keys
     assert msgpack.unpackb(data) == [7, None, payloads, origin and plain(origin), keys]
 
@@ -254,16 +257,16 @@ def test_so_does_one_with_keys(
 )
 def test_keys_that_do_not_fit_are_a_protocol_error(key: bytes | None, keys: list[bytes]) -> None:
     with pytest.raises(ProtocolError):
-        wire.decode_body(msgpack.packb([0, key, [b"x", b"y"], None, keys]), 2)
+        decode_body(msgpack.packb([0, key, [b"x", b"y"], None, keys]), 2)
 
 
 @given(st.binary(max_size=100))
 def test_random_bytes_are_no_body(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        wire.decode_body(data, 1)
+        decode_body(data, 1)
 
 
 def test_an_empty_record_differs_from_none() -> None:
     with pytest.raises(ProtocolError):
-        wire.decode_body(msgpack.packb([0, None, []]), 0)
-    assert wire.decode_body(msgpack.packb([0, b"", [b""]]), 1) == wire.Body(0, b"", [b""])
+        decode_body(msgpack.packb([0, None, []]), 0)
+    assert decode_body(msgpack.packb([0, b"", [b""]]), 1) == Body(0, b"", [b""])

@@ -15,9 +15,9 @@ import typer
 
 from ziplog.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, DataDir, Timeout, say
 from ziplog.config import ClusterConfig, load
+from ziplog.deploy.supervisor import CLUSTER_FILE, environment, log_tail, python, running_pid
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
-from ziplog.supervisor import CLUSTER_FILE, environment, log_tail, python, running_pid
 from ziplog.types import Durability
 
 if TYPE_CHECKING:

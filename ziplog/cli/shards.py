@@ -14,12 +14,12 @@ import msgspec
 import typer
 from rich.console import Console
 
-from ziplog import growth
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.config import ShardConfig, load
+from ziplog.deploy import new_shard
+from ziplog.deploy.supervisor import CLUSTER_FILE, running_pid
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
-from ziplog.supervisor import CLUSTER_FILE, running_pid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,8 +148,8 @@ def _grow(log: ziplog.Log, directory: Path, until: float) -> ShardConfig:
             f"no `ziplog up` runs in {directory}, so nobody would start the servers; start it, or"
             " start them yourself (ziplog shard add --help)"
         )
-    with growth.alone(path, until - time.monotonic()):
-        added = growth.next_shard(path, [shard["id"] for shard in log.cluster()["shards"]])
+    with new_shard.alone(path, until - time.monotonic()):
+        added = new_shard.next_shard(path, [shard["id"] for shard in log.cluster()["shards"]])
         logs = f"the logs of its servers are in {directory / 'logs'}"
         _place(log, added, until, logs)
     return added
@@ -158,7 +158,7 @@ def _grow(log: ziplog.Log, directory: Path, until: float) -> ShardConfig:
 def _place(log: ziplog.Log, shard: ShardConfig, until: float, logs: str) -> None:
     try:
         with _progress(log, shard.id):
-            growth.await_servers(shard, until)
+            new_shard.await_servers(shard, until)
             replicas = {node.name: node.endpoint for node in shard.replicas}
             log.add_shard(shard.id, replicas, timeout=max(until - time.monotonic(), 0.001))
     except DeadlineError as error:

@@ -1,1 +1,1 @@
-"""The client: a pure core of small state machines, and the façades that drive it."""
+"""The client: pure state machines, the engines that drive them, and the two public facades."""

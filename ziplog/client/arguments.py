@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from ziplog.client.doubt import Doubt
-from ziplog.client.requests import (
+from ziplog.client.common.requests import (
     NEVER,
     ChangeRequest,
     ExtentsRequest,
@@ -27,6 +26,9 @@ from ziplog.client.requests import (
     SubscribeRequest,
     TrimRequest,
 )
+from ziplog.client.common.unknown_outcome import Doubt
+from ziplog.core.entries import Origin
+from ziplog.core.view import Replica
 from ziplog.errors import (
     ONLY_ITS_CLIENT,
     ClosedError,
@@ -36,13 +38,11 @@ from ziplog.errors import (
 )
 from ziplog.runtime.clock import now_ns
 from ziplog.types import RID_GENESIS, RecordId
-from ziplog.view import Replica
-from ziplog.wire import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ziplog.client.requests import Change, Policy
+    from ziplog.client.common.requests import Change, Policy
     from ziplog.errors import OutcomeUnknownError
     from ziplog.wire import Limits
 

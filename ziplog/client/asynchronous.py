@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ziplog.client import arguments
-from ziplog.client.core import ClientCore
-from ziplog.client.loop import LoopEngine
-from ziplog.client.reader import Reader
-from ziplog.client.requests import (
+from ziplog.client.client_node import ClientCore
+from ziplog.client.common.requests import (
     NEVER,
     ConnectRequest,
     ProgressRequest,
@@ -21,7 +19,9 @@ from ziplog.client.requests import (
     TailRequest,
     UnsubscribeRequest,
 )
-from ziplog.client.scans import AsyncScan
+from ziplog.client.engines.asyncio_engine import LoopEngine
+from ziplog.client.scan_iterators import AsyncScan
+from ziplog.client.subscription_buffer import Reader
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RID_GENESIS, Record, RecordId
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ziplog.client.arguments import BytesLike
-    from ziplog.client.extents import Extents
-    from ziplog.client.outline import ShardOutline
-    from ziplog.client.requests import Blocked, Fetched, Policy
+    from ziplog.client.bulk.extents import Extents
+    from ziplog.client.bulk.outline import ShardOutline
+    from ziplog.client.common.requests import Blocked, Fetched, Policy
     from ziplog.wire import Limits
 
 #: Records that may be under way by `insert_nowait`, and their bytes.

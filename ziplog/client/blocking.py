@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ziplog.client import arguments
-from ziplog.client.core import ClientCore
-from ziplog.client.reader import Reader
-from ziplog.client.requests import (
+from ziplog.client.client_node import ClientCore
+from ziplog.client.common.requests import (
     NEVER,
     ConnectRequest,
     ProgressRequest,
@@ -25,8 +24,9 @@ from ziplog.client.requests import (
     TailRequest,
     UnsubscribeRequest,
 )
-from ziplog.client.scans import Scan
-from ziplog.client.threads import SharedEngine
+from ziplog.client.engines.blocking_engine import SharedEngine
+from ziplog.client.scan_iterators import Scan
+from ziplog.client.subscription_buffer import Reader
 from ziplog.errors import ClosedError, DeadlineError
 from ziplog.runtime.clock import now_ns
 from ziplog.types import RID_GENESIS, Record, RecordId
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ziplog.client.arguments import BytesLike
-    from ziplog.client.extents import Extents
-    from ziplog.client.outline import ShardOutline
-    from ziplog.client.requests import Blocked, Policy
+    from ziplog.client.bulk.extents import Extents
+    from ziplog.client.bulk.outline import ShardOutline
+    from ziplog.client.common.requests import Blocked, Policy
     from ziplog.errors import OutcomeUnknownError
 
 

@@ -21,9 +21,9 @@ import msgspec
 import ziplog
 from ziplog.demo import flights
 from ziplog.demo.parts import Delivered, Inserted, Progress, Report
+from ziplog.deploy.supervisor import environment, python
 from ziplog.errors import UnavailableError
 from ziplog.local import Cluster
-from ziplog.supervisor import environment, python
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""What touches the world: sockets, clocks, threads, consensus."""
+"""The processes' input and output: sockets, clocks, descriptors, the driver of a node."""

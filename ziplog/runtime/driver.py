@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
-from ziplog.errors import LocalProtocolError, ProtocolError
-from ziplog.node import (
+from ziplog.core.node import (
     Broadcast,
     Complain,
     Connect,
@@ -37,9 +36,10 @@ from ziplog.node import (
     Wakeup,
     Warn,
 )
+from ziplog.errors import LocalProtocolError, ProtocolError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.inbox import Inbox
-from ziplog.runtime.tracing import halt
+from ziplog.runtime.process_logging import halt
 from ziplog.wire import (
     Ahead,
     Beat,
@@ -62,8 +62,8 @@ from ziplog.wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ziplog.core.message import Message
     from ziplog.runtime.transport import Transport
-    from ziplog.wire import Message
 
 #: Messages that a turn steps, and the time that it takes, before it looks at the deadline again.
 _BATCH: Final = 256

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
+from ziplog.core.fields import MAX_FRAME
 from ziplog.errors import ClosedError, ConfigError, UnavailableError
 from ziplog.runtime.descriptors import require, scarce
-from ziplog.runtime.floods import Floods, Peer
+from ziplog.runtime.receive_limits import Floods, Peer
 from ziplog.segments.entry import SCARCE
-from ziplog.wire import MAX_FRAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""Segment files: how records are stored, and how whoever has the files reads them."""
+"""Segment files: the format on disk, and how to read the files without a server."""

@@ -14,10 +14,10 @@ import time
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ziplog.core.entries import Place, Unit
 from ziplog.segments.entry import UnreadableError, unreadable
+from ziplog.segments.entry_codec import DAMAGED, PLACE, decode
 from ziplog.segments.segment import Segment
-from ziplog.segments.stored import DAMAGED, PLACE, decode
-from ziplog.wire import Place, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

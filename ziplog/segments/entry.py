@@ -11,9 +11,10 @@ from typing import Final
 
 import msgspec
 
+from ziplog.core.entries import Expire, Place, SessionTable, Skip
+from ziplog.core.fields import Cluster, Unsigned
+from ziplog.core.view import Digest
 from ziplog.types import Fseq, Gsn, View
-from ziplog.view import Digest
-from ziplog.wire import Cluster, Expire, Place, SessionTable, Skip, Unsigned
 
 #: What the system reports when it lacks a descriptor or memory for now, and when there is no space.
 SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})

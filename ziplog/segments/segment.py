@@ -20,7 +20,7 @@ import msgspec
 from crc32c import crc32c
 
 from ziplog.segments.entry import Mark, unreadable
-from ziplog.segments.stored import (
+from ziplog.segments.entry_codec import (
     DAMAGED,
     EXPIRE,
     HEADER_BYTES,

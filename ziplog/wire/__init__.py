@@ -11,25 +11,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
+from ziplog.core.fields import MAX_FRAME
 from ziplog.errors import LocalProtocolError, ProtocolError
-from ziplog.wire.base import (
-    MAX_FRAME,
-    MAX_STEPS,
-    MAX_UNIT_RECORDS,
-    VERSION,
-    Body,
-    Checksum,
-    Cluster,
-    Count,
-    Gsns,
-    KeylessBody,
-    Message,
-    Name,
-    Origin,
-    Request,
-    Text,
-    Unsigned,
-)
+from ziplog.wire.base import MAX_STEPS, VERSION, Name, Request, Text
 from ziplog.wire.handler import (
     Freeze,
     Frozen,
@@ -71,27 +55,10 @@ from ziplog.wire.reads import (
     Tail,
     TailReply,
     Trimmed,
-    Unit,
     Unsubscribe,
     Want,
 )
-from ziplog.wire.replicas import (
-    Ahead,
-    Beat,
-    Decision,
-    Expire,
-    Fetch,
-    Fetched,
-    Forward,
-    Logged,
-    Place,
-    Report,
-    Resend,
-    SessionTable,
-    SettledUnit,
-    Skip,
-    Steps,
-)
+from ziplog.wire.replicas import Ahead, Beat, Fetch, Fetched, Forward, Logged, Report, Resend
 from ziplog.wire.service import (
     ChangeShard,
     ClusterInfo,
@@ -113,32 +80,25 @@ from ziplog.wire.service import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ziplog.core.message import Message
+
 __all__ = [
-    "MAX_FRAME",
     "MAX_STEPS",
-    "MAX_UNIT_RECORDS",
     "VERSION",
     "Ahead",
     "Answer",
     "AnyMessage",
     "Beat",
-    "Body",
     "ChangeShard",
-    "Checksum",
-    "Cluster",
     "ClusterInfo",
-    "Count",
     "Credit",
-    "Decision",
     "Deliver",
-    "Expire",
     "Fetch",
     "Fetched",
     "Forward",
     "Freeze",
     "Frontier",
     "Frozen",
-    "Gsns",
     "HandlerHeartbeat",
     "Heartbeat",
     "Hello",
@@ -153,16 +113,13 @@ __all__ = [
     "Located",
     "LogDigest",
     "Logged",
-    "Message",
     "Name",
     "NotLeader",
     "Order",
     "Orders",
     "OrdersQuery",
-    "Origin",
     "Outline",
     "Outlined",
-    "Place",
     "Rate",
     "Read",
     "ReadReply",
@@ -175,15 +132,11 @@ __all__ = [
     "Report",
     "Request",
     "Resend",
-    "SessionTable",
     "Settled",
-    "SettledUnit",
     "ShardChanged",
-    "Skip",
     "StatusQuery",
     "StatusReply",
     "Step",
-    "Steps",
     "Subscribe",
     "Suspect",
     "Sync",
@@ -194,15 +147,11 @@ __all__ = [
     "Trim",
     "TrimReply",
     "Trimmed",
-    "Unit",
-    "Unsigned",
     "Unsubscribe",
     "ViewDecided",
     "Want",
     "decode",
-    "decode_body",
     "encode",
-    "encode_body",
 ]
 
 AnyMessage = (
@@ -221,7 +170,6 @@ _M = TypeVar("_M")
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
-_body_decoder: msgspec.msgpack.Decoder[Body] = msgspec.msgpack.Decoder(Body)
 
 
 def encode(message: Message) -> bytes:
@@ -259,30 +207,3 @@ def decoder_of(decoder: msgspec.msgpack.Decoder[_M]) -> Callable[[bytes], _M]:
 
 #: Returns the message of a frame; see `decoder_of`.
 decode: Final = decoder_of(_decoder)
-
-
-def encode_body(body: Body) -> bytes:
-    """Return what a unit holds, encoded; a body without `keys` has no field for them."""
-    if body.keys is not None:
-        return _encoder.encode(body)
-    return _encoder.encode(KeylessBody(body.timestamp_us, body.key, body.payloads, body.origin))
-
-
-def decode_body(body: bytes, count: int) -> Body:
-    """Return the contents of a unit of `count` records.
-
-    Raises:
-        ProtocolError: it is no body, or holds another number of payloads or keys, or both a key of
-            all and keys of each.
-
-    """
-    try:
-        decoded = _body_decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ProtocolError(f"body of {len(body)} bytes is malformed: {error}") from error
-    if len(decoded.payloads) != count:
-        raise ProtocolError(f"body holds {len(decoded.payloads)} records instead of {count}")
-    keys = decoded.keys
-    if keys is not None and (len(keys) != count or decoded.key is not None):
-        raise ProtocolError(f"body of {count} records has {len(keys)} keys, and {decoded.key!r}")
-    return decoded

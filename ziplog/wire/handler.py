@@ -7,11 +7,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from ziplog.core.fields import Unsigned
+from ziplog.core.message import Message
+from ziplog.core.view import LeaseRun, ServerState
 from ziplog.types import Fseq, Gsn, ShardId, View
-from ziplog.view import LeaseRun, ServerState
-from ziplog.wire.base import VERSION, Message, Name, Request, Unsigned
+from ziplog.wire.base import VERSION, Name, Request
 
-#: Blake2b over the end of a log, see `shard.recovery.digest_of`.
+#: Blake2b over the end of a log, see `shard.recovery.participant.digest_of`.
 LogDigest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 

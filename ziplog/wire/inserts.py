@@ -6,17 +6,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from ziplog.core.fields import MAX_UNIT_RECORDS, Count, Gsns, Unsigned
+from ziplog.core.message import Message
 from ziplog.types import ClientId, Gsn, Seq, ShardId, View
-from ziplog.wire.base import (
-    MAX_UNIT_RECORDS,
-    VERSION,
-    Count,
-    Gsns,
-    Message,
-    Request,
-    Text,
-    Unsigned,
-)
+from ziplog.wire.base import VERSION, Request, Text
 
 
 class Insert(Message, tag=VERSION * 256 + 1, frozen=True, gc=False):

@@ -7,9 +7,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from ziplog.core.entries import Unit
+from ziplog.core.fields import Unsigned
+from ziplog.core.message import Message
+from ziplog.core.view import LeaseRun
 from ziplog.types import ClientId, Epoch, Gsn, ShardId, View
-from ziplog.view import LeaseRun
-from ziplog.wire.base import MAX_STEPS, VERSION, Gsns, Message, Request, Unsigned
+from ziplog.wire.base import MAX_STEPS, VERSION, Request
 
 
 class Read(Message, tag=VERSION * 256 + 10, frozen=True, gc=False):
@@ -72,15 +75,6 @@ class Unsubscribe(Message, tag=VERSION * 256 + 14, frozen=True, gc=False):
     shard: ShardId
     client: ClientId
     subscription: Request
-
-
-class Unit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The records of one insert at their positions, for readers."""
-
-    epoch: Epoch
-    gsns: Gsns
-    #: An encoded `Body` with one payload for each gsn.
-    body: bytes
 
 
 class Deliver(Message, tag=VERSION * 256 + 15, frozen=True, gc=False):

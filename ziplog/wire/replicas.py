@@ -7,39 +7,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ziplog.types import ClientId, Epoch, Fseq, Gsn, Seq, ShardId, View
-from ziplog.view import ServerState
-from ziplog.wire.base import MAX_UNIT_RECORDS, VERSION, Checksum, Gsns, Message, Unsigned
-
-
-class Place(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
-    """The primary put a unit at these gsns. The body travels only when a backup asked for it."""
-
-    client: ClientId
-    seq: Seq
-    done_below: Seq
-    epoch: Epoch
-    gsns: Gsns
-    checksum: Checksum
-    body: bytes | None = None
-
-
-class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
-    """Every position that the shard owns in [start, stop) is a no-op."""
-
-    start: Gsn
-    stop: Gsn
-
-
-class Expire(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
-    """The client was silent for so long that its session is forgotten (D9)."""
-
-    client: ClientId
-    #: The primary's horizon with that: every server's is at least this.
-    horizon: int = 0
-
-
-Decision = Place | Skip | Expire
+from ziplog.core.entries import Decision, SessionTable
+from ziplog.core.fields import Unsigned
+from ziplog.core.message import Message
+from ziplog.core.view import ServerState
+from ziplog.types import Fseq, Gsn, Seq, ShardId, View
+from ziplog.wire.base import VERSION
 
 
 class Forward(Message, tag=VERSION * 256 + 30, frozen=True, gc=False):
@@ -107,46 +80,6 @@ class Logged(msgspec.Struct, frozen=True, array_like=True, gc=False):
     fseq: Fseq
     view: View
     decision: Decision
-
-
-class Steps(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where the records of a unit are after the first one: so many distances between neighbours.
-
-    `distances` is one period of them, or all of them.
-    """
-
-    #: Of all records, the first one too.
-    count: Annotated[int, Meta(ge=2, le=MAX_UNIT_RECORDS)]
-    distances: Annotated[
-        list[Annotated[int, Meta(ge=1, le=2**62)]],
-        Meta(min_length=1, max_length=MAX_UNIT_RECORDS - 1),
-    ]
-
-
-class SettledUnit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A unit that a session remembers: where it is."""
-
-    seq: Seq
-    #: All of them, or with `steps` the first one only.
-    gsns: Gsns
-    checksum: Checksum
-    steps: Steps | None = None
-
-
-class SessionTable(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a session remembers: the units from `done_below` on that have their slots.
-
-    A session may be cut into several tables: this one holds the units after seq `after`, up to the
-    last one here if it `is_cut`, otherwise all of them.
-    """
-
-    client: ClientId
-    done_below: Seq
-    units: list[SettledUnit]
-    after: Seq = 0
-    is_cut: bool = False
-    #: The horizon when the session began: see `Fetched`.
-    horizon: Unsigned = 0
 
 
 class Fetch(Message, tag=VERSION * 256 + 34, frozen=True, gc=False):

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ziplog.types import Durability, Gsn, ShardId, View
-from ziplog.view import (
+from ziplog.core.fields import MAX_FRAME, Unsigned
+from ziplog.core.message import Message
+from ziplog.core.view import (
     NO_DIGEST,
     LeaseRun,
     LeaseStep,
@@ -17,7 +18,8 @@ from ziplog.view import (
     Replica,
     ShardState,
 )
-from ziplog.wire.base import MAX_FRAME, VERSION, Message, Name, Request, Unsigned
+from ziplog.types import Durability, Gsn, ShardId, View
+from ziplog.wire.base import VERSION, Name, Request
 
 
 class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logdb.calls import LogCalls
 from logdb.cleaner import checkpoint
 from logdb.cleaner.checkpoint import Parts, find
 from logdb.errors import NoCheckpointError
@@ -22,10 +21,11 @@ from logdb.records import (
     decode,
     encode,
 )
+from logdb.tasks import LogCalls
 from tests.logdb.fakelog import UNAVAILABLE, FakeLog, fail
-from ziplog.client.requests import ReadRequest, Request, TailRequest
+from ziplog.client.common.requests import ReadRequest, Request, TailRequest
+from ziplog.core.node import Wakeup
 from ziplog.errors import UnavailableError, ZiplogError
-from ziplog.node import Wakeup
 from ziplog.types import RecordId
 
 ME = b"writer--"

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from logdb.cleaner.cleaner import Cleaner
-from logdb.cleaner.moving import MAX_MOVES
+from logdb.cleaner.relocation import MAX_MOVES
 from logdb.decisions import Decisions
+from logdb.log_usage import Segments
 from logdb.records import (
     CheckpointBegun,
     CheckpointDone,
@@ -22,7 +23,6 @@ from logdb.records import (
     encode,
     value_at,
 )
-from logdb.segments import Segments
 from logdb.state import State
 from logdb.walk import Walk
 from tests.logdb.cleaner.rounds import (
@@ -36,7 +36,7 @@ from tests.logdb.fakelog import (
     FakeLog,
 )
 from tests.logdb.small import SMALL, Oracle, Small
-from ziplog.client.requests import NEVER, InsertRequest, Request, SyncRequest, TrimRequest
+from ziplog.client.common.requests import NEVER, InsertRequest, Request, SyncRequest, TrimRequest
 from ziplog.types import RecordId
 from ziplog.wire import Limits
 
@@ -173,7 +173,7 @@ def test_a_value_that_no_moved_record_can_hold_stops_the_cut() -> None:
 
 
 def test_a_place_that_was_not_moved_prevents_the_trim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logdb.cleaner.round.moves_of", lambda *_: [])
+    monkeypatch.setattr("logdb.cleaner.cleaning_round.moves_of", lambda *_: [])
     log, rng = FakeLog(seed=8), random.Random(8)
     oracle, small = Oracle(log), Small(log, "one")
     oracle.write({b"old": b"stays"})

@@ -35,7 +35,7 @@ from tests.logdb.fakelog import (
     fail_inserts,
 )
 from tests.logdb.small import MS, SMALL, Oracle, Small
-from ziplog.client.requests import InsertRequest, Request, SyncRequest, TrimRequest
+from ziplog.client.common.requests import InsertRequest, Request, SyncRequest, TrimRequest
 from ziplog.errors import ZiplogError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import logdb
 from logdb import defaults
-from logdb.cli import commands, script
-from logdb.cli.script import ABSENT, DifferenceError, do, parse
+from logdb.cli import commands, transaction_script
+from logdb.cli.transaction_script import ABSENT, DifferenceError, do, parse
 from ziplog.cli import app
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
@@ -244,7 +244,7 @@ def test_a_script_that_others_overtook_is_done_again(
     db: logdb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db.put("k", 1)
-    real: Callable[..., Any] = script.do
+    real: Callable[..., Any] = transaction_script.do
     attempts: list[object] = []
 
     def overtaken(lines: Any, transaction: Any) -> Any:

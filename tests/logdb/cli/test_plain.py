@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logdb.cli import plain
+from logdb.cli import json_values
 from logdb.values import decode_value, encode_value
 from ziplog.errors import ConfigError
 
@@ -32,22 +32,22 @@ values = st.recursive(
 
 @given(values)
 def test_a_value_is_a_line_of_json_and_comes_back(value: Any) -> None:
-    line = plain.encode(value)
+    line = json_values.encode(value)
     assert "\n" not in line
     json.loads(line)
-    found = plain.decode(line, "VALUE")
+    found = json_values.decode(line, "VALUE")
     assert found == value
     assert encode_value(found) == encode_value(value)
 
 
 def test_what_json_has_no_form_for() -> None:
-    assert plain.encode(b"\x00\xff") == '{"$base64":"AP8="}'
-    assert plain.encode({1: "a", "b": None}) == '{"$map":[[1,"a"],["b",null]]}'
-    assert plain.encode({"$base64": 1}) == '{"$$base64":1}'
-    assert plain.encode({"$base64": 1, "b": 2}) == '{"$base64":1,"b":2}'
-    assert plain.encode(-math.inf) == '{"$float":"-inf"}'
-    assert math.isnan(plain.decode('{"$float":"nan"}', "VALUE"))
-    assert plain.encode([msgpack.Timestamp(5)]).startswith('[{"$unknown":"')
+    assert json_values.encode(b"\x00\xff") == '{"$base64":"AP8="}'
+    assert json_values.encode({1: "a", "b": None}) == '{"$map":[[1,"a"],["b",null]]}'
+    assert json_values.encode({"$base64": 1}) == '{"$$base64":1}'
+    assert json_values.encode({"$base64": 1, "b": 2}) == '{"$base64":1,"b":2}'
+    assert json_values.encode(-math.inf) == '{"$float":"-inf"}'
+    assert math.isnan(json_values.decode('{"$float":"nan"}', "VALUE"))
+    assert json_values.encode([msgpack.Timestamp(5)]).startswith('[{"$unknown":"')
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_json_has_no_form_for() -> None:
 )  # fmt: skip
 def test_what_stands_for_no_value_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError, match=r"VALUE is .* it must be JSON") as caught:
-        plain.decode(text, "VALUE")
+        json_values.decode(text, "VALUE")
     assert "\n" not in str(caught.value)
 
 
@@ -69,7 +69,7 @@ def test_however_deep_a_value_is() -> None:
     for _ in range(505):
         deepest = [deepest]
     stored = decode_value(encode_value(deepest))
-    assert plain.decode(plain.encode(stored), "VALUE") == stored
+    assert json_values.decode(json_values.encode(stored), "VALUE") == stored
     for depth in (2_000, 100_000):
         with pytest.raises(ConfigError, match="not nested that deeply"):
-            plain.decode("[" * depth + "]" * depth, "VALUE")
+            json_values.decode("[" * depth + "]" * depth, "VALUE")

@@ -20,8 +20,8 @@ from logdb.client.requests import (
     OpenRequest,
     PutRequest,
 )
-from logdb.coordinator.answers import Answers
 from logdb.coordinator.cache import ValueCache
+from logdb.coordinator.queries import Answers
 from logdb.errors import SnapshotExpired
 from logdb.records import KeyRead, TransactionId, Write
 from logdb.snapshots import Snapshots
@@ -29,13 +29,15 @@ from logdb.state import State
 from logdb.values import encode_value
 from tests.ziplog.client.fakes import CLIENT, CLUSTER, SERVICE, FakeCluster, Glass, S
 from ziplog import wire
-from ziplog.node import Received
+from ziplog.core.entries import Body, encode_body
+from ziplog.core.node import Received
 from ziplog.types import Record, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from ziplog.client.requests import Request
+    from ziplog.client.common.requests import Request
+    from ziplog.core.message import Message
 
 T = TypeVar("T")
 
@@ -233,7 +235,7 @@ class FakeDatabase(FakeCluster):
             for coordinator in self.coordinators:
                 self.later(1, coordinator.follow)
 
-    def reply(self, message: wire.Message) -> None:
+    def reply(self, message: Message) -> None:
         if not (self.loses_acks and isinstance(message, wire.InsertAck)):
             super().reply(message)
 
@@ -259,7 +261,7 @@ class FakeDatabase(FakeCluster):
         self.sealed()
         gsn = self.frontiers[0]
         self.frontiers[0] += self.shards
-        body = wire.encode_body(wire.Body(0, None, [records.encode(record)]))
+        body = encode_body(Body(0, None, [records.encode(record)]))
         self.units[0].append(([gsn], body))
         for coordinator in self.coordinators:
             self.later(1, coordinator.follow)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from logdb import records
 from logdb.client import arguments
-from logdb.client.retrying import Retrying
+from logdb.client.backoff import Retrying
 from logdb.errors import TransactionAborted, UnsupportedValueError
 from ziplog.errors import ClosedError, ConfigError, OutcomeUnknownError, RecordTooLargeError
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from logdb import wire
 from logdb.coordinator import node
-from logdb.coordinator.answers import MAX_ROWS, MAX_VALUE_BYTES
-from logdb.coordinator.waiting import PATIENCE_NS
+from logdb.coordinator.pending_requests import PATIENCE_NS
+from logdb.coordinator.queries import MAX_ROWS, MAX_VALUE_BYTES
 from logdb.records import KeyRead, RangeRead, Value, encode
 from logdb.versions import digest_of
 from tests.logdb.fakelog import FakeLog
 from tests.logdb.glass import CLUSTER, MS, ROUTE, SESSION, Glass, S, commit
-from ziplog.client.requests import BarrierRequest
-from ziplog.node import Drained, Received, Send
+from ziplog.client.common.requests import BarrierRequest
+from ziplog.core.node import Drained, Received, Send
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:

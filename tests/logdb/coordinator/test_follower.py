@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logdb.calls import LogCalls
-from logdb.coordinator.follower import Follower
+from logdb.coordinator.log_tailer import Follower
 from logdb.errors import NoCheckpointError
+from logdb.tasks import LogCalls
 from tests.logdb.cleaner.test_checkpoint import write as write_checkpoint
 from tests.logdb.fakelog import UNAVAILABLE, FakeLog, fail
 from tests.logdb.glass import Core, S, commit
-from ziplog.client.requests import (
+from ziplog.client.common.requests import (
     BarrierRequest,
     ConnectRequest,
     FetchRequest,
     SubscribeRequest,
     UnsubscribeRequest,
 )
+from ziplog.core.node import Drained, Wakeup, Warn
 from ziplog.errors import UnavailableError
-from ziplog.node import Drained, Wakeup, Warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable

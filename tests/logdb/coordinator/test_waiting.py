@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logdb import wire
-from logdb.coordinator.waiting import PATIENCE_NS, Waiting, Waitings
+from logdb.coordinator.pending_requests import PATIENCE_NS, Waiting, Waitings
 
 ROUTES = (b"r1", b"r2")
 KEYS = (b"a", b"b", b"c")

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shard.archive.maker import Maker
-from shard.segments import SegmentStore
+from shard.archive.block_builder import Maker
+from shard.storage.segment_store import SegmentStore
 from tests.ziplog.segments.blocks import Row, rows_in, rows_of
+from ziplog.core.entries import Body, Origin, Place, Skip, encode_body
+from ziplog.core.view import NO_DIGEST
+from ziplog.segments.blocks import Block
 from ziplog.segments.entry import Entry, Mark
-from ziplog.segments.rows import Block
-from ziplog.view import NO_DIGEST
-from ziplog.wire import Body, Origin, Place, Skip, encode_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ziplog.segments.archive import Archive
+    from ziplog.segments.block_reader import Archive
 
 CLIENT = b"c" * 16
 WRITER = b"w" * 16
@@ -104,7 +104,7 @@ def records(entries: Iterable[Entry], start: int = 0, stop: int = 2**62) -> list
 @pytest.fixture
 def segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A server's directory of segments; blocks are small."""
-    monkeypatch.setattr("ziplog.segments.rows.BLOCK_BYTES", 700)
+    monkeypatch.setattr("ziplog.segments.blocks.BLOCK_BYTES", 700)
     directory = tmp_path / "shard-0-0" / "segments"
     directory.mkdir(parents=True)
     return directory

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from shard.archive.board import Board
-from ziplog.runtime.archive import ArchiveClient
-from ziplog.supervisor import environment, python
+from shard.archive.shared_state import Board
+from ziplog.archive.client import ArchiveClient
+from ziplog.deploy.supervisor import environment, python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

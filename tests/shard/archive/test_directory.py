@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shard.datadir import DataDirectory
+from shard.storage.data_directory import DataDirectory
 from tests.shard.archive.logs import end_of, fill, log, mark, open_store, records
 from tests.ziplog.segments.blocks import rows_in
 from ziplog.errors import UnavailableError
+from ziplog.segments.blocks import block_of_units
 from ziplog.segments.directory import SegmentDirectory
 from ziplog.segments.entry import UnreadableError
-from ziplog.segments.rows import block_of_units
 
 if TYPE_CHECKING:
     from pathlib import Path

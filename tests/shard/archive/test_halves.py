@@ -15,7 +15,7 @@ from shard.archive import __main__ as main_module
 from tests.shard.archive.logs import fill, log, make, open_store
 from tests.shard.archive.processes import Process, is_running
 from tests.waiting import wait_until
-from ziplog.segments.rows import Block
+from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable

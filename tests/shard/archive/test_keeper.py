@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from shard.archive import keeper as keeper_module
-from shard.archive.board import Board
-from shard.archive.keeper import Keeper, Known
+from shard.archive import supervisor as keeper_module
+from shard.archive.shared_state import Board
+from shard.archive.supervisor import Keeper, Known
 from tests.shard.archive.logs import fill, log, open_store, walk
 from tests.waiting import wait_until
-from ziplog.runtime.archive import ArchiveClient
-from ziplog.segments.archive import Archive
+from ziplog.archive.client import ArchiveClient
+from ziplog.segments.block_reader import Archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from shard.archive import server as server_module
-from shard.archive.board import Board
-from shard.archive.server import ArchiveServer
+from shard.archive import block_server as server_module
+from shard.archive.block_server import ArchiveServer
+from shard.archive.shared_state import Board
 from tests.shard.archive.logs import fill, log, make, open_store
 from tests.shard.archive.processes import CLUSTER, SHARD, Process
-from ziplog.errors import UnavailableError
-from ziplog.runtime import archive as client_module
-from ziplog.runtime.archive import ArchiveClient
-from ziplog.runtime.archive_messages import (
+from ziplog.archive import client as client_module
+from ziplog.archive.client import ArchiveClient
+from ziplog.archive.messages import (
     BLOCK,
     LOCATE,
     LOCATED,
@@ -29,11 +28,12 @@ from ziplog.runtime.archive_messages import (
     encode_answer,
     encode_places,
 )
-from ziplog.runtime.archive_socket import is_here, receive
-from ziplog.segments import archive as files_module
-from ziplog.segments.archive import Archive
-from ziplog.segments.rowfile import BlockIndex, Part, part_of
-from ziplog.segments.rows import Block
+from ziplog.archive.sockets import is_here, receive
+from ziplog.errors import UnavailableError
+from ziplog.segments import block_reader as files_module
+from ziplog.segments.block_file import BlockIndex, Part, part_of
+from ziplog.segments.block_reader import Archive
+from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shard.archive import maker
-from shard.archive.maker import Maker
-from shard.store import FullError
+from shard.archive import block_builder
+from shard.archive.block_builder import Maker
+from shard.storage.store import FullError
 from tests.shard.archive.logs import (
     WRITER,
     end_of,
@@ -22,14 +22,14 @@ from tests.shard.archive.logs import (
     unit,
     walk,
 )
-from ziplog.segments.archive import Archive
-from ziplog.segments.rows import Block
-from ziplog.wire import Origin
+from ziplog.core.entries import Origin
+from ziplog.segments.block_reader import Archive
+from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shard.segments import SegmentStore
+    from shard.storage.segment_store import SegmentStore
 
 
 def names(directory: Path, suffix: str) -> list[str]:
@@ -160,7 +160,7 @@ def test_rows_are_gone_before_a_cut_counts(segments: Path, monkeypatch: pytest.M
         there.append({path.name for path in segments.iterdir()})
         raise FullError("no space")
 
-    monkeypatch.setattr("shard.segments.create", create)
+    monkeypatch.setattr("shard.storage.segment_store.create", create)
     with pytest.raises(FullError):
         store.truncate(store._segments[4].base_fseq + 1)
     (names_then,) = there
@@ -226,7 +226,7 @@ def test_what_is_void_is_not_given_out_before_it_is_tidied_up(
     end = store._segments[4].base
     # The server dies when the new file has its name; and rows were made just before that.
     rows = {path: path.read_bytes() for path in segments.glob("*.rows")}
-    monkeypatch.setattr("shard.segments.tidy", lambda *_: os._exit)
+    monkeypatch.setattr("shard.storage.segment_store.tidy", lambda *_: os._exit)
     with pytest.raises(TypeError):
         store.truncate(kept)
     for path, content in rows.items():
@@ -389,7 +389,7 @@ def test_a_full_disk_leaves_nothing_behind(segments: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr(maker.os, "fdatasync", full)
+        patch.setattr(block_builder.os, "fdatasync", full)
         with pytest.raises(OSError, match="no space"):
             make(segments)
     assert {path.suffix for path in segments.iterdir()} == {".seg", ".idx", ""}
@@ -412,7 +412,7 @@ def test_rows_that_become_too_large_for_the_space_that_is_left_are_given_up(
         return os.statvfs_result((1, 1_000_000, 0, 0, blocks, 0, 0, 0, 0, 0))
 
     with monkeypatch.context() as patch:
-        patch.setattr(maker.os, "statvfs", shrinking)
+        patch.setattr(block_builder.os, "statvfs", shrinking)
         with pytest.raises(OSError, match="left is for records"):
             Maker(segments, reserve_bytes=1_000_000_000).make(lambda: 2**60)
     assert {path.suffix for path in segments.iterdir()} == {".seg", ".idx", ""}
@@ -438,7 +438,7 @@ def test_what_changed_while_its_rows_were_made_has_none(
             path.with_suffix(".other").rename(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(maker.os, "fdatasync", meanwhile)
+        patch.setattr(block_builder.os, "fdatasync", meanwhile)
         make(segments)
     assert third.rows_name not in {path.name for path in segments.iterdir()}
     make(segments)
@@ -453,11 +453,11 @@ def test_what_was_left_behind_is_taken_away(segments: Path) -> None:
     first = store._segments[0]
     for name in (first.name, first.index_name):
         (segments / name).unlink()
-    (segments / f"{first.rows_name}{maker.SUFFIX}").write_bytes(b"half")
+    (segments / f"{first.rows_name}{block_builder.SUFFIX}").write_bytes(b"half")
     make(segments)
     left = {path.name for path in segments.iterdir()}
     assert first.rows_name not in left
-    assert not any(name.endswith(maker.SUFFIX) for name in left)
+    assert not any(name.endswith(block_builder.SUFFIX) for name in left)
     store.close()
 
 

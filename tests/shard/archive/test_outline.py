@@ -12,8 +12,8 @@ from tests.memory_store import MemoryStore
 from tests.shard.archive.logs import end_of, fill, log, open_store
 from tests.world import CLUSTER, MS, calm_world, first_lease, insert, probe
 from ziplog import wire
-from ziplog.node import ArchiveOpened
-from ziplog.wire import Place, Skip
+from ziplog.core.entries import Place, Skip
+from ziplog.core.node import ArchiveOpened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +61,7 @@ def test_any_range(
 ) -> None:
     stop = max(stop, start + 1)
     with monkeypatch.context() as patch:
-        patch.setattr("shard.lookup.MAX_STEPS", most)
+        patch.setattr("shard.storage.segment_reader.MAX_STEPS", most)
         check(store.outline(start, stop), start, stop, most)
         memory = MemoryStore()
         for entry in ENTRIES:
@@ -136,7 +136,7 @@ def test_every_replica_answers_with_what_it_stores_and_its_archive() -> None:
 def test_of_a_single_position_only_its_block_counts(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shard.lookup.MAX_STEPS", 2)
+    monkeypatch.setattr("shard.storage.segment_reader.MAX_STEPS", 2)
     for gsn in range(1, END, 7):
         (step,) = store.outline(gsn, gsn + 1)
         assert step.size < 1_500

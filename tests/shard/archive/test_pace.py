@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shard.archive import pace as pace_module
+from shard.archive import throttle as pace_module
 from shard.archive.__main__ import _HURRY, _NEWS, _listen, _say
-from shard.archive.board import Board
-from shard.archive.maker import Maker
-from shard.archive.pace import CALM_S, HURRY_S, LONGEST_S, Pace
-from shard.archive.server import ArchiveServer
+from shard.archive.block_builder import Maker
+from shard.archive.block_server import ArchiveServer
+from shard.archive.shared_state import Board
+from shard.archive.throttle import CALM_S, HURRY_S, LONGEST_S, Pace
 from tests.shard.archive.logs import fill, log, make, open_store
 from tests.shard.archive.processes import CLUSTER, SHARD
-from ziplog.runtime.archive import ArchiveClient
-from ziplog.segments.rows import Block
+from ziplog.archive.client import ArchiveClient
+from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from shard.archive import __main__ as main_module
-from shard.archive import server as server_module
-from shard.archive.board import Board
-from shard.archive.server import MAX_CONNECTIONS, ArchiveServer
+from shard.archive import block_server as server_module
+from shard.archive.block_server import MAX_CONNECTIONS, ArchiveServer
+from shard.archive.shared_state import Board
 from tests.shard.archive.logs import WRITER, end_of, fill, log, make, open_store, records, unit
 from tests.shard.archive.processes import CLUSTER, SHARD, Process
 from tests.waiting import wait_until
 from tests.ziplog.segments.blocks import rows_in
-from ziplog.errors import ClosedError, UnavailableError
-from ziplog.runtime import archive as client_module
-from ziplog.runtime.archive import ArchiveClient
-from ziplog.runtime.archive_messages import (
+from ziplog.archive import client as client_module
+from ziplog.archive.client import ArchiveClient
+from ziplog.archive.messages import (
     ANSWER_BYTES,
     BLOCK,
     NEXT,
@@ -32,11 +31,12 @@ from ziplog.runtime.archive_messages import (
     encode_answer,
     encode_request,
 )
-from ziplog.runtime.archive_socket import receive
-from ziplog.segments.archive import Archive
-from ziplog.segments.rowfile import part_of
-from ziplog.segments.rows import Block
-from ziplog.wire import Origin
+from ziplog.archive.sockets import receive
+from ziplog.core.entries import Origin
+from ziplog.errors import ClosedError, UnavailableError
+from ziplog.segments.block_file import part_of
+from ziplog.segments.block_reader import Archive
+from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -36,8 +36,8 @@ from tests.sim.cluster import SimCluster
 from tests.sim.database.programs import add_client, add_coordinator, node_of
 from tests.sim.plan import Database, draw
 from tests.sim.simulated import simulated
-from ziplog.sim.kernel import MS, US, Kernel, S
-from ziplog.sim.network import Conditions
+from tests.simulator.kernel import MS, US, Kernel, S
+from tests.simulator.network import Conditions
 
 _SCRIPTS: Final = str(Path(__file__).resolve().parents[3] / "scripts")
 if _SCRIPTS not in sys.path:  # the scripts are no package: their folder is where they are found
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from logdb.client.core import DatabaseCore
     from logdb.client.requests import Values
-    from ziplog.client.requests import Request
+    from ziplog.client.common.requests import Request
 
     Task = Generator[Request, Any, None]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from history.events import Step
 
     from tests.sim.history import History
-    from ziplog.sim.kernel import Kernel
+    from tests.simulator.kernel import Kernel
 
 Outcome = Literal["under way", "committed", "aborted", "in doubt"]
 

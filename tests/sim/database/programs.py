@@ -10,9 +10,9 @@ from logdb.client.core import DatabaseCore
 from logdb.coordinator.node import CoordinatorNode, Settings
 from logdb.wire import decode
 from tests.sim.programs import ClientProgram
+from tests.simulator.kernel import S
+from tests.simulator.process import Process
 from ziplog.runtime.driver import Driver
-from ziplog.sim.kernel import S
-from ziplog.sim.process import Process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

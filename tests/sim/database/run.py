@@ -13,11 +13,11 @@ from unittest.mock import patch
 
 import logdb.client.operations
 import logdb.client.transaction
-import logdb.coordinator.follower
+import logdb.coordinator.log_tailer
 import logdb.coordinator.node
-from logdb.cleaner.round import RoundSettings
+from logdb.cleaner.cleaning_round import RoundSettings
 from logdb.decisions import Decisions
-from logdb.segments import Segments
+from logdb.log_usage import Segments
 from logdb.state import State
 from tests.sim import verdict
 from tests.sim.database.deeds import Deeds
@@ -26,14 +26,14 @@ from tests.sim.database.oracle import Oracle
 from tests.sim.database.programs import add_coordinator, node_of
 from tests.sim.database.workload import ACCOUNTS, BALANCE, PAGE, Auditor, Transactor, Watcher
 from tests.sim.stages import Counts, Outcome, Run
-from ziplog.sim.kernel import MS, S
+from tests.simulator.kernel import MS, S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logdb.coordinator.node import CoordinatorNode
     from tests.sim.plan import Database, Plan
-    from ziplog.sim.kernel import Kernel
+    from tests.simulator.kernel import Kernel
 
 #: Who comes last, and begins with what is left of the log.
 LATE: Final = "coordinator-9"
@@ -186,7 +186,7 @@ def small(database: Database) -> Iterator[None]:
         slice_keys=7, patience_ns=10 * S, leave_ns=2 * S, retry_ns=300 * MS,
     )  # fmt: skip
     with (
-        patch.object(logdb.coordinator.follower, "State", state),
+        patch.object(logdb.coordinator.log_tailer, "State", state),
         patch.object(logdb.coordinator.node, "RoundSettings", rounds),
         patch.object(logdb.client.operations, "INLINE_BYTES", database.inline_bytes),
         patch.object(logdb.client.transaction, "PAGE_ROWS", PAGE),

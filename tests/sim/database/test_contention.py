@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.database.contention import LINES, Connections, Line, Point, measure
-from ziplog.sim.kernel import US, Kernel
+from tests.simulator.kernel import US, Kernel
 
 ZIPLOG, RECORD_PER_WRITE, HELD, HELD_RECORD_PER_WRITE = LINES.values()
 

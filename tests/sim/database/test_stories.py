@@ -16,8 +16,8 @@ from tests.sim.hashing import printed_under_any_hashes
 from tests.sim.plan import Database, Fault, Plan
 from tests.sim.run import run
 from tests.sim.seeds import attempt, command
-from ziplog.sim.kernel import MS, US
-from ziplog.sim.network import Conditions
+from tests.simulator.kernel import MS, US
+from tests.simulator.network import Conditions
 
 if TYPE_CHECKING:
     from tests.sim.stages import Counts, Outcome

@@ -28,8 +28,8 @@ from logdb.errors import SnapshotExpired, TransactionAborted
 from logdb.values import decode_value, encode_value
 from tests.sim.database.programs import add_client
 from tests.sim.workload import Client
+from tests.simulator.kernel import MS, US, S
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError, ZiplogError
-from ziplog.sim.kernel import MS, US, S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from tests.sim.database.deeds import Deed, Deeds
     from tests.sim.plan import Plan
     from tests.sim.workload import Shared
-    from ziplog.client.requests import Request
-    from ziplog.sim.process import Process
+    from tests.simulator.process import Process
+    from ziplog.client.common.requests import Request
 
     Task = Generator[Request | int, Any, Any]
     Body = Callable[["Transaction"], Task]

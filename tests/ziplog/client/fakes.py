@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ziplog import wire
-from ziplog.client.core import ClientCore
-from ziplog.client.requests import (
+from ziplog.client.client_node import ClientCore
+from ziplog.client.common.requests import (
     NEVER,
     ConnectRequest,
     Fetched,
@@ -25,14 +25,16 @@ from ziplog.client.requests import (
     ResolveRequest,
     SubscribeRequest,
 )
-from ziplog.node import Broadcast, Call, Cancelled, Complete, Drained, Received, Send, Wakeup
+from ziplog.core.entries import Unit, decode_body
+from ziplog.core.node import Broadcast, Call, Cancelled, Complete, Drained, Received, Send, Wakeup
+from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Member, Placement, Replica, run_of
 from ziplog.types import RID_GENESIS, Record, RecordId
-from ziplog.view import NO_DIGEST, Lease, LeaseRun, Member, Placement, Replica, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ziplog.client.requests import Policy
+    from ziplog.client.common.requests import Policy
+    from ziplog.core.message import Message
     from ziplog.errors import OutcomeUnknownError
 
 MS = 1_000_000
@@ -105,7 +107,7 @@ class Glass:
     def cancel(self, call: int) -> None:
         self.step(Cancelled(call))
 
-    def give(self, *messages: wire.Message) -> None:
+    def give(self, *messages: Message) -> None:
         """Let messages arrive, as one batch; each passes through the codec."""
         for message in messages:
             self.step(Received(b"somebody", wire.decode(wire.encode(message))))
@@ -272,7 +274,7 @@ class FakeCluster:
             if due is not None and due <= self.glass.now:
                 self.glass.step(Wakeup())
 
-    def reply(self, message: wire.Message) -> None:
+    def reply(self, message: Message) -> None:
         frame = wire.encode(message)
         self.carry(lambda: self.glass.step(Received(b"somebody", wire.decode(frame))))
 
@@ -396,7 +398,7 @@ class FakeCluster:
             )  # fmt: skip
         for gsns, data in self.units[message.shard]:
             if message.gsn in gsns:
-                body = wire.decode_body(data, len(gsns))
+                body = decode_body(data, len(gsns))
                 self.reply(
                     wire.ReadReply(
                         CLUSTER, message.shard, self.views[message.shard], server,
@@ -442,14 +444,14 @@ class FakeCluster:
             self.reply(wire.Trimmed(CLUSTER, shard, view, number, self.trim))
             return
         frontier = max(self.frontiers[shard], sent)
-        units: list[wire.Unit] = []
+        units: list[Unit] = []
         for gsns, body in self.units[shard]:
             if gsns[-1] >= sent:
                 credit -= len(body) + 64
                 if credit < 0:
                     frontier = max(gsns[0], sent)
                     break
-                units.append(wire.Unit(0, gsns, body))
+                units.append(Unit(0, gsns, body))
         self.streams[number] = [shard, server, frontier, credit]
         self.reply(
             wire.Deliver(
@@ -467,7 +469,7 @@ class FakeCluster:
             (gsn, payload)
             for units in self.units.values()
             for gsns, body in units
-            for gsn, payload in zip(gsns, wire.decode_body(body, len(gsns)).payloads, strict=True)
+            for gsn, payload in zip(gsns, decode_body(body, len(gsns)).payloads, strict=True)
         )
 
     def result(self, call: int) -> Any:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tests.ziplog.client.fakes import SERVICE, FakeCluster, Glass, endpoint
 from ziplog import wire
+from ziplog.core.view import Placement, Replica
 from ziplog.runtime.transport import Transport
-from ziplog.view import Placement, Replica
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from ziplog.core.message import Message
 
 
 class ServedCluster(FakeCluster):
@@ -93,7 +95,7 @@ class ServedCluster(FakeCluster):
             self.received.append(message)
             self.arrived.notify_all()
 
-    def reply(self, message: wire.Message) -> None:
+    def reply(self, message: Message) -> None:
         name, route = self._reply_to
         if self.garbage is not None:
             self._transports[name].send(route, self.garbage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.ziplog.client.fakes import MS, FakeCluster, Glass, S, pinned, resolve
-from ziplog.client.lane import UNIT_RECORDS
+from ziplog.client.inserts.inflight import UNIT_RECORDS
 from ziplog.errors import OutcomeUnknownError, UnavailableError
 
 if TYPE_CHECKING:

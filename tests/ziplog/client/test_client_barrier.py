@@ -7,9 +7,9 @@ from typing import Any
 from tests.ziplog.client.fakes import CLUSTER, MS, S, lease, placement, refused
 from tests.ziplog.client.test_client_subscribe import Reader
 from ziplog import wire
-from ziplog.client.requests import BarrierRequest, UnsubscribeRequest
+from ziplog.client.common.requests import BarrierRequest, UnsubscribeRequest
+from ziplog.core.view import run_of
 from ziplog.errors import ClosedError, DeadlineError
-from ziplog.view import run_of
 
 
 class Asker(Reader):

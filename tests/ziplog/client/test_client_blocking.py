@@ -15,8 +15,8 @@ import pytest
 import ziplog
 from tests.ziplog.client.served import ServedCluster
 from ziplog import RID_GENESIS, RID_RECENT, RecordId, wire
-from ziplog.client import threads
-from ziplog.client.signals import SHIELD
+from ziplog.client.engines import blocking_engine
+from ziplog.client.engines.signals import SHIELD
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _log(cluster: ServedCluster) -> Iterator[ziplog.Log]:
 @pytest.fixture(autouse=True)
 def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for the driver role must be given it; looking now and then is not enough."""
-    monkeypatch.setattr(threads, "_LOOK_S", 3600.0)
+    monkeypatch.setattr(blocking_engine, "_LOOK_S", 3600.0)
 
 
 @pytest.fixture(name="ctrl_c")

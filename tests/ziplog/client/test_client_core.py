@@ -23,8 +23,8 @@ from tests.ziplog.client.fakes import (
     refused,
 )
 from ziplog import wire
-from ziplog.client.leases import LeaseMap
-from ziplog.client.requests import (
+from ziplog.client.common.lease_map import LeaseMap
+from ziplog.client.common.requests import (
     NEVER,
     ChangeRequest,
     ConnectRequest,
@@ -37,10 +37,11 @@ from ziplog.client.requests import (
     TailRequest,
     TrimRequest,
 )
+from ziplog.core.entries import Body, Unit, encode_body
+from ziplog.core.node import Call, Drained, Received, Wakeup
+from ziplog.core.view import LeaseRun, Member, run_of
 from ziplog.errors import DeadlineError, NoSuchRecordError, UnavailableError
-from ziplog.node import Call, Drained, Received, Wakeup
 from ziplog.types import RID_GENESIS, RecordId
-from ziplog.view import LeaseRun, Member, run_of
 
 # --- the service ---
 
@@ -374,8 +375,8 @@ def test_no_message_breaks_a_client(data: st.DataObject) -> None:
             "units": data.draw(
                 st.lists(
                     st.builds(
-                        wire.Unit, small, st.lists(small, min_size=1, max_size=2),
-                        st.sampled_from([b"", wire.encode_body(wire.Body(0, None, [b"x"]))]),
+                        Unit, small, st.lists(small, min_size=1, max_size=2),
+                        st.sampled_from([b"", encode_body(Body(0, None, [b"x"]))]),
                     ),
                     max_size=2,
                 )

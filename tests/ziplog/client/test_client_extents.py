@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.ziplog.client.fakes import CLUSTER, MS, Glass, S, connected, lease, placement
 from ziplog import Extent, Extents, RecordId, wire
-from ziplog.client.extents import extents_of
-from ziplog.client.requests import ExtentsRequest
+from ziplog.client.bulk.extents import extents_of
+from ziplog.client.common.requests import ExtentsRequest
+from ziplog.core.view import Lease, LeaseRun, run_of
 from ziplog.errors import ConfigError, DeadlineError, NoSuchRecordError, TrimmedError
-from ziplog.view import Lease, LeaseRun, run_of
 
 
 def history(*members: tuple[int, ...], epochs: int = 3, size: int = 10) -> list[LeaseRun]:

@@ -19,8 +19,8 @@ from tests.ziplog.client.fakes import (
     sent,
 )
 from ziplog import wire
-from ziplog.client.lane import UNIT_RECORDS
-from ziplog.client.timeouts import FIRST_TIMEOUT_NS
+from ziplog.client.inserts.inflight import UNIT_RECORDS
+from ziplog.client.inserts.retransmission import FIRST_TIMEOUT_NS
 from ziplog.errors import OutcomeUnknownError
 from ziplog.types import RecordId
 

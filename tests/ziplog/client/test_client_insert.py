@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tests.ziplog.client.fakes import MS, FakeCluster, Glass, S, ack, placement, refused
 from ziplog import wire
-from ziplog.client.lane import LANE_BYTES, UNIT_BYTES, UNIT_RECORDS, cut
-from ziplog.client.timeouts import FIRST_TIMEOUT_NS, MAX_BACKOFF_NS
+from ziplog.client.inserts.inflight import LANE_BYTES, UNIT_BYTES, UNIT_RECORDS, cut
+from ziplog.client.inserts.retransmission import FIRST_TIMEOUT_NS, MAX_BACKOFF_NS
+from ziplog.core.entries import decode_body
 from ziplog.errors import (
     DeadlineError,
     NoSuchRecordError,
@@ -195,7 +196,7 @@ def test_small_calls_do_not_wait_for_the_end_of_a_large_one() -> None:
         gsns = [number + 1]
         glass.give(*(ack(first[number], server, gsns) for server in (0, 1)))
     sent = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
-    assert any(wire.decode_body(m.body, m.count).payloads == [b"small"] for m in sent)
+    assert any(decode_body(m.body, m.count).payloads == [b"small"] for m in sent)
     assert small not in glass.answers
 
 

@@ -13,7 +13,7 @@ import ziplog
 from tests.interrupts import Struck, interrupted
 from tests.ziplog.client.served import ServedCluster
 from ziplog import RecordId
-from ziplog.client.signals import SHIELD
+from ziplog.client.engines.signals import SHIELD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

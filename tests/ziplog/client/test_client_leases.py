@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ziplog.client.leases import LeaseMap
-from ziplog.view import NO_DIGEST, Lease, LeaseRun, Member, run_of
+from ziplog.client.common.lease_map import LeaseMap
+from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Member, run_of
 
 
 def history(choices: list[int]) -> list[LeaseRun]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ziplog.client import loop as loops
-from ziplog.client.loop import LoopEngine
-from ziplog.client.requests import NEVER, TailRequest
+from ziplog.client.common.requests import NEVER, TailRequest
+from ziplog.client.engines import asyncio_engine as loops
+from ziplog.client.engines.asyncio_engine import LoopEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

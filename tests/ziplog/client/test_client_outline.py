@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from tests.ziplog.client.fakes import CLUSTER, MS, Glass, S, connected, learn, placement, refused
 from ziplog import ShardOutline, wire
-from ziplog.client.outline import GRACE_NS
-from ziplog.client.requests import OutlineRequest
+from ziplog.client.bulk.outline import GRACE_NS
+from ziplog.client.common.requests import OutlineRequest
 from ziplog.errors import ConfigError, DeadlineError
+
+if TYPE_CHECKING:
+    from ziplog.core.message import Message
 
 
 def ask(glass: Glass, shard: int = 0) -> tuple[int, wire.Outline]:
@@ -19,7 +22,7 @@ def ask(glass: Glass, shard: int = 0) -> tuple[int, wire.Outline]:
     return call, glass.take(wire.Outline)[-1][1]
 
 
-def reply(asked: wire.Outline, server: int, *steps: tuple[int, int], **fields: Any) -> wire.Message:
+def reply(asked: wire.Outline, server: int, *steps: tuple[int, int], **fields: Any) -> Message:
     made = wire.Outlined(
         CLUSTER, asked.shard, asked.view, server, asked.request, 0,
         [wire.Step(*step) for step in steps], 9000 + server,

@@ -19,8 +19,8 @@ import ziplog.aio
 from tests.waiting import wait_until
 from tests.ziplog.client.served import ServedCluster
 from ziplog import wire
-from ziplog.client import threads
-from ziplog.client.signals import SHIELD
+from ziplog.client.engines import blocking_engine
+from ziplog.client.engines.signals import SHIELD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -287,4 +287,4 @@ def test_the_shield_takes_handlers_as_they_come_and_go(log: ziplog.Log) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_LOOK_S", 3600.0)
+    monkeypatch.setattr(blocking_engine, "_LOOK_S", 3600.0)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.ziplog.client.fakes import CLUSTER, MS, FakeCluster, Glass, S, lease, placement, refused
 from ziplog import wire
-from ziplog.client.requests import ReadRequest
+from ziplog.client.common.requests import ReadRequest
+from ziplog.core.node import Drained
+from ziplog.core.view import run_of
 from ziplog.errors import DeadlineError, NoSuchRecordError, TrimmedError, UnavailableError
-from ziplog.node import Drained
 from ziplog.types import Record, RecordId
-from ziplog.view import run_of
 
 RID = RecordId(5, 0)
 

@@ -24,9 +24,10 @@ from tests.ziplog.client.fakes import (
     sent,
 )
 from ziplog import wire
-from ziplog.client.lane import LANE_BYTES, UNIT_RECORDS
-from ziplog.client.search import LOOK_UNITS
-from ziplog.client.timeouts import FIRST_TIMEOUT_NS
+from ziplog.client.inserts.inflight import LANE_BYTES, UNIT_RECORDS
+from ziplog.client.inserts.locate import LOOK_UNITS
+from ziplog.client.inserts.retransmission import FIRST_TIMEOUT_NS
+from ziplog.core.entries import decode_body
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RecordId
 
@@ -359,7 +360,7 @@ def test_calls_that_wait_at_a_silent_shard_go_elsewhere() -> None:
     assert [m.shard for m in sent(glass)] == [0, 0]
     glass.pass_time(FIRST_TIMEOUT_NS + MS)
     moved = [m for m in sent(glass) if m.shard == 1]
-    assert [wire.decode_body(m.body, 1).payloads for m in moved] == [[b"2"], [b"3"]]
+    assert [decode_body(m.body, 1).payloads for m in moved] == [[b"2"], [b"3"]]
     for m in moved:
         glass.give(ack(m, 0, [m.seq * 2]), ack(m, 1, [m.seq * 2]))
     assert glass.answers.keys() == set(calls[2:4])
@@ -372,7 +373,7 @@ def test_a_shard_is_avoided_for_as_long_as_it_is_silent() -> None:
     for _ in range(40):
         glass.pass_time(600 * MS)
         call = glass.insert(b"y", timeout=60 * S)
-        (insert,) = [m for m in sent(glass) if wire.decode_body(m.body, 1).payloads == [b"y"]]
+        (insert,) = [m for m in sent(glass) if decode_body(m.body, 1).payloads == [b"y"]]
         assert insert.shard == 1
         glass.give(ack(insert, 0, [2 * insert.seq]), ack(insert, 1, [2 * insert.seq]))
         assert call in glass.answers
@@ -587,7 +588,7 @@ def test_pinned_inserts_succeed_when_their_shard_is_back() -> None:
     glass.pass_time(4 * S)
     assert not sent(glass)
     learn(glass, 2, "live")
-    insert = next(m for m in sent(glass) if wire.decode_body(m.body, 1).payloads == [b"y"])
+    insert = next(m for m in sent(glass) if decode_body(m.body, 1).payloads == [b"y"])
     assert insert.view == 2
     glass.give(ack(insert, 0, [9]), ack(insert, 1, [9]))
     assert glass.answers[call] == [RecordId(9, 0)]

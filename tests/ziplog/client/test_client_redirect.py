@@ -26,10 +26,11 @@ from tests.ziplog.client.fakes import (
 )
 from tests.ziplog.client.storms import in_a_storm, insert_all, under_way_at
 from ziplog import wire
-from ziplog.client.lane import UNIT_RECORDS
-from ziplog.client.timeouts import FIRST_TIMEOUT_NS
+from ziplog.client.inserts.inflight import UNIT_RECORDS
+from ziplog.client.inserts.retransmission import FIRST_TIMEOUT_NS
+from ziplog.core.entries import decode_body
+from ziplog.core.node import Drained
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
-from ziplog.node import Drained
 from ziplog.types import RecordId
 
 
@@ -301,7 +302,7 @@ def test_half_a_call_waits_at_home_and_goes_on_behind_what_is_in_the_log() -> No
     rids = [RecordId(gsn, 0) for gsn in gsns]
     for index, insert in enumerate(sent(glass), 1):
         assert (insert.shard, insert.after) == (0, gsns[-1])
-        payloads = wire.decode_body(insert.body, insert.count).payloads
+        payloads = decode_body(insert.body, insert.count).payloads
         assert payloads == [b"%d" % n for n in range(index * 256, (index + 1) * 256)]
         places = [1000 * index + n for n in range(UNIT_RECORDS)]
         glass.give(ack(insert, 0, places), ack(insert, 1, places))

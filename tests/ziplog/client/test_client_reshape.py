@@ -22,16 +22,17 @@ from tests.ziplog.client.fakes import (
 )
 from ziplog import wire
 from ziplog.client import arguments
-from ziplog.client.lane import UNIT_RECORDS
-from ziplog.client.requests import ReadRequest, SyncRequest, TailRequest
+from ziplog.client.common.requests import ReadRequest, SyncRequest, TailRequest
+from ziplog.client.inserts.inflight import UNIT_RECORDS
+from ziplog.core.entries import decode_body
+from ziplog.core.view import Replica
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
 from ziplog.types import RecordId
-from ziplog.view import Replica
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ziplog.view import Placement
+    from ziplog.core.view import Placement
 
 
 def leave(glass: Glass, shard: int = 0, view: int = 1) -> None:
@@ -45,7 +46,7 @@ def joined(where: Placement) -> Placement:
 
 
 def payloads(insert: wire.Insert) -> list[bytes]:
-    return wire.decode_body(insert.body, insert.count).payloads
+    return decode_body(insert.body, insert.count).payloads
 
 
 # --- a shard that leaves ---

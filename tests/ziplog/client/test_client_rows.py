@@ -27,13 +27,13 @@ from tests.ziplog.client.fakes import (
 from tests.ziplog.client.storms import in_a_storm
 from tests.ziplog.client.test_client_subscribe import Reader
 from ziplog import wire
-from ziplog.client import lane
-from ziplog.client.lane import UNIT_RECORDS
-from ziplog.client.requests import InsertRequest
+from ziplog.client.common.requests import InsertRequest
+from ziplog.client.inserts import inflight
+from ziplog.client.inserts.inflight import UNIT_RECORDS
+from ziplog.core.entries import Body, Origin, Unit, decode_body, encode_body
+from ziplog.core.view import run_of
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RID_GENESIS, RecordId
-from ziplog.view import run_of
-from ziplog.wire import Body, Origin, decode_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ WRITER = b"w" * 16
 def units_of_one() -> Iterator[None]:
     """Let each row be a unit."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lane, "UNIT_RECORDS", 1)
+        patch.setattr(inflight, "UNIT_RECORDS", 1)
         yield
 
 
@@ -72,7 +72,7 @@ def done(glass: Glass, insert: wire.Insert, first: int) -> None:
 
 
 def test_a_unit_goes_out_when_the_one_before_is_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "UNIT_RECORDS", 2)
+    monkeypatch.setattr(inflight, "UNIT_RECORDS", 2)
     glass = connected()
     keys = [b"k", b"k", None, b"l", None]
     call = rows(glass, b"a", b"b", b"c", b"d", b"e", keys=keys, row=10)
@@ -95,7 +95,7 @@ def test_a_unit_goes_out_when_the_one_before_is_in_the_log(monkeypatch: pytest.M
 
 
 def test_a_unit_holds_rows_of_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "UNIT_RECORDS", UNIT_RECORDS)
+    monkeypatch.setattr(inflight, "UNIT_RECORDS", UNIT_RECORDS)
     glass = connected()
     keys = [b"%d" % number for number in range(UNIT_RECORDS + 1)]
     rows(glass, *[b"x"] * (UNIT_RECORDS + 1), keys=keys)
@@ -328,10 +328,10 @@ def test_rows_of_two_shards_in_a_storm(seed: int) -> None:
 
 def written(
     *gsns: int, batch: int = 1, row: int = 0, writer: bytes = WRITER, keys: Any = None
-) -> wire.Unit:
+) -> Unit:
     payloads = [b"%d" % (row + index) for index in range(len(gsns))]
     made = Body(0, None, payloads, Origin(writer, batch, row), keys)
-    return wire.Unit(0, list(gsns), wire.encode_body(made))
+    return Unit(0, list(gsns), encode_body(made))
 
 
 def test_subscribers_pass_over_repetitions() -> None:

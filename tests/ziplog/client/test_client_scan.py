@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.ziplog.client.fakes import CLUSTER, MS, FakeCluster, Glass, S, placement, refused
 from tests.ziplog.client.test_client_subscribe import unit
 from ziplog import wire
-from ziplog.client.requests import (
+from ziplog.client.common.requests import (
     NEVER,
     InsertRequest,
     ScanCloseRequest,
@@ -19,9 +19,10 @@ from ziplog.client.requests import (
     Scanned,
     ScanRequest,
 )
-from ziplog.client.stream import WINDOW_BYTES
+from ziplog.client.reads.shard_stream import WINDOW_BYTES
+from ziplog.core.entries import Unit, decode_body
+from ziplog.core.node import Drained
 from ziplog.errors import ClosedError, ConfigError, DeadlineError, TrimmedError
-from ziplog.node import Drained
 from ziplog.types import RID_GENESIS
 
 
@@ -148,7 +149,7 @@ def test_what_is_not_decided_is_asked_for_once_that_is_known() -> None:
 
 def test_credit_is_given_as_units_are_taken() -> None:
     glass = Scanner(1, 1_000)
-    big = wire.Unit(0, [1], bytes(WINDOW_BYTES // 2))
+    big = Unit(0, [1], bytes(WINDOW_BYTES // 2))
     glass.deliver(1, 3, big)
     assert not [m for _, m in glass.take(wire.Credit) if m.credit > glass.opened.credit]
     glass.result()
@@ -272,7 +273,7 @@ def scan_all(cluster: FakeCluster, shard: int, start: int, stop: int) -> list[tu
         assert isinstance(step, Scanned), step
         assert reached < step.reached <= stop
         for one in step.units:
-            payloads = wire.decode_body(one.body, len(one.gsns)).payloads
+            payloads = decode_body(one.body, len(one.gsns)).payloads
             rows += zip(one.gsns, payloads, strict=True)
         assert all(gsn < step.reached or gsn >= stop for gsn, _ in rows)
         reached = step.reached

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, cast
 
 from tests.ziplog.client.fakes import Glass, S, ack, connected, learn, refused
 from ziplog import wire
-from ziplog.client.engine import Engine
-from ziplog.client.requests import Counters
-from ziplog.client.settling import MANY_UNITS
-from ziplog.node import Closing, Send
+from ziplog.client.common.requests import Counters
+from ziplog.client.engines.engine import Engine
+from ziplog.client.inserts.settling import MANY_UNITS
+from ziplog.core.node import Closing, Send
 
 if TYPE_CHECKING:
-    from ziplog.node import Effect, Event
+    from ziplog.core.node import Effect, Event
     from ziplog.runtime.transport import Transport
 
 

@@ -19,7 +19,7 @@ from tests.ziplog.client.fakes import (
     refused,
 )
 from ziplog import wire
-from ziplog.client.requests import (
+from ziplog.client.common.requests import (
     NEVER,
     Blocked,
     Fetched,
@@ -29,11 +29,12 @@ from ziplog.client.requests import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
-from ziplog.client.stream import WINDOW_BYTES, Stream
+from ziplog.client.reads.shard_stream import WINDOW_BYTES, Stream
+from ziplog.core.entries import Body, Unit, encode_body
+from ziplog.core.node import Drained
+from ziplog.core.view import LeaseRun, run_of
 from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError
-from ziplog.node import Drained
 from ziplog.types import RID_RECENT, RecordId
-from ziplog.view import LeaseRun, run_of
 
 
 class Reader(Glass):
@@ -64,7 +65,7 @@ class Reader(Glass):
         return [name for name, _ in opened]
 
     def deliver(self, shard: int, start: int, frontier: int, *units: Any, **fields: Any) -> None:
-        made = [u if isinstance(u, wire.Unit) else unit(*u) for u in units]
+        made = [u if isinstance(u, Unit) else unit(*u) for u in units]
         number = fields.pop("number", None) or self.opened[shard].subscription
         stable = fields.pop("stable", frontier)
         leases = fields.pop("leases", [])
@@ -103,9 +104,9 @@ class Reader(Glass):
         return answer
 
 
-def unit(*gsns: int) -> wire.Unit:
+def unit(*gsns: int) -> Unit:
     payloads = [b"%d" % gsn for gsn in gsns]
-    return wire.Unit(0, list(gsns), wire.encode_body(wire.Body(0, None, payloads)))
+    return Unit(0, list(gsns), encode_body(Body(0, None, payloads)))
 
 
 def test_what_a_reader_does_not_have_is_given_again() -> None:
@@ -253,7 +254,7 @@ def test_units_out_of_order_or_place_are_refused(units: list[list[int]]) -> None
 def test_a_body_that_is_none_ends_the_subscription_and_nothing_else() -> None:
     glass = Reader(shards=1, leases=[run_of(lease([0]))])
     call = glass.fetch()
-    glass.deliver(0, 1, 9, wire.Unit(0, [1], b"nonsense"))
+    glass.deliver(0, 1, 9, Unit(0, [1], b"nonsense"))
     assert isinstance(glass.answers.pop(call), ProtocolError)
 
 
@@ -264,9 +265,9 @@ def test_credit_is_renewed_as_records_are_handed_out() -> None:
     glass = Reader(shards=1, leases=[run_of(lease([0], size=10_000))])
     first = glass.opened[0].credit
     assert first == WINDOW_BYTES
-    body = wire.encode_body(wire.Body(0, None, [bytes(500_000)]))
+    body = encode_body(Body(0, None, [bytes(500_000)]))
     for gsn in range(1, 9):
-        glass.deliver(0, gsn, gsn + 1, wire.Unit(0, [gsn], body))
+        glass.deliver(0, gsn, gsn + 1, Unit(0, [gsn], body))
     assert not glass.take(wire.Credit), "nothing was handed out yet"
     assert glass.gsns() == list(range(1, 9))
     credits_sent = [m.credit for _, m in glass.take(wire.Credit)]
@@ -276,9 +277,9 @@ def test_credit_is_renewed_as_records_are_handed_out() -> None:
 
 def test_a_stream_that_is_opened_again_gets_no_more_than_one_window() -> None:
     glass = Reader()
-    body = wire.encode_body(wire.Body(0, None, [bytes(500_000)]))
+    body = encode_body(Body(0, None, [bytes(500_000)]))
     for gsn in range(1, 11, 2):
-        glass.deliver(0, gsn, gsn + 2, wire.Unit(0, [gsn], body))
+        glass.deliver(0, gsn, gsn + 2, Unit(0, [gsn], body))
     glass.deliver(0, 99, 101)
     glass.look()
     assert glass.opened[0].credit == WINDOW_BYTES - 5 * (len(body) + 64)

@@ -18,7 +18,7 @@ from tests.ziplog.client.fakes import (
 )
 from tests.ziplog.client.test_client_recovery import located, under_way
 from ziplog import wire
-from ziplog.client.requests import SyncRequest
+from ziplog.client.common.requests import SyncRequest
 from ziplog.errors import DeadlineError, OutcomeUnknownError
 from ziplog.types import RID_GENESIS, RecordId
 

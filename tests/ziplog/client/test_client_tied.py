@@ -19,8 +19,8 @@ from tests.ziplog.client.fakes import (
     sent,
 )
 from tests.ziplog.client.test_client_recovery import asked, located
-from ziplog.client import lane
-from ziplog.client.requests import InsertRequest
+from ziplog.client.common.requests import InsertRequest
+from ziplog.client.inserts import inflight
 from ziplog.errors import OutcomeUnknownError, UnavailableError
 from ziplog.types import RID_GENESIS, RecordId
 
@@ -35,7 +35,7 @@ PAYLOADS = [b"0", b"1", b"2", b"3"]
 @pytest.fixture(autouse=True)
 def units_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each record be a unit."""
-    monkeypatch.setattr(lane, "UNIT_RECORDS", 1)
+    monkeypatch.setattr(inflight, "UNIT_RECORDS", 1)
 
 
 def under_way(

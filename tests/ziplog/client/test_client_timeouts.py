@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.ziplog.client.fakes import MS, Glass, S, ack, connected, pinned, refused, sent
-from ziplog.client.timeouts import (
+from ziplog.client.inserts.retransmission import (
     ACKS_PER_COPY,
     FIRST_TIMEOUT_NS,
     MAX_BACKOFF_NS,

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgpack
 from hypothesis import strategies as st
 
+from ziplog.core.entries import Body, Expire, Origin, Place, Skip, Unit, decode_body, encode_body
+from ziplog.segments.blocks import layout
 from ziplog.segments.entry import Entry
-from ziplog.segments.rows import layout
-from ziplog.segments.stored import encode, positions
-from ziplog.wire import Body, Expire, Origin, Place, Skip, Unit, decode_body, encode_body
+from ziplog.segments.entry_codec import encode, positions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ziplog.segments.rows import Block
+    from ziplog.segments.blocks import Block
 
 SALT = 0x5A5A5A5B
 CLIENT = b"c" * 16

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziplog.segments.memory import ReadMemory
+from ziplog.segments.buffer_pool import ReadMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

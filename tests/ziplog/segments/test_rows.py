@@ -9,16 +9,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.ziplog.segments.blocks import SALT, body_of, entries_of, rows_in, rows_of, stored, units
+from ziplog.core.entries import Body, Origin, Place, Skip, Unit
+from ziplog.core.view import NO_DIGEST
 from ziplog.errors import ProtocolError
-from ziplog.segments import rows
+from ziplog.segments import blocks as rows
+from ziplog.segments.blocks import OriginRun, block_of_units, cut_block
 from ziplog.segments.entry import Entry, Mark, UnreadableError
-from ziplog.segments.rows import OriginRun, block_of_units, cut_block
-from ziplog.segments.stored import walk
-from ziplog.view import NO_DIGEST
-from ziplog.wire import Body, Origin, Place, Skip, Unit
+from ziplog.segments.entry_codec import walk
 
 if TYPE_CHECKING:
-    from ziplog.segments.rows import Block
+    from ziplog.segments.blocks import Block
 
 WRITER = b"w" * 16
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziplog.segments.writers import Writers
-from ziplog.wire import Origin
+from ziplog.core.entries import Origin
+from ziplog.core.writer_table import Writers
 
 if TYPE_CHECKING:
     import pytest
@@ -48,7 +48,7 @@ def test_units_that_follow_each_other_count_as_one(history: list[Any]) -> None:
 
 
 def test_who_wrote_least_recently_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ziplog.segments.writers.MAX_WRITERS", 3)
+    monkeypatch.setattr("ziplog.core.writer_table.MAX_WRITERS", 3)
     writers = Writers()
     for writer in (*WRITERS[:3], WRITERS[0], WRITERS[3]):
         writers.fresh(Origin(writer, 1, 1), 1)

@@ -1,0 +1,273 @@
+"""A round: makes a checkpoint, and has the log trimmed; as a task (`logdb/tasks.py`).
+
+    mark --ours came first--> move --> save --> trim
+      another's came first: left to it; the log failed: given up
+
+Rule: nothing is trimmed before a checkpoint without a place there was applied and is on stable
+storage; whatever stops a round, the log before and after suffices to start from. Invariant: between
+two pauses at most `slice_keys` keys or records are passed, and what is under way is bounded.
+See docs/logdb.md, section 8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from logdb.cleaner.checkpoint import Parts
+from logdb.cleaner.relocation import Moving, Unmoved, moves_of
+from logdb.records import CheckpointBegun, CheckpointDone, encode
+from logdb.tasks import ignore
+from logdb.walk import Walk
+from ziplog.client.common.requests import (
+    NEVER,
+    FetchRequest,
+    InsertRequest,
+    SubscribeRequest,
+    SyncRequest,
+    TrimRequest,
+    UnsubscribeRequest,
+)
+from ziplog.errors import TrimmedError, UnavailableError
+from ziplog.types import RID_GENESIS, Record, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator
+
+    from logdb.cleaner.schedule import Due
+    from logdb.state import State
+    from logdb.tasks import LogCalls
+    from ziplog.client.common.requests import Fetched
+
+    Steps = Generator[Any, Any, None]
+
+_MS: Final = 1_000_000
+
+
+class RoundSettings(msgspec.Struct, frozen=True):
+    """When a round is due, and in what steps it goes."""
+
+    #: Records after which a round is due; as many as there are keys if that is more.
+    every_records: int = 100_000
+    #: Or so many bytes that are dead, beside those that the last round left.
+    min_dead_bytes: int = 64 * 1024 * 1024
+    #: About so large are the records that a round inserts, and so many are under way.
+    part_bytes: int = 256 * 1024
+    inserts: int = 8
+    #: Keys or records that are looked at in one step, and the pause after it.
+    slice_keys: int = 500
+    pause_ns: int = 2 * _MS
+    #: The log may take so long for one request.
+    patience_ns: int = 30_000 * _MS
+    #: Another's round is waited for so long, and a round that failed is tried again after so long.
+    leave_ns: int = 60_000 * _MS
+    retry_ns: int = 10_000 * _MS
+
+
+class Counts(msgspec.Struct):
+    """What a coordinator's rounds did."""
+
+    #: Rounds that were completed; given up for a failure; left to another coordinator.
+    rounds: int = 0
+    failed: int = 0
+    left: int = 0
+    #: Bytes of records with moved values, and with parts of checkpoints.
+    moved_bytes: int = 0
+    checkpoint_bytes: int = 0
+    #: Where the log was trimmed last.
+    trimmed: int = 0
+    #: Why the last round that failed did.
+    reason: str = ""
+
+
+class Until(msgspec.Struct, frozen=True, gc=False):
+    """A round's wait until the state has passed a gsn."""
+
+    gsn: int
+
+
+class SlicePause(msgspec.Struct, frozen=True, gc=False):
+    """A round's wait after a slice."""
+
+
+class Round:
+    """The rounds of one coordinator, one at a time."""
+
+    def __init__(
+        self, state: State, calls: LogCalls, due: Due, settings: RoundSettings, counts: Counts
+    ) -> None:
+        """Prepare rounds.
+
+        Args:
+            state: what checkpoints are made of.
+            calls: the log.
+            due: knows of others' rounds.
+            settings: in what steps they go.
+            counts: what they did.
+
+        """
+        self._state: Final = state
+        self._calls: Final = calls
+        self._due: Final = due
+        self._settings: Final = settings
+        self._counts: Final = counts
+        #: When others were last told that a round is under way.
+        self._marked_at = 0
+
+    def run(self) -> Steps:
+        """Make a round."""
+        cut = self._due.cut()
+        begun = yield from self._mark(cut)
+        yield Until(begun.gsn)
+        if not self._due.is_first(begun, self._calls.now):
+            self._counts.left += 1
+            return
+        if cut:
+            cut = yield from self._move(cut)
+        done, trim = yield from self._save(cut)
+        # Before it was applied, the next round would seem to be due.
+        yield Until(done.gsn)
+        self._counts.rounds += 1
+        if trim:
+            yield SyncRequest(self._deadline())
+            yield from self.trim(trim)
+
+    def trim(self, gsn: int) -> Steps:
+        """Have the log trimmed, where a checkpoint that was applied says so."""
+        yield TrimRequest(self._deadline(), RecordId(gsn, 0))
+        self._counts.trimmed = gsn
+
+    # --- mark ---
+
+    def _mark(self, cut: int) -> Generator[Any, Any, RecordId]:
+        """Tell the others that the round is under way."""
+        self._marked_at = self._calls.now
+        (rid,) = yield from self._insert([encode(CheckpointBegun(self._due.coordinator, cut))])
+        return rid
+
+    def _go_on(self, cut: int) -> Steps:
+        """Between two slices: let others have their turn, and know that we are alive."""
+        yield SlicePause()
+        if self._calls.now - self._marked_at > self._settings.leave_ns // 3:
+            yield from self._mark(cut)
+
+    # --- move ---
+
+    def _move(self, cut: int) -> Generator[Any, Any, int]:
+        """Insert anew what is needed before the cut; returns where the cut is then."""
+        moving = Moving(self._part_bytes())
+        last = RID_GENESIS
+        subscription = yield from self._subscribe()
+        try:
+            while cut > moving.passed + 1:
+                fetched = yield from self._fetch(subscription)
+                cut = self._take(fetched.records, moving, cut)
+                last = max(last, (yield from self._insert_moves(moving.full())))
+                yield from self._go_on(cut)
+        finally:
+            self._calls.call(UnsubscribeRequest(NEVER, subscription), ignore)
+        last = max(last, (yield from self._insert_moves(moving.rest())))
+        yield Until(last.gsn)
+        return cut
+
+    def _take(self, records: Iterable[Record], moving: Moving, cut: int) -> int:
+        """Take what is needed of the next records; returns where the cut is then."""
+        versions, limit = self._state.versions, self._calls.core.limits.max_payload_bytes
+        for record in records:
+            gsn = record.rid.gsn
+            if gsn >= cut:
+                moving.passed = cut
+                break
+            try:
+                moving.take(record.rid, moves_of(record, versions, limit))
+            except Unmoved:
+                moving.passed = gsn
+                return gsn
+        return cut
+
+    def _insert_moves(self, payloads: list[bytes]) -> Generator[Any, Any, RecordId]:
+        """Insert `Moved` records; returns the last one's rid."""
+        last = RID_GENESIS
+        inserts = self._settings.inserts
+        for start in range(0, len(payloads), inserts):
+            some = payloads[start : start + inserts]
+            last = max(last, *(yield from self._insert(some)))
+            self._counts.moved_bytes += sum(map(len, some))
+        return last
+
+    # --- save ---
+
+    def _save(self, cut: int) -> Generator[Any, Any, tuple[RecordId, int]]:
+        """Write a checkpoint; returns its last record's rid, and where the log is to be trimmed."""
+        walk = Walk(self._state)
+        try:
+            return (yield from self._write(walk, cut))
+        finally:
+            walk.close()
+
+    def _write(self, walk: Walk, cut: int) -> Generator[Any, Any, tuple[RecordId, int]]:
+        image = walk.image
+        parts = Parts(self._part_bytes())
+        rids: list[RecordId] = []
+        payloads: list[bytes] = []
+        for some in self._slices(walk, parts):
+            payloads += some
+            if len(payloads) >= self._settings.inserts:
+                rids += yield from self._insert(payloads, image.position)
+                payloads = []
+            yield from self._go_on(cut)
+        rids += yield from self._insert(payloads, image.position)
+        self._counts.checkpoint_bytes += parts.bytes
+        # What was not moved after all must stay.
+        trim = cut if parts.first_place >= cut else 0
+        done = CheckpointDone(
+            self._due.coordinator, image.position, image.floor, rids, parts.checksum, parts.keys,
+            image.horizon, image.first_foreign, image.records, trim,
+        )  # fmt: skip
+        (rid,) = yield from self._insert([encode(done)], max(rids, default=image.position))
+        return rid, trim
+
+    def _slices(self, walk: Walk, parts: Parts) -> Iterator[list[bytes]]:
+        """Yield the payloads that are full after each slice of the walk, and then the last ones."""
+        while not walk.is_done:
+            yield list(parts.take(walk.rows(self._settings.slice_keys)))
+        for payload in parts.end(walk.image.decisions, walk.image.segments):
+            yield [payload]
+
+    # --- its dealings with the log ---
+
+    def _deadline(self) -> int:
+        return self._calls.now + self._settings.patience_ns
+
+    def _part_bytes(self) -> int:
+        return min(self._settings.part_bytes, self._calls.core.limits.max_payload_bytes // 2)
+
+    def _insert(
+        self, payloads: list[bytes], after: RecordId | None = None
+    ) -> Generator[Any, Any, list[RecordId]]:
+        """Insert records, together; returns their rids."""
+        after = after or self._state.position
+        deadline = self._deadline()
+        results = yield [InsertRequest(deadline, [payload], after, None, 0) for payload in payloads]
+        if failure := next((each for each in results if isinstance(each, Exception)), None):
+            raise failure
+        return [rid for rids in results for rid in rids]
+
+    def _subscribe(self) -> Generator[Any, Any, int]:
+        """Read the log from its beginning; returns the subscription's number."""
+        start = RecordId(max(self._state.trimmed, 1), 0)
+        while True:
+            try:
+                number: int = yield SubscribeRequest(self._deadline(), start, follow=True)
+            except TrimmedError as error:
+                start = error.first
+            else:
+                return number
+
+    def _fetch(self, subscription: int) -> Generator[Any, Any, Fetched]:
+        count = self._settings.slice_keys
+        fetched: Fetched = yield FetchRequest(self._deadline(), subscription, count)
+        if not fetched.records:
+            raise UnavailableError("the log could not be read up to the cut before the deadline")
+        return fetched

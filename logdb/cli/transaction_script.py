@@ -1,0 +1,112 @@
+"""A transaction as a script: one JSON object a line, done in this order.
+
+{"get": KEY}, {"put": [KEY, VALUE]}, {"delete": KEY}, {"check": [KEY, VALUE]}; values as
+`plain` has them. Rule: what is read is what the lines before have made of it, and they are
+written only when all checks have held; so a check that fails is a transaction that only read, and
+was so at one moment.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from logdb.cli import json_values
+from logdb.values import encode_key
+from ziplog.errors import ConfigError, ZiplogError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logdb.client.blocking import Transaction
+
+_SHAPE: Final = '{"get": KEY}, {"put": [KEY, VALUE]}, {"delete": KEY} or {"check": [KEY, VALUE]}'
+
+
+#: So many characters of a value are told.
+_MAX_SHOWN: Final = 100
+
+
+class _Absent:
+    """What stands where there is no value; None is one."""
+
+
+ABSENT: Final = _Absent()
+
+
+class DifferenceError(ZiplogError):
+    """A value was another one than was asked for."""
+
+    def __init__(self, key: bytes, expected: Any, found: Any) -> None:
+        shown = repr(key.decode(errors="backslashreplace"))
+        wanted, there = (_shortened(value) for value in (expected, found))
+        hint = ""
+        if isinstance(expected, str) and not isinstance(found, str) and found is not ABSENT:
+            hint = " (words are text; with --json they are JSON)"
+        super().__init__(f"{shown} is {there}, not {wanted}{hint}; nothing was written")
+
+
+def _shortened(value: Any) -> str:
+    """Return a value as one can be told of it in a line."""
+    text = "absent" if value is ABSENT else json_values.encode(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One line."""
+
+    verb: Literal["get", "put", "delete", "check"]
+    key: bytes
+    value: Any = None
+
+
+def parse(text: str, where: str) -> list[Operation]:
+    """Return the operations of a script; empty lines are none.
+
+    Args:
+        text: the script.
+        where: its name, for messages.
+
+    Raises:
+        ConfigError: a line is none of the four; says which.
+        RecordTooLargeError: a key has more than 1,024 bytes.
+
+    """
+    lines = enumerate(text.split("\n"), start=1)
+    return [_operation(line, f"{where}, line {number}") for number, line in lines if line.strip()]
+
+
+def _operation(line: str, where: str) -> Operation:
+    found = json_values.decode(line, where)
+    match list(found.items()) if isinstance(found, dict) else None:
+        case [("get" | "delete" as verb, str() | bytes() as key)]:
+            return Operation(verb, encode_key(key))
+        case [("put" | "check" as verb, [str() | bytes() as key, value])]:
+            return Operation(verb, encode_key(key), value)
+        case _:
+            raise ConfigError(where, line, _SHAPE)
+
+
+def do(
+    script: Sequence[Operation], transaction: Transaction
+) -> list[tuple[bytes, Any]] | DifferenceError:
+    """Do a script; returns what each "get" found (or `ABSENT`), or the check that failed."""
+    read: list[tuple[bytes, Any]] = []
+    written: dict[bytes, Any] = {}
+    for operation in script:
+        key = operation.key
+        if operation.verb in {"put", "delete"}:
+            written[key] = operation.value if operation.verb == "put" else ABSENT
+            continue
+        value = written[key] if key in written else transaction.get(key, ABSENT)
+        if operation.verb == "get":
+            read.append((key, value))
+        elif (None if value is ABSENT else value) != operation.value:
+            return DifferenceError(key, operation.value, value)
+    for key, value in written.items():
+        if value is ABSENT:
+            transaction.delete(key)
+        else:
+            transaction.put(key, value)
+    return read

@@ -1,0 +1,65 @@
+"""How often, and after which pauses, a transaction that others overtook is run again.
+
+Rules: the pause doubles up to the last, and a random share of its second half is left out, so that
+rivals part; it ends after so many attempts, or at a deadline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ziplog.client.common.requests import NEVER
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from logdb.errors import TransactionAborted
+
+_FIRST_PAUSE_S: Final = 0.002
+_LAST_PAUSE_S: Final = 0.1
+
+
+class Retrying:
+    """The attempts of one transaction."""
+
+    __slots__ = ("_left", "_pause_s", "_until")
+
+    def __init__(self, retries: int | None, until: int = NEVER) -> None:
+        """Allow so many attempts after the first (None: any number) before a deadline.
+
+        Raises:
+            ConfigError: it is no number from 0 on.
+
+        """
+        self._left = check_retries(retries)
+        self._until: Final = until
+        self._pause_s = _FIRST_PAUSE_S
+
+    def pause_s(self, error: TransactionAborted, chance: float, now: int) -> float:
+        """Return how long to wait, in seconds; raises `error` if that was the last attempt.
+
+        Args:
+            error: what the last attempt ended with.
+            chance: a random number from 0 to 1.
+            now: monotonic nanoseconds, as the deadline.
+
+        """
+        if self._left == 0 or now >= self._until:
+            raise error
+        if self._left is not None:
+            self._left -= 1
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LAST_PAUSE_S)
+        return pause_s * (1 + chance) / 2
+
+
+def check_retries(retries: object) -> int | None:
+    """Return a number of retries; None: any number.
+
+    Raises:
+        ConfigError: it is none.
+
+    """
+    if retries is None:
+        return None
+    if not isinstance(retries, int) or retries < 0:
+        raise ConfigError("retries", retries, "a whole number from 0 on, or None for any number")
+    return retries

@@ -1,0 +1,96 @@
+"""What both APIs do with one call each, as steps.
+
+As in `logdb/client/transaction.py`: generators of requests, which go on with each one's result, or
+with its exception raised at the `yield`. Rule: what cannot work is refused before anything is sent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from logdb.client import arguments
+from logdb.client.requests import (
+    CompareAndPutRequest,
+    GetRequest,
+    OpenRequest,
+    PutRequest,
+    ResolveCommitRequest,
+)
+from logdb.values import decode_value, encode_key
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Mapping
+    from typing import TypeVar
+
+    from logdb.client.requests import SnapshotId, Values
+    from logdb.values import UserKey
+    from ziplog.client.common.requests import Request
+    from ziplog.errors import OutcomeUnknownError
+    from ziplog.types import RecordId
+    from ziplog.wire import Limits
+
+    T = TypeVar("T")
+    Steps = Generator[Request, Any, T]
+
+
+def opened(until: int) -> Steps[int]:
+    """Find the database; returns the bytes of its largest record."""
+    limits: Limits = yield OpenRequest(until)
+    return limits.max_payload_bytes
+
+
+def read(
+    until: int, snapshot: SnapshotId | None, keys: Iterable[UserKey], default: Any
+) -> Steps[list[Any]]:
+    """Return the values of keys, in a snapshot or (None) in the present state."""
+    encoded = arguments.keys(keys)
+    if not encoded:
+        return []
+    found: Values = yield GetRequest(until, encoded, fresh=snapshot is None, snapshot=snapshot)
+    return [default if value is None else decode_value(value) for value in found.values]
+
+
+def exists(until: int, snapshot: SnapshotId | None, key: UserKey) -> Steps[bool]:
+    """Return whether a key is there."""
+    found: Values = yield GetRequest(
+        until, [encode_key(key)], fresh=snapshot is None, snapshot=snapshot, wants_values=False
+    )
+    return found.versions[0] > 0
+
+
+def put(until: int, key: UserKey, value: Any, largest: int) -> Steps[RecordId]:
+    """Set a key's value; returns the commit's rid."""
+    encoded_key, encoded = arguments.write(key, value, largest)
+    rid: RecordId = yield PutRequest(until, {encoded_key: encoded})
+    return rid
+
+
+def delete(until: int, key: UserKey) -> Steps[RecordId]:
+    """Make a key absent; returns the commit's rid."""
+    rid: RecordId = yield PutRequest(until, {encode_key(key): None})
+    return rid
+
+
+def multi_put(until: int, values: Mapping[Any, Any], largest: int) -> Steps[RecordId | None]:
+    """Set keys' values; returns the commit's rid, None if there are none."""
+    writes = arguments.writes(values, largest)
+    if not writes:
+        return None
+    rid: RecordId = yield PutRequest(until, writes)
+    return rid
+
+
+def test_and_multi_put(
+    until: int, expected: Mapping[Any, Any], writes: Mapping[Any, Any], largest: int
+) -> Steps[bool]:
+    """Write if keys have the values expected; returns whether they had."""
+    encoded = arguments.expected(expected)
+    request = CompareAndPutRequest(until, encoded, arguments.writes(writes, largest))
+    is_done: bool = yield request
+    return is_done
+
+
+def resolved(until: int, error: OutcomeUnknownError) -> Steps[RecordId | None]:
+    """Return what became of the commit that ended with this error."""
+    rid: RecordId | None = yield ResolveCommitRequest(until, arguments.doubt(error))
+    return rid

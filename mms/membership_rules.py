@@ -1,0 +1,192 @@
+"""What follows from what was agreed on and what is heard: members, the finalized epoch.
+
+Functions only, of `ClusterState` and `Servers`. Rule: a shard is a member of the next lease while
+all of its replicas are fit; one that is not is parked, and nothing that it owns is touched (D29).
+
+See docs/protocol.md, sections 3, 5 and 13.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ziplog.core.view import Placement, Replica, fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
+    from mms.servers import Servers
+    from mms.state import ClusterState
+    from mms.stragglers import Stragglers
+    from ziplog.config import ClusterConfig
+    from ziplog.core.view import ShardState
+
+
+def configured(config: ClusterConfig) -> list[Placement]:
+    """Return where the cluster file puts the shards of a new cluster."""
+    return [
+        Placement(
+            shard.id, 1, "joining", tuple(Replica(n.name, n.endpoint) for n in shard.replicas)
+        )
+        for shard in sorted(config.shards, key=lambda shard: shard.id)
+    ]
+
+
+def contradiction(state: ClusterState, config: ClusterConfig) -> str:
+    """Return what in the cluster file contradicts what was agreed on; "": nothing.
+
+    The file may have shards that were not added yet, or not have some that left.
+    """
+    if not state.cluster:
+        return ""
+    if state.durability != config.durability:
+        return (
+            f"the log was made with durability = {state.durability!r}; the cluster file says"
+            f" {config.durability!r}, but a log keeps its level. Write {state.durability!r} there"
+            " again, or make another log"
+        )
+    if state.name != config.name:
+        return (
+            f"this is the log of cluster {state.name!r}; the cluster file says {config.name!r}."
+            f" Write {state.name!r} there again, or choose another data_dir"
+        )
+    homes = {one.name: shard for shard, p in state.placements.items() for one in p.replicas}
+    for placement in configured(config):
+        known, found = state.placements.get(placement.shard), _names(placement)
+        strangers = [
+            one
+            for one in placement.replicas
+            if homes.get(one.name, placement.shard) != placement.shard
+        ]
+        if strangers or (known is not None and _names(known) != found):
+            shard = homes[strangers[0].name] if strangers else placement.shard
+            return (
+                f"shard {shard} has the servers {_names(state.placements[shard])}; the cluster file"
+                f" puts {found} at shard {placement.shard}, but a shard keeps its servers. Write"
+                " that there again"
+            )
+    return ""
+
+
+def moved(state: ClusterState, config: ClusterConfig) -> list[str]:
+    """Return what the cluster file says of endpoints that differs from what was agreed on."""
+    known = {one.name: one.endpoint for p in state.placements.values() for one in p.replicas}
+    return [
+        f"{one.name} is known at {known[one.name]}; the cluster file says {one.endpoint}, where"
+        " no client and no server looks for it. Write the former there again"
+        for placement in configured(config)
+        for one in placement.replicas
+        if known.get(one.name, one.endpoint) != one.endpoint
+    ]
+
+
+def _names(placement: Placement) -> str:
+    return ", ".join(one.name for one in placement.replicas)
+
+
+def first_changes(state: ClusterState, servers: Servers) -> list[Placement]:
+    """Return the placements with which the shards that reported begin to work."""
+    return [
+        _live(placement, servers)
+        for shard, placement in state.placements.items()
+        if servers.has_reported(shard)
+    ]
+
+
+def member_changes(
+    state: ClusterState, servers: Servers, stragglers: Stragglers, now: int
+) -> list[Placement]:
+    """Return the placements of shards to park or to bring back; none if none would be left.
+
+    Stragglers are parked only if one that is fit and prompt stays.
+    """
+    fit = {
+        shard
+        for shard, placement in state.placements.items()
+        if placement.state in {"joining", "live", "parked"}
+        and servers.is_fit(shard, now)
+        and (placement.state == "live" or servers.has_reported(shard))
+        and (placement.state != "joining" or servers.holds_leases(shard))
+    }
+    stay = {shard for shard in fit if not stragglers.is_parked(shard, now)} or fit
+    if not stay:
+        return []
+    return [
+        _live(placement, servers) if shard in stay else _in_state(placement, "parked")
+        for shard, placement in state.placements.items()
+        if placement.state in {"joining", "live", "parked"}
+        and (shard in stay) != (placement.state == "live")
+    ]
+
+
+def other_clusters(servers: Servers) -> set[int]:
+    """Return the numbers of the clusters that storage servers say that they are of."""
+    heartbeats = (server.heartbeat for server in servers)
+    return {one.cluster for one in heartbeats if one is not None and one.cluster}
+
+
+def frontiers(state: ClusterState, servers: Servers) -> dict[int, int]:
+    """Return the frontiers of the shards that may own positions which are not stable."""
+    found: dict[int, int] = {}
+    for shard, placement in state.placements.items():
+        frontier, retired = servers.frontier(shard), state.retired.get(shard)
+        is_past = retired is not None and 0 < retired.limit <= frontier
+        is_done = is_past or (retired is not None and retired.is_finalized)
+        if not state.is_new(placement) and not is_done:
+            found[shard] = frontier
+    return found
+
+
+def members(
+    state: ClusterState, changes: Iterable[Placement], without: Container[int]
+) -> dict[int, Placement]:
+    """Return the shards of the next lease.
+
+    Args:
+        state: what is agreed on.
+        changes: the placements that change with the lease.
+        without: shards that leave, and have nothing to do any more.
+
+    """
+    placements = state.placements | {placement.shard: placement for placement in changes}
+    return {
+        shard: placement
+        for shard, placement in sorted(placements.items())
+        if placement.state == "live" or (state.may_stay(shard) and shard not in without)
+    }
+
+
+def finalized(state: ClusterState, servers: Servers) -> int:
+    """Return the last epoch that ended below the frontiers of all shards; -1: none (D51)."""
+    frontier = min(frontiers(state, servers).values(), default=0)
+    last = state.last
+    if last is None or frontier == 0:
+        return state.finalized
+    if frontier >= last.stop:
+        return last.first_epoch + last.epochs - 1
+    lease = state.lease_at(frontier)
+    return max(state.finalized, lease.epoch_at(frontier) - 1 if lease is not None else -1)
+
+
+def _live(placement: Placement, servers: Servers) -> Placement:
+    """Return the placement of a shard that takes records, and whose servers are known from now on.
+
+    Each with its data directory: one that comes back without it must not count (D2).
+    """
+    replicas = tuple(
+        msgspec.structs.replace(
+            replica, fingerprint=replica.fingerprint or fingerprint(server.heartbeat.identity)
+        )
+        if server.heartbeat is not None
+        else replica
+        for replica, server in zip(
+            placement.replicas, servers.replicas(placement.shard), strict=True
+        )
+    )
+    return msgspec.structs.replace(placement, state="live", replicas=replicas)
+
+
+def _in_state(placement: Placement, state: ShardState) -> Placement:
+    return msgspec.structs.replace(placement, state=state)

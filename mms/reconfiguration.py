@@ -1,0 +1,298 @@
+"""Shards that join, leave and are finalized, as operators ask.
+
+    add      -- `PlaceShard` committed --> joining -- a lease has it --> answered
+    remove   -- `RetireShard` committed --> leaving -- nothing waits there any more, or 2 s passed:
+                a lease without it --> its limit -- all below is stable --> answered
+    finalize -- the same, and all replicas are sealed: `FinalizeShard` committed --> answered
+
+Rule: what may change again is answered only as consensus took or refused it; what never does, as it
+is known here. Clients repeat questions: one that is lost with a leader costs time only, and a copy
+of one that was answered gets the same answer.
+Invariant: only shards that are still in the leases are taken for leaving. See docs/protocol.md,
+sections 13.6, 13.7 and 13.9.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+from mms.commands import FinalizeShard, PlaceShard, RetireShard
+from mms.proposals import RETRY_NS, Proposals
+from mms.servers import UP_NS
+from ziplog.core.node import Send
+from ziplog.core.view import Placement, Replica
+from ziplog.wire import Refused, ShardChanged, Want
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mms.commands import Refusal
+    from mms.servers import Server, Servers
+    from mms.state import ClusterState
+    from ziplog.config import NodeConfig
+    from ziplog.core.node import Effect
+    from ziplog.wire import ChangeShard
+
+_S: Final = 1_000_000_000
+#: A shard that leaves is waited for so long, until it says that nothing waits there.
+LEAVE_NS: Final = 2 * _S
+#: A question that nobody repeated for so long is forgotten.
+FORGET_NS: Final = 30 * _S
+#: Questions that wait; more are refused.
+MAX_CHANGES: Final = 64
+#: Answers that are kept for copies of their questions.
+_KEPT_ANSWERS: Final = 4 * MAX_CHANGES
+#: WANTs are sent again after this time.
+_WANT_NS: Final = _S // 4
+
+_Error = Literal["", "no-such-shard", "exists", "last-shard", "wrong-size", "retired", "too-many"]
+_ERRORS: Final[dict[Refusal, _Error]] = {
+    "no-such-shard": "no-such-shard", "exists": "exists", "last-shard": "last-shard",
+    "wrong-size": "wrong-size", "retired": "retired", "too-many": "too-many",
+}  # fmt: skip
+
+
+AnyChange = PlaceShard | RetireShard | FinalizeShard
+
+
+class _Change:
+    __slots__ = ("heard", "message", "route", "wanted_at")
+
+    def __init__(self, route: bytes, message: ChangeShard, now: int) -> None:
+        self.route, self.message, self.heard = route, message, now
+        self.wanted_at: int | None = None
+
+
+class Reshaping:
+    """All shards that come or go."""
+
+    def __init__(
+        self, state: ClusterState, servers: Servers, services: Iterable[NodeConfig]
+    ) -> None:
+        """Begin; no server may have a name or an endpoint of the services' nodes."""
+        self._state: Final = state
+        self._taken: Final = {part for node in services for part in (node.name, node.endpoint)}
+        self._servers: Final = servers
+        self._changes: dict[tuple[bytes, int], _Change] = {}
+        #: The latest answers: a copy of a question that arrives late must change nothing.
+        self._answered: dict[tuple[bytes, int], _Error] = {}
+        #: The shards that leave, but are still in the leases: since when this leader knows it.
+        self._leaving: dict[int, int] = {}
+        #: Those of them where nothing waits.
+        self._drained: set[int] = set()
+        #: The shards that have left and are not finalized.
+        self._unsealed: list[int] = []
+        self._proposals: Final = Proposals()
+        #: When a lease without shards that leave was asked for.
+        self._leased_at: int | None = None
+        self._look_at = 0
+        self._wants = 0
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    # --- what happens ---
+
+    def lead(self, now: int) -> None:
+        """Begin to lead: those that leave have their time from now on."""
+        self._leaving = dict.fromkeys(self._leaving, now)
+        self._drained.clear()
+        self._leased_at = None
+
+    def placed(self, now: int) -> None:
+        """Note that placements, or leases, changed."""
+        state = self._state
+        leaving = [shard for shard in state.retired if state.may_stay(shard)]
+        if not self._leaving.keys() <= set(leaving):
+            self._leased_at = None  # the lease that was asked for is here
+        self._leaving = {shard: self._leaving.get(shard, now) for shard in leaving}
+        self._drained.intersection_update(leaving)
+        self._unsealed = [
+            shard for shard, one in state.retired.items() if one.limit and not one.is_finalized
+        ]
+
+    def ask(self, src: bytes, message: ChangeShard, now: int) -> list[Effect]:
+        """Take a question; the answer may have to wait."""
+        key, cluster = (src, message.request), self._state.cluster
+        if key in self._answered:
+            return [self._changed(src, message, self._answered[key])]
+        if message.change == "add" and not message.replicas:
+            return [self._changed(src, message, "wrong-size")]
+        if any(r.name in self._taken or r.endpoint in self._taken for r in message.replicas):
+            return [self._changed(src, message, "exists")]
+        if key not in self._changes and len(self._changes) >= MAX_CHANGES:
+            why = f"{MAX_CHANGES} changes wait already"
+            refused = Refused(cluster, message.shard, 0, 0, message.request, "full", why)
+            return [Send(src, refused)]
+        change = self._changes.setdefault(key, _Change(src, message, now))
+        change.heard = now
+        return []
+
+    def drained(self, shard: int) -> None:
+        """Note that a shard said that nothing comes, and nothing waits."""
+        if shard in self._leaving:
+            self._drained.add(shard)
+
+    def applied(self, command: AnyChange) -> int:
+        """Note that consensus took, or refused, a command; return the shard that it is about."""
+        shard = _shard_of(command)
+        self._proposals.settled(shard, type(command))
+        return shard
+
+    def refused(self, command: AnyChange, why: Refusal) -> list[Effect]:
+        """Answer the questions that a command was made for."""
+        self.applied(command)
+        error = _ERRORS.get(why)
+        waiting = [
+            key for key, change in self._changes.items() if self._command(change.message) == command
+        ]
+        if error is None:
+            return []
+        return [self._answer(key, error) for key in waiting]
+
+    def abandon(self) -> list[tuple[bytes, int]]:
+        """Forget all questions; return where each came from."""
+        abandoned = list(self._changes)
+        self._changes.clear()
+        self._proposals.clear()
+        return abandoned
+
+    # --- what follows ---
+
+    def advance(self, now: int) -> list[Effect]:
+        """Do what can be done now."""
+        if not (self._changes or self._leaving or self._unsealed):
+            return []
+        self._look_at = now + _WANT_NS
+        effects: list[Effect] = []
+        for key, change in list(self._changes.items()):
+            error = self._error(change.message)
+            if error is not None:
+                effects.append(self._answer(key, error))
+            elif now >= change.heard + FORGET_NS:
+                del self._changes[key]
+            else:
+                effects += self._go_on(change, now)
+        for shard in self._unsealed:
+            if self._is_sealed(shard, now):
+                effects += self._proposals.make(shard, FinalizeShard(shard), now)
+        return effects
+
+    def next_wakeup(self) -> list[int]:
+        """Return when to `advance` at the latest, if time alone may change something."""
+        return [self._look_at] if self._changes or self._leaving else []
+
+    def without(self, now: int) -> set[int]:
+        """Return the shards that the next lease does without, though they are in the last one."""
+        return {
+            shard
+            for shard, since in self._leaving.items()
+            if shard in self._drained or now >= since + LEAVE_NS
+        }
+
+    def claim_lease(self, now: int) -> bool:
+        """Ask for a lease, if a shard can go and none was asked for; return whether it did."""
+        if not self._leaving or not self.without(now):
+            return False
+        if self._leased_at is not None and now < self._leased_at + RETRY_NS:
+            return False
+        self._leased_at = now
+        return True
+
+    # --- one question ---
+
+    def _error(self, message: ChangeShard) -> _Error | None:
+        """Return what to answer by now; None: not yet."""
+        placement = self._state.placements.get(message.shard)
+        retired = self._state.retired.get(message.shard)
+        if placement is None:
+            return None
+        if message.change == "add":
+            if retired is not None:
+                return "retired"
+            if not placement.has_servers_of(_new(message)):
+                return "exists"
+            is_placed = placement.state not in {"joining", "recovering"}
+            return "" if is_placed and self._servers.holds_leases(message.shard) else None
+        if retired is None:
+            return None
+        if retired.is_finalized:
+            return ""
+        is_out = retired.limit and self._servers.frontier(message.shard) >= retired.limit
+        return "" if message.change == "remove" and is_out else None
+
+    def _go_on(self, change: _Change, now: int) -> list[Effect]:
+        command = self._command(change.message)
+        if command is not None:
+            return self._proposals.make(change.message.shard, command, now)
+        return self._want(change, now)
+
+    def _command(self, message: ChangeShard) -> PlaceShard | RetireShard | None:
+        """Return what has to be committed first, for this question."""
+        if message.change == "add":
+            is_placed = message.shard in self._state.placements
+            return None if is_placed else PlaceShard(_new(message))
+        return None if message.shard in self._state.retired else RetireShard(message.shard)
+
+    def _want(self, change: _Change, now: int) -> list[Effect]:
+        """Ask a shard that is out for the end of what it owns: its heartbeat may take a second."""
+        shard, cluster = change.message.shard, self._state.cluster
+        retired = self._state.retired.get(shard)
+        if retired is None or not retired.limit:
+            return []
+        primary = self._servers.replicas(shard)[0]
+        if self._servers.frontier(shard) >= retired.limit or not primary.route:
+            return []
+        if change.wanted_at is not None and now < change.wanted_at + _WANT_NS:
+            return []
+        change.wanted_at = now
+        self._wants += 1
+        return [Send(primary.route, Want(cluster, shard, self._wants, retired.limit - 1))]
+
+    def _answer(self, key: tuple[bytes, int], error: _Error) -> Effect:
+        change = self._changes.pop(key)
+        self._answered[key] = error
+        if len(self._answered) > _KEPT_ANSWERS:
+            del self._answered[next(iter(self._answered))]
+        return self._changed(change.route, change.message, error)
+
+    def _changed(self, route: bytes, message: ChangeShard, error: _Error) -> Effect:
+        cluster = self._state.cluster
+        return Send(route, ShardChanged(cluster, message.request, message.shard, error))
+
+    # --- sealed ---
+
+    def _is_sealed(self, shard: int, now: int) -> bool:
+        """Whether all replicas of a shard that has left say that they have all that it owns."""
+        return self._state.placements[shard].state == "leaving" and all(
+            self._says_sealed(server, self._state.retired[shard].limit, now)
+            for server in self._servers.replicas(shard)
+        )
+
+    def _says_sealed(self, server: Server, limit: int, now: int) -> bool:
+        """Whether a server said so just now, in this view, and knew where its shard ends."""
+        said = server.heartbeat
+        if said is None or not said.is_sealed or server.is_in_limbo:
+            return False
+        if now - server.heard >= UP_NS or said.view != server.view or not said.lease:
+            return False
+        return self._state.numbered(said.lease).base >= limit
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        state = self._state
+        assert len(self._changes) <= MAX_CHANGES
+        assert len(self._answered) <= _KEPT_ANSWERS
+        assert self._answered.keys().isdisjoint(self._changes)
+        assert self._leaving.keys() == {shard for shard in state.retired if state.may_stay(shard)}
+        assert self._drained <= self._leaving.keys()
+
+
+def _shard_of(command: AnyChange) -> int:
+    return command.placement.shard if isinstance(command, PlaceShard) else command.shard
+
+
+def _new(message: ChangeShard) -> Placement:
+    """Return the placement that a question is about, before anybody knows its directories."""
+    replicas = tuple(Replica(replica.name, replica.endpoint) for replica in message.replicas)
+    return Placement(message.shard, 1, "joining", replicas)

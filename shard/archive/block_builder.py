@@ -1,0 +1,260 @@
+"""Makes the rows of sealed segments, one after the other, in their order.
+
+Rule: only of a segment that is stable to its end, of which nothing is void, damaged or missing; the
+file is there under its name when it is whole, or not at all. A segment that is replaced meanwhile
+takes its rows along. What is damaged is left out, and tried again when its file is another one
+(docs/protocol.md, section 14.1).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+
+from shard.archive.throttle import Pace
+from ziplog.core.writer_table import Writers
+from ziplog.errors import ProtocolError
+from ziplog.segments.block_file import (
+    MAGIC,
+    BlockIndex,
+    Part,
+    RowsIndex,
+    encode_footer,
+    encode_origins,
+    encode_writers,
+    part_of,
+)
+from ziplog.segments.block_reader import Archive, read_table
+from ziplog.segments.blocks import BLOCK_BYTES, MOST_BYTES, cut_block
+from ziplog.segments.entry import UnreadableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from ziplog.segments.blocks import Block, Cut
+    from ziplog.segments.directory import Listed
+    from ziplog.segments.segment import Segment
+
+#: What is read at first: a block is a little longer than its least length.
+_WINDOW_BYTES: Final = BLOCK_BYTES + BLOCK_BYTES // 8
+#: Of a file that is not finished.
+SUFFIX: Final = ".making"
+
+
+class _Task(NamedTuple):
+    """A segment that rows can be made of."""
+
+    entry: Listed
+    #: All that the shard owns from there on, up to its end, is in it; 0: from its first entry on.
+    start: int
+    #: The writers' table before it; None: not known.
+    writers: Writers | None
+
+
+class Maker:
+    """Makes what is missing. One thread."""
+
+    def __init__(self, directory: Path, *, reserve_bytes: int = 0) -> None:
+        """Make rows in `directory`; with less free space than the reserve, make none."""
+        self._directory, self._reserve_bytes = directory, reserve_bytes
+        self.pace: Final = Pace()
+        self._archive: Final = Archive(directory)
+        #: Segments that cannot be read: file and length.
+        self._damaged: dict[str, tuple[int, int]] = {}
+        self._log = structlog.get_logger()
+
+    def make(self, stable: Callable[[], int]) -> None:
+        """Make all that can be made now.
+
+        Args:
+            stable: tells the last entry that is known to be stable.
+
+        Raises:
+            OSError: something could not be written; there may be no space for it now.
+
+        """
+        self._tidy()
+        done: set[str] = set()
+        while (task := self._next(stable(), done)) is not None:
+            entry = task.entry
+            done.add(entry.segment.name)
+            assert 0 < entry.limit <= stable() + 1, "rows are made of what is stable"
+            try:
+                self._make(task)
+            except (UnreadableError, ProtocolError) as error:
+                self._damaged[entry.segment.name] = self._stamp(entry)
+                self._log.warning("no rows of a damaged segment", error=str(error))
+
+    def _tidy(self) -> None:
+        """Take away rows whose segment is gone, and what was not finished."""
+        names = {entry.segment.rows_name for entry in self._archive.listed()}
+        for path in self._directory.iterdir():
+            is_rows = path.name.endswith(".rows") and path.name not in names
+            if is_rows or path.name.endswith(SUFFIX):
+                path.unlink(missing_ok=True)
+
+    def _next(self, stable: int, done: set[str]) -> _Task | None:
+        """Return the first segment that needs rows and can have them."""
+        rows = {segment.name: index for segment, index in self._archive.indexed()}
+        before: Listed | None = None
+        for entry in self._archive.listed():
+            segment = entry.segment
+            if entry.limit > stable + 1:
+                return None
+            # In the first one there is all of the log that is kept.
+            start = segment.base if before is None else 0
+            table: Part | None = None
+            if before is not None and segment.base_fseq == before.limit:
+                index = rows.get(before.segment.name)
+                if index is not None:
+                    # What was repaired there may reach beyond where this one was to begin.
+                    start, table = max(segment.base, index.stop), index.writers
+            is_known = before is None or table is not None
+            index = rows.get(segment.name)
+            has_all = index is not None and (index.writers is not None or not is_known)
+            can_be = entry.limit and segment.name not in done and not self._is_damaged(entry)
+            if can_be and not has_all:
+                writers = self._table(before, table) if is_known else None
+                return _Task(entry, start, writers)
+            before = entry
+        return None
+
+    def _table(self, before: Listed | None, part: Part | None) -> Writers | None:
+        """Return the table that the segment before ends with."""
+        if before is None or part is None:
+            return Writers()
+        return read_table(self._directory / before.segment.rows_name, part)
+
+    def _is_damaged(self, entry: Listed) -> bool:
+        stamp = self._damaged.get(entry.segment.name)
+        return stamp is not None and stamp == self._stamp(entry)
+
+    def _stamp(self, entry: Listed) -> tuple[int, int]:
+        with suppress(OSError):
+            facts = (self._directory / entry.segment.name).stat()
+            return facts.st_ino, facts.st_size
+        return 0, 0
+
+    # --- one file ----------------------------------------------------------------------------
+
+    def _make(self, task: _Task) -> None:
+        entry = task.entry
+        path = self._directory / entry.segment.name
+        target = self._directory / entry.segment.rows_name
+        # Of this process alone: another one may be about to end.
+        fresh = target.with_name(f"{target.name}.{os.getpid()}{SUFFIX}")
+        try:
+            with path.open("rb", buffering=0) as segment, fresh.open("wb") as file:
+                facts = os.fstat(segment.fileno())
+                self._look_at_space(facts.st_size)
+                self.pace.begin()
+                _write(segment.fileno(), facts.st_size, task, file, self._before_block)
+                file.flush()
+                os.fdatasync(file.fileno())
+            fresh.replace(target)
+        except FileNotFoundError:
+            # It was trimmed just now.
+            fresh.unlink(missing_ok=True)
+            return
+        except BaseException:
+            with suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            raise
+        if not _is_same(path, facts):
+            # Whoever changed the segment deleted its rows before, which were not there yet.
+            target.unlink(missing_ok=True)
+
+    def _before_block(self, columns: int) -> None:
+        # Of short records, rows are several times as large as the segment.
+        self._look_at_space(columns)
+        self.pace.rest(self._directory / self._archive.listed()[-1].segment.name)
+
+    def _look_at_space(self, size: int) -> None:
+        space = os.statvfs(self._directory)
+        if space.f_bavail * space.f_frsize < 2 * self._reserve_bytes + size:
+            raise OSError(errno.ENOSPC, "the space that is left is for records")
+
+
+def _write(
+    fd: int, size: int, task: _Task, file: BinaryIO, before_block: Callable[[int], None]
+) -> None:
+    """Write the rows of a segment of `size` bytes."""
+    entry, writers = task.entry, task.writers
+    segment = entry.segment
+    file.write(MAGIC)
+    before = _put_table(writers, file) if writers else None
+    start = task.start
+    # Old files do not tell the number of their first entry.
+    last_fseq = segment.base_fseq - 1
+    blocks: list[BlockIndex] = []
+    at = 0
+    while at < size:
+        cut = _cut(fd, at, size, start, last_fseq, segment)
+        last_fseq = cut.last_fseq
+        if cut.block is not None:
+            before_block(len(cut.block.columns))
+            blocks.append(_put(cut.block, at, file))
+            start = cut.block.stop
+            if writers is not None:
+                for run in cut.block.origins:
+                    writers.fresh(run.origin, run.count)
+        at += cut.size
+    if last_fseq != entry.limit - 1:
+        raise UnreadableError(f"{segment.name} ends with entry {last_fseq}, not {entry.limit - 1}")
+    table = _put_table(writers, file) if writers is not None else None
+    begin = blocks[0].start if blocks else max(segment.base, task.start)
+    stop = blocks[-1].stop if blocks else begin
+    index = RowsIndex(
+        segment.number, segment.salt, size, last_fseq, begin, stop, blocks, table, before
+    )
+    file.write(encode_footer(index))
+
+
+def _cut(fd: int, at: int, size: int, start: int, last_fseq: int, segment: Segment) -> Cut:
+    """Return the block that begins at a place of the file."""
+    window = _WINDOW_BYTES
+    while True:
+        wanted = min(window, size - at)
+        data = os.pread(fd, wanted, at)
+        if len(data) < wanted:
+            raise UnreadableError(f"{segment.name} became shorter")
+        is_end = wanted == size - at or wanted >= MOST_BYTES
+        cut = cut_block(data, segment.salt, start, last_fseq, segment.name, is_end=is_end)
+        if cut is not None:
+            return cut
+        window *= 2
+
+
+def _put(block: Block, at: int, file: BinaryIO) -> BlockIndex:
+    """Write what the file has of a block that is at `at` in the segment."""
+    origins = encode_origins(block.origins)
+    columns = part_of(block.columns, file.tell())
+    file.write(block.columns)
+    file.write(origins)
+    return BlockIndex(
+        block.start, block.stop, block.rows, block.has_keys,
+        part_of(block.data, at), columns, part_of(origins, columns.at + columns.size),
+    )  # fmt: skip
+
+
+def _put_table(writers: Writers, file: BinaryIO) -> Part:
+    """Write a writers' table."""
+    content = encode_writers(writers)
+    table = part_of(content, file.tell())
+    file.write(content)
+    return table
+
+
+def _is_same(path: Path, facts: os.stat_result) -> bool:
+    """Whether a file is still the one that it was."""
+    try:
+        now = path.stat()
+    except FileNotFoundError:
+        return False
+    return (now.st_ino, now.st_size) == (facts.st_ino, facts.st_size)

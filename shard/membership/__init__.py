@@ -1,0 +1,1 @@
+"""A replica and the membership service: leases, heartbeats, draining."""

@@ -1,0 +1,1 @@
+"""The order of inserts: the primary decides positions, backups guess them."""

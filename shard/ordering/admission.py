@@ -1,0 +1,165 @@
+"""Which inserts a replica takes: those of its cluster, shard and view, within the limits.
+
+Rule: what is refused leaves no trace, but for a tombstone where that is a promise, in this view:
+for all copies if the shard has nothing more to give, for those sent so far if it has no room now
+(docs/protocol.md, section 4, rules 7 to 12; section 13).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from crc32c import crc32c
+
+from shard.state.sessions import ALL_COPIES, HeldUnit
+from ziplog.core.entries import decode_body
+from ziplog.core.fields import MAX_FRAME
+from ziplog.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from shard.state.replica_state import ReplicaState
+    from shard.state.sessions import Session
+    from ziplog.wire import Insert
+
+#: The longest body of a unit: it must fit into a frame of any kind, leases and all.
+MAX_UNIT_BYTES: Final = MAX_FRAME * 9 // 16
+
+
+def accepts(state: ReplicaState, route: bytes, message: Insert) -> bool:
+    """Whether an insert is for this server as it is; otherwise it is refused."""
+    request = message.seq
+    if message.cluster != state.cluster and state.cluster:
+        state.refuse(route, request, "wrong-cluster", f"this is cluster {state.cluster}")
+    elif message.shard != state.shard:
+        state.refuse(route, request, "wrong-shard", f"this is shard {state.shard}")
+    elif state.state != "up":
+        state.refuse(route, request, "not-ready", f"{state.config.name} is {state.state}")
+    elif message.view != state.view:
+        state.refuse(route, request, "wrong-view", f"the view is {state.view}")
+    else:
+        return True
+    return False
+
+
+def may_open(state: ReplicaState, route: bytes, message: Insert, now: int) -> bool:
+    """Whether a client that is not known here may be; otherwise its insert is refused.
+
+    What may have been placed, and forgotten, is refused first: no other refusal may promise that it
+    is not here. The refusal for lack of room does: the client may insert elsewhere.
+    """
+    if state.sessions.may_have_forgotten(message.client, message.since):
+        state.last_want = now  # a backup may have promised it a slot, as in `take`
+        refuse_forgotten(state, route, message.seq)
+    elif state.placed == "finalized":  # for ever, so no tombstone is needed
+        state.refuse(route, message.seq, "redirect", f"shard {state.shard} is finalized")
+    elif state.sessions.is_full(at_primary=state.server == 0):
+        copies = state.sessions.turn_away(message.client, message.seq, message.copy, now)
+        state.refuse(route, message.seq, "full", "too many clients are known", copies)
+    else:
+        return True
+    return False
+
+
+def bury(state: ReplicaState, route: bytes, session: Session, seq: int, why: str = "") -> None:
+    """Refuse a unit for good: this server never takes it of its own accord in this view."""
+    session.refused[seq] = ALL_COPIES
+    if route:
+        detail = why or f"shard {state.shard} has no more positions"
+        state.refuse(route, seq, "redirect", detail)
+
+
+def put_off(state: ReplicaState, route: bytes, session: Session, message: Insert, why: str) -> None:
+    """Refuse a unit for now: of the copies sent so far, this server never takes one in this view.
+
+    So the client knows where the unit is not, although the same copies may come late, or again.
+    """
+    copies = max(message.copy, session.refused.get(message.seq, 0))
+    if copies:
+        session.refused[message.seq] = copies
+    state.refuse(route, message.seq, "full", why, copies)
+
+
+def refuse_forgotten(state: ReplicaState, route: bytes, seq: int) -> None:
+    """Refuse a unit that may have been placed in a session that is forgotten, and always will be.
+
+    The horizon never goes back, so no tombstone is needed.
+    """
+    detail = "it may have been placed before this client was forgotten"
+    state.refuse(route, seq, "expired", detail, since=state.stream.end)
+
+
+def _is_promised(
+    state: ReplicaState, route: bytes, message: Insert, session: Session, now: int
+) -> bool:
+    """Whether a copy was refused for good, or the unit that it follows; then it is said again."""
+    refused, seq = session.refused, message.seq
+    copies = refused.get(seq, -1)
+    if ALL_COPIES in {copies, refused.get(message.follows)}:
+        # A backup may have promised it a slot meanwhile: the end of an epoch settles that.
+        state.last_want = now
+        bury(state, route, session, seq)
+    elif message.copy <= copies:
+        put_off(state, route, session, message, "there was no room for this copy")
+    else:
+        refused.pop(seq, None)  # there may be room for this one
+        return False
+    return True
+
+
+def _is_too_late(state: ReplicaState, message: Insert) -> bool:
+    """Whether the shard has no position for a unit that is new here, and never will."""
+    if state.server == 0 and state.is_out:
+        return True
+    return state.is_leaving and message.after >= state.clock.limit
+
+
+def take(
+    state: ReplicaState, route: bytes, message: Insert, session: Session, now: int
+) -> HeldUnit | None:
+    """Return the unit of an insert that is new here; None if it is refused."""
+    limits = state.config.limits
+    seq = message.seq
+    if seq < session.done_below:
+        state.refuse(route, seq, "identity-reused", f"seq {seq} is settled")
+        return None
+    if seq >= session.done_below + limits.max_unsettled_units:
+        detail = f"{limits.max_unsettled_units} units may be unsettled"
+        state.refuse(route, seq, "full", detail)
+        return None
+    if 0 < message.since <= session.horizon:
+        # A backup may have promised it a slot: the end of an epoch settles that.
+        state.last_want = now
+        refuse_forgotten(state, route, message.seq)
+        return None
+    if session.refused and _is_promised(state, route, message, session, now):
+        return None
+    if state.placed != "live" and _is_too_late(state, message):
+        bury(state, route, session, seq)
+        return None
+    if state.full:
+        put_off(state, route, session, message, f"{state.config.name} has no disk space left")
+        return None
+    if message.follows >= seq:
+        state.refuse(route, seq, "malformed", "a unit follows one with a lower seq")
+        return None
+    try:
+        body = decode_body(message.body, message.count)
+    except ProtocolError as error:
+        state.refuse(route, seq, "malformed", str(error))
+        return None
+    largest = max(map(len, body.payloads))
+    keys = (body.key,) if body.keys is None else body.keys
+    if (
+        largest > limits.max_payload_bytes
+        or max(map(len, filter(None, keys)), default=0) > limits.max_key_bytes
+        or len(message.body) > MAX_UNIT_BYTES
+    ):
+        detail = f"payloads have at most {limits.max_payload_bytes} bytes"
+        state.refuse(route, seq, "too-large", detail)
+        return None
+    unit = HeldUnit(
+        message.client, seq, message.count, crc32c(message.body), message.body,
+        message.after, message.follows, route, copy=message.copy,
+    )  # fmt: skip
+    session.units[seq] = unit
+    return unit

@@ -1,0 +1,138 @@
+"""Who waits for what a primary decided to be stable everywhere, or durable everywhere.
+
+Rule: an answer is given once, as soon as it is true; who may have lost it asks again, under the
+same number (docs/protocol.md, sections 5 and 7).
+Rule: a position is waited for only if it is decided, or lies in a lease held. When all places are
+taken, the connection that has the most of them gives one to another that has fewer.
+Invariant: at most `MAX_WAITERS` of each kind wait, each for one position.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ziplog.core.entries import Skip
+from ziplog.segments.entry import BusyError, UnreadableError
+from ziplog.wire import Frontier, Synced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shard.state.replica_state import ReplicaState
+    from ziplog.wire import Sync, Want
+
+#: Of each kind.
+MAX_WAITERS: Final = 1024
+
+
+class _Requests:
+    """Requests of one kind, each of which waits until a mark has passed its gsn."""
+
+    def __init__(self) -> None:
+        #: By route and request; no route without one.
+        self._gsns: Final[dict[bytes, dict[int, int]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, route: bytes, request: int, gsn: int) -> bool:
+        """Take a request, or a repetition of one; False: there is no place for it."""
+        mine = self._gsns.get(route, {})
+        if request not in mine:
+            if self._count >= MAX_WAITERS and not self._make_room(len(mine)):
+                return False
+            self._count += 1
+        self._gsns.setdefault(route, mine)[request] = gsn
+        return True
+
+    def _make_room(self, held: int) -> bool:
+        """Drop the oldest request of the route that has the most, if it has more than `held` + 1.
+
+        The client that sent it repeats it.
+        """
+        requests = max(self._gsns.values(), key=len)
+        if len(requests) <= held + 1:
+            return False
+        del requests[next(iter(requests))]
+        self._count -= 1
+        return True
+
+    def passed(self, mark: int) -> Iterator[tuple[bytes, int, int]]:
+        """Give, and forget, the requests whose gsn lies below the mark: route, request, gsn."""
+        for route, requests in list(self._gsns.items()):
+            for request, gsn in list(requests.items()):
+                if gsn < mark:
+                    del requests[request]
+                    self._count -= 1
+                    yield route, request, gsn
+            if not requests:
+                del self._gsns[route]
+
+
+class Waiters:
+    """Those who wait at one primary, by route and request, for a gsn."""
+
+    def __init__(self, state: ReplicaState) -> None:
+        self._state: Final = state
+        self._for_frontier: Final = _Requests()
+        self._for_disk: Final = _Requests()
+
+    @property
+    def wait_for_frontier(self) -> bool:
+        """Whether somebody waits for the frontier to pass a gsn."""
+        return len(self._for_frontier) > 0
+
+    def want(self, route: bytes, want: Want) -> None:
+        """Answer, if that is asked for, when the frontier has passed a gsn."""
+        if want.request and self._for_frontier.add(route, want.request, want.gsn):
+            self.frontier_moved()
+
+    def frontier_moved(self) -> None:
+        """Answer those whose gsn the frontier has passed."""
+        if not self._for_frontier:
+            return
+        state, frontier = self._state, self._state.frontier
+        for route, request, _ in self._for_frontier.passed(frontier):
+            state.send(route, Frontier(state.cluster, state.shard, state.view, request, frontier))
+
+    def sync(self, route: bytes, sync: Sync) -> None:
+        """Answer when all up to a gsn is on stable storage at all replicas.
+
+        A client names a record that the primary acknowledged. What is not decided here may never
+        be, and would wait for ever.
+        """
+        if sync.gsn >= self._state.stream.end:
+            self._state.refuse(route, sync.request, "not-stable", f"{sync.gsn} is not decided")
+        elif self._for_disk.add(route, sync.request, sync.gsn):
+            self.disks_moved()
+
+    def disks_moved(self) -> None:
+        """Answer those whose gsn is on stable storage at all replicas."""
+        if not self._for_disk:
+            return
+        state, durable = self._state, self._state.stream.durable_end
+        for route, request, gsn in self._for_disk.passed(durable):
+            try:
+                is_lost = self._is_lost(gsn)
+            except BusyError as error:
+                state.refuse(route, request, "not-ready", str(error))
+                continue
+            if is_lost:
+                detail = f"{gsn} was lost with the memory of all servers"
+                state.refuse(route, request, "no-such-position", detail)
+                continue
+            state.send(route, Synced(state.cluster, state.shard, state.view, request, durable))
+
+    def _is_lost(self, gsn: int) -> bool:
+        """Whether a record that was acked here is not there: a recovery made a no-op of it."""
+        state = self._state
+        if gsn < state.trim:
+            return False
+        try:
+            entry = state.store.find(gsn)
+        except BusyError:
+            raise
+        except UnreadableError:
+            return False
+        return entry is not None and type(entry.decision) is Skip

@@ -1,0 +1,1 @@
+"""Failure detection, recovery, state transfer and repair."""

@@ -1,0 +1,410 @@
+"""What a replica tells readers: single positions, streams of stable records, and the tail.
+
+A stream sends what is stable from its start on, each message from where the last one ended, no more
+than its credit, and the leases that the reader needs to pass. It never computes anything for the
+reader's other shards. docs/protocol.md, sections 6 and 7.
+
+Invariant: what a stream sent lies below the frontier, and is contiguous.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from shard.state.decision_log import end_of
+from ziplog.core.entries import Place, Skip, Unit, decode_body
+from ziplog.core.view import NO_DIGEST
+from ziplog.segments.entry import BusyError, UnreadableError
+from ziplog.wire import Answer, Deliver, Located, Outlined, ReadReply, TailReply, Trimmed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shard.state.guesses import Guesses
+    from shard.state.replica_state import ReplicaState
+    from ziplog.segments.entry import Entry
+    from ziplog.wire import Credit, Locate, Outline, Read, Subscribe, Tail, Unsubscribe
+
+#: What a unit counts beside its body.
+UNIT_OVERHEAD_BYTES: Final = 64
+#: One message carries about so much (but at least one unit).
+MAX_DELIVER_BYTES: Final = 512 * 1024
+#: A subscription without a sign of life for so long is dropped.
+SILENCE_NS: Final = 10_000_000_000
+MAX_SUBSCRIPTIONS: Final = 4096
+#: No reader is given more before it asks again: it may have stopped reading.
+MAX_CREDIT_BYTES: Final = 32 * 1024 * 1024
+
+
+class Found(msgspec.Struct, frozen=True, gc=False):
+    """What is at a position."""
+
+    answer: Answer
+    stable: bool
+    epoch: int = 0
+    #: The unit that the record belongs to, and which one of its records it is.
+    body: bytes = b""
+    gsns: list[int] = []
+
+
+class Subscription(msgspec.Struct, gc=False):
+    """A reader that follows this shard."""
+
+    route: bytes
+    id: int
+    #: All before this was sent.
+    sent: int
+    #: Bytes allowed and used, in all.
+    credit: int
+    last_seen: int
+    used: int = 0
+    #: The last lease that the reader was told, and its digest.
+    lease: int = 0
+    digest: bytes = NO_DIGEST
+
+
+class Readers:
+    """The readers' part of a replica."""
+
+    def __init__(self, state: ReplicaState, guesses: Guesses | None) -> None:
+        self._state: Final = state
+        self._guesses = guesses
+        self.subscriptions: Final[dict[tuple[bytes, int], Subscription]] = {}
+        #: Subscriptions that were not sent all that is stable.
+        self._behind: Final[dict[tuple[bytes, int], Subscription]] = {}
+        #: Subscriptions that were stand at this frontier, or began beyond it.
+        self._frontier = 0
+        #: The stream position that this frontier belongs to, and the frontier was held back there
+        #: because leases are missing.
+        self._stable = state.stream.stable
+        self._is_held_back = True
+
+    def begin_view(self, guesses: Guesses | None) -> None:
+        """Go on in the next view, with the guesses of that one."""
+        self._guesses = guesses
+
+    # --- single positions ---
+
+    def read(self, route: bytes, read: Read) -> None:
+        """Answer what is at a position."""
+        state = self._state
+        found = self._find(read.gsn)
+        timestamp_us, key, payload = 0, None, b""
+        if found.answer == "record":
+            contents = decode_body(found.body, len(found.gsns))
+            index = found.gsns.index(read.gsn)
+            timestamp_us, key = contents.timestamp_us, contents.key_of(index)
+            payload = contents.payloads[index]
+        state.send(
+            route,
+            ReadReply(
+                state.cluster, state.shard, state.view, state.server, read.request, read.gsn,
+                found.answer, found.stable, state.trim, found.epoch, timestamp_us, key, payload,
+            ),
+        )  # fmt: skip
+
+    def _find(self, gsn: int) -> Found:
+        state, stream = self._state, self._state.stream
+        if gsn < state.trim:
+            return Found("trimmed", stable=True)
+        try:
+            entry = state.store.find(gsn)
+        except BusyError:
+            return Found("unknown", stable=True)
+        except UnreadableError as error:
+            state.damaged = (gsn, error)
+            return Found("unknown", stable=True)
+        stable = entry is not None and entry.fseq <= stream.stable
+        if state.state != "up" and not stable:
+            # An acked record may be here, or have been: "not yet" would deny it.
+            return Found("unknown", stable=False)
+        decision = entry.decision if entry is not None else None
+        if type(decision) is Place:
+            assert decision.body is not None, "the store keeps bodies"
+            return Found("record", stable, decision.epoch, decision.body, decision.gsns)
+        if state.clock.owns(gsn) is False:
+            return Found("wrong-shard", stable=True)
+        if type(decision) is Skip and stable:
+            return Found("no-op", stable=True)
+        if decision is None and gsn < stream.stable_end:
+            # All that it owns there is in the store: it owned nothing else.
+            return Found("wrong-shard", stable=True)
+        return self._find_guess(gsn)
+
+    def _find_guess(self, gsn: int) -> Found:
+        for unit in self._guesses.promised.values() if self._guesses is not None else ():
+            assert unit.gsns is not None, "a promise has slots"
+            if gsn in unit.gsns:
+                epoch = unit.epoch if unit.epoch >= 0 else self._state.clock.epoch_at(gsn)
+                return Found("record", False, epoch, unit.body, unit.gsns)
+        return Found("not-yet", stable=False)
+
+    def tail(self, route: bytes, tail: Tail) -> None:
+        """Answer where the shard ends."""
+        state = self._state
+        stable_end = state.stream.stable_end
+        try:
+            last = state.store.last_record_below(min(tail.below, stable_end)) if tail.below else 0
+        except BusyError as error:
+            state.refuse(route, tail.request, "not-ready", str(error))
+            return
+        state.send(
+            route,
+            TailReply(
+                state.cluster, state.shard, state.view, state.server, tail.request,
+                state.stream.last_record, state.frontier, last, state.stream.end,
+            ),
+        )  # fmt: skip
+
+    def outline(self, route: bytes, outline: Outline) -> None:
+        """Answer how much there is of a range, and where its blocks are served."""
+        state = self._state
+        state.store.seal(outline.stop)
+        start = max(outline.start, state.trim)
+        steps = state.store.outline(start, outline.stop) if start < outline.stop else []
+        state.send(
+            route,
+            Outlined(
+                state.cluster, state.shard, state.view, state.server, outline.request,
+                state.trim, steps, state.archive_port,
+            ),
+        )  # fmt: skip
+
+    def locate(self, route: bytes, locate: Locate, now: int) -> None:
+        """Tell a client what became of a unit that it sent in some view (D13)."""
+        state = self._state
+        session = state.sessions.by_client.get(locate.client)
+        if session is not None:
+            session.last_seen = now
+        unit = session.units.get(locate.seq) if session is not None else None
+        verdict: Literal["present", "absent", "pending"] = "pending"
+        gsns: list[int] = []
+        if unit is not None:
+            if unit.confirmed and unit.slots[-1] < state.stream.stable_end:
+                verdict, gsns = "present", unit.slots
+        elif (
+            # All that older views had is settled, and stable: a record of theirs would be here.
+            locate.view < state.view
+            and state.stream.stable >= state.view_base
+            and (session is None or locate.seq >= session.done_below)
+            and not state.sessions.may_have_forgotten(locate.client, locate.since)
+        ):
+            verdict = "absent"
+        state.send(
+            route,
+            Located(
+                state.cluster, state.shard, state.view, state.server, locate.client, locate.seq,
+                verdict, gsns,
+            ),
+        )  # fmt: skip
+
+    # --- streams ---
+
+    def subscribe(self, route: bytes, message: Subscribe, now: int) -> None:
+        """Begin a stream; a repetition of the message is a sign of life."""
+        state = self._state
+        self.stabilised([])
+        key = (message.client, message.subscription)
+        subscription = self.subscriptions.get(key)
+        if subscription is not None:
+            subscription.last_seen = now
+        elif state.state in {"starting", "limbo"} and message.start >= state.frontier:
+            state.refuse(route, message.subscription, "not-ready", f"it is {state.state}")
+            return
+        elif len(self.subscriptions) >= MAX_SUBSCRIPTIONS:
+            state.refuse(
+                route, message.subscription, "full", f"{MAX_SUBSCRIPTIONS} subscriptions are open"
+            )
+            return
+        else:
+            credit = min(message.credit, MAX_CREDIT_BYTES)
+            subscription = Subscription(route, message.subscription, message.start, credit, now)
+            self.subscriptions[key] = self._behind[key] = subscription
+            self._state.is_followed = True
+        self._answer(key, subscription)
+
+    def renew(self, route: bytes, message: Credit, now: int) -> None:
+        """Take a sign of life, and more credit."""
+        self.stabilised([])
+        key = (message.client, message.subscription)
+        subscription = self.subscriptions.get(key)
+        if subscription is None:
+            self._state.refuse(
+                route, message.subscription, "unknown-subscription", "subscribe again"
+            )
+            return
+        if self._state.state == "limbo" and key not in self._behind:
+            self._drop(key)
+            self._state.refuse(route, message.subscription, "not-ready", "it is in limbo")
+            return
+        subscription.route = route
+        subscription.last_seen = now
+        credit = min(message.credit, subscription.used + MAX_CREDIT_BYTES)
+        subscription.credit = max(subscription.credit, credit)
+        self._answer(key, subscription)
+
+    def unsubscribe(self, message: Unsubscribe) -> None:
+        """End a stream."""
+        self._drop((message.client, message.subscription))
+
+    def _drop(self, key: tuple[bytes, int]) -> None:
+        self.subscriptions.pop(key, None)
+        self._state.is_followed = bool(self.subscriptions)
+        self._behind.pop(key, None)
+
+    def _answer(self, key: tuple[bytes, int], subscription: Subscription) -> None:
+        if key in self._behind:
+            self._catch_up(key, subscription, always=True)
+        else:
+            self._deliver(subscription, subscription.sent, [])
+
+    def stabilised(self, news: list[Entry]) -> None:
+        """Send what became stable, or the new frontier, to everyone who stands right before it.
+
+        `news` are all entries that became stable since the last call.
+        """
+        stable = self._state.stream.stable
+        assert self._stable + len(news) == stable, "readers were not told what became stable"
+        self._stable = stable
+        frontier = self._state.frontier
+        was_held_back = self._is_held_back
+        self._is_held_back = self._state.stream.stable_end > frontier
+        if frontier == self._frontier:
+            return
+        is_all_news = not (was_held_back or self._is_held_back)
+        units = _units(news)
+        size = _size(units)
+        for key, subscription in list(self.subscriptions.items()):
+            if key in self._behind:
+                continue
+            fits = subscription.used + size <= subscription.credit and size <= MAX_DELIVER_BYTES
+            if is_all_news and fits and subscription.sent == self._frontier:
+                subscription.used += size
+                self._deliver(subscription, frontier, units)
+            else:
+                self._behind[key] = subscription
+        self._frontier = frontier
+
+    def catch_up(self) -> None:
+        """Send the next part to everyone who is behind and has credit."""
+        self.stabilised([])
+        for key, subscription in list(self._behind.items()):
+            self._catch_up(key, subscription, always=False)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `catch_up` has something to send."""
+        return bool(self._behind) and any(s.used < s.credit for s in self._behind.values())
+
+    def _catch_up(
+        self, key: tuple[bytes, int], subscription: Subscription, *, always: bool
+    ) -> None:
+        state, frontier = self._state, self._state.frontier
+        if subscription.sent < state.trim:
+            state.send(
+                subscription.route,
+                Trimmed(state.cluster, state.shard, state.view, subscription.id, state.trim),
+            )
+            self._drop(key)
+            return
+        units: list[Unit] = []
+        reached = subscription.sent
+        if subscription.used < subscription.credit and subscription.sent < frontier:
+            try:
+                allowance = subscription.credit - subscription.used
+                units, reached = self._stable_from(subscription.sent, allowance)
+            except UnreadableError as error:
+                if not isinstance(error, BusyError):
+                    state.damaged = (subscription.sent, error)
+                state.refuse(subscription.route, subscription.id, "not-ready", str(error))
+                self._drop(key)
+                return
+            subscription.used += _size(units)
+        if reached >= frontier:
+            del self._behind[key]
+        if always or reached > subscription.sent:
+            self._deliver(subscription, max(reached, subscription.sent), units)
+
+    def _stable_from(self, start: int, allowance: int) -> tuple[list[Unit], int]:
+        """Return stable units from `start` on, and up to where that is complete.
+
+        Not more than `allowance` bytes, but at least one unit if there is any.
+        """
+        stable, frontier = self._state.stream.stable, self._state.frontier
+        limit = min(MAX_DELIVER_BYTES, allowance)
+        entries = self._state.store.scan(start, limit)
+        units: list[Unit] = []
+        reached, size = start, 0
+        for entry in entries:
+            added = _units([entry])
+            if entry.fseq > stable or (added and added[0].gsns[0] >= frontier):
+                return units, frontier
+            size += _size(added)
+            if units and size > limit:
+                return units, reached
+            units += added
+            reached = min(end_of(entry, reached), frontier)
+        # The store may have more; at its end, what is stable ends too.
+        is_all = not entries or entries[-1].fseq == stable
+        return units, frontier if is_all else reached
+
+    def _deliver(self, subscription: Subscription, frontier: int, units: list[Unit]) -> None:
+        state = self._state
+        start, subscription.sent = subscription.sent, frontier
+        leases = [
+            run
+            for run in state.clock.runs_after(subscription.lease, subscription.digest)
+            if run.last.stop > start
+        ]
+        # Nobody misses a lost message that does not move the frontier: it tells nothing for good.
+        if leases and frontier > start:
+            last = leases[-1].last
+            subscription.lease, subscription.digest = last.number, last.digest
+        state.send(
+            subscription.route,
+            Deliver(
+                state.cluster, state.shard, state.view, state.server, subscription.id,
+                start, frontier, units, leases, state.frontier,
+            ),
+        )  # fmt: skip
+
+    def trimmed(self) -> None:
+        """Look at every subscription again: some may stand below the new trim point."""
+        for key, subscription in list(self.subscriptions.items()):
+            if subscription.sent < self._state.trim:
+                self._behind[key] = subscription
+                self._catch_up(key, subscription, always=False)
+
+    def dismiss(self) -> None:
+        """End all streams: another replica serves what follows."""
+        for key, subscription in list(self.subscriptions.items()):
+            self._state.refuse(
+                subscription.route, subscription.id, "not-ready", "it has left its view"
+            )
+            self._drop(key)
+
+    def forget_silent(self, now: int) -> None:
+        """Drop the subscriptions that gave no sign of life."""
+        for key, subscription in list(self.subscriptions.items()):
+            if now - subscription.last_seen >= SILENCE_NS:
+                self._drop(key)
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        for key, subscription in self.subscriptions.items():
+            assert key in self._behind or subscription.sent >= self._frontier
+        assert self._behind.keys() <= self.subscriptions.keys()
+
+
+def _units(entries: Iterable[Entry]) -> list[Unit]:
+    return [
+        Unit(place.epoch, place.gsns, place.body or b"")
+        for entry in entries
+        if type(place := entry.decision) is Place
+    ]
+
+
+def _size(units: list[Unit]) -> int:
+    return sum(len(unit.body) + UNIT_OVERHEAD_BYTES for unit in units)

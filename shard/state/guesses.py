@@ -1,0 +1,150 @@
+"""A backup's guesses: the slots that it promised to units before the primary decided them.
+
+A promise is broken only by the primary's own decision about that slot or that unit (D3). A unit
+that loses its slots, and one that never got any, waits without (D4). The next guess comes after the
+highest decided and the highest promised slot (D5, docs/protocol.md section 4, rules 1 to 4).
+
+Invariant: promises are in increasing gsn order, disjoint, and above everything decided.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shard.state.epoch_clock import EpochClock
+    from shard.state.sessions import HeldUnit
+
+#: So many decisions in a row with one offset, and the backup realigns.
+_REALIGN_AFTER: Final = 4
+#: A greater offset, in slots, is none to follow: the next epoch heals it.
+_MAX_OFFSET: Final = 65_536
+
+
+class Guesses:
+    """The promised slots of one backup."""
+
+    def __init__(self, clock: EpochClock) -> None:
+        self._clock: Final = clock
+        #: Promised units by their first gsn, in increasing order.
+        self.promised: OrderedDict[int, HeldUnit] = OrderedDict()
+        #: The gsn after the last promise.
+        self._promised_end = 0
+        #: Slots to leave free before the next guess (this backup is behind).
+        self._skip_slots = 0
+        #: Units that lost their promises to no-ops, and their counts: the primary has most of them
+        #: placed already, right after the no-ops, though its word has not come.
+        self._adrift: dict[tuple[bytes, int], int] = {}
+        #: Slots' worth of arrivals to leave without a guess (this backup is ahead).
+        self._withheld = 0
+        #: Guesses below this gsn were made before the last realignment and say nothing about it.
+        self._realigned_at = 0
+        self._offset = 0
+        self._same_offsets = 0
+
+    def restore(self, units: Iterable[HeldUnit]) -> None:
+        """Keep the promises that were made before a restart."""
+        kept = [(unit.gsns[0], unit) for unit in units if unit.gsns is not None]
+        self.promised = OrderedDict(sorted(kept, key=itemgetter(0)))
+        self._shrink()
+
+    def promise(self, unit: HeldUnit, floor: int) -> bool:
+        """Give the unit the slots that the primary should give it, from `floor` on.
+
+        False if it gets none: the backup is ahead, or its leases have no room.
+        """
+        if self._withheld > 0:
+            self._withheld -= unit.count
+            return False
+        gsns = self._clock.take(max(floor, self._promised_end, unit.after + 1), unit.count)
+        if gsns and self._skip_slots:
+            gsns = self._leave_free(gsns, unit.count)
+        if not gsns:
+            return False
+        unit.gsns = gsns
+        unit.guess = gsns[0]
+        self.promised[gsns[0]] = unit
+        self._promised_end = gsns[-1] + 1
+        return True
+
+    def _leave_free(self, gsns: list[int], count: int) -> list[int]:
+        """Return the gsns that come `_skip_slots` slots after these, if they are in one epoch."""
+        free = self._clock.take(gsns[0], self._skip_slots)
+        self._skip_slots = 0
+        self._adrift.clear()
+        if not free or free[0] != gsns[0]:
+            return gsns
+        return self._clock.take(free[-1] + 1, count)
+
+    def note_epochs(self) -> None:
+        """Note the epochs of all promises: the next leases may push theirs out of those held."""
+        for gsn, unit in self.promised.items():
+            if unit.epoch < 0:
+                unit.epoch = self._clock.epoch_at(gsn)
+
+    def decide(self, end: int, unit: HeldUnit | None, gsns: list[int] | None) -> list[HeldUnit]:
+        """Take a decision: all slots below `end`, and `unit` (if any) at `gsns`.
+
+        Every promise that it contradicts is broken. Returns the other units that lost their slots.
+        """
+        promised = self.promised
+        if unit is not None and unit.guess and gsns is not None:
+            if unit.gsns is not None:
+                del promised[unit.gsns[0]]
+            if self._adrift:
+                self._skip_slots -= self._adrift.pop((unit.client, unit.seq), 0)
+            self._compare(unit.guess, gsns[0])
+        displaced: list[HeldUnit] = []
+        while promised and (first := next(iter(promised))) < end:
+            loser = promised.pop(first)
+            loser.gsns = None
+            displaced.append(loser)
+        if displaced and unit is None:
+            self._adrift = {(loser.client, loser.seq): loser.count for loser in displaced}
+            self._skip_slots = sum(self._adrift.values())
+        self._shrink()
+        return displaced
+
+    def _shrink(self) -> None:
+        """Guess on after the highest promise that is left."""
+        if not self.promised:
+            self._promised_end = 0
+            self._withheld = 0  # without a promise, no guess is ahead of the stream
+        else:
+            highest = self.promised[next(reversed(self.promised))].gsns
+            assert highest is not None
+            self._promised_end = highest[-1] + 1
+
+    def _compare(self, guessed: int, decided: int) -> None:
+        """Notice a lasting offset between guesses and decisions, and realign (D5)."""
+        if guessed < self._realigned_at:
+            return
+        offset = self._clock.slots_between(guessed, decided)
+        if not offset or abs(offset) > _MAX_OFFSET or offset != self._offset:
+            self._offset = offset or 0
+            self._same_offsets = 1 if offset else 0
+            return
+        self._same_offsets += 1
+        if self._same_offsets == _REALIGN_AFTER:
+            self._same_offsets = 0
+            self._offset = 0
+            self._realigned_at = self._promised_end
+            self._adrift.clear()
+            if offset > 0:
+                self._skip_slots = offset
+            else:
+                self._withheld = -offset
+
+    def check(self, decided_end: int) -> None:
+        """Assert the invariant."""
+        end = decided_end
+        for first, unit in self.promised.items():
+            assert unit.gsns is not None
+            assert first == unit.gsns[0]
+            assert first >= end, "promises overlap, or lie below a decision"
+            assert not unit.confirmed
+            end = unit.gsns[-1] + 1

@@ -1,0 +1,81 @@
+"""The gsns of a unit in few bytes: how sessions keep them, and how tables of sessions hold them.
+
+The slots of a unit repeat the distances between its shard's positions in the schedule, so a first
+gsn, a count and one period of these distances say where the unit is. Rule: `unpack(pack(gsns))`
+is exact for every increasing list, whatever schedule it came from; a list without a short period
+costs one distance for each record.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, chain, cycle, islice
+from operator import sub
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ziplog.core.entries import Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: A longer period of the schedule is not looked for.
+_MAX_PERIOD: Final = 64
+
+
+class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    first: int
+    steps: Steps
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final[msgspec.msgpack.Decoder[_Packed]] = msgspec.msgpack.Decoder(_Packed)
+
+
+def pack(gsns: list[int]) -> bytes:
+    """Return two or more increasing gsns in few bytes."""
+    return _encoder.encode(_Packed(gsns[0], steps_of(gsns)))
+
+
+def unpack(packed: bytes) -> list[int]:
+    """Return the gsns that `pack` was given."""
+    first, steps = split(packed)
+    return gsns_of(first, steps)
+
+
+def split(packed: bytes) -> tuple[int, Steps]:
+    """Return the first gsn, and where the others are."""
+    held = _decoder.decode(packed)
+    return held.first, held.steps
+
+
+def join(first: int, steps: Steps) -> bytes:
+    """Return what `pack` returns for these gsns."""
+    return _encoder.encode(_Packed(first, steps))
+
+
+def steps_of(gsns: list[int]) -> Steps:
+    """Return where the gsns after the first are, of two or more."""
+    first, last, count = gsns[0], gsns[-1], len(gsns)
+    step, rest = divmod(last - first, count - 1)
+    if not rest and gsns == list(range(first, last + 1, step)):
+        return Steps(count, [step])
+    steps = list(map(sub, gsns[1:], gsns))
+    return Steps(count, steps[: _period(steps)])
+
+
+def gsns_of(first: int, steps: Steps) -> list[int]:
+    """Return all gsns of a unit."""
+    distances = steps.distances
+    if len(distances) == 1:
+        step = distances[0]
+        return list(range(first, first + step * steps.count, step))
+    return list(accumulate(islice(chain((first,), cycle(distances)), steps.count)))
+
+
+def _period(steps: Sequence[int]) -> int:
+    """Return after how many distances the same ones follow again."""
+    for period in range(1, min(_MAX_PERIOD, len(steps) - 1) + 1):
+        if steps[period] == steps[0] and steps[period:] == steps[:-period]:
+            return period
+    return len(steps)

@@ -1,0 +1,1 @@
+"""The store: segment files, the flusher, the data directory."""

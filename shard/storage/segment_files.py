@@ -1,0 +1,297 @@
+"""The segment files of a directory: what is found there at a start, and how a log is cut.
+
+A segment stands for the end of the log before it: entries of older files that it begins before are
+void, and so is every older file if it is a *first* one. So making one file, whole and under its
+name, cuts the log at once; taking the void entries away only tidies up, and is done again at the
+next start if need be. Rule: a torn write is cut off, what was on stable storage is not
+(docs/protocol.md, section 10).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from crc32c import crc32c
+
+from shard.storage.store import FullError
+from ziplog.segments.entry import REFUSED, SCARCE
+from ziplog.segments.entry_codec import DAMAGED, walk
+from ziplog.segments.segment import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: How far the newest segment is on stable storage: its salt, the last entry, a checksum.
+_FLUSHED: Final = "flushed"
+
+
+def load(directory: Path) -> list[Segment]:
+    """Return the segments of a directory, oldest first; the last one is to be appended to.
+
+    Everything in them is on stable storage then.
+    """
+    segments = _find(directory)
+    if not segments:
+        return [following(None, 1, 1)]
+    after: Segment | None = None
+    before: Segment | None = None
+    for segment, after in zip(segments, [*segments[1:], None], strict=True):
+        if not segment.base_fseq and before is not None and segment.number == before.number + 1:
+            segment.base_fseq = before.last_fseq + 1
+            segment.clear()
+        if after is None:
+            _load_last(directory, segment)
+        else:
+            _load_sealed(directory, segment, after)
+        before = segment
+    return connect(tidy(directory, segments))
+
+
+def _find(directory: Path) -> list[Segment]:
+    for leftover in directory.glob("*.tmp"):
+        leftover.unlink()
+    names = (path.name for path in directory.iterdir())
+    segments = [segment for name in names if (segment := Segment.named(name)) is not None]
+    return sorted(segments, key=lambda segment: segment.number)
+
+
+def _load_sealed(directory: Path, segment: Segment, after: Segment) -> None:
+    path = directory / segment.name
+    try:
+        index = (directory / segment.index_name).read_bytes()
+    except FileNotFoundError:
+        index = b""
+    if not segment.take_index(index, path.stat().st_size):
+        segment.rebuild(path.read_bytes(), max(after.base_fseq - 1, 0))
+
+
+def _load_last(directory: Path, segment: Segment) -> None:
+    path = directory / segment.name
+    data = path.read_bytes()
+    segment.rebuild(data, read_flushed(directory, segment))
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        if segment.size < len(data):
+            os.ftruncate(fd, segment.size)
+            structlog.get_logger().warning(
+                "a torn end was cut off",
+                file=str(path),
+                cut_bytes=len(data) - segment.size,
+                last_gsn=segment.last,
+            )
+        # Whatever process wrote it: from now on it counts as stored.
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    sync_directory(directory)
+
+
+# --- cutting ---------------------------------------------------------------------------------
+
+
+def following(
+    before: Segment | None, base: int, base_fseq: int, *, is_first: bool = False
+) -> Segment:
+    """Return a new segment after `before`."""
+    # Not 0: zeros are never taken for an entry.
+    salt = int.from_bytes(os.urandom(4), "little") | 1
+    number = before.number + 1 if before is not None else 1
+    return Segment(number, base, base_fseq, salt, is_first=is_first)
+
+
+def create(directory: Path, segment: Segment, contents: bytes) -> None:
+    """Make a segment's file, whole and for good, or not at all; it may replace an older one.
+
+    Raises:
+        FullError: there is no space for it; nothing has changed.
+        OSError: something else failed; nobody knows which file is there.
+
+    """
+    path = directory / segment.name
+    with _changing(directory) as names:
+        _write_whole(path, contents)
+        os.fsync(names)
+
+
+def _write_whole(path: Path, contents: bytes) -> None:
+    fresh = path.with_suffix(".tmp")
+    try:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(fd)
+        fresh.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            fresh.unlink()
+        if error.errno in REFUSED:
+            raise FullError(f"no room for {path}: {error}") from error
+        raise
+
+
+@contextmanager
+def _changing(directory: Path) -> Iterator[int]:
+    """Give a directory's descriptor for the sync after a change of its names.
+
+    It is opened before the change: a system that lacks descriptors then refuses the change as a
+    whole, and a change that was made is never left without its sync.
+
+    Raises:
+        FullError: the system does not open it now; nothing has changed.
+
+    """
+    try:
+        fd = open_directory(directory)
+    except OSError as error:
+        if error.errno in REFUSED:
+            raise FullError(f"{directory} cannot be opened for a change: {error}") from error
+        raise
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def tidy(directory: Path, segments: list[Segment]) -> list[Segment]:
+    """Take away what is void, for good; return what is left, and must still be connected."""
+    kept: list[Segment] = []
+    limit = 0
+    for segment in reversed(segments):
+        is_void = bool(kept) and (kept[-1].is_first or segment.base_fseq > limit)
+        if is_void or (
+            limit and segment.last_fseq >= limit and not _cut(directory, segment, limit)
+        ):
+            _remove(directory, segment)
+            continue
+        kept.append(segment)
+        limit = min(limit or segment.base_fseq, segment.base_fseq)
+    return kept[::-1]
+
+
+def _cut(directory: Path, segment: Segment, limit: int) -> bool:
+    """Take away entry `limit` and all after it; False if nothing is left that tells anything."""
+    path = directory / segment.name
+    data = path.read_bytes()
+    size = 0
+    for found in walk(data, segment.salt):
+        if found.kind != DAMAGED and found.fseq >= limit:
+            break
+        size = size if found.kind == DAMAGED else found.stop
+    if not size and not segment.is_first:
+        return False
+    drop_rows(directory, [segment])
+    # An index of what was there does not count any more; and should this be lost, it is done again.
+    os.truncate(path, size)
+    segment.rebuild(data[:size], limit - 1)
+    return True
+
+
+def _remove(directory: Path, segment: Segment) -> None:
+    with suppress(FullError):  # It stays void, and the next start takes it away.
+        delete(directory, names_of(segment))
+
+
+def names_of(segment: Segment) -> list[str]:
+    """Return the names of a segment's files, in the order in which they are deleted."""
+    return [segment.rows_name, segment.index_name, segment.name]
+
+
+def drop_rows(directory: Path, segments: list[Segment]) -> None:
+    """Delete the rows of segments that are about to change (docs/protocol.md, section 14.1).
+
+    Raises:
+        FullError: the system does not let this process change the directory; nothing has changed.
+
+    """
+    delete(directory, [segment.rows_name for segment in segments])
+
+
+def delete(directory: Path, names: list[str]) -> None:
+    """Delete those of some files that are there, for good.
+
+    Raises:
+        FullError: the system does not let this process change the directory; nothing has changed.
+
+    """
+    present = [path for path in (directory / name for name in names) if path.exists()]
+    if not present:
+        return
+    with _changing(directory) as fd:
+        for path in present:
+            path.unlink(missing_ok=True)
+        os.fsync(fd)
+
+
+def connect(segments: list[Segment]) -> list[Segment]:
+    """Tell each segment what it has to know of the one before it; return them."""
+    for before, segment in pairwise(segments):
+        segment.record_before = before.last_record or before.record_before
+        before.is_torn = before.is_torn or segment.base_fseq > before.last_fseq + 1
+        segment.is_torn_before = before.is_torn and segment.base == before.last + 1
+        has_positions = segment.last >= segment.base
+        # One that was begun behind damage may learn what was there.
+        segment.base = max(segment.base, before.last + 1)
+        if not has_positions:
+            segment.last = segment.base - 1
+            segment.is_torn = segment.is_torn_before or bool(segment.holes)
+    return segments
+
+
+def holes(segments: list[Segment]) -> list[tuple[int, int]]:
+    """Return the first and last numbers of what is known to be missing in or between segments."""
+    found = [hole for segment in segments for hole in segment.holes]
+    for before, segment in pairwise(segments):
+        if segment.base_fseq > before.last_fseq + 1:
+            found.append((before.last_fseq + 1, segment.base_fseq - 1))
+    return sorted(found)
+
+
+# --- how far the newest segment is flushed ---------------------------------------------------
+
+
+def open_flushed(directory: Path) -> int:
+    """Return an open file for `pack_flushed`; -1 if there is no space for one."""
+    with suppress(OSError):
+        return os.open(directory / _FLUSHED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return -1
+
+
+def pack_flushed(segment: Segment, fseq: int) -> bytes:
+    """Return what the file tells: this segment is on stable storage up to entry `fseq`."""
+    facts = segment.salt.to_bytes(4, "little") + fseq.to_bytes(8, "little")
+    return facts + crc32c(facts).to_bytes(4, "little")
+
+
+def read_flushed(directory: Path, segment: Segment) -> int:
+    """Return the last entry known to have been on stable storage in the newest segment, or 0."""
+    try:
+        contents = (directory / _FLUSHED).read_bytes()
+    except OSError as error:
+        if error.errno in SCARCE:
+            raise  # without the note, a damaged end would count as a torn one
+        return 0
+    facts = contents[:12]
+    is_valid = crc32c(facts) == int.from_bytes(contents[12:16], "little")
+    if not is_valid or int.from_bytes(facts[:4], "little") != segment.salt:
+        return 0
+    return int.from_bytes(facts[4:], "little")
+
+
+def sync_directory(directory: Path) -> None:
+    """Make new names in a directory, and removals from it, survive a crash of the machine."""
+    fd = open_directory(directory)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def open_directory(directory: Path) -> int:
+    """Return a descriptor to sync a directory's names with."""
+    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

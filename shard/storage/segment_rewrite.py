@@ -1,0 +1,156 @@
+"""What is damaged in segment files, and good entries in its place.
+
+A file is never changed in place: a new one, with all that was good and what was given, takes its
+name at once. Rule: what is given must fit between what is good, by number, position and view; what
+is good stays as it is (docs/protocol.md, section 10).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ziplog.core.entries import Place
+from ziplog.segments.entry import unreadable
+from ziplog.segments.entry_codec import (
+    DAMAGED,
+    EXPIRE,
+    HEADER_BYTES,
+    MARK,
+    decode,
+    encode,
+    positions,
+    view_of,
+    walk,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from ziplog.segments.entry import Entry
+    from ziplog.segments.entry_codec import Found
+    from ziplog.segments.segment import Segment
+
+
+def missing_around(
+    directory: Path, segments: Iterable[Segment], gsn: int, last_fseq: int
+) -> tuple[int, int] | None:
+    """Return the first and last number of the entries that may hold `gsn` and cannot be read.
+
+    None: what is at `gsn` can be read. `segments` begin at, or before, the one of the position.
+    """
+    expected = 0
+    hole: tuple[int, int] | None = None
+    for segment in segments:
+        expected = expected or segment.base_fseq
+        for _, found in good_entries(directory, segment):
+            if found.fseq > expected:
+                hole = (hole[0] if hole else expected, found.fseq - 1)
+            expected = found.fseq + 1
+            if found.kind == EXPIRE:
+                continue
+            if found.last >= gsn:
+                return hole if found.first > gsn else None
+            hole = None
+    if expected <= last_fseq:
+        hole = (hole[0] if hole else expected, last_fseq)
+    return hole
+
+
+def missing_from(directory: Path, segment: Segment, fseq: int, end: int) -> tuple[int, int] | None:
+    """Return the first and last number of the unreadable entries that begin with `fseq`, if any.
+
+    `end`: the number of the first entry of the next segment.
+    """
+    following = (f.fseq for _, f in good_entries(directory, segment) if f.fseq >= fseq)
+    last = next(following, end) - 1
+    return (fseq, last) if fseq <= last else None
+
+
+def good_entries(directory: Path, segment: Segment) -> Iterator[tuple[bytes, Found]]:
+    """Give the entries of a segment that can be read, each with the bytes that it is in."""
+    data = _contents(directory, segment)
+    for found in walk(data, segment.salt):
+        if found.is_numbered and found.is_whole:
+            yield data, found
+
+
+def mended(
+    directory: Path, segment: Segment, entries: list[Entry], end: int, limit: int
+) -> bytes | None:
+    """Return a segment's contents with `entries` where they are missing; None if they do not fit.
+
+    Args:
+        directory: of the segment.
+        segment: none of it waits to be written.
+        entries: `Place` with its body, `Skip` or `Expire`, numbered without a gap.
+        end: the number of the first entry of the next segment.
+        limit: what is in the segment is about positions below.
+
+    Raises:
+        UnreadableError: the file cannot be read.
+
+    """
+    numbers = [entry.fseq for entry in entries]
+    is_a_run = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    if not is_a_run or numbers[0] < segment.base_fseq or numbers[-1] >= end:
+        return None
+    data = _contents(directory, segment)
+    good = {
+        found.fseq: found
+        for found in walk(data, segment.salt)
+        if found.is_numbered and found.is_whole
+    }
+    fresh = {entry.fseq: entry for entry in entries if entry.fseq not in good}
+    same = (decode(data, good[e.fseq], segment.name) == e for e in entries if e.fseq in good)
+    if not fresh or not all(same) or not all(map(_is_complete, fresh.values())):
+        return None
+    contents = b"".join(_merged(data, segment, fresh))
+    return contents if _fits(contents, segment, limit) else None
+
+
+def _is_complete(entry: Entry) -> bool:
+    kind = positions(entry)[0]
+    return kind < MARK and not (isinstance(entry.decision, Place) and entry.decision.body is None)
+
+
+def _merged(data: bytes, segment: Segment, fresh: dict[int, Entry]) -> Iterator[bytes]:
+    """Give what is there, and what is not before what follows it."""
+    left = sorted(fresh)[::-1]
+    for found in walk(data, segment.salt):
+        if found.kind == DAMAGED or (found.is_numbered and found.fseq in fresh):
+            continue
+        while left and left[-1] <= found.fseq:
+            yield _encoded(fresh[left.pop()], segment)
+        yield data[found.start - HEADER_BYTES : found.stop]
+    while left:
+        yield _encoded(fresh[left.pop()], segment)
+
+
+def _encoded(entry: Entry, segment: Segment) -> bytes:
+    kind, first, last, _ = positions(entry)
+    return b"".join(encode(entry, segment.salt, kind, first, last, entry.fseq, 0))
+
+
+def _fits(contents: bytes, segment: Segment, limit: int) -> bool:
+    """Whether positions, numbers and views go upwards."""
+    numbered = [found for found in walk(contents, segment.salt) if found.is_numbered]
+    spans = [(found.first, found.last) for found in numbered if found.kind < EXPIRE]
+    spans = [(0, segment.base - 1), *spans, (limit, limit)]
+    views = [view_of(contents, found) for found in numbered if found.is_whole]
+    return (
+        all(before.fseq < after.fseq for before, after in pairwise(numbered))
+        and all(before[1] < after[0] <= after[1] for before, after in pairwise(spans))
+        and views == sorted(views)
+    )
+
+
+def _contents(directory: Path, segment: Segment) -> bytes:
+    """Return a segment's bytes; none if its file is missing."""
+    try:
+        return (directory / segment.name).read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise unreadable(segment.name, error) from error

@@ -1,0 +1,203 @@
+"""What keeps a replica's entries, as the replica sees it (docs/protocol.md, section 10)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from ziplog.core.entries import SessionTable
+    from ziplog.segments.entry import Entry, Mark
+    from ziplog.wire import Step
+
+
+def mark_of_reset(mark: Mark, fseq: int, gsn: int) -> Mark:
+    """Return a mark as it is once the log begins anew after `fseq`, at `gsn` (`Store.reset`)."""
+    return msgspec.structs.replace(
+        mark,
+        stable=max(mark.stable, fseq),
+        frontier=max(mark.frontier, gsn),
+        trim=max(mark.trim, gsn),
+    )
+
+
+class FullError(Exception):
+    """There is no disk space for a change of the log now; nothing was changed (D53)."""
+
+
+class Store(Protocol):
+    """Keeps entries. Everything appended is found at once, flushed or not.
+
+    Entries are numbered without gaps, and their views only grow along the log.
+    """
+
+    #: The last entry's stream position; 0 if there never was one.
+    last_fseq: int
+    #: The last `Mark`, if any.
+    mark: Mark | None
+
+    @property
+    def first_fseq(self) -> int:
+        """The first entry that is kept; `last_fseq + 1` if there is none."""
+        ...
+
+    @property
+    def last_view(self) -> int:
+        """The view of the last entry that is kept; 0 if there is none."""
+        ...
+
+    @property
+    def last_end(self) -> int:
+        """The gsn after the last decided position; 1 if there never was one."""
+        ...
+
+    @property
+    def flushed_fseq(self) -> int:
+        """The last entry on stable storage."""
+        ...
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What was appended and is not on stable storage yet."""
+        ...
+
+    @property
+    def damage(self) -> list[tuple[int, int]]:
+        """First and last number of entries that are known to be unreadable, in order."""
+        ...
+
+    def append(self, entry: Entry) -> None:
+        """Take the next entry, or a `Mark` or a part of a table."""
+        ...
+
+    def view_at(self, fseq: int) -> int:
+        """Return the view of an entry; 0 if it is not kept."""
+        ...
+
+    def last_of(self, view: int) -> int:
+        """Return the last entry whose view is `view` or less; 0 if none is kept."""
+        ...
+
+    def read_after(self, fseq: int, limit_bytes: int) -> list[Entry]:
+        """Return the entries after `fseq`, in order and without a gap; `Expire` too.
+
+        They begin with the first that is kept if that is later. About `limit_bytes` of bodies and
+        gsns; at least one entry if there is any.
+
+        Raises:
+            UnreadableError: the first of them is damaged.
+
+        """
+        ...
+
+    def last_table(self) -> tuple[int, list[SessionTable]]:
+        """Return the last table, and the last entry before it; 0 and nothing: there is none.
+
+        Raises:
+            UnreadableError: it is damaged.
+
+        """
+        ...
+
+    def find(self, gsn: int) -> Entry | None:
+        """Return the `Place` that holds `gsn` or the `Skip` that covers it, else None.
+
+        Raises:
+            UnreadableError: the bytes that would tell are damaged.
+
+        """
+        ...
+
+    def scan(self, gsn: int, limit_bytes: int) -> list[Entry]:
+        """Return `Place` and `Skip` entries, in order, from the first that reaches `gsn` or beyond.
+
+        About `limit_bytes` of bodies; at least one entry if there is any.
+
+        Raises:
+            UnreadableError: the first of them is damaged.
+
+        """
+        ...
+
+    def outline(self, start: int, stop: int) -> list[Step]:
+        """Return how much is stored of positions [start, stop), in stretches of about equal size.
+
+        At most `MAX_STEPS`; each ends where an entry ends, or at `stop`. Quick.
+        """
+        ...
+
+    def seal(self, stop: int) -> None:
+        """Somebody reads up to `stop` in bulk: what is kept below may be laid out for that."""
+        ...
+
+    def last_record_below(self, gsn: int) -> int:
+        """Return the highest gsn below `gsn` that holds a record; 0 if there is none.
+
+        Raises:
+            BusyError: the system does not let this process read the file now.
+
+        """
+        ...
+
+    def trim(self, gsn: int) -> None:
+        """Give back the space of what lies wholly below `gsn`."""
+        ...
+
+    def truncate(self, fseq: int) -> None:
+        """Drop every entry after `fseq`, for good; the next one is `fseq + 1`. Slow.
+
+        No crash brings them back, before or after it returns it is all of them or none.
+
+        Raises:
+            FullError: there is no space for it; nothing was changed.
+            UnreadableError: the file that holds it cannot be read; nothing was changed.
+
+        """
+        ...
+
+    def reset(self, fseq: int, gsn: int) -> None:
+        """Drop everything, for good: the next entry is `fseq + 1`, at `gsn` or later. Slow.
+
+        What is below `gsn` counts as trimmed, and what was before as stable.
+
+        Raises:
+            FullError: there is no space for it; nothing was changed.
+
+        """
+        ...
+
+    def damaged_range(self, gsn: int) -> tuple[int, int] | None:
+        """Return the first and last number of the unreadable entries that may hold `gsn`. Slow.
+
+        None: it can be read, or nothing tells which entries are missing.
+
+        Raises:
+            UnreadableError: the file that would tell cannot be read.
+
+        """
+        ...
+
+    def damaged_after(self, fseq: int) -> tuple[int, int] | None:
+        """Return the first and last number of the unreadable entries right after `fseq`. Slow.
+
+        None: the next one can be read, or there is none.
+
+        Raises:
+            UnreadableError: the file that would tell cannot be read.
+
+        """
+        ...
+
+    def repair(self, entries: list[Entry]) -> bool:
+        """Put good entries in the place of damaged ones, for good; whether they fit. Slow.
+
+        Args:
+            entries: numbered without a gap, all in one range of unreadable ones that was told.
+
+        Raises:
+            FullError: there is no space for it; nothing was changed.
+            UnreadableError: the file that they belong to cannot be read.
+
+        """
+        ...

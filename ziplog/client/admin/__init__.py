@@ -1,0 +1,1 @@
+"""Calls about the whole cluster: status, trims, changes of shards."""

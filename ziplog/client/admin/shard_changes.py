@@ -1,0 +1,175 @@
+"""Calls that change which shards there are: add one, take one out, have one sealed.
+
+    asked of the service --done--> placements asked --> answered
+                         '-refused-> placements asked --> failed
+
+Rules: the service answers only when all is done, and is asked until then (`service`); twice is the
+same as once. What a call ends with is told after the placements were learned: the client that made
+the change is the first to know of it. Invariant: a call under way has a question open.
+See docs/protocol.md, section 13.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ziplog.client.common.requests import ChangeRequest
+from ziplog.errors import ConfigError, DeadlineError
+from ziplog.wire import ChangeShard, Hello, ShardChanged
+
+if TYPE_CHECKING:
+    from ziplog.client.common.membership_client import Service
+    from ziplog.client.common.requests import Change
+    from ziplog.client.common.routing import Routing
+    from ziplog.client.common.step_context import Turn
+    from ziplog.errors import ZiplogError
+    from ziplog.wire import ClusterInfo
+
+_DONE: Final[dict[Change, str]] = {
+    "add": "live",
+    "remove": "out of the log's leases",
+    "finalize": "finalized",
+}
+
+
+class Errand(msgspec.Struct):
+    """One such call under way."""
+
+    request: ChangeRequest
+    #: The number of the open question.
+    question: int = 0
+    #: The service's answer.
+    reply: ShardChanged | None = None
+
+
+class Changes:
+    """All such calls of a client."""
+
+    def __init__(self, turn: Turn, service: Service, routing: Routing) -> None:
+        self._turn: Final = turn
+        self._service: Final = service
+        self._routing: Final = routing
+        #: By call.
+        self._errands: Final[dict[int, Errand]] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self._errands)
+
+    def start(self, call: int, request: ChangeRequest) -> None:
+        """Take a call."""
+        errand = self._errands[call] = Errand(request)
+        self._turn.wake_at(request.deadline)
+
+        def answered(reply: ShardChanged) -> None:
+            errand.reply = reply
+            errand.question = self._service.ask(Hello, learned)
+
+        def learned(info: ClusterInfo) -> None:
+            self._routing.inform(info)
+            self._end(call)
+
+        errand.question = self._service.ask(
+            lambda cluster, number: ChangeShard(
+                cluster, number, request.shard, request.change, list(request.replicas)
+            ),
+            answered,
+        )
+
+    def cancel(self, call: int) -> None:
+        """The user waits no longer; what the service has begun goes on."""
+        errand = self._errands.pop(call, None)
+        if errand is not None:
+            self._service.forget(errand.question)
+
+    def _end(self, call: int) -> None:
+        errand = self._errands[call]
+        self.cancel(call)
+        result: ZiplogError | None = None
+        if errand.reply is None:
+            result = self._late(errand.request)
+        elif errand.reply.error:
+            result = self._refusal(errand.request, errand.reply)
+        self._turn.complete(call, result)
+
+    # --- what went wrong ---
+
+    def _refusal(self, request: ChangeRequest, reply: ShardChanged) -> ConfigError:
+        """Return what is wrong with a request that the service refused."""
+        shard, routing = request.shard, self._routing
+        where = f"cannot {request.change} shard {shard} of {routing}"
+        unused = f"a number that no shard ever had, such as {max(routing.shards, default=-1) + 1}"
+        match reply.error:
+            case "no-such-shard":
+                return ConfigError("shard", shard, f"one of {routing.shards}", where)
+            case "retired":
+                allowed = f"{unused}: who has left never comes back"
+                return ConfigError("shard", shard, allowed, where)
+            case "last-shard":
+                allowed = "not the last shard that takes records; add another one first"
+                return ConfigError("shard", shard, allowed, where)
+            case "wrong-size":
+                names = [replica.name for replica in request.replicas]
+                sizes = {len(routing.servers(other)) for other in routing.shards}
+                size = " or ".join(map(str, sorted(sizes - {0}))) or "f+1"
+                allowed = f"as many servers as every shard of the cluster has: {size}"
+                return ConfigError("replicas", names, allowed, where)
+            case "too-many":
+                allowed = f"another cluster: {len(routing.shards)} shards are as many as one holds"
+                return ConfigError("shard", shard, allowed, where)
+        return self._clash(request, unused, where)
+
+    def _clash(self, request: ChangeRequest, unused: str, where: str) -> ConfigError:
+        """The number, or one of the servers, is in use."""
+        routing, given = self._routing, [(r.name, r.endpoint) for r in request.replicas]
+        for other in routing.shards:
+            there = [(replica.name, replica.endpoint) for replica in routing.servers(other)]
+            if other == request.shard:
+                continue
+            for name, endpoint in given:
+                if any(name == n or endpoint == e for n, e in there):
+                    allowed = f"a server of no other shard; shard {other} has {dict(there)}"
+                    return ConfigError("replica", f"{name}={endpoint}", allowed, where)
+        there = [(replica.name, replica.endpoint) for replica in routing.servers(request.shard)]
+        allowed = f"{unused}, or have the servers that it has: {dict(there)}"
+        return ConfigError("shard", request.shard, allowed, where)
+
+    def _late(self, request: ChangeRequest) -> DeadlineError:
+        """Return how far a change has come that was not done in time."""
+        routing, shard, change = self._routing, request.shard, request.change
+        state = routing.state(shard)
+        match change, state:
+            case _, "recovering":
+                why = "it has to be recovered first"
+            case "add", "joining":
+                servers = ", ".join(f"{r.name} at {r.endpoint}" for r in routing.servers(shard))
+                why = f"all its servers must run, and reach the membership service: {servers}"
+            case "remove" | "finalize", "leaving":
+                why = "its servers have not confirmed yet that all it holds is on all of them"
+                if change == "finalize":
+                    why += ", on stable storage"
+            case _:
+                why = "the membership service did not confirm it"
+        return DeadlineError(
+            f"{routing.describe(shard)} was not {_DONE[change]} before the deadline: {why};"
+            " what has begun goes on, and asking again does no harm"
+        )
+
+    # --- time ---
+
+    def tick(self) -> None:
+        """End what is late."""
+        for call, errand in list(self._errands.items()):
+            if self._turn.now >= errand.request.deadline:
+                self._end(call)
+            else:
+                self._turn.wake_at(errand.request.deadline)
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        for errand in self._errands.values():
+            assert self._service.is_open(errand.question), "a call without a question"
+            assert self._turn.alarm <= errand.request.deadline, "a deadline would be missed"

@@ -1,0 +1,1 @@
+"""Bulk reads: extents, outlines and scans of a range."""

@@ -1,0 +1,233 @@
+"""Which shards own positions of a range, and where epochs begin: what the leases say.
+
+    leases asked from the range's start on --more?--> asked again from their end --> answered
+
+Rules: the answer is complete: leases are asked for until they reach the range's end, or until there
+are no more; what nobody was ever given is refused, with where the log ends. Invariant: a question
+under way has a question to the service open. See docs/protocol.md, sections 3 and 14.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ziplog.client.common.lease_map import LeaseMap
+from ziplog.client.common.requests import ExtentsRequest
+from ziplog.core.view import NO_DIGEST, Lease, LeaseRun
+from ziplog.errors import ConfigError, DeadlineError, NoSuchRecordError, TrimmedError
+from ziplog.types import RecordId
+from ziplog.wire import LeaseQuery
+
+if TYPE_CHECKING:
+    from ziplog.client.common.membership_client import Service
+    from ziplog.client.common.routing import Routing
+    from ziplog.client.common.step_context import Turn
+    from ziplog.wire import LeaseHistory
+
+
+class Extent(msgspec.Struct, frozen=True, array_like=True):
+    """Positions [start, stop) of which a shard owns its share, all through."""
+
+    shard: int
+    start: int
+    stop: int
+
+
+class Extents(msgspec.Struct, frozen=True):
+    """Who owns what of a range, and the epochs in it."""
+
+    #: All before it was trimmed.
+    trim: int
+    #: The first position that is not known to have been given to anybody; the range ends there at
+    #: the latest.
+    end: int
+    #: In order of their starts, then of shards; a shard that was out for a while has several.
+    #: Nothing trimmed is in them.
+    shards: list[Extent]
+    #: The leases, from the one before the range on.
+    runs: list[LeaseRun]
+
+    def epoch_at(self, gsn: int) -> int:
+        """Return the epoch of a position.
+
+        Raises:
+            NoSuchRecordError: it lies outside of the leases known here.
+            TrimmedError: its lease was trimmed.
+
+        """
+        return self._lease_at(gsn).epoch_at(gsn)
+
+    def owner_at(self, gsn: int) -> int:
+        """Return the shard that owns a position, be it trimmed; errors are those of `epoch_at`."""
+        lease = self._lease_at(gsn)
+        if not lease.members:
+            raise NoSuchRecordError(RecordId(gsn, 0), "no shard was there to own it")
+        return lease.owner(gsn)
+
+    def _lease_at(self, gsn: int) -> Lease:
+        at = bisect_right(self.runs, gsn, key=_base) - 1
+        if at < 0 and self._base <= self.trim:
+            raise TrimmedError(RecordId(self.trim, 0))
+        if at < 0 or gsn >= self.end:
+            why = f"the leases known here have positions {self._base} to {self.end - 1}"
+            raise NoSuchRecordError(RecordId(gsn, 0), why)
+        return self.runs[at].lease_at(gsn)
+
+    def epoch_start(self, epoch: int) -> int:
+        """Return the first position of an epoch.
+
+        Raises:
+            ConfigError: it is none of the leases known here.
+            TrimmedError: its lease was trimmed.
+
+        """
+        return self._lease_of(epoch).epoch_base(epoch)
+
+    def epoch_stop(self, epoch: int) -> int:
+        """Return the position after an epoch's last one; errors are those of `epoch_start`."""
+        return self._lease_of(epoch).epoch_base(epoch + 1)
+
+    @property
+    def _base(self) -> int:
+        return self.runs[0].first.base if self.runs else self.end
+
+    def _lease_of(self, epoch: int) -> Lease:
+        if not self.runs:
+            raise ConfigError("epoch", epoch, "of a log that has epochs: this one has none yet")
+        at = bisect_right(self.runs, epoch, key=_first_epoch) - 1
+        if at < 0 <= epoch and self._base <= self.trim:
+            raise TrimmedError(RecordId(self.trim, 0))
+        if at < 0 or epoch > _last_epoch(self.runs[-1]):
+            known = f"{_first_epoch(self.runs[0])} to {_last_epoch(self.runs[-1])}"
+            raise ConfigError("epoch", epoch, f"an epoch of the leases known here, {known}")
+        first = self.runs[at].first
+        step = (epoch - first.first_epoch) // first.epochs
+        return self.runs[at].numbered(first.number + step, NO_DIGEST)
+
+
+def extents_of(runs: list[LeaseRun], start: int, stop: int | None, trim: int) -> Extents:
+    """Return who owns what of [start, stop) by leases that reach as far."""
+    end = runs[-1].last.stop if runs else 1
+    low, high = max(start, trim), end if stop is None else min(stop, end)
+    #: From when on the members of the last run are in without a break.
+    since: dict[int, int] = {}
+    found: list[Extent] = []
+    for run in runs:
+        base, members = run.first.base, {member.shard for member in run.first.members}
+        found += [Extent(shard, since.pop(shard), base) for shard in since.keys() - members]
+        since |= dict.fromkeys(members - since.keys(), base)
+    found += [Extent(shard, base, end) for shard, base in since.items()]
+    clipped = [Extent(e.shard, max(e.start, low), min(e.stop, high)) for e in found]
+    shards = sorted((e for e in clipped if e.start < e.stop), key=_by_start)
+    return Extents(trim, end, shards, runs)
+
+
+class Inquiry(msgspec.Struct):
+    """One question under way."""
+
+    call: int
+    request: ExtentsRequest
+    leases: LeaseMap = msgspec.field(default_factory=LeaseMap)
+    #: The number of the question to the service.
+    question: int = 0
+    #: Nobody was given its start: what is asked for is where the log ends.
+    is_beyond: bool = False
+
+
+class Inquiries:
+    """All such questions of a client."""
+
+    def __init__(self, turn: Turn, service: Service, routing: Routing) -> None:
+        self._turn: Final = turn
+        self._service: Final = service
+        self._routing: Final = routing
+        #: By call.
+        self._open: Final[dict[int, Inquiry]] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a question is open."""
+        return bool(self._open)
+
+    def start(self, call: int, request: ExtentsRequest) -> None:
+        """Take a call."""
+        self._turn.wake_at(request.deadline)
+        inquiry = self._open[call] = Inquiry(call, request)
+        # The position before the start: it was given to somebody, if the log ends at the start.
+        self._ask(inquiry, max(request.start - 1, 1))
+
+    def cancel(self, call: int) -> None:
+        """The user waits no longer."""
+        inquiry = self._open.pop(call, None)
+        if inquiry is not None:
+            self._service.forget(inquiry.question)
+
+    def _ask(self, inquiry: Inquiry, gsn: int) -> None:
+        inquiry.question = self._service.ask(
+            lambda cluster, request: LeaseQuery(cluster, request, gsn),
+            lambda history: self._told(inquiry, history),
+        )
+
+    def _told(self, inquiry: Inquiry, history: LeaseHistory) -> None:
+        self._routing.learn(history.placements)
+        leases, stop = inquiry.leases, inquiry.request.stop
+        before = leases.stop
+        leases.extend(history.runs)
+        has_news = leases.stop > before
+        if has_news and (stop is None or leases.stop < stop):
+            self._ask(inquiry, leases.stop)
+        elif not leases.stop and not inquiry.is_beyond:
+            inquiry.is_beyond = True
+            lease = self._routing.lease
+            self._ask(inquiry, lease.base if lease is not None else 1)
+        else:
+            self._finish(inquiry, self._answer(inquiry, history.trim))
+
+    def _answer(self, inquiry: Inquiry, trim: int) -> Extents | NoSuchRecordError:
+        request, runs = inquiry.request, inquiry.leases.runs
+        end = inquiry.leases.stop or 1
+        last = max(request.start, request.stop or 0)
+        if last > end:
+            why = f"no position from {end} on was given to any shard yet"
+            return NoSuchRecordError(RecordId(last, 0), why)
+        return extents_of(runs, request.start, request.stop, trim)
+
+    def _finish(self, inquiry: Inquiry, result: Extents | Exception) -> None:
+        self.cancel(inquiry.call)
+        self._turn.complete(inquiry.call, result)
+
+    def tick(self) -> None:
+        """End what is late."""
+        turn = self._turn
+        for inquiry in list(self._open.values()):
+            if turn.now >= inquiry.request.deadline:
+                what = f"the membership service of {self._routing} did not tell the leases"
+                error = DeadlineError(f"{what} from gsn {inquiry.request.start} on in time")
+                self._finish(inquiry, error)
+            else:
+                turn.wake_at(inquiry.request.deadline)
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        for inquiry in self._open.values():
+            assert self._service.is_open(inquiry.question), "nobody was asked"
+            assert self._turn.alarm <= inquiry.request.deadline
+
+
+def _base(run: LeaseRun) -> int:
+    return run.first.base
+
+
+def _first_epoch(run: LeaseRun) -> int:
+    return run.first.first_epoch
+
+
+def _last_epoch(run: LeaseRun) -> int:
+    return run.last.first_epoch + run.last.epochs - 1
+
+
+def _by_start(extent: Extent) -> tuple[int, int]:
+    return extent.start, extent.shard

@@ -1,0 +1,335 @@
+"""One shard's units of a range, as they are stored: what reads in bulk when no archive does.
+
+    opened --its stream goes on--> handed out --frontier at the range's end--> ended
+
+Rules: what is handed out is complete up to `reached`, in order, and follows what was handed out
+before; units are whole, so the first and the last may stick out of the range. What was handed out
+last is kept until a fetch names its end, as the answer may be lost on its way. The shard is asked
+to decide the range's positions (`Want`) once it is known that it has not.
+Invariant: `position` never passes the stream's frontier, nor the range's end.
+See docs/protocol.md, sections 7 and 14.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from ziplog.client.common.requests import Scanned
+from ziplog.client.reads.shard_stream import Stream
+from ziplog.errors import ClosedError, ConfigError, DeadlineError, TrimmedError
+from ziplog.types import RecordId
+
+if TYPE_CHECKING:
+    from ziplog.client.common.requests import ScanCloseRequest, ScanFetchRequest, ScanRequest
+    from ziplog.client.common.routing import Routing
+    from ziplog.client.common.step_context import Turn
+    from ziplog.core.entries import Unit
+    from ziplog.wire import Deliver, Refused, Trimmed
+
+
+class Scanning:
+    """One such reader."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        routing: Routing,
+        numbers: dict[int, Scanning],
+        call: int,
+        request: ScanRequest,
+    ) -> None:
+        self._turn: Final = turn
+        self._routing: Final = routing
+        #: All readers, by the numbers that servers know their streams by.
+        self._numbers: Final = numbers
+        self.number: Final = call
+        self.request: Final = request
+        #: All of the range before it was handed out.
+        self.position = request.start
+        #: What was handed out last: given again to a reader that does not have it.
+        self._units: list[Unit] = []
+        #: None before it is known where the shard is, and after the end.
+        self.stream: Stream | None = None
+        self.fetches: Final[deque[tuple[int, ScanFetchRequest]]] = deque()
+        self._error: Exception | None = None
+        #: False until the call that opens it was answered.
+        self.is_open = False
+        #: Something came since `settle`.
+        self.is_dirty = False
+
+    def begin(self) -> None:
+        """Open the stream: it is known which shards there are."""
+        shard, known = self.request.shard, self._routing.shards
+        if self._routing.route(shard) is None:
+            self.fail(ConfigError("shard", shard, f"one of {known}"))
+            return
+        self.is_open = True
+        self._turn.complete(self.number, self.number)
+        if not self.has_ended:
+            self.stream = Stream(self._turn, self._routing, shard, self.position)
+            self.open_again()
+
+    def open_again(self) -> None:
+        """Have the stream begin (again) where it was."""
+        assert self.stream is not None
+        self._numbers.pop(self.stream.number, None)
+        self.stream.open(self.position)
+        self._numbers[self.stream.number] = self
+
+    # --- what the stream says ---
+
+    def delivered(self, deliver: Deliver) -> None:
+        """Take a part of the stream."""
+        assert self.stream is not None
+        if not self.stream.receive(deliver):
+            self.open_again()
+        self.is_dirty = True
+
+    def refused(self, refused: Refused) -> None:
+        """Take a server's refusal of the stream."""
+        assert self.stream is not None
+        if refused.code == "unknown-subscription":
+            self.open_again()
+        else:
+            self._routing.refresh()
+            self.stream.reopen_soon()
+
+    def trimmed(self, trimmed: Trimmed) -> None:
+        """Take the news that the position no longer exists."""
+        self._routing.find_owner(
+            trimmed.first, lambda owner: self.fail(TrimmedError(RecordId(trimmed.first, owner)))
+        )
+
+    # --- handing out ---
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all was handed out."""
+        return self.position >= self.request.stop
+
+    def settle(self) -> None:
+        """After a batch of messages: serve readers, grant credit, ask for what is undecided."""
+        self.is_dirty = False
+        self.serve()
+        stream, stop = self.stream, self.request.stop
+        if stream is not None:
+            stream.renew()
+            if stream.stable and stream.frontier < stop:
+                stream.want(stop - 1)
+
+    def serve(self) -> None:
+        """Answer the readers that wait, as far as there is something for them."""
+        while self.fetches:
+            call, request = self.fetches[0]
+            result = self._hand_out(request.position)
+            if result is None:
+                return
+            self.fetches.popleft()
+            self._turn.complete(call, result)
+
+    def _hand_out(self, position: int) -> Scanned | Exception | None:
+        if position < self.position:
+            return Scanned(self._units, self.position)
+        stream, stop = self.stream, self.request.stop
+        if stream is not None and stream.frontier > self.position:
+            units = self._units = [unit for unit in stream.take_units() if unit.gsns[0] < stop]
+            self.position = min(stream.frontier, stop)
+            self._turn.counters.delivered += sum(len(unit.gsns) for unit in units)
+            if self.has_ended:
+                self.close_stream()
+            return Scanned(units, self.position)
+        if self.has_ended:
+            return Scanned([], self.position)
+        return self._error
+
+    # --- time and the end ---
+
+    def tick(self) -> None:
+        """Do what has become due."""
+        turn = self._turn
+        if not self.is_open and turn.now >= self.request.deadline:
+            what = f"{self._routing} did not tell where shard {self.request.shard} is"
+            self.fail(DeadlineError(f"{what} before the deadline"))
+            return
+        for fetch in list(self.fetches):
+            call, request = fetch
+            if turn.now >= request.deadline:
+                self.fetches.remove(fetch)
+                turn.complete(call, Scanned([], self.position))
+            else:
+                turn.wake_at(request.deadline)
+        if self.stream is not None and not self.stream.tick():
+            self.open_again()
+        if not self.is_open:
+            turn.wake_at(self.request.deadline)
+        self.is_dirty = True
+
+    def fail(self, error: Exception) -> None:
+        """End it: whoever reads on gets the error; the first one counts."""
+        if self._error is not None:
+            return
+        self._error = error
+        if self.is_open:
+            self.close_stream()
+            self.serve()
+        else:
+            self._turn.complete(self.number, error)
+            self._turn.wake_at(self._turn.now)
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the call that should have opened it was answered with an error."""
+        return self._error is not None and not self.is_open
+
+    def close_stream(self) -> None:
+        """Have the server send nothing more."""
+        if self.stream is not None:
+            self._numbers.pop(self.stream.number, None)
+            self.stream.close()
+            self.stream = None
+
+    def close(self) -> None:
+        """End it: readers get nothing more."""
+        if not self.is_open and self._error is None:
+            # Closed before it was open: that call, too, is answered.
+            self._turn.complete(self.number, self.number)
+        self.close_stream()
+        for call, _ in self.fetches:
+            self._turn.complete(call, _closed())
+        self.fetches.clear()
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert self.request.start <= self.position <= max(self.request.stop, self.request.start)
+        if self.stream is not None:
+            self.stream.check()
+            assert self.position <= self.stream.frontier
+            assert self._numbers[self.stream.number] is self
+        for _, request in self.fetches:
+            assert self._turn.alarm <= request.deadline, "a deadline would be missed"
+
+
+class Scans:
+    """All such readers of a client."""
+
+    def __init__(self, turn: Turn, routing: Routing) -> None:
+        self._turn: Final = turn
+        self._routing: Final = routing
+        self._open: Final[dict[int, Scanning]] = {}
+        self._numbers: Final[dict[int, Scanning]] = {}
+        routing.on_change.append(self._rerouted)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether somebody waits for units, or for one to be opened."""
+        return any(scan.fetches or not scan.is_open for scan in self._open.values())
+
+    # --- calls ---
+
+    def start(self, call: int, request: ScanRequest) -> None:
+        """Open one; its number is the call's."""
+        scan = Scanning(self._turn, self._routing, self._numbers, call, request)
+        self._open[call] = scan
+        self._turn.wake_at(request.deadline)
+        if self._routing.route(request.shard) is not None:
+            scan.begin()
+        else:
+            self._routing.refresh(lambda: self._routed(scan))
+
+    def _routed(self, scan: Scanning) -> None:
+        if scan.number in self._open and not scan.is_failed:
+            scan.begin()
+
+    def fetch(self, call: int, request: ScanFetchRequest) -> None:
+        """Let a reader wait for units."""
+        scan = self._open.get(request.scan)
+        if scan is None:
+            self._turn.complete(call, _closed())
+            return
+        scan.fetches.append((call, request))
+        self._turn.wake_at(request.deadline)
+        before = scan.position
+        scan.serve()
+        if scan.position > before:
+            # What was taken may be worth credit; a reader that only waits changes nothing.
+            scan.is_dirty = True
+
+    def close(self, call: int, request: ScanCloseRequest) -> None:
+        """End one."""
+        self._close(request.scan)
+        self._turn.complete(call, None)
+
+    def cancel(self, call: int) -> None:
+        """The user waits no longer: for one that opens, or for units."""
+        scan = self._open.get(call)
+        if scan is not None and not scan.is_open:
+            self._close(call)
+        for other in self._open.values():
+            for fetch in [fetch for fetch in other.fetches if fetch[0] == call]:
+                other.fetches.remove(fetch)
+
+    def _close(self, number: int) -> None:
+        scan = self._open.pop(number, None)
+        if scan is not None:
+            scan.close()
+
+    # --- messages ---
+
+    def on_deliver(self, deliver: Deliver) -> bool:
+        """Take a part of a stream; False if it is of none here."""
+        scan = self._numbers.get(deliver.subscription)
+        if scan is None:
+            return False
+        scan.delivered(deliver)
+        return True
+
+    def on_trimmed(self, trimmed: Trimmed) -> bool:
+        """Take the end of a stream that stands below the trim point; False if of none here."""
+        scan = self._numbers.get(trimmed.subscription)
+        if scan is None:
+            return False
+        scan.trimmed(trimmed)
+        return True
+
+    def on_refused(self, refused: Refused) -> bool:
+        """Take a refusal; False if it is of no stream here."""
+        scan = self._numbers.get(refused.request)
+        if scan is None:
+            return False
+        scan.refused(refused)
+        return True
+
+    def _rerouted(self, shards: list[int]) -> None:
+        """Open the streams of shards with a new view again."""
+        for scan in self._open.values():
+            if scan.request.shard in shards and scan.stream is not None:
+                route = self._routing.route(scan.request.shard)
+                if route is not None and route.view != scan.stream.view:
+                    scan.open_again()
+
+    # --- time ---
+
+    def drained(self) -> None:
+        """After a batch of messages."""
+        for scan in self._open.values():
+            if scan.is_dirty:
+                scan.settle()
+
+    def tick(self) -> None:
+        """Do what has become due."""
+        for number, scan in list(self._open.items()):
+            if not scan.is_failed:
+                scan.tick()
+            if scan.is_failed:
+                self._close(number)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        for scan in self._open.values():
+            scan.check()
+        assert all(scan.number in self._open for scan in self._numbers.values())
+
+
+def _closed() -> ClosedError:
+    return ClosedError("this scan", "open another one to go on")

@@ -1,0 +1,1 @@
+"""What all the client's state machines share: routing, leases, requests, one step's context."""

@@ -1,0 +1,1 @@
+"""Threads and event loops that drive the client's state machines."""

@@ -1,0 +1,553 @@
+"""One engine for many threads, without a hand-over for a thread that is alone.
+
+A calling thread that finds nobody driving takes the *driver role*, and steps the engine until its
+own call is answered; then it gives the role to a thread that waits. A thread that finds the role
+taken leaves its call in `_incoming`, wakes the driver, and waits for its answer or for the role.
+Futures are driven by a background thread while nobody else drives.
+
+Rules: only the holder of the role touches the engine; users' callbacks of futures never run under
+the role; handlers of signals are held back until the engine is between two steps (`signals`).
+The main thread leaves its futures to the others: they cost no shield. Invariant: while a call is
+open, somebody drives or was given the role. In a forked child everything raises ClosedError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from concurrent.futures import Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from ziplog.client.engines.engine import Engine
+from ziplog.client.engines.owners import Owners
+from ziplog.client.engines.signals import SHIELD
+from ziplog.errors import ClosedError, DeadlineError, OutcomeUnknownError
+from ziplog.runtime.descriptors import start_thread
+from ziplog.wire import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ziplog.client.common.requests import Request
+    from ziplog.client.engines.engine import Core
+    from ziplog.core.message import Message
+
+T = TypeVar("T")
+
+#: Messages stepped before deadlines and other threads' calls are looked at.
+_BATCH: Final = 256
+#: A waiting thread looks at the role this often, whatever happens.
+_LOOK_S: Final = 1.0
+#: What may be under way by futures.
+_MAX_FUTURES: Final = 1024
+_MAX_FUTURE_BYTES: Final = 16 * 1024 * 1024
+
+
+class Ticket:
+    """A thread's call. Written by the driver, read by the thread once `done` is set."""
+
+    __slots__ = ("done", "result", "signal")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.result: Any = None
+        #: Set while its thread does not drive: tells it to look again.
+        self.signal: SimpleQueue[None] | None = None
+
+    def is_done(self) -> bool:
+        """Whether the call was answered."""
+        return self.done
+
+
+class SharedEngine:
+    """The engine behind a blocking client."""
+
+    def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
+        self.engine: Final = Engine(core, self._answer, decode=decode)
+        self._role: Final = threading.Lock()
+        self._numbers: Final = itertools.count(1)
+        self._tickets: Final[dict[int, Ticket]] = {}
+        #: Calls, and cancellations (None), of threads that do not drive; a future's ticket.
+        self._incoming: Final[deque[tuple[int, Request | None, _FutureTicket | None]]] = deque()
+        #: What to end once it was collected as garbage.
+        self.owners: Final = Owners()
+        self._followers: Final[deque[Ticket]] = deque()
+        self._is_closed = False
+        #: Who has the sockets, and the threads: nothing works in its children.
+        self._process: Final = os.getpid()
+        self._futures: Final = _Futures(self)
+        self._main: Final = threading.main_thread().ident
+        #: What the main thread waits for, while it does not drive.
+        self._main_signal: SimpleQueue[None] | None = None
+        #: The thread that has the role, and runs handlers of signals between two steps; 0: none.
+        self._paused = 0
+        #: Finds out what became of an insert: (its error, time-out in seconds).
+        self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
+
+    # --- calls ---
+
+    def call(self, request: Request, number: int = 0) -> Any:
+        """Return the answer to a request; raises it if it is an exception.
+
+        Args:
+            request: what is asked.
+            number: one of `next_number`, where the core has to know the call's; 0: a new one.
+
+        """
+        self._check_process()
+        if threading.get_ident() != self._main or not SHIELD.enter(self):
+            result = self._call(request, number)
+        else:
+            try:
+                result = self._call(request, number)
+            finally:
+                SHIELD.leave(self)
+        if isinstance(result, Exception):
+            try:
+                raise result
+            finally:
+                # With it this frame, which the exception knows, would keep what the caller made.
+                del result
+        return result
+
+    def shielded(self, function: Callable[..., T], *args: Any) -> T:
+        """Return `function(*args)`; handlers of signals run only where a call in it waits."""
+        if threading.get_ident() != self._main or not SHIELD.enter(self):
+            return function(*args)
+        try:
+            return function(*args)
+        finally:
+            SHIELD.leave(self)
+
+    def next_number(self) -> int:
+        """Return the number of a call that is still to be made."""
+        return next(self._numbers)
+
+    def interrupted(self) -> None:
+        """End the wait of the main thread's call: a signal was noted."""
+        self.engine.transport.wake()
+        if self._main_signal is not None:
+            self._main_signal.put(None)
+
+    def _call(self, request: Request, number: int = 0) -> Any:
+        ticket = Ticket()
+        number = number or next(self._numbers)
+        self._tickets[number] = ticket
+        try:
+            if self._role.acquire(blocking=False):
+                try:
+                    self._check_open()
+                    self.engine.submit(number, request)
+                    self._drive(ticket)
+                finally:
+                    self._role.release()
+            elif self._paused == threading.get_ident():
+                self._drive_in_handler(ticket, number, request)
+            else:
+                self._follow(ticket, number, request)
+        finally:
+            if not ticket.done:
+                self._abandon(number)
+            if self._followers or self._futures.open:
+                self._promote()
+        return ticket.result
+
+    def _drive_in_handler(self, ticket: Ticket, number: int, request: Request) -> None:
+        """Drive on below the call that has the role: it is between two steps."""
+        self._check_open()
+        paused, self._paused = self._paused, 0
+        try:
+            self.engine.submit(number, request)
+            self._drive(ticket)
+        finally:
+            self._paused = paused
+
+    def _follow(self, ticket: Ticket, number: int, request: Request) -> None:
+        """Leave the call to whoever drives; take the role if it becomes free."""
+        signals: SimpleQueue[None] = SimpleQueue()
+        ticket.signal = signals
+        is_main, former = threading.get_ident() == self._main, self._main_signal
+        if is_main:
+            self._main_signal = signals
+        self._followers.append(ticket)
+        try:
+            self._incoming.append((number, request, None))
+            self.engine.transport.wake()
+            while not ticket.done:
+                if self._role.acquire(blocking=False):
+                    try:
+                        self._drive(ticket)
+                    finally:
+                        self._role.release()
+                    return
+                with contextlib.suppress(Empty):
+                    signals.get(timeout=_LOOK_S)
+                if SHIELD.noted and not ticket.done:
+                    SHIELD.run(self)
+        finally:
+            self._main_signal = former if is_main else self._main_signal
+            self._followers.remove(ticket)
+
+    def _abandon(self, number: int) -> None:
+        """Nobody waits for the call any more."""
+        self._tickets.pop(number, None)
+        if not self._is_closed:
+            self._incoming.append((number, None, None))
+            self.engine.transport.wake()
+
+    def tell(self, request: Request) -> None:
+        """Make a call whose answer does not matter; nothing if the client is closed."""
+        if not self._is_closed and os.getpid() == self._process:
+            # From here on it is made, whatever a signal's handler raises.
+            self._incoming.append((0, request, None))
+            self.engine.transport.wake()
+            self.shielded(self._take_told)
+
+    def _take_told(self) -> None:
+        if self._role.acquire(blocking=False):
+            try:
+                if not self._is_closed:
+                    self._take_incoming()
+            finally:
+                self._role.release()
+                self._promote()
+
+    # --- the driver role ---
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ClosedError(f"the client of process {self._process}, in its child,")
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError
+
+    def _drive(self, ticket: Ticket | _Idle) -> None:
+        """Step the engine until the ticket is done. The caller holds the role."""
+        engine, incoming, noted = self.engine, self._incoming, SHIELD.noted
+        gone = self.owners.gone
+        receive, wait, is_done = engine.receive, engine.transport.wait, ticket.is_done
+        while not is_done():
+            self._check_open()
+            if incoming or gone:
+                self._take_incoming()
+            for _ in range(_BATCH):
+                if not receive():
+                    break
+                if is_done():
+                    return
+            engine.turn()
+            if noted and not is_done():
+                self._run_handlers()
+            if not incoming and not is_done():
+                wait(engine.timeout_ns())
+
+    def _run_handlers(self) -> None:
+        """Run the handlers of signals, which may call this client, or close it."""
+        former, self._paused = self._paused, threading.get_ident()
+        try:
+            SHIELD.run(self)
+        finally:
+            self._paused = former
+
+    def _take_incoming(self) -> None:
+        while self._incoming:
+            number, request, future = self._incoming.popleft()
+            if future is not None:
+                self._tickets[number] = future
+            if request is None:
+                self.engine.cancel(number)
+            elif not number or number in self._tickets:
+                self.engine.submit(number, request)
+        for request in self.owners.endings():
+            self.engine.submit(0, request)
+
+    def _promote(self) -> None:
+        """Give the role, which is free, to a thread that waits."""
+        for ticket in tuple(self._followers):
+            if not ticket.done and ticket.signal is not None:
+                ticket.signal.put(None)
+                return
+        self._futures.look()
+
+    def _answer(self, number: int, result: Any) -> None:
+        ticket = self._tickets.pop(number, None)
+        if ticket is None:
+            return
+        if isinstance(result, OutcomeUnknownError) and self.resolve is not None:
+            result.resolver = partial(self.resolve, result)
+        ticket.result = result
+        ticket.done = True
+        if isinstance(ticket, _FutureTicket):
+            self._futures.finished(ticket)
+        elif ticket.signal is not None:
+            ticket.signal.put(None)
+
+    # --- futures ---
+
+    def submit(self, request: Request, size: int, deadline_s: float) -> Future[Any]:
+        """Return a future of the answer; blocks while too many are under way.
+
+        Raises:
+            DeadlineError: it blocked for `deadline_s`.
+            ClosedError: the client is closed.
+
+        """
+        self._check_process()
+        self._check_open()
+        ticket, number = _FutureTicket(size), next(self._numbers)
+        self._futures.wait_for_room(
+            size, deadline_s, partial(self._incoming.append, (number, request, ticket))
+        )
+        if threading.get_ident() != self._main and self._role.acquire(blocking=False):
+            try:
+                if not self._is_closed:
+                    self._take_incoming()
+            finally:
+                self._role.release()
+                self._promote()
+        else:
+            self.engine.transport.wake()
+            self._futures.look()
+        if self._is_closed:
+            self._fail_all()
+        return ticket.future
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all futures so far are done; raise the first failure since the last time."""
+        self._check_process()
+        self._check_open()
+        self._futures.flush(timeout_s)
+
+    def drive_futures(self, until: _Idle) -> bool:
+        """Let the background thread drive; False if somebody else does."""
+        if not self._role.acquire(blocking=False):
+            return False
+        try:
+            self._drive(until)
+        except ClosedError:
+            return False
+        finally:
+            self._role.release()
+            if self._followers:
+                self._promote()
+        return True
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether a thread waits that could drive."""
+        return bool(self._followers)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Fail what is under way, and close. Idempotent; from any thread."""
+        self._is_closed = True
+        if os.getpid() == self._process:
+            self.shielded(self._end)
+            self._futures.close()
+
+    def _end(self) -> None:
+        self.engine.transport.wake()
+        in_handler = self._paused == threading.get_ident()
+        with contextlib.nullcontext() if in_handler else self._role:
+            self._fail_all()
+            self.engine.close()
+
+    def _fail_all(self) -> None:
+        while self._incoming:
+            number, _, future = self._incoming.popleft()
+            if future is not None:
+                self._tickets[number] = future
+        for number in list(self._tickets):
+            self._answer(number, ClosedError())
+
+
+class _Condition(threading.Condition):
+    """One that a signal's handler cannot leave locked: what it raises comes before or after.
+
+    `Condition.__enter__` is written in Python, so a handler may raise when it has the lock and
+    before it returns: nobody would ever unlock it, and the background thread would wait for ever.
+    """
+
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        return self._lock.__enter__  # type: ignore[attr-defined, no-any-return]
+
+
+class _Future(Future[Any]):
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = _Condition()
+
+
+class _FutureTicket(Ticket):
+    __slots__ = ("future", "size")
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size: Final = size
+        self.future: Final = _Future()
+        # It cannot be cancelled: what was sent may happen.
+        self.future.set_running_or_notify_cancel()
+
+
+class _Idle:
+    """What the background thread drives for: until there is something else for it to do."""
+
+    def __init__(self, shared: SharedEngine, futures: _Futures) -> None:
+        self._shared: Final = shared
+        self._futures: Final = futures
+
+    def is_done(self) -> bool:
+        return self._futures.has_finished or self._shared.has_followers or not self._futures.open
+
+
+class _Futures:
+    """The futures under way, and the background thread, which starts with the first of them."""
+
+    def __init__(self, shared: SharedEngine) -> None:
+        self._shared: Final = shared
+        self._lock: Final = threading.Lock()
+        #: Threads that wait for room or for the end; each is woken once.
+        self._waiters: Final[deque[SimpleQueue[None]]] = deque()
+        #: How many are not done, and the bytes of their payloads.
+        self.open = 0
+        self._bytes = 0
+        self._finished: Final[deque[_FutureTicket]] = deque()
+        self._failure: Exception | None = None
+        self._signal: Final[SimpleQueue[_Futures | None]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._idle: Final = _Idle(shared, self)
+
+    def wait_for_room(self, size: int, deadline_s: float, begin: Callable[[], None]) -> None:
+        """Wait until one more may be under way; then `begin` begins it.
+
+        Both happen or neither, whatever a handler of a signal raises: CPython runs none between
+        the counting and the end of `begin`, which is written in C.
+        """
+        if self._thread is None:
+            self._shared.shielded(self._start)
+        if not self._begin(size, begin) and not self._wait(
+            lambda: self._begin(size, begin), deadline_s
+        ):
+            raise DeadlineError(
+                f"{self.open} inserts were under way for {deadline_s:g} s, and no more are"
+                " allowed; nothing was inserted: try again"
+            )
+
+    def _begin(self, size: int, begin: Callable[[], None]) -> bool:
+        with self._lock:
+            is_full = self.open >= _MAX_FUTURES or self._bytes + size > _MAX_FUTURE_BYTES
+            if is_full and self.open and not self._shared.is_closed:
+                return False
+            self.open += 1
+            self._bytes += size
+            begin()
+        return True
+
+    def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        until, signals = time.monotonic() + timeout_s, SimpleQueue[None]()
+        while True:
+            self._waiters.append(signals)
+            if is_over():
+                return True
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            with contextlib.suppress(Empty):
+                signals.get(timeout=left)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                # The thread must not keep a client that was dropped.
+                signals = self._signal
+                ref = weakref.ref(self, lambda _: signals.put(None))
+                thread = threading.Thread(
+                    target=_serve, args=(ref, signals), name="ziplog", daemon=True
+                )
+                self._thread = start_thread(thread, "cannot insert in the background")
+
+    @property
+    def has_finished(self) -> bool:
+        return bool(self._finished)
+
+    def finished(self, ticket: _FutureTicket) -> None:
+        """Let the background thread tell the future's owner: under the role nobody may."""
+        self._finished.append(ticket)
+        self.look()
+
+    def look(self) -> None:
+        """Let the background thread see whether there is something to do."""
+        if self._thread is not None and self._signal.empty():
+            # The thread must find it, though its client is dropped meanwhile.
+            self._signal.put(self)
+
+    def flush(self, timeout_s: float) -> None:
+        is_done = not self.open or self._wait(lambda: not self.open, timeout_s)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if not is_done:
+            raise DeadlineError(f"{self.open} inserts were still under way after {timeout_s:g} s")
+
+    def work(self) -> bool:
+        """Drive, unless others do, until no future is under way; False if it is the end."""
+        while True:
+            while self._finished:
+                self._tell(self._finished.popleft())
+            if not self.open:
+                return not self._shared.is_closed
+            if self._shared.has_followers or not self._shared.drive_futures(self._idle):
+                with contextlib.suppress(Empty):
+                    self._signal.get(timeout=_LOOK_S)
+
+    def _tell(self, ticket: _FutureTicket) -> None:
+        result, future = ticket.result, ticket.future
+        failed = isinstance(result, Exception)
+        # The callbacks of the future run here; they find the count as it is without it.
+        with self._lock:
+            self.open -= 1
+            self._bytes -= ticket.size
+            if failed and self._failure is None:
+                self._failure = result
+        while self._waiters:
+            self._waiters.popleft().put(None)
+        if failed:
+            future.set_exception(result)
+        else:
+            future.set_result(result[0])
+
+    def close(self) -> None:
+        thread = self._thread
+        self.look()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+
+def _serve(ref: weakref.ref[_Futures], signals: SimpleQueue[_Futures | None]) -> None:
+    """Work for the futures of a client that lives: the background thread."""
+    while True:
+        futures = ref()
+        if futures is None or not futures.work():
+            return
+        del futures
+        with contextlib.suppress(Empty):
+            # What comes keeps the client alive until it was looked at.
+            futures = signals.get(timeout=_LOOK_S)
+            if futures is not None and not futures.work():
+                return
+            del futures

@@ -1,0 +1,160 @@
+"""Steps the core on a transport: frames in, effects out. Knows no threads and no event loop.
+
+Rule: one caller at a time. Who drives it receives until nothing is left, then calls `turn`, then
+sleeps for `timeout_ns`. Frames that are no message are dropped, counted and (now and then) logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from ziplog.core.node import (
+    Broadcast,
+    Call,
+    Cancelled,
+    Closing,
+    Complete,
+    Connect,
+    Disconnect,
+    Drained,
+    Node,
+    Received,
+    Send,
+    Wakeup,
+)
+from ziplog.errors import ConfigError, ProtocolError
+from ziplog.runtime.clock import now_ns
+from ziplog.runtime.transport import Transport
+from ziplog.wire import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ziplog.client.common.requests import Counters, Request
+    from ziplog.core.message import Message
+    from ziplog.core.node import Effect
+
+_log: Final = logging.getLogger("ziplog.client")
+_DRAINED: Final = Drained()
+_WAKEUP: Final = Wakeup()
+_CLOSING: Final = Closing()
+_COMPLAINT_INTERVAL_NS: Final = 1_000_000_000
+
+
+class Core(Node, Protocol):
+    """A node that answers calls: a log's `ClientCore`, or what is built around one."""
+
+    @property
+    def counters(self) -> Counters:
+        """What this client did."""
+        ...
+
+
+class Engine:
+    """A core and its transport."""
+
+    def __init__(
+        self,
+        core: Core,
+        answer: Callable[[int, Any], None],
+        *,
+        decode: Callable[[bytes], Message] = decode,
+        transport: Transport | None = None,
+        clock: Callable[[], int] = now_ns,
+    ) -> None:
+        """Make an engine of a client.
+
+        Args:
+            core: what to step.
+            answer: gets each call's number and result.
+            decode: makes messages of the frames that come in.
+            transport: its frames; its own if None.
+            clock: nanoseconds; counts the time while the machine is suspended.
+
+        """
+        self.core: Final = core
+        self.transport: Final = transport if transport is not None else Transport()
+        self._step: Final = core.step
+        self._decode: Final = decode
+        self._clock: Final = clock
+        self._answer: Final = answer
+        self._next_complaint = 0
+        self._is_closed = False
+
+    def submit(self, call: int, request: Request) -> None:
+        """Hand the core a call."""
+        self._execute(self._step(Call(call, request), self._clock()))
+
+    def cancel(self, call: int) -> None:
+        """Tell the core that nobody waits for a call any more."""
+        self._execute(self._step(Cancelled(call), self._clock()))
+
+    def receive(self) -> bool:
+        """Take one frame; False if there was none."""
+        received = self.transport.receive()
+        if received is None:
+            return False
+        src, frame = received
+        try:
+            message = self._decode(frame)
+        except ProtocolError as error:
+            self.core.counters.protocol_errors += 1
+            self._complain("dropped a frame: %s", error)
+            return True
+        effects = self._step(Received(src, message), self._clock())
+        if effects:
+            self._execute(effects)
+        return True
+
+    def turn(self) -> None:
+        """After the last frame: let the core act on all of them, and on the time."""
+        now = self._clock()
+        effects = self._step(_DRAINED, now)
+        if effects:
+            self._execute(effects)
+        due = self.core.next_wakeup()
+        if due is not None and now >= due:
+            self._execute(self._step(_WAKEUP, now))
+
+    def timeout_ns(self) -> int | None:
+        """How long there is nothing to do without input; None: for ever."""
+        due = self.core.next_wakeup()
+        return None if due is None else max(due - self._clock(), 0)
+
+    def _execute(self, effects: list[Effect]) -> None:
+        send = self.transport.send
+        for effect in effects:
+            if isinstance(effect, Broadcast):
+                frame = encode(effect.message)
+                for dst in effect.dsts:
+                    send(dst, frame)
+            elif isinstance(effect, Complete):
+                self._answer(effect.id, effect.result)
+            elif isinstance(effect, Send):
+                send(effect.dst, encode(effect.message))
+            elif isinstance(effect, Connect):
+                self._connect(effect)
+            else:
+                assert isinstance(effect, Disconnect), f"no client orders {effect}"
+                self.transport.disconnect(effect.name)
+
+    def _connect(self, effect: Connect) -> None:
+        try:
+            self.transport.connect(effect.name, effect.endpoint)
+        except ConfigError as error:
+            # The service named it, not the user.
+            self._complain("cannot connect: %s", error)
+
+    def _complain(self, text: str, error: Exception) -> None:
+        now = self._clock()
+        if now >= self._next_complaint:
+            self._next_complaint = now + _COMPLAINT_INTERVAL_NS
+            _log.warning(text, error)
+
+    def close(self) -> None:
+        """Send what the core has to say last, and close the sockets. May be called twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._execute(self._step(_CLOSING, self._clock()))
+        self.transport.close()

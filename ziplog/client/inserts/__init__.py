@@ -1,0 +1,1 @@
+"""Inserts: shard selection, the in-flight window, retransmission, outcomes."""

@@ -1,0 +1,1 @@
+"""Reads: single records, subscriptions, tails and barriers."""

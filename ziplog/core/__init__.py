@@ -1,0 +1,1 @@
+"""Pure data that every part shares: positions, leases, events and effects."""

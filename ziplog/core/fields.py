@@ -1,0 +1,21 @@
+"""Limits and types of fields that messages and stored entries share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from ziplog.types import Gsn
+
+#: No frame and no block is longer, in bytes.
+MAX_FRAME: Final = 16 * 1024 * 1024
+#: No insert holds more records.
+MAX_UNIT_RECORDS: Final = 4096
+
+Cluster = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=1, le=MAX_UNIT_RECORDS)]
+Unsigned = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Checksum = Annotated[int, Meta(ge=0, lt=2**32)]
+#: Consecutive owned gsns of one insert, increasing.
+Gsns = Annotated[list[Gsn], Meta(min_length=1, max_length=MAX_UNIT_RECORDS)]

@@ -1,0 +1,1 @@
+"""Clusters on one machine: start, restart and add the processes."""

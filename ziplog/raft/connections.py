@@ -1,0 +1,188 @@
+"""The consensus library's connections, so that anybody may call at the port and nothing happens.
+
+The library would unpickle what it is sent (which is to run it), read from a caller for as long as
+he sends, keep what he announces, do what any caller asks, and close its port when the process lacks
+a file descriptor. Rule: a connection takes plain values, of limited length, so much at a time, and
+only from nodes of the group, one connection each. Who they are is known by name only; a password
+makes sure of it (docs/protocol.md, section 12).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import time
+from _socket import inet_ntop
+from typing import Any, Final
+
+import pysyncobj.pickle
+import pysyncobj.poller
+import pysyncobj.tcp_connection
+import pysyncobj.tcp_server
+import pysyncobj.transport
+
+from ziplog.raft import codec
+
+# Importing the library has replaced it by one for Windows.
+socket.inet_ntop = inet_ntop
+
+log = logging.getLogger(__name__)
+
+#: Connections that wait to be accepted.
+_BACKLOG: Final = 256
+#: Connections of which nobody knows yet whose they are; above, some are closed.
+_MAX_STRANGERS: Final = 64
+#: The longest frame of such a connection, in bytes.
+_STRANGER_FRAME: Final = 4096
+#: How often a tick reads from one connection: who sends without end must not stop the others.
+_READS_A_TICK: Final = 64
+#: How long a port takes nobody after it could not.
+_PAUSE_S: Final = 0.2
+_COMPLAINT_INTERVAL_S: Final = 1.0
+_FRAME_LENGTH: Final = struct.Struct("i")
+_READ: Final = pysyncobj.poller.POLL_EVENT_TYPE.READ
+_WRITE: Final = pysyncobj.poller.POLL_EVENT_TYPE.WRITE
+_ERROR: Final = pysyncobj.poller.POLL_EVENT_TYPE.ERROR
+
+
+class Connection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc] # it has no types
+    """A connection that takes plain values of limited length, and only so much at a time."""
+
+    #: The longest frame that it takes now, in bytes.
+    longest = codec.MAX_FRAME
+
+    def send(self, message: Any) -> None:
+        """Send a message; what the socket does not take at once follows when it can."""
+        super().send(message)
+        if self.getSendBufferSize() > 0 and self.fileno() is not None:
+            self._TcpConnection__poller.subscribe(
+                self.fileno(), self._TcpConnection__processConnection, _READ | _WRITE | _ERROR
+            )
+
+    def _TcpConnection__tryReadBuffer(self) -> None:  # noqa: N802 - the library's name
+        for _ in range(_READS_A_TICK):
+            if not self._TcpConnection__processRead():
+                break
+        self._TcpConnection__lastReadTime = pysyncobj.tcp_connection.monotonicTime()
+
+    def _TcpConnection__processParseMessage(self) -> Any:  # noqa: N802 - the library's name
+        buffer = self._TcpConnection__readBuffer
+        if len(buffer) >= _FRAME_LENGTH.size:
+            (length,) = _FRAME_LENGTH.unpack_from(buffer)
+            if not 0 < length <= self.longest:
+                _complain(f"a frame of {length} bytes; 1 to {self.longest} are allowed")
+                self.disconnect()
+                return None
+        before = self.state
+        message = super()._TcpConnection__processParseMessage()
+        if message is None and self.state != before:
+            _complain("a frame that is no message")
+        return message
+
+
+class Server(pysyncobj.tcp_server.TcpServer):  # type: ignore[misc] # it has no types
+    """A port that stays open when it cannot take a caller, and tries again later."""
+
+    _is_paused_until = 0.0
+
+    def _TcpServer__onNewConnection(self, descriptor: int, _event: int) -> None:  # noqa: N802
+        try:
+            connected, _ = self._TcpServer__socket.accept()
+        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+            return  # who called has left
+        except OSError as error:
+            # The caller stays in the queue: without a pause he would keep this thread busy.
+            _complain(f"a caller, for the system refuses ({error.strerror})")
+            self._TcpServer__poller.unsubscribe(descriptor)
+            self._is_paused_until = time.monotonic() + _PAUSE_S
+            return
+        try:
+            connection = self._connection(connected)
+        except OSError:  # who called has left
+            connected.close()
+            return
+        self._TcpServer__onNewConnectionCallback(connection)
+
+    def _connection(self, connected: socket.socket) -> Connection:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._TcpServer__sendBufferSize)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._TcpServer__recvBufferSize)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setblocking(False)
+        return Connection(
+            poller=self._TcpServer__poller,
+            socket=connected,
+            timeout=self._TcpServer__connectionTimeout,
+            sendBufferSize=self._TcpServer__sendBufferSize,
+            recvBufferSize=self._TcpServer__recvBufferSize,
+        )
+
+    def resume(self) -> None:
+        """Take callers again, if a pause is over."""
+        if self._is_paused_until and time.monotonic() >= self._is_paused_until:
+            self._is_paused_until = 0.0
+            self._TcpServer__poller.subscribe(
+                self._TcpServer__fileno, self._TcpServer__onNewConnection, _READ | _ERROR
+            )
+
+
+class Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it has no types
+    """The library's connections, for the nodes of the group only."""
+
+    def _maybeBind(self) -> None:  # noqa: N802
+        was_ready = self.ready
+        super()._maybeBind()
+        if self.ready and not was_ready:
+            # The library's queue of 5 turns nodes away while strangers call.
+            self._server._TcpServer__socket.listen(_BACKLOG)  # noqa: SLF001
+
+    def _onTick(self) -> None:  # noqa: N802
+        super()._onTick()
+        self._server.resume()
+
+    def _connectIfNecessarySingle(self, node: Any) -> bool:  # noqa: N802
+        try:
+            return bool(super()._connectIfNecessarySingle(node))
+        except OSError as error:  # it must not end the tick: the next one tries again
+            _complain(f"the connection to {node}, for the system refuses ({error.strerror})")
+            return False
+
+    def _onNewIncomingConnection(self, conn: Any) -> None:  # noqa: N802
+        if len(self._unknownConnections) >= _MAX_STRANGERS:
+            self._unknownConnections.pop().disconnect()
+        conn.longest = _STRANGER_FRAME
+        super()._onNewIncomingConnection(conn)
+
+    def _onIncomingMessageReceived(self, conn: Any, message: Any) -> None:  # noqa: N802
+        is_handshake = self._syncObj.encryptor and not conn.sendRandKey
+        if not is_handshake and not (isinstance(message, str) and message in self._nodeAddrToNode):
+            _complain("the first message of a peer that is no node of the group")
+            conn.disconnect()
+            return
+        conn.longest = Connection.longest
+        if not is_handshake and (former := self._connections.get(self._nodeAddrToNode[message])):
+            former.disconnect()  # what is left in it was said by the node's former process
+        super()._onIncomingMessageReceived(conn, message)
+
+    def _onMessageReceived(self, node: Any, message: Any) -> None:  # noqa: N802
+        try:
+            super()._onMessageReceived(node, message)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            _complain(f"a message of node {node} that is none: {error!r}")
+
+
+_complained_at = -_COMPLAINT_INTERVAL_S
+
+
+def _complain(what: str) -> None:
+    """Log what a peer sent; at most one a second, for whoever sends that may send much."""
+    global _complained_at  # noqa: PLW0603 - one consensus port a process
+    now = time.monotonic()
+    if now >= _complained_at + _COMPLAINT_INTERVAL_S:
+        _complained_at = now
+        log.warning("consensus port: dropped %s", what)
+
+
+pysyncobj.pickle.dumps, pysyncobj.pickle.loads = codec.dumps, codec.loads
+pysyncobj.tcp_connection.zlib = codec
+pysyncobj.transport.TcpServer, pysyncobj.transport.TcpConnection = Server, Connection

@@ -1,0 +1,297 @@
+"""Consensus: the one door to PySyncObj, of which exactly release 0.3.17 is used.
+
+Six operations: `propose`, `read_barrier`, `on_event` (what was applied, who leads), the machine's
+`snapshot` and `restore`, and `status`. The library's own journal, snapshot file, thread and
+decoding are replaced: ours are on disk before they return, ours ends the process when the log can
+no longer be trusted, and ours runs no code that a peer sent. Callbacks come on the tick thread:
+they must only put something into a queue.
+
+Invariant: an event `Committed` is given once for every command, in log order, from the last
+`Restored` on. See docs/protocol.md, section 12.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import pysyncobj.config
+import pysyncobj.serializer
+import pysyncobj.syncobj
+
+from ziplog.core.node import LeaderChanged, PeersChanged
+from ziplog.errors import ConfigError, UnavailableError
+from ziplog.raft.journal import Journal, JournalError
+from ziplog.raft.pysyncobj_adapter import MAX_PROPOSALS, Consumer, join
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ziplog.core.node import Event
+
+log = logging.getLogger(__name__)
+
+#: Longest sleep of the tick thread; commands and messages wake it at once.
+_TICK_S: Final = 0.05
+#: The same for a leader without other nodes: no time-out of its own can come.
+_LONE_TICK_S: Final = 0.25
+#: After a tick that failed: the next one may fail as well.
+_FAILED_TICK_S: Final = 0.01
+#: The library's modules that read a clock, draw random numbers or open files by themselves.
+FOREIGN: Final = (pysyncobj.syncobj, pysyncobj.serializer)
+#: A command, in bytes; a journal record holds it and a little more.
+MAX_COMMAND: Final = 16 * 1024 * 1024
+
+
+class Machine(Protocol):
+    """What is replicated: total and deterministic; used on the tick thread only."""
+
+    def apply(self, command: bytes) -> bytes:
+        """Take a command and return its result; never raises."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """Return the whole state."""
+        ...
+
+    def restore(self, snapshot: bytes) -> None:
+        """Replace the whole state."""
+        ...
+
+
+class Status(NamedTuple):
+    """Consensus as this node sees it."""
+
+    #: The leader's name, or "" while there is none.
+    leader: str
+    #: This node leads, and has applied everything that was committed before it did.
+    is_leader: bool
+    #: Names of the other nodes that are connected, sorted.
+    connected: tuple[str, ...]
+    term: int
+    #: Index of the last entry applied.
+    applied: int
+    #: Entries in the journal.
+    entries: int
+    #: This node's votes and acknowledgements count. A node with a new directory has yet to learn
+    #: everything, or to meet all the others, before it becomes a voter.
+    is_voter: bool
+
+
+class Raft:
+    """One node of a replicated state machine.
+
+    Args:
+        name: this node's.
+        nodes: all nodes of the group: name to consensus endpoint ("host:port").
+        directory: where the journal and the snapshot are; used by nobody else.
+        machine: what is replicated.
+        on_event: told `Restored`, `Committed`, `LeaderChanged`, `PeersChanged`; any thread.
+        on_fatal: told why this node may not go on; the process must stop.
+        password: guards the endpoint; required outside loopback.
+
+    Raises:
+        ConfigError: an endpoint is reachable from outside and there is no password.
+        UnavailableError: the endpoint's port is taken.
+        JournalError: the directory is in use, or damaged.
+
+    """
+
+    def __init__(
+        self,
+        name: str,
+        nodes: Mapping[str, str],
+        directory: Path,
+        machine: Machine,
+        *,
+        on_event: Callable[[Event], None],
+        on_fatal: Callable[[str], None],
+        password: str | None = None,
+    ) -> None:
+        _check_password(nodes.values(), password)
+        self._name: Final = name
+        self._names: Final = {endpoint: node for node, endpoint in nodes.items()}
+        self._on_event: Final = on_event
+        self._on_fatal: Final = on_fatal
+        self._journal: Final = Journal(directory)
+        # Whoever wakes the thread must not write to a pipe that was just closed.
+        self._open_or_closed = threading.Lock()
+        self._is_closed = False
+        self._stopping = False
+        self._reason = ""
+        self._status = Status(
+            "", is_leader=False, connected=(), term=0, applied=0, entries=0, is_voter=False
+        )
+        self._proposals = threading.BoundedSemaphore(MAX_PROPOSALS)
+        consumer = Consumer(machine, on_event)
+        try:
+            _refuse_taken(nodes[name])
+            self._sync: Final = join(nodes, name, self._journal, consumer, password)
+        except BaseException:
+            self._journal.close()
+            raise
+        self._sync.addOnTickCallback(self._publish)  # before the tick sleeps
+        self._thread: Final = threading.Thread(target=self._run, name="raft", daemon=True)
+
+    # --- the operations ---
+
+    def start(self) -> None:
+        """Join the group. Events come from now on."""
+        self._thread.start()
+
+    def propose(self, command: bytes) -> None:
+        """Hand a command to the leader. `Committed` tells when it was applied, if it ever is."""
+        assert command, "a command has at least one byte"
+        assert len(command) <= MAX_COMMAND, "a command is too long"
+        self._submit(command, lambda _done: None)
+
+    def read_barrier(self, done: Callable[[bool], None]) -> None:
+        """Call `done(True)`, on the tick thread, once this node has applied what was committed.
+
+        That is all that was committed, by anybody, before this call. `done(False)`: try again.
+        """
+        self._submit(b"", done)
+
+    def status(self) -> Status:
+        """Return how consensus stands; at most a tick old."""
+        return self._status
+
+    def snapshot(self) -> None:
+        """Write a snapshot and trim the journal behind it soon, instead of when it is due."""
+        self._sync.forceLogCompaction()
+        self._wake()
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Leave the group and close everything; waits up to `timeout` seconds. Idempotent."""
+        self._stopping = True
+        if self._thread.is_alive():
+            self._wake()
+            self._thread.join(timeout)
+        elif self._thread.ident is None:
+            self._close()
+
+    def _submit(self, command: bytes, done: Callable[[bool], None]) -> None:
+        if self._stopping or not self._proposals.acquire(blocking=False):
+            done(False)
+            return
+
+        def applied(_result: bytes | None, failure: int) -> None:
+            self._proposals.release()
+            done(failure == pysyncobj.config.FAIL_REASON.SUCCESS)
+
+        with self._open_or_closed:
+            if not self._is_closed:
+                self._sync.hand_over(command, applied)
+                return
+        self._proposals.release()
+        done(False)
+
+    # --- the tick thread ---
+
+    def _run(self) -> None:
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Tick once; return whether there is to be another turn, and close everything if not.
+
+        For who drives the node from a loop of his own, instead of `start`.
+        """
+        try:
+            if not self._stopping:
+                self._tick()
+        except JournalError as error:
+            self._die(str(error))
+        except BaseException as error:  # whatever ends this thread must be told
+            log.critical("consensus thread ended", exc_info=True)
+            self._die(f"the consensus thread ended: {error!r}")
+        if not self._stopping and not self._reason:
+            return True
+        self._close()
+        if self._reason and not self._stopping:
+            self._on_fatal(self._reason)
+        return False
+
+    def _tick(self) -> None:
+        alone = len(self._names) == 1 and self._status.is_leader
+        try:
+            self._sync.doTick(_LONE_TICK_S if alone else _TICK_S)
+        except (AssertionError, JournalError):
+            raise
+        except Exception:
+            # A peer sent what the library cannot handle, or the system lacks something for now.
+            log.warning("a consensus tick failed", exc_info=True)
+            time.sleep(_FAILED_TICK_S)
+
+    def _publish(self) -> None:
+        sync, before = self._sync, self._status
+        leader = sync.leader_id()
+        status = Status(
+            leader=self._names[leader] if leader else "",
+            is_leader=sync.leads(),
+            connected=tuple(sorted(self._names[node.id] for node in sync.connected_nodes())),
+            term=sync.raftCurrentTerm,
+            applied=sync.raftLastApplied,
+            entries=len(self._journal.entries),
+            is_voter=sync.is_voter,
+        )
+        if status.leader == self._name and not status.is_leader:
+            status = status._replace(leader="")  # elected, but not up to date yet
+        self._status = status
+        if status[:2] != before[:2]:
+            self._on_event(LeaderChanged(status.leader, status.is_leader))
+        if status.connected != before.connected:
+            self._on_event(PeersChanged(status.connected))
+
+    def _wake(self) -> None:
+        with self._open_or_closed:
+            if not self._is_closed:
+                self._sync.wake()
+
+    def _die(self, reason: str) -> None:
+        self._reason = self._reason or reason
+
+    def _close(self) -> None:
+        with self._open_or_closed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._sync.close()
+        self._journal.close()
+
+
+def _refuse_taken(endpoint: str) -> None:
+    """Find out before the library does, which reports it by a traceback and leaks the socket."""
+    host, _, port = endpoint.rpartition(":")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot listen at {endpoint} for consensus ({error.strerror}): stop the process"
+                " that does, or change host or raft_port in the cluster file"
+            ) from error
+
+
+def _check_password(endpoints: Any, password: str | None) -> None:
+    exposed = [endpoint for endpoint in endpoints if not _is_loopback(endpoint)]
+    if exposed and password is None:
+        raise ConfigError("raft_password", None, f"given, because {exposed[0]} is not loopback")
+    if password is not None and not pysyncobj.syncobj.HAS_CRYPTO:
+        raise ConfigError(
+            "raft_password", "(not shown)", "left out, or `pip install cryptography` is needed"
+        )
+
+
+def _is_loopback(endpoint: str) -> bool:
+    host = endpoint.rpartition(":")[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,525 @@
+"""What a consensus node takes from its peers: the library's receive path, replaced.
+
+The library deletes entries that contradict nothing, counts acknowledgements of other terms, steps
+back to older snapshots, commits what it did not verify, and lets a node vote that has lost its
+directory: each of it loses acknowledged commands. Rule: Raft as written (sections 5.2-5.4 and 7),
+and who votes is what `voters` says (docs/protocol.md, section 12).
+
+Invariant: nothing that was committed is ever deleted, nor acknowledged before it is on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import msgspec
+import pysyncobj.config
+import pysyncobj.syncobj
+
+from ziplog.raft import codec, voting_rights
+from ziplog.raft.connections import Transport
+from ziplog.raft.journal import Entry, Journal, JournalError
+from ziplog.raft.log_matching import compare
+from ziplog.raft.snapshot import Snapshot, store
+from ziplog.raft.voting_rights import Joiner, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from ziplog.raft.pysyncobj_adapter import Consumer
+
+log = logging.getLogger(__name__)
+
+_FOLLOWER: Final = 0
+_NO_OP: Final = b"\1"
+_REGULAR: Final = b"\0"
+#: A snapshot that comes, in bytes; it is kept in memory until it is whole.
+_MAX_SNAPSHOT: Final = 1 << 30
+#: How often a node says what it is: one that does not vote, and one that does. The latter also
+#: keeps connections alive on which nothing else is sent before an election.
+_TELL_S: Final = 0.2
+_TELL_VOTER_S: Final = 1.0
+#: How often the log has it that a node does not vote yet.
+_REMIND_S: Final = 10.0
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_PlainEntry = tuple[bytes, _Number, _Number]
+
+
+class _Append(msgspec.Struct):
+    """Entries behind `previous`, or a piece of a long one, or of a snapshot; or a sign of life."""
+
+    term: _Number
+    commit_index: _Number
+    entries: tuple[_PlainEntry, ...] = ()
+    previous: _Number | None = msgspec.field(default=None, name="prevLogIdx")
+    previous_term: _Number | None = msgspec.field(default=None, name="prevLogTerm")
+    transmission: Literal["start", "process", "finish"] | None = None
+    data: bytes = b""
+    #: Bytes, whether they are the first of a snapshot, whether nothing follows them.
+    serialized: tuple[bytes, bool, bool] | None = None
+
+
+class _Answer(msgspec.Struct):
+    """What a follower holds of the log of this term's leader."""
+
+    term: _Number
+    next_node_idx: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    #: All before `next_node_idx` is held, durably.
+    success: bool
+    #: Entries are to be sent from there on.
+    reset: bool
+    #: The identity of a node that does not vote.
+    joining: str | None
+
+
+class _Admitted(msgspec.Struct):
+    """Whoever has this identity and the leader's entry `index` votes from now on."""
+
+    term: _Number
+    identity: str
+    index: _Number
+
+
+class _VoteRequest(msgspec.Struct):
+    term: _Number
+    last_log_index: _Number
+    last_log_term: _Number
+
+
+class _Vote(msgspec.Struct):
+    term: _Number
+
+
+class _Forwarded(msgspec.Struct):
+    command: bytes
+    request_id: _Number | None = None
+
+
+class _ForwardAnswer(msgspec.Struct):
+    request_id: _Number
+    error: _Number | None = None
+    log_idx: _Number | None = None
+    log_term: _Number | None = None
+
+
+#: Messages that are left to the library, when they are what they should be.
+_LIBRARYS: Final = {
+    "request_vote": _VoteRequest,
+    "response_vote": _Vote,
+    "apply_command": _Forwarded,
+    "apply_command_response": _ForwardAnswer,
+}
+
+
+class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
+    """The library's node. Its name-mangled methods can be replaced here, and only here.
+
+    Args:
+        own: this node's endpoint.
+        others: the endpoints of the group's other nodes.
+        conf: the library's configuration; its journal writes to `journal`.
+        consumer: given every committed command, in order, and snapshots.
+        journal: the directory's.
+        snapshot: the snapshot file's path.
+
+    """
+
+    def __init__(
+        self,
+        own: str,
+        others: Sequence[str],
+        conf: Any,
+        consumer: Consumer,
+        journal: Journal,
+        snapshot: Path,
+    ) -> None:
+        self._own: Final = own
+        self._consumer: Final = consumer
+        self._journal: Final = journal
+        self._snapshot: Final = snapshot
+        self._standings: dict[str, Standing | None] = dict.fromkeys(others)
+        self._joiners: dict[str, Joiner] = {}
+        self._pieces = bytearray()
+        self._tell_at = 0.0
+        self._remind_at = time.monotonic() + _REMIND_S
+        super().__init__(own, others, conf, transportClass=Transport)
+        self._found()
+
+    # --- what the adapter asks ---
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this node's votes and acknowledgements count."""
+        return self._journal.is_voter
+
+    def leads(self) -> bool:
+        """Whether this node leads and has applied the no-op that began its term."""
+        noop: int | None = self._SyncObj__noopIDx
+        return bool(self._isLeader()) and noop is not None and self.raftLastApplied >= noop
+
+    def leader_id(self) -> str:
+        """Return the leader's endpoint, or "" while none is known."""
+        leader = self._getLeader()
+        return leader.id if leader is not None else ""
+
+    def connected_nodes(self) -> list[Any]:
+        """Return the other nodes that are connected."""
+        return [node for node in self.otherNodes if self.isNodeConnected(node)]
+
+    def hand_over(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
+        """Propose a command; `done` gets its result and how it failed, if it did. Any thread."""
+        self._applyCommand(_REGULAR + command, done)
+
+    def wake(self) -> None:
+        """End the tick's sleep."""
+        self._SyncObj__pipeNotifier.notify()
+
+    def close(self) -> None:
+        """Close all connections; nothing of this node may be used any more."""
+        self.destroy()
+        notifier = self._SyncObj__pipeNotifier
+        os.close(notifier._PipeNotifier__pipeR)  # noqa: SLF001 - the library leaks them
+        os.close(notifier._PipeNotifier__pipeW)  # noqa: SLF001
+
+    # --- the library's hooks ---
+
+    def _SyncObj__onMessageReceived(self, peer: Any, message: dict[str, Any]) -> None:  # noqa: N802
+        """Take a message; what is none raises, and is dropped and logged by the connection."""
+        match message["type"]:
+            case "append_entries":
+                self._on_append(peer, msgspec.convert(message, _Append), "prevLogIdx" in message)
+            case "next_node_idx":
+                self._on_answer(peer, msgspec.convert(message, _Answer))
+            case "standing":
+                self._standings[peer.id] = msgspec.convert(message, Standing)
+                self._found()
+            case "admitted":
+                self._on_admitted(peer, msgspec.convert(message, _Admitted))
+            case "request_vote" if not self.is_voter:
+                pass  # it may have voted in that term, and forgotten it
+            case kind:
+                checked = msgspec.convert(message, _LIBRARYS[kind])
+                if isinstance(checked, _Forwarded) and not checked.command.startswith(_REGULAR):
+                    raise ValueError("a command that is none of ours")
+                super()._SyncObj__onMessageReceived(peer, message)
+
+    def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802 - asked before an election
+        return self.is_voter and bool(super()._SyncObj__connectedToAnyone())
+
+    def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
+        assert self.is_voter, "leads and may not vote"
+        self._joiners.clear()
+        super()._SyncObj__onBecomeLeader()
+
+    def _SyncObj__onNodeConnected(self, node: Any) -> None:  # noqa: N802
+        super()._SyncObj__onNodeConnected(node)
+        self._tell_at = 0.0
+
+    def _SyncObj__onNodeDisconnected(self, node: Any) -> None:  # noqa: N802
+        super()._SyncObj__onNodeDisconnected(node)
+        self._standings[node.id] = None
+
+    def _checkCommandsToApply(self) -> None:  # noqa: N802 - called in every tick
+        before = self._getRaftLogSize()
+        super()._checkCommandsToApply()
+        if not self.otherNodes and self._getRaftLogSize() != before:
+            self.wake()  # alone, nothing else would end the sleep before the commit
+        self._leave_lost_leader()
+        self._tell()
+
+    def _SyncObj__doApplyCommand(self, command: bytes) -> Any:  # noqa: N802
+        """Apply a committed entry; the library would try it again and again."""
+        if command == _NO_OP:
+            return None
+        assert command.startswith(_REGULAR), "an entry of a kind that nobody writes"
+        try:
+            return self._consumer.apply(command[len(_REGULAR) :])
+        except Exception as error:
+            raise JournalError(
+                f"consensus: a committed command of {len(command)} bytes raised {error!r}"
+            ) from error
+
+    def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:  # noqa: N802, N803, ARG002
+        """Go on from the snapshot file; the library would go on if it could not."""
+        self._load(Snapshot.read(self._snapshot))
+
+    def _leave_lost_leader(self) -> None:
+        """Fail what was forwarded to a leader that is away: no answer will come."""
+        leader = self._getLeader()
+        if leader is None or leader == self.selfNode or self.isNodeConnected(leader):
+            return
+        self._SyncObj__onLeaderChanged()
+        if not self.is_voter:  # no election of its own makes it forget the leader
+            self._SyncObj__raftLeader = None
+
+    # --- who votes ---
+
+    def _standing(self) -> Standing:
+        held = self._journal
+        is_new = not held.is_voter and held.entries[-1].index == 1 and self.raftCurrentTerm == 0
+        return Standing(held.identity, held.is_voter, is_new, held.founders)
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if self._standings and now >= self._tell_at:
+            self._tell_at = now + (_TELL_VOTER_S if self.is_voter else _TELL_S)
+            message = {"type": "standing"} | msgspec.structs.asdict(self._standing())
+            for node in self.otherNodes:
+                self._send(node, message)
+        if not self.is_voter and now >= self._remind_at:
+            self._remind_at = now + _REMIND_S
+            log.warning("consensus directory %s %s", self._journal.directory, self._why_no_voter())
+
+    def _why_no_voter(self) -> str:
+        silent = [name for name, standing in self._standings.items() if standing is None]
+        if silent:
+            return f"is new, and its node does not count yet: start {' and '.join(sorted(silent))}"
+        voting = sum(
+            standing is not None and standing.is_voter for standing in self._standings.values()
+        )
+        if voting > len(self._standings) // 2:
+            return "is new, and its node does not count yet: it learns from the other nodes"
+        return (
+            "is new, as too many are: no majority has its old ones. Stop all, and put a copy of an"
+            " old directory in the place of each new one (or empty all, to begin a new group)"
+        )
+
+    def _found(self) -> None:
+        if not self.is_voter:
+            found = voting_rights.founders(self._own, self._standing(), self._standings)
+            if found:
+                self._become_voter(found)
+
+    def _become_voter(self, founders: Mapping[str, str]) -> None:
+        self._journal.set_voter(founders)
+        self._wait_for_leader()
+        self._tell_at = 0.0
+        log.info("this node votes from now on")
+
+    def _on_admitted(self, leader: Any, message: _Admitted) -> None:
+        if (
+            self.is_voter
+            or message.identity != self._journal.identity
+            or message.term != self.raftCurrentTerm
+            or leader != self._getLeader()
+            or not self._holds(message.index, message.term)
+        ):
+            return
+        # The lost directory may have voted in this term.
+        self._SyncObj__setCurrentTerm(message.term, leader.id)
+        self._become_voter({})
+
+    def _holds(self, barrier: int, term: int) -> bool:
+        """Whether a barrier of that term's leader is held here, and with it all before it."""
+        if self._committed >= barrier:  # it may be in a snapshot only
+            return True
+        held = self._journal.since(barrier, 1)
+        return bool(held) and held[0].term == term
+
+    def _on_joiner(self, peer: Any, answer: _Answer) -> None:
+        """Let a node that does not vote learn the log; admit it once that is safe."""
+        joiner = self._joiners.get(peer.id)
+        if joiner is None or joiner.identity != answer.joining:
+            joiner = Joiner(str(answer.joining), self._journal.entries[-1].index + 1)
+            self._joiners[peer.id] = joiner
+            self._journal.append(Entry(_NO_OP, joiner.barrier, self.raftCurrentTerm))
+            log.warning("node %s does not vote: it gets the whole log first", peer.id)
+        self._SyncObj__raftMatchIndex[peer] = 0  # the lost directory's
+        if answer.reset:
+            self._send_from(peer, answer.next_node_idx)
+        match = {node.id: index for node, index in self._SyncObj__raftMatchIndex.items()}
+        if voting_rights.is_admitted(joiner, self._committed, match, self._joiners):
+            admitted = _Admitted(self.raftCurrentTerm, joiner.identity, joiner.barrier)
+            self._send(peer, {"type": "admitted"} | msgspec.structs.asdict(admitted))
+
+    # --- as the leader: what the others hold ---
+
+    def _on_answer(self, peer: Any, answer: _Answer) -> None:
+        if answer.term > self.raftCurrentTerm:
+            self._SyncObj__setCurrentTerm(answer.term, None)
+            self._SyncObj__setState(_FOLLOWER)
+            self._SyncObj__raftLeader = None
+            return
+        if answer.term < self.raftCurrentTerm or not self._isLeader():
+            return
+        if answer.next_node_idx > self._journal.entries[-1].index + 1 and answer.success:
+            raise ValueError("it acknowledges what it was not sent")
+        if answer.joining is not None:
+            self._on_joiner(peer, answer)
+            return
+        self._joiners.pop(peer.id, None)
+        self._SyncObj__lastResponseTime[peer] = time.monotonic()
+        match, following = self._SyncObj__raftMatchIndex, self._SyncObj__raftNextIndex
+        if answer.success:
+            match[peer] = max(match[peer], answer.next_node_idx - 1)
+            following[peer] = max(following[peer], answer.next_node_idx)
+        elif answer.reset:
+            self._send_from(peer, answer.next_node_idx)
+
+    def _send_from(self, peer: Any, index: int) -> None:
+        """Send entries from `index` on; what is known to be held already is not sent again."""
+        lowest = self._SyncObj__raftMatchIndex[peer] + 1
+        last = self._journal.entries[-1].index
+        self._SyncObj__raftNextIndex[peer] = min(max(index, lowest), last + 1)
+
+    # --- as a follower: what the leader sends ---
+
+    def _on_append(self, leader: Any, append: _Append, has_entries: bool) -> None:
+        if append.term < self.raftCurrentTerm:
+            self._answer(leader, self._committed + 1)  # the term tells it that it leads no more
+            return
+        self._follow(leader, append)
+        if not has_entries:
+            self._on_snapshot(leader, append.serialized)
+        elif append.transmission is None:
+            self._on_entries(leader, append, append.entries)
+        else:
+            self._on_piece(leader, append)
+
+    def _follow(self, leader: Any, append: _Append) -> None:
+        if append.term > self.raftCurrentTerm:
+            self._SyncObj__setCurrentTerm(append.term, None)
+        elif self._isLeader():
+            raise JournalError(
+                f"consensus: node {leader.id} leads in term {append.term}, as this one does: two"
+                " nodes use one endpoint, or a directory was copied. Stop all and look"
+            )
+        self._wait_for_leader()
+        if self._getLeader() != leader:
+            self._SyncObj__onLeaderChanged()
+            self._SyncObj__raftLeader = leader
+            self._pieces.clear()
+        self._SyncObj__setState(_FOLLOWER)
+
+    def _wait_for_leader(self) -> None:
+        timeout = self._SyncObj__generateRaftTimeout()
+        self._SyncObj__raftElectionDeadline = time.monotonic() + timeout
+
+    @property
+    def _committed(self) -> int:
+        """The last entry that is known to be committed; all up to it are held, or in a snapshot."""
+        return max(int(self.raftCommitIndex), int(self.raftLastApplied))
+
+    def _on_entries(
+        self, leader: Any, append: _Append, plain_entries: Sequence[tuple[bytes, int, int]]
+    ) -> None:
+        came = [Entry(*entry) for entry in plain_entries]
+        previous = append.previous if append.previous is not None else -1
+        if any(entry.index != previous + n for n, entry in enumerate(came, 1)):
+            raise ValueError("entries that do not follow each other")
+        journal = self._journal
+        own = journal.since(append.previous, len(came) + 1)
+        found = compare(own, append.previous_term, came)
+        if found is None:
+            if own:
+                self._refuse_divergence(leader, previous)
+            end = journal.entries[-1].index
+            resume = end if previous > end else self._committed
+            self._answer(leader, resume + 1, reset=True)
+            return
+        if found.contradicts:
+            first = previous + found.known + 1
+            self._refuse_divergence(leader, first)
+            journal.delete_from(first)
+        journal.extend(came[found.known :])
+        verified = previous + len(came)
+        self._commit(min(append.commit_index, verified))
+        self._answer(leader, verified + 1, success=True)
+
+    def _refuse_divergence(self, leader: Any, index: int) -> None:
+        if index <= self._committed:
+            raise JournalError(
+                f"consensus: the leader {leader.id} contradicts entry {index}, which is committed"
+                " here. Stop, keep a copy of this node's directory, empty it, and start the node"
+                " again: it learns everything from the other nodes"
+            )
+
+    def _commit(self, index: int) -> None:
+        self._SyncObj__raftCommitIndex = max(self.raftCommitIndex, index)
+        self._journal.commit_index = self.raftCommitIndex
+
+    def _on_piece(self, leader: Any, append: _Append) -> None:
+        """Put a long entry together. The library may say twice that it is finished."""
+        if append.transmission == "start":
+            self._pieces.clear()
+        self._collect(append.data, codec.MAX_FRAME)
+        if append.transmission == "finish":
+            try:
+                entry = msgspec.convert(codec.loads(bytes(self._pieces)), _PlainEntry)
+            except ValueError:
+                pass  # some are missing, or one is still to come
+            else:
+                self._pieces.clear()
+                self._on_entries(leader, append, [entry])
+                return
+        self._answer(leader, self._committed + 1)
+
+    def _on_snapshot(self, leader: Any, piece: tuple[bytes, bool, bool] | None) -> None:
+        if piece is None:  # the leader is just writing one
+            self._answer(leader, self._committed + 1)
+            return
+        data, is_first, is_last = piece
+        if is_first:
+            self._pieces.clear()
+        self._collect(data, _MAX_SNAPSHOT)
+        if not is_last:
+            self._answer(leader, self._committed + 1)
+            return
+        whole = bytes(self._pieces)
+        self._pieces.clear()
+        try:
+            found = Snapshot.decode(whole)
+        except ValueError:  # a connection broke meanwhile
+            self._answer(leader, self._committed + 1, reset=True)
+            return
+        if found.last.index > self._committed:
+            self._install(whole, found)
+        # What is committed is the same here and there.
+        self._answer(leader, self._committed + 1, success=True)
+
+    def _collect(self, data: bytes, limit: int) -> None:
+        if len(self._pieces) + len(data) > limit:
+            self._pieces.clear()
+            raise ValueError(f"more than {limit} bytes in pieces")
+        self._pieces += data
+
+    def _install(self, data: bytes, found: Snapshot) -> None:
+        """Take a snapshot in place of the log up to its end; what is held behind it stays."""
+        fresh = self._snapshot.with_suffix(".received")
+        try:
+            store(data, fresh)
+            fresh.replace(self._snapshot)
+        except OSError as error:
+            log.warning("the leader's snapshot cannot be written (%s): trying again", error)
+            return
+        self._load(found)
+        waiting = self._SyncObj__commandsWaitingCommit
+        for index in [index for index in waiting if index <= found.last.index]:
+            for _, callback in waiting.pop(index):
+                callback(None, pysyncobj.config.FAIL_REASON.UNKNOWN_OUTCOME)
+
+    def _load(self, found: Snapshot) -> None:
+        self._journal.begin_with(found.previous, found.last)
+        try:
+            self._consumer.restore(found.state)
+        except Exception as error:
+            raise JournalError(
+                f"consensus: the snapshot {self._snapshot} cannot be restored: {error!r}"
+            ) from error
+        self._SyncObj__raftLastApplied = found.last.index
+        self._commit(found.last.index)
+
+    def _answer(
+        self, leader: Any, next_index: int, *, success: bool = False, reset: bool = False
+    ) -> None:
+        joining = None if self.is_voter else self._journal.identity
+        answer = _Answer(self.raftCurrentTerm, next_index, success, reset, joining)
+        self._send(leader, {"type": "next_node_idx"} | msgspec.structs.asdict(answer))
+
+    def _send(self, node: Any, message: dict[str, Any]) -> None:
+        self._SyncObj__transport.send(node, message)

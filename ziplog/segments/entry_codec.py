@@ -1,0 +1,196 @@
+"""One stored entry as bytes: its header and body, and how damage is passed over.
+
+An entry is a 44-byte header and the MessagePack of an `Entry`. The header has a CRC of its own, so
+that a damaged body costs that entry only; after a damaged header the next whole one is looked for.
+Headers begin with the segment's salt, which stands in the file's name: no record that a client
+made up can pass for an entry. A header also tells how much of the log was on stable storage when
+it was made: that much was complete before it was written.
+
+Rule: what a header says is believed only under its CRC, a body only under its own
+(docs/protocol.md, section 10).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+from crc32c import crc32c
+
+from ziplog.core.entries import Expire, Place, Skip
+from ziplog.segments.entry import Entry, Mark, Table, TablePart, UnreadableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Salt and CRC32C of the rest of the header.
+_GUARD: Final = struct.Struct("<II")
+#: Length and CRC32C of the body, first and last gsn (0, 0: none), place, kind and lag.
+_FACTS: Final = struct.Struct("<IIQQQI")
+HEADER_BYTES: Final = _GUARD.size + _FACTS.size
+#: Of a header what it takes to pass over an entry: length of the body, last gsn.
+_STEP: Final = struct.Struct("<8xI12xQ12x")
+#: The kind has one byte, the lag three; a lag of 0 tells nothing.
+_KIND_BITS: Final = 8
+_MAX_LAG: Final = (1 << 24) - 1
+
+PLACE, SKIP, EXPIRE, MARK, TABLE = 1, 2, 3, 4, 5
+#: Bytes that are no entry.
+DAMAGED: Final = 0
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
+
+
+class _Front(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The first fields of an `Entry`."""
+
+    fseq: int
+    view: int
+
+
+_front_decoder: msgspec.msgpack.Decoder[_Front] = msgspec.msgpack.Decoder(_Front)
+
+
+class Found(NamedTuple):
+    """An entry of a segment, or a stretch of damage, by its place in the bytes read."""
+
+    kind: int
+    #: The positions that it is about; of damage, those that it may have been about; `first` of a
+    #: table is its `part_code`.
+    first: int
+    last: int
+    #: Its number; of a mark or table, that of the last entry before it.
+    fseq: int
+    #: The body's place; of damage, the whole place.
+    start: int
+    stop: int
+    #: The body is as it was written.
+    is_whole: bool
+    #: Entries up to here were on stable storage before it was written.
+    flushed: int
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it is an entry of the log proper, whole or not."""
+        return DAMAGED < self.kind < MARK
+
+
+def part_code(number: int, *, is_last: bool) -> int:
+    """Return what the header of a part of a table has for its first gsn; 0: it is a whole one."""
+    return 2 * number + (not is_last)
+
+
+def positions(entry: Entry) -> tuple[int, int, int, int]:
+    """Return the kind of an entry, its first and last gsn, and its last record (0: none).
+
+    Of a part of a table, the first is its `part_code`.
+    """
+    decision = entry.decision
+    match decision:
+        case Place():
+            last = decision.gsns[-1]
+            return PLACE, decision.gsns[0], last, last
+        case Skip():
+            return SKIP, decision.start, decision.stop - 1, 0
+        case Expire():
+            return EXPIRE, 0, 0, 0
+        case Mark():
+            return MARK, 0, 0, 0
+        case Table():
+            return TABLE, 0, 0, 0
+        case TablePart(_, _, number, is_last):
+            return TABLE, part_code(number, is_last=is_last), 0, 0
+
+
+def encode(
+    entry: Entry, salt: int, kind: int, first: int, last: int, place: int, flushed: int
+) -> tuple[bytes, bytes]:
+    """Return the header and the body of an entry.
+
+    `place` is its number, or that of the last entry before it; `flushed` is the last entry on
+    stable storage.
+    """
+    body = _encoder.encode(entry)
+    lag = place - flushed + 1
+    told = kind | lag << _KIND_BITS if lag <= _MAX_LAG else kind
+    facts = _FACTS.pack(len(body), crc32c(body), first, last, place, told)
+    return _GUARD.pack(salt, crc32c(facts)) + facts, body
+
+
+def decode(data: bytes, found: Found, file: str) -> Entry:
+    """Return an entry; `file` is where it is from.
+
+    Raises:
+        UnreadableError: it is damaged.
+
+    """
+    if not found.is_whole:
+        raise UnreadableError(f"{file} is damaged at gsns {found.first} to {found.last}")
+    return _decoder.decode(memoryview(data)[found.start : found.stop])
+
+
+def view_of(data: bytes, found: Found) -> int:
+    """Return the view of a whole entry."""
+    return _front_decoder.decode(memoryview(data)[found.start : found.stop]).view
+
+
+def seek(data: bytes, gsn: int, salt: int) -> Found | None:
+    """Return the whole entry that reaches over `gsn`, if it is found without a look at the others.
+
+    `data` begins with an entry. None says nothing: what was passed over is not checked, so only
+    `walk` can tell what is damaged, and what is not there.
+    """
+    at, end, unpack = 0, len(data) - HEADER_BYTES, _STEP.unpack_from
+    while at <= end:
+        length, last = unpack(data, at)
+        if last >= gsn:
+            break
+        at += HEADER_BYTES + length
+    found = next(walk(data, salt, at), None)
+    is_it = found is not None and found.is_whole and found.first <= gsn <= found.last
+    return found if is_it else None
+
+
+def walk(data: bytes, salt: int, at: int = 0) -> Iterator[Found]:
+    """Go through the entries of `data` from `at` on, where one begins.
+
+    Damage has positions 0, 0.
+    """
+    while at < len(data):
+        facts = _facts(data, at, salt)
+        if facts is None:
+            following = _next_header(data, at + 1, salt)
+            yield Found(DAMAGED, 0, 0, 0, at, following, False, 0)
+            at = following
+            continue
+        length, checksum, first, last, place, told = facts
+        start = at + HEADER_BYTES
+        at = start + length
+        is_whole = at <= len(data) and crc32c(memoryview(data)[start:at]) == checksum
+        if not is_whole:
+            # A part of it may be missing: then other entries stand where it would end.
+            at = min(at, _next_header(data, start, salt))
+        kind, lag = told & (1 << _KIND_BITS) - 1, told >> _KIND_BITS
+        flushed = place + 1 - lag if lag else 0
+        yield Found(kind, first, last, place, start, at, is_whole, flushed)
+
+
+def _facts(data: bytes, at: int, salt: int) -> tuple[int, ...] | None:
+    """Return what the header at `at` says; None if there is none."""
+    if at + HEADER_BYTES > len(data):
+        return None
+    read_salt, guard = _GUARD.unpack_from(data, at)
+    if read_salt != salt or crc32c(data[at + _GUARD.size : at + HEADER_BYTES]) != guard:
+        return None
+    return _FACTS.unpack_from(data, at + _GUARD.size)
+
+
+def _next_header(data: bytes, at: int, salt: int) -> int:
+    pattern = salt.to_bytes(4, "little")
+    while (at := data.find(pattern, at)) >= 0:
+        if _facts(data, at, salt) is not None:
+            return at
+        at += 1
+    return len(data)

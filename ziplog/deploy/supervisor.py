@@ -38,7 +38,7 @@ CLUSTER_FILE: Final = "cluster.toml"
 _LOCK_FILE: Final = "supervisor.pid"
 #: A process that was told to stop (SIGSTOP) does so much sooner.
 _STOP_S: Final = 1.0
-_PACKAGE_ROOT: Final = Path(__file__).resolve().parent.parent
+_PACKAGE_ROOT: Final = Path(__file__).resolve().parents[2]
 _LOG_TAIL_BYTES: Final = 32_768
 _LOG_TAIL_LINES: Final = 5
 #: Of each line; a server that halts tells its reason first, and then its whole state.

@@ -19,7 +19,7 @@ from logdb.errors import TransactionAborted
 from logdb.records import KeyRead
 from tests.logdb.client.fakes import FakeDatabase, v
 from tests.ziplog.client.fakes import CLUSTER, MS, S, placement
-from ziplog import wire as log_wire
+from ziplog.core.entries import decode_body
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RecordId
 
@@ -123,7 +123,7 @@ def test_the_log_is_silent_and_then_knows_nothing() -> None:
     with pytest.raises(OutcomeUnknownError, match="may have taken effect") as caught:
         db.put(b"k", 1, within=5 * S)
     # Each copy is the same record.
-    bodies = {log_wire.decode_body(i.body, 1).payloads[0] for i in db.inserts}
+    bodies = {decode_body(i.body, 1).payloads[0] for i in db.inserts}
     assert len(bodies) == 1
     assert len({(i.shard, i.seq) for i in db.inserts}) > 1
     db.is_log_silent = False
@@ -189,7 +189,7 @@ def begun(db: FakeDatabase, copies: int) -> tuple[int, records.TransactionId]:
         return len({(i.shard, i.seq) for i in db.inserts}) == copies
 
     db.run(is_begun)
-    payload = log_wire.decode_body(db.inserts[0].body, 1).payloads[0]
+    payload = decode_body(db.inserts[0].body, 1).payloads[0]
     commit = records.decode(payload)
     assert isinstance(commit, records.Commit)
     return call, commit.id

@@ -28,6 +28,7 @@ from logdb.records import KeyRead, Move, RangeRead
 from tests.logdb.client.fakes import FakeDatabase, v
 from tests.ziplog.client.fakes import CLUSTER, MS, S
 from ziplog import wire as log_wire
+from ziplog.core.entries import decode_body
 from ziplog.errors import DeadlineError, RecordTooLargeError, UnavailableError
 from ziplog.types import RecordId
 
@@ -54,7 +55,7 @@ def test_a_put_is_one_insert_and_one_word(db: FakeDatabase) -> None:
     (primary, insert), (backup, _) = db.glass.sent
     assert primary != backup
     # The decision alone ends it, even if it comes before the acks.
-    (commit,) = [records.decode(p) for p in log_wire.decode_body(insert.body, 1).payloads]
+    (commit,) = [records.decode(p) for p in decode_body(insert.body, 1).payloads]
     assert isinstance(commit, records.Commit)
     db.glass.hear(
         0,

@@ -17,7 +17,7 @@ from logdb.errors import TooManyReadsError, TransactionAborted, TransactionClose
 from logdb.values import decode_value
 from tests.logdb.client.fakes import FakeDatabase, v
 from tests.ziplog.client.fakes import S
-from ziplog import wire as log_wire
+from ziplog.core.entries import decode_body
 from ziplog.errors import (
     DeadlineError,
     OutcomeUnknownError,
@@ -241,7 +241,7 @@ def test_a_record_is_not_larger_than_was_counted(
     commit(db, sets)
     counted = sets._sizes._size
     for _, insert in [(None, insert) for insert in db.inserts[-1:]]:
-        payload = log_wire.decode_body(insert.body, 1).payloads[0]
+        payload = decode_body(insert.body, 1).payloads[0]
         inline = sum(len(w.value or b"") + 16 for w in db.commits()[-1].writes if w.value)
         assert len(payload) <= counted + inline
 

@@ -24,7 +24,7 @@ from failure_handler.candidate_selection import (
 )
 from failure_handler.members import HEARD_NS
 from failure_handler.state import Attempt, Begin, Confirm, Decide, Decision, Finish
-from ziplog.core.node import Broadcast, Propose, Send, Warn
+from ziplog.core.node import Broadcast, LogWarning, Propose, Send
 from ziplog.core.view import fingerprint
 from ziplog.wire import Freeze, Reinsert, Remove, ViewDecided
 
@@ -477,7 +477,7 @@ class Recovery:
         """Say something to the operator, once."""
         if text not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(text)
-            self._out.append(Warn(text))
+            self._out.append(LogWarning(text))
 
     def check(self) -> None:
         """Assert the invariant."""

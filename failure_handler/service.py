@@ -28,15 +28,15 @@ from failure_handler.state import (
 from ziplog.core.node import (
     Broadcast,
     Committed,
-    Complain,
     Connect,
     Halt,
     LeaderChanged,
+    LogWarning,
     Received,
+    ReportBadMessage,
     Restored,
     Send,
     Wakeup,
-    Warn,
 )
 from ziplog.wire import (
     ClusterInfo,
@@ -173,7 +173,7 @@ class FailureHandler:
             handler(src, message)
 
     def _complain(self, src: bytes, message: Message, why: str) -> None:
-        self._out.append(Complain(src, f"{type(message).__name__}: {why}"))
+        self._out.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
 
     # --- consensus ---
 
@@ -221,7 +221,7 @@ class FailureHandler:
                 text = f"it works again, in view {command.view}"
             case Confirm():
                 text = f"view {command.view} is confirmed: enough servers hold it"
-        self._out.append(Warn(f"shard {command.shard}: {text}"))
+        self._out.append(LogWarning(f"shard {command.shard}: {text}"))
 
     def _name_of(self, shard: int, server: int) -> str:
         members = self.members.of(shard)

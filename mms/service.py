@@ -43,16 +43,16 @@ from mms.stragglers import Stragglers
 from mms.weights import Weights
 from ziplog.core.node import (
     Committed,
-    Complain,
     Halt,
     LeaderChanged,
+    LogWarning,
     PeersChanged,
     Propose,
     Received,
+    ReportBadMessage,
     Restored,
     Send,
     Wakeup,
-    Warn,
 )
 from ziplog.core.view import Member, Placement
 from ziplog.wire import (
@@ -228,7 +228,7 @@ class MembershipService:
         handler(src, message)
 
     def _complain(self, src: bytes, message: Message, why: str) -> None:
-        self._out.append(Complain(src, f"{type(message).__name__}: {why}"))
+        self._out.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
 
     # --- consensus ---
 
@@ -260,7 +260,7 @@ class MembershipService:
         if others:
             if not self._has_warned:
                 self._has_warned = True
-                self._out.append(Warn(
+                self._out.append(LogWarning(
                     f"no cluster is created: storage servers are of cluster {min(others)}, of which"
                     " nothing is known here. Put the membership service's data directories back; or"
                     " to begin anew without the old records, remove those of all storage servers"
@@ -348,7 +348,7 @@ class MembershipService:
         wrong = membership_rules.contradiction(self.state, self.config)
         if wrong:
             self._out.append(Halt(wrong))
-        self._out += map(Warn, membership_rules.moved(self.state, self.config))
+        self._out += map(LogWarning, membership_rules.moved(self.state, self.config))
 
     def _placed(self) -> None:
         placements = self.state.placements.values()

@@ -36,15 +36,15 @@ from shard.serving.readers import Readers
 from shard.state.replica_state import ReplicaConfig, ReplicaState
 from ziplog.core.node import (
     ArchiveOpened,
-    Complain,
+    BatchEnd,
     Connect,
-    Drained,
     Effect,
     Event,
     Persist,
     Persisted,
     Pressed,
     Received,
+    ReportBadMessage,
     StorageChanged,
     Wakeup,
 )
@@ -175,7 +175,7 @@ class Replica:
                 handler(event.src, event.message)
             else:
                 self._complain(event.src, event.message, "a storage server takes none")
-        elif isinstance(event, Drained):
+        elif isinstance(event, BatchEnd):
             self._drained()
         elif isinstance(event, Wakeup):
             self._woke()
@@ -214,7 +214,7 @@ class Replica:
         return earliest
 
     def _complain(self, src: bytes, message: Message, why: str) -> None:
-        self._state.out.append(Complain(src, f"{type(message).__name__}: {why}"))
+        self._state.out.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
 
     # --- inserts and the stream ---
 
@@ -226,8 +226,8 @@ class Replica:
         if session is None and not may_open(state, route, message, self._now):
             return
         session = state.sessions.open(message.client, self._now)
-        if message.done_below > session.done_below:
-            self._role.settled(session, message.done_below, self._now)
+        if message.first_incomplete > session.first_incomplete:
+            self._role.settled(session, message.first_incomplete, self._now)
         state.last_insert = self._now
         unit = session.units.get(message.seq)
         if unit is None:
@@ -251,8 +251,8 @@ class Replica:
         if session is None or not self._is_mine(message):
             return
         session.last_seen = self._now
-        if message.done_below > session.done_below:
-            self._role.settled(session, message.done_below, self._now)
+        if message.first_incomplete > session.first_incomplete:
+            self._role.settled(session, message.first_incomplete, self._now)
 
     def _forward(self, _route: bytes, message: Forward) -> None:
         if self._backup is not None and self._is_mine(message):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
-from ziplog.core.writer_table import Writers
+from ziplog.core.writer_table import WriterTable
 from ziplog.errors import TrimmedError, UnavailableError
 from ziplog.segments.blocks import layout
 
@@ -25,7 +25,7 @@ class Repeats:
 
     def __init__(
         self,
-        table: Callable[[int], tuple[int, Writers]],
+        table: Callable[[int], tuple[int, WriterTable]],
         blocks: Callable[[int, int], Iterable[Block]],
     ) -> None:
         """Begin anywhere.
@@ -39,7 +39,7 @@ class Repeats:
         self._table: Final = table
         self._blocks: Final = blocks
         #: The table behind the last block, and where that is; None before it is needed.
-        self._writers: Writers | None = None
+        self._writers: WriterTable | None = None
         self._at = 0
 
     def of(self, block: Block) -> list[tuple[int, int]]:
@@ -65,10 +65,10 @@ class Repeats:
 
     def anew(self, block: Block) -> list[tuple[int, int]]:
         """Return the same of a block that nobody knows what was before; what follows goes on so."""
-        self._writers = Writers()
+        self._writers = WriterTable()
         return _take(self._writers, block, block.rows)
 
-    def _up_to(self, stop: int) -> Writers:
+    def _up_to(self, stop: int) -> WriterTable:
         """Return the table at a position.
 
         Errors are those of `of`.
@@ -83,7 +83,7 @@ class Repeats:
             if reached >= stop:
                 return writers
 
-    def _follow(self, writers: Writers, at: int, stop: int) -> int:
+    def _follow(self, writers: WriterTable, at: int, stop: int) -> int:
         """Let a table at `at` go on up to `stop`; return where it stops before what was trimmed."""
         if at < stop:
             try:
@@ -97,7 +97,7 @@ class Repeats:
         return stop
 
 
-def _take(writers: Writers, block: Block, high: int) -> list[tuple[int, int]]:
+def _take(writers: WriterTable, block: Block, high: int) -> list[tuple[int, int]]:
     """Let the table go on over a block's first `high` records; return which are repetitions."""
     found: list[tuple[int, int]] = []
     for run in block.origins:

@@ -19,7 +19,7 @@ from spark_reader.options import PATH, STOP, Options
 from spark_reader.planning import cut
 from spark_reader.reading import Replicas, Session, first_block, fuller, in_blocks
 from ziplog.config import load
-from ziplog.core.writer_table import Writers
+from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.segments.block_reader import Archive
 from ziplog.segments.buffer_pool import ReadMemory
@@ -235,9 +235,11 @@ class _Directories(Replicas):
         """Look in one directory after the other; see `Replicas.block`."""
         return first_block(archive.block(gsn) for archive in self._archives)
 
-    def table(self, gsn: int) -> tuple[int, Writers]:
+    def table(self, gsn: int) -> tuple[int, WriterTable]:
         """Return the nearest table in any; see `Replicas.table`."""
-        return reduce(fuller, (archive.writers(gsn) for archive in self._archives), (1, Writers()))
+        return reduce(
+            fuller, (archive.writers(gsn) for archive in self._archives), (1, WriterTable())
+        )
 
     def scanned(self, start: int, stop: int) -> Iterator[Block]:
         """Give blocks made of what segments hold; see `Replicas.scanned`."""

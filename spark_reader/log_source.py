@@ -21,7 +21,7 @@ from spark_reader.planning import cut
 from spark_reader.reading import Replicas, Session, first_block, fuller, in_blocks
 from ziplog.archive.client import ArchiveClient
 from ziplog.client import arguments
-from ziplog.core.writer_table import Writers
+from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ClosedError, NoSuchRecordError, TrimmedError, UnavailableError
 from ziplog.segments.buffer_pool import ReadMemory
 from ziplog.types import RecordId
@@ -232,9 +232,9 @@ class _Servers(Replicas):
         """Ask one archive after the other; see `Replicas.block`."""
         return first_block(self._answers(lambda client: client.block(gsn)))
 
-    def table(self, gsn: int) -> tuple[int, Writers]:
+    def table(self, gsn: int) -> tuple[int, WriterTable]:
         """Return the nearest that an archive has; see `Replicas.table`."""
-        best = 0, Writers()
+        best = 0, WriterTable()
         for found in self._answers(lambda client: client.writers(gsn)):
             best = fuller(best, found)
             if best[0] == gsn and best[1]:
@@ -243,7 +243,7 @@ class _Servers(Replicas):
         trim = self._session.connect().extents(gsn, gsn).trim
         if trim > gsn:
             raise TrimmedError(RecordId(trim, 0))
-        return fuller(best, (max(trim, 1), Writers()))
+        return fuller(best, (max(trim, 1), WriterTable()))
 
     def _answers(self, ask: Callable[[ArchiveClient], _T]) -> Iterator[_T]:
         """Ask those that are left; who fails is asked nothing more."""

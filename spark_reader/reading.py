@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spark_reader.options import Options
     from spark_reader.planning import Piece
     from ziplog.core.entries import Unit
-    from ziplog.core.writer_table import Writers
+    from ziplog.core.writer_table import WriterTable
     from ziplog.segments.buffer_pool import ReadMemory
 
 
@@ -99,7 +99,7 @@ class Replicas(ABC):
         """
 
     @abstractmethod
-    def table(self, gsn: int) -> tuple[int, Writers]:
+    def table(self, gsn: int) -> tuple[int, WriterTable]:
         """Return a position at or before `gsn`, and what is known of the shard's writers there.
 
         Raises:
@@ -143,7 +143,7 @@ def first_block(answers: Iterable[Block | int]) -> Block | int:
     return min(starts, default=0)
 
 
-def fuller(one: tuple[int, Writers], other: tuple[int, Writers]) -> tuple[int, Writers]:
+def fuller(one: tuple[int, WriterTable], other: tuple[int, WriterTable]) -> tuple[int, WriterTable]:
     """Return the table that is nearer, of two at one position one that knows somebody.
 
     At the trim point, who has no table from before tells an empty one.

@@ -29,7 +29,7 @@ class Job:
     shard: int
     seq: int
     after: int
-    follows: int
+    predecessor: int
     count: int
     body: bytes
     #: The newest ack of each server.
@@ -72,7 +72,7 @@ class Client:
         *,
         count: int = 1,
         after: int = 0,
-        follows: int = 0,
+        predecessor: int = 0,
         to: Iterable[int] | None = None,
         abandon: bool = False,
         payload: bytes = b"",
@@ -83,7 +83,7 @@ class Client:
         payloads = [payload or b"%s/%d/%d/%d" % (self.name.encode(), shard, seq, i)
                     for i in range(count)]  # fmt: skip
         body = encode_body(Body(seq, None, payloads))
-        job = Job(shard, seq, after, follows, count, body, abandoned=abandon)
+        job = Job(shard, seq, after, predecessor, count, body, abandoned=abandon)
         job.retry_at = world.now + self.retry_ns
         self.jobs[shard, seq] = job
         self._open.append(job)
@@ -96,7 +96,7 @@ class Client:
         """Whether nothing will happen to a job any more: it is over, or waits for what is not."""
         if job.is_over or job.abandoned:
             return True
-        before = self.jobs.get((job.shard, job.follows))
+        before = self.jobs.get((job.shard, job.predecessor))
         return before is not None and before.gsns is None and self.is_stuck(before)
 
     def _those_open(self) -> list[Job]:
@@ -104,15 +104,15 @@ class Client:
         self._open = [job for job in self._open if not job.is_over]
         return self._open
 
-    def done_below(self, shard: int) -> int:
+    def first_incomplete(self, shard: int) -> int:
         """Return the lowest seq whose fate is open. A client never forgets an abandoned one."""
         open_seqs = [job.seq for job in self._those_open() if job.shard == shard]
         return min(open_seqs, default=self._next_seq.get(shard, 1))
 
     def _message(self, job: Job) -> wire.Insert:
         return wire.Insert(
-            CLUSTER, job.shard, 1, self.id, job.seq, self.done_below(job.shard), job.follows,
-            job.after, job.count, job.body,
+            CLUSTER, job.shard, 1, self.id, job.seq, self.first_incomplete(job.shard),
+            job.predecessor, job.after, job.count, job.body,
         )  # fmt: skip
 
     def step(self, event: Event, now: int) -> list[Effect]:

@@ -139,7 +139,7 @@ def _check_jobs(client: Client, shard: int, placed: dict[tuple[bytes, int], Plac
         assert job.gsns in (None, place.gsns)
         assert place.body == job.body
         assert place.gsns[0] > job.after, "not after the rid that it names"
-        before = placed.get((client.id, job.follows))
+        before = placed.get((client.id, job.predecessor))
         if before is not None:
             assert before.gsns[-1] < place.gsns[0], "not after the unit that it follows"
 

@@ -9,7 +9,13 @@ from shard.state.decision_log import end_of
 from shard.storage.store import mark_of_reset
 from ziplog import wire
 from ziplog.core.entries import Expire, Place, SessionTable, Skip
-from ziplog.segments.entry import Entry, Mark, Table, TablePart, UnreadableError
+from ziplog.segments.entry import (
+    Entry,
+    SessionTablePartRecord,
+    SessionTableRecord,
+    UnreadableError,
+    WatermarkRecord,
+)
 
 
 class MemoryStore:
@@ -30,7 +36,7 @@ class MemoryStore:
         self.last_end = self._base = 1
         #: Entries that cannot be read until they are repaired.
         self.damaged: set[int] = set()
-        self.mark: Mark | None = None
+        self.mark: WatermarkRecord | None = None
         #: Somebody reads in bulk up to there.
         self.sealed_below = 0
         self.backlog_bytes = 0
@@ -46,11 +52,11 @@ class MemoryStore:
     def append(self, entry: Entry) -> None:
         self.history.append(entry)
         match entry.decision:
-            case Mark():
+            case WatermarkRecord():
                 self.mark = entry.decision
-            case Table(sessions):
+            case SessionTableRecord(sessions):
                 self._tables.append((self.last_fseq, 0, True, sessions))
-            case TablePart(sessions, _, number, is_last):
+            case SessionTablePartRecord(sessions, _, number, is_last):
                 self._tables.append((self.last_fseq, number, is_last, sessions))
             case _:
                 self._take(entry)

@@ -131,12 +131,12 @@ class Storm:
         shard = random.randrange(weather.shards)
         # What follows an abandoned unit waits for ever.
         mine = [seq for (at, seq), job in client.jobs.items() if at == shard and not job.abandoned]
-        follows = random.choice([0, 0, mine[-1], random.choice(mine)]) if mine else 0
+        predecessor = random.choice([0, 0, mine[-1], random.choice(mine)]) if mine else 0
         servers = range(weather.f + 1)
         to = [s for s in servers if random.random() < 0.8] or [random.choice(servers)]
         client.insert(
             self.world, shard, count=random.choice((1, 1, 1, 2, 4)), after=self._after(),
-            follows=follows, to=to, abandon=random.random() < weather.abandoned,
+            predecessor=predecessor, to=to, abandon=random.random() < weather.abandoned,
         )  # fmt: skip
 
     def burst(self) -> None:

@@ -121,7 +121,7 @@ class Stage:
     def _insert(self, plain: list[str], named: dict[str, str]) -> None:
         self._client(plain[0]).insert(
             self.world, int(named.get("shard", 0)), count=int(named.get("count", 1)),
-            after=int(named.get("after", 0)), follows=int(named.get("follows", 0)),
+            after=int(named.get("after", 0)), predecessor=int(named.get("follows", 0)),
             to=self._servers(named), abandon=True,
         )  # fmt: skip
 

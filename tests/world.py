@@ -16,11 +16,11 @@ from tests.memory_store import MemoryStore
 from ziplog import wire
 from ziplog.core.entries import Body, Expire, Place, Skip, encode_body
 from ziplog.core.node import (
+    BatchEnd,
     Broadcast,
     Complete,
     Connect,
     Disconnect,
-    Drained,
     Effect,
     Event,
     Halt,
@@ -186,7 +186,7 @@ class World:
     def inject(self, dst: str, event: Event) -> None:
         """Step a node with an event, and let it end the batch."""
         self._step(dst, event)
-        self._step(dst, Drained())
+        self._step(dst, BatchEnd())
 
     def _step(self, name: str, event: Event) -> None:
         node = self.nodes[name]
@@ -277,7 +277,7 @@ class World:
         for at, count, *rest in held:
             heapq.heappush(self._queue, (max(at, self.now) + MS, count, *rest))  # type: ignore[misc]
         for name in touched:
-            self._step(name, Drained())
+            self._step(name, BatchEnd())
         for name, at in list(self._flushes.items()):
             if at <= self.now and name not in self.paused:
                 del self._flushes[name]
@@ -289,7 +289,7 @@ class World:
             wakeup = node.next_wakeup() if self._runs(name) else None
             if wakeup is not None and wakeup <= self.now:
                 self._step(name, Wakeup())
-                self._step(name, Drained())
+                self._step(name, BatchEnd())
 
 
 def describe(message: Message) -> str:
@@ -411,8 +411,8 @@ def insert(
     *,
     shard: int = 0,
     client: bytes = b"c" * 16,
-    done_below: int = 1,
-    follows: int = 0,
+    first_incomplete: int = 1,
+    predecessor: int = 0,
     after: int = 0,
     count: int = 1,
     size: int = 0,
@@ -423,5 +423,5 @@ def insert(
     payloads = [b"%d/%d" % (seq, index) + bytes(size) for index in range(count)]
     body = encode_body(Body(seq, None, payloads))
     return wire.Insert(
-        CLUSTER, shard, view, client, seq, done_below, follows, after, count, body, copy
+        CLUSTER, shard, view, client, seq, first_incomplete, predecessor, after, count, body, copy
     )

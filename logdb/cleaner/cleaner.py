@@ -13,7 +13,7 @@ from logdb.cleaner.cleaning_round import Counts, Round, RoundSettings, SlicePaus
 from logdb.cleaner.schedule import Due
 from logdb.tasks import Running
 from ziplog.client.common.requests import NEVER
-from ziplog.core.node import Warn
+from ziplog.core.node import LogWarning
 from ziplog.errors import ZiplogError
 
 if TYPE_CHECKING:
@@ -112,4 +112,4 @@ class Cleaner:
             self.counts.failed += 1
             self.counts.reason = str(result)
             text = f"gave a checkpoint up, trying again later: {result}"
-            self._calls.effects.append(Warn(text))
+            self._calls.effects.append(LogWarning(text))

@@ -29,7 +29,7 @@ from ziplog.client.common.requests import (
     TailRequest,
     UnsubscribeRequest,
 )
-from ziplog.core.node import Warn
+from ziplog.core.node import LogWarning
 from ziplog.errors import TrimmedError, ZiplogError
 from ziplog.types import RID_GENESIS, RecordId
 
@@ -170,7 +170,7 @@ class Follower:
             self._on_failure(error)
             return
         self._retry_at = self._calls.now + _PAUSE_NS
-        self._calls.effects.append(Warn(f"cannot follow the log, trying again: {error}"))
+        self._calls.effects.append(LogWarning(f"cannot follow the log, trying again: {error}"))
 
     def _caught_up(self) -> None:
         if not self.is_ready:
@@ -226,13 +226,13 @@ class Follower:
                 " prints it): the log is not cleaned from there on any more, and grows for ever;"
                 " keep others from inserting into it, and copy the database into a log of its own"
             )
-            self._calls.effects.append(Warn(what))
+            self._calls.effects.append(LogWarning(what))
 
     def _lost(self, error: ZiplogError) -> None:
         """The subscription failed: fell behind a trim, or met what is no record."""
         number, self._subscription = self._subscription, 0
         self._calls.call(UnsubscribeRequest(NEVER, number), ignore)
-        self._calls.effects.append(Warn(f"lost the log, starting again: {error}"))
+        self._calls.effects.append(LogWarning(f"lost the log, starting again: {error}"))
         self.is_ready = False
         self._retry_at = (
             self._calls.now if isinstance(error, TrimmedError) else (self._calls.now + _PAUSE_NS)

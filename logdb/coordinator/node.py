@@ -42,7 +42,7 @@ from logdb.wire import (
     Watch,
 )
 from ziplog.client.client_node import ClientCore
-from ziplog.core.node import Drained, Halt, Received, Send, Wakeup
+from ziplog.core.node import BatchEnd, Halt, Received, Send, Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -153,7 +153,7 @@ class CoordinatorNode:
             calls.step(event, now)
             if type(event) is Wakeup and now >= self._look_at:
                 self._look()
-        is_last = type(event) is Drained
+        is_last = type(event) is BatchEnd
         if self.failure is None:
             self.follower.turn(drained=is_last)
         if is_last and self.cleaner is not None and self.follower.is_ready:

@@ -16,9 +16,9 @@ from mms.service import MembershipService
 from mms.state import ClusterState
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
 from ziplog.core.node import (
+    BatchEnd,
     Broadcast,
     Committed,
-    Drained,
     LeaderChanged,
     Propose,
     Received,
@@ -99,7 +99,7 @@ class _Emulation:
                 self._now = max(self._now, self._next_change)
                 self._next_change = self._now + _S * 100 // len(self._rates)
                 self._change()
-            self._step(Drained())
+            self._step(BatchEnd())
 
     def _change(self) -> None:
         if not self._held[0]:

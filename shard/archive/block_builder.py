@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 
 from shard.archive.throttle import Pace
-from ziplog.core.writer_table import Writers
+from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ProtocolError
 from ziplog.segments.block_file import (
     MAGIC,
@@ -54,7 +54,7 @@ class _Task(NamedTuple):
     #: All that the shard owns from there on, up to its end, is in it; 0: from its first entry on.
     start: int
     #: The writers' table before it; None: not known.
-    writers: Writers | None
+    writers: WriterTable | None
 
 
 class Maker:
@@ -125,10 +125,10 @@ class Maker:
             before = entry
         return None
 
-    def _table(self, before: Listed | None, part: Part | None) -> Writers | None:
+    def _table(self, before: Listed | None, part: Part | None) -> WriterTable | None:
         """Return the table that the segment before ends with."""
         if before is None or part is None:
-            return Writers()
+            return WriterTable()
         return read_table(self._directory / before.segment.rows_name, part)
 
     def _is_damaged(self, entry: Listed) -> bool:
@@ -243,7 +243,7 @@ def _put(block: Block, at: int, file: BinaryIO) -> BlockIndex:
     )  # fmt: skip
 
 
-def _put_table(writers: Writers, file: BinaryIO) -> Part:
+def _put_table(writers: WriterTable, file: BinaryIO) -> Part:
     """Write a writers' table."""
     content = encode_writers(writers)
     table = part_of(content, file.tell())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shard.state.epoch_clock import LeaseConflictError
-from ziplog.core.node import Complain, Halt, Warn
+from ziplog.core.node import Halt, LogWarning, ReportBadMessage
 from ziplog.core.view import fingerprint
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Membership:
         if route in self._state.service:
             return True
         why = f"{type(message).__name__}: it is no answer of the membership service"
-        self._state.out.append(Complain(route, why))
+        self._state.out.append(ReportBadMessage(route, why))
         return False
 
     def announced(self, message: LeaseAnnounced, now: int) -> Told | None:
@@ -119,7 +119,7 @@ class Membership:
             state.state = "up"
             return
         state.state = "limbo"
-        state.out.append(Warn(
+        state.out.append(LogWarning(
             f"{config.name} is in limbo: shard {state.shard} knows it with another data directory."
             " What was there is missing here: stop it, put that directory back, and start it"
         ))  # fmt: skip

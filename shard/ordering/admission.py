@@ -94,7 +94,7 @@ def _is_promised(
     """Whether a copy was refused for good, or the unit that it follows; then it is said again."""
     refused, seq = session.refused, message.seq
     copies = refused.get(seq, -1)
-    if ALL_COPIES in {copies, refused.get(message.follows)}:
+    if ALL_COPIES in {copies, refused.get(message.predecessor)}:
         # A backup may have promised it a slot meanwhile: the end of an epoch settles that.
         state.last_want = now
         bury(state, route, session, seq)
@@ -119,10 +119,10 @@ def take(
     """Return the unit of an insert that is new here; None if it is refused."""
     limits = state.config.limits
     seq = message.seq
-    if seq < session.done_below:
+    if seq < session.first_incomplete:
         state.refuse(route, seq, "identity-reused", f"seq {seq} is settled")
         return None
-    if seq >= session.done_below + limits.max_unsettled_units:
+    if seq >= session.first_incomplete + limits.max_unsettled_units:
         detail = f"{limits.max_unsettled_units} units may be unsettled"
         state.refuse(route, seq, "full", detail)
         return None
@@ -139,7 +139,7 @@ def take(
     if state.full:
         put_off(state, route, session, message, f"{state.config.name} has no disk space left")
         return None
-    if message.follows >= seq:
+    if message.predecessor >= seq:
         state.refuse(route, seq, "malformed", "a unit follows one with a lower seq")
         return None
     try:
@@ -159,7 +159,7 @@ def take(
         return None
     unit = HeldUnit(
         message.client, seq, message.count, crc32c(message.body), message.body,
-        message.after, message.follows, route, copy=message.copy,
+        message.after, message.predecessor, route, copy=message.copy,
     )  # fmt: skip
     session.units[seq] = unit
     return unit

@@ -105,7 +105,7 @@ class Backup:
         if self._has_ended:
             if session.units.get(unit.seq) is unit:  # not refused with the others just now
                 self._bury(session, unit)
-        elif session.is_placed(unit.follows) and self._may_promise():
+        elif session.is_placed(unit.predecessor) and self._may_promise():
             self._promise(unit, now)
         return True
 
@@ -165,9 +165,9 @@ class Backup:
         self._drop(session, unit)
         bury(self._state, unit.route, session, unit.seq)
 
-    def settled(self, session: Session, done_below: int, _now: int) -> None:
+    def settled(self, session: Session, first_incomplete: int, _now: int) -> None:
         """Forget what the client calls settled."""
-        for unit in session.settle(done_below):
+        for unit in session.settle(first_incomplete):
             self._undecided_bytes -= len(unit.body)
 
     # --- the stream ---
@@ -235,10 +235,16 @@ class Backup:
         self._displace(self.guesses.decide(gsns[-1] + 1, unit, gsns))
         state.record(
             Place(
-                place.client, place.seq, place.done_below, place.epoch, gsns, place.checksum, body
+                place.client,
+                place.seq,
+                place.first_incomplete,
+                place.epoch,
+                gsns,
+                place.checksum,
+                body,
             )
-        )  # fmt: skip
-        self.settled(session, place.done_below, now)
+        )
+        self.settled(session, place.first_incomplete, now)
         unit.checksum, unit.count = place.checksum, len(gsns)
         session.confirm(unit, gsns)
         if unit.count > 1:
@@ -270,7 +276,7 @@ class Backup:
         """Forget those units that lost their slots and that their clients gave up."""
         for unit in units:
             session = self._state.sessions.by_client[unit.client]
-            if unit.seq < session.done_below:
+            if unit.seq < session.first_incomplete:
                 del session.units[unit.seq]
                 self._undecided_bytes -= len(unit.body)
 
@@ -285,7 +291,7 @@ class Backup:
     def drained(self, now: int) -> list[Entry]:
         """Report what this server holds, if it is news or was missed; return what became stable."""
         state, stream = self._state, self._state.stream
-        if self._report_due or state.is_followed is not self._told_followed:
+        if self._report_due or state.has_subscribers is not self._told_followed:
             self._report(now)
         if self._is_only and stream.stable < stream.last:
             return stream.stabilise(self._held_by_both)
@@ -305,14 +311,14 @@ class Backup:
         if state.store.backlog_bytes > MAX_BACKLOG_BYTES:
             return
         self._report_due = False
-        self._told_followed, self._reported = state.is_followed, now
+        self._told_followed, self._reported = state.has_subscribers, now
         last = state.stream.last
         state.send(
             self._primary,
             Report(
                 state.cluster, state.shard, state.view, state.server, state.incarnation,
                 last, min(self._durable, last),
-                state.is_followed or self._kept_in_a_row < CALM_AFTER, state.is_followed,
+                state.has_subscribers or self._kept_in_a_row < CALM_AFTER, state.has_subscribers,
             ),
         )  # fmt: skip
 

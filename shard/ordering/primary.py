@@ -18,7 +18,7 @@ from shard.ordering.epoch_closer import Turns
 from shard.ordering.waiters import Waiters
 from shard.state.decision_log import FOLLOWED_AFTER_REPORT_NS
 from ziplog.core.entries import Expire, Place, Skip
-from ziplog.segments.entry import Mark, Table, TablePart
+from ziplog.segments.entry import SessionTablePartRecord, SessionTableRecord, WatermarkRecord
 from ziplog.wire import Forward, Report, Resend
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Primary:
         #: The backups that are in no hurry to hear of decisions.
         self._calm: Final[set[int]] = set()
         #: Backups with subscribers, and until when that counts.
-        self._followed: Final[dict[int, int]] = {}
+        self._subscribed_backups: Final[dict[int, int]] = {}
         self._turns: Final = Turns(state)
         #: When to send again what was not reported; None while everything is.
         self._resend_due: int | None = None
@@ -113,14 +113,14 @@ class Primary:
                 if not unit.is_placed:
                     self._undecided_units += 1
                     self._undecided_bytes += len(unit.body)
-                    if session.is_placed(unit.follows):
+                    if session.is_placed(unit.predecessor):
                         self._waiting[unit.client, unit.seq] = unit
                     else:
-                        session.followers.setdefault(unit.follows, []).append(unit)
+                        session.successors.setdefault(unit.predecessor, []).append(unit)
         self._gathered = [
             _without_body(d) if type(d) is Place else d
             for d in (entry.decision for entry in self._state.stream.window)
-            if not isinstance(d, Mark | Table | TablePart)
+            if not isinstance(d, WatermarkRecord | SessionTableRecord | SessionTablePartRecord)
         ]
         self._is_urgent = True
 
@@ -136,8 +136,8 @@ class Primary:
             return False
         self._undecided_units += 1
         self._undecided_bytes += len(unit.body)
-        if unit.follows and not session.is_placed(unit.follows):
-            session.followers.setdefault(unit.follows, []).append(unit)
+        if unit.predecessor and not session.is_placed(unit.predecessor):
+            session.successors.setdefault(unit.predecessor, []).append(unit)
         elif self._waiting or not self._has_room() or not self._place(unit, now):
             self._waiting[unit.client, unit.seq] = unit
         if self._waiting:
@@ -149,18 +149,18 @@ class Primary:
         if unit.is_placed:
             self._state.ack(unit)
 
-    def settled(self, session: Session, done_below: int, now: int) -> None:
+    def settled(self, session: Session, first_incomplete: int, now: int) -> None:
         """Forget what the client calls settled; nothing waits for it any more."""
-        for unit in session.settle(done_below):
+        for unit in session.settle(first_incomplete):
             self._forget(unit)
-        if session.followers:
-            for seq in sorted(seq for seq in session.followers if seq < done_below):
+        if session.successors:
+            for seq in sorted(seq for seq in session.successors if seq < first_incomplete):
                 self._release(session, seq)
             self._admit_waiting(now)
 
     def _release(self, session: Session, seq: int) -> None:
         """Let the followers of a unit wait for room only."""
-        for unit in session.followers.pop(seq, ()):
+        for unit in session.successors.pop(seq, ()):
             if session.units.get(unit.seq) is unit:
                 self._waiting[unit.client, unit.seq] = unit
 
@@ -178,7 +178,7 @@ class Primary:
         is_for_good = code == "redirect"
         rejected = [unit]
         for victim in rejected:
-            rejected += session.followers.pop(victim.seq, ())
+            rejected += session.successors.pop(victim.seq, ())
             if session.units.get(victim.seq) is victim:
                 del session.units[victim.seq]
                 self._forget(victim)
@@ -219,7 +219,7 @@ class Primary:
         session = state.sessions.by_client[unit.client]
         epoch = clock.epoch_at(gsns[0])
         place = Place(
-            unit.client, unit.seq, session.done_below, epoch, gsns, unit.checksum, unit.body
+            unit.client, unit.seq, session.first_incomplete, epoch, gsns, unit.checksum, unit.body
         )
         state.record(place)
         self._gathered.append(_without_body(place))
@@ -230,7 +230,7 @@ class Primary:
             state.sessions.keep(unit)
         state.placed_records += unit.count
         state.ack(unit)
-        if session.followers:
+        if session.successors:
             self._release(session, unit.seq)
         return True
 
@@ -277,7 +277,7 @@ class Primary:
         state = self._state
         self._skip_to(state.clock.begun(now))
         for session in state.sessions.by_client.values():
-            session.followers.clear()
+            session.successors.clear()
             for unit in [unit for unit in session.units.values() if not unit.is_placed]:
                 self._reject(unit, "redirect", "the shard has no more positions")
 
@@ -377,7 +377,7 @@ class Primary:
         """
         return (
             not self._is_urgent
-            and not self._state.is_followed
+            and not self._state.has_subscribers
             and not self._waiters.wait_for_frontier
             and not self._waiting
             and len(self._calm) == len(self._held)
@@ -410,11 +410,11 @@ class Primary:
             self._calm.discard(server)
         else:
             self._calm.add(server)
-        if report.is_followed:
-            self._followed[server] = now + FOLLOWED_AFTER_REPORT_NS
-            self._state.followed_until = max(self._followed.values())
-        elif self._followed.pop(server, None) is not None:
-            self._state.followed_until = max(self._followed.values(), default=now)
+        if report.has_subscribers:
+            self._subscribed_backups[server] = now + FOLLOWED_AFTER_REPORT_NS
+            self._state.subscribers_until = max(self._subscribed_backups.values())
+        elif self._subscribed_backups.pop(server, None) is not None:
+            self._state.subscribers_until = max(self._subscribed_backups.values(), default=now)
         last = self._state.stream.last
         held, durable = min(report.held, last), min(report.durable, last)
         if held <= self._held[server] and durable <= self._durable[server]:
@@ -467,9 +467,9 @@ class Primary:
         size = 0
         for entry in self._state.stream.after(first - 1)[:MAX_FORWARD_DECISIONS]:
             decision = entry.decision
-            assert not isinstance(decision, Mark | Table | TablePart), (
-                "a mark takes no position of the stream"
-            )
+            assert not isinstance(
+                decision, WatermarkRecord | SessionTableRecord | SessionTablePartRecord
+            ), "a mark takes no position of the stream"
             if type(decision) is Place:
                 if len(decisions) < bodies:
                     size += len(decision.body or b"")
@@ -544,7 +544,7 @@ class Primary:
         assert self._undecided_units == len(undecided)
         assert self._undecided_bytes == sum(len(unit.body) for unit in undecided.values())
         for session in self._state.sessions.by_client.values():
-            for seq, units in session.followers.items():
+            for seq, units in session.successors.items():
                 assert not session.is_placed(seq), "a follower was forgotten"
                 for unit in units:
                     assert undecided.pop((unit.client, unit.seq)) is unit
@@ -556,4 +556,6 @@ class Primary:
 
 
 def _without_body(place: Place) -> Place:
-    return Place(place.client, place.seq, place.done_below, place.epoch, place.gsns, place.checksum)
+    return Place(
+        place.client, place.seq, place.first_incomplete, place.epoch, place.gsns, place.checksum
+    )

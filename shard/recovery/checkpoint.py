@@ -14,7 +14,7 @@ import msgspec
 from shard.recovery.log_comparison import mark_at
 from shard.state.decision_log import Watermark
 from shard.state.sessions import ALL_COPIES, HeldUnit
-from ziplog.core.node import Warn
+from ziplog.core.node import LogWarning
 from ziplog.core.view import LeaseRun
 from ziplog.segments.entry import Entry, UnreadableError
 
@@ -64,7 +64,7 @@ def save(state: ReplicaState) -> bytes:
             stream.durable_mark,
             list(stream.window),
             [
-                (s.client, s.done_below, [s.units[seq] for seq in sorted(s.units)])
+                (s.client, s.first_incomplete, [s.units[seq] for seq in sorted(s.units)])
                 for s in state.sessions.by_client.values()
             ],
             [
@@ -98,7 +98,7 @@ def _is_stored(state: ReplicaState, checkpoint: Checkpoint) -> bool:
     is_all_trimmed = not window and checkpoint.trim >= checkpoint.stable.end
     if state.store.last_fseq == last or is_all_trimmed:
         return True
-    state.out.append(Warn(
+    state.out.append(LogWarning(
         f"{state.config.name} is in limbo: its store ends at entry {state.store.last_fseq}, but"
         f" it had {last} when it stopped. Stop it, put the missing files back, and start it"
     ))  # fmt: skip
@@ -115,10 +115,10 @@ def _restore(state: ReplicaState, checkpoint: Checkpoint, now: int) -> None:
     if checkpoint.view:
         state.state = "up"
     state.sessions.horizon = checkpoint.horizon
-    for client, done_below, units in checkpoint.sessions:
+    for client, first_incomplete, units in checkpoint.sessions:
         session = state.sessions.open(client, now)
         session.last = state.stream.end - 1
-        session.done_below = done_below
+        session.first_incomplete = first_incomplete
         for unit in units:
             session.units[unit.seq] = unit
             # The way back was one of connections that are gone: it may lead to another client.

@@ -18,7 +18,7 @@ from shard.recovery.log_comparison import digest_of, entries_after, mark_at
 from shard.recovery.state_transfer import Joining
 from shard.state.epoch_clock import LeaseConflictError
 from ziplog.core.entries import Place, Skip
-from ziplog.core.node import Halt, Warn
+from ziplog.core.node import Halt, LogWarning
 from ziplog.segments.entry import BusyError, UnreadableError
 from ziplog.wire import Frozen
 
@@ -152,7 +152,7 @@ class Recovery:
         """Say something to the operator, unless it was said last: it is asked again and again."""
         if text != self._warned:
             self._warned = text
-            self._state.out.append(Warn(text))
+            self._state.out.append(LogWarning(text))
 
     def _warn_of(self, error: object, what: str = "lead a recovery") -> None:
         name = self._state.config.name
@@ -231,7 +231,7 @@ class Recovery:
                 Place(
                     unit.client,
                     unit.seq,
-                    session.done_below,
+                    session.first_incomplete,
                     unit.epoch,
                     gsns,
                     unit.checksum,

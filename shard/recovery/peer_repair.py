@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from shard.storage.store import FullError
 from ziplog.core.entries import Place
-from ziplog.core.node import Warn
+from ziplog.core.node import LogWarning
 from ziplog.segments.entry import BusyError, Entry, UnreadableError
 from ziplog.wire import Fetch
 
@@ -271,7 +271,7 @@ class Repair:
         else:
             self._hole, self._come, self._look_due = None, [], now
             self._recovery.mended()
-            state.out.append(Warn(
+            state.out.append(LogWarning(
                 f"{state.config.name} could not read {self._what} ({self._why}); it can again, with"
                 f" the help of {self._peer.decode()}. Have a look at the disk"
             ))  # fmt: skip
@@ -303,7 +303,7 @@ class Repair:
         self._hopeless |= hopeless
         if is_told:
             return
-        state.out.append(Warn(
+        state.out.append(LogWarning(
             f"{state.config.name} cannot read {self._what} ({self._why}), and nobody could repair"
             f" it ({why}). Put the missing file back, or stop this server and move its data"
             " directory away: it joins with an empty one"

@@ -16,7 +16,7 @@ from shard.state.session_tables import MUCH
 from shard.state.sessions import Sessions, end_of_table, size_of
 from shard.storage.store import FullError
 from ziplog.core.entries import SessionTable, SettledUnit
-from ziplog.core.node import Halt, Persist, Warn
+from ziplog.core.node import Halt, LogWarning, Persist
 from ziplog.segments.entry import BusyError, Entry, UnreadableError
 from ziplog.wire import Fetch, Fetched, Logged
 
@@ -164,7 +164,7 @@ class Joining:
         except UnreadableError as error:
             if not self._is_warned:
                 self._is_warned = True
-                state.out.append(Warn(
+                state.out.append(LogWarning(
                     f"{state.config.name} cannot join view {self.decision.view}, as it cannot cut"
                     f" its log: {error}. Put the file back, or start this server again"
                 ))  # fmt: skip
@@ -306,7 +306,9 @@ def _whole_sessions(state: ReplicaState, start: int) -> tuple[list[SessionTable]
         session = state.sessions.by_client[client]
         units = [unit for unit in session.units.values() if unit.confirmed]
         plain = [SettledUnit(unit.seq, unit.slots, unit.checksum) for unit in units]
-        chosen.append(SessionTable(client, session.done_below, plain, horizon=session.horizon))
+        chosen.append(
+            SessionTable(client, session.first_incomplete, plain, horizon=session.horizon)
+        )
         left -= size_of(chosen[-1])
         if left <= 0:
             break

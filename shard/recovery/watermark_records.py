@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from shard.state.session_tables import Tables
 from ziplog.core.node import Persist
 from ziplog.core.view import NO_DIGEST
-from ziplog.segments.entry import Entry, Mark
+from ziplog.segments.entry import Entry, WatermarkRecord
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
@@ -61,7 +61,7 @@ class Marks:
         if marked == self._marked or state.state != "up":
             return
         self._marked = marked
-        mark = Mark(
+        mark = WatermarkRecord(
             state.cluster, state.stream.stable, state.stream.stable_end, state.trim,
             marked[2], last.digest if last else NO_DIGEST,
         )  # fmt: skip

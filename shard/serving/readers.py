@@ -188,7 +188,7 @@ class Readers:
             # All that older views had is settled, and stable: a record of theirs would be here.
             locate.view < state.view
             and state.stream.stable >= state.view_base
-            and (session is None or locate.seq >= session.done_below)
+            and (session is None or locate.seq >= session.first_incomplete)
             and not state.sessions.may_have_forgotten(locate.client, locate.since)
         ):
             verdict = "absent"
@@ -222,7 +222,7 @@ class Readers:
             credit = min(message.credit, MAX_CREDIT_BYTES)
             subscription = Subscription(route, message.subscription, message.start, credit, now)
             self.subscriptions[key] = self._behind[key] = subscription
-            self._state.is_followed = True
+            self._state.has_subscribers = True
         self._answer(key, subscription)
 
     def renew(self, route: bytes, message: Credit, now: int) -> None:
@@ -251,7 +251,7 @@ class Readers:
 
     def _drop(self, key: tuple[bytes, int]) -> None:
         self.subscriptions.pop(key, None)
-        self._state.is_followed = bool(self.subscriptions)
+        self._state.has_subscribers = bool(self.subscriptions)
         self._behind.pop(key, None)
 
     def _answer(self, key: tuple[bytes, int], subscription: Subscription) -> None:

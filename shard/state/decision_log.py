@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ziplog.core.entries import Decision
-    from ziplog.segments.entry import Entry, Mark, Table, TablePart
+    from ziplog.segments.entry import (
+        Entry,
+        SessionTablePartRecord,
+        SessionTableRecord,
+        WatermarkRecord,
+    )
 
 
 def end_of(entry: Entry, before: int) -> int:
@@ -25,7 +30,9 @@ def end_of(entry: Entry, before: int) -> int:
     return end_after(entry.decision, before)
 
 
-def end_after(decision: Decision | Mark | Table | TablePart, before: int) -> int:
+def end_after(
+    decision: Decision | WatermarkRecord | SessionTableRecord | SessionTablePartRecord, before: int
+) -> int:
     """Return the gsn below which all owned positions are decided after a decision."""
     if type(decision) is Place:
         return decision.gsns[-1] + 1

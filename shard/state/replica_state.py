@@ -112,9 +112,9 @@ class ReplicaState:
         #: Leases are missing between those that are held and those that were told last.
         self.has_gap = False
         #: Somebody subscribes to this server.
-        self.is_followed = False
+        self.has_subscribers = False
         #: Until when, as far as this server was told, somebody subscribes to a peer, in ns.
-        self.followed_until = -(2**62)
+        self.subscribers_until = -(2**62)
         #: Positions that were given up because somebody waited behind them.
         self.holes = 0
         #: Records placed so far.
@@ -145,8 +145,8 @@ class ReplicaState:
     def is_watched(self, now: int) -> bool:
         """Whether somebody reads along, and so waits for positions to be decided."""
         return (
-            self.is_followed
-            or now < self.followed_until
+            self.has_subscribers
+            or now < self.subscribers_until
             or now - self.last_want < WATCHED_AFTER_WANT_NS
         )
 

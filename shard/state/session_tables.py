@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from shard.state.sessions import end_of_table, size_of
 from ziplog.core.node import Persist
-from ziplog.segments.entry import Entry, TablePart
+from ziplog.segments.entry import Entry, SessionTablePartRecord
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
@@ -76,7 +76,7 @@ class Tables:
         if state.view != self._view or not self._number:
             self._begin(now)  # the sessions may be those of another server, or have got more
         tables, is_more = state.sessions.part(self._after, PART_BYTES, self._clients)
-        part = TablePart(tables, self._begun, self._number, is_last=not is_more)
+        part = SessionTablePartRecord(tables, self._begun, self._number, is_last=not is_more)
         state.out.append(Persist(Entry(0, state.view, part)))
         self._bytes += sum(map(size_of, tables))
         self._number += 1

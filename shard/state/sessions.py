@@ -1,9 +1,9 @@
 """Who inserted what: the table by which a server recognises a unit that it was sent before.
 
 A session is a client's; it holds the units that the client may still ask about, by seq (D9).
-What the client calls settled (`done_below`) is forgotten, but for promises: only the primary's
-word breaks them. Invariants: a confirmed unit has slots, and a settled one still held is a promise;
-a placed unit is known, below its session's `done_below`, or not above the horizon.
+What the client calls settled (`first_incomplete`) is forgotten, but for promises: only the
+primary's word breaks them. Invariants: a confirmed unit has slots, and a settled one still held is
+a promise; a placed unit is known, below its session's `first_incomplete`, or not above the horizon.
 See docs/protocol.md, section 4, rules 8, 9 and 13.
 """
 
@@ -58,7 +58,7 @@ class HeldUnit(msgspec.Struct, gc=False):
     #: Every record goes above this gsn.
     after: int = 0
     #: It goes after the unit with this seq.
-    follows: int = 0
+    predecessor: int = 0
     #: The way back to the client; empty if its own copy has not come.
     route: bytes = b""
     #: Where it is: decided, or a backup's promise; None while it has no slots, or if it is packed.
@@ -112,10 +112,10 @@ class Session(msgspec.Struct):
     client: bytes
     last_seen: int
     #: Everything below is settled.
-    done_below: int = 1
+    first_incomplete: int = 1
     units: dict[int, HeldUnit] = msgspec.field(default_factory=dict)
     #: At the primary: units that wait for the one with this seq to be placed.
-    followers: dict[int, list[HeldUnit]] = msgspec.field(default_factory=dict)
+    successors: dict[int, list[HeldUnit]] = msgspec.field(default_factory=dict)
     #: Tombstones: by seq, how many copies of a unit were refused for good in this view.
     refused: dict[int, int] = msgspec.field(default_factory=dict)
     #: The horizon (see `Sessions`) when this session began: a unit that the client made before may
@@ -126,27 +126,27 @@ class Session(msgspec.Struct):
     #: When the client was asked last to send what is new elsewhere, in ns.
     told_leaving: int = -(2**62)
 
-    def settle(self, done_below: int) -> list[HeldUnit]:
-        """Forget what is below `done_below`, but for promises.
+    def settle(self, first_incomplete: int) -> list[HeldUnit]:
+        """Forget what is below `first_incomplete`, but for promises.
 
         Returns what was forgotten undecided: units that their client gave up.
         """
         dropped: list[HeldUnit] = []
-        if done_below <= self.done_below:
+        if first_incomplete <= self.first_incomplete:
             return dropped
-        span = range(self.done_below, done_below)
+        span = range(self.first_incomplete, first_incomplete)
         for seq in span if len(span) <= len(self.units) else sorted(self.units):
             unit = self.units.get(seq)
-            if unit is None or seq >= done_below:
+            if unit is None or seq >= first_incomplete:
                 continue
             if unit.confirmed:
                 del self.units[seq]
             elif unit.gsns is None:
                 del self.units[seq]
                 dropped.append(unit)
-        self.done_below = done_below
+        self.first_incomplete = first_incomplete
         if self.refused:
-            self.refused = {seq: n for seq, n in self.refused.items() if seq >= done_below}
+            self.refused = {seq: n for seq, n in self.refused.items() if seq >= first_incomplete}
         return dropped
 
     def confirm(self, unit: HeldUnit, gsns: list[int]) -> None:
@@ -157,7 +157,7 @@ class Session(msgspec.Struct):
         self.last = gsns[-1]
         if self.refused:
             self.refused.pop(unit.seq, None)  # the primary's word is above what a backup refused
-        if unit.seq < self.done_below:
+        if unit.seq < self.first_incomplete:
             self.units.pop(unit.seq, None)
 
     def forget_confirmed(self) -> None:
@@ -167,7 +167,7 @@ class Session(msgspec.Struct):
 
     def is_placed(self, seq: int) -> bool:
         """Whether the unit `seq` has its slots (or is settled, or is no unit at all: 0)."""
-        if seq < self.done_below:
+        if seq < self.first_incomplete:
             return True
         unit = self.units.get(seq)
         return unit is not None and unit.is_placed
@@ -175,7 +175,7 @@ class Session(msgspec.Struct):
     @property
     def is_settled(self) -> bool:
         """Whether nothing is held of the client, nor promised to it."""
-        return not self.units and not self.refused and not self.followers
+        return not self.units and not self.refused and not self.successors
 
     def table(self, after: int, limit_bytes: int) -> SessionTable:
         """Return what is decided of the units after seq `after`: about so many bytes, or one."""
@@ -190,7 +190,7 @@ class Session(msgspec.Struct):
         return self._table(chosen, after, is_cut=False)
 
     def _table(self, units: list[SettledUnit], after: int, *, is_cut: bool) -> SessionTable:
-        return SessionTable(self.client, self.done_below, units, after, is_cut, self.horizon)
+        return SessionTable(self.client, self.first_incomplete, units, after, is_cut, self.horizon)
 
 
 def size_of(table: SessionTable) -> int:
@@ -374,7 +374,7 @@ class Sessions:
         self.strangers.clear()
         self._strange_units = 0
         for session in self.by_client.values():
-            session.followers.clear()
+            session.successors.clear()
             session.refused.clear()  # that was of the view that is over
             for seq in [seq for seq, unit in session.units.items() if not unit.confirmed]:
                 del session.units[seq]
@@ -429,7 +429,7 @@ class Sessions:
         """Know what the tables say, too."""
         for table in tables:
             session = self.open(table.client, now)
-            session.settle(table.done_below)
+            session.settle(table.first_incomplete)
             session.horizon, session.last = table.horizon, max(session.last, last)
             for unit in table.units:
                 session.units[unit.seq] = _held(table.client, unit)
@@ -440,8 +440,8 @@ class Sessions:
         if type(decision) is Place:
             session = self.open(decision.client, now)
             session.last = decision.gsns[-1]
-            session.settle(decision.done_below)
-            if decision.seq >= session.done_below:
+            session.settle(decision.first_incomplete)
+            if decision.seq >= session.first_incomplete:
                 gsns = decision.gsns
                 unit = HeldUnit(decision.client, decision.seq, len(gsns), decision.checksum)
                 unit.decide(gsns)
@@ -455,13 +455,15 @@ class Sessions:
         assert self._strange_units == sum(len(s.refused) for s in self.strangers.values())
         for client, session in self.by_client.items():
             assert client == session.client
-            assert all(seq >= session.done_below for seq in session.refused)
+            assert all(seq >= session.first_incomplete for seq in session.refused)
             for seq, unit in session.units.items():
                 assert seq == unit.seq
                 assert unit.gsns is not None or unit.packed or not unit.confirmed
                 assert unit.confirmed or not unit.packed
                 assert seq not in session.refused, "a unit is held that was refused for good"
-                assert seq >= session.done_below or (unit.gsns is not None and not unit.confirmed)
+                assert seq >= session.first_incomplete or (
+                    unit.gsns is not None and not unit.confirmed
+                )
 
 
 def _held(client: bytes, unit: SettledUnit) -> HeldUnit:

@@ -22,7 +22,7 @@ from ziplog.wire import MAX_STEPS, Step
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ziplog.segments.entry import Entry, Mark
+    from ziplog.segments.entry import Entry, WatermarkRecord
     from ziplog.segments.segment import Segment
 
 #: What an entry counts in `scan` beside its body.
@@ -38,8 +38,8 @@ class StoredLog:
 
     #: The last entry's stream position; 0 if there never was one.
     last_fseq: int
-    #: The last `Mark`, if any.
-    mark: Mark | None
+    #: The last `WatermarkRecord`, if any.
+    mark: WatermarkRecord | None
     #: The view of the last entry that is kept; 0 if there is none.
     last_view: int
 

@@ -31,7 +31,13 @@ from shard.storage.segment_reader import NOWHERE, StoredLog
 from shard.storage.segment_rewrite import good_entries, mended, missing_around, missing_from
 from shard.storage.store import FullError, mark_of_reset
 from ziplog.runtime.process_logging import halt
-from ziplog.segments.entry import Entry, Mark, Table, TablePart, UnreadableError
+from ziplog.segments.entry import (
+    Entry,
+    SessionTablePartRecord,
+    SessionTableRecord,
+    UnreadableError,
+    WatermarkRecord,
+)
 from ziplog.segments.entry_codec import EXPIRE, HEADER_BYTES, MARK, decode, encode
 from ziplog.segments.entry_codec import positions as positions_of
 
@@ -158,7 +164,7 @@ class SegmentStore(StoredLog):
     # --- writing -----------------------------------------------------------------------------
 
     def append(self, entry: Entry) -> None:
-        """Take the next entry, or a `Mark` or `Table`. It is found at once, and written later."""
+        """Append an entry: it can be read at once, and is written later."""
         if self._active.size >= self._segment_bytes:
             self._rotate()
         self._put(entry)
@@ -197,9 +203,9 @@ class SegmentStore(StoredLog):
         self._active.add_view(entry.view, entry.fseq)
 
     def _note(self, entry: Entry, size: int, part: int) -> None:
-        """Take note of a `Mark` or table that is about to be added."""
+        """Take note of a `WatermarkRecord` or table that is about to be added."""
         segment = self._active
-        if isinstance(entry.decision, Mark):
+        if isinstance(entry.decision, WatermarkRecord):
             segment.mark = self.mark = entry.decision
         else:
             segment.tables.append((segment.size, size, self.last_fseq, part))
@@ -299,7 +305,7 @@ class SegmentStore(StoredLog):
         if not self._flusher.flush():
             raise FullError(f"no room in {self._directory}: what is waiting must be written first")
 
-    def _begin(self, segment: Segment, mark: Mark | None) -> None:
+    def _begin(self, segment: Segment, mark: WatermarkRecord | None) -> None:
         """Let the log go on in a new segment, which makes what it does not follow void."""
         contents = b""
         if mark is not None:
@@ -435,5 +441,9 @@ class SegmentStore(StoredLog):
         segment = self._segments[part.segment]
         data, found = segment.read_table(self._directory, part.start, part.size)
         table = decode(data, found, segment.name).decision
-        assert isinstance(table, Table | TablePart), "something else is where a table was put"
-        return table.begun if isinstance(table, TablePart) else part.fseq, table.sessions
+        assert isinstance(table, SessionTableRecord | SessionTablePartRecord), (
+            "something else is where a table was put"
+        )
+        return table.begun if isinstance(
+            table, SessionTablePartRecord
+        ) else part.fseq, table.sessions

@@ -8,11 +8,11 @@ import msgspec
 
 if TYPE_CHECKING:
     from ziplog.core.entries import SessionTable
-    from ziplog.segments.entry import Entry, Mark
+    from ziplog.segments.entry import Entry, WatermarkRecord
     from ziplog.wire import Step
 
 
-def mark_of_reset(mark: Mark, fseq: int, gsn: int) -> Mark:
+def mark_of_reset(mark: WatermarkRecord, fseq: int, gsn: int) -> WatermarkRecord:
     """Return a mark as it is once the log begins anew after `fseq`, at `gsn` (`Store.reset`)."""
     return msgspec.structs.replace(
         mark,
@@ -34,8 +34,8 @@ class Store(Protocol):
 
     #: The last entry's stream position; 0 if there never was one.
     last_fseq: int
-    #: The last `Mark`, if any.
-    mark: Mark | None
+    #: The last `WatermarkRecord`, if any.
+    mark: WatermarkRecord | None
 
     @property
     def first_fseq(self) -> int:
@@ -68,7 +68,7 @@ class Store(Protocol):
         ...
 
     def append(self, entry: Entry) -> None:
-        """Take the next entry, or a `Mark` or a part of a table."""
+        """Take the next entry, or a `WatermarkRecord` or a part of a table."""
         ...
 
     def view_at(self, fseq: int) -> int:

@@ -10,7 +10,15 @@ from failure_handler.state import Begin, Decide
 from tests.failure_handler.servers import CLUSTER, HOP, MS, S
 from tests.failure_handler.world import World, config
 from ziplog.core.message import Message
-from ziplog.core.node import Committed, Complain, Halt, LeaderChanged, Received, Restored, Wakeup
+from ziplog.core.node import (
+    Committed,
+    Halt,
+    LeaderChanged,
+    Received,
+    ReportBadMessage,
+    Restored,
+    Wakeup,
+)
 from ziplog.wire import (
     ClusterInfo,
     Freeze,
@@ -216,5 +224,5 @@ def test_no_message_of_a_stranger_breaks_it() -> None:
     assert len({type(message) for message in others}) > 6
     for message in others:
         effects = handler.step(Received(b"stranger", message), world.now)
-        assert [type(effect) for effect in effects] == [Complain]
+        assert [type(effect) for effect in effects] == [ReportBadMessage]
         handler.check()

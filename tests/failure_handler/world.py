@@ -22,16 +22,16 @@ from ziplog.core.message import Message
 from ziplog.core.node import (
     Broadcast,
     Committed,
-    Complain,
     Connect,
     Effect,
     Event,
     LeaderChanged,
+    LogWarning,
     Propose,
     Received,
+    ReportBadMessage,
     Send,
     Wakeup,
-    Warn,
 )
 from ziplog.core.view import Replica
 from ziplog.wire import (
@@ -222,9 +222,9 @@ class World:
                         self.send(name, dst, effect.message)
                 case Propose():
                     self.propose(name, effect.command)
-                case Warn():
+                case LogWarning():
                     self.warnings.append(effect.text)
-                case Complain():
+                case ReportBadMessage():
                     self.complaints.append(effect.reason)
                 case Connect():
                     pass

@@ -427,8 +427,8 @@ def test_inserts_that_no_client_of_ours_sends(cluster: Cluster, number: int) -> 
         ({"body": b""}, "malformed"),
         ({"body": NOISE}, "malformed"),
         ({"count": 2}, "malformed"),
-        ({"seq": 5, "follows": 5}, "malformed"),
-        ({"seq": 5, "follows": LARGEST}, "malformed"),
+        ({"seq": 5, "predecessor": 5}, "malformed"),
+        ({"seq": 5, "predecessor": LARGEST}, "malformed"),
         ({"body": encode_body(Body(0, None, [bytes(2**20 + 1)]))}, "too-large"),
         ({"body": encode_body(Body(0, bytes(4097), [b""]))}, "too-large"),
         (
@@ -437,7 +437,7 @@ def test_inserts_that_no_client_of_ours_sends(cluster: Cluster, number: int) -> 
         ),
         ({"after": LARGEST}, "no-such-position"),
         ({"seq": 0}, "identity-reused"),
-        ({"seq": 3, "done_below": LARGEST}, "identity-reused"),
+        ({"seq": 3, "first_incomplete": LARGEST}, "identity-reused"),
     ]
     with Witness(cluster), Stranger(cluster.config.shards[0].replicas[0]) as stranger:
         for changes, code in cases:

@@ -13,7 +13,7 @@ from logdb.coordinator.node import CoordinatorNode, Settings
 from logdb.records import Commit, KeyRead, RangeRead, TransactionId, Write, encode
 from tests.logdb.fakelog import UNAVAILABLE, FakeCore, FakeLog, fail
 from ziplog.client.common.requests import FetchRequest
-from ziplog.core.node import Drained, Halt, Received, Send, Wakeup, Warn
+from ziplog.core.node import BatchEnd, Halt, LogWarning, Received, Send, Wakeup
 from ziplog.policy import pin
 from ziplog.types import RID_GENESIS
 from ziplog.wire import encode as encode_message
@@ -89,7 +89,7 @@ class Glass:
             match effect:
                 case Send(route, message):
                     self.sent.append((route, wire.decode(encode_message(message))))
-                case Warn(text):
+                case LogWarning(text):
                     self.warnings.append(text)
                 case Halt(reason):
                     self.halts.append(reason)
@@ -102,7 +102,7 @@ class Glass:
         """Let the driver turn as often as may be needed."""
         for _ in range(turns):
             self.step(Wakeup())
-            self.step(Drained())
+            self.step(BatchEnd())
 
     def pass_time(self, duration: int) -> None:
         """Let time pass, with wake-ups when they are due, at most 100 ms apart."""
@@ -112,19 +112,19 @@ class Glass:
             later = min(end, self.now + 100 * MS)
             self.now = later if due is None else max(min(later, due), self.now + 1)
             self.step(Wakeup())
-            self.step(Drained())
+            self.step(BatchEnd())
 
     def lose(self) -> None:
         """Let the subscription fail, so that it will begin again, a second later."""
         self.log.faults.append(fail(FetchRequest, UNAVAILABLE))
-        self.step(Drained())
+        self.step(BatchEnd())
         assert not self.node.is_ready
         self.log.faults.clear()
 
     def give(self, question: wire.Question, route: bytes = ROUTE) -> None:
         """Let a question arrive, as the last of its batch."""
         self.step(Received(route, wire.decode(encode_message(question))))
-        self.step(Drained())
+        self.step(BatchEnd())
 
     def take(self, route: bytes = ROUTE) -> list[Any]:
         """Return what was sent to a route since the last look."""

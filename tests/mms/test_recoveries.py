@@ -378,7 +378,7 @@ def test_a_service_that_lost_its_directory_makes_no_second_cluster() -> None:
     carry_out = world.carry_out
 
     def noting(effect: Any) -> None:
-        if type(effect).__name__ == "Warn":
+        if type(effect).__name__ == "LogWarning":
             warned.append(effect.text)
         else:
             carry_out(effect)

@@ -8,7 +8,7 @@ from mms.commands import GrantLease, decode_command
 from mms.service import ACTIVE_NS, FIRST_LEASE_NS, MembershipService
 from tests.mms.world import CLUSTER, MS, FakeServer, S, World, config
 from ziplog.config import ClusterConfig, ShardConfig
-from ziplog.core.node import Committed, Halt, LeaderChanged, Received, Restored, Warn
+from ziplog.core.node import Committed, Halt, LeaderChanged, LogWarning, Received, Restored
 from ziplog.core.view import Lease, fingerprint
 from ziplog.wire import (
     Frontier,
@@ -201,7 +201,7 @@ def test_a_cluster_file_with_other_endpoints_is_warned_of() -> None:
     changed = replace(world.config, shards=(moved, *rest))
     service = MembershipService(changed, "mms-0", pid=1, cluster=9, incarnation=1, now=0)
     effects = service.step(Restored(world.consensus.snapshot()), world.now)
-    (warning,) = [effect for effect in effects if isinstance(effect, Warn)]
+    (warning,) = [effect for effect in effects if isinstance(effect, LogWarning)]
     assert "shard-0-0 is known at 127.0.0.1:8000" in warning.text
     assert not [effect for effect in effects if isinstance(effect, Halt)]
 
@@ -210,7 +210,7 @@ def test_a_cluster_file_may_have_shards_that_are_not_added_yet() -> None:
     world = World().lead().run(S)
     service = MembershipService(config(3), "mms-0", pid=1, cluster=9, incarnation=1, now=0)
     effects = service.step(Restored(world.consensus.snapshot()), world.now)
-    assert not [effect for effect in effects if isinstance(effect, (Halt, Warn))]
+    assert not [effect for effect in effects if isinstance(effect, (Halt, LogWarning))]
 
 
 # --- servers -------------------------------------------------------------------------

@@ -12,12 +12,12 @@ from ziplog.core.message import Message
 from ziplog.core.node import (
     Broadcast,
     Committed,
-    Complain,
     Effect,
     Event,
     LeaderChanged,
     Propose,
     Received,
+    ReportBadMessage,
     Send,
     Wakeup,
 )
@@ -187,7 +187,7 @@ class World:
             case Broadcast():
                 for dst in effect.dsts:
                     self.deliver(dst, effect.message)
-            case Complain():
+            case ReportBadMessage():
                 self.complaints.append(effect.reason)
             case _:
                 raise AssertionError(effect)

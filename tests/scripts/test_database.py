@@ -20,7 +20,7 @@ from ziplog import policy
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common.requests import InsertRequest, TailRequest
 from ziplog.core.entries import Body, Unit
-from ziplog.core.node import Call, Cancelled, Complete, Drained, Received, Wakeup
+from ziplog.core.node import BatchEnd, Call, Cancelled, Complete, Received, Wakeup
 from ziplog.errors import DeadlineError
 from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import Deliver, TailReply
@@ -131,7 +131,7 @@ def test_an_acknowledgement_is_held_until_so_long_after_the_call(
 ) -> None:
     assert insert(core, 1, now=5 * US) == []
     script.answer(1, [RecordId(3, 0)])
-    assert core.step(Drained(), 200 * US) == []
+    assert core.step(BatchEnd(), 200 * US) == []
     assert core.next_wakeup() == 5 * US + HOLD
     assert core.step(Wakeup(), 5 * US + HOLD - 1) == []
     assert core.step(Wakeup(), 5 * US + HOLD) == [Complete(1, [RecordId(3, 0)])]
@@ -143,9 +143,9 @@ def test_what_takes_longer_by_itself_or_failed_is_not_held(core: HeldCore, scrip
         insert(core, call, now=0)
     failed = DeadlineError("too late")
     script.answer(2, failed)
-    assert core.step(Drained(), 100 * US) == [Complete(2, failed)]
+    assert core.step(BatchEnd(), 100 * US) == [Complete(2, failed)]
     script.answer(1, [RecordId(3, 0)])
-    assert core.step(Drained(), HOLD + 1) == [Complete(1, [RecordId(3, 0)])]
+    assert core.step(BatchEnd(), HOLD + 1) == [Complete(1, [RecordId(3, 0)])]
 
 
 def test_other_answers_are_not_held(core: HeldCore, script: Script) -> None:
@@ -161,7 +161,7 @@ def test_acknowledgements_come_in_the_order_of_the_calls(core: HeldCore, script:
     insert(core, 2, now=50 * US)
     for call in (2, 1):
         script.answer(call, [RecordId(call, 0)])
-    core.step(Drained(), 100 * US)
+    core.step(BatchEnd(), 100 * US)
     assert [effect.id for effect in core.step(Wakeup(), HOLD + 49 * US)] == [1]
     assert [effect.id for effect in core.step(Wakeup(), HOLD + 50 * US)] == [2]
 

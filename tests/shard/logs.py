@@ -9,7 +9,7 @@ from shard.storage.segment_store import SegmentStore
 from shard.storage.store import mark_of_reset
 from ziplog.core.entries import Expire, Place, SessionTable, SettledUnit, Skip
 from ziplog.core.view import NO_DIGEST
-from ziplog.segments.entry import Entry, Mark, Table, TablePart
+from ziplog.segments.entry import Entry, SessionTablePartRecord, SessionTableRecord, WatermarkRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,17 +35,17 @@ def expire(fseq: int, view: int = 1) -> Entry:
 
 
 def mark(stable: int, trim: int = 0) -> Entry:
-    return Entry(0, 1, Mark(1, stable, 1, trim, 0, NO_DIGEST))
+    return Entry(0, 1, WatermarkRecord(1, stable, 1, trim, 0, NO_DIGEST))
 
 
 def table(seq: int, size: int = 1) -> Entry:
     units = [SettledUnit(seq + index, [seq + index], 7) for index in range(size)]
-    return Entry(0, 1, Table([SessionTable(CLIENT, 1, units)]))
+    return Entry(0, 1, SessionTableRecord([SessionTable(CLIENT, 1, units)]))
 
 
 def part(begun: int, number: int, *, is_last: bool) -> Entry:
     table = SessionTable(CLIENT, 1, [SettledUnit(begun, [begun], 7)])
-    return Entry(0, 1, TablePart([table], 0, number, is_last))
+    return Entry(0, 1, SessionTablePartRecord([table], 0, number, is_last))
 
 
 def span(entry: Entry) -> tuple[int, int] | None:
@@ -102,8 +102,10 @@ class Oracle:
         return self.numbered[-1].view if self.numbered else 0
 
     @property
-    def mark(self) -> Mark | None:
-        marks = (e.decision for e in reversed(self.entries) if isinstance(e.decision, Mark))
+    def mark(self) -> WatermarkRecord | None:
+        marks = (
+            e.decision for e in reversed(self.entries) if isinstance(e.decision, WatermarkRecord)
+        )
         return next(marks, None)
 
     @property
@@ -123,9 +125,9 @@ class Oracle:
         for entry in self.entries:
             fseq = entry.fseq or fseq
             match entry.decision:
-                case Table(sessions):
+                case SessionTableRecord(sessions):
                     whole, begun = [(fseq, sessions)], []
-                case TablePart(sessions, _, number, is_last):
+                case SessionTablePartRecord(sessions, _, number, is_last):
                     begun = [*begun[:number], (fseq, sessions)]
                     whole, begun = (begun, []) if is_last else (whole, begun)
         return whole, begun

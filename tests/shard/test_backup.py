@@ -67,7 +67,7 @@ def lonely_backup(**config: object) -> World:
 
 
 def place(message: wire.Insert, *gsns: int, body: bool = False) -> Place:
-    return Place(message.client, message.seq, message.done_below, 0, list(gsns),
+    return Place(message.client, message.seq, message.first_incomplete, 0, list(gsns),
                       crc32c(message.body), message.body if body else None)  # fmt: skip
 
 
@@ -129,9 +129,9 @@ def test_epoch_change_moves_no_promise() -> None:
 
 def test_follower_is_not_guessed_before_its_predecessor() -> None:
     world = lonely_backup()
-    send(world, insert(2, follows=1))
+    send(world, insert(2, predecessor=1))
     send(world, insert(1))
-    send(world, insert(3, follows=1))
+    send(world, insert(3, predecessor=1))
     assert [seq for seq, _, _ in acks(world)] == [1, 3]
 
 
@@ -260,12 +260,12 @@ def test_orphan_vanishes_when_its_client_settles_it() -> None:
     world = lonely_backup()
     backup = backup_of(world)
     send(world, insert(1))
-    send(world, insert(2, done_below=2))
+    send(world, insert(2, first_incomplete=2))
     assert 1 in backup._state.sessions.by_client[b"c" * 16].units, "a promise stays"
     send(world, forward(1, Skip(1, 9)))
     session = backup._state.sessions.by_client[b"c" * 16]
     assert sorted(session.units) == [2]
-    send(world, insert(3, done_below=3))
+    send(world, insert(3, first_incomplete=3))
     assert sorted(session.units) == [3]
     assert backup._undecided_bytes == len(insert(3).body)
 
@@ -275,7 +275,7 @@ def test_orphans_cannot_close_the_backup_for_ever() -> None:
     world = lonely_backup()
     backup = backup_of(world)
     for seq in range(1, 200):
-        send(world, insert(seq, done_below=seq, size=1000))
+        send(world, insert(seq, first_incomplete=seq, size=1000))
         end = backup._state.stream.end
         send(world, forward(seq, Skip(end, end + 3)))
     assert backup._undecided_bytes <= 2 * len(insert(1, size=1000).body)

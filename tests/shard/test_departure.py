@@ -62,7 +62,7 @@ def test_drained_shard_says_so_until_a_lease_is_without_it() -> None:
 
 def test_shard_in_which_a_unit_waits_is_not_drained() -> None:
     world = start()
-    send(world, insert(2, follows=1))
+    send(world, insert(2, predecessor=1))
     announce(world, "leaving", run=200 * MS)
     assert not heard(world, wire.Rate, "mms-0")
     send(world, insert(1))
@@ -74,7 +74,7 @@ def test_shard_in_which_a_unit_waits_is_not_drained() -> None:
 def test_shard_that_leaves_refuses_what_goes_behind_its_end() -> None:
     world = start()
     announce(world, "leaving", WITHOUT, starts_in_us=1_000_000)
-    send(world, insert(1, after=WITHOUT.stop + 5), insert(2, follows=1), insert(3, after=LIMIT))
+    send(world, insert(1, after=WITHOUT.stop + 5), insert(2, predecessor=1), insert(3, after=LIMIT))
     assert redirects(world) == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
     assert not heard(world, wire.LeaseQuery, "mms-0")
     send(world, insert(3, after=LIMIT))
@@ -83,11 +83,11 @@ def test_shard_that_leaves_refuses_what_goes_behind_its_end() -> None:
 
 def test_unit_that_waited_for_a_lease_is_refused_when_the_shard_is_to_leave() -> None:
     world = start()
-    send(world, insert(1, after=LIMIT + 5), insert(2, follows=1), run=20 * MS)
+    send(world, insert(1, after=LIMIT + 5), insert(2, predecessor=1), run=20 * MS)
     assert not heard(world, wire.Refused)
     announce(world, "leaving")
     assert redirects(world) == [(1, 0), (2, 0)]
-    send(world, insert(1, after=LIMIT + 5), insert(2, follows=1))
+    send(world, insert(1, after=LIMIT + 5), insert(2, predecessor=1))
     assert redirects(world) == [(seq, s) for seq in (1, 2) for s in (0, 0, 1)]
 
 
@@ -97,7 +97,7 @@ def test_unit_that_waited_for_a_lease_is_refused_when_the_shard_is_to_leave() ->
 @pytest.mark.parametrize("placed", ["leaving", "parked"])
 def test_shard_without_positions_decides_the_rest_and_refuses_what_has_no_slot(placed: str) -> None:
     world = start()
-    send(world, insert(1), insert(3, follows=2), run=5 * MS)
+    send(world, insert(1), insert(3, predecessor=2), run=5 * MS)
     out(world, placed)
     for name in (PRIMARY, BACKUP):
         state = replica(world, name)._state
@@ -105,7 +105,7 @@ def test_shard_without_positions_decides_the_rest_and_refuses_what_has_no_slot(p
         assert state.stream.stable_end >= LIMIT, "nobody watches, and yet all is decided"
         assert state.frontier == WITHOUT.stop
     assert redirects(world) == [(3, 0), (3, 1)]
-    send(world, insert(1), insert(4, client=b"d" * 16), insert(3, follows=2))
+    send(world, insert(1), insert(4, client=b"d" * 16), insert(3, predecessor=2))
     assert acks(world)[-2:] == [(1, 1, [1]), (1, 1, [1])], "what is placed is acked, as ever"
     assert redirects(world) == [(3, 0), (3, 0), (3, 1), (3, 1), (4, 0), (4, 1)]
 
@@ -116,7 +116,7 @@ def test_last_lease_is_used_to_its_end() -> None:
     announce(world, "leaving", WITHOUT, starts_in_us=100_000, run=90 * MS)
     send(world, insert(1))
     assert acks(world) == [(1, 0, acks(world)[0][2]), (1, 1, acks(world)[0][2])]
-    send(world, insert(3, follows=2))
+    send(world, insert(3, predecessor=2))
     world.run(20 * MS)
     assert redirects(world) == [(3, 0), (3, 1)], "told when the time has come, by itself"
     assert replica(world, PRIMARY)._state.stream.stable_end >= LIMIT
@@ -170,10 +170,10 @@ def test_backup_that_knows_nothing_refuses_nothing() -> None:
 
 def test_backup_does_not_refuse_what_the_stream_may_still_bring() -> None:
     world = start()
-    send(world, insert(2, follows=1), to=(BACKUP,))
+    send(world, insert(2, predecessor=1), to=(BACKUP,))
     announce(world, "leaving", WITHOUT, to=(BACKUP,))
     assert replica(world, BACKUP)._state.is_out
-    send(world, insert(1), insert(2, follows=1), to=(PRIMARY,))
+    send(world, insert(1), insert(2, predecessor=1), to=(PRIMARY,))
     send(world, insert(3), to=(BACKUP,))
     assert redirects(world) == []
     send(world, insert(1), insert(3))

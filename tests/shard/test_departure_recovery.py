@@ -210,10 +210,12 @@ class Storm:
     def insert(self) -> None:
         client = self.random.choice(self.clients)
         mine = [seq for (_, seq), job in client.jobs.items() if not job.refused]
-        follows = self.random.choice((0, 0, mine[-1])) if mine else 0
+        predecessor = self.random.choice((0, 0, mine[-1])) if mine else 0
         everybody = range(self.f + 1)
         to = [s for s in everybody if self.random.random() < 0.7] or [0]
-        client.insert(self.world, 0, count=self.random.choice((1, 1, 3)), follows=follows, to=to)
+        client.insert(
+            self.world, 0, count=self.random.choice((1, 1, 3)), predecessor=predecessor, to=to
+        )
 
     def turn(self) -> None:
         """Let the shard be parked, come back, or go on."""

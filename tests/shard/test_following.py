@@ -187,7 +187,7 @@ def test_while_the_other_backup_has_subscribers_the_shard_is_read_along() -> Non
     world.run(2 * MS)
     unsubscribe(world, reader)
     world.run(1 * MS)
-    assert not replica(world, BACKUP)._state.is_followed
+    assert not replica(world, BACKUP)._state.has_subscribers
     assert watched(world)
 
 

@@ -84,9 +84,9 @@ def test_client_that_only_the_backup_forgot_is_answered_once_the_primary_has_dec
     """The backup forgets a session without units by its own clock."""
     world = start(session_timeout_s=2)
     send(world, OLD, PRIMARY, BACKUP)
-    send(world, replace(insert(2, done_below=2), since=2), PRIMARY, BACKUP)
+    send(world, replace(insert(2, first_incomplete=2), since=2), PRIMARY, BACKUP)
     sessions(world, BACKUP).expire(OLD.client)
-    late = replace(insert(3, done_below=2), since=1, copy=1)
+    late = replace(insert(3, first_incomplete=2), since=1, copy=1)
     send(world, late, PRIMARY, BACKUP)
     assert refused(world) == [(3, 1, "expired")]
     world.run(50 * MS)

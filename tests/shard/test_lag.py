@@ -26,7 +26,7 @@ from tests.world import (
 from tests.world import calm_world as world_of
 from ziplog import wire
 from ziplog.core.entries import Skip
-from ziplog.core.node import Connect, Disconnect, Drained, Effect, Event, Received
+from ziplog.core.node import BatchEnd, Connect, Disconnect, Effect, Event, Received
 from ziplog.core.view import Lease, Placement, run_of
 
 FIRST, SECOND = "shard-0-0", "shard-1-0"
@@ -209,7 +209,7 @@ def test_primaries_of_others_are_connected_to_when_they_are_told_and_left_when_t
     assert Disconnect(SECOND.encode()) in announced(world, lease, placed)
     watch(world, FIRST)
     world.now += TELL_NS
-    out = step(world, Received(b"c", insert(2)), Drained())
+    out = step(world, Received(b"c", insert(2)), BatchEnd())
     assert Connect(SECOND.encode(), "127.0.0.1:9") in out
     # It is no member any more.
     alone = lease.following((lease.members[0],))

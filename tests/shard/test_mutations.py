@@ -155,12 +155,12 @@ def test_every_older_promise_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_promise_is_forgotten_when_its_client_settles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decision D3: `done_below` may pass a completed unit that the backup only guessed."""
+    """Decision D3: `first_incomplete` may pass a completed unit that the backup only guessed."""
     settle = Session.settle
 
-    def mutant(self: Session, done_below: int) -> Any:
-        dropped = settle(self, done_below)
-        for seq in [s for s in self.units if s < done_below]:
+    def mutant(self: Session, first_incomplete: int) -> Any:
+        dropped = settle(self, first_incomplete)
+        for seq in [s for s in self.units if s < first_incomplete]:
             dropped.append(self.units.pop(seq))
         return dropped
 

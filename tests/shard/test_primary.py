@@ -92,7 +92,7 @@ def test_known_unit_is_acked_again_and_not_placed_again() -> None:
 
 def test_chain_that_arrives_backwards_is_placed_forwards() -> None:
     world = calm_world()
-    chain = [insert(seq, follows=seq - 1) for seq in range(1, 6)]
+    chain = [insert(seq, predecessor=seq - 1) for seq in range(1, 6)]
     send(world, *reversed(chain))
     assert placed(world) == [(seq, [seq]) for seq in range(1, 6)]
 
@@ -100,7 +100,7 @@ def test_chain_that_arrives_backwards_is_placed_forwards() -> None:
 def test_long_chain_whose_first_unit_is_late() -> None:
     """A thousand units wait for one; nothing may recurse over them."""
     world = calm_world()
-    chain = [insert(seq, follows=seq - 1) for seq in range(1, 1025)]
+    chain = [insert(seq, predecessor=seq - 1) for seq in range(1, 1025)]
     send(world, *chain[1:])
     assert placed(world) == []
     send(world, chain[0], run=20 * MS)
@@ -109,16 +109,16 @@ def test_long_chain_whose_first_unit_is_late() -> None:
 
 def test_followers_of_a_settled_unit_wait_no_longer() -> None:
     world = calm_world()
-    send(world, insert(2, follows=1), insert(3, follows=2), insert(5, follows=4))
+    send(world, insert(2, predecessor=1), insert(3, predecessor=2), insert(5, predecessor=4))
     assert placed(world) == []
-    send(world, insert(4, done_below=2, follows=1))
+    send(world, insert(4, first_incomplete=2, predecessor=1))
     assert [seq for seq, _ in placed(world)] == [2, 3, 4, 5]
 
 
 def test_follower_of_a_refused_unit_is_refused_with_it() -> None:
     world = alone()
     beyond = first_lease(1).stop + 5
-    send(world, insert(1, after=beyond), insert(2, follows=1), insert(3, follows=2))
+    send(world, insert(1, after=beyond), insert(2, predecessor=1), insert(3, predecessor=2))
     question = probe(world, "mms-0").of(wire.LeaseQuery)[0]
     never = wire.LeaseHistory(CLUSTER, question.request, [], [], 0)
     world.inject(PRIMARY, Received(b"mms-0", never))
@@ -128,8 +128,8 @@ def test_follower_of_a_refused_unit_is_refused_with_it() -> None:
 
 def test_what_a_client_gave_up_is_not_placed_later() -> None:
     world = alone()
-    send(world, insert(1, after=first_lease(1).stop), insert(2, follows=1))
-    send(world, insert(3, done_below=3))
+    send(world, insert(1, after=first_lease(1).stop), insert(2, predecessor=1))
+    send(world, insert(3, first_incomplete=3))
     grant(world, first_lease(1).following(), 1)
     world.run(5 * MS)
     assert [seq for seq, _ in placed(world)] == [3]
@@ -143,7 +143,7 @@ def test_arrivals_wait_in_order_while_too_much_is_unstable(
 ) -> None:
     monkeypatch.setattr(module, "MAX_UNSTABLE_RECORDS", 3)
     world = alone()
-    send(world, *[insert(seq, follows=seq - 1) for seq in range(1, 10)])
+    send(world, *[insert(seq, predecessor=seq - 1) for seq in range(1, 10)])
     assert [seq for seq, _ in placed(world)] == [1, 2, 3]
     send(world, report(2), run=100 * US)
     assert [seq for seq, _ in placed(world)] == [1, 2, 3, 4, 5]
@@ -160,7 +160,7 @@ def test_too_much_waiting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING_UNITS", 3)
     world = alone()
     beyond = first_lease(1).stop + 1
-    send(world, insert(1), insert(2), insert(3, after=beyond), insert(5, follows=4), insert(6))
+    send(world, insert(1), insert(2), insert(3, after=beyond), insert(5, predecessor=4), insert(6))
     send(world, insert(7))
     assert refusals(world) == [(6, "full"), (7, "full")]
     send(world, report(1))
@@ -172,7 +172,7 @@ def test_waiting_bodies_are_counted_wherever_they_wait(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "MAX_WAITING_BYTES", 1000)
     world = alone()
     beyond = first_lease(1).stop + 1
-    send(world, insert(1, after=beyond, size=600), insert(3, follows=2, size=600), insert(4))
+    send(world, insert(1, after=beyond, size=600), insert(3, predecessor=2, size=600), insert(4))
     assert refusals(world) == [(4, "full")]
     assert primary_of(world)._undecided_units == 2
 
@@ -463,7 +463,7 @@ def test_without_backups_everything_is_stable_at_once() -> None:
 
 def test_silent_client_is_forgotten_with_what_waits() -> None:
     world = calm_world(session_timeout_s=2)
-    send(world, insert(1), insert(3, follows=2), to=PRIMARY)
+    send(world, insert(1), insert(3, predecessor=2), to=PRIMARY)
     send(world, insert(1), to=BACKUP)
     world.run(4 * S)
     for name in (PRIMARY, BACKUP):
@@ -477,7 +477,7 @@ def test_silent_client_is_forgotten_with_what_waits() -> None:
 def test_restart_goes_on_where_it_stopped() -> None:
     world = alone()
     stop = first_lease(1).stop
-    send(world, insert(1), insert(3, follows=2), insert(4, after=stop), insert(5))
+    send(world, insert(1), insert(3, predecessor=2), insert(4, after=stop), insert(5))
     old = primary_of(world)._state
     world.restart(PRIMARY)
     world.run(1 * MS)
@@ -497,7 +497,7 @@ def test_restart_goes_on_where_it_stopped() -> None:
 def test_routes_are_not_kept_over_a_restart() -> None:
     """A connection's number may belong to another client afterwards, and acks name none."""
     world = alone()
-    send(world, insert(2, follows=1))
+    send(world, insert(2, predecessor=1))
     world.restart(PRIMARY)
     world.run(1 * MS)
     send(world, insert(1))

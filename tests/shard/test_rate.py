@@ -222,7 +222,7 @@ def offer(world: World, count: int, every: int = MS // 10) -> None:
     done = len([None for _, _, m in world.sent if isinstance(m, wire.Insert)]) // 2
     for seq in range(done + 1, done + count + 1):
         for name in ("shard-0-0", "shard-0-1"):
-            world.send("c", name, insert(seq, done_below=max(1, seq - 50)))
+            world.send("c", name, insert(seq, first_incomplete=max(1, seq - 50)))
         world.run(every)
 
 

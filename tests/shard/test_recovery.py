@@ -27,9 +27,9 @@ from tests.world import (
 )
 from ziplog import wire
 from ziplog.core.entries import Place, Skip
-from ziplog.core.node import Complain, Pressed, Received
+from ziplog.core.node import Pressed, Received, ReportBadMessage
 from ziplog.core.view import KEPT_RUNS, run_of
-from ziplog.segments.entry import Entry, Mark
+from ziplog.segments.entry import Entry, WatermarkRecord
 
 if TYPE_CHECKING:
     from ziplog.core.message import Message
@@ -266,7 +266,7 @@ def test_survivor_rolls_forward_what_it_acked_and_nothing_more() -> None:
     end = 1
     for entry in log(world, BACKUP):
         what = entry.decision
-        assert not isinstance(what, Mark)
+        assert not isinstance(what, WatermarkRecord)
         if isinstance(what, Skip):
             assert what.start == end
             end = what.stop
@@ -337,7 +337,7 @@ def test_promise_is_given_to_nobody_else(message: wire.Freeze) -> None:
 def test_stranger_cannot_freeze_a_server() -> None:
     world = start()
     effects = replica(world, BACKUP).step(Received(b"<c", freeze()), world.now)
-    assert any(isinstance(effect, Complain) for effect in effects)
+    assert any(isinstance(effect, ReportBadMessage) for effect in effects)
     assert replica(world, BACKUP)._state.state == "up"
 
 
@@ -430,7 +430,7 @@ def test_log_that_was_not_chosen_is_cut_off() -> None:
 def test_lost_data_directory_is_filled_again() -> None:
     world = start()
     for seq in range(1, 30):
-        send(world, insert(seq, size=3000, done_below=max(seq - 5, 1)), PRIMARY, BACKUP)
+        send(world, insert(seq, size=3000, first_incomplete=max(seq - 5, 1)), PRIMARY, BACKUP)
     world.stores[BACKUP] = MemoryStore()
     crash(world, BACKUP)
     recover(world, PRIMARY, BACKUP)

@@ -29,8 +29,8 @@ from tests.shard.test_recovery import (
 )
 from tests.world import CLUSTER, MS, Link, S, World, insert
 from ziplog import wire
-from ziplog.core.node import Received, Warn
-from ziplog.segments.entry import BusyError, Mark, UnreadableError
+from ziplog.core.node import LogWarning, Received
+from ziplog.segments.entry import BusyError, UnreadableError, WatermarkRecord
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -65,7 +65,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     carry_out = World._carry_out
 
     def watched(world: World, name: str, effect: Effect) -> None:
-        if isinstance(effect, Warn):
+        if isinstance(effect, LogWarning):
             texts.append(f"{name}: {effect.text}")
         carry_out(world, name, effect)
 
@@ -204,7 +204,9 @@ def test_a_log_of_which_nothing_can_be_read_is_taken_anew(*, knew_stable: bool) 
     world.kill(PRIMARY)
     held.damaged, held.last_view = set(range(1, held.last_fseq + 1)), 0
     if knew_stable:
-        held.mark = Mark(CLUSTER, held.last_fseq, held.last_end, 0, LEASE.number, LEASE.digest)
+        held.mark = WatermarkRecord(
+            CLUSTER, held.last_fseq, held.last_end, 0, LEASE.number, LEASE.digest
+        )
     crash(world, PRIMARY)
     order(world, decision(promise(world, BACKUP, 3)), BACKUP, PRIMARY)
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 5 * S)

@@ -16,7 +16,7 @@ from shard.storage.store import FullError
 from tests.memory_store import MemoryStore
 from tests.shard.logs import expire, place, skip
 from tests.world import MS, S, address, shard_names
-from ziplog.core.node import Send, Warn
+from ziplog.core.node import LogWarning, Send
 from ziplog.segments.entry import Entry, UnreadableError
 from ziplog.wire import Fetch, Fetched, Limits, decode, encode
 
@@ -71,7 +71,7 @@ class Shard:
         while self.state.out:
             out, self.state.out = self.state.out, []
             for effect in out:
-                if isinstance(effect, Warn):
+                if isinstance(effect, LogWarning):
                     self.warnings.append(effect.text)
                     continue
                 assert isinstance(effect, Send)

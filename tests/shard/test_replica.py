@@ -31,7 +31,7 @@ from tests.world import (
 from ziplog import wire
 from ziplog.core.entries import Body, Expire, Place, Skip, Unit, encode_body
 from ziplog.core.fields import MAX_UNIT_RECORDS
-from ziplog.core.node import Complain, Received, StorageChanged, Warn
+from ziplog.core.node import LogWarning, Received, ReportBadMessage, StorageChanged
 from ziplog.core.view import fingerprint, run_of
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def test_server_without_a_lease_is_not_ready() -> None:
 
 def test_reused_identities_are_refused() -> None:
     world = calm_world()
-    send(world, insert(1), insert(2, done_below=2))
+    send(world, insert(1), insert(2, first_incomplete=2))
     send(world, insert(2, size=1), insert(2, count=2), insert(1))
     assert refusals(world) == [
         (2, "identity-reused"),
@@ -152,8 +152,8 @@ def test_malformed_units_are_refused() -> None:
         world,
         replace(good, body=b"\xff\x00"),
         replace(good, seq=4, count=2),
-        replace(good, seq=5, follows=5),
-        replace(good, seq=6, follows=9),
+        replace(good, seq=5, predecessor=5),
+        replace(good, seq=6, predecessor=9),
     )
     assert refusals(world) == [(seq, "malformed") for seq in (3, 4, 5, 6)]
 
@@ -195,7 +195,7 @@ def test_largest_unit_fits_into_every_frame() -> None:
 def test_window_of_unsettled_units_is_bounded() -> None:
     world = calm_world()
     limit = wire.Limits().max_unsettled_units
-    send(world, insert(limit), insert(limit + 1), insert(limit + 1, done_below=2))
+    send(world, insert(limit), insert(limit + 1), insert(limit + 1, first_incomplete=2))
     assert refusals(world) == [(limit + 1, "full")]
 
 
@@ -324,8 +324,8 @@ def other(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def settled(done_below: int, client: bytes, view: int = 1) -> wire.Settled:
-    return wire.Settled(CLUSTER, 0, view, client, done_below)
+def settled(first_incomplete: int, client: bytes, view: int = 1) -> wire.Settled:
+    return wire.Settled(CLUSTER, 0, view, client, first_incomplete)
 
 
 @pytest.mark.parametrize("to", [PRIMARY, BACKUP])
@@ -435,7 +435,7 @@ def test_what_a_stranger_announces_counts_for_nothing() -> None:
     ):
         for route in (b"<mms-0", b"<c", b"\0abcd", b""):
             (effect,) = replica(world).step(Received(route, message), world.now)
-            assert isinstance(effect, Complain)
+            assert isinstance(effect, ReportBadMessage)
             assert effect.src == route
             assert type(message).__name__ in effect.reason
     assert world.halts == []
@@ -452,7 +452,7 @@ def test_server_is_part_of_its_shard_only_with_the_directory_that_is_known(known
     placement = replace(placement, replicas=tuple(replicas))
     message = wire.LeaseAnnounced(CLUSTER, [run_of(first_lease(1))], 0, [placement], 0)
     effects = replica(world).step(Received(b"mms-0", message), world.now)
-    warnings = [effect.text for effect in effects if isinstance(effect, Warn)]
+    warnings = [effect.text for effect in effects if isinstance(effect, LogWarning)]
     world.run(1 * MS)
     (last,) = {h.state for h in probe(world, "mms-0").of(wire.Heartbeat) if h.node == PRIMARY}
     if known == "another's":
@@ -541,7 +541,7 @@ def test_checkpoint_taken_in_limbo_is_limbo() -> None:
 def test_checkpoint_holds_everything() -> None:
     world = calm_world(f=1)
     for seq in range(1, 6):
-        send(world, insert(seq, done_below=seq // 2), to=(PRIMARY, BACKUP)[seq % 2])
+        send(world, insert(seq, first_incomplete=seq // 2), to=(PRIMARY, BACKUP)[seq % 2])
     world.paused |= {PRIMARY, BACKUP}
     for name in (PRIMARY, BACKUP):
         before = replica(world, name).checkpoint()

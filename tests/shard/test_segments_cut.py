@@ -27,7 +27,7 @@ from tests.shard.logs import (
     table,
 )
 from ziplog.core.node import Persisted
-from ziplog.segments.entry import Entry, Mark, TablePart
+from ziplog.segments.entry import Entry, SessionTablePartRecord, WatermarkRecord
 from ziplog.segments.segment import Segment
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def test_after_a_reset_all_before_counts_as_trimmed_and_stable(opened: Opened) -
         assert [again.find(gsn) for gsn in (2, 8, 499)] == [None] * 3
         assert again.scan(1, HUGE) == [place(41, [505])]
         assert again.last_record_below(505) == 0
-        assert isinstance(again.mark, Mark)
+        assert isinstance(again.mark, WatermarkRecord)
         assert (again.mark.stable, again.mark.frontier, again.mark.trim) == (40, 500, 500)
 
 
@@ -421,7 +421,7 @@ def test_parts_of_two_tables_are_no_table(opened: Opened) -> None:
     store.append(place(1, [1]))
     store.append(table(701))
     for number in range(2):
-        store.append(Entry(0, 1, TablePart([], number, number, is_last=number == 1)))
+        store.append(Entry(0, 1, SessionTablePartRecord([], number, number, is_last=number == 1)))
     assert seqs(store) == (1, [701])
 
 

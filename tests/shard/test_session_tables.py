@@ -21,7 +21,7 @@ from ziplog.core.fields import MAX_FRAME, MAX_UNIT_RECORDS
 from ziplog.core.gsn import Schedule
 from ziplog.core.node import Persist, Send
 from ziplog.core.view import Replica as Address
-from ziplog.segments.entry import Entry, Table, TablePart
+from ziplog.segments.entry import Entry, SessionTablePartRecord, SessionTableRecord
 from ziplog.wire import Fetch, Fetched, Limits, ViewDecided, decode, encode
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def known(sessions: Sessions) -> dict[bytes, Any]:
     """Return what the sessions know for good."""
     return {
         session.client: (
-            session.done_below,
+            session.first_incomplete,
             {s: (u.slots, u.checksum, u.count) for s, u in session.units.items() if u.confirmed},
         )
         for session in sessions.by_client.values()
@@ -328,8 +328,8 @@ def test_parts_and_entries_give_the_sessions_after_a_crash_at_any_place(
             found = rebuilt(shard, kept)
             assert found.by_client.keys() == plain.by_client.keys()
             for client, session in found.by_client.items():
-                expected, settled = plain.by_client[client], session.done_below
-                assert settled >= expected.done_below
+                expected, settled = plain.by_client[client], session.first_incomplete
+                assert settled >= expected.first_incomplete
                 assert {s: u.slots for s, u in session.units.items()} == {
                     s: u.slots for s, u in expected.units.items() if s >= settled
                 }
@@ -344,7 +344,7 @@ def test_a_table_is_stored_in_parts_with_pauses() -> None:
     assert tables.due is None
     state.bytes_since_table = 1 << 30
     tables.look(5)
-    parts: list[TablePart] = []
+    parts: list[SessionTablePartRecord] = []
     while tables.due is not None:
         now = tables.due
         tables.woke(now - 1)
@@ -352,7 +352,7 @@ def test_a_table_is_stored_in_parts_with_pauses() -> None:
         tables.woke(now)
         (effect,) = state.out
         assert isinstance(effect, Persist)
-        assert isinstance(effect.entry.decision, TablePart)
+        assert isinstance(effect.entry.decision, SessionTablePartRecord)
         parts.append(effect.entry.decision)
         state.out.clear()
         assert tables.due is None or tables.due > now
@@ -390,7 +390,7 @@ def test_what_servers_stored_once_is_read(opened: Callable[..., SegmentStore]) -
     store = opened()
     store.append(Entry(1, 1, Place(name_of(1), 1, 1, 0, [1], 7, b"body")))
     plain = [SettledUnit(4, [7, 9, 12], 8), SettledUnit(5, [20], 8)]
-    store.append(Entry(0, 1, Table([SessionTable(name_of(2), 4, plain)])))
+    store.append(Entry(0, 1, SessionTableRecord([SessionTable(name_of(2), 4, plain)])))
     assert store.flush()
     sessions = Sessions()
     sessions.install(store.last_table()[1], 0, 0, 0)

@@ -27,7 +27,7 @@ def test_settled_units_are_forgotten_but_for_promises() -> None:
     assert sorted(session.units) == [2, 4]
     assert session.settle(4) == []
     assert session.settle(2) == []
-    assert session.done_below == 4
+    assert session.first_incomplete == 4
 
 
 def test_settled_promise_is_forgotten_with_the_decision() -> None:
@@ -122,7 +122,7 @@ def test_the_longest_silent_clients_make_room_if_all_of_theirs_is_settled(
     assert crowded.dispensable(199) == []
     by_client[client(0)].units[1] = unit(1)
     by_client[client(1)].refused[1] = 1
-    by_client[client(2)].followers[1] = [unit(2)]
+    by_client[client(2)].successors[1] = [unit(2)]
     assert crowded.dispensable(300) == [by_client[client(3)], by_client[client(4)]]
     assert crowded.dispensable(203) == [by_client[client(3)]]
     crowded.expire(client(7))

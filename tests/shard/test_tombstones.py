@@ -38,7 +38,7 @@ def test_unit_that_was_refused_is_never_taken_in_this_view() -> None:
     out(world, "parked")
     send(world, insert(1))
     announce(world, "live", AGAIN)
-    send(world, insert(1), insert(2, follows=1), insert(3))
+    send(world, insert(1), insert(2, predecessor=1), insert(3))
     assert redirects(world) == [(1, 0), (1, 0), (1, 1), (1, 1), (2, 0), (2, 1)]
     assert [place.seq for place in places(world, PRIMARY)] == [3]
     assert [(seq, server) for seq, server, _ in acks(world)] == [(3, 0), (3, 1)]
@@ -82,12 +82,12 @@ def test_tombstones_are_forgotten_when_their_client_calls_them_settled() -> None
     out(world, "parked")
     send(world, insert(1), insert(2))
     announce(world, "live", AGAIN)
-    send(world, insert(3, done_below=2))
+    send(world, insert(3, first_incomplete=2))
     for name in (PRIMARY, BACKUP):
         session = replica(world, name)._state.sessions.by_client[b"c" * 16]
         assert set(session.refused) == {2}
     world.nodes["c"].received.clear()  # type: ignore[attr-defined]
-    send(world, insert(1, done_below=2))
+    send(world, insert(1, first_incomplete=2))
     assert {message.code for message in heard(world, wire.Refused)} == {"identity-reused"}
 
 

@@ -30,7 +30,7 @@ def turns(
         node.name, node.endpoint, 0, 0, (node,), (), "memory", 1, Limits(), lag_fix=lag_fix
     )
     state = ReplicaState(config, MemoryStore(), 1)
-    state.is_followed = is_watched
+    state.has_subscribers = is_watched
     state.clock.announce([run_of(LEASE)], BEGAN, BEGAN)
     made = Turns(state)
     made.flowed_at = flowed_at

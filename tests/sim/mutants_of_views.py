@@ -222,7 +222,9 @@ def sessions_do_not_survive_the_view() -> Iterator[None]:
 
     def forgotten(self: Sessions, *arguments: Any) -> Any:
         tables, is_more = part(self, *arguments)
-        return [_replace(table, done_below=1, units=[], is_cut=False) for table in tables], is_more
+        return [
+            _replace(table, first_incomplete=1, units=[], is_cut=False) for table in tables
+        ], is_more
 
     def dropped(self: Sessions) -> None:
         self.by_client.clear()

@@ -19,7 +19,7 @@ from ziplog.client.common.requests import (
 )
 from ziplog.client.inserts import inflight
 from ziplog.core.entries import Origin, Unit, decode_body
-from ziplog.core.writer_table import Writers
+from ziplog.core.writer_table import WriterTable
 from ziplog.errors import OutcomeUnknownError, UnavailableError
 from ziplog.types import RID_GENESIS
 from ziplog.wire import Insert
@@ -66,9 +66,9 @@ def scan_everything(client: Client) -> dict[int, bytes]:
     tail = client.wait(client.begin(TailRequest(deadline))).result
     found = client.wait(client.begin(ExtentsRequest(deadline, 1, tail.gsn + 1))).result
     records: dict[int, bytes] = {}
-    writers: dict[int, Writers] = {}
+    writers: dict[int, WriterTable] = {}
     for extent in found.shards:
-        table = writers.setdefault(extent.shard, Writers())
+        table = writers.setdefault(extent.shard, WriterTable())
         for unit in scan(client, extent.shard, extent.start, extent.stop):
             body = decode_body(unit.body, len(unit.gsns))
             old = table.fresh(body.origin, len(unit.gsns)) if body.origin is not None else 0

@@ -18,7 +18,7 @@ from spark_reader.inserting import CHUNK_BYTES, ROW_BYTES, chunk_bytes, insert_b
 from spark_reader.placement import Placement
 from spark_reader.write_options import Columns
 from ziplog.core.entries import Origin
-from ziplog.core.writer_table import Writers
+from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ConfigError, RecordTooLargeError, UnavailableError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class RecordingLog:
 
     def seen(self, shard: int) -> list[Row]:
         """Return what readers see of a shard."""
-        writers = Writers()
+        writers = WriterTable()
         return [
             record
             for writer, batch, row, record in self.stored[shard]

@@ -26,7 +26,7 @@ from tests.spark_reader.logs import (
 )
 from ziplog import RecordId
 from ziplog.archive.client import ArchiveClient
-from ziplog.core.writer_table import Writers
+from ziplog.core.writer_table import WriterTable
 from ziplog.deploy import new_shard
 from ziplog.errors import (
     ClosedError,
@@ -271,9 +271,9 @@ def test_a_closed_session_connects_no_more(cluster: Cluster) -> None:
         session.topic()
 
 
-@pytest.mark.parametrize("known", [Writers(), Writers([(WRITER, 0, 9)])])
+@pytest.mark.parametrize("known", [WriterTable(), WriterTable([(WRITER, 0, 9)])])
 def test_of_what_was_trimmed_no_table_is_made_up(
-    cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch, known: Writers
+    cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch, known: WriterTable
 ) -> None:
     trimmed = msgspec.structs.replace(log.extents(1, 2), trim=1000)
     monkeypatch.setattr(ziplog.Log, "extents", lambda *_: trimmed)
@@ -296,7 +296,7 @@ def test_rows_that_were_trimmed_are_not_told_from_repetitions_and_so_are_left_ou
     pieces = [piece for piece in apart(cluster) if piece.shard == 0]
     trimmed = msgspec.structs.replace(log.extents(1, 2), trim=trim)
     monkeypatch.setattr(ziplog.Log, "extents", lambda *_: trimmed)
-    monkeypatch.setattr(ArchiveClient, "writers", lambda *_: (0, Writers()))
+    monkeypatch.setattr(ArchiveClient, "writers", lambda *_: (0, WriterTable()))
     with source_of(parse(asked(cluster))).open() as session, pytest.raises(TrimmedError):
         list(session.read(pieces, Wanted(DEFAULT, "local")))
     with source_of(parse(asked(cluster, failOnDataLoss="false"))).open() as session:

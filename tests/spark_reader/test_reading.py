@@ -9,7 +9,7 @@ import pytest
 from spark_reader import reading
 from spark_reader.reading import first_block, fuller, in_blocks
 from ziplog.core.entries import Body, Unit, encode_body
-from ziplog.core.writer_table import Writers
+from ziplog.core.writer_table import WriterTable
 from ziplog.segments.blocks import Block, block_of_units
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def test_where_nothing_is_given_there_is_no_block() -> None:
 
 
 def test_who_knows_a_writer_from_before_the_trim_is_believed() -> None:
-    nobody, somebody = Writers(), Writers([(b"w" * 16, 0, 99)])
-    for position, table in ((7, nobody), (6, somebody), (7, Writers())):
+    nobody, somebody = WriterTable(), WriterTable([(b"w" * 16, 0, 99)])
+    for position, table in ((7, nobody), (6, somebody), (7, WriterTable())):
         for pair in (((7, somebody), (position, table)), ((position, table), (7, somebody))):
             assert fuller(*pair) == (7, somebody)
     assert fuller((6, somebody), (7, nobody)) == (7, nobody)

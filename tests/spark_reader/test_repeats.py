@@ -13,7 +13,7 @@ from spark_reader.deduplication import Repeats, gsns_of
 from tests.spark_reader.blocks import Draft, cut, drafts, once, placed
 from tests.ziplog.segments.blocks import rows_of_units
 from ziplog.core.entries import Origin
-from ziplog.core.writer_table import Writers
+from ziplog.core.writer_table import WriterTable
 from ziplog.errors import TrimmedError, UnavailableError
 from ziplog.types import RecordId
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ziplog.segments.blocks import Block
 
 
-def table_before(units: list[Unit], gsn: int) -> Writers:
+def table_before(units: list[Unit], gsn: int) -> WriterTable:
     """The writers' table at a position, record by record."""
-    writers = Writers()
+    writers = WriterTable()
     for row in rows_of_units(units):
         if row.origin is not None and row.gsn < gsn:
             writers.fresh(Origin(*row.origin), 1)
@@ -44,7 +44,7 @@ class Shard:
         self.tables = sorted({1, *(ends[at % len(ends)] for at in tables if ends)})
         self.asked: list[int] = []
 
-    def table(self, gsn: int) -> tuple[int, Writers]:
+    def table(self, gsn: int) -> tuple[int, WriterTable]:
         self.asked.append(gsn)
         at = self.tables[bisect_right(self.tables, gsn) - 1]
         return at, table_before(self.units, at)
@@ -128,7 +128,7 @@ class Trimmed(Shard):
         super().__init__(units, [1], [])
         self._trim, self._fails, self._tells = trim, fails, tells
 
-    def table(self, gsn: int) -> tuple[int, Writers]:
+    def table(self, gsn: int) -> tuple[int, WriterTable]:
         self.asked.append(gsn)
         at = min(self._trim, gsn) if self._tells and len(self.asked) > 1 else 1
         return at, table_before(self.units, at)

@@ -40,8 +40,8 @@ HELLO = GREETING + b"\x04" + bytes([len(READY)]) + READY
 
 RAISE = """
 import resource, sys
-from ziplog.runtime import descriptors, tracing
-tracing.configure("n")
+from ziplog.runtime import descriptors, process_logging
+process_logging.configure("n")
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 print(descriptors.raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """

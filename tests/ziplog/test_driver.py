@@ -16,24 +16,24 @@ import structlog
 from ziplog import wire
 from ziplog.core.fields import MAX_FRAME
 from ziplog.core.node import (
+    BatchEnd,
     Broadcast,
-    Complain,
     Complete,
     Connect,
     Disconnect,
-    Drained,
     Effect,
     Event,
     Halt,
+    LogWarning,
     Persist,
     Persisted,
     Pressed,
     Propose,
     Received,
+    ReportBadMessage,
     Send,
     StorageChanged,
     Wakeup,
-    Warn,
 )
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.transport import Transport
@@ -166,7 +166,7 @@ def test_messages_first_then_posted_then_wakeup_then_drained() -> None:
         Received(b"peer", question(2)),
         StorageChanged(full=True),
         Wakeup(),
-        Drained(),
+        BatchEnd(),
     ]
 
 
@@ -192,7 +192,7 @@ def test_a_flood_does_not_hold_back_the_deadline() -> None:
     kinds = [type(event).__name__ for event in world.node.events]
     assert kinds.index("Wakeup") == 256
     assert kinds.count("Received") == 1_000
-    assert kinds.count("Drained") == 4
+    assert kinds.count("BatchEnd") == 4
     assert len(world.transport.waits) == 1
 
 
@@ -318,7 +318,7 @@ def test_at_disk_what_is_stable_is_told_while_the_disk_is_full() -> None:
 def test_a_node_that_complains_and_warns_is_heard() -> None:
     world = World(
         lambda event: (
-            [Complain(b"\0abc", "Hello: nobody asked"), Warn("the roof is on fire")]
+            [ReportBadMessage(b"\0abc", "Hello: nobody asked"), LogWarning("the roof is on fire")]
             if isinstance(event, Received)
             else []
         )
@@ -410,10 +410,10 @@ def test_an_error_of_ours_halts(effect: Effect | None) -> None:
 
 def test_halt_ends_the_process_with_70() -> None:
     program = (
-        "from ziplog.runtime import tracing\n"
-        "tracing.configure('shard-0-0')\n"
+        "from ziplog.runtime import process_logging\n"
+        "process_logging.configure('shard-0-0')\n"
         "import atexit; atexit.register(print, 'a checkpoint')\n"
-        "tracing.halt('two owners', 'state=1')\n"
+        "process_logging.halt('two owners', 'state=1')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
@@ -427,8 +427,8 @@ def test_halt_ends_the_process_with_70() -> None:
 def test_a_log_that_nobody_takes_stops_no_server() -> None:
     program = (
         "import os, structlog\n"
-        "from ziplog.runtime import tracing\n"
-        "tracing.configure('shard-0-0')\n"
+        "from ziplog.runtime import process_logging\n"
+        "process_logging.configure('shard-0-0')\n"
         "reader, writer = os.pipe()\n"
         "os.dup2(writer, 2); os.close(writer); os.close(reader)\n"
         "structlog.get_logger().warning('frame dropped')\n"

@@ -99,8 +99,8 @@ def test_free_ports_are_free_and_none_of_those_taken(monkeypatch: pytest.MonkeyP
 
 def test_one_process_at_a_time_adds_a_shard(path: Path) -> None:
     program = (
-        "import sys\nfrom pathlib import Path\nfrom ziplog import growth\n"
-        f"with growth.alone(Path({str(path)!r}), 0.0):\n"
+        "import sys\nfrom pathlib import Path\nfrom ziplog.deploy import new_shard\n"
+        f"with new_shard.alone(Path({str(path)!r}), 0.0):\n"
         "    print('alone', flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(

@@ -98,8 +98,8 @@ def test_the_tags_and_fields_that_are_in_use_stay_as_they_are() -> None:
     # Fields are only ever added at the end: old programs know these by their places.
     assert KINDS[0].__struct_config__.tag == 257
     assert KINDS[0].__struct_fields__ == (
-        "cluster", "shard", "view", "client", "seq", "done_below", "follows", "after", "count",
-        "body", "copy", "since",
+        "cluster", "shard", "view", "client", "seq", "first_incomplete", "predecessor", "after",
+        "count", "body", "copy", "since",
     )  # fmt: skip
     assert wire.InsertAck.__struct_config__.tag == 258
     assert wire.InsertAck.__struct_fields__ == (

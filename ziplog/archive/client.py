@@ -41,7 +41,7 @@ from ziplog.segments.segment import Segment
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ziplog.core.writer_table import Writers
+    from ziplog.core.writer_table import WriterTable
 
 #: Who does not take a connection in this time is away, however long an answer may take: others are
 #: asked sooner, and somebody may have known this one for longer than it was there.
@@ -156,7 +156,7 @@ class ArchiveClient:
             answer.start, answer.stop, answer.rows, answer.has_keys, columns, data, runs
         )  # fmt: skip
 
-    def writers(self, gsn: int) -> tuple[int, Writers]:
+    def writers(self, gsn: int) -> tuple[int, WriterTable]:
         """Return the writers' table at a position, as far as the archive knows.
 
         Returns:

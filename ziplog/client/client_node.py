@@ -46,7 +46,7 @@ from ziplog.client.reads.barrier import Barriers
 from ziplog.client.reads.read import Reads
 from ziplog.client.reads.subscribe import Subscriptions
 from ziplog.client.reads.tail import Surveys
-from ziplog.core.node import Call, Cancelled, Closing, Drained, Received, Wakeup
+from ziplog.core.node import BatchEnd, Call, Cancelled, Closing, Received, Wakeup
 from ziplog.wire import (
     ClusterInfo,
     Deliver,
@@ -185,7 +185,7 @@ class ClientCore:
         turn.now = now
         if type(event) is Received:
             self._receive(event.message)
-        elif type(event) is Drained:
+        elif type(event) is BatchEnd:
             self._drained()
         elif type(event) is Call:
             self._on_call[type(event.request)](event.id, event.request)

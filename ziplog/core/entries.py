@@ -68,7 +68,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
 
     client: ClientId
     seq: Seq
-    done_below: Seq
+    first_incomplete: Seq
     epoch: Epoch
     gsns: Gsns
     checksum: Checksum
@@ -118,14 +118,14 @@ class SettledUnit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SessionTable(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a session remembers: the units from `done_below` on that have their slots.
+    """What a session remembers: the units from `first_incomplete` on that have their slots.
 
     A session may be cut into several tables: this one holds the units after seq `after`, up to the
     last one here if it `is_cut`, otherwise all of them.
     """
 
     client: ClientId
-    done_below: Seq
+    first_incomplete: Seq
     units: list[SettledUnit]
     after: Seq = 0
     is_cut: bool = False

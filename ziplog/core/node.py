@@ -4,7 +4,7 @@ A node is told what happened (an *event*) and when, and answers with orders (*ef
 clock, opens no socket and draws no random number, so the same class runs on sockets and in a
 simulation. The driver carries effects out in list order, and honours one deadline per node.
 
-The driver's loop: step every message that is waiting; when none is left, step `Drained`, on
+The driver's loop: step every message that is waiting; when none is left, step `BatchEnd`, on
 which the node lets go of what it gathered for the batch; then sleep until input or the deadline.
 """
 
@@ -28,7 +28,7 @@ class Received(Event, frozen=True, gc=False):
     message: Message
 
 
-class Drained(Event, frozen=True, gc=False):
+class BatchEnd(Event, frozen=True, gc=False):
     """No more input is waiting: what was gathered for the batch goes out now."""
 
 
@@ -157,14 +157,14 @@ class Complete(Effect, frozen=True, gc=False):
     result: Any
 
 
-class Complain(Effect, frozen=True, gc=False):
+class ReportBadMessage(Effect, frozen=True, gc=False):
     """A peer sent what it may not, and it was dropped: count it, and log it now and then."""
 
     src: bytes
     reason: str
 
 
-class Warn(Effect, frozen=True, gc=False):
+class LogWarning(Effect, frozen=True, gc=False):
     """Log what an operator should know: one line, for what happens once."""
 
     text: str

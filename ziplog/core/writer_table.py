@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_WRITERS: Final = 65_536
 
 
-class Writers:
+class WriterTable:
     """The writers' table at a position of one shard's log."""
 
     __slots__ = ("_last",)

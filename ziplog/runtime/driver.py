@@ -2,7 +2,7 @@
 
 A turn: step what is waiting (at most 256 messages, or 50 ms, so that deadlines are kept; if that
 was not all, the next turn reads ahead and steps urgent messages first: `inbox`), what other threads
-posted, and `Wakeup` if it is due; then `Drained`; then sleep. Where entries must be on disk before
+posted, and `Wakeup` if it is due; then `BatchEnd`; then sleep. Where entries must be on disk before
 anything is said (`flush_before_send`), what is sent after a `Persist` is held until the turn's end,
 and one flush serves all (docs/protocol.md, section 10); only what is stable may be told meanwhile.
 Invariant: no held frame leaves before every entry that was appended before it is flushed.
@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 
 from ziplog.core.node import (
+    BatchEnd,
     Broadcast,
-    Complain,
     Connect,
     Disconnect,
-    Drained,
     Effect,
     Event,
     Halt,
+    LogWarning,
     Node,
     Persist,
     Persisted,
     Pressed,
     Propose,
     Received,
+    ReportBadMessage,
     Send,
     Wakeup,
-    Warn,
 )
 from ziplog.errors import LocalProtocolError, ProtocolError
 from ziplog.runtime.clock import now_ns
@@ -80,7 +80,7 @@ _NEEDS_NO_DISK: Final = (
 )  # fmt: skip
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_DRAINED: Final = Drained()
+_DRAINED: Final = BatchEnd()
 _WAKEUP: Final = Wakeup()
 
 
@@ -153,8 +153,8 @@ class Driver:
             Disconnect: self._disconnect,
             Persist: self._persist,
             Propose: self._hand_over,
-            Complain: self._take_complaint,
-            Warn: self._warn,
+            ReportBadMessage: self._take_complaint,
+            LogWarning: self._warn,
             Halt: self._halt,
         }
 
@@ -300,10 +300,10 @@ class Driver:
         assert self._propose is not None, "a node that proposes needs consensus"
         self._propose(effect.command)
 
-    def _take_complaint(self, effect: Complain) -> None:
+    def _take_complaint(self, effect: ReportBadMessage) -> None:
         self._complain(effect.src, ProtocolError(effect.reason))
 
-    def _warn(self, effect: Warn) -> None:
+    def _warn(self, effect: LogWarning) -> None:
         self._log.warning(effect.text)
 
     def _halt(self, effect: Halt) -> None:

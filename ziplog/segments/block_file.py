@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 from crc32c import crc32c
 
-from ziplog.core.writer_table import MAX_WRITERS, Writers
+from ziplog.core.writer_table import MAX_WRITERS, WriterTable
 from ziplog.segments.blocks import OriginRun
 
 _T = TypeVar("_T")
@@ -119,12 +119,12 @@ def decode_origins(content: bytes | bytearray | memoryview) -> list[OriginRun]:
     return _decode(_origins_decoder, content) if len(content) else []
 
 
-def encode_writers(writers: Writers) -> bytes:
+def encode_writers(writers: WriterTable) -> bytes:
     """Return a writers' table."""
     return msgspec.msgpack.encode(writers.export())
 
 
-def decode_writers(content: bytes | bytearray | memoryview) -> Writers:
+def decode_writers(content: bytes | bytearray | memoryview) -> WriterTable:
     """Return what `encode_writers` was given.
 
     Raises:
@@ -134,7 +134,7 @@ def decode_writers(content: bytes | bytearray | memoryview) -> Writers:
     rows = _decode(_writers_decoder, content)
     if len(rows) > MAX_WRITERS:
         raise msgspec.ValidationError(f"a table of {len(rows)} writers")
-    return Writers(rows)
+    return WriterTable(rows)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_T], content: bytes | bytearray | memoryview) -> _T:

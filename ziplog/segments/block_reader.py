@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from ziplog.core.writer_table import Writers
+from ziplog.core.writer_table import WriterTable
 from ziplog.segments.block_file import (
     TRAILER_BYTES,
     RowsIndex,
@@ -142,7 +142,7 @@ class Archive(SegmentDirectory):
 
     # --- writers -----------------------------------------------------------------------------
 
-    def writers(self, gsn: int) -> tuple[int, Writers]:
+    def writers(self, gsn: int) -> tuple[int, WriterTable]:
         """Return the writers' table at a position, as far as blocks tell.
 
         Returns:
@@ -173,7 +173,7 @@ class Archive(SegmentDirectory):
             position = min(place.block.stop, gsn)
         return position, writers
 
-    def _table(self, gsn: int) -> tuple[int, Writers]:
+    def _table(self, gsn: int) -> tuple[int, WriterTable]:
         """Return the last table that was written down at or before a position."""
         rows = self.indexed()
         for segment, index in reversed(rows[: bisect_right(self._starts, gsn)]):
@@ -183,7 +183,7 @@ class Archive(SegmentDirectory):
                 table = read_table(self._directory / segment.rows_name, part)
                 if table is not None:
                     return position, table
-        return min(self.start, gsn), Writers()
+        return min(self.start, gsn), WriterTable()
 
 
 def read_index(path: Path) -> RowsIndex | None:
@@ -202,7 +202,7 @@ def read_index(path: Path) -> RowsIndex | None:
         return decode_footer(os.pread(file.fileno(), footer, size - footer))
 
 
-def read_table(path: Path, part: Part) -> Writers | None:
+def read_table(path: Path, part: Part) -> WriterTable | None:
     """Return a writers' table of a file of rows, None if it is gone or damaged."""
     found = _parts(path, ReadMemory(), part)
     with suppress(msgspec.MsgspecError):

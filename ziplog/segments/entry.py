@@ -24,7 +24,7 @@ NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 REFUSED: Final = SCARCE | NO_SPACE
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
+class WatermarkRecord(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     """What a server knew: kept between entries, takes no stream position. The last one counts."""
 
     cluster: Cluster
@@ -38,13 +38,13 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     digest: Digest
 
 
-class Table(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
+class SessionTableRecord(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
     """What the sessions hold at this place of the log, as servers stored it once."""
 
     sessions: list[SessionTable]
 
 
-class TablePart(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
+class SessionTablePartRecord(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
     """What some of the sessions hold at this place of the log. Takes no stream position either.
 
     The parts of one table follow each other in the log, numbered from 0, with other entries between
@@ -59,11 +59,11 @@ class TablePart(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One decided entry. A `Place` here always has its body; a `Mark` or table has fseq 0."""
+    """One decided entry. A `Place` always has its body; a watermark or table has fseq 0."""
 
     fseq: Fseq
     view: View
-    decision: Place | Skip | Expire | Mark | Table | TablePart
+    decision: Place | Skip | Expire | WatermarkRecord | SessionTableRecord | SessionTablePartRecord
 
 
 class UnreadableError(Exception):

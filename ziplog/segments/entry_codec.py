@@ -19,7 +19,13 @@ import msgspec
 from crc32c import crc32c
 
 from ziplog.core.entries import Expire, Place, Skip
-from ziplog.segments.entry import Entry, Mark, Table, TablePart, UnreadableError
+from ziplog.segments.entry import (
+    Entry,
+    SessionTablePartRecord,
+    SessionTableRecord,
+    UnreadableError,
+    WatermarkRecord,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,11 +102,11 @@ def positions(entry: Entry) -> tuple[int, int, int, int]:
             return SKIP, decision.start, decision.stop - 1, 0
         case Expire():
             return EXPIRE, 0, 0, 0
-        case Mark():
+        case WatermarkRecord():
             return MARK, 0, 0, 0
-        case Table():
+        case SessionTableRecord():
             return TABLE, 0, 0, 0
-        case TablePart(_, _, number, is_last):
+        case SessionTablePartRecord(_, _, number, is_last):
             return TABLE, part_code(number, is_last=is_last), 0, 0
 
 

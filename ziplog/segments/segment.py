@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from crc32c import crc32c
 
-from ziplog.segments.entry import Mark, unreadable
+from ziplog.segments.entry import WatermarkRecord, unreadable
 from ziplog.segments.entry_codec import (
     DAMAGED,
     EXPIRE,
@@ -55,7 +55,7 @@ class _Index(msgspec.Struct, frozen=True, array_like=True):
     last: int
     last_record: int
     last_fseq: int
-    mark: Mark | None
+    mark: WatermarkRecord | None
     is_torn: bool
     fseqs: list[int]
     views: list[tuple[int, int]]
@@ -104,7 +104,7 @@ class Segment:
         self.last_fseq = self.base_fseq - 1
         #: The views of its entries, each with the first entry of it here.
         self.views: list[tuple[int, int]] = []
-        self.mark: Mark | None = None
+        self.mark: WatermarkRecord | None = None
         #: Of each table: where its header is, its size with it, the last entry before it, and which
         #: part it is (`part_code`).
         self.tables: list[tuple[int, int, int, int]] = []
@@ -251,7 +251,7 @@ class Segment:
         """Take what only the body tells."""
         if found.kind == MARK:
             mark = decode(data, found, self.name).decision
-            self.mark = mark if isinstance(mark, Mark) else self.mark
+            self.mark = mark if isinstance(mark, WatermarkRecord) else self.mark
         elif found.kind == TABLE:
             start = found.start - HEADER_BYTES
             self.tables.append((start, found.stop - start, found.fseq, found.first))

@@ -21,9 +21,9 @@ class Insert(Message, tag=VERSION * 256 + 1, frozen=True, gc=False):
     #: The unit's identity is (client, seq); seq counts per client and shard.
     seq: Seq
     #: Every insert of this client and shard below this is settled: servers may forget it.
-    done_below: Seq
+    first_incomplete: Seq
     #: Place it only after the unit with this seq of the same client was placed; 0: no such wish.
-    follows: Seq
+    predecessor: Seq
     #: Every record of the unit gets a gsn above this one.
     after: Gsn
     count: Count
@@ -105,12 +105,12 @@ class Leaving(Message, tag=VERSION * 256 + 8, frozen=True, gc=False):
 
 
 class Settled(Message, tag=VERSION * 256 + 9, frozen=True, gc=False):
-    """Every insert of this client and shard below `done_below` is settled; there is no answer."""
+    """All inserts of a client and shard below `first_incomplete` are settled. No answer."""
 
     shard: ShardId
     view: View
     client: ClientId
-    done_below: Seq
+    first_incomplete: Seq
 
 
 class Locate(Message, tag=VERSION * 256 + 4, frozen=True, gc=False):

@@ -40,7 +40,7 @@ class Report(Message, tag=VERSION * 256 + 31, frozen=True, gc=False):
     #: Guesses failed lately, or readers wait here: tell me your decisions at once.
     hurry: bool = True
     #: Somebody subscribes to this backup.
-    is_followed: bool = False
+    has_subscribers: bool = False
 
 
 class Resend(Message, tag=VERSION * 256 + 32, frozen=True, gc=False):

@@ -14,7 +14,7 @@ from logdb.versions import digest_of
 from tests.logdb.fakelog import FakeLog
 from tests.logdb.glass import CLUSTER, MS, ROUTE, SESSION, Glass, S, commit
 from ziplog.client.common.requests import BarrierRequest
-from ziplog.core.node import Drained, Received, Send
+from ziplog.core.node import BatchEnd, Received, Send
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def test_a_decision_is_told_in_the_step_in_which_its_record_came() -> None:
     glass = Glass.ready()
     glass.open()
     rid = glass.insert(commit(1, {b"k": b"v"}))
-    told = [e.message for e in glass.step(Drained()) if isinstance(e, Send)]
+    told = [e.message for e in glass.step(BatchEnd()) if isinstance(e, Send)]
     assert told == [wire.Decided(CLUSTER, SESSION, 1, rid, "committed", [])]
 
 
@@ -462,7 +462,7 @@ def test_records_are_applied_in_slices_while_it_answers() -> None:
     for number in range(1, 3001):
         log.insert(commit(number, {b"k": b"v"}), after=log.tail)
     glass = Glass(log)
-    glass.step(Drained())
+    glass.step(BatchEnd())
     assert 0 < glass.node.follower.state.records < 3000
     assert glass.node.next_wakeup() == glass.now
     assert isinstance(glass.ask(glass.get(b"k")), wire.NotReady)

@@ -21,7 +21,7 @@ from ziplog.client.common.requests import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
-from ziplog.core.node import Drained, Wakeup, Warn
+from ziplog.core.node import BatchEnd, LogWarning, Wakeup
 from ziplog.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Bench:
         for _ in range(turns):
             self.calls.step(Wakeup(), self.calls.now)
             self.follower.turn(drained=False)
-            self.calls.step(Drained(), self.calls.now)
+            self.calls.step(BatchEnd(), self.calls.now)
             self.follower.turn(drained=True)
             self.follower.check()
 
@@ -101,7 +101,7 @@ def test_it_applies_every_record_in_order_and_is_ready_then() -> None:
 
 
 def warnings(bench: Bench) -> list[str]:
-    return [effect.text for effect in bench.calls.take() if isinstance(effect, Warn)]
+    return [effect.text for effect in bench.calls.take() if isinstance(effect, LogWarning)]
 
 
 def test_the_first_record_that_is_not_ours_is_warned_of_once() -> None:

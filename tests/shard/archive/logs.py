@@ -12,7 +12,7 @@ from tests.ziplog.segments.blocks import Row, rows_in, rows_of
 from ziplog.core.entries import Body, Origin, Place, Skip, encode_body
 from ziplog.core.view import NO_DIGEST
 from ziplog.segments.blocks import Block
-from ziplog.segments.entry import Entry, Mark
+from ziplog.segments.entry import Entry, WatermarkRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +36,7 @@ def unit(
 
 
 def mark(stable: int, frontier: int, trim: int = 0) -> Entry:
-    return Entry(0, 1, Mark(1, stable, frontier, trim, 0, NO_DIGEST))
+    return Entry(0, 1, WatermarkRecord(1, stable, frontier, trim, 0, NO_DIGEST))
 
 
 def log(count: int, *, origins: bool = False, first: int = 1, gsn: int = 1) -> list[Entry]:

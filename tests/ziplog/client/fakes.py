@@ -26,7 +26,7 @@ from ziplog.client.common.requests import (
     SubscribeRequest,
 )
 from ziplog.core.entries import Unit, decode_body
-from ziplog.core.node import Broadcast, Call, Cancelled, Complete, Drained, Received, Send, Wakeup
+from ziplog.core.node import BatchEnd, Broadcast, Call, Cancelled, Complete, Received, Send, Wakeup
 from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Member, Placement, Replica, run_of
 from ziplog.types import RID_GENESIS, Record, RecordId
 
@@ -111,7 +111,7 @@ class Glass:
         """Let messages arrive, as one batch; each passes through the codec."""
         for message in messages:
             self.step(Received(b"somebody", wire.decode(wire.encode(message))))
-        self.step(Drained())
+        self.step(BatchEnd())
 
     def pass_time(self, duration: int) -> None:
         """Let time pass, with a wake-up whenever the core asks for one."""
@@ -198,7 +198,7 @@ def connected(policy: Any = None) -> Glass:
 def learn(glass: Glass, view: int = 1, state: str = "recovering", shard: int = 0) -> None:
     """Let the core learn of a shard's view and state."""
     glass.core._routing.learn([placement(shard, view=view, state=state)])
-    glass.step(Drained())
+    glass.step(BatchEnd())
 
 
 def sent(glass: Glass) -> list[wire.Insert]:
@@ -270,7 +270,7 @@ class FakeCluster:
             self.in_flight = [item for item in self.in_flight if item[0] > self.glass.now]
             for _, _, deliver in ready:
                 deliver()
-            self.glass.step(Drained())
+            self.glass.step(BatchEnd())
             if due is not None and due <= self.glass.now:
                 self.glass.step(Wakeup())
 
@@ -369,7 +369,9 @@ class FakeCluster:
             return
         key = (message.shard, message.seq)
         if key not in self.placed:
-            if server or (message.follows and (message.shard, message.follows) not in self.placed):
+            if server or (
+                message.predecessor and (message.shard, message.predecessor) not in self.placed
+            ):
                 return
             gsn = self.frontiers[message.shard]
             while gsn <= message.after:

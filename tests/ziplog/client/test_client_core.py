@@ -38,7 +38,7 @@ from ziplog.client.common.requests import (
     TrimRequest,
 )
 from ziplog.core.entries import Body, Unit, encode_body
-from ziplog.core.node import Call, Drained, Received, Wakeup
+from ziplog.core.node import BatchEnd, Call, Received, Wakeup
 from ziplog.core.view import LeaseRun, Member, run_of
 from ziplog.errors import DeadlineError, NoSuchRecordError, UnavailableError
 from ziplog.types import RID_GENESIS, RecordId
@@ -416,7 +416,7 @@ def test_an_early_wakeup_and_an_unknown_cancellation_do_nothing() -> None:
     glass.insert(b"x")
     glass.sent.clear()
     glass.step(Wakeup())
-    glass.step(Drained())
+    glass.step(BatchEnd())
     glass.cancel(99)
     glass.step(Received(b"", info(1, [], [])))
     assert not glass.sent

@@ -61,7 +61,7 @@ def test_unit_that_all_refuse_starts_over_at_once_under_another_identity() -> No
     assert not sent(glass), "the other one may have taken it"
     glass.give(expired(insert, 1, 48))
     (again,) = sent(glass)
-    assert (again.shard, again.seq, again.since, again.done_below) == (0, 2, 50, 2)
+    assert (again.shard, again.seq, again.since, again.first_incomplete) == (0, 2, 50, 2)
     assert again.body == insert.body
     glass.give(ack(again, 0, [51]), ack(again, 1, [51]))
     assert glass.answers[call] == [RecordId(51, 0)]
@@ -76,7 +76,7 @@ def test_call_of_many_units_starts_over_as_a_whole() -> None:
     assert not sent(glass)
     glass.give(expired(second, 1))
     again = sent(glass)
-    assert [(unit.seq, unit.follows, unit.since) for unit in again] == [(3, 0, 50), (4, 3, 50)]
+    assert [(unit.seq, unit.predecessor, unit.since) for unit in again] == [(3, 0, 50), (4, 3, 50)]
     assert call not in glass.answers
 
 
@@ -122,7 +122,7 @@ def test_unit_that_was_sent_long_ago_is_never_sent_again(server: int) -> None:
     assert not sent(glass)
     glass.insert(b"y")
     (fresh,) = sent(glass)
-    assert (fresh.seq, fresh.done_below, fresh.since) == (2, 2, 50)
+    assert (fresh.seq, fresh.first_incomplete, fresh.since) == (2, 2, 50)
 
 
 def test_doubt_about_a_unit_that_is_refused_soon_ends_as_never() -> None:

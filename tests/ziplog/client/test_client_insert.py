@@ -126,13 +126,13 @@ def test_done_below_is_the_lowest_open_seq() -> None:
         glass.insert(b"x")
         inserts.append(sent_insert(glass))
     assert [i.seq for i in inserts] == [1, 2, 3]
-    assert [i.done_below for i in inserts] == [1, 1, 1]
+    assert [i.first_incomplete for i in inserts] == [1, 1, 1]
     glass.give(*(ack(inserts[1], server, [4]) for server in (0, 1)))
     glass.insert(b"x")
-    assert sent_insert(glass).done_below == 1
+    assert sent_insert(glass).first_incomplete == 1
     glass.give(*(ack(inserts[0], server, [2]) for server in (0, 1)))
     glass.insert(b"x")
-    assert sent_insert(glass).done_below == 3
+    assert sent_insert(glass).first_incomplete == 3
 
 
 def test_many_payloads_become_chained_units_and_results_keep_their_order() -> None:
@@ -140,7 +140,7 @@ def test_many_payloads_become_chained_units_and_results_keep_their_order() -> No
     call = glass.insert(*(b"%d" % i for i in range(2 * UNIT_RECORDS + 1)))
     units = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
     assert [u.count for u in units] == [UNIT_RECORDS, UNIT_RECORDS, 1]
-    assert [u.follows for u in units] == [0, units[0].seq, units[1].seq]
+    assert [u.predecessor for u in units] == [0, units[0].seq, units[1].seq]
     gsn = 1
     placed = []
     for unit in units:
@@ -219,7 +219,7 @@ def test_a_refused_insert_goes_to_another_shard_under_a_new_identity(
     assert glass.answers[call] == [RecordId(2, 1)]
     glass.core.set_policy(lambda _p, _k, _l: 0)
     glass.insert(b"y")
-    assert sent_insert(glass).done_below == 2, "servers may forget the moved one"
+    assert sent_insert(glass).first_incomplete == 2, "servers may forget the moved one"
     assert glass.core.counters.redirects == (2 if code == "redirect" else 0)
 
 

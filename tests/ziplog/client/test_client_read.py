@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.ziplog.client.fakes import CLUSTER, MS, FakeCluster, Glass, S, lease, placement, refused
 from ziplog import wire
 from ziplog.client.common.requests import ReadRequest
-from ziplog.core.node import Drained
+from ziplog.core.node import BatchEnd
 from ziplog.core.view import run_of
 from ziplog.errors import DeadlineError, NoSuchRecordError, TrimmedError, UnavailableError
 from ziplog.types import Record, RecordId
@@ -295,7 +295,7 @@ def test_every_record_that_was_inserted_can_be_read(seed: int, loss: float) -> N
 
 def recovering(glass: Glass, view: int = 1, state: str = "recovering") -> None:
     glass.core._routing.learn([placement(0, view=view, state=state)])
-    glass.step(Drained())
+    glass.step(BatchEnd())
 
 
 def test_a_recovering_primarys_not_yet_is_not_final() -> None:

@@ -115,7 +115,7 @@ def test_absent_in_a_later_view_lets_it_go_to_another_shard() -> None:
     glass.core.set_policy(pinned)
     glass.insert(b"y")
     (later,) = sent(glass)
-    assert (later.seq, later.done_below) == (2, 2), "the moved one frees its place"
+    assert (later.seq, later.first_incomplete) == (2, 2), "the moved one frees its place"
 
 
 @pytest.mark.parametrize("word", ["same view", "pending", "another client", "another seq"])
@@ -450,7 +450,7 @@ def test_what_nobody_waits_for_is_not_inserted_in_a_later_view() -> None:
     glass.give(located(insert, 2))
     assert glass.answers[call] == [None]
     glass.insert(b"y")
-    assert sent(glass)[0].done_below == 2
+    assert sent(glass)[0].first_incomplete == 2
     assert glass.answers[resolve(glass, error)] == [None]
 
 
@@ -543,7 +543,7 @@ def test_a_client_that_slept_for_long_sends_nothing_again() -> None:
     glass.now += 601 * S
     fresh = glass.insert(b"z", timeout=1 * S)
     (new,) = sent(glass)
-    assert (new.seq, new.done_below) == (3, 3)
+    assert (new.seq, new.first_incomplete) == (3, 3)
     assert isinstance(glass.answers[pending], OutcomeUnknownError)
     glass.give(located(insert, 2), ack(insert, 0, [4]), ack(insert, 1, [4]))
     call = resolve(glass, error)

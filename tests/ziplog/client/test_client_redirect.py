@@ -29,7 +29,7 @@ from ziplog import wire
 from ziplog.client.inserts.inflight import UNIT_RECORDS
 from ziplog.client.inserts.retransmission import FIRST_TIMEOUT_NS
 from ziplog.core.entries import decode_body
-from ziplog.core.node import Drained
+from ziplog.core.node import BatchEnd
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RecordId
 
@@ -197,7 +197,7 @@ def test_a_pinned_one_waits_at_home_and_has_a_new_identity_when_its_shard_is_bac
     assert not sent(glass)
     glass.inform(placement(0), placement(1))
     (again,) = sent(glass)
-    assert (again.shard, again.seq, again.done_below) == (0, insert.seq + 1, insert.seq + 1)
+    assert (again.shard, again.seq, again.first_incomplete) == (0, insert.seq + 1, insert.seq + 1)
     glass.give(ack(again, 0, [8]), ack(again, 1, [8]))
     assert glass.answers[call] == [RecordId(8, 0)]
     assert glass.core.counters.moved == 0
@@ -230,7 +230,7 @@ def test_a_shard_that_was_recovered_and_is_parked_is_sent_what_is_under_way_ther
     other = placement(1 - insert.shard)
     for state in ("recovering", "parked"):
         glass.core._routing.learn([placement(insert.shard, state=state), other])
-        glass.step(Drained())
+        glass.step(BatchEnd())
         glass.core.check()
         glass.pass_time(2 * S)
         assert bool(sent(glass)) == (state == "parked")
@@ -373,12 +373,12 @@ class ReshapedCluster(FakeCluster):
     def insert(self, server: int, message: wire.Insert) -> None:
         key, promise = (message.shard, message.seq), (message.shard, message.seq, server)
         is_placed = key in self.placed
-        follows = (message.shard, message.follows, server)
+        predecessor = (message.shard, message.predecessor, server)
         # A backup cannot know what the primary refused; when it is asked again, it gives in.
         is_stranded = server and message.shard in self.was_out and promise in self.seen
         self.seen.add(promise)
         if not is_placed and (
-            message.shard in self.out or is_stranded or {promise, follows} & self.promised
+            message.shard in self.out or is_stranded or {promise, predecessor} & self.promised
         ):
             self.promised.add(promise)
             self.reply(redirect(message, server))

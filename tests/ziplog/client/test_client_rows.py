@@ -264,7 +264,7 @@ class Careless(FakeCluster):
     """Its primaries take units in whichever order they come, as a recovery may put them."""
 
     def insert(self, server: int, message: wire.Insert) -> None:
-        super().insert(server, msgspec.structs.replace(message, follows=0))
+        super().insert(server, msgspec.structs.replace(message, predecessor=0))
 
 
 @settings(max_examples=60, deadline=None)

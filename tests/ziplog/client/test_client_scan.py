@@ -21,7 +21,7 @@ from ziplog.client.common.requests import (
 )
 from ziplog.client.reads.shard_stream import WINDOW_BYTES
 from ziplog.core.entries import Unit, decode_body
-from ziplog.core.node import Drained
+from ziplog.core.node import BatchEnd
 from ziplog.errors import ClosedError, ConfigError, DeadlineError, TrimmedError
 from ziplog.types import RID_GENESIS
 
@@ -175,10 +175,10 @@ def test_another_view_opens_it_again() -> None:
     glass = Scanner()
     glass.deliver(1, 3, unit(1))
     glass.core._routing.learn([placement(1, view=2)])
-    glass.step(Drained())
+    glass.step(BatchEnd())
     assert not glass.look()
     glass.core._routing.learn([placement(0, view=2)])
-    glass.step(Drained())
+    glass.step(BatchEnd())
     assert glass.look() == ["s0r1:1"]
     assert (glass.opened.view, glass.opened.start) == (2, 3)
 

@@ -31,7 +31,7 @@ def insert_units(glass: Glass, units: int) -> None:
 
 
 def reports(glass: Glass) -> list[tuple[str, int]]:
-    return [(name, message.done_below) for name, message in glass.take(wire.Settled)]
+    return [(name, message.first_incomplete) for name, message in glass.take(wire.Settled)]
 
 
 def test_many_units_are_reported_at_once_when_nothing_is_under_way() -> None:

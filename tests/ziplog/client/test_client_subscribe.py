@@ -31,7 +31,7 @@ from ziplog.client.common.requests import (
 )
 from ziplog.client.reads.shard_stream import WINDOW_BYTES, Stream
 from ziplog.core.entries import Body, Unit, encode_body
-from ziplog.core.node import Drained
+from ziplog.core.node import BatchEnd
 from ziplog.core.view import LeaseRun, run_of
 from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError
 from ziplog.types import RID_RECENT, RecordId
@@ -78,7 +78,7 @@ class Reader(Glass):
 
     def learn(self, *placements: Any) -> None:
         self.core._routing.learn(placements)
-        self.step(Drained())
+        self.step(BatchEnd())
 
     def stream(self, shard: int) -> Stream:
         return self.core._subscriptions._open[self.subscription]._streams[shard]

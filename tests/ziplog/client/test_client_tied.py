@@ -73,7 +73,7 @@ def failed(glass: Glass, call: int, *gsns: int) -> None:
     assert not asked(glass)
     glass.insert(b"z")
     (later,) = sent(glass)
-    assert later.done_below == later.seq, "nothing is left of it"
+    assert later.first_incomplete == later.seq, "nothing is left of it"
 
 
 def test_nothing_is_sent_while_a_later_unit_may_be_there() -> None:

@@ -14,7 +14,7 @@ from ziplog.core.view import NO_DIGEST
 from ziplog.errors import ProtocolError
 from ziplog.segments import blocks as rows
 from ziplog.segments.blocks import OriginRun, block_of_units, cut_block
-from ziplog.segments.entry import Entry, Mark, UnreadableError
+from ziplog.segments.entry import Entry, UnreadableError, WatermarkRecord
 from ziplog.segments.entry_codec import walk
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def all_blocks(data: bytes, start: int = 1, last_fseq: int = 0) -> tuple[list[Bl
 
 
 def mark(stable: int) -> Entry:
-    return Entry(0, 1, Mark(1, stable, 1, 0, 0, NO_DIGEST))
+    return Entry(0, 1, WatermarkRecord(1, stable, 1, 0, 0, NO_DIGEST))
 
 
 @settings(max_examples=150, deadline=None)

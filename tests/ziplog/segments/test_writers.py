@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ziplog.core.entries import Origin
-from ziplog.core.writer_table import Writers
+from ziplog.core.writer_table import WriterTable
 
 if TYPE_CHECKING:
     import pytest
@@ -30,17 +30,17 @@ def repeated(history: list[Any], writer: bytes, batch: int, row: int, count: int
 
 @given(written, st.integers(0, 40))
 def test_like_looking_at_all_that_was_written(history: list[Any], at: int) -> None:
-    writers = Writers()
+    writers = WriterTable()
     for index, (writer, batch, row, count) in enumerate(history):
         if index == at:  # a table goes on like the one that it was made of
-            writers = Writers(writers.export())
+            writers = WriterTable(writers.export())
         expected = repeated(history[:index], writer, batch, row, count)
         assert writers.fresh(Origin(writer, batch, row), count) == expected
 
 
 @given(written)
 def test_units_that_follow_each_other_count_as_one(history: list[Any]) -> None:
-    one, parts = Writers(), Writers()
+    one, parts = WriterTable(), WriterTable()
     for writer, batch, row, count in history:
         whole = one.fresh(Origin(writer, batch, row), count)
         assert whole == sum(parts.fresh(Origin(writer, batch, row + i), 1) for i in range(count))
@@ -49,7 +49,7 @@ def test_units_that_follow_each_other_count_as_one(history: list[Any]) -> None:
 
 def test_who_wrote_least_recently_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ziplog.core.writer_table.MAX_WRITERS", 3)
-    writers = Writers()
+    writers = WriterTable()
     for writer in (*WRITERS[:3], WRITERS[0], WRITERS[3]):
         writers.fresh(Origin(writer, 1, 1), 1)
     assert [writer for writer, _, _ in writers.export()] == [WRITERS[2], WRITERS[0], WRITERS[3]]

@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ziplog.core.node import (
+    BatchEnd,
     Broadcast,
     Call,
     Cancelled,
@@ -17,7 +18,6 @@ from ziplog.core.node import (
     Complete,
     Connect,
     Disconnect,
-    Drained,
     Node,
     Received,
     Send,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect
 
 _log: Final = logging.getLogger("ziplog.client")
-_DRAINED: Final = Drained()
+_DRAINED: Final = BatchEnd()
 _WAKEUP: Final = Wakeup()
 _CLOSING: Final = Closing()
 _COMPLAINT_INTERVAL_NS: Final = 1_000_000_000

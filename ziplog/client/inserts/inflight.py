@@ -307,7 +307,7 @@ class Lane:
         return (former.view, former.is_away, was_parked) != (route.view, route.is_away, is_parked)
 
     @property
-    def done_below(self) -> int:
+    def first_incomplete(self) -> int:
         """The lowest seq that is not settled."""
         return next(iter(self.unsettled), self.next_seq)
 
@@ -397,7 +397,7 @@ class Lane:
         """Assert the invariant; no seq is farther than `window` from the lowest open one."""
         seqs = list(self.unsettled)
         assert all(map(lt, seqs, seqs[1:])), "seqs are out of order"
-        assert self.next_seq - self.done_below <= window, "servers would refuse this"
+        assert self.next_seq - self.first_incomplete <= window, "servers would refuse this"
         assert self.bytes == sum(len(unit.message.body) for unit in self.unsettled.values())
         for unit in self.unsettled.values():
             assert all(ack.view == unit.message.view for ack in unit.acks.values())

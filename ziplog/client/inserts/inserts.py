@@ -152,7 +152,7 @@ class Inserts:
             batch.since = lane.since
         seq = lane.next_seq
         message = Insert(
-            self._routing.cluster, lane.shard, route.view, turn.client, seq, lane.done_below,
+            self._routing.cluster, lane.shard, route.view, turn.client, seq, lane.first_incomplete,
             batch.previous, batch.floor, stop - start, body, 1, batch.since,
         )  # fmt: skip
         unit = Unit(batch, batch.sent, message, route, turn.now)
@@ -162,7 +162,7 @@ class Inserts:
         lane.route = route
         lane.next_seq = seq + 1
         lane.unsettled[seq] = unit
-        lane.reported = message.done_below
+        lane.reported = message.first_incomplete
         lane.bytes += len(body)
         batch.sent += 1
         batch.previous = seq

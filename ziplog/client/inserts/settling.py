@@ -76,6 +76,6 @@ class Settling:
         route, turn = self._routing.route(lane.shard), self._turn
         if route is None or route.is_away or lane.next_seq == 1:
             return
-        below = lane.reported = lane.done_below
+        below = lane.reported = lane.first_incomplete
         message = Settled(self._routing.cluster, lane.shard, route.view, turn.client, below)
         turn.effects.append(Broadcast(route.names, message))

@@ -18,7 +18,7 @@ from operator import itemgetter, lt
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core.entries import decode_body
-from ziplog.core.writer_table import Writers
+from ziplog.core.writer_table import WriterTable
 from ziplog.types import Record, RecordId
 from ziplog.wire import Credit, Subscribe, Unsubscribe, Want
 
@@ -57,7 +57,7 @@ class Stream:
         routing: Routing,
         shard: int,
         start: int,
-        writers: Writers | None = None,
+        writers: WriterTable | None = None,
     ) -> None:
         self._turn: Final = turn
         self._routing: Final = routing
@@ -76,7 +76,7 @@ class Stream:
         #: Records of a unit of which only the beginning was taken.
         self._rows: list[Row] = []
         #: Who wrote the rows that were taken, and up to where: others are repetitions.
-        self._writers: Final = Writers() if writers is None else writers
+        self._writers: Final = WriterTable() if writers is None else writers
         #: Bytes received and not yet taken, and those taken, less what was there at the opening.
         self._buffered = 0
         self._taken = 0

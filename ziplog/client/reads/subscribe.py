@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from ziplog.client.common.lease_map import LeaseMap
 from ziplog.client.common.requests import NEVER, Blocked, Fetched, Progress
 from ziplog.client.reads.shard_stream import Stream
-from ziplog.core.writer_table import Writers
+from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError, ZiplogError
 from ziplog.types import RecordId
 from ziplog.wire import LeaseQuery
@@ -91,7 +91,7 @@ class Subscription:
         self._leases: Final = LeaseMap()
         self._streams: Final[dict[int, Stream]] = {}
         #: Whose rows were seen, by shard: one that comes back has the same again.
-        self._writers: Final[dict[int, Writers]] = {}
+        self._writers: Final[dict[int, WriterTable]] = {}
         self._error: Exception | None = None
         #: Merged, and kept until the reader has all of it; handed out up to `_taken`.
         self._ready: list[Record] = []
@@ -173,7 +173,7 @@ class Subscription:
             if self._routing.route(shard) is None:
                 self._routing.refresh(self._open_streams)
                 continue
-            writers = self._writers.setdefault(shard, Writers())
+            writers = self._writers.setdefault(shard, WriterTable())
             stream = Stream(self._turn, self._routing, shard, self.position, writers)
             self._streams[shard] = stream
             self._open(stream)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from logdb.cleaner.cleaning_round import Counts, Round, RoundSettings, SlicePause, Until
+from logdb.cleaner.cleaning_round import Round, SlicePause, Until
 from logdb.cleaner.schedule import Due
+from logdb.cleaner.settings import Counts, RoundSettings
 from logdb.tasks import Running
 from ziplog.client.common.requests import NEVER
 from ziplog.core.node import LogWarning

@@ -18,8 +18,8 @@ import msgspec
 from logdb.cleaner.checkpoint import Parts
 from logdb.cleaner.relocation import Moving, Unmoved, moves_of
 from logdb.records import CheckpointBegun, CheckpointDone, encode
+from logdb.snapshots import SnapshotCursor
 from logdb.tasks import ignore
-from logdb.walk import Walk
 from ziplog.client.common.requests import (
     NEVER,
     FetchRequest,
@@ -36,49 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     from logdb.cleaner.schedule import Due
+    from logdb.cleaner.settings import Counts, RoundSettings
     from logdb.state import State
     from logdb.tasks import LogCalls
     from ziplog.client.common.requests import Fetched
 
     Steps = Generator[Any, Any, None]
-
-_MS: Final = 1_000_000
-
-
-class RoundSettings(msgspec.Struct, frozen=True):
-    """When a round is due, and in what steps it goes."""
-
-    #: Records after which a round is due; as many as there are keys if that is more.
-    every_records: int = 100_000
-    #: Or so many bytes that are dead, beside those that the last round left.
-    min_dead_bytes: int = 64 * 1024 * 1024
-    #: About so large are the records that a round inserts, and so many are under way.
-    part_bytes: int = 256 * 1024
-    inserts: int = 8
-    #: Keys or records that are looked at in one step, and the pause after it.
-    slice_keys: int = 500
-    pause_ns: int = 2 * _MS
-    #: The log may take so long for one request.
-    patience_ns: int = 30_000 * _MS
-    #: Another's round is waited for so long, and a round that failed is tried again after so long.
-    leave_ns: int = 60_000 * _MS
-    retry_ns: int = 10_000 * _MS
-
-
-class Counts(msgspec.Struct):
-    """What a coordinator's rounds did."""
-
-    #: Rounds that were completed; given up for a failure; left to another coordinator.
-    rounds: int = 0
-    failed: int = 0
-    left: int = 0
-    #: Bytes of records with moved values, and with parts of checkpoints.
-    moved_bytes: int = 0
-    checkpoint_bytes: int = 0
-    #: Where the log was trimmed last.
-    trimmed: int = 0
-    #: Why the last round that failed did.
-    reason: str = ""
 
 
 class Until(msgspec.Struct, frozen=True, gc=False):
@@ -200,18 +163,18 @@ class Round:
 
     def _save(self, cut: int) -> Generator[Any, Any, tuple[RecordId, int]]:
         """Write a checkpoint; returns its last record's rid, and where the log is to be trimmed."""
-        walk = Walk(self._state)
+        cursor = SnapshotCursor(self._state)
         try:
-            return (yield from self._write(walk, cut))
+            return (yield from self._write(cursor, cut))
         finally:
-            walk.close()
+            cursor.close()
 
-    def _write(self, walk: Walk, cut: int) -> Generator[Any, Any, tuple[RecordId, int]]:
-        image = walk.image
+    def _write(self, cursor: SnapshotCursor, cut: int) -> Generator[Any, Any, tuple[RecordId, int]]:
+        image = cursor.image
         parts = Parts(self._part_bytes())
         rids: list[RecordId] = []
         payloads: list[bytes] = []
-        for some in self._slices(walk, parts):
+        for some in self._slices(cursor, parts):
             payloads += some
             if len(payloads) >= self._settings.inserts:
                 rids += yield from self._insert(payloads, image.position)
@@ -228,11 +191,11 @@ class Round:
         (rid,) = yield from self._insert([encode(done)], max(rids, default=image.position))
         return rid, trim
 
-    def _slices(self, walk: Walk, parts: Parts) -> Iterator[list[bytes]]:
+    def _slices(self, cursor: SnapshotCursor, parts: Parts) -> Iterator[list[bytes]]:
         """Yield the payloads that are full after each slice of the walk, and then the last ones."""
-        while not walk.is_done:
-            yield list(parts.take(walk.rows(self._settings.slice_keys)))
-        for payload in parts.end(walk.image.decisions, walk.image.segments):
+        while not cursor.is_done:
+            yield list(parts.take(cursor.rows(self._settings.slice_keys)))
+        for payload in parts.end(cursor.image.decisions, cursor.image.segments):
             yield [payload]
 
     # --- its dealings with the log ---

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from ziplog.client.common.requests import NEVER
 
 if TYPE_CHECKING:
-    from logdb.cleaner.cleaning_round import Counts, RoundSettings
+    from logdb.cleaner.settings import Counts, RoundSettings
     from logdb.state import State
     from ziplog.types import RecordId
 

@@ -8,7 +8,7 @@ before its record. See docs/logdb.md, sections 3, 5 and 7.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from logdb import records, wire
 from logdb.client.arguments import RANGE_BYTES, READ_BYTES, RECORD_BYTES, WRITE_BYTES
@@ -46,11 +46,11 @@ from ziplog.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from logdb.client.core import DatabaseCore
     from logdb.wire import Decided, Found
     from ziplog.client.common.requests import Request
     from ziplog.core.message import Message
     from ziplog.types import RecordId
+    from ziplog.wire import Limits
 
     Fetch = Generator[Any, Any, list[bytes | None] | None]
     States = tuple[Sequence[bytes], Sequence[Found]]
@@ -70,7 +70,48 @@ _GONE_PAUSE_NS: Final = 1 * _MS
 _GONE_LAST_PAUSE_NS: Final = 100 * _MS
 
 
-def opened(request: OpenRequest, db: DatabaseCore) -> Operation:
+class OperationCounters(Protocol):
+    """The counters that operations increment."""
+
+    commits: int
+    aborts: int
+    repeated_puts: int
+
+
+class OperationContext(Protocol):
+    """What an operation needs of the client: clock, limits, known positions, counters."""
+
+    @property
+    def now(self) -> int:
+        """Monotonic nanoseconds."""
+
+    @property
+    def session(self) -> bytes:
+        """The client's session, 8 bytes."""
+
+    @property
+    def known(self) -> RecordId:
+        """The greatest position that a coordinator has reported."""
+
+    @property
+    def limits(self) -> Limits:
+        """The cluster's limits."""
+
+    @property
+    def counters(self) -> OperationCounters:
+        """Counts of commits, aborts and repeated writes."""
+
+    def next_number(self) -> int:
+        """Return an unused transaction number."""
+
+    def endpoint(self, name: bytes) -> str:
+        """Return the address of a coordinator."""
+
+    def is_of_the_log(self) -> bool:
+        """Return whether the current coordinator tails the log that the client is connected to."""
+
+
+def opened(request: OpenRequest, db: OperationContext) -> Operation:
     """Find a coordinator and the log, which must be the log that the coordinator follows."""
     while True:
         yield Alive(request.deadline)
@@ -82,7 +123,7 @@ def opened(request: OpenRequest, db: DatabaseCore) -> Operation:
 # --- reading ---
 
 
-def got(request: GetRequest, db: DatabaseCore) -> Operation:
+def got(request: GetRequest, db: OperationContext) -> Operation:
     """Read keys."""
     keys = request.keys
     pinned, number = _where(request.snapshot)
@@ -102,7 +143,7 @@ def got(request: GetRequest, db: DatabaseCore) -> Operation:
     return Values(versions, values if request.wants_values else [None] * len(versions))
 
 
-def scanned(request: ScanRequest, db: DatabaseCore) -> Operation:
+def scanned(request: ScanRequest, db: OperationContext) -> Operation:
     """Read a range."""
     pinned, number = _where(request.snapshot)
 
@@ -125,7 +166,7 @@ def _asked(
     build: Callable[[int, int, int], Message],
     states: Callable[[Any], States | None],
     pinned: bytes | None,
-    db: DatabaseCore,
+    db: OperationContext,
 ) -> Generator[Any, Any, tuple[Any, list[bytes | None]]]:
     """Ask until all values could be had; returns the reply, and its values.
 
@@ -203,7 +244,7 @@ def _values(
     ]
 
 
-def validated(request: ValidateRequest, _db: DatabaseCore) -> Operation:
+def validated(request: ValidateRequest, _db: OperationContext) -> Operation:
     """End a transaction that wrote nothing."""
     reply, _ = yield Query(
         request.deadline,
@@ -214,7 +255,7 @@ def validated(request: ValidateRequest, _db: DatabaseCore) -> Operation:
     return reply.position
 
 
-def watched(request: WatchRequest, db: DatabaseCore) -> Operation:
+def watched(request: WatchRequest, db: OperationContext) -> Operation:
     """Wait for a key's next state; the first one is read like any."""
     keys, known = [request.key], {}  # type: ignore[var-annotated]
     at_least = db.known.gsn
@@ -245,7 +286,7 @@ def _watch(request: WatchRequest, at_least: int, cluster: int, ask: int) -> wire
     return wire.Watch(cluster, ask, request.key, request.version, at_least)
 
 
-def snapshot_taken(request: SnapshotRequest, db: DatabaseCore) -> Operation:
+def snapshot_taken(request: SnapshotRequest, db: OperationContext) -> Operation:
     """Have the present state kept."""
     session = db.session
     reply, src = yield Query(
@@ -254,7 +295,7 @@ def snapshot_taken(request: SnapshotRequest, db: DatabaseCore) -> Operation:
     return SnapshotId(reply.snapshot, src), reply.position
 
 
-def status(request: CoordinatorStatusRequest, db: DatabaseCore) -> Operation:
+def status(request: CoordinatorStatusRequest, db: OperationContext) -> Operation:
     """Ask how the coordinator is."""
     reply, src = yield Query(request.deadline, wire.Status)
     return reply.document, db.endpoint(src)
@@ -263,7 +304,7 @@ def status(request: CoordinatorStatusRequest, db: DatabaseCore) -> Operation:
 # --- writing ---
 
 
-def committed(request: CommitRequest, db: DatabaseCore) -> Operation:
+def committed(request: CommitRequest, db: OperationContext) -> Operation:
     """Commit a transaction."""
     decided = yield from _commit(
         request.reads, request.ranges, request.writes, request.deadline, db
@@ -273,7 +314,7 @@ def committed(request: CommitRequest, db: DatabaseCore) -> Operation:
     return decided.position
 
 
-def put(request: PutRequest, db: DatabaseCore) -> Operation:
+def put(request: PutRequest, db: OperationContext) -> Operation:
     """Write until it is not too late, or overtaken, any more."""
     while True:
         decided = yield from _commit([], [], request.writes, request.deadline, db)
@@ -284,7 +325,7 @@ def put(request: PutRequest, db: DatabaseCore) -> Operation:
             raise _aborted(decided)
 
 
-def tested_and_put(request: CompareAndPutRequest, db: DatabaseCore) -> Operation:
+def tested_and_put(request: CompareAndPutRequest, db: OperationContext) -> Operation:
     """Compare and write. What differs in a state that may be old is looked at again, now."""
     keys, is_fresh = list(request.expected), not request.writes
     while True:
@@ -308,7 +349,7 @@ def _is_equal(encoded: bytes | None, expected: Any) -> bool:
     return bool(value == expected)
 
 
-def resolved(request: ResolveCommitRequest, _db: DatabaseCore) -> Operation:
+def resolved(request: ResolveCommitRequest, _db: OperationContext) -> Operation:
     """Find out what became of a commit."""
     decided = yield Resolve(request.deadline, request.doubt)
     if decided is None or decided.outcome != "committed":
@@ -325,7 +366,7 @@ def _commit(
     ranges: list[RangeRead],
     values: dict[bytes, bytes | None],
     deadline: int,
-    db: DatabaseCore,
+    db: OperationContext,
 ) -> Generator[Any, Any, Decided]:
     yield Alive(deadline)
     after = db.known
@@ -415,7 +456,7 @@ def _store(
     ]
 
 
-OPERATIONS: Final[dict[type[Request], Callable[[Any, DatabaseCore], Operation]]] = {
+OPERATIONS: Final[dict[type[Request], Callable[[Any, OperationContext], Operation]]] = {
     OpenRequest: opened,
     GetRequest: got,
     ScanRequest: scanned,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from logdb.cleaner.cleaner import Cleaner
-from logdb.cleaner.cleaning_round import RoundSettings
+from logdb.cleaner.settings import RoundSettings
 from logdb.coordinator.cache import ValueCache
 from logdb.coordinator.log_tailer import Follower
 from logdb.coordinator.pending_requests import Waitings
@@ -372,7 +372,16 @@ class CoordinatorNode:
         self._answers.drop_snapshot(drop.snapshot)
 
     def _status(self, route: bytes, status: Status) -> None:
-        self._send(route, StatusIs(self._cluster, status.request, document(self)))
+        text = document(
+            self.endpoint,
+            self.follower,
+            self.cleaner,
+            self.snapshots,
+            self.sessions,
+            self.waitings,
+            self.cache,
+        )
+        self._send(route, StatusIs(self._cluster, status.request, text))
 
     # --- time ---
 

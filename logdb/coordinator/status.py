@@ -10,21 +10,32 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from logdb.coordinator.node import CoordinatorNode
+    from logdb.cleaner.cleaner import Cleaner
+    from logdb.coordinator.cache import ValueCache
+    from logdb.coordinator.log_tailer import Follower
+    from logdb.coordinator.pending_requests import Waitings
+    from logdb.coordinator.sessions import Sessions
+    from logdb.snapshots import Snapshots
 
 
-def document(node: CoordinatorNode) -> bytes:
-    """Return how a coordinator is: a JSON object."""
-    follower, cache = node.follower, node.cache
-    state = follower.state
-    cleaner = node.cleaner
-    told = {
-        "ready": follower.is_ready,
-        "endpoint": node.endpoint,
+def document(
+    endpoint: str,
+    tailer: Follower,
+    cleaner: Cleaner | None,
+    snapshots: Snapshots,
+    sessions: Sessions,
+    pending: Waitings,
+    cache: ValueCache,
+) -> bytes:
+    """Return a coordinator's status as a JSON object."""
+    state = tailer.state
+    fields = {
+        "ready": tailer.is_ready,
+        "endpoint": endpoint,
         "position": str(state.position),
-        "passed": follower.passed,
-        "tail": follower.tail,
-        "starts": follower.starts,
+        "passed": tailer.passed,
+        "tail": tailer.tail,
+        "starts": tailer.starts,
         "keys": len(state.versions),
         "data_bytes": state.versions.data_bytes,
         "records": state.records,
@@ -39,11 +50,11 @@ def document(node: CoordinatorNode) -> bytes:
         "moving_bytes": state.segments.moving_bytes,
         "dead_bytes": state.segments.dead_bytes,
         "trimmed": state.trimmed,
-        "snapshots": len(node.snapshots),
-        "snapshot_entries": node.snapshots.entries,
-        "sessions": len(node.sessions),
-        "waiting": len(node.waitings),
+        "snapshots": len(snapshots),
+        "snapshot_entries": snapshots.entries,
+        "sessions": len(sessions),
+        "waiting": len(pending),
         "cached_values": len(cache),
         "cache_bytes": cache.bytes,
     }
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(fields)

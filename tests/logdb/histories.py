@@ -36,7 +36,7 @@ from ziplog.types import Record, RecordId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logdb.walk import Walk
+    from logdb.snapshots import SnapshotCursor
 
 KEYS: Final = [b"", b"a", b"a\0", b"b", b"bb", b"c", b"\xff", b"z"]
 MAX_DECISIONS: Final = 6
@@ -269,9 +269,9 @@ def _digest(model: Model, start: bytes, stop: bytes | None) -> bytes:
     return digest_of(rows)
 
 
-def checkpoint(walk: Walk, rows: list[Any], size: int) -> tuple[bytes, list[bytes]]:
-    """Return the payloads of a walk's checkpoint: of its end, and of its parts."""
-    image = walk.image
+def checkpoint(cursor: SnapshotCursor, rows: list[Any], size: int) -> tuple[bytes, list[bytes]]:
+    """Return the payloads of a cursor's checkpoint: of its end, and of its parts."""
+    image = cursor.image
     parts = [CheckpointPart(rows[at : at + size], [], []) for at in range(0, len(rows), size)]
     parts.append(CheckpointPart([], image.decisions[:2], []))
     parts.append(CheckpointPart([], image.decisions[2:], image.segments))

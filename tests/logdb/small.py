@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logdb.cleaner.checkpoint import find
 from logdb.cleaner.cleaner import Cleaner
-from logdb.cleaner.cleaning_round import RoundSettings
+from logdb.cleaner.settings import RoundSettings
 from logdb.errors import NoCheckpointError
 from logdb.log_usage import Segments
 from logdb.records import Commit, TransactionId, Value, Write, decode, encode, value_at

@@ -27,8 +27,8 @@ from logdb.records import (
     encode,
     value_at,
 )
+from logdb.snapshots import SnapshotCursor
 from logdb.state import State
-from logdb.walk import Walk
 from tests.logdb.histories import History, checkpoint, everything, restored, steps
 from ziplog.types import Record, RecordId
 
@@ -85,15 +85,15 @@ def test_who_starts_from_a_checkpoint_is_equal_and_decides_alike(
         written.write(kind, what)
     at = len(written.records)
     expected = everything(written.state)
-    walk = Walk(written.state)
+    cursor = SnapshotCursor(written.state)
     rows = []
     for kind, what in during:
-        if not walk.is_done:
-            rows += walk.rows(slice_keys)
+        if not cursor.is_done:
+            rows += cursor.rows(slice_keys)
         written.write(kind, what)
-    while not walk.is_done:
-        rows += walk.rows(slice_keys)
-    follower = restored(*checkpoint(walk, rows, 2))
+    while not cursor.is_done:
+        rows += cursor.rows(slice_keys)
+    follower = restored(*checkpoint(cursor, rows, 2))
     assert everything(follower) == expected
     for kind, what in then:
         written.write(kind, what)

@@ -23,8 +23,8 @@ from logdb.records import (
     encode,
     value_at,
 )
+from logdb.snapshots import SnapshotCursor
 from logdb.state import State
-from logdb.walk import Walk
 from tests.logdb.cleaner.rounds import (
     NEVER_DUE,
     begin_anew,
@@ -243,13 +243,13 @@ def test_a_step_passes_no_more_than_a_slice_and_has_no_more_under_way(
         oracle.write({b"key-%03d" % i: rng.randbytes(20)})
     overwrite(oracle, rng, 100)
     walked: list[int] = []
-    rows = Walk.rows
+    rows = SnapshotCursor.rows
 
-    def counts(walk: Walk, count: int) -> Any:
+    def counts(cursor: SnapshotCursor, count: int) -> Any:
         walked.append(count)
-        return rows(walk, count)
+        return rows(cursor, count)
 
-    monkeypatch.setattr(Walk, "rows", counts)
+    monkeypatch.setattr(SnapshotCursor, "rows", counts)
     most = 0
     for _ in range(3000):
         walked.clear()

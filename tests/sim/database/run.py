@@ -15,7 +15,7 @@ import logdb.client.operations
 import logdb.client.transaction
 import logdb.coordinator.log_tailer
 import logdb.coordinator.node
-from logdb.cleaner.cleaning_round import RoundSettings
+from logdb.cleaner.settings import RoundSettings
 from logdb.decisions import Decisions
 from logdb.log_usage import Segments
 from logdb.state import State

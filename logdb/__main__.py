@@ -18,7 +18,7 @@ import structlog
 from logdb import defaults
 from logdb.coordinator.node import CoordinatorNode
 from logdb.coordinator.progress import Replay
-from logdb.embedded import settings, where
+from logdb.embedded import bind_address, coordinator_settings
 from logdb.wire import decode
 from ziplog import policy
 from ziplog.client import arguments
@@ -90,11 +90,11 @@ def run(options: argparse.Namespace) -> None:
         ZiplogError: it cannot start, or cannot replay the log; says why and what to do.
 
     """
-    bind = where(options.host, options.port, insecure=options.insecure, are_options=True)
+    bind = bind_address(options.host, options.port, insecure=options.insecure, are_options=True)
     configure(f"logdb@{bind}")
     raise_limit()
     endpoints = arguments.endpoints(options.bootstrap)
-    chosen = settings(
+    chosen = coordinator_settings(
         checkpoints=not options.no_checkpoints,
         checkpoint_every=options.checkpoint_every,
         cache_mb=options.cache_mb,
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> None:
             endpoint=endpoint or bind,
             settings=chosen,
         )
-        replay = Replay(node.follower, node.endpoint, ",".join(endpoints))
+        replay = Replay(node.tailer, node.endpoint, ",".join(endpoints))
         node.on_ready = replay.ready
         driver = Driver(
             node,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logdb import defaults
-from logdb.client.asynchronous import Database, Opening, Snapshot, Transaction, Watch
+from logdb.client.asynchronous import Database, PendingOpen, Snapshot, Transaction, Watch
 from logdb.client.asynchronous import connect as _connect
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Database", "Snapshot", "Transaction", "Watch", "connect"]
 
 
-class connect(Opening[Database]):  # noqa: N801 - it is used as a function, and as a context manager
+class connect(PendingOpen[Database]):  # noqa: N801 - it is used as a function, and as a context manager
     """Connect to a database: ``async with connect(...) as db``, or ``db = await connect(...)``.
 
     Args:

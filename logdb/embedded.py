@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _HOST: Final = "127.0.0.1"
 _STOP_S: Final = 10.0
 #: What it means to listen where others than this machine reach it.
-_EXPOSED: Final = "says that whoever reaches the port may read and write everything"
+_INSECURE_MEANS: Final = "says that whoever reaches the port may read and write everything"
 
 
 class Coordinator:
@@ -76,15 +76,15 @@ class Coordinator:
 
         """
         endpoints = _endpoints(log)
-        bind = where(host, port, insecure=insecure)
-        chosen = settings(
+        bind = bind_address(host, port, insecure=insecure)
+        chosen = coordinator_settings(
             checkpoints=checkpoints,
             checkpoint_every=checkpoint_every,
             cache_mb=cache_mb,
             connect_timeout=connect_timeout,
         )
-        patience = None if ready_timeout is None else _nanoseconds("ready_timeout", ready_timeout)
-        until = None if patience is None else time.monotonic() + patience / 1e9
+        timeout_ns = None if ready_timeout is None else _timeout_ns("ready_timeout", ready_timeout)
+        deadline = None if timeout_ns is None else time.monotonic() + timeout_ns / 1e9
         self._transport: Final = Transport(bind=bind)
         endpoint = self._transport.endpoint
         assert endpoint is not None, "a transport that was bound listens"
@@ -93,7 +93,7 @@ class Coordinator:
         self._process: Final = os.getpid()
         self._failure: ZiplogError | None = None
         #: It answers, or never will.
-        self._settled: Final = threading.Event()
+        self._ready_or_failed: Final = threading.Event()
         self._node: Final = CoordinatorNode(
             os.urandom(16),
             endpoints,
@@ -102,7 +102,7 @@ class Coordinator:
             endpoint=endpoint,
             settings=chosen,
         )
-        self._node.on_ready = self._settled.set
+        self._node.on_ready = self._ready_or_failed.set
         self._driver: Final = Driver(
             self._node, self._transport, decode=decode, on_halt=self._halted
         )
@@ -113,7 +113,7 @@ class Coordinator:
             self._transport.close()
             raise
         try:
-            self._wait(until)
+            self._wait(deadline)
         except BaseException:
             self.close()
             raise
@@ -134,12 +134,12 @@ class Coordinator:
         """Why it has stopped by itself; None: it has not."""
         return self._failure
 
-    def _wait(self, until: float | None) -> None:
-        left = None if until is None else max(until - time.monotonic(), 0)
-        if not self._settled.wait(left):
+    def _wait(self, deadline: float | None) -> None:
+        remaining_s = None if deadline is None else max(deadline - time.monotonic(), 0)
+        if not self._ready_or_failed.wait(remaining_s):
             raise DeadlineError(
                 "the coordinator had not replayed the log before the deadline: it is"
-                f" {self._node.follower.progress}; give it more time"
+                f" {self._node.tailer.progress}; give it more time"
             )
         if self._failure is not None:
             raise self._failure
@@ -149,7 +149,7 @@ class Coordinator:
             self._driver.run()
         finally:
             self._transport.close()
-            self._settled.set()
+            self._ready_or_failed.set()
 
     def _halted(self, reason: str, state: str) -> None:
         """Take the end of the node: the program around it goes on."""
@@ -182,8 +182,8 @@ def _endpoints(log: Any) -> list[str]:
         ) from None
 
 
-def where(host: str, port: int, *, insecure: bool, are_options: bool = False) -> str:
-    """Return where to listen, "host:port", as `settings` returns the rest.
+def bind_address(host: str, port: int, *, insecure: bool, are_options: bool = False) -> str:
+    """Return where to listen, "host:port", as `coordinator_settings` returns the rest.
 
     Raises:
         ConfigError: nobody can listen there, or others could reach it, and `insecure` is not given.
@@ -196,12 +196,12 @@ def where(host: str, port: int, *, insecure: bool, are_options: bool = False) ->
         host,
         insecure=insecure,
         name="--host" if are_options else "host",
-        unless=f"{'--insecure' if are_options else 'insecure=True'} {_EXPOSED}",
+        unless=f"{'--insecure' if are_options else 'insecure=True'} {_INSECURE_MEANS}",
     )
     return f"{host}:{port}"
 
 
-def settings(
+def coordinator_settings(
     *,
     checkpoints: bool,
     checkpoint_every: int,
@@ -229,11 +229,11 @@ def settings(
         checkpoints=checkpoints,
         checkpoint_every=checkpoint_every,
         cache_bytes=cache_mb * 1024 * 1024,
-        connect_ns=_nanoseconds(name("connect_timeout"), connect_timeout),
+        connect_ns=_timeout_ns(name("connect_timeout"), connect_timeout),
     )
 
 
-def _nanoseconds(name: str, given: float | None) -> int:
+def _timeout_ns(name: str, given: float | None) -> int:
     """Return a time-out that a user has given; see `ziplog.client.arguments.timeout_s`."""
     try:
         return int(arguments.timeout_s(given, arguments.DEFAULT_TIMEOUT_S) * 1e9)

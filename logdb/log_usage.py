@@ -21,7 +21,7 @@ SEGMENT_BYTES: Final = 4 * 1024 * 1024
 MIN_DEAD_BYTES: Final = 64 * 1024 * 1024
 
 
-class Segments:
+class LogUsage:
     """Bytes of the log's segments, in order."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Segments:
         """Bytes that nobody needs."""
         return max(self.log_bytes - self.moving_bytes, 0)
 
-    def wrote(self, gsn: int, size: int) -> None:
+    def add_record(self, gsn: int, size: int) -> None:
         """Count a record."""
         sizes = self._sizes
         if not sizes or sizes[-1] >= self._segment_bytes:
@@ -63,7 +63,7 @@ class Segments:
             sizes[-1] += size
         self.log_bytes += size
 
-    def live(self, gsn: int, delta: int) -> None:
+    def add_live(self, gsn: int, delta: int) -> None:
         """Count bytes that are needed (or no longer, negative) of the record at a gsn."""
         self.moving_bytes += delta
         firsts = self._firsts
@@ -72,7 +72,7 @@ class Segments:
         else:
             self._lives[max(bisect_right(firsts, gsn) - 1, 0)] += delta
 
-    def cut(self, position: int) -> int:
+    def choose_cut(self, position: int) -> int:
         """Return the gsn before which all should be cleared, at most `position`; 0: not worth it.
 
         Of the cuts that free half of all that is dead, it is the one for which least must be
@@ -83,16 +83,16 @@ class Segments:
             return 0
         best, best_cost = 0, float("inf")
         freed = moved = 0
-        for index in range(min(self._whole_before(position), len(self._firsts) - 1)):
+        for index in range(min(self._count_before(position), len(self._firsts) - 1)):
             freed += self._sizes[index] - self._lives[index]
             moved += self._lives[index]
             if freed * 2 >= dead and moved / freed <= best_cost:
                 best, best_cost = self._firsts[index + 1], moved / freed
         return best
 
-    def drop(self, gsn: int) -> None:
+    def trim(self, gsn: int) -> None:
         """Forget the segments before a gsn, as the log is trimmed there, unless something lives."""
-        count = self._whole_before(gsn)
+        count = self._count_before(gsn)
         if count and not any(self._lives[:count]):
             self.log_bytes -= sum(self._sizes[:count])
             for column in (self._firsts, self._sizes, self._lives):
@@ -112,6 +112,6 @@ class Segments:
         self.log_bytes = sum(self._sizes)
         self.moving_bytes = sum(self._lives)
 
-    def _whole_before(self, gsn: int) -> int:
+    def _count_before(self, gsn: int) -> int:
         """Return how many segments end before a gsn; the last one has no end yet."""
         return max(bisect_right(self._firsts, gsn) - 1, 0)

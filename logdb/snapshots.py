@@ -29,16 +29,16 @@ IDLE_NS: Final = 60 * 10**9
 #: Entries that are kept for all snapshots together.
 MAX_ENTRIES: Final = 1_000_000
 #: Moments that are told apart.
-MAX_MOMENTS: Final = 1_000
+MAX_VERSIONS: Final = 1_000
 
 
-class _Moment:
+class _SnapshotVersion:
     """What has changed between a moment and the next newer one that is kept (or the present)."""
 
-    def __init__(self, older: _Moment | None) -> None:
+    def __init__(self, older: _SnapshotVersion | None) -> None:
         self.former: dict[bytes, Entry | None] = {}
         self.older = older
-        self.newer: _Moment | None = None
+        self.newer: _SnapshotVersion | None = None
         #: The numbers under which it is read.
         self.numbers: Final[set[int]] = set()
 
@@ -52,7 +52,7 @@ class Snapshots:
         *,
         idle_ns: int = IDLE_NS,
         max_entries: int = MAX_ENTRIES,
-        max_moments: int = MAX_MOMENTS,
+        max_versions: int = MAX_VERSIONS,
     ) -> None:
         """Begin with none.
 
@@ -66,14 +66,14 @@ class Snapshots:
         self._state: Final = state
         self._idle_ns: Final = idle_ns
         self._max_entries: Final = max_entries
-        self._max_moments: Final = max_moments
+        self._max_versions: Final = max_versions
         #: Each snapshot's moment and last use, in the order of use.
-        self._held: Final[OrderedDict[int, tuple[_Moment, int]]] = OrderedDict()
-        self._oldest: _Moment | None = None
-        self._newest: _Moment | None = None
-        self._moments = 0
+        self._held: Final[OrderedDict[int, tuple[_SnapshotVersion, int]]] = OrderedDict()
+        self._oldest: _SnapshotVersion | None = None
+        self._newest: _SnapshotVersion | None = None
+        self._version_count = 0
         #: Keys that may be absent now and were there in a snapshot.
-        self._ghosts: Any = SortedList()
+        self._deleted_keys: Any = SortedList()
         self._last = 0
         #: Former entries that are kept.
         self.entries = 0
@@ -85,7 +85,7 @@ class Snapshots:
         """Keep the present state; returns its number. `now` is in monotonic nanoseconds."""
         newest = self._newest
         if newest is None or newest.former:
-            newest = self._begin()
+            newest = self._add_version()
         self._last += 1
         newest.numbers.add(self._last)
         self._held[self._last] = (newest, now)
@@ -98,7 +98,7 @@ class Snapshots:
             SnapshotExpired: it is not kept, or the value is no longer in the log.
 
         """
-        return self._entry(self._use(number, now), key)
+        return self._entry(self._touch(number, now), key)
 
     def range(
         self, number: int, start: bytes, stop: bytes | None, limit: int, now: int
@@ -109,15 +109,15 @@ class Snapshots:
             SnapshotExpired: it is not kept, or a value is no longer in the log.
 
         """
-        moment = self._use(number, now)
+        version = self._touch(number, now)
         rows: list[Row] = []
         if limit < 1:
             return rows
-        for key in in_order(
+        for key in merge_sorted(
             self._state.versions.keys(start, stop),
-            self._ghosts.irange(start, stop, (True, False)),
+            self._deleted_keys.irange(start, stop, (True, False)),
         ):
-            entry = self._entry(moment, key)
+            entry = self._entry(version, key)
             if entry is not None:
                 rows.append((key, entry))
                 if len(rows) == limit:
@@ -129,10 +129,10 @@ class Snapshots:
         held = self._held.pop(number, None)
         if held is None:
             return
-        moment, _ = held
-        moment.numbers.discard(number)
-        if not moment.numbers:
-            self._end(moment)
+        version, _ = held
+        version.numbers.discard(number)
+        if not version.numbers:
+            self._remove_version(version)
 
     def expire(self, now: int) -> None:
         """End those that nobody has read for long."""
@@ -144,65 +144,65 @@ class Snapshots:
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
-        moments = []
-        moment = self._oldest
-        while moment is not None:
-            assert moment.numbers, "a moment that nobody reads"
-            assert moment.newer is not None or moment is self._newest
-            moments.append(moment)
-            moment = moment.newer
-        assert len(moments) == self._moments <= self._max_moments
-        assert sum(len(each.former) for each in moments) == self.entries <= self._max_entries
-        assert bool(moments) == (self._changed in self._state.on_change)
-        assert moments or not len(self._ghosts), "absent keys that nobody needs"
+        versions = []
+        version = self._oldest
+        while version is not None:
+            assert version.numbers, "a moment that nobody reads"
+            assert version.newer is not None or version is self._newest
+            versions.append(version)
+            version = version.newer
+        assert len(versions) == self._version_count <= self._max_versions
+        assert sum(len(version.former) for version in versions) == self.entries <= self._max_entries
+        assert bool(versions) == (self._on_change in self._state.on_change)
+        assert versions or not len(self._deleted_keys), "absent keys that nobody needs"
         get = self._state.versions.get
-        for each in moments:
-            for key, former in each.former.items():
-                assert former is None or get(key) is not None or key in self._ghosts, key
+        for version in versions:
+            for key, former in version.former.items():
+                assert former is None or get(key) is not None or key in self._deleted_keys, key
 
-    def _use(self, number: int, now: int) -> _Moment:
+    def _touch(self, number: int, now: int) -> _SnapshotVersion:
         held = self._held.get(number)
         if held is None:
             raise SnapshotExpired("its coordinator does not keep it (any more)")
-        moment, _ = held
-        self._held[number] = (moment, now)
+        version, _ = held
+        self._held[number] = (version, now)
         self._held.move_to_end(number)
-        return moment
+        return version
 
-    def _entry(self, moment: _Moment, key: bytes) -> Entry | None:
-        each: _Moment | None = moment
-        while each is not None:
-            if key in each.former:
-                former = each.former[key]
+    def _entry(self, version: _SnapshotVersion, key: bytes) -> Entry | None:
+        newer: _SnapshotVersion | None = version
+        while newer is not None:
+            if key in newer.former:
+                former = newer.former[key]
                 if former is not None and former.place.gsn < self._state.trimmed:
                     raise SnapshotExpired("a value that was replaced was cleared out of the log")
                 return former
-            each = each.newer
+            newer = newer.newer
         return self._state.versions.get(key)
 
-    def _begin(self) -> _Moment:
+    def _add_version(self) -> _SnapshotVersion:
         """Tell apart another moment: the present one."""
-        if self._moments == self._max_moments:
+        if self._version_count == self._max_versions:
             self._expire_oldest()
         former = self._newest
-        self._newest = moment = _Moment(former)
+        self._newest = version = _SnapshotVersion(former)
         if former is None:
-            self._oldest = moment
-            self._state.on_change.append(self._changed)
+            self._oldest = version
+            self._state.on_change.append(self._on_change)
         else:
-            former.newer = moment
-        self._moments += 1
-        return moment
+            former.newer = version
+        self._version_count += 1
+        return version
 
-    def _changed(self, key: bytes, former: Entry | None, entry: Entry | None) -> None:
+    def _on_change(self, key: bytes, former: Entry | None, entry: Entry | None) -> None:
         """Keep what a key was; observes the state."""
         newest = self._newest
         assert newest is not None, "nobody observes without a snapshot"
         if entry is None:
             if former is not None:
-                self._ghosts.add(key)
+                self._deleted_keys.add(key)
         elif former is None:
-            self._ghosts.discard(key)
+            self._deleted_keys.discard(key)
         elif former.version == entry.version:
             return
         if key in newest.former:
@@ -217,37 +217,37 @@ class Snapshots:
         for number in list(self._oldest.numbers):
             self.drop(number)
 
-    def _end(self, moment: _Moment) -> None:
+    def _remove_version(self, version: _SnapshotVersion) -> None:
         """Forget a moment; an older one needs what it kept."""
-        older, newer = moment.older, moment.newer
-        self.entries -= len(moment.former)
+        older, newer = version.older, version.newer
+        self.entries -= len(version.former)
         if older is None:
             self._oldest = newer
         else:
             self.entries -= len(older.former)
-            older.former = _merged(older.former, moment.former)
+            older.former = _merge(older.former, version.former)
             self.entries += len(older.former)
             older.newer = newer
         if newer is None:
             self._newest = older
         else:
             newer.older = older
-        self._moments -= 1
-        if not self._moments:
-            self._state.on_change.remove(self._changed)
-            self._ghosts.clear()
-        elif len(self._ghosts) > 2 * self.entries + 1000:
-            self._count_ghosts()
+        self._version_count -= 1
+        if not self._version_count:
+            self._state.on_change.remove(self._on_change)
+            self._deleted_keys.clear()
+        elif len(self._deleted_keys) > 2 * self.entries + 1000:
+            self._rebuild_deleted_keys()
 
-    def _count_ghosts(self) -> None:
+    def _rebuild_deleted_keys(self) -> None:
         """Forget the absent keys that no snapshot has."""
         get = self._state.versions.get
-        there: set[bytes] = set()
-        moment = self._oldest
-        while moment is not None:
-            there.update(key for key, former in moment.former.items() if former is not None)
-            moment = moment.newer
-        self._ghosts = SortedList(key for key in there if get(key) is None)
+        existing: set[bytes] = set()
+        version = self._oldest
+        while version is not None:
+            existing.update(key for key, former in version.former.items() if former is not None)
+            version = version.newer
+        self._deleted_keys = SortedList(key for key in existing if get(key) is None)
 
 
 class SnapshotCursor:
@@ -265,14 +265,14 @@ class SnapshotCursor:
         self._max_entries: Final = max_entries
         self._former: Final[dict[bytes, Entry | None]] = {}
         #: The keys of `_former` that were there and are absent now.
-        self._ghosts: Final[Any] = SortedList()
+        self._deleted_keys: Final[Any] = SortedList()
         #: The last key that was passed; None: at the beginning.
         self._passed: bytes | None = None
         self._failed = False
         self.is_done = False
         #: The rest of the checkpoint, of the same moment.
         self.image: Final = state.image()
-        state.on_change.append(self._changed)
+        state.on_change.append(self._on_change)
 
     def rows(self, count: int) -> list[Row]:
         """Pass at most `count` keys; returns those entries that were there. May be empty.
@@ -287,9 +287,9 @@ class SnapshotCursor:
             )
         versions, former, passed = self._state.versions, self._former, self._passed
         start, is_inside = passed or b"", passed is None
-        found = in_order(
+        found = merge_sorted(
             versions.keys(start, None, after=not is_inside),
-            self._ghosts.irange(start, None, (is_inside, True)),
+            self._deleted_keys.irange(start, None, (is_inside, True)),
         )
         keys = list(islice(found, count))
         rows = []
@@ -299,7 +299,7 @@ class SnapshotCursor:
                 rows.append((key, entry))
         if keys:
             self._passed = keys[-1]
-            del self._ghosts[: self._ghosts.bisect_right(keys[-1])]
+            del self._deleted_keys[: self._deleted_keys.bisect_right(keys[-1])]
         if len(keys) < count:
             self.is_done = True
             self.close()
@@ -307,12 +307,12 @@ class SnapshotCursor:
 
     def close(self) -> None:
         """End the walk; any number of times."""
-        if self._changed in self._state.on_change:
-            self._state.on_change.remove(self._changed)
+        if self._on_change in self._state.on_change:
+            self._state.on_change.remove(self._on_change)
         self._former.clear()
-        self._ghosts.clear()
+        self._deleted_keys.clear()
 
-    def _changed(self, key: bytes, former: Entry | None, entry: Entry | None) -> None:
+    def _on_change(self, key: bytes, former: Entry | None, entry: Entry | None) -> None:
         """Keep what a key ahead was; observes the state."""
         if self._passed is not None and key <= self._passed:
             return
@@ -323,17 +323,17 @@ class SnapshotCursor:
                 return
             self._former[key] = former
         if entry is not None:
-            self._ghosts.discard(key)
+            self._deleted_keys.discard(key)
         elif former is not None and self._former[key] is not None:
-            self._ghosts.add(key)
+            self._deleted_keys.add(key)
 
 
-def in_order(first: Iterator[bytes], second: Iterator[bytes]) -> Iterator[bytes]:
+def merge_sorted(first: Iterator[bytes], second: Iterator[bytes]) -> Iterator[bytes]:
     """Iterate over the keys of two iterators that are each in order, once each."""
     return (key for key, _ in groupby(heapq.merge(first, second)))
 
 
-def _merged(
+def _merge(
     older: dict[bytes, Entry | None], newer: dict[bytes, Entry | None]
 ) -> dict[bytes, Entry | None]:
     """Return what both kept, the older one's word first; costs what the smaller one has."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from logdb.decisions import Decisions
-from logdb.log_usage import Segments
+from logdb.log_usage import LogUsage
 from logdb.records import (
     MOVE_BYTES,
     CheckpointBegun,
@@ -73,7 +73,7 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
         ]
 
 
-class Mark(msgspec.Struct, frozen=True, gc=False):
+class BegunRound(msgspec.Struct, frozen=True, gc=False):
     """A `CheckpointBegun` that was applied."""
 
     position: RecordId
@@ -99,12 +99,12 @@ class State:
     """The database at a position."""
 
     def __init__(
-        self, *, decisions: Decisions | None = None, segments: Segments | None = None
+        self, *, decisions: Decisions | None = None, log_usage: LogUsage | None = None
     ) -> None:
         """Begin before the first record."""
         self.versions: Final = Versions()
         self.decisions: Final = Decisions() if decisions is None else decisions
-        self.segments: Final = Segments() if segments is None else segments
+        self.log_usage: Final = LogUsage() if log_usage is None else log_usage
         #: The last record that was applied.
         self.position: RecordId = RID_GENESIS
         #: The first record that is not ours; 0: there is none.
@@ -119,10 +119,10 @@ class State:
         self.commits = 0
         self.aborts = 0
         #: The last `CheckpointBegun` that was applied, and the last `CheckpointDone`'s rid.
-        self.last_begun: Mark | None = None
+        self.last_begun: BegunRound | None = None
         self.last_done: RecordId | None = None
         #: Rounds begun since one was done: each coordinator's last one, in log order.
-        self.begun: Final[dict[bytes, Mark]] = {}
+        self.begun: Final[dict[bytes, BegunRound]] = {}
         #: Whoever must know of changes of keys.
         self.on_change: Final[list[Observer]] = []
         self._checkpointed = 0
@@ -153,7 +153,7 @@ class State:
         if kind not in _OF_CHECKPOINTS:
             # Else what a checkpoint writes would make the next one due.
             self.records += 1
-            self.segments.wrote(rid.gsn, len(payload))
+            self.log_usage.add_record(rid.gsn, len(payload))
         return self._effects[kind](ours, rid)
 
     def image(self) -> Image:
@@ -166,7 +166,7 @@ class State:
             self.records,
             len(self.versions),
             self.decisions.export(),
-            self.segments.export(),
+            self.log_usage.export(),
         )
 
     def restore(self, done: CheckpointDone, parts: Iterable[CheckpointPart]) -> None:
@@ -189,7 +189,7 @@ class State:
 
         self.versions.load(rows())
         self.decisions.load(decisions, done.floor)
-        self.segments.load(segments)
+        self.log_usage.load(segments)
         self.position = done.position
         self.first_foreign = done.first_foreign
         self.horizon = done.horizon
@@ -197,7 +197,7 @@ class State:
 
     def choose_cut(self) -> int:
         """Return the gsn before which a round should clear the log; 0: it is not worth it."""
-        return self.segments.cut(self.first_foreign or self.position.gsn)
+        return self.log_usage.choose_cut(self.first_foreign or self.position.gsn)
 
     # --- the records, each kind of them ---
 
@@ -231,11 +231,11 @@ class State:
                 self._change(move.key, Entry(entry.version, rid, entry.size))
 
     def _begun(self, begun: CheckpointBegun, rid: RecordId) -> None:
-        mark = Mark(rid, begun.coordinator, min(begun.cut, rid.gsn))
-        self.horizon = max(self.horizon, mark.cut)
-        self.last_begun = mark
-        self.begun.pop(mark.coordinator, None)
-        self.begun[mark.coordinator] = mark
+        begun_round = BegunRound(rid, begun.coordinator, min(begun.cut, rid.gsn))
+        self.horizon = max(self.horizon, begun_round.cut)
+        self.last_begun = begun_round
+        self.begun.pop(begun_round.coordinator, None)
+        self.begun[begun_round.coordinator] = begun_round
         if len(self.begun) > MAX_BEGUN:
             del self.begun[next(iter(self.begun))]
 
@@ -247,7 +247,7 @@ class State:
         self._checkpointed = max(self._checkpointed, min(done.records, self.records))
         self.last_done = rid
         self.trimmed = max(self.trimmed, min(done.trim, rid.gsn))
-        self.segments.drop(self.trimmed)
+        self.log_usage.trim(self.trimmed)
 
     def _foreign(self, _nothing: None, rid: RecordId) -> None:
         self.first_foreign = self.first_foreign or rid.gsn
@@ -256,15 +256,15 @@ class State:
 
     def _change(self, key: bytes, entry: Entry | None) -> None:
         """Let a key have an entry, or be absent."""
-        versions, segments = self.versions, self.segments
+        versions, usage = self.versions, self.log_usage
         former = versions.get(key)
         if self.on_change:
             for observe in tuple(self.on_change):  # whoever has enough takes itself out
                 observe(key, former, entry)
         if former is not None:
-            segments.live(former.place.gsn, -(MOVE_BYTES + len(key) + former.size))
+            usage.add_live(former.place.gsn, -(MOVE_BYTES + len(key) + former.size))
         if entry is not None:
-            segments.live(entry.place.gsn, MOVE_BYTES + len(key) + entry.size)
+            usage.add_live(entry.place.gsn, MOVE_BYTES + len(key) + entry.size)
             versions.put(key, entry)
         elif former is not None:
             versions.remove(key)

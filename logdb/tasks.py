@@ -4,7 +4,7 @@ A *task* is a generator that yields requests of `ziplog.client.common.requests`:
 each one's result, or with its exception raised at the `yield`. Of a list of requests, all are under
 way at once; it goes on with the list of their results when all are there, and an exception stands
 in the list like any result. Of any other step, whoever runs the task says what it waits for
-(`Running`). Rules: only exceptions of the log and of LogDB end a task quietly, others are our own
+(`Task`). Rules: only exceptions of the log and of LogDB end a task quietly, others are our own
 errors; nobody else takes the core's effects. Deterministic, like the core.
 """
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ziplog.client.client_node import ClientCore
     from ziplog.core.node import Effect, Event
 
-    Task = Generator[Request | list[Request], Any, Any]
-    Begin = Callable[["Running", Any], Callable[[], object] | None]
+    TaskSteps = Generator[Request | list[Request], Any, Any]
+    StepStarter = Callable[["Task", Any], Callable[[], object] | None]
 
 
-class LogCalls:
+class LogTasks:
     """Calls of a log's client core."""
 
     def __init__(self, core: ClientCore, now: int) -> None:
@@ -44,44 +44,44 @@ class LogCalls:
         #: What the core orders, and what those who are called back order; the node takes it.
         self.effects: list[Effect] = []
         self._calls = 0
-        self._answers: Final[dict[int, Callable[[Any], None]]] = {}
+        self._callbacks: Final[dict[int, Callable[[Any], None]]] = {}
 
     def step(self, event: Event, now: int) -> None:
         """Let the core take an event."""
         self.now = now
-        self._take(self.core.step(event, now))
+        self._handle_effects(self.core.step(event, now))
 
-    def call(self, request: Request, on_answer: Callable[[Any], None]) -> int:
-        """Begin a call; `on_answer` gets its result or exception, maybe at once.
+    def call(self, request: Request, on_result: Callable[[Any], None]) -> int:
+        """Begin a call; `on_result` gets its result or exception, maybe at once.
 
         Returns its number, for `cancel`.
         """
         self._calls += 1
         call = self._calls
-        self._answers[call] = on_answer
-        self._take(self.core.step(Call(call, request), self.now))
+        self._callbacks[call] = on_result
+        self._handle_effects(self.core.step(Call(call, request), self.now))
         return call
 
     def cancel(self, call: int) -> None:
         """Forget a call: nobody is called back."""
-        if self._answers.pop(call, None) is not None:
-            self._take(self.core.step(Cancelled(call), self.now))
+        if self._callbacks.pop(call, None) is not None:
+            self._handle_effects(self.core.step(Cancelled(call), self.now))
 
-    def run(self, task: Task, on_done: Callable[[Any], None]) -> None:
+    def run(self, steps: TaskSteps, on_done: Callable[[Any], None]) -> None:
         """Run a task; `on_done` gets what it returns, or the exception that ended it."""
-        Running(task, on_done, lambda: self).resume()
+        Task(steps, on_done, lambda: self).resume()
 
     def take(self) -> list[Effect]:
         """Return the effects since the last time."""
         effects, self.effects = self.effects, []
         return effects
 
-    def _take(self, effects: list[Effect]) -> None:
+    def _handle_effects(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Complete):
-                on_answer = self._answers.pop(effect.id, None)
-                if on_answer is not None:
-                    on_answer(effect.result)
+                on_result = self._callbacks.pop(effect.id, None)
+                if on_result is not None:
+                    on_result(effect.result)
             else:
                 self.effects.append(effect)
 
@@ -102,42 +102,49 @@ class OpenCalls:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def call(self, calls: LogCalls, request: Request, then: Callable[[Any], None]) -> None:
+    def call(self, calls: LogTasks, request: Request, then: Callable[[Any], None]) -> None:
         """Begin a call; `then` gets its result or exception, maybe at once."""
         number = 0
         is_answered = False
 
-        def answered(result: Any) -> None:
+        def on_result(result: Any) -> None:
             nonlocal is_answered
             is_answered = True
             self._numbers.discard(number)
             then(result)
 
-        number = calls.call(request, answered)
+        number = calls.call(request, on_result)
         if not is_answered:
             self._numbers.add(number)
 
-    def cancel(self, calls: LogCalls) -> None:
+    def cancel(self, calls: LogTasks) -> None:
         """Forget them: nobody is called back."""
         for number in list(self._numbers):
             calls.cancel(number)
         self._numbers.clear()
 
 
-class Running:
+class Task:
     """A task that has begun, or will with the first `resume`."""
 
     __slots__ = (
-        "_begin", "_is_advancing", "_log", "_on_done", "_open", "_results", "_stop", "_task",
+        "_is_advancing",
+        "_log",
+        "_on_done",
+        "_open",
+        "_results",
+        "_start_step",
+        "_steps",
+        "_stop",
         "is_over",
     )  # fmt: skip
 
     def __init__(
         self,
-        task: Generator[Any, Any, Any],
+        steps: Generator[Any, Any, Any],
         on_done: Callable[[Any], None],
-        log: Callable[[], LogCalls],
-        begin: Begin | None = None,
+        log: Callable[[], LogTasks],
+        start_step: StepStarter | None = None,
     ) -> None:
         """Prepare a task.
 
@@ -149,10 +156,10 @@ class Running:
                 it that `resume` is called once, maybe at once, and may return how to stop that.
 
         """
-        self._task: Final = task
+        self._steps: Final = steps
         self._on_done: Final = on_done
         self._log: Final = log
-        self._begin: Final = begin
+        self._start_step: Final = start_step
         #: What it waits for.
         self._open: Final = OpenCalls()
         self._stop: Callable[[], object] | None = None
@@ -180,7 +187,7 @@ class Running:
             self._stop()
         if self._open:
             self._open.cancel(self._log())
-        self._task.close()
+        self._steps.close()
 
     def _advance(self, result: Any) -> None:
         if self.is_over:
@@ -188,34 +195,34 @@ class Running:
         self._stop = None
         try:
             if isinstance(result, Exception):
-                wanted = self._task.throw(result)
+                step = self._steps.throw(result)
             else:
-                wanted = self._task.send(result)
+                step = self._steps.send(result)
         except StopIteration as end:
-            self._end(end.value)
+            self._finish(end.value)
         except ZiplogError as error:
-            self._end(error)
+            self._finish(error)
         else:
-            self._wait_for(wanted)
+            self._start_wait(step)
 
-    def _end(self, result: Any) -> None:
+    def _finish(self, result: Any) -> None:
         self.is_over = True
         self._on_done(result)
 
-    def _wait_for(self, wanted: Any) -> None:
-        if isinstance(wanted, Request):
-            self._open.call(self._log(), wanted, self.resume)
-        elif isinstance(wanted, list):
-            self._gather(wanted)
+    def _start_wait(self, step: Any) -> None:
+        if isinstance(step, Request):
+            self._open.call(self._log(), step, self.resume)
+        elif isinstance(step, list):
+            self._gather(step)
         else:
-            assert self._begin is not None, f"no step of a task: {wanted!r}"
-            self._stop = self._begin(self, wanted)
+            assert self._start_step is not None, f"no step of a task: {step!r}"
+            self._stop = self._start_step(self, step)
 
     def _gather(self, requests: list[Request]) -> None:
         results: list[Any] = [None] * len(requests)
         missing = len(requests)
 
-        def answered(index: int, result: Any) -> None:
+        def on_result(index: int, result: Any) -> None:
             nonlocal missing
             results[index] = result
             missing -= 1
@@ -225,4 +232,4 @@ class Running:
         if not requests:
             self.resume(results)
         for index, request in enumerate(requests):
-            self._open.call(self._log(), request, partial(answered, index))
+            self._open.call(self._log(), request, partial(on_result, index))

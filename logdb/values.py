@@ -77,9 +77,9 @@ def decode_value(encoded: bytes) -> Any:
 
 
 def _dictionary(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    return {frozen(key): value for key, value in pairs}
+    return {to_hashable(key): value for key, value in pairs}
 
 
-def frozen(key: Any) -> Any:
+def to_hashable(key: Any) -> Any:
     """Return a dictionary's key in the form that it had before it was written."""
-    return tuple(map(frozen, key)) if isinstance(key, list) else key
+    return tuple(map(to_hashable, key)) if isinstance(key, list) else key

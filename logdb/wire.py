@@ -37,7 +37,7 @@ Reads = Annotated[list[KeyRead], Meta(max_length=MAX_KEYS)]
 Ranges = Annotated[list[RangeRead], Meta(max_length=MAX_KEYS)]
 
 
-class Found(Part, frozen=True, gc=False):
+class KeyResult(Part, frozen=True, gc=False):
     """A key's state. `value` is there if the coordinator has it at hand."""
 
     entry: Entry | None
@@ -80,7 +80,7 @@ class Got(Message, tag=VERSION * 256 + 131, frozen=True, gc=False):
 
     request: Request
     position: RecordId
-    found: Annotated[list[Found], Meta(max_length=MAX_KEYS)]
+    found: Annotated[list[KeyResult], Meta(max_length=MAX_KEYS)]
     conflicts: Keys
 
 
@@ -103,7 +103,7 @@ class Scanned(Message, tag=VERSION * 256 + 133, frozen=True, gc=False):
 
     request: Request
     position: RecordId
-    rows: Annotated[list[tuple[Key, Found]], Meta(max_length=MAX_KEYS)]
+    rows: Annotated[list[tuple[Key, KeyResult]], Meta(max_length=MAX_KEYS)]
     #: Before the `stop` asked for if there may be more.
     stop: Stop
     is_end: bool
@@ -127,7 +127,7 @@ class Validated(Message, tag=VERSION * 256 + 135, frozen=True, gc=False):
     conflicts: Keys
 
 
-class Ask(Message, tag=VERSION * 256 + 136, frozen=True, gc=False):
+class AwaitDecision(Message, tag=VERSION * 256 + 136, frozen=True, gc=False):
     """What became of this transaction? Answered with `Decided`, as soon as it is decided."""
 
     request: Request
@@ -185,7 +185,7 @@ class Status(Message, tag=VERSION * 256 + 142, frozen=True, gc=False):
     request: Request
 
 
-class StatusIs(Message, tag=VERSION * 256 + 143, frozen=True, gc=False):
+class StatusReply(Message, tag=VERSION * 256 + 143, frozen=True, gc=False):
     """A JSON object."""
 
     request: Request
@@ -207,11 +207,15 @@ class Invalid(Message, tag=VERSION * 256 + 145, frozen=True, gc=False):
     detail: Text
 
 
-Question = Open | Get | Scan | Validate | Ask | Watch | TakeSnapshot | DropSnapshot | Status
-Reply = Opened | Got | Scanned | Validated | Decided | SnapshotTaken | StatusIs | NotReady | Invalid
+ClientRequest = (
+    Open | Get | Scan | Validate | AwaitDecision | Watch | TakeSnapshot | DropSnapshot | Status
+)
+Reply = (
+    Opened | Got | Scanned | Validated | Decided | SnapshotTaken | StatusReply | NotReady | Invalid
+)
 
-_decoder: Final[msgspec.msgpack.Decoder[AnyMessage | Question | Reply]] = msgspec.msgpack.Decoder(
-    AnyMessage | Question | Reply
+_decoder: Final[msgspec.msgpack.Decoder[AnyMessage | ClientRequest | Reply]] = (
+    msgspec.msgpack.Decoder(AnyMessage | ClientRequest | Reply)
 )
 #: Returns the message of a frame: one of ours, or one of the log's; see `decoder_of`.
 decode: Final = decoder_of(_decoder)

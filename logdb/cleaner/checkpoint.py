@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     from logdb.records import Decision, Segment
-    from logdb.tasks import Task
+    from logdb.tasks import TaskSteps
     from logdb.versions import Row
     from ziplog.client.common.requests import Fetched, Request
 
 #: The first look goes back so many positions, each other one four times as many.
-_FIRST_LOOK: Final = 1 << 24
+_FIRST_SEARCH: Final = 1 << 24
 #: Of one look, so many checkpoints are tried, the last ones.
 _MAX_TRIED: Final = 64
 _FETCH_RECORDS: Final = 1_000
@@ -57,7 +57,7 @@ _SEGMENT_BYTES: Final = 28
 # --- writing ---
 
 
-class Parts:
+class PartEncoder:
     """Makes the payloads of a checkpoint's parts, in order."""
 
     def __init__(self, part_bytes: int) -> None:
@@ -92,17 +92,17 @@ class Parts:
             yield self._flush()
         count = max(self._part_bytes // _DECISION_BYTES, 1)
         for start in range(0, len(decisions), count):
-            yield self._made(CheckpointPart([], decisions[start : start + count], []))
+            yield self._encode_part(CheckpointPart([], decisions[start : start + count], []))
         count = max(self._part_bytes // _SEGMENT_BYTES, 1)
         for start in range(0, len(segments), count):
-            yield self._made(CheckpointPart([], [], segments[start : start + count]))
+            yield self._encode_part(CheckpointPart([], [], segments[start : start + count]))
 
     def _flush(self) -> bytes:
         entries, self._entries, self._bytes = self._entries, [], 0
         self.keys += len(entries)
-        return self._made(CheckpointPart(entries, [], []))
+        return self._encode_part(CheckpointPart(entries, [], []))
 
-    def _made(self, part: CheckpointPart) -> bytes:
+    def _encode_part(self, part: CheckpointPart) -> bytes:
         payload = encode(part)
         self.checksum = crc32c(payload, self.checksum)
         self.bytes += len(payload)
@@ -112,7 +112,7 @@ class Parts:
 # --- finding ---
 
 
-def find() -> Task:
+def find_checkpoint() -> TaskSteps:
     """Find the last complete checkpoint.
 
     A task: it returns the `CheckpointDone`, and the parts as an iterator, to be taken once; None if
@@ -135,18 +135,18 @@ def find() -> Task:
             begins_at = error.first.gsn
 
 
-def _search() -> Task:
+def _search() -> TaskSteps:
     tail = yield TailRequest(NEVER)
-    stop, width = tail.gsn + 1, _FIRST_LOOK
+    stop, width = tail.gsn + 1, _FIRST_SEARCH
     doubt: UnavailableError | None = None
     trimmed: TrimmedError | None = None
     while stop > 1:
         start = max(stop - width, 1)
-        found, end = yield from _look(start, stop)
+        found, end = yield from _search_range(start, stop)
         trimmed = end or trimmed
         for done in reversed(found):
             try:
-                parts = yield from _load(done)
+                parts = yield from _load_parts(done)
             except UnavailableError as error:
                 doubt = error
                 continue
@@ -163,7 +163,7 @@ def _search() -> Task:
     return None
 
 
-def _look(start: int, stop: int) -> Generator[Request | list[Request], Any, Any]:
+def _search_range(start: int, stop: int) -> Generator[Request | list[Request], Any, Any]:
     """Return the last ones of [start, stop), and the error if the log does not go back so far."""
     found: deque[CheckpointDone] = deque(maxlen=_MAX_TRIED)
     end: TrimmedError | None = None
@@ -175,7 +175,7 @@ def _look(start: int, stop: int) -> Generator[Request | list[Request], Any, Any]
             is_over = False
             while not is_over:
                 fetched: Fetched = yield FetchRequest(NEVER, subscription, _FETCH_RECORDS)
-                is_over = _collect(fetched, stop, found)
+                is_over = _collect_done(fetched, stop, found)
             start = stop
         except TrimmedError as error:
             end = error
@@ -185,7 +185,7 @@ def _look(start: int, stop: int) -> Generator[Request | list[Request], Any, Any]
     return found, end
 
 
-def _collect(fetched: Fetched, stop: int, found: deque[CheckpointDone]) -> bool:
+def _collect_done(fetched: Fetched, stop: int, found: deque[CheckpointDone]) -> bool:
     """Keep those before `stop`; whether that was all."""
     for record in fetched.records:
         if record.rid.gsn >= stop:
@@ -197,7 +197,7 @@ def _collect(fetched: Fetched, stop: int, found: deque[CheckpointDone]) -> bool:
     return fetched.ended
 
 
-def _load(
+def _load_parts(
     done: CheckpointDone,
 ) -> Generator[list[Request], Any, Iterator[CheckpointPart] | None]:
     """Return a checkpoint's parts, to be taken once; None if it is not whole.
@@ -228,10 +228,10 @@ def _load(
             keys += count
             payloads.append(result.payload)
     is_whole = checksum == done.checksum and keys == done.keys
-    return _taken(payloads) if is_whole else None
+    return _decoded_parts(payloads) if is_whole else None
 
 
-def _taken(payloads: deque[bytes]) -> Iterator[CheckpointPart]:
+def _decoded_parts(payloads: deque[bytes]) -> Iterator[CheckpointPart]:
     """Yield the parts, one at a time: all of them, decoded, take more room than the state."""
     while payloads:
         part = decode(payloads.popleft())

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from logdb.cleaner.cleaning_round import Round, SlicePause, Until
-from logdb.cleaner.schedule import Due
+from logdb.cleaner.cleaning_round import CleaningRound, WaitUntil, YieldSlice
+from logdb.cleaner.schedule import CheckpointSchedule
 from logdb.cleaner.settings import Counts, RoundSettings
-from logdb.tasks import Running
+from logdb.tasks import Task
 from ziplog.client.common.requests import NEVER
 from ziplog.core.node import LogWarning
 from ziplog.errors import ZiplogError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from logdb.state import State
-    from logdb.tasks import LogCalls
+    from logdb.tasks import LogTasks
 
 
 class Cleaner:
@@ -30,7 +30,7 @@ class Cleaner:
     def __init__(
         self,
         state: State,
-        calls: LogCalls,
+        calls: LogTasks,
         coordinator: bytes,
         settings: RoundSettings | None = None,
     ) -> None:
@@ -48,17 +48,17 @@ class Cleaner:
         self._calls: Final = calls
         self._pause_ns: Final = settings.pause_ns
         self.counts: Final = Counts()
-        self._due: Final = Due(state, coordinator, settings, self.counts)
-        self._round: Final = Round(state, calls, self._due, settings, self.counts)
-        self._running: Running | None = None
+        self._schedule: Final = CheckpointSchedule(state, coordinator, settings, self.counts)
+        self._round: Final = CleaningRound(state, calls, self._schedule, settings, self.counts)
+        self._task: Task | None = None
         #: What it waits for: that this gsn is passed, or this time has come; 0: for neither.
-        self._until = 0
+        self._wait_for_gsn = 0
         self._resume_at = 0
 
     @property
     def is_busy(self) -> bool:
         """Whether a round is under way."""
-        return self._running is not None
+        return self._task is not None
 
     def step(self, now: int) -> None:
         """Go on; after each batch of events, and when `next_wakeup` says so.
@@ -67,48 +67,48 @@ class Cleaner:
             now: monotonic nanoseconds.
 
         """
-        self._due.watch(now)
-        if self._running is None:
-            if self._due.look(now):
-                owed = self._due.owed
-                self._start(self._round.trim(owed) if owed else self._round.run())
-        elif (self._until and self._state.position.gsn >= self._until) or (
+        self._schedule.observe_rounds(now)
+        if self._task is None:
+            if self._schedule.is_due(now):
+                pending_trim = self._schedule.pending_trim
+                self._start(self._round.trim(pending_trim) if pending_trim else self._round.run())
+        elif (self._wait_for_gsn and self._state.position.gsn >= self._wait_for_gsn) or (
             self._resume_at and now >= self._resume_at
         ):
-            self._until = self._resume_at = 0
-            self._running.resume()
+            self._wait_for_gsn = self._resume_at = 0
+            self._task.resume()
 
     def next_wakeup(self) -> int:
         """Return when it wants a step; `NEVER`: with the next event."""
         if self.is_busy:
             return self._resume_at or NEVER
-        return self._due.next_look()
+        return self._schedule.next_check()
 
     def close(self) -> None:
         """Give the round up, if there is one: the state is another's, or the process ends."""
-        running, self._running = self._running, None
-        self._until = self._resume_at = 0
-        if running is not None:
-            running.cancel()
-        self._due.stop()
+        task, self._task = self._task, None
+        self._wait_for_gsn = self._resume_at = 0
+        if task is not None:
+            task.cancel()
+        self._schedule.stop()
 
-    def _start(self, task: Generator[Any, Any, None]) -> None:
-        self._running = Running(task, self._ended, lambda: self._calls, self._wait)
-        self._running.resume()
+    def _start(self, steps: Generator[Any, Any, None]) -> None:
+        self._task = Task(steps, self._on_end, lambda: self._calls, self._wait)
+        self._task.resume()
 
-    def _wait(self, running: Running, step: Until | SlicePause) -> None:
+    def _wait(self, task: Task, step: WaitUntil | YieldSlice) -> None:
         """Let a round wait for what is no answer of the log."""
-        if isinstance(step, SlicePause):
+        if isinstance(step, YieldSlice):
             self._resume_at = self._calls.now + self._pause_ns
         elif self._state.position.gsn >= step.gsn:
-            running.resume()
+            task.resume()
         else:
-            self._until = step.gsn
+            self._wait_for_gsn = step.gsn
 
-    def _ended(self, result: ZiplogError | None) -> None:
-        self._running = None
+    def _on_end(self, result: ZiplogError | None) -> None:
+        self._task = None
         is_failed = isinstance(result, ZiplogError)
-        self._due.ended(self._calls.now, failed=is_failed)
+        self._schedule.on_end(self._calls.now, failed=is_failed)
         if is_failed:
             self.counts.failed += 1
             self.counts.reason = str(result)

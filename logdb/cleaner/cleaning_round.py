@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from logdb.cleaner.checkpoint import Parts
-from logdb.cleaner.relocation import Moving, Unmoved, moves_of
+from logdb.cleaner.checkpoint import PartEncoder
+from logdb.cleaner.relocation import Relocation, UnmovableRecord, moves_from
 from logdb.records import CheckpointBegun, CheckpointDone, encode
 from logdb.snapshots import SnapshotCursor
 from logdb.tasks import ignore
@@ -35,30 +35,35 @@ from ziplog.types import RID_GENESIS, Record, RecordId
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
-    from logdb.cleaner.schedule import Due
+    from logdb.cleaner.schedule import CheckpointSchedule
     from logdb.cleaner.settings import Counts, RoundSettings
     from logdb.state import State
-    from logdb.tasks import LogCalls
+    from logdb.tasks import LogTasks
     from ziplog.client.common.requests import Fetched
 
     Steps = Generator[Any, Any, None]
 
 
-class Until(msgspec.Struct, frozen=True, gc=False):
+class WaitUntil(msgspec.Struct, frozen=True, gc=False):
     """A round's wait until the state has passed a gsn."""
 
     gsn: int
 
 
-class SlicePause(msgspec.Struct, frozen=True, gc=False):
+class YieldSlice(msgspec.Struct, frozen=True, gc=False):
     """A round's wait after a slice."""
 
 
-class Round:
+class CleaningRound:
     """The rounds of one coordinator, one at a time."""
 
     def __init__(
-        self, state: State, calls: LogCalls, due: Due, settings: RoundSettings, counts: Counts
+        self,
+        state: State,
+        calls: LogTasks,
+        schedule: CheckpointSchedule,
+        settings: RoundSettings,
+        counts: Counts,
     ) -> None:
         """Prepare rounds.
 
@@ -72,25 +77,25 @@ class Round:
         """
         self._state: Final = state
         self._calls: Final = calls
-        self._due: Final = due
+        self._schedule: Final = schedule
         self._settings: Final = settings
         self._counts: Final = counts
         #: When others were last told that a round is under way.
-        self._marked_at = 0
+        self._announced_at = 0
 
     def run(self) -> Steps:
         """Make a round."""
-        cut = self._due.cut()
-        begun = yield from self._mark(cut)
-        yield Until(begun.gsn)
-        if not self._due.is_first(begun, self._calls.now):
+        cut = self._schedule.cut()
+        begun = yield from self._announce(cut)
+        yield WaitUntil(begun.gsn)
+        if not self._schedule.is_first(begun, self._calls.now):
             self._counts.left += 1
             return
         if cut:
             cut = yield from self._move(cut)
         done, trim = yield from self._save(cut)
         # Before it was applied, the next round would seem to be due.
-        yield Until(done.gsn)
+        yield WaitUntil(done.gsn)
         self._counts.rounds += 1
         if trim:
             yield SyncRequest(self._deadline())
@@ -103,49 +108,49 @@ class Round:
 
     # --- mark ---
 
-    def _mark(self, cut: int) -> Generator[Any, Any, RecordId]:
+    def _announce(self, cut: int) -> Generator[Any, Any, RecordId]:
         """Tell the others that the round is under way."""
-        self._marked_at = self._calls.now
-        (rid,) = yield from self._insert([encode(CheckpointBegun(self._due.coordinator, cut))])
+        self._announced_at = self._calls.now
+        (rid,) = yield from self._insert([encode(CheckpointBegun(self._schedule.coordinator, cut))])
         return rid
 
-    def _go_on(self, cut: int) -> Steps:
+    def _yield_slice(self, cut: int) -> Steps:
         """Between two slices: let others have their turn, and know that we are alive."""
-        yield SlicePause()
-        if self._calls.now - self._marked_at > self._settings.leave_ns // 3:
-            yield from self._mark(cut)
+        yield YieldSlice()
+        if self._calls.now - self._announced_at > self._settings.other_round_timeout_ns // 3:
+            yield from self._announce(cut)
 
     # --- move ---
 
     def _move(self, cut: int) -> Generator[Any, Any, int]:
         """Insert anew what is needed before the cut; returns where the cut is then."""
-        moving = Moving(self._part_bytes())
+        relocation = Relocation(self._part_bytes())
         last = RID_GENESIS
         subscription = yield from self._subscribe()
         try:
-            while cut > moving.passed + 1:
+            while cut > relocation.passed + 1:
                 fetched = yield from self._fetch(subscription)
-                cut = self._take(fetched.records, moving, cut)
-                last = max(last, (yield from self._insert_moves(moving.full())))
-                yield from self._go_on(cut)
+                cut = self._collect_moves(fetched.records, relocation, cut)
+                last = max(last, (yield from self._insert_moves(relocation.pop_full())))
+                yield from self._yield_slice(cut)
         finally:
             self._calls.call(UnsubscribeRequest(NEVER, subscription), ignore)
-        last = max(last, (yield from self._insert_moves(moving.rest())))
-        yield Until(last.gsn)
+        last = max(last, (yield from self._insert_moves(relocation.finish())))
+        yield WaitUntil(last.gsn)
         return cut
 
-    def _take(self, records: Iterable[Record], moving: Moving, cut: int) -> int:
+    def _collect_moves(self, records: Iterable[Record], relocation: Relocation, cut: int) -> int:
         """Take what is needed of the next records; returns where the cut is then."""
         versions, limit = self._state.versions, self._calls.core.limits.max_payload_bytes
         for record in records:
             gsn = record.rid.gsn
             if gsn >= cut:
-                moving.passed = cut
+                relocation.passed = cut
                 break
             try:
-                moving.take(record.rid, moves_of(record, versions, limit))
-            except Unmoved:
-                moving.passed = gsn
+                relocation.take(record.rid, moves_from(record, versions, limit))
+            except UnmovableRecord:
+                relocation.passed = gsn
                 return gsn
         return cut
 
@@ -171,7 +176,7 @@ class Round:
 
     def _write(self, cursor: SnapshotCursor, cut: int) -> Generator[Any, Any, tuple[RecordId, int]]:
         image = cursor.image
-        parts = Parts(self._part_bytes())
+        parts = PartEncoder(self._part_bytes())
         rids: list[RecordId] = []
         payloads: list[bytes] = []
         for some in self._slices(cursor, parts):
@@ -179,19 +184,19 @@ class Round:
             if len(payloads) >= self._settings.inserts:
                 rids += yield from self._insert(payloads, image.position)
                 payloads = []
-            yield from self._go_on(cut)
+            yield from self._yield_slice(cut)
         rids += yield from self._insert(payloads, image.position)
         self._counts.checkpoint_bytes += parts.bytes
         # What was not moved after all must stay.
         trim = cut if parts.first_place >= cut else 0
         done = CheckpointDone(
-            self._due.coordinator, image.position, image.floor, rids, parts.checksum, parts.keys,
+            self._schedule.coordinator, image.position, image.floor, rids, parts.checksum, parts.keys,
             image.horizon, image.first_foreign, image.records, trim,
         )  # fmt: skip
         (rid,) = yield from self._insert([encode(done)], max(rids, default=image.position))
         return rid, trim
 
-    def _slices(self, cursor: SnapshotCursor, parts: Parts) -> Iterator[list[bytes]]:
+    def _slices(self, cursor: SnapshotCursor, parts: PartEncoder) -> Iterator[list[bytes]]:
         """Yield the payloads that are full after each slice of the walk, and then the last ones."""
         while not cursor.is_done:
             yield list(parts.take(cursor.rows(self._settings.slice_keys)))
@@ -201,7 +206,7 @@ class Round:
     # --- its dealings with the log ---
 
     def _deadline(self) -> int:
-        return self._calls.now + self._settings.patience_ns
+        return self._calls.now + self._settings.request_timeout_ns
 
     def _part_bytes(self) -> int:
         return min(self._settings.part_bytes, self._calls.core.limits.max_payload_bytes // 2)

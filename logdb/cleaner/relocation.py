@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 MAX_MOVES: Final = 250
 
 
-class Unmoved(Exception):  # noqa: N818 - no failure: the cut ends here
+class UnmovableRecord(Exception):  # noqa: N818 - no failure: the cut ends here
     """A record that must stay where it is."""
 
 
-def moves_of(record: Record, versions: Versions, limit: int) -> list[Move]:
+def moves_from(record: Record, versions: Versions, limit: int) -> list[Move]:
     """Return the moves of what is needed of a record.
 
     Args:
@@ -50,7 +50,7 @@ def moves_of(record: Record, versions: Versions, limit: int) -> list[Move]:
         return []
     ours = decode(record.payload)
     if ours is None:
-        raise Unmoved
+        raise UnmovableRecord
     values: list[tuple[bytes, bytes | None]] = []
     if isinstance(ours, Value):
         values = [(ours.key, ours.value)]
@@ -65,12 +65,12 @@ def moves_of(record: Record, versions: Versions, limit: int) -> list[Move]:
         if entry is None or entry.place != record.rid or value is None or key in moves:
             continue
         if len(key) + len(value) + OVERHEAD_BYTES > limit:
-            raise Unmoved
+            raise UnmovableRecord
         moves[key] = Move(key, record.rid, value)
     return list(moves.values())
 
 
-class Moving:
+class Relocation:
     """Gathers moves for records of a good size."""
 
     def __init__(self, part_bytes: int) -> None:
@@ -102,13 +102,13 @@ class Moving:
         self._full.append(encode(Moved(self._moves)))
         self._moves, self._bytes = [], 0
 
-    def full(self) -> list[bytes]:
+    def pop_full(self) -> list[bytes]:
         """Return the payloads of the records that are full, once."""
         full, self._full = self._full, []
         return full
 
-    def rest(self) -> list[bytes]:
+    def finish(self) -> list[bytes]:
         """Return the last payloads."""
         if self._moves:
             self._flush()
-        return self.full()
+        return self.pop_full()

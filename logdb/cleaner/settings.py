@@ -23,9 +23,9 @@ class RoundSettings(msgspec.Struct, frozen=True):
     slice_keys: int = 500
     pause_ns: int = 2 * _MS
     #: The log may take so long for one request.
-    patience_ns: int = 30_000 * _MS
+    request_timeout_ns: int = 30_000 * _MS
     #: Another's round is waited for so long, and a round that failed is tried again after so long.
-    leave_ns: int = 60_000 * _MS
+    other_round_timeout_ns: int = 60_000 * _MS
     retry_ns: int = 10_000 * _MS
 
 

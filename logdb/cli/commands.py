@@ -16,7 +16,7 @@ import typer
 
 import logdb
 from logdb.cli import json_values
-from logdb.cli.transaction_script import ABSENT, DifferenceError, Operation, do, parse
+from logdb.cli.transaction_script import ABSENT, CheckFailedError, Operation, execute, parse
 from logdb.defaults import COORDINATOR, VARIABLE
 from logdb.values import encode_key
 from ziplog.cli.options import Timeout, say
@@ -86,7 +86,7 @@ def put(
     timeout: Timeout = 10.0,
 ) -> None:
     """Set a key's value, whatever it was; prints the position of the commit."""
-    given = _given(value, "VALUE", json=json)
+    given = _parse_value(value, "VALUE", json=json)
     with connect(coordinator, timeout) as db:
         position = db.put(key, given)
     _print(str(position))
@@ -114,10 +114,12 @@ def cas(
 
     With --json, an EXPECTED of null is a key that is absent, too.
     """
-    before = _given(expected, "EXPECTED", json=json)
-    after = _given(new, "NEW", json=json)
+    before = _parse_value(expected, "EXPECTED", json=json)
+    after = _parse_value(new, "NEW", json=json)
     name = encode_key(key)
-    _do([Operation("check", name, before), Operation("put", name, after)], coordinator, timeout)
+    _execute(
+        [Operation("check", name, before), Operation("put", name, after)], coordinator, timeout
+    )
 
 
 @app.command()
@@ -194,7 +196,7 @@ def txn(
     with sys.stdin.buffer if file == Path("-") else file.open("rb") as source:
         name = "stdin" if file == Path("-") else str(file)
         script = parse(source.read().decode(errors="surrogateescape"), name)
-    for key, value in _do(script, coordinator, timeout):
+    for key, value in _execute(script, coordinator, timeout):
         _print(_row(key, value, json=json))
 
 
@@ -219,11 +221,13 @@ def status(
     stdout().print(shown)
 
 
-def _do(script: Sequence[Operation], coordinators: str, timeout: float) -> list[tuple[bytes, Any]]:
+def _execute(
+    script: Sequence[Operation], coordinators: str, timeout: float
+) -> list[tuple[bytes, Any]]:
     """Do a script as one transaction; returns what it read, or raises the check that failed."""
     with connect(coordinators, timeout) as db:
-        read = db.run(lambda transaction: do(script, transaction))
-    if isinstance(read, DifferenceError):
+        read = db.run(lambda transaction: execute(script, transaction))
+    if isinstance(read, CheckFailedError):
         raise read
     return read
 
@@ -232,7 +236,7 @@ def _print(line: str) -> None:
     sys.stdout.buffer.write(f"{line}\n".encode())
 
 
-def _given(text: str, name: str, *, json: bool) -> Any:
+def _parse_value(text: str, name: str, *, json: bool) -> Any:
     return json_values.decode(text, name) if json else text
 
 

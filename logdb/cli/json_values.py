@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from logdb.values import frozen
+from logdb.values import to_hashable
 from ziplog.errors import ConfigError
 
 _BYTES: Final = "$base64"
@@ -69,14 +69,14 @@ def _from_dictionary(value: dict[Any, Any]) -> dict[str, Any]:
         for key, inner in value.items():
             pairs.append([to_json(key), to_json(inner)])
         return {_MAP: pairs}
-    prefix = "$" if _is_mark(value) else ""
+    prefix = "$" if _is_marker(value) else ""
     made = {}
     for key, inner in value.items():
         made[prefix + key] = to_json(inner)
     return made
 
 
-def _is_mark(value: dict[Any, Any]) -> bool:
+def _is_marker(value: dict[Any, Any]) -> bool:
     return len(value) == 1 and next(iter(value)).startswith("$")
 
 
@@ -91,12 +91,12 @@ def from_json(value: Any) -> Any:
         return list(map(from_json, value))
     if not isinstance(value, dict):
         return value
-    if _is_mark(value):
-        return _marked(*next(iter(value.items())))
+    if _is_marker(value):
+        return _from_marker(*next(iter(value.items())))
     return dict(zip(value, map(from_json, value.values()), strict=True))
 
 
-def _marked(mark: str, value: Any) -> Any:
+def _from_marker(mark: str, value: Any) -> Any:
     if mark.startswith("$$"):
         return {mark[1:]: from_json(value)}
     try:
@@ -105,7 +105,7 @@ def _marked(mark: str, value: Any) -> Any:
         if mark == _FLOAT and value in {"nan", "inf", "-inf"}:
             return float(value)
         if mark == _MAP:
-            return {frozen(from_json(key)): from_json(inner) for key, inner in value}
+            return {to_hashable(from_json(key)): from_json(inner) for key, inner in value}
     except TypeError as error:
         raise ValueError(f"{mark} with {value!r}: {error}") from error
     raise ValueError(f"{mark} stands for nothing; a key that begins with $ needs one more $")

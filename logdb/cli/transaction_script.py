@@ -35,7 +35,7 @@ class _Absent:
 ABSENT: Final = _Absent()
 
 
-class DifferenceError(ZiplogError):
+class CheckFailedError(ZiplogError):
     """A value was another one than was asked for."""
 
     def __init__(self, key: bytes, expected: Any, found: Any) -> None:
@@ -88,9 +88,9 @@ def _operation(line: str, where: str) -> Operation:
             raise ConfigError(where, line, _SHAPE)
 
 
-def do(
+def execute(
     script: Sequence[Operation], transaction: Transaction
-) -> list[tuple[bytes, Any]] | DifferenceError:
+) -> list[tuple[bytes, Any]] | CheckFailedError:
     """Do a script; returns what each "get" found (or `ABSENT`), or the check that failed."""
     read: list[tuple[bytes, Any]] = []
     written: dict[bytes, Any] = {}
@@ -103,7 +103,7 @@ def do(
         if operation.verb == "get":
             read.append((key, value))
         elif (None if value is ABSENT else value) != operation.value:
-            return DifferenceError(key, operation.value, value)
+            return CheckFailedError(key, operation.value, value)
     for key, value in written.items():
         if value is ABSENT:
             transaction.delete(key)

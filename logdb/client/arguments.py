@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from logdb.client.commits import CommitDoubt
+from logdb.client.commits import UnknownCommit
 from logdb.records import OVERHEAD_BYTES
 from logdb.values import decode_key, decode_value, encode_key, encode_value
 from logdb.wire import MAX_KEYS
@@ -70,7 +70,7 @@ def bounds(
     is_bytes = any(not isinstance(bound, str) for bound in given)
     if prefix is not None:
         first = encode_key(prefix)
-        return Bounds(first, _behind(first), limit, is_bytes)
+        return Bounds(first, _after_prefix(first), limit, is_bytes)
     return Bounds(
         b"" if start is None else encode_key(start),
         None if stop is None else encode_key(stop),
@@ -79,7 +79,7 @@ def bounds(
     )
 
 
-def _behind(prefix: bytes) -> bytes | None:
+def _after_prefix(prefix: bytes) -> bytes | None:
     """Return the first key behind all those with a prefix; None: there is none."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
@@ -173,13 +173,13 @@ class Sizes:
         self._size += size
 
 
-def doubt(error: OutcomeUnknownError) -> CommitDoubt:
+def unknown_commit(error: OutcomeUnknownError) -> UnknownCommit:
     """Return what a commit's error is about.
 
     Raises:
         ClosedError: no database raised it.
 
     """
-    if not isinstance(error.doubt, CommitDoubt):
+    if not isinstance(error.doubt, UnknownCommit):
         raise ClosedError("the client of this error", "only a database's errors can be asked")
     return error.doubt

@@ -14,16 +14,16 @@ from ziplog.errors import ConfigError
 if TYPE_CHECKING:
     from logdb.errors import TransactionAborted
 
-_FIRST_PAUSE_S: Final = 0.002
-_LAST_PAUSE_S: Final = 0.1
+_FIRST_DELAY_S: Final = 0.002
+_LAST_DELAY_S: Final = 0.1
 
 
-class Retrying:
+class Backoff:
     """The attempts of one transaction."""
 
-    __slots__ = ("_left", "_pause_s", "_until")
+    __slots__ = ("_deadline_ns", "_delay_s", "_left")
 
-    def __init__(self, retries: int | None, until: int = NEVER) -> None:
+    def __init__(self, retries: int | None, deadline_ns: int = NEVER) -> None:
         """Allow so many attempts after the first (None: any number) before a deadline.
 
         Raises:
@@ -31,10 +31,10 @@ class Retrying:
 
         """
         self._left = check_retries(retries)
-        self._until: Final = until
-        self._pause_s = _FIRST_PAUSE_S
+        self._deadline_ns: Final = deadline_ns
+        self._delay_s = _FIRST_DELAY_S
 
-    def pause_s(self, error: TransactionAborted, chance: float, now: int) -> float:
+    def next_delay_s(self, error: TransactionAborted, jitter: float, now: int) -> float:
         """Return how long to wait, in seconds; raises `error` if that was the last attempt.
 
         Args:
@@ -43,12 +43,12 @@ class Retrying:
             now: monotonic nanoseconds, as the deadline.
 
         """
-        if self._left == 0 or now >= self._until:
+        if self._left == 0 or now >= self._deadline_ns:
             raise error
         if self._left is not None:
             self._left -= 1
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LAST_PAUSE_S)
-        return pause_s * (1 + chance) / 2
+        delay_s, self._delay_s = self._delay_s, min(2 * self._delay_s, _LAST_DELAY_S)
+        return delay_s * (1 + jitter) / 2
 
 
 def check_retries(retries: object) -> int | None:

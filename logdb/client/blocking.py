@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from logdb.client import arguments, single_calls
-from logdb.client.engines import Caller
+from logdb.client.engines import DatabaseEngine
 from logdb.client.requests import (
     CoordinatorStatusRequest,
     DropRequest,
@@ -24,7 +24,7 @@ from logdb.client.requests import (
     WatchRequest,
 )
 from logdb.client.rows import Rows
-from logdb.client.scanning import Scanning
+from logdb.client.scanning import OpenScan
 from logdb.client.transaction import TransactionScan, TransactionSets
 from logdb.errors import TransactionAborted
 from logdb.values import decode_value, encode_key
@@ -58,10 +58,10 @@ class Database:
     """
 
     def __init__(
-        self, caller: Caller, largest: int, on_close: Callable[[], object] | None = None
+        self, engine: DatabaseEngine, largest: int, on_close: Callable[[], object] | None = None
     ) -> None:
         """Use `logdb.connect`."""
-        self._caller: Final = caller
+        self._engine: Final = engine
         self._largest: Final = largest
         self._on_close = on_close
 
@@ -74,7 +74,7 @@ class Database:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<logdb.Database at {self._caller.core.description}>"
+        return f"<logdb.Database at {self._engine.core.description}>"
 
     # --- transactions ---
 
@@ -86,7 +86,7 @@ class Database:
         """
         if timeout is not None:
             timeout_s(timeout, 0)
-        return Transaction(self._caller, self._largest, timeout)
+        return Transaction(self._engine, self._largest, timeout)
 
     def run(
         self,
@@ -110,7 +110,7 @@ class Database:
             TransactionAborted: each time; the last one's.
 
         """
-        attempts = self._caller.retrying(retries, timeout)
+        attempts = self._engine.backoff(retries, timeout)
         while True:
             try:
                 with self.transaction(timeout=timeout) as transaction:
@@ -125,8 +125,8 @@ class Database:
                                 transaction.validate()
                         raise
             except TransactionAborted as error:
-                chance = random.random()  # noqa: S311 - to part rivals
-                time.sleep(attempts.pause_s(error, chance, now_ns()))
+                jitter = random.random()  # noqa: S311 - to part rivals
+                time.sleep(attempts.next_delay_s(error, jitter, now_ns()))
 
     @overload
     def transactional(
@@ -145,7 +145,7 @@ class Database:
         timeout: float | None = None,
     ) -> Callable[..., Any]:
         """Make of `function(transaction, ...)` a function without the first argument, by `run`."""
-        self._caller.retrying(retries, timeout)
+        self._engine.backoff(retries, timeout)
 
         def decorate(function: Callable[..., T]) -> Callable[..., T]:
             @functools.wraps(function)
@@ -169,12 +169,12 @@ class Database:
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
     ) -> list[Any]:
         """Return the values of up to 10,000 keys, in their order and all of one state."""
-        steps = single_calls.read(self._caller.until(timeout), None, keys, default)
-        return self._caller.drive(steps)
+        steps = single_calls.read(self._engine.deadline_ns(timeout), None, keys, default)
+        return self._engine.run(steps)
 
     def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
         """Return whether a key is there."""
-        return self._caller.drive(single_calls.exists(self._caller.until(timeout), None, key))
+        return self._engine.run(single_calls.exists(self._engine.deadline_ns(timeout), None, key))
 
     def scan(
         self,
@@ -203,16 +203,16 @@ class Database:
 
         """
         bounds = arguments.bounds(start, stop, prefix, limit)
-        scanning = Scanning(bounds, lambda: self._caller.until(timeout))
-        return Rows(self._caller, bounds, scanning)
+        scanning = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout))
+        return Rows(self._engine, bounds, scanning)
 
     def snapshot(self, *, timeout: float | None = None) -> Snapshot:
         """Return a view of the present state that does not change; close it when it is done."""
-        return self._caller.shielded(self._snapshot, timeout)
+        return self._engine.shielded(self._snapshot, timeout)
 
     def _snapshot(self, timeout: float | None) -> Snapshot:
-        snapshot, position = self._caller.call(SnapshotRequest(self._caller.until(timeout)))
-        return Snapshot(self._caller, snapshot, position)
+        snapshot, position = self._engine.call(SnapshotRequest(self._engine.deadline_ns(timeout)))
+        return Snapshot(self._engine, snapshot, position)
 
     def watch(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Watch:
         """Return an iterator over the values of a key: the present one, and each one seen later.
@@ -228,7 +228,7 @@ class Database:
         """
         if timeout is not None:
             timeout_s(timeout, 0)
-        return Watch(self._caller, encode_key(key), default, timeout)
+        return Watch(self._engine, encode_key(key), default, timeout)
 
     # --- writing ---
 
@@ -240,12 +240,12 @@ class Database:
             RecordTooLargeError: the key has over 1,024 bytes, or both do not fit into a record.
 
         """
-        until = self._caller.until(timeout)
-        return self._caller.drive(single_calls.put(until, key, value, self._largest))
+        deadline_ns = self._engine.deadline_ns(timeout)
+        return self._engine.run(single_calls.put(deadline_ns, key, value, self._largest))
 
     def delete(self, key: UserKey, *, timeout: float | None = None) -> RecordId:
         """Make a key absent, whether or not it is; returns the commit's position. See `put`."""
-        return self._caller.drive(single_calls.delete(self._caller.until(timeout), key))
+        return self._engine.run(single_calls.delete(self._engine.deadline_ns(timeout), key))
 
     def multi_put(
         self, values: Mapping[Any, Any], *, timeout: float | None = None
@@ -257,8 +257,8 @@ class Database:
                 holds: some 20,000 of 16 bytes in 1 MiB.
 
         """
-        until = self._caller.until(timeout)
-        return self._caller.drive(single_calls.multi_put(until, values, self._largest))
+        deadline_ns = self._engine.deadline_ns(timeout)
+        return self._engine.run(single_calls.multi_put(deadline_ns, values, self._largest))
 
     def test_and_multi_put(
         self,
@@ -276,25 +276,25 @@ class Database:
             timeout: in seconds.
 
         """
-        until = self._caller.until(timeout)
-        steps = single_calls.test_and_multi_put(until, expected, writes, self._largest)
-        return self._caller.drive(steps)
+        deadline_ns = self._engine.deadline_ns(timeout)
+        steps = single_calls.test_and_multi_put(deadline_ns, expected, writes, self._largest)
+        return self._engine.run(steps)
 
     # --- the database ---
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return how the coordinator is that this client uses (docs/logdb.md, section 16)."""
-        request = CoordinatorStatusRequest(self._caller.until(timeout))
-        document, endpoint = self._caller.call(request)
+        request = CoordinatorStatusRequest(self._engine.deadline_ns(timeout))
+        document, endpoint = self._engine.call(request)
         return status(document) | {"endpoint": endpoint}
 
     def stats(self) -> dict[str, int]:
         """Return what this client did: counts since it was made."""
-        return self._caller.core.stats()
+        return self._engine.core.stats()
 
     def close(self) -> None:
         """Close; calls under way in other threads raise ClosedError. May be called again."""
-        self._caller.close()
+        self._engine.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
@@ -303,9 +303,9 @@ class Database:
 class Transaction:
     """A transaction: a context manager that commits when its block ends."""
 
-    def __init__(self, caller: Caller, largest: int, timeout: float | None) -> None:
+    def __init__(self, engine: DatabaseEngine, largest: int, timeout: float | None) -> None:
         """Use `Database.transaction`."""
-        self._caller: Final = caller
+        self._engine: Final = engine
         self._largest: Final = largest
         self._timeout: Final = timeout
         self._sets: Final = TransactionSets(largest)
@@ -336,8 +336,8 @@ class Transaction:
         """Where it was committed; of one that wrote nothing, of which state it read. Else None."""
         return self._sets.position
 
-    def _until(self) -> int:
-        return self._caller.until(self._timeout)
+    def _deadline_ns(self) -> int:
+        return self._engine.deadline_ns(self._timeout)
 
     def get(self, key: UserKey, default: Any = None) -> Any:
         """Return a key's value, or `default` if it is absent: what this transaction has made of it.
@@ -352,14 +352,14 @@ class Transaction:
 
     def multi_get(self, keys: Iterable[UserKey], default: Any = None) -> list[Any]:
         """Return the values of up to 10,000 keys, in their order; see `get`."""
-        steps = self._sets.get(arguments.keys(keys), self._until())
-        values = self._caller.drive(steps)
+        steps = self._sets.get(arguments.keys(keys), self._deadline_ns())
+        values = self._engine.run(steps)
         return [default if value is None else decode_value(value) for value in values]
 
     def exists(self, key: UserKey) -> bool:
         """Return whether a key is there; see `get`."""
-        steps = self._sets.exists(encode_key(key), self._until())
-        return self._caller.drive(steps)
+        steps = self._sets.exists(encode_key(key), self._deadline_ns())
+        return self._engine.run(steps)
 
     def scan(
         self,
@@ -375,7 +375,7 @@ class Transaction:
         """
         bounds = arguments.bounds(start, stop, prefix, limit)
         self._sets.check_open()
-        return Rows(self._caller, bounds, TransactionScan(self._sets, bounds, self._until))
+        return Rows(self._engine, bounds, TransactionScan(self._sets, bounds, self._deadline_ns))
 
     def put(self, key: UserKey, value: Any) -> None:
         """Set a key's value when this transaction commits; errors are those of `Database.put`."""
@@ -393,7 +393,7 @@ class Transaction:
             TransactionClosed: it was over before.
 
         """
-        self._caller.drive(self._sets.validate(self._until()))
+        self._engine.run(self._sets.validate(self._deadline_ns()))
 
     def commit(self) -> None:
         """Commit; returns when the writes have taken effect, and are as durable as an insert.
@@ -405,7 +405,7 @@ class Transaction:
             TransactionClosed: it was over before.
 
         """
-        self._caller.drive(self._sets.commit(self._until()))
+        self._engine.run(self._sets.commit(self._deadline_ns()))
 
     def rollback(self) -> None:
         """End it without a trace. Nothing happens if it is over, so it may stand in a `finally`.
@@ -423,15 +423,15 @@ class Snapshot:
     Any read may raise SnapshotExpired. A context manager.
     """
 
-    def __init__(self, caller: Caller, snapshot: SnapshotId, position: RecordId) -> None:
+    def __init__(self, engine: DatabaseEngine, snapshot: SnapshotId, position: RecordId) -> None:
         """Use `Database.snapshot`."""
-        self._caller: Final = caller
+        self._engine: Final = engine
         self._snapshot: Final = snapshot
         #: The last record of the log that the state holds.
         self.position: Final = position
         self._is_closed = False
         request = DropRequest(NEVER, snapshot)
-        self._owned: Final = caller.owners.add(self, lambda: (request,))
+        self._owned: Final = engine.owners.add(self, lambda: (request,))
 
     def __enter__(self) -> Self:
         """Return the snapshot."""
@@ -457,13 +457,13 @@ class Snapshot:
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
     ) -> list[Any]:
         """Return the values of up to 10,000 keys, in their order."""
-        steps = single_calls.read(self._caller.until(timeout), self._open(), keys, default)
-        return self._caller.drive(steps)
+        steps = single_calls.read(self._engine.deadline_ns(timeout), self._open(), keys, default)
+        return self._engine.run(steps)
 
     def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
         """Return whether a key is there."""
-        return self._caller.drive(
-            single_calls.exists(self._caller.until(timeout), self._open(), key)
+        return self._engine.run(
+            single_calls.exists(self._engine.deadline_ns(timeout), self._open(), key)
         )
 
     def scan(
@@ -477,26 +477,28 @@ class Snapshot:
     ) -> Iterator[tuple[Any, Any]]:
         """Return an iterator over keys and values in key order; see `Database.scan`."""
         bounds = arguments.bounds(start, stop, prefix, limit)
-        scanning = Scanning(bounds, lambda: self._caller.until(timeout), self._open())
-        return Rows(self._caller, bounds, scanning, self)
+        scanning = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout), self._open())
+        return Rows(self._engine, bounds, scanning, self)
 
     def close(self) -> None:
         """Let go of it. May be called again."""
         if not self._is_closed:
-            self._caller.shielded(self._close)
+            self._engine.shielded(self._close)
 
     def _close(self) -> None:
         self._is_closed = True
-        self._caller.tell(DropRequest(NEVER, self._snapshot))
-        self._caller.owners.remove(self._owned)
+        self._engine.post(DropRequest(NEVER, self._snapshot))
+        self._engine.owners.remove(self._owned)
 
 
 class Watch:
     """The values of a key, one after the other: an iterator, and a context manager."""
 
-    def __init__(self, caller: Caller, key: bytes, default: Any, timeout: float | None) -> None:
+    def __init__(
+        self, engine: DatabaseEngine, key: bytes, default: Any, timeout: float | None
+    ) -> None:
         """Use `Database.watch`."""
-        self._caller: Final = caller
+        self._engine: Final = engine
         self._key: Final = key
         self._default: Final = default
         self._timeout: Final = timeout
@@ -527,9 +529,9 @@ class Watch:
             DeadlineError: nothing changed within the time-out; it may be asked again.
 
         """
-        until = NEVER if self._timeout is None else self._caller.until(self._timeout)
-        request = WatchRequest(until, self._key, self.version, self._watching)
-        state: KeyState | None = self._caller.call(request) if self._is_open else None
+        deadline_ns = NEVER if self._timeout is None else self._engine.deadline_ns(self._timeout)
+        request = WatchRequest(deadline_ns, self._key, self.version, self._watching)
+        state: KeyState | None = self._engine.call(request) if self._is_open else None
         if state is None:
             raise StopIteration
         value = self._default if state.value is None else decode_value(state.value)
@@ -541,7 +543,7 @@ class Watch:
         """End it: a thread that waits for the next value has none. May be called again."""
         if self._is_open:
             self._watching.is_closed = True
-            self._caller.tell(UnwatchRequest(NEVER, self._watching))
+            self._engine.post(UnwatchRequest(NEVER, self._watching))
 
 
 def connect(
@@ -550,10 +552,10 @@ def connect(
     on_close: Callable[[], object] | None = None,
 ) -> Database:
     """Connect; see `logdb.connect`. `on_close` is called once the database is closed."""
-    caller = Caller(coordinators, timeout)
+    engine = DatabaseEngine(coordinators, timeout)
     try:
-        largest = caller.drive(single_calls.opened(caller.until()))
+        largest = engine.run(single_calls.open_database(engine.deadline_ns()))
     except BaseException:
-        caller.close()
+        engine.close()
         raise
-    return Database(caller, largest, on_close)
+    return Database(engine, largest, on_close)

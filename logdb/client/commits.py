@@ -1,6 +1,6 @@
 """Commits: from a record to the word of a coordinator (docs/logdb.md, section 7).
 
-    inserted --Decided, unasked--> done          silence: `Ask`, again and again
+    inserted --Decided, unasked--> done          silence: `AwaitDecision`, again and again
              --outcome unknown--> the same record is inserted again, and asked for
              --deadline--> nothing can be in the log: DeadlineError; else OutcomeUnknownError
 
@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from logdb.tasks import OpenCalls
-from logdb.wire import Ask, Decided
+from logdb.wire import AwaitDecision, Decided
 from ziplog.client.common.requests import NEVER, InsertRequest, ResolveRequest
 from ziplog.errors import (
     DeadlineError,
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logdb.client.coordinators import Coordinators
-    from logdb.tasks import LogCalls
+    from logdb.tasks import LogTasks
     from ziplog.client.common.step_context import Turn
     from ziplog.types import RecordId
 
 _MS: Final = 1_000_000
 #: A decision that does not come by itself so long after the acks is asked for.
-_ASK_AFTER_NS: Final = 50 * _MS
+_QUERY_AFTER_NS: Final = 50 * _MS
 #: The log has so long for the first copy of a record, and twice as long for each next one.
 _FIRST_TRY_NS: Final = 1_000 * _MS
 #: A record that the log did not take is inserted again after so long, doubling up to the last.
-_FIRST_PAUSE_NS: Final = 10 * _MS
-_LAST_PAUSE_NS: Final = 500 * _MS
+_FIRST_BACKOFF_NS: Final = 10 * _MS
+_LAST_BACKOFF_NS: Final = 500 * _MS
 
 
 class Attempt:
     """One copy of a commit record that may be, or come, into the log."""
 
-    __slots__ = ("doubt", "rid")
+    __slots__ = ("rid", "unknown")
 
     def __init__(self) -> None:
         #: Where it is, once that is known.
         self.rid: RecordId | None = None
         #: What the log calls its fate while that is not known.
-        self.doubt: Any = None
+        self.unknown: Any = None
 
 
-class CommitDoubt:
+class UnknownCommit:
     """A commit that nobody knew the fate of at its deadline. Written by the core only."""
 
     __slots__ = ("attempts", "number")
@@ -69,8 +69,19 @@ class PendingCommit:
     """One commit under way, or one in doubt that somebody asks for."""
 
     __slots__ = (
-        "after", "attempts", "deadline", "done", "is_over", "log_calls", "number", "pause",
-        "payload", "question", "retry_at", "tries", "why",
+        "after",
+        "attempts",
+        "backoff",
+        "deadline",
+        "done",
+        "is_over",
+        "log_calls",
+        "number",
+        "payload",
+        "query",
+        "reason",
+        "retry_at",
+        "tries",
     )  # fmt: skip
 
     def __init__(
@@ -85,15 +96,15 @@ class PendingCommit:
         #: None: it is only asked for.
         self.payload: bytes | None = None
         self.after: RecordId
-        #: The number of the open `Ask`; 0: none.
-        self.question = 0
+        #: The number of the open `AwaitDecision`; 0: none.
+        self.query = 0
         self.log_calls: Final = OpenCalls()
         #: When to ask, or to insert again.
         self.retry_at = NEVER
-        self.pause = _FIRST_PAUSE_NS
+        self.backoff = _FIRST_BACKOFF_NS
         self.tries = 0
         #: What the log last said.
-        self.why = ""
+        self.reason = ""
         self.is_over = False
 
 
@@ -110,7 +121,7 @@ class Commits:
         self._open: Final[dict[int, PendingCommit]] = {}
         self._last = 0
         #: The log; it is there when somebody commits.
-        self.calls: LogCalls
+        self.calls: LogTasks
         coordinators.on_decided = self.on_decided
 
     def next_number(self) -> int:
@@ -135,19 +146,19 @@ class Commits:
         return commit
 
     def resolve(
-        self, doubt: CommitDoubt, deadline: int, done: Callable[[Any], None]
+        self, unknown: UnknownCommit, deadline: int, done: Callable[[Any], None]
     ) -> PendingCommit:
         """Ask what became of a commit; `done` gets None, too: the record never will exist."""
-        commit = PendingCommit(doubt.number, deadline, doubt.attempts, done)
-        former = self._open.get(doubt.number)
+        commit = PendingCommit(unknown.number, deadline, unknown.attempts, done)
+        former = self._open.get(unknown.number)
         if former is not None:
-            self._end(former, _unknown(doubt, "somebody else asks for it now"))
-        self._open[doubt.number] = commit
+            self._finish(former, _unknown_outcome_error(unknown, "somebody else asks for it now"))
+        self._open[unknown.number] = commit
         self._turn.wake_at(deadline)
-        self._ask(commit)
-        for attempt in list(doubt.attempts):
-            if attempt.doubt is not None:
-                request = ResolveRequest(deadline, attempt.doubt)
+        self._query_decision(commit)
+        for attempt in list(unknown.attempts):
+            if attempt.unknown is not None:
+                request = ResolveRequest(deadline, attempt.unknown)
                 then = partial(self._resolved, commit, attempt)
                 commit.log_calls.call(self.calls, request, then)
         return commit
@@ -158,7 +169,7 @@ class Commits:
             return
         commit.is_over = True
         del self._open[commit.number]
-        self._coordinators.forget(commit.question)
+        self._coordinators.forget(commit.query)
         if commit.log_calls:
             commit.log_calls.cancel(self.calls)
 
@@ -179,44 +190,44 @@ class Commits:
         now = self._turn.now
         if isinstance(result, list):
             attempt.rid = result[0]
-            if not commit.question:
-                self._look_at(commit, now + _ASK_AFTER_NS)
+            if not commit.query:
+                self._schedule_retry(commit, now + _QUERY_AFTER_NS)
             return
-        commit.why = str(result)
+        commit.reason = str(result)
         if isinstance(result, (OutcomeUnknownError, ProtocolError)):
             # What servers contradict each other about may be in the log, too.
-            attempt.doubt = getattr(result, "doubt", None)
+            attempt.unknown = getattr(result, "doubt", None)
             if not commit.is_over and now < commit.deadline:
-                self._ask(commit)
+                self._query_decision(commit)
                 self._insert(commit)
             return
         commit.attempts.remove(attempt)
         if commit.is_over:
             return
         if isinstance(result, UnavailableError):
-            commit.pause = min(2 * commit.pause, _LAST_PAUSE_NS)
-            self._look_at(commit, now + commit.pause)
+            commit.backoff = min(2 * commit.backoff, _LAST_BACKOFF_NS)
+            self._schedule_retry(commit, now + commit.backoff)
         elif not commit.attempts:
-            self._end(commit, result)
+            self._finish(commit, result)
 
     def _resolved(self, commit: PendingCommit, attempt: Attempt, result: Any) -> None:
         if isinstance(result, ZiplogError):
             return
-        attempt.doubt = None
+        attempt.unknown = None
         attempt.rid = result[0]
         if attempt.rid is None:
             commit.attempts.remove(attempt)
             if not commit.attempts and not commit.is_over:
-                self._end(commit, None)
+                self._finish(commit, None)
 
     # --- coordinators ---
 
-    def _ask(self, commit: PendingCommit) -> None:
-        if commit.question:
+    def _query_decision(self, commit: PendingCommit) -> None:
+        if commit.query:
             return
         session, number = self._session, commit.number
-        commit.question = self._coordinators.ask(
-            lambda cluster, request: Ask(cluster, request, session, number),
+        commit.query = self._coordinators.send_query(
+            lambda cluster, request: AwaitDecision(cluster, request, session, number),
             lambda _result, _src: None,
             # It ends with the commit.
             NEVER,
@@ -226,16 +237,16 @@ class Commits:
         """Take a coordinator's word."""
         commit = self._open.get(decided.number)
         if commit is not None and _is_final(commit.attempts, decided):
-            self._end(commit, decided)
+            self._finish(commit, decided)
 
-    def _look_at(self, commit: PendingCommit, at: int) -> None:
+    def _schedule_retry(self, commit: PendingCommit, at: int) -> None:
         commit.retry_at = min(commit.retry_at, at)
         self._turn.wake_at(commit.retry_at)
 
-    def _end(self, commit: PendingCommit, result: Any) -> None:
+    def _finish(self, commit: PendingCommit, result: Any) -> None:
         commit.is_over = True
         del self._open[commit.number]
-        self._coordinators.forget(commit.question)
+        self._coordinators.forget(commit.query)
         commit.done(result)
 
     # --- time ---
@@ -247,29 +258,31 @@ class Commits:
             if commit.is_over:
                 continue
             if turn.now >= commit.deadline:
-                self._end(commit, self._late(commit))
+                self._finish(commit, self._deadline_error(commit))
                 continue
             if turn.now >= commit.retry_at:
                 commit.retry_at = NEVER
                 if any(attempt.rid is not None for attempt in commit.attempts):
-                    self._ask(commit)
+                    self._query_decision(commit)
                 elif commit.payload is not None and not commit.log_calls:
                     self._insert(commit)
             turn.wake_at(min(commit.retry_at, commit.deadline))
 
-    def _late(self, commit: PendingCommit) -> ZiplogError:
+    def _deadline_error(self, commit: PendingCommit) -> ZiplogError:
         if not commit.attempts:
-            why = f" ({commit.why})" if commit.why else ""
+            reason = f" ({commit.reason})" if commit.reason else ""
             return DeadlineError(
-                f"the log did not take the commit record before the deadline{why};"
+                f"the log did not take the commit record before the deadline{reason};"
                 " nothing was written: try again"
             )
-        placed = [str(attempt.rid) for attempt in commit.attempts if attempt.rid is not None]
-        if placed:
-            why = f"its record is in the log at {placed[0]}, but no coordinator told the decision"
+        in_log = [str(attempt.rid) for attempt in commit.attempts if attempt.rid is not None]
+        if in_log:
+            reason = (
+                f"its record is in the log at {in_log[0]}, but no coordinator told the decision"
+            )
         else:
-            why = commit.why or "the log had not confirmed its record"
-        return _unknown(CommitDoubt(commit.number, commit.attempts), why)
+            reason = commit.reason or "the log had not confirmed its record"
+        return _unknown_outcome_error(UnknownCommit(commit.number, commit.attempts), reason)
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -278,7 +291,7 @@ class Commits:
             assert not commit.is_over, "what is over waits"
             due = min(commit.retry_at, commit.deadline)
             assert self._turn.alarm <= due, "a commit would be forgotten"
-            assert commit.question or commit.log_calls or commit.retry_at < NEVER, "nobody asks"
+            assert commit.query or commit.log_calls or commit.retry_at < NEVER, "nobody asks"
 
 
 def _is_final(attempts: list[Attempt], decided: Decided) -> bool:
@@ -293,11 +306,11 @@ def _is_final(attempts: list[Attempt], decided: Decided) -> bool:
     return all(a.rid is not None and a.rid >= decided.position for a in attempts)
 
 
-def _unknown(doubt: CommitDoubt, why: str) -> OutcomeUnknownError:
+def _unknown_outcome_error(unknown: UnknownCommit, reason: str) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"the deadline passed while a transaction was committed: it may have taken effect ({why});"
+        f"the deadline passed while a transaction was committed: it may have taken effect ({reason});"
         " resolve() waits until that is known",
         shard=-1,
-        seq=doubt.number,
-        doubt=doubt,
+        seq=unknown.number,
+        doubt=unknown,
     )

@@ -16,10 +16,10 @@ from msgspec.structs import asdict
 from logdb import wire
 from logdb.client.commits import Commits
 from logdb.client.coordinators import REPLIES, Coordinators
-from logdb.client.operation_steps import Machines
+from logdb.client.operation_steps import StepRunner
 from logdb.client.operations import OPERATIONS
 from logdb.client.requests import DropRequest, UnwatchRequest, WatchRequest
-from logdb.tasks import LogCalls
+from logdb.tasks import LogTasks
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common import requests
 from ziplog.client.common.requests import NEVER
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from logdb.client.requests import SnapshotId, Watching
-    from logdb.tasks import Running
+    from logdb.tasks import Task
     from ziplog.client.common.requests import Policy
     from ziplog.core.node import Effect, Event
     from ziplog.types import RecordId
@@ -73,9 +73,9 @@ class DatabaseCore:
         self._coordinators: Final = Coordinators(turn, endpoints, self.session)
         self._coordinators.on_opened = self._opened
         self._commits: Final = Commits(turn, self._coordinators, self.session, wall_offset_us)
-        self._machines: Final = Machines(turn, self._coordinators, self._commits)
-        self._calls: LogCalls | None = None
-        self._running: Final[dict[int, Running]] = {}
+        self._step_runner: Final = StepRunner(turn, self._coordinators, self._commits)
+        self._calls: LogTasks | None = None
+        self._tasks: Final[dict[int, Task]] = {}
         #: The watches that calls are of, for whoever closes one.
         self._watching: Final[dict[int, Watching]] = {}
         self.counters: Final = Counters()
@@ -89,9 +89,9 @@ class DatabaseCore:
         return self._turn.now
 
     @property
-    def known(self) -> RecordId:
+    def known_position(self) -> RecordId:
         """The last position that a coordinator told."""
-        return self._coordinators.known
+        return self._coordinators.known_position
 
     @property
     def limits(self) -> Limits:
@@ -108,11 +108,11 @@ class DatabaseCore:
         """Where the coordinators are, for errors."""
         return self._coordinators.description
 
-    def is_of_the_log(self) -> bool:
+    def accept_connected_log(self) -> bool:
         """Whether the coordinator follows the log that answers; if not, the next one is asked."""
         assert self._calls is not None
         core = self._calls.core
-        return self._coordinators.accept_log(core.cluster, ", ".join(core.endpoints))
+        return self._coordinators.accept_cluster(core.cluster, ", ".join(core.endpoints))
 
     def stats(self) -> dict[str, int]:
         """Return all counts."""
@@ -125,7 +125,7 @@ class DatabaseCore:
 
     def _opened(self, opened: wire.Opened) -> None:
         core = ClientCore(self._turn.client, opened.endpoints, self._policy)
-        self._calls = self._machines.calls = self._commits.calls = LogCalls(core, self._turn.now)
+        self._calls = self._step_runner.calls = self._commits.calls = LogTasks(core, self._turn.now)
 
     # --- the one door ---
 
@@ -143,10 +143,10 @@ class DatabaseCore:
         elif type(event) is Call:
             self._start(event.id, event.request)
         elif type(event) is Cancelled:
-            running = self._running.get(event.id)
-            if running is not None:
+            task = self._tasks.get(event.id)
+            if task is not None:
                 self._forget(event.id)
-                running.cancel()
+                task.cancel()
         elif calls is not None:
             calls.step(event, now)
         if type(event) is Wakeup and now >= turn.alarm:
@@ -170,7 +170,7 @@ class DatabaseCore:
     def _start(self, call: int, request: Any) -> None:
         kind = type(request)
         if kind is DropRequest:
-            self._drop(request.snapshot)
+            self._drop_snapshot(request.snapshot)
             self._turn.complete(call, None)
             return
         if kind is UnwatchRequest:
@@ -183,26 +183,26 @@ class DatabaseCore:
                 return
             self._watching[call] = request.watching
         operation = OPERATIONS[kind](request, self)
-        running = self._machines.prepare(operation, partial(self._done, call))
-        self._running[call] = running
-        running.resume()
+        task = self._step_runner.prepare(operation, partial(self._on_done, call))
+        self._tasks[call] = task
+        task.resume()
 
-    def _drop(self, snapshot: SnapshotId) -> None:
+    def _drop_snapshot(self, snapshot: SnapshotId) -> None:
         message = wire.DropSnapshot(self._coordinators.cluster, snapshot.number)
-        self._coordinators.tell(snapshot.coordinator, message)
+        self._coordinators.post(snapshot.coordinator, message)
 
     def _unwatch(self, closed: Watching) -> None:
         for call in [call for call, watching in self._watching.items() if watching is closed]:
-            running = self._running[call]
+            task = self._tasks[call]
             self._forget(call)
-            running.cancel()
+            task.cancel()
             self._turn.complete(call, None)
 
     def _forget(self, call: int) -> None:
-        del self._running[call]
+        del self._tasks[call]
         self._watching.pop(call, None)
 
-    def _done(self, call: int, result: Any) -> None:
+    def _on_done(self, call: int, result: Any) -> None:
         self._forget(call)
         self._turn.complete(call, result)
 
@@ -210,13 +210,13 @@ class DatabaseCore:
         self._turn.alarm = NEVER
         self._coordinators.tick()
         self._commits.tick()
-        self._machines.wake()
+        self._step_runner.wake_sleepers()
 
     def check(self) -> None:
         """Assert the invariants of all parts."""
         self._coordinators.check()
         self._commits.check()
-        self._machines.check()
-        assert self._watching.keys() <= self._running.keys(), "a watch was half forgotten"
+        self._step_runner.check()
+        assert self._watching.keys() <= self._tasks.keys(), "a watch was half forgotten"
         if self._calls is not None:
             self._calls.core.check()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logdb import defaults, wire
 from logdb.client import single_calls
-from logdb.client.backoff import Retrying
+from logdb.client.backoff import Backoff
 from logdb.client.core import DatabaseCore
 from ziplog import policy
 from ziplog.client.arguments import DEFAULT_TIMEOUT_S, deadline, endpoints, timeout_s
@@ -39,7 +39,7 @@ def _core(coordinators: str | Sequence[str]) -> DatabaseCore:
     )
 
 
-class Caller:
+class DatabaseEngine:
     """The engine of one blocking database, and its default time-out."""
 
     def __init__(self, coordinators: str | Sequence[str], timeout: float | None) -> None:
@@ -50,14 +50,14 @@ class Caller:
         self._shared.resolve = self._resolve
         self.owners: Final = self._shared.owners
 
-    def until(self, timeout: float | None = None) -> int:
+    def deadline_ns(self, timeout: float | None = None) -> int:
         """Return when a call with this time-out (in seconds) ends, in monotonic nanoseconds."""
         return deadline(timeout, self.timeout_s)
 
-    def retrying(self, retries: int | None, timeout: float | None) -> Retrying:
+    def backoff(self, retries: int | None, timeout: float | None) -> Backoff:
         """Return the attempts of a transaction that begins now; see `Database.run`."""
         is_counted = retries is not None and timeout is None
-        return Retrying(retries, NEVER if is_counted else self.until(timeout))
+        return Backoff(retries, NEVER if is_counted else self.deadline_ns(timeout))
 
     def call(self, request: Request) -> Any:
         """Return the answer to a request; raises it if it is an exception."""
@@ -67,7 +67,7 @@ class Caller:
         """Return `function(*args)`; handlers of signals run only where a call in it waits."""
         return self._shared.shielded(function, *args)
 
-    def drive(self, steps: Generator[Request, Any, T]) -> T:
+    def run(self, steps: Generator[Request, Any, T]) -> T:
         """Answer the requests of some steps; return what they return.
 
         What a signal's handler raises appears at a `yield`, so it never tears the steps apart.
@@ -89,20 +89,20 @@ class Caller:
             found: T = end.value
             return found
 
-    def tell(self, request: Request) -> None:
+    def post(self, request: Request) -> None:
         """Hand in what is answered at once, unless it is closed."""
         self._shared.tell(request)
 
     def _resolve(self, error: OutcomeUnknownError, timeout: float | None) -> RecordId | None:
-        return self.drive(single_calls.resolved(self.until(timeout), error))
+        return self.run(single_calls.resolve(self.deadline_ns(timeout), error))
 
     def close(self) -> None:
         """Close; calls under way in other threads raise ClosedError. May be called again."""
         self._shared.close()
 
 
-class AsyncCaller:
-    """The engine of one asyncio database, and its default time-out; see `Caller`."""
+class AsyncDatabaseEngine:
+    """The engine of one asyncio database, and its default time-out; see `DatabaseEngine`."""
 
     def __init__(self, coordinators: str | Sequence[str], timeout: float | None) -> None:
         """Make it, in the running event loop."""
@@ -113,16 +113,16 @@ class AsyncCaller:
         self.owners: Final = self._engine.owners
         self.call: Final = self._engine.call
 
-    def until(self, timeout: float | None = None) -> int:
+    def deadline_ns(self, timeout: float | None = None) -> int:
         """Return when a call with this time-out (in seconds) ends, in monotonic nanoseconds."""
         return deadline(timeout, self.timeout_s)
 
-    def retrying(self, retries: int | None, timeout: float | None) -> Retrying:
+    def backoff(self, retries: int | None, timeout: float | None) -> Backoff:
         """Return the attempts of a transaction that begins now; see `Database.run`."""
         is_counted = retries is not None and timeout is None
-        return Retrying(retries, NEVER if is_counted else self.until(timeout))
+        return Backoff(retries, NEVER if is_counted else self.deadline_ns(timeout))
 
-    async def drive(self, steps: Generator[Request, Any, T]) -> T:
+    async def run(self, steps: Generator[Request, Any, T]) -> T:
         """Answer the requests of some steps; return what they return."""
         try:
             request = next(steps)
@@ -137,13 +137,13 @@ class AsyncCaller:
             found: T = end.value
             return found
 
-    def tell(self, request: Request) -> None:
+    def post(self, request: Request) -> None:
         """Hand in what is answered at once, unless it is closed."""
         if not self._engine.is_closed:
             self._engine.ask(request)
 
     async def _resolve(self, error: OutcomeUnknownError, timeout: float | None) -> RecordId | None:
-        return await self.drive(single_calls.resolved(self.until(timeout), error))
+        return await self.run(single_calls.resolve(self.deadline_ns(timeout), error))
 
     def close(self) -> None:
         """Close; what is under way raises ClosedError. May be called again."""

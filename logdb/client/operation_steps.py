@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from logdb.client.commits import CommitDoubt
-from logdb.tasks import Running
+from logdb.client.commits import UnknownCommit
+from logdb.tasks import Task
 from ziplog.client.common.requests import Request
 from ziplog.core.message import Message
 from ziplog.types import RecordId
@@ -21,7 +21,7 @@ from ziplog.types import RecordId
 if TYPE_CHECKING:
     from logdb.client.commits import Commits
     from logdb.client.coordinators import Coordinators
-    from logdb.tasks import LogCalls
+    from logdb.tasks import LogTasks
     from ziplog.client.common.step_context import Turn
 
 
@@ -54,18 +54,18 @@ class Insert(Step, frozen=True, gc=False):
 class Resolve(Step, frozen=True, gc=False):
     """Find out about a commit. Result: the `Decided`; None: its record never will exist."""
 
-    doubt: CommitDoubt
+    commit: UnknownCommit
 
 
 class SleepUntil(Step, frozen=True, gc=False):
     """Wait until the deadline, which ends nothing. Result: None."""
 
 
-Wanted = Step | Request | list[Request]
-Operation = Generator[Wanted, Any, Any]
+Yielded = Step | Request | list[Request]
+Operation = Generator[Yielded, Any, Any]
 
 
-class Machines:
+class StepRunner:
     """What steps are carried out by."""
 
     __slots__ = ("calls", "commits", "coordinators", "sleepers", "turn")
@@ -75,48 +75,48 @@ class Machines:
         self.coordinators: Final = coordinators
         self.commits: Final = commits
         #: The operations that sleep, and until when.
-        self.sleepers: list[tuple[int, Running]] = []
+        self.sleepers: list[tuple[int, Task]] = []
         #: The log, once it is known.
-        self.calls: LogCalls | None = None
+        self.calls: LogTasks | None = None
 
-    def prepare(self, operation: Operation, on_done: Callable[[Any], None]) -> Running:
-        """Return an operation, to be begun by `resume`; see `logdb.tasks.Running`."""
-        return Running(operation, on_done, self._log, self._begin)
+    def prepare(self, operation: Operation, on_done: Callable[[Any], None]) -> Task:
+        """Return an operation, to be begun by `resume`; see `logdb.tasks.Task`."""
+        return Task(operation, on_done, self._log, self._start_step)
 
-    def _log(self) -> LogCalls:
+    def _log(self) -> LogTasks:
         assert self.calls is not None, "an operation on the log before it is known"
         return self.calls
 
-    def _begin(self, running: Running, step: Step) -> Callable[[], object] | None:
+    def _start_step(self, task: Task, step: Step) -> Callable[[], object] | None:
         """Begin a step; returns how to stop it."""
         match step:
             case Query(deadline=deadline, build=build, pinned=pinned):
-                told = partial(_told, running)
-                question = self.coordinators.ask(build, told, deadline, pinned)
-                return partial(self.coordinators.forget, question)
+                on_reply = partial(_on_reply, task)
+                query = self.coordinators.send_query(build, on_reply, deadline, pinned)
+                return partial(self.coordinators.forget, query)
             case Alive(deadline):
-                question = self.coordinators.when_alive(partial(_signed, running), deadline)
-                return partial(self.coordinators.forget, question)
+                query = self.coordinators.wait_until_alive(partial(_on_alive, task), deadline)
+                return partial(self.coordinators.forget, query)
             case Insert(deadline, number, payload, after):
-                commit = self.commits.start(number, payload, after, deadline, running.resume)
+                commit = self.commits.start(number, payload, after, deadline, task.resume)
                 return partial(self.commits.cancel, commit)
-            case Resolve(deadline, doubt):
-                commit = self.commits.resolve(doubt, deadline, running.resume)
+            case Resolve(deadline, unknown):
+                commit = self.commits.resolve(unknown, deadline, task.resume)
                 return partial(self.commits.cancel, commit)
             case SleepUntil(deadline):
-                self.sleepers.append((deadline, running))
+                self.sleepers.append((deadline, task))
                 self.turn.wake_at(deadline)
         return None
 
-    def wake(self) -> None:
+    def wake_sleepers(self) -> None:
         """Let those go on who have slept enough."""
         sleepers, self.sleepers = self.sleepers, []
-        for until, running in sleepers:
+        for until, task in sleepers:
             if self.turn.now >= until:
-                if not running.is_over:
-                    running.resume()
-            elif not running.is_over:
-                self.sleepers.append((until, running))
+                if not task.is_over:
+                    task.resume()
+            elif not task.is_over:
+                self.sleepers.append((until, task))
                 self.turn.wake_at(until)
 
     def check(self) -> None:
@@ -125,9 +125,9 @@ class Machines:
             assert self.turn.alarm <= until, "somebody would sleep for ever"
 
 
-def _told(running: Running, reply: Any, src: bytes) -> None:
-    running.resume(reply if isinstance(reply, Exception) else (reply, src))
+def _on_reply(task: Task, reply: Any, src: bytes) -> None:
+    task.resume(reply if isinstance(reply, Exception) else (reply, src))
 
 
-def _signed(running: Running, result: Any, _src: bytes) -> None:
-    running.resume(result)
+def _on_alive(task: Task, result: Any, _src: bytes) -> None:
+    task.resume(result)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from logdb.client.commits import CommitDoubt  # noqa: TC001 - msgspec may read it
+from logdb.client.commits import UnknownCommit  # noqa: TC001 - msgspec may read it
 from logdb.records import KeyRead, RangeRead
 from ziplog.client.common.requests import Request
 
@@ -102,7 +102,7 @@ class CompareAndPutRequest(Request, frozen=True, gc=False):
 class ResolveCommitRequest(Request, frozen=True, gc=False):
     """What became of a commit in doubt? Result: its rid; None: it has, and will have, no effect."""
 
-    doubt: CommitDoubt
+    commit: UnknownCommit
 
 
 class SnapshotRequest(Request, frozen=True, gc=False):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from logdb.client.arguments import Bounds
-    from logdb.client.engines import AsyncCaller, Caller
+    from logdb.client.engines import AsyncDatabaseEngine, DatabaseEngine
     from logdb.client.requests import DropRequest
     from ziplog.client.common.requests import Request
 
@@ -31,7 +31,7 @@ class Pages(Protocol):
     def page(self) -> Generator[Request, Any, list[tuple[bytes, bytes]]]:
         """Return the next rows; until it has returned, it may be begun again."""
 
-    def end(self) -> list[DropRequest]:
+    def close(self) -> list[DropRequest]:
         """End it; returns what to ask for, once."""
 
 
@@ -46,7 +46,7 @@ class _Rows:
         self._rows: list[tuple[bytes, bytes]] = []
         self._at = 0
 
-    def _take(self) -> Row | None:
+    def _pop_row(self) -> Row | None:
         """Return the next row in hand; None: there is none."""
         at, rows = self._at, self._rows
         if at == len(rows):
@@ -60,19 +60,21 @@ class _Rows:
         rows = yield from self._pages.page()
         self._rows, self._at = rows, 0
 
-    def _end(self) -> list[DropRequest]:
+    def _close_pages(self) -> list[DropRequest]:
         self._rows, self._at, self._owner = [], 0, None
-        return self._pages.end()
+        return self._pages.close()
 
 
 class Rows(_Rows):
     """Keys and values in key order: an iterator."""
 
-    def __init__(self, caller: Caller, bounds: Bounds, pages: Pages, owner: object = None) -> None:
+    def __init__(
+        self, engine: DatabaseEngine, bounds: Bounds, pages: Pages, owner: object = None
+    ) -> None:
         """Use a `scan`."""
         super().__init__(bounds, pages, owner)
-        self._caller: Final = caller
-        self._owned: Final = caller.owners.add(self, pages.end)
+        self._engine: Final = engine
+        self._owned: Final = engine.owners.add(self, pages.close)
 
     def __iter__(self) -> Iterator[Row]:
         """Return the iterator itself."""
@@ -81,13 +83,13 @@ class Rows(_Rows):
     def __next__(self) -> Row:
         """Return the next row."""
         while True:
-            row = self._take()
+            row = self._pop_row()
             if row is not None:
                 return row
             if self._pages.is_over:
                 self.close()
                 raise StopIteration
-            self._caller.drive(self._page())
+            self._engine.run(self._page())
 
     def __enter__(self) -> Self:
         """Return the iterator."""
@@ -99,24 +101,24 @@ class Rows(_Rows):
 
     def close(self) -> None:
         """End it. May be called again."""
-        self._caller.shielded(self._close)
+        self._engine.shielded(self._close)
 
     def _close(self) -> None:
-        for request in self._end():
-            self._caller.tell(request)
-        self._caller.owners.remove(self._owned)
+        for request in self._close_pages():
+            self._engine.post(request)
+        self._engine.owners.remove(self._owned)
 
 
 class AsyncRows(_Rows):
     """Keys and values in key order: an async iterator."""
 
     def __init__(
-        self, caller: AsyncCaller, bounds: Bounds, pages: Pages, owner: object = None
+        self, engine: AsyncDatabaseEngine, bounds: Bounds, pages: Pages, owner: object = None
     ) -> None:
         """Use a `scan`."""
         super().__init__(bounds, pages, owner)
-        self._caller: Final = caller
-        self._owned: Final = caller.owners.add(self, pages.end)
+        self._engine: Final = engine
+        self._owned: Final = engine.owners.add(self, pages.close)
 
     def __aiter__(self) -> AsyncIterator[Row]:
         """Return the iterator itself."""
@@ -125,13 +127,13 @@ class AsyncRows(_Rows):
     async def __anext__(self) -> Row:
         """Return the next row."""
         while True:
-            row = self._take()
+            row = self._pop_row()
             if row is not None:
                 return row
             if self._pages.is_over:
                 await self.aclose()
                 raise StopAsyncIteration
-            await self._caller.drive(self._page())
+            await self._engine.run(self._page())
 
     async def __aenter__(self) -> Self:
         """Return the iterator."""
@@ -143,6 +145,6 @@ class AsyncRows(_Rows):
 
     async def aclose(self) -> None:
         """End it. May be called again."""
-        for request in self._end():
-            self._caller.tell(request)
-        self._caller.owners.remove(self._owned)
+        for request in self._close_pages():
+            self._engine.post(request)
+        self._engine.owners.remove(self._owned)

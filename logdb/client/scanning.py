@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     Rows = list[tuple[bytes, bytes]]
 
 
-class Scanning:
+class OpenScan:
     """A scan under way."""
 
-    __slots__ = ("_bounds", "_is_own", "_left", "_start", "_until", "snapshot")
+    __slots__ = ("_bounds", "_is_own", "_left", "_next_deadline", "_start", "snapshot")
 
     def __init__(
-        self, bounds: Bounds, until: Callable[[], int], snapshot: SnapshotId | None = None
+        self, bounds: Bounds, deadline_ns: Callable[[], int], snapshot: SnapshotId | None = None
     ) -> None:
         """Make it.
 
@@ -40,7 +40,7 @@ class Scanning:
 
         """
         self._bounds: Final = bounds
-        self._until: Final = until
+        self._next_deadline: Final = deadline_ns
         #: Read from; None: nothing was read yet.
         self.snapshot = snapshot
         self._is_own: Final = snapshot is None
@@ -57,28 +57,28 @@ class Scanning:
     def page(self) -> Generator[Request, Any, Rows]:
         """Return the next rows."""
         assert self._start is not None, "a scan that is over was asked for more"
-        wanted = PAGE_ROWS if self._left is None else min(self._left, PAGE_ROWS)
-        page: Page = yield self._request(self._start, wanted)
+        limit = PAGE_ROWS if self._left is None else min(self._left, PAGE_ROWS)
+        page: Page = yield self._request(self._start, limit)
         is_all = page.is_end or len(page.rows) == self._left
         if self.snapshot is None and not is_all:
-            self.snapshot, _ = yield SnapshotRequest(self._until())
-            page = yield self._request(self._start, wanted)
+            self.snapshot, _ = yield SnapshotRequest(self._next_deadline())
+            page = yield self._request(self._start, limit)
         if self._left is not None:
             self._left -= len(page.rows)
         self._start = None if page.is_end or self._left == 0 else page.range.stop
         return page.rows
 
-    def _request(self, start: bytes, wanted: int) -> ScanRequest:
+    def _request(self, start: bytes, limit: int) -> ScanRequest:
         return ScanRequest(
-            self._until(),
+            self._next_deadline(),
             start,
             self._bounds.stop,
-            wanted,
+            limit,
             fresh=self.snapshot is None,
             snapshot=self.snapshot,
         )
 
-    def end(self) -> list[DropRequest]:
+    def close(self) -> list[DropRequest]:
         """End it; returns what to ask for, once, and is answered at once."""
         self._start = None
         snapshot, self.snapshot = self.snapshot, None

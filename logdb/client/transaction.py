@@ -91,20 +91,22 @@ class TransactionSets:
 
     # --- reading ---
 
-    def get(self, keys: Sequence[bytes], until: int) -> Generator[Request, Any, list[bytes | None]]:
+    def get(
+        self, keys: Sequence[bytes], deadline_ns: int
+    ) -> Generator[Request, Any, list[bytes | None]]:
         """Return the values of keys; None: absent."""
         missing = self._missing(keys, self._values)
         if missing:
-            found: Values = yield from self._ask(missing, until, wants_values=True)
+            found: Values = yield from self._read(missing, deadline_ns, wants_values=True)
             self._values.update(zip(missing, found.values, strict=True))
         writes, values = self._writes, self._values
         return [writes[key] if key in writes else values[key] for key in keys]
 
-    def exists(self, key: bytes, until: int) -> Generator[Request, Any, bool]:
+    def exists(self, key: bytes, deadline_ns: int) -> Generator[Request, Any, bool]:
         """Return whether a key is there."""
         missing = self._missing((key,), self._versions)
         if missing:
-            yield from self._ask(missing, until, wants_values=False)
+            yield from self._read(missing, deadline_ns, wants_values=False)
         if key in self._writes:
             return self._writes[key] is not None
         return self._versions[key] > 0
@@ -114,15 +116,17 @@ class TransactionSets:
         unknown = (key for key in keys if key not in self._writes and key not in known)
         return list(dict.fromkeys(unknown))
 
-    def _ask(
-        self, keys: list[bytes], until: int, *, wants_values: bool
+    def _read(
+        self, keys: list[bytes], deadline_ns: int, *, wants_values: bool
     ) -> Generator[Request, Any, Values]:
         new = [key for key in keys if key not in self._versions]
         if len(self._reads) + len(new) > MAX_KEYS:
             raise TooManyReadsError(len(self._reads) + len(new), MAX_KEYS)
         self._sizes.add(sum(map(len, new)) + READ_BYTES * len(new))
-        found: Values = yield from self._asked(
-            lambda reads, ranges: GetRequest(until, keys, False, reads, ranges, None, wants_values)
+        found: Values = yield from self._query(
+            lambda reads, ranges: GetRequest(
+                deadline_ns, keys, False, reads, ranges, None, wants_values
+            )
         )
         for key, version in zip(keys, found.versions, strict=True):
             if key not in self._versions:
@@ -130,7 +134,7 @@ class TransactionSets:
                 self._reads.append(KeyRead(key, version))
         return found
 
-    def _asked(
+    def _query(
         self, build: Callable[[list[KeyRead], list[RangeRead]], Request]
     ) -> Generator[Request, Any, Any]:
         """Ask; a conflict ends the transaction."""
@@ -147,7 +151,7 @@ class TransactionSets:
                 return result
 
     def page(
-        self, bounds: Bounds, start: bytes, wanted: int | None, until: int
+        self, bounds: Bounds, start: bytes, wanted: int | None, deadline_ns: int
     ) -> Generator[Request, Any, tuple[Rows, bytes | None]]:
         """Return the next rows of a scan, and where to go on; None: that was all.
 
@@ -162,9 +166,9 @@ class TransactionSets:
         if len(self._ranges) == MAX_KEYS:
             raise TooManyReadsError(MAX_KEYS + 1, MAX_KEYS, "pages of scans")
         limit = PAGE_ROWS if wanted is None else min(wanted, PAGE_ROWS)
-        page: Page = yield from self._asked(
+        page: Page = yield from self._query(
             lambda reads, ranges: ScanRequest(
-                until, start, bounds.stop, limit, False, reads, ranges, None
+                deadline_ns, start, bounds.stop, limit, False, reads, ranges, None
             )
         )
         covered = page.range
@@ -187,15 +191,17 @@ class TransactionSets:
         merged = dict(rows) | writes
         return sorted((key, value) for key, value in merged.items() if value is not None)
 
-    def validate(self, until: int) -> Generator[Request, Any, None]:
+    def validate(self, deadline_ns: int) -> Generator[Request, Any, None]:
         """Raise TransactionAborted, and end it, unless all that was read is still so, now."""
         self.check_open()
         if self._reads or self._ranges:
-            yield from self._asked(lambda reads, ranges: ValidateRequest(until, reads, ranges))
+            yield from self._query(
+                lambda reads, ranges: ValidateRequest(deadline_ns, reads, ranges)
+            )
 
     # --- the end ---
 
-    def commit(self, until: int) -> Generator[Request, Any, None]:
+    def commit(self, deadline_ns: int) -> Generator[Request, Any, None]:
         """Commit; afterwards `position` says where.
 
         It stays open if nothing was done (UnavailableError), and may be committed again.
@@ -205,9 +211,9 @@ class TransactionSets:
         self.check_open()
         request: Request
         if self._writes:
-            request = CommitRequest(until, self._reads, self._ranges, self._writes)
+            request = CommitRequest(deadline_ns, self._reads, self._ranges, self._writes)
         elif self._reads or self._ranges:
-            request = ValidateRequest(until, self._reads, self._ranges)
+            request = ValidateRequest(deadline_ns, self._reads, self._ranges)
         else:
             self.status = "committed"
             return
@@ -248,13 +254,15 @@ class TransactionSets:
 class TransactionScan:
     """A scan inside a transaction: its pages, one after the other (`logdb.client.rows.Pages`)."""
 
-    __slots__ = ("_bounds", "_left", "_sets", "_start", "_until")
+    __slots__ = ("_bounds", "_left", "_next_deadline", "_sets", "_start")
 
-    def __init__(self, sets: TransactionSets, bounds: Bounds, until: Callable[[], int]) -> None:
-        """Begin before the first page; `until` gives the deadline of a call that begins now."""
+    def __init__(
+        self, sets: TransactionSets, bounds: Bounds, deadline_ns: Callable[[], int]
+    ) -> None:
+        """Begin before the first page; `deadline_ns` gives the deadline of a call that begins now."""
         self._sets: Final = sets
         self._bounds: Final = bounds
-        self._until: Final = until
+        self._next_deadline: Final = deadline_ns
         #: Rows still wanted; None: all.
         self._left = bounds.limit
         #: Where to go on; None: nowhere.
@@ -269,13 +277,13 @@ class TransactionScan:
         """Return the next rows."""
         assert self._start is not None, "a scan that is over was asked for more"
         rows, start = yield from self._sets.page(
-            self._bounds, self._start, self._left, self._until()
+            self._bounds, self._start, self._left, self._next_deadline()
         )
         left = None if self._left is None else self._left - len(rows)
         self._start, self._left = start, left
         return rows
 
-    def end(self) -> list[DropRequest]:
+    def close(self) -> list[DropRequest]:
         """End it: nothing is kept for it anywhere."""
         self._start = None
         return []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from logdb.errors import SnapshotExpired
 from logdb.validation import conflicts
 from logdb.versions import digest_of
-from logdb.wire import MAX_KEYS, Found, Get, Got, Invalid, Scanned, SnapshotTaken, Validated
+from logdb.wire import MAX_KEYS, Get, Got, Invalid, KeyResult, Scanned, SnapshotTaken, Validated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +28,10 @@ MAX_ROWS: Final = 1_000
 #: Bytes of values in one answer.
 MAX_VALUE_BYTES: Final = 1024 * 1024
 _NO_DIGEST: Final = bytes(16)
-_ABSENT: Final = Found(None)
+_ABSENT: Final = KeyResult(None)
 
 
-class Answers:
+class Queries:
     """Answers from one state and its snapshots."""
 
     def __init__(self, state: State, snapshots: Snapshots, cache: ValueCache, base: int) -> None:
@@ -50,41 +50,41 @@ class Answers:
         self._cache: Final = cache
         self._base: Final = base
 
-    def read(self, cluster: int, question: Get | Scan, now: int) -> Got | Scanned | Invalid:
+    def read(self, cluster: int, message: Get | Scan, now: int) -> Got | Scanned | Invalid:
         """Answer a read, from the present state or the snapshot that it names."""
         try:
-            if isinstance(question, Get):
-                return self._got(cluster, question, now)
-            return self._scanned(cluster, question, now)
+            if isinstance(message, Get):
+                return self._get(cluster, message, now)
+            return self._scan(cluster, message, now)
         except SnapshotExpired as error:
-            return Invalid(cluster, question.request, "snapshot-expired", error.reason)
+            return Invalid(cluster, message.request, "snapshot-expired", error.reason)
 
-    def _got(self, cluster: int, get: Get, now: int) -> Got:
+    def _get(self, cluster: int, get: Get, now: int) -> Got:
         """Answer with keys' states."""
         state = self._state
         if get.snapshot:
             number = get.snapshot - self._base
             entries = [self._snapshots.get(number, key, now) for key in get.keys]
         else:
-            wrong = self._conflicts(get.reads, get.ranges)
-            if wrong:
-                return Got(cluster, get.request, state.position, [], wrong)
+            conflicting = self._conflicts(get.reads, get.ranges)
+            if conflicting:
+                return Got(cluster, get.request, state.position, [], conflicting)
             entries = [state.versions.get(key) for key in get.keys]
         found = self._found(get.keys, entries)
         return Got(cluster, get.request, state.position, found, [])
 
-    def _scanned(self, cluster: int, scan: Scan, now: int) -> Scanned:
+    def _scan(self, cluster: int, scan: Scan, now: int) -> Scanned:
         """Answer with the first rows of a range."""
         state, limit = self._state, min(scan.limit, MAX_ROWS)
         if scan.snapshot:
             number = scan.snapshot - self._base
             rows = self._snapshots.range(number, scan.start, scan.stop, limit + 1, now)
         else:
-            wrong = self._conflicts(scan.reads, scan.ranges)
-            if wrong:
+            conflicting = self._conflicts(scan.reads, scan.ranges)
+            if conflicting:
                 return Scanned(
                     cluster, scan.request, state.position, [], scan.stop, True, _NO_DIGEST,
-                    wrong,
+                    conflicting,
                 )  # fmt: skip
             rows = state.versions.range(scan.start, scan.stop, limit + 1)
         stop, is_end = scan.stop, len(rows) <= limit
@@ -93,20 +93,20 @@ class Answers:
         digest = _NO_DIGEST if scan.snapshot else digest_of(rows)
         keys = [key for key, _ in rows]
         found = self._found(keys, [entry for _, entry in rows])
-        told = list(zip(keys, found, strict=True))
-        return Scanned(cluster, scan.request, state.position, told, stop, is_end, digest, [])
+        found_rows = list(zip(keys, found, strict=True))
+        return Scanned(cluster, scan.request, state.position, found_rows, stop, is_end, digest, [])
 
-    def validated(self, cluster: int, validate: Validate) -> Validated:
+    def validate(self, cluster: int, validate: Validate) -> Validated:
         """Answer with what has changed."""
-        wrong = self._conflicts(validate.reads, validate.ranges)
-        return Validated(cluster, validate.request, self._state.position, wrong)
+        conflicting = self._conflicts(validate.reads, validate.ranges)
+        return Validated(cluster, validate.request, self._state.position, conflicting)
 
-    def watched(self, cluster: int, watch: Watch) -> Got:
+    def watch(self, cluster: int, watch: Watch) -> Got:
         """Answer with a key's state, whatever it is."""
         found = self._found([watch.key], [self._state.versions.get(watch.key)])
         return Got(cluster, watch.request, self._state.position, found, [])
 
-    def snapshot_taken(self, cluster: int, take: TakeSnapshot, now: int) -> SnapshotTaken:
+    def take_snapshot(self, cluster: int, take: TakeSnapshot, now: int) -> SnapshotTaken:
         """Keep the present state, and answer with its number."""
         number = self._base + self._snapshots.take(now)
         return SnapshotTaken(cluster, take.request, number, self._state.position)
@@ -124,7 +124,7 @@ class Answers:
             return []
         return conflicts(self._state.versions, reads, ranges)[:MAX_KEYS]
 
-    def _found(self, keys: Sequence[bytes], entries: Sequence[Entry | None]) -> list[Found]:
+    def _found(self, keys: Sequence[bytes], entries: Sequence[Entry | None]) -> list[KeyResult]:
         cached, room = self._cache.get, MAX_VALUE_BYTES
         found = []
         for key, entry in zip(keys, entries, strict=True):
@@ -134,5 +134,5 @@ class Answers:
             value = cached(key, entry.version) if entry.size <= room else None
             if value is not None:
                 room -= len(value)
-            found.append(Found(entry, value))
+            found.append(KeyResult(entry, value))
         return found

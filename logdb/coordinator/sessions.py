@@ -25,7 +25,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._routes)
 
-    def heard(self, session: bytes, route: bytes) -> None:
+    def set_route(self, session: bytes, route: bytes) -> None:
         """Take a sign of life."""
         routes = self._routes
         routes.pop(session, None)

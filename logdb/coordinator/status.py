@@ -12,19 +12,19 @@ import msgspec
 if TYPE_CHECKING:
     from logdb.cleaner.cleaner import Cleaner
     from logdb.coordinator.cache import ValueCache
-    from logdb.coordinator.log_tailer import Follower
-    from logdb.coordinator.pending_requests import Waitings
+    from logdb.coordinator.log_tailer import LogTailer
+    from logdb.coordinator.pending_requests import PendingRequests
     from logdb.coordinator.sessions import Sessions
     from logdb.snapshots import Snapshots
 
 
 def document(
     endpoint: str,
-    tailer: Follower,
+    tailer: LogTailer,
     cleaner: Cleaner | None,
     snapshots: Snapshots,
     sessions: Sessions,
-    pending: Waitings,
+    pending: PendingRequests,
     cache: ValueCache,
 ) -> bytes:
     """Return a coordinator's status as a JSON object."""
@@ -46,9 +46,9 @@ def document(
         "last_checkpoint": str(state.last_done) if state.last_done else None,
         "checkpoints": cleaner is not None,
         "cleaner": msgspec.structs.asdict(cleaner.counts) if cleaner else {},
-        "log_bytes": state.segments.log_bytes,
-        "moving_bytes": state.segments.moving_bytes,
-        "dead_bytes": state.segments.dead_bytes,
+        "log_bytes": state.log_usage.log_bytes,
+        "moving_bytes": state.log_usage.moving_bytes,
+        "dead_bytes": state.log_usage.dead_bytes,
         "trimmed": state.trimmed,
         "snapshots": len(snapshots),
         "snapshot_entries": snapshots.entries,

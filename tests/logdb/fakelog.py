@@ -3,7 +3,7 @@
 `FakeLog` is the log itself: shards whose positions interleave with holes, one sealed frontier and
 one trim point. Like the real one it gives no order of real time: an insert takes any free position
 above what it names and above all that a subscription has passed. `FakeCore` is one client of it,
-and stands where a `ClientCore` does: inside `logdb.tasks.LogCalls`, or stepped by hand.
+and stands where a `ClientCore` does: inside `logdb.tasks.LogTasks`, or stepped by hand.
 
     log = FakeLog(seed=1, shards=3)
     log.insert(b"payload")                           # somebody else's record
@@ -358,14 +358,14 @@ class FakeCore:
                 case "silent, out":
                     self._silent.add(call)
                 case None:
-                    return self._answered(call, request)
+                    return self._last_reply(call, request)
         if self.now < request.deadline:
             return _WAITS
         if isinstance(request, InsertRequest):
             return OutcomeUnknownError("the deadline passed", shard=0, seq=1, doubt=FakeDoubt([]))
         return DeadlineError("the deadline passed")
 
-    def _answered(self, call: int, request: Request) -> Any:
+    def _last_reply(self, call: int, request: Request) -> Any:
         result = self._answer[type(request)](call, request)
         if isinstance(request, FetchRequest) and result is None:
             return Fetched([], ended=False) if self.now >= request.deadline else _WAITS

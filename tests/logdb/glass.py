@@ -121,7 +121,7 @@ class Glass:
         assert not self.node.is_ready
         self.log.faults.clear()
 
-    def give(self, question: wire.Question, route: bytes = ROUTE) -> None:
+    def give(self, question: wire.ClientRequest, route: bytes = ROUTE) -> None:
         """Let a question arrive, as the last of its batch."""
         self.step(Received(route, wire.decode(encode_message(question))))
         self.step(BatchEnd())
@@ -132,7 +132,7 @@ class Glass:
         self.sent = [item for item in self.sent if item[0] != route]
         return found
 
-    def ask(self, question: wire.Question, route: bytes = ROUTE) -> Any:
+    def ask(self, question: wire.ClientRequest, route: bytes = ROUTE) -> Any:
         """Return the one answer to a question, which must come at once."""
         self.take(route)
         self.give(question, route)

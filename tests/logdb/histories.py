@@ -13,7 +13,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from logdb.decisions import Decisions
-from logdb.log_usage import Segments
+from logdb.log_usage import LogUsage
 from logdb.records import (
     CheckpointBegun,
     CheckpointDone,
@@ -85,7 +85,7 @@ Model = dict[bytes, tuple[int, bytes]]
 
 def new_state() -> State:
     """Return a state with small bounds."""
-    return State(decisions=Decisions(MAX_DECISIONS), segments=Segments(100, 50))
+    return State(decisions=Decisions(MAX_DECISIONS), log_usage=LogUsage(100, 50))
 
 
 class History:
@@ -307,8 +307,8 @@ def everything(state: State) -> dict[str, Any]:
         "data_bytes": state.versions.data_bytes,
         "decisions": state.decisions.export(),
         "floor": state.decisions.floor,
-        "segments": state.segments.export(),
-        "bytes": (state.segments.log_bytes, state.segments.moving_bytes),
+        "segments": state.log_usage.export(),
+        "bytes": (state.log_usage.log_bytes, state.log_usage.moving_bytes),
         "position": state.position,
         "horizon": state.horizon,
         "first_foreign": state.first_foreign,

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Final
 
-from logdb.cleaner.checkpoint import find
+from logdb.cleaner.checkpoint import find_checkpoint
 from logdb.cleaner.cleaner import Cleaner
 from logdb.cleaner.settings import RoundSettings
 from logdb.errors import NoCheckpointError
-from logdb.log_usage import Segments
+from logdb.log_usage import LogUsage
 from logdb.records import Commit, TransactionId, Value, Write, decode, encode, value_at
 from logdb.state import State
-from logdb.tasks import LogCalls
+from logdb.tasks import LogTasks
 from ziplog.client.common.requests import NEVER, Fetched, FetchRequest, SubscribeRequest
 from ziplog.core.node import Wakeup
 from ziplog.errors import TrimmedError, UnavailableError, ZiplogError
@@ -25,7 +25,7 @@ from ziplog.types import RID_GENESIS, Record, RecordId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logdb.tasks import Task
+    from logdb.tasks import TaskSteps
     from tests.logdb.fakelog import FakeLog
 
 MS: Final = 1_000_000
@@ -37,7 +37,7 @@ SMALL: Final = RoundSettings(
 
 
 def small_state() -> State:
-    return State(segments=Segments(segment_bytes=500, min_dead_bytes=1_000))
+    return State(log_usage=LogUsage(segment_bytes=500, min_dead_bytes=1_000))
 
 
 class Small:
@@ -58,7 +58,7 @@ class Small:
         self._make_state: Final = make_state
         self.now = 0
         self.core = log.core(at_once=at_once)
-        self.calls = LogCalls(self.core, 0)
+        self.calls = LogTasks(self.core, 0)
         self.state = make_state()
         self.cleaner: Cleaner | None = None
         self.error: ZiplogError | None = None
@@ -82,8 +82,8 @@ class Small:
         self._is_fetching = False
         self.calls.run(self._begin(self.state), self._begun)
 
-    def _begin(self, state: State) -> Task:
-        found = yield from find()
+    def _begin(self, state: State) -> TaskSteps:
+        found = yield from find_checkpoint()
         if found is not None:
             state.restore(*found)
             self.restored = state.position.gsn

@@ -358,7 +358,7 @@ def test_a_watch_is_closed_by_another_thread(db: logdb.Database) -> None:
     thread = threading.Thread(target=lambda: seen.extend(values))
     thread.start()
     wait_until(lambda: seen == [None], "the present state is seen")
-    wait_until(lambda: db._caller.core._watching, "it waits")
+    wait_until(lambda: db._engine.core._watching, "it waits")
     values.close()
     thread.join(20)
     assert not thread.is_alive()
@@ -434,7 +434,7 @@ def test_a_commit_that_nobody_tells_of_resolves_later(log: ziplog.Log) -> None:
     with logdb.connect(coordinator.endpoint) as db:
         db.put("k", 1)
         # A word of life, and then none any more: the record gets into the log.
-        db._caller.core._coordinators._answered[db._caller.core._coordinators._current] = 2**62
+        db._engine.core._coordinators._last_reply[db._engine.core._coordinators._current] = 2**62
         coordinator.close()
         with pytest.raises(ziplog.OutcomeUnknownError) as caught:
             db.put("k", 2, timeout=0.5)
@@ -485,7 +485,7 @@ def test_close_in_the_middle(coordinator: logdb.Coordinator) -> None:
 
     thread = threading.Thread(target=watch)
     thread.start()
-    wait_until(lambda: db._caller.core._coordinators._questions, "it watches")
+    wait_until(lambda: db._engine.core._coordinators._queries, "it watches")
     t = db.transaction()
     t.put("k", 1)
     db.close()
@@ -499,7 +499,7 @@ class Counted:
     """What a client sends and receives."""
 
     def __init__(self, db: logdb.Database) -> None:
-        engine = db._caller._shared.engine
+        engine = db._engine._shared.engine
         self.sent: list[str] = []
         self.received: list[str] = []
         self._send, self._receive = engine.transport.send, engine.transport.receive

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logdb.tasks import LogCalls
+from logdb.tasks import LogTasks
 from tests.logdb.fakelog import (
     OUTCOME_UNKNOWN_IN,
     OUTCOME_UNKNOWN_OUT,
@@ -40,7 +40,7 @@ from ziplog.errors import (
 from ziplog.types import RID_GENESIS, RecordId
 
 
-def ask(calls: LogCalls, request: Request) -> Any:
+def ask(calls: LogTasks, request: Request) -> Any:
     answers: list[Any] = []
     calls.call(request, answers.append)
     return answers[0]
@@ -55,7 +55,7 @@ def test_inserts_lie_behind_what_they_name_and_what_was_passed_in_any_order_of_t
     seed: int, shards: int, holes: int, step: int
 ) -> None:
     log = FakeLog(seed=seed, shards=shards, holes=holes, step=step)
-    calls = LogCalls(log.core(), 0)
+    calls = LogTasks(log.core(), 0)
     number = ask(calls, SubscribeRequest(NEVER, RID_GENESIS, follow=True))
     seen: list[int] = []
     waiting: list[Fetched] = []
@@ -75,7 +75,7 @@ def test_inserts_lie_behind_what_they_name_and_what_was_passed_in_any_order_of_t
 
 def test_a_subscription_ends_at_the_tail_or_follows_and_tells_how_far_it_is() -> None:
     log = FakeLog(seed=1)
-    calls = LogCalls(log.core(at_once=False), 0)
+    calls = LogTasks(log.core(at_once=False), 0)
     answers: dict[str, Any] = {}
 
     def call(name: str, request: Request) -> None:
@@ -119,7 +119,7 @@ def test_a_subscription_ends_at_the_tail_or_follows_and_tells_how_far_it_is() ->
 
 def test_what_was_trimmed_is_gone_for_reads_and_subscriptions() -> None:
     log = FakeLog(seed=2, holes=0)
-    calls = LogCalls(log.core(), 0)
+    calls = LogTasks(log.core(), 0)
     rids = [ask(calls, insert(b"%d" % i, log.tail))[0] for i in range(9)]
     number = ask(calls, SubscribeRequest(NEVER, RID_GENESIS, follow=True))
     ask(calls, TrimRequest(NEVER, rids[4]))
@@ -139,7 +139,7 @@ def test_what_was_trimmed_is_gone_for_reads_and_subscriptions() -> None:
 def test_an_insert_in_doubt_is_resolved_to_what_happened(fault: str, is_in: bool) -> None:
     log = FakeLog()
     log.faults.append(fail_inserts(fault))
-    calls = LogCalls(log.core(), 0)
+    calls = LogTasks(log.core(), 0)
     error = ask(calls, insert(b"x"))
     assert isinstance(error, OutcomeUnknownError)
     (rid,) = ask(calls, ResolveRequest(NEVER, error.doubt))  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ def test_an_insert_in_doubt_is_resolved_to_what_happened(fault: str, is_in: bool
 def test_a_silent_insert_ends_in_doubt_at_its_deadline() -> None:
     log = FakeLog()
     log.faults.append(fail_inserts(SILENT_IN))
-    calls = LogCalls(log.core(), 0)
+    calls = LogTasks(log.core(), 0)
     answers: list[Any] = []
     calls.call(insert(b"x", deadline=10), answers.append)
     calls.step(Wakeup(), 9)

@@ -43,10 +43,10 @@ def db(coordinator: logdb.Coordinator) -> Iterator[logdb.Database]:
 
 def settle(db: logdb.Database) -> None:
     gc.collect(0)
-    shared = db._caller._shared
+    shared = db._engine._shared
     assert db.exists("k0")
-    db._caller.core.check()
-    assert not db._caller.core._running
+    db._engine.core.check()
+    assert not db._engine.core._tasks
     assert not shared._tickets
     assert not shared._role.locked()
     assert len(shared.owners) == 0
@@ -186,9 +186,9 @@ def test_an_asyncio_scan_loses_and_repeats_nothing(
                 gc.collect(0)
                 assert got == _ROWS
                 await other.exists("k0")
-                other._caller.core.check()
-                assert not other._caller.core._running
-                assert len(other._caller.owners) == 0
+                other._engine.core.check()
+                assert not other._engine.core._tasks
+                assert len(other._engine.owners) == 0
 
             assert await cancelled(outside, check) > 6
             assert await cancelled(inside, check) > 4

@@ -90,7 +90,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.transport.close()
 
-    def expect(self, kind: type, again: wire.Question | None = None) -> Any:
+    def expect(self, kind: type, again: wire.PendingQuery | None = None) -> Any:
         """Return the next message of this kind; or, if a question is asked, the answer to it."""
         number = getattr(again, "request", None)
         end = time.monotonic() + DEADLINE_S
@@ -110,13 +110,13 @@ class Client:
         opened: wire.Opened = self.expect(wire.Opened, wire.Open(0, next(self.numbers), SESSION))
         return opened
 
-    def get(self, key: bytes, *, at_least: int = 0, fresh: bool = False) -> wire.Found:
+    def get(self, key: bytes, *, at_least: int = 0, fresh: bool = False) -> wire.KeyResult:
         question = wire.Get(0, next(self.numbers), [key], at_least, fresh, [], [])
-        found: wire.Found = self.expect(wire.Got, question).found[0]
+        found: wire.KeyResult = self.expect(wire.Got, question).found[0]
         return found
 
     def status(self) -> Any:
-        told = self.expect(wire.StatusIs, wire.Status(0, next(self.numbers)))
+        told = self.expect(wire.StatusReply, wire.Status(0, next(self.numbers)))
         return json.loads(told.document)
 
 

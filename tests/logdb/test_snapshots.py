@@ -91,11 +91,11 @@ def test_a_snapshot_is_the_state_of_its_moment(history: list[Any], seed: int) ->
 @settings(max_examples=200)
 @given(steps, st.integers(0, 2**32), st.integers(0, 6), st.integers(1, 3))
 def test_what_is_kept_is_bounded_and_the_oldest_goes_first(
-    history: list[Any], seed: int, max_entries: int, max_moments: int
+    history: list[Any], seed: int, max_entries: int, max_versions: int
 ) -> None:
     rnd = random.Random(seed)
     written = History()
-    snapshots = Snapshots(written.state, max_entries=max_entries, max_moments=max_moments)
+    snapshots = Snapshots(written.state, max_entries=max_entries, max_versions=max_versions)
     held: dict[int, Model] = {}
     for kind, what in history:
         if rnd.random() < 0.4:
@@ -144,7 +144,7 @@ def test_one_that_nobody_reads_ends_and_a_read_prolongs_it() -> None:
 
 def test_those_of_one_moment_share_it() -> None:
     state = State()
-    snapshots = Snapshots(state, max_moments=1)
+    snapshots = Snapshots(state, max_versions=1)
     one, other = snapshots.take(0), snapshots.take(0)
     state.apply(put(1, b"k"))
     assert snapshots.get(one, b"k", 0) is None
@@ -193,7 +193,7 @@ def test_absent_keys_that_no_snapshot_has_are_forgotten() -> None:
         state.apply(Record(RecordId(gsn + 1, 0), encode(delete), None, 0, 0))
         snapshots.drop(older)
         older = newer
-        assert len(snapshots._ghosts) <= 1002
+        assert len(snapshots._deleted_keys) <= 1002
     assert snapshots.entries == 1
 
 
@@ -205,9 +205,9 @@ def test_a_key_that_comes_and_goes_is_kept_once() -> None:
     for gsn in range(2, 20, 2):
         delete = Commit(TransactionId(b"d" * 8, gsn), 0, [], [], [Write(b"k")])
         state.apply(Record(RecordId(gsn, 0), encode(delete), None, 0, 0))
-        assert len(snapshots._ghosts) == 1
+        assert len(snapshots._deleted_keys) == 1
         state.apply(put(gsn + 1, b"k"))
-        assert not len(snapshots._ghosts)
+        assert not len(snapshots._deleted_keys)
     assert snapshots.entries == 1
     assert snapshots.range(number, b"", None, 9, 0) == [(b"k", Entry(1, RecordId(1, 0), 5))]
 

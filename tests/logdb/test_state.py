@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logdb.log_usage import Segments
+from logdb.log_usage import LogUsage
 from logdb.records import (
     MOVE_BYTES,
     CheckpointBegun,
@@ -93,16 +93,16 @@ def test_who_starts_from_a_checkpoint_is_equal_and_decides_alike(
         written.write(kind, what)
     while not cursor.is_done:
         rows += cursor.rows(slice_keys)
-    follower = restored(*checkpoint(cursor, rows, 2))
-    assert everything(follower) == expected
+    tailer = restored(*checkpoint(cursor, rows, 2))
+    assert everything(tailer) == expected
     for kind, what in then:
         written.write(kind, what)
-    results = [follower.apply(each) for each in written.records[at:]]
+    results = [tailer.apply(each) for each in written.records[at:]]
     assert results == written.results[at:]
-    assert everything(follower) == everything(written.state)
+    assert everything(tailer) == everything(written.state)
     ends = [(decode(each.payload), each.rid.gsn) for each in written.records[at:]]
     trims = [min(end.trim, gsn) for end, gsn in ends if isinstance(end, CheckpointDone)]
-    assert follower.trimmed == max(trims, default=0)
+    assert tailer.trimmed == max(trims, default=0)
 
 
 @settings(max_examples=200)
@@ -112,7 +112,7 @@ def test_the_segments_know_what_is_live(history: list[Any]) -> None:
     for kind, what in history:
         written.write(kind, what)
         rows = written.state.versions.range(b"", None, 100)
-        segments = written.state.segments.export()
+        segments = written.state.log_usage.export()
         firsts = [first for first, _, _ in segments]
         live = dict.fromkeys(firsts, 0)
         for key, entry in rows:
@@ -229,14 +229,14 @@ def test_what_a_checkpoint_writes_is_not_counted() -> None:
 
 
 def test_segments_are_counted_until_the_log_is_trimmed() -> None:
-    state = State(segments=Segments(1, 1))
+    state = State(log_usage=LogUsage(1, 1))
     for gsn in range(1, 6):
         state.apply(record(gsn, commit(gsn, Write(b"k", b"v"))))
     state.apply(record(6, CheckpointBegun(b"c" * 8, 4)))
-    assert [first for first, _, _ in state.segments.export()] == [1, 2, 3, 4, 5]
+    assert [first for first, _, _ in state.log_usage.export()] == [1, 2, 3, 4, 5]
     state.apply(record(7, CheckpointDone(b"c" * 8, RecordId(6, 0), 0, [], 0, 1, 4, 0, 6, 3)))
     assert state.trimmed == 3
-    assert [first for first, _, _ in state.segments.export()] == [3, 4, 5]
+    assert [first for first, _, _ in state.log_usage.export()] == [3, 4, 5]
 
 
 def test_observers_are_told_before_a_key_changes() -> None:

@@ -68,13 +68,13 @@ def test_keys_that_come_and_go_ahead_are_kept_once_and_until_they_are_passed() -
         writes = [Write(b"a"), Write(b"new")]
         delete = Commit(TransactionId(b"d" * 8, gsn), 0, [], [], writes)
         state.apply(Record(RecordId(gsn, 0), encode(delete), None, 0, 0))
-        assert list(cursor._ghosts) == [b"a"]
+        assert list(cursor._deleted_keys) == [b"a"]
         if gsn < 18:
             state.apply(put(gsn + 1, b"a", b"new"))
-            assert not len(cursor._ghosts)
+            assert not len(cursor._deleted_keys)
     assert [key for key, _ in cursor.rows(1)] == [b"a"]
     assert not cursor.is_done
-    assert not len(cursor._ghosts)
+    assert not len(cursor._deleted_keys)
 
 
 def test_a_walk_before_which_too_much_changes_fails() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logdb.cleaner import checkpoint
-from logdb.cleaner.checkpoint import Parts, find
+from logdb.cleaner.checkpoint import PartEncoder, find_checkpoint
 from logdb.errors import NoCheckpointError
 from logdb.records import (
     CheckpointDone,
@@ -21,7 +21,7 @@ from logdb.records import (
     decode,
     encode,
 )
-from logdb.tasks import LogCalls
+from logdb.tasks import LogTasks
 from tests.logdb.fakelog import UNAVAILABLE, FakeLog, fail
 from ziplog.client.common.requests import ReadRequest, Request, TailRequest
 from ziplog.core.node import Wakeup
@@ -34,9 +34,9 @@ ME = b"writer--"
 def search(log: FakeLog, *, at_once: bool = True) -> Any:
     """What a coordinator finds that starts now."""
     core = log.core(at_once=at_once)
-    calls = LogCalls(core, 0)
+    calls = LogTasks(core, 0)
     ends: list[Any] = []
-    calls.run(find(), ends.append)
+    calls.run(find_checkpoint(), ends.append)
     for _ in range(10_000):
         if ends:
             break
@@ -59,7 +59,7 @@ def write(
 ) -> CheckpointDone:
     """Put a checkpoint into the log as a cleaner does."""
     position = position or log.tail
-    parts = Parts(200)
+    parts = PartEncoder(200)
     payloads = [*parts.take(rows(keys)), *parts.end([], [(1, 10, 5)])]
     rids = [log.insert(payload, after=position)[0] for payload in payloads]
     fields: dict[str, Any] = {
@@ -93,7 +93,7 @@ def test_parts_hold_all_in_order_and_are_of_the_size_asked_for(
         Decision(ME, n + 1, RecordId(2**62 + n, 2**30), n % 2 == 0) for n in range(decided)
     ]
     stretches = [(2**62 + n, 2**40, -(2**33)) for n in range(decided)]
-    parts = Parts(part_bytes)
+    parts = PartEncoder(part_bytes)
     payloads: list[bytes] = []
     for start in range(0, len(entries), 7):
         payloads += parts.take(entries[start : start + 7])
@@ -170,7 +170,7 @@ def test_one_far_behind_the_tail_is_found_in_a_few_looks() -> None:
     fill(log, 3000)
     core = log.core()
     ends: list[Any] = []
-    LogCalls(core, 0).run(find(), ends.append)
+    LogTasks(core, 0).run(find_checkpoint(), ends.append)
     assert ends[0][0] == done
     looks = [request for request in core.requests if type(request).__name__ == "SubscribeRequest"]
     assert len(looks) < 20

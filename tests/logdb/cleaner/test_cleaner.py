@@ -11,7 +11,7 @@ import pytest
 from logdb.cleaner.cleaner import Cleaner
 from logdb.cleaner.relocation import MAX_MOVES
 from logdb.decisions import Decisions
-from logdb.log_usage import Segments
+from logdb.log_usage import LogUsage
 from logdb.records import (
     CheckpointBegun,
     CheckpointDone,
@@ -173,7 +173,7 @@ def test_a_value_that_no_moved_record_can_hold_stops_the_cut() -> None:
 
 
 def test_a_place_that_was_not_moved_prevents_the_trim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logdb.cleaner.cleaning_round.moves_of", lambda *_: [])
+    monkeypatch.setattr("logdb.cleaner.cleaning_round.moves_from", lambda *_: [])
     log, rng = FakeLog(seed=8), random.Random(8)
     oracle, small = Oracle(log), Small(log, "one")
     oracle.write({b"old": b"stays"})
@@ -317,7 +317,7 @@ _DEAD = 300_000
 
 
 def scaled_state() -> State:
-    return State(decisions=Decisions(650), segments=Segments(32_768, _DEAD))
+    return State(decisions=Decisions(650), log_usage=LogUsage(32_768, _DEAD))
 
 
 @pytest.mark.slow
@@ -343,7 +343,7 @@ def test_space_and_copies_are_bounded_while_everything_is_overwritten(value_byte
     counts = cleaner.counts
     copied = counts.moved_bytes + counts.checkpoint_bytes
     written = log.inserted_bytes - copied
-    live = small.state.segments.moving_bytes
+    live = small.state.log_usage.moving_bytes
     checkpoint_bytes = counts.checkpoint_bytes / counts.rounds
     print(value_bytes, most / live, copied / written, counts)  # noqa: T201
     # As much may be dead as is live, or the least that is worth a round; and until it is trimmed,

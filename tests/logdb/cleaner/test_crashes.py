@@ -113,7 +113,9 @@ def test_crashes_and_failures_of_the_log_at_any_time_lose_nothing(data: st.DataO
     log = FakeLog(seed=seed, shards=rng.randint(1, 4), holes=rng.randint(0, 9))
     oracle = Oracle(log)
     faults = [UNAVAILABLE, OUTCOME_UNKNOWN_IN, OUTCOME_UNKNOWN_OUT, SILENT_IN, SILENT_OUT]
-    hasty = msgspec.structs.replace(SMALL, leave_ns=0, retry_ns=20 * MS, patience_ns=50 * MS)
+    hasty = msgspec.structs.replace(
+        SMALL, other_round_timeout_ns=0, retry_ns=20 * MS, request_timeout_ns=50 * MS
+    )
     small = Small(log, "c0", hasty, at_once=rng.random() < 0.5)
     for number in range(data.draw(st.integers(1, 6))):
         overwrite(oracle, rng, rng.randint(1, 60))
@@ -219,7 +221,7 @@ def test_of_several_one_makes_the_round_and_the_others_leave_it_to_it(seed: int)
 def test_rounds_that_overlap_do_no_harm(seed: int, count: int) -> None:
     log, rng = FakeLog(seed=seed), random.Random(seed)
     oracle = Oracle(log)
-    heedless = msgspec.structs.replace(SMALL, leave_ns=0)
+    heedless = msgspec.structs.replace(SMALL, other_round_timeout_ns=0)
     smalls = [Small(log, f"c{i}", heedless, at_once=False) for i in range(count)]
     for _ in range(6):
         overwrite(oracle, rng, 30)
@@ -245,14 +247,14 @@ def test_whoever_began_and_died_is_waited_for_a_minute() -> None:
     small = Small(log, "one")
     run(small, oracle, 500)
     assert len(records(log, CheckpointBegun)) == 1
-    small.now += SMALL.leave_ns
+    small.now += SMALL.other_round_timeout_ns
     run(small, oracle, 300)
     assert log.first > 1
 
 
 def test_a_long_round_says_that_it_is_alive() -> None:
     log, rng = FakeLog(seed=18), random.Random(18)
-    slow = msgspec.structs.replace(SMALL, leave_ns=60 * MS, pause_ns=10 * MS)
+    slow = msgspec.structs.replace(SMALL, other_round_timeout_ns=60 * MS, pause_ns=10 * MS)
     oracle = Oracle(log)
     overwrite(oracle, rng, 150)
     first = Small(log, "one", slow)
@@ -287,7 +289,7 @@ def test_of_two_that_begin_at_once_the_one_whose_mark_comes_first_goes_on() -> N
     assert small.cleaner.counts.left == 1
     assert [each.coordinator for each in records(log, CheckpointBegun)] == [b"quicker-", small.name]
     assert not records(log, CheckpointPart)
-    small.now += SMALL.leave_ns
+    small.now += SMALL.other_round_timeout_ns
     run(small, oracle, 300)
     assert small.cleaner.counts.rounds >= 1
     begin_anew(log, oracle, "two")

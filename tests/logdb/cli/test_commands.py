@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import logdb
 from logdb import defaults
 from logdb.cli import commands, transaction_script
-from logdb.cli.transaction_script import ABSENT, DifferenceError, do, parse
+from logdb.cli.transaction_script import ABSENT, CheckFailedError, execute, parse
 from ziplog.cli import app
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
@@ -234,9 +234,9 @@ def test_nothing_is_written_before_all_checks_held() -> None:
     # So a check that fails ends a transaction that only read, and what it read is looked at again.
     lines = '{"put": ["a", 1]}\n{"check": ["a", 1]}\n{"delete": "b"}\n{"check": ["c", %d]}\n'
     transaction: Any = Stale({b"c": 3})
-    assert isinstance(do(parse(lines % 4, "x"), transaction), DifferenceError)
+    assert isinstance(execute(parse(lines % 4, "x"), transaction), CheckFailedError)
     assert transaction.writes == {}
-    assert do(parse(lines % 3, "x"), transaction) == []
+    assert execute(parse(lines % 3, "x"), transaction) == []
     assert transaction.writes == {b"a": 1, b"b": ABSENT}
 
 
@@ -244,7 +244,7 @@ def test_a_script_that_others_overtook_is_done_again(
     db: logdb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db.put("k", 1)
-    real: Callable[..., Any] = transaction_script.do
+    real: Callable[..., Any] = transaction_script.execute
     attempts: list[object] = []
 
     def overtaken(lines: Any, transaction: Any) -> Any:
@@ -254,11 +254,11 @@ def test_a_script_that_others_overtook_is_done_again(
             db.put("k", 2)
         return result
 
-    monkeypatch.setattr(commands, "do", overtaken)
+    monkeypatch.setattr(commands, "execute", overtaken)
     # It fails only in a state that was over before it ended.
     lines = b'{"check": ["k", 2]}\n{"put": ["k", 3]}'
     assert printed(kv("txn", stdin=lines)) == ""
-    assert isinstance(attempts[0], DifferenceError)
+    assert isinstance(attempts[0], CheckFailedError)
     assert len(attempts) == 2
     assert db.get("k") == 3
 

@@ -21,7 +21,7 @@ from logdb.client.requests import (
     PutRequest,
 )
 from logdb.coordinator.cache import ValueCache
-from logdb.coordinator.queries import Answers
+from logdb.coordinator.queries import Queries
 from logdb.errors import SnapshotExpired
 from logdb.records import KeyRead, TransactionId, Write
 from logdb.snapshots import Snapshots
@@ -92,7 +92,7 @@ class FakeCoordinator:
         self.cache = ValueCache(1 << 20)
         base = getattr(self, "_base", self.number << 20) + (1 << 10)
         self._base = base
-        self.answers = Answers(self.state, self.snapshots, self.cache, base)
+        self.answers = Queries(self.state, self.snapshots, self.cache, base)
         self.asks: list[Any] = []
         self.waiting: list[Any] = []
         self.decisions: dict[tuple[bytes, int], messages.Decided] = {}
@@ -161,7 +161,7 @@ class FakeCoordinator:
                     self.say(
                         messages.Opened(CLUSTER, message.request, [SERVICE], self.state.position)
                     )
-                case messages.Ask():
+                case messages.AwaitDecision():
                     self.sessions.add(message.session)
                     decided = self.decisions.get((message.session, message.number))
                     if decided is None:
@@ -173,18 +173,18 @@ class FakeCoordinator:
                 case messages.Get() | messages.Scan():
                     self.say(self.answers.read(CLUSTER, message, now))
                 case messages.Validate():
-                    self.say(self.answers.validated(CLUSTER, message))
+                    self.say(self.answers.validate(CLUSTER, message))
                 case messages.Watch():
                     if self.answers.version(message.key) == message.version:
                         self.waiting.append(message)
                     else:
-                        self.say(self.answers.watched(CLUSTER, message))
+                        self.say(self.answers.watch(CLUSTER, message))
                 case messages.TakeSnapshot():
-                    self.say(self.answers.snapshot_taken(CLUSTER, message, now))
+                    self.say(self.answers.take_snapshot(CLUSTER, message, now))
                 case messages.DropSnapshot():
                     self.answers.drop_snapshot(message.snapshot)
                 case messages.Status():
-                    self.say(messages.StatusIs(CLUSTER, message.request, b"{}"))
+                    self.say(messages.StatusReply(CLUSTER, message.request, b"{}"))
         except SnapshotExpired as error:
             self.say(messages.Invalid(CLUSTER, message.request, "snapshot-expired", str(error)))
 

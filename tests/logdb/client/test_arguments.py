@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from logdb import records
 from logdb.client import arguments
-from logdb.client.backoff import Retrying
+from logdb.client.backoff import Backoff
 from logdb.errors import TransactionAborted, UnsupportedValueError
 from ziplog.errors import ClosedError, ConfigError, OutcomeUnknownError, RecordTooLargeError
 
@@ -101,29 +101,29 @@ def test_what_is_expected_is_compared_as_it_comes_back() -> None:
 
 def test_an_error_of_somebody_else_cannot_be_resolved() -> None:
     with pytest.raises(ClosedError):
-        arguments.doubt(OutcomeUnknownError("?", shard=0, seq=0))
+        arguments.unknown_commit(OutcomeUnknownError("?", shard=0, seq=0))
 
 
 def test_retries_pause_ever_longer_and_end() -> None:
     error = TransactionAborted([b"k"])
-    attempts = Retrying(9)
-    pauses = [attempts.pause_s(error, 1.0, 0) for _ in range(9)]
+    attempts = Backoff(9)
+    pauses = [attempts.next_delay_s(error, 1.0, 0) for _ in range(9)]
     assert pauses[:3] == [0.002, 0.004, 0.008]
     assert pauses[-1] == 0.1
     with pytest.raises(TransactionAborted) as caught:
-        attempts.pause_s(error, 1.0, 0)
+        attempts.next_delay_s(error, 1.0, 0)
     assert caught.value is error
     # Half of a pause is never left out: who retries at once only meets the same rivals.
-    assert Retrying(1).pause_s(error, 0.0, 0) == 0.001
+    assert Backoff(1).next_delay_s(error, 0.0, 0) == 0.001
     for wrong in (-1, 1.5, "2"):
         with pytest.raises(ConfigError):
-            Retrying(wrong)  # type: ignore[arg-type]
+            Backoff(wrong)  # type: ignore[arg-type]
 
 
 def test_retries_end_at_the_deadline() -> None:
     error = TransactionAborted([b"k"])
-    attempts = Retrying(None, 1000)
+    attempts = Backoff(None, 1000)
     for _ in range(10_000):
-        attempts.pause_s(error, 0.5, 999)
+        attempts.next_delay_s(error, 0.5, 999)
     with pytest.raises(TransactionAborted):
-        attempts.pause_s(error, 0.5, 1000)
+        attempts.next_delay_s(error, 0.5, 1000)

@@ -158,7 +158,7 @@ def test_a_copy_is_inserted_again_and_counts_once() -> None:
     db = FakeDatabase().open()
     db.loses_acks = True
     db.first.is_shy = True
-    db.first.silent = {wire.Ask}
+    db.first.silent = {wire.AwaitDecision}
     call = db.increment(b"k")
     db.run(lambda: len(db.commits()) == 3)
     db.first.silent = set()
@@ -245,7 +245,7 @@ def test_a_cancelled_commit_is_forgotten() -> None:
     call, id_ = begun(db, 1)
     db.glass.cancel(call)
     assert not db.glass.core._commits._open
-    assert not db.glass.core._running
+    assert not db.glass.core._tasks
     db.glass.hear(0, decided(id_, "committed", 6))
     assert call not in db.glass.answers
 
@@ -256,14 +256,14 @@ def test_cancelled_reads_and_pauses_are_forgotten() -> None:
     db.first.cache.drop(b"k")
     db.gone.add(rid.gsn)
     call = db.begin(GetRequest, [b"k"])
-    db.run(lambda: bool(db.glass.core._machines.sleepers))
+    db.run(lambda: bool(db.glass.core._step_runner.sleepers))
     db.glass.cancel(call)
     db.glass.pass_time(S)
-    assert not db.glass.core._running
+    assert not db.glass.core._tasks
     db.first.silent = {wire.Get}
     call = db.begin(GetRequest, [b"k"])
     db.glass.cancel(call)
-    assert not db.glass.core._coordinators._questions
+    assert not db.glass.core._coordinators._queries
     assert not db.glass.answers
 
 

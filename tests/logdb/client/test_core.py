@@ -222,7 +222,7 @@ def test_a_watch_that_is_closed_is_answered_at_once(db: FakeDatabase) -> None:
     closed.is_closed = True
     assert db.do(UnwatchRequest, closed) is None
     assert [db.end(call) for call in calls[:2]] == [None, None]
-    assert db.glass.core._running.keys() == {calls[2]}
+    assert db.glass.core._tasks.keys() == {calls[2]}
     # It is not begun again by one who had not heard of it.
     assert db.do(WatchRequest, b"k", state.version, closed) is None
     assert db.do(UnwatchRequest, closed) is None
@@ -356,10 +356,10 @@ def test_what_does_not_answer_the_question_is_counted_and_dropped(db: FakeDataba
     call = db.begin(GetRequest, [b"k"], within=S)
     number = db.glass.sent[-1][1].request
     db.glass.hear(0, wire.Validated(CLUSTER, number, RecordId(1, 0), []))
-    db.glass.hear(0, wire.Got(CLUSTER + 1, number, RecordId(1, 0), [wire.Found(None)], []))
+    db.glass.hear(0, wire.Got(CLUSTER + 1, number, RecordId(1, 0), [wire.KeyResult(None)], []))
     assert call not in db.glass.answers
     assert db.glass.core.stats()["protocol_errors"] == 2
-    db.glass.hear(0, wire.Got(CLUSTER, number, RecordId(1, 0), [wire.Found(None)], []))
+    db.glass.hear(0, wire.Got(CLUSTER, number, RecordId(1, 0), [wire.KeyResult(None)], []))
     assert db.end(call).values == [None]
 
 

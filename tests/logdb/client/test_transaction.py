@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from logdb import wire
 from logdb.client import arguments
 from logdb.client.requests import CommitRequest, GetRequest, ScanRequest, ValidateRequest
-from logdb.client.scanning import Scanning
+from logdb.client.scanning import OpenScan
 from logdb.client.transaction import TransactionSets
 from logdb.errors import TooManyReadsError, TransactionAborted, TransactionClosed
 from logdb.values import decode_value
@@ -281,11 +281,11 @@ def test_scans_give_what_a_sorted_dictionary_gives(
         patch.setattr("logdb.client.transaction.PAGE_ROWS", page)
         patch.setattr("logdb.client.scanning.PAGE_ROWS", page)
         bounds = arguments.bounds(start, stop, prefix, limit)
-        outside = Scanning(bounds, db.glass.until)
+        outside = OpenScan(bounds, db.glass.until)
         found = []
         while not outside.is_over:
             found += [bounds.row(row) for row in db.drive(outside.page())]
-        for request in outside.end():
+        for request in outside.close():
             db.result(db.glass.call(request))
         assert found == _expected(stored, start, stop, prefix, limit)
         sets = TransactionSets(LARGEST)
@@ -329,7 +329,7 @@ def test_a_long_scan_reads_one_state(db: FakeDatabase, monkeypatch: pytest.Monke
     monkeypatch.setattr("logdb.client.scanning.PAGE_ROWS", 2)
     for key in (b"a", b"b", b"c", b"d", b"e"):
         db.put(key, 1)
-    scanning = Scanning(arguments.bounds(None, None, None, None), db.glass.until)
+    scanning = OpenScan(arguments.bounds(None, None, None, None), db.glass.until)
     rows = db.drive(scanning.page())
     db.put(b"b", 2)
     db.put(b"d", 2)
@@ -340,17 +340,17 @@ def test_a_long_scan_reads_one_state(db: FakeDatabase, monkeypatch: pytest.Monke
         (key, 1) for key in (b"a", b"b", b"c", b"d", b"e")
     ]
     kept = scanning.snapshot
-    (drop,) = scanning.end()
+    (drop,) = scanning.close()
     assert kept == drop.snapshot
-    assert not scanning.end()
+    assert not scanning.close()
 
 
 def test_a_short_scan_is_one_question(db: FakeDatabase) -> None:
     db.put(b"a", 1)
-    scanning = Scanning(arguments.bounds(None, None, None, None), db.glass.until)
+    scanning = OpenScan(arguments.bounds(None, None, None, None), db.glass.until)
     assert db.drive(scanning.page()) == [(b"a", v(1))]
     assert scanning.is_over
-    assert not scanning.end()
+    assert not scanning.close()
     (question,) = asked(db)
     assert isinstance(question, wire.Scan)
     assert question.fresh

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from logdb import wire
 from logdb.coordinator import node
-from logdb.coordinator.pending_requests import PATIENCE_NS
+from logdb.coordinator.pending_requests import EXPIRY_NS
 from logdb.coordinator.queries import MAX_ROWS, MAX_VALUE_BYTES
 from logdb.records import KeyRead, RangeRead, Value, encode
 from logdb.versions import digest_of
@@ -63,12 +63,12 @@ def test_an_abort_tells_its_conflicts_and_a_repeated_record_tells_nothing() -> N
 def test_who_asks_for_a_decision_is_told_at_once_or_when_it_is_there() -> None:
     glass = Glass.ready(commit(1, {b"k": b"v"}), commit(2, {b"k": b"w"}, reads=[(b"k", 0)]))
     first, second = (glass.log.records[gsn].rid for gsn in glass.log.gsns)
-    asked = wire.Ask(CLUSTER, glass.request(), SESSION, 1)
+    asked = wire.AwaitDecision(CLUSTER, glass.request(), SESSION, 1)
     assert glass.ask(asked) == wire.Decided(CLUSTER, SESSION, 1, first, "committed", [])
-    asked = wire.Ask(CLUSTER, glass.request(), SESSION, 2)
+    asked = wire.AwaitDecision(CLUSTER, glass.request(), SESSION, 2)
     assert glass.ask(asked) == wire.Decided(CLUSTER, SESSION, 2, second, "conflict", [b"k"])
-    glass.give(wire.Ask(CLUSTER, glass.request(), SESSION, 3))
-    glass.give(wire.Ask(CLUSTER, glass.request(), SESSION, 3), b"another")
+    glass.give(wire.AwaitDecision(CLUSTER, glass.request(), SESSION, 3))
+    glass.give(wire.AwaitDecision(CLUSTER, glass.request(), SESSION, 3), b"another")
     assert not glass.sent
     rid = glass.insert(commit(3, {b"k": b"x"}))
     glass.turn()
@@ -76,7 +76,7 @@ def test_who_asks_for_a_decision_is_told_at_once_or_when_it_is_there() -> None:
     # Once each, although the first one's session would be told, too.
     assert glass.take() == [decided]
     assert glass.take(b"another") == [decided]
-    assert not len(glass.node.waitings)
+    assert not len(glass.node.pending)
 
 
 def test_aborts_are_forgotten_in_the_end_but_not_that_they_were(
@@ -85,7 +85,9 @@ def test_aborts_are_forgotten_in_the_end_but_not_that_they_were(
     monkeypatch.setattr(node, "_MAX_ABORTS", 2)
     aborts = [commit(n, {b"k": b"w"}, reads=[(b"k", 9)]) for n in range(1, 5)]
     glass = Glass.ready(*aborts)
-    told = [glass.ask(wire.Ask(CLUSTER, glass.request(), SESSION, n)) for n in range(1, 5)]
+    told = [
+        glass.ask(wire.AwaitDecision(CLUSTER, glass.request(), SESSION, n)) for n in range(1, 5)
+    ]
     assert [each.outcome for each in told] == ["aborted", "aborted", "conflict", "conflict"]
     assert [each.conflicts for each in told] == [[], [], [b"k"], [b"k"]]
 
@@ -128,7 +130,7 @@ def test_an_answer_has_bounded_bytes_of_values() -> None:
 def test_a_read_that_no_longer_fits_what_was_read_before_is_a_conflict() -> None:
     glass = Glass.ready(commit(1, {b"a": b"1", b"b": b"1"}))
     version = glass.log.tail.gsn
-    rows = glass.node.follower.state.versions.range(b"a", b"b", 10)
+    rows = glass.node.tailer.state.versions.range(b"a", b"b", 10)
     fits = RangeRead(b"a", b"b", digest_of(rows))
     wrong = RangeRead(b"b", b"c", digest_of(rows))
     got = glass.ask(glass.get(b"b", reads=[(b"a", version)], ranges=[fits]))
@@ -187,7 +189,7 @@ def test_a_scan_tells_how_far_it_came_and_can_be_gone_on_with() -> None:
     while not is_end:
         scanned = glass.ask(glass.scan(start, b"0020", 7))
         rows = [(key, each.entry) for key, each in scanned.rows]
-        covered = glass.node.follower.state.versions.digest(start, scanned.stop)
+        covered = glass.node.tailer.state.versions.digest(start, scanned.stop)
         assert scanned.digest == covered == digest_of(rows)
         assert all(each.value == key for key, each in scanned.rows)
         found += [key for key, _ in rows]
@@ -306,21 +308,21 @@ def test_a_watch_waits_for_the_position_that_its_client_knows() -> None:
 def test_a_watch_ends_after_a_while_with_what_is_there() -> None:
     glass = Glass.ready(commit(1, {b"k": b"v"}))
     glass.give(watch(glass, glass.log.tail.gsn))
-    glass.pass_time(PATIENCE_NS - S)
+    glass.pass_time(EXPIRY_NS - S)
     assert not glass.take()
     glass.pass_time(3 * S)
     (got,) = glass.take()
     assert value(got) == b"v"
-    assert not len(glass.node.waitings)
+    assert not len(glass.node.pending)
 
 
 def test_a_watch_that_ends_while_it_waits_for_its_position_is_not_told_an_older_state() -> None:
     glass = Glass.ready(commit(1, {b"k": b"v"}))
     seen_elsewhere = glass.log.tail.gsn + 1000
     glass.give(watch(glass, seen_elsewhere, at_least=seen_elsewhere))
-    glass.pass_time(PATIENCE_NS + 2 * S)
+    glass.pass_time(EXPIRY_NS + 2 * S)
     assert not glass.take()
-    assert not len(glass.node.waitings)
+    assert not len(glass.node.pending)
 
 
 # --- what it refuses, and what is bounded ---
@@ -330,7 +332,7 @@ def test_a_coordinator_that_replays_is_not_ready() -> None:
     glass = Glass(at_once=False)
     questions = [
         wire.Open(0, 1, SESSION), glass.get(b"k"), glass.scan(b"", None, 1),
-        wire.Validate(CLUSTER, 2, [], []), wire.Ask(CLUSTER, 3, SESSION, 1), watch(glass, 0),
+        wire.Validate(CLUSTER, 2, [], []), wire.AwaitDecision(CLUSTER, 3, SESSION, 1), watch(glass, 0),
         wire.TakeSnapshot(CLUSTER, 4, SESSION),
     ]  # fmt: skip
     for question in questions:
@@ -357,17 +359,17 @@ def test_a_question_that_comes_again_is_the_same_one() -> None:
     question = glass.get(b"k", fresh=True, at_least=rid.gsn)
     for _ in range(3):
         glass.step(Received(ROUTE, question))
-    assert len(glass.node.waitings) == 1
+    assert len(glass.node.pending) == 1
     glass.turn()
     assert len(glass.take()) == 1
-    assert not len(glass.node.waitings)
+    assert not len(glass.node.pending)
 
 
 def test_more_questions_than_may_wait_are_refused() -> None:
     glass = Glass.ready()
-    glass.node.waitings._limit = 3
+    glass.node.pending._limit = 3
     for number in range(1, 6):
-        glass.give(wire.Ask(CLUSTER, number, SESSION, number))
+        glass.give(wire.AwaitDecision(CLUSTER, number, SESSION, number))
     refused = glass.take()
     assert [each.request for each in refused] == [4, 5]
     assert all(isinstance(each, wire.NotReady) for each in refused)
@@ -382,10 +384,10 @@ def test_who_no_longer_asks_is_forgotten_also_where_the_log_is_away() -> None:
     )
     for number in range(1, 50):
         glass.give(wire.Validate(CLUSTER, number, [], []))
-    assert glass.node.follower.waiting == 49
-    glass.pass_time(PATIENCE_NS + 2 * S)
-    assert not len(glass.node.waitings)
-    assert not glass.node.follower.waiting
+    assert glass.node.tailer.waiter_count == 49
+    glass.pass_time(EXPIRY_NS + 2 * S)
+    assert not len(glass.node.pending)
+    assert not glass.node.tailer.waiter_count
     assert not glass.take()
 
 
@@ -408,7 +410,7 @@ def test_what_happened_while_it_was_behind_is_told_when_it_is_back() -> None:
     version = glass.log.tail.gsn
     glass.open()
     glass.give(watch(glass, version))
-    glass.give(wire.Ask(CLUSTER, glass.request(), OTHER, 5))
+    glass.give(wire.AwaitDecision(CLUSTER, glass.request(), OTHER, 5))
     glass.insert(commit(5, {b"k": b"w"}, session=OTHER))
     glass.lose()
     assert not glass.take()
@@ -428,7 +430,7 @@ def test_while_a_shard_recovers_it_says_what_it_waits_for() -> None:
     glass.log.is_down = False
     glass.pass_time(2 * S)
     assert glass.node.is_ready
-    assert glass.node.follower.awaited == []
+    assert glass.node.tailer.waiting_for == []
 
 
 def test_the_status_tells_how_it_is() -> None:
@@ -451,8 +453,8 @@ def test_it_makes_checkpoints_and_another_one_starts_from_them() -> None:
     glass.pass_time(5 * S)
     assert json.loads(glass.ask(wire.Status(CLUSTER, 1)).document)["cleaner"]["rounds"] >= 1
     other = Glass.ready(log=log)
-    mine, theirs = (each.node.follower.state for each in (glass, other))
-    assert other.node.follower.state.commits < 119
+    mine, theirs = (each.node.tailer.state for each in (glass, other))
+    assert other.node.tailer.state.commits < 119
     assert mine.versions.after(None, 100) == theirs.versions.after(None, 100)
     assert mine.position == theirs.position
 
@@ -463,11 +465,11 @@ def test_records_are_applied_in_slices_while_it_answers() -> None:
         log.insert(commit(number, {b"k": b"v"}), after=log.tail)
     glass = Glass(log)
     glass.step(BatchEnd())
-    assert 0 < glass.node.follower.state.records < 3000
+    assert 0 < glass.node.tailer.state.records < 3000
     assert glass.node.next_wakeup() == glass.now
     assert isinstance(glass.ask(glass.get(b"k")), wire.NotReady)
     glass.turn(10)
-    assert glass.node.follower.state.records == 3000
+    assert glass.node.tailer.state.records == 3000
     assert glass.ask(glass.get(b"k")).found[0].entry.place == RecordId(*log.tail)
     assert glass.now == 5 * S
     glass.pass_time(10 * MS)
@@ -491,7 +493,7 @@ def test_nothing_is_told_while_it_replays_and_a_watch_never_goes_back() -> None:
     glass.lose()
     glass.pass_time(2 * S)
     assert glass.node.is_ready
-    assert glass.node.follower.starts == 2
+    assert glass.node.tailer.starts == 2
     assert not glass.take()
 
 
@@ -503,9 +505,9 @@ def test_a_change_that_it_did_not_see_itself_ends_a_watch() -> None:
     for number in range(2, 60):
         other.insert(commit(number, {b"k" if number < 5 else b"x": b"w"}))
     other.pass_time(5 * S)
-    assert other.node.follower.state.last_done is not None
+    assert other.node.tailer.state.last_done is not None
     glass.lose()
     glass.pass_time(2 * S)
-    assert glass.node.follower.state.commits < 58
+    assert glass.node.tailer.state.commits < 58
     (got,) = glass.take()
-    assert got.found[0].entry.version == other.node.follower.state.versions.version(b"k")
+    assert got.found[0].entry.version == other.node.tailer.state.versions.version(b"k")

@@ -91,7 +91,7 @@ def test_a_fresh_read_anywhere_sees_what_was_told_anywhere(seed: int) -> None:
         told = bench.get(teller, fresh=draw.random() < 0.5)
         read = bench.get(reader, fresh=True)
         assert told is None or (read is not None and read.version >= told.version)
-    states = [bench.node(name).follower.state for name in NAMES]
+    states = [bench.node(name).tailer.state for name in NAMES]
     last = bench.get(NAMES[0], fresh=True)
     assert last == bench.get(NAMES[1], fresh=True)
     assert [state.commits for state in states] == [15, 15]

@@ -39,10 +39,10 @@ def test_it_says_how_far_it_is_and_what_it_waits_for(monkeypatch: pytest.MonkeyP
     lines = Lines()
     monkeypatch.setattr(structlog, "get_logger", lambda: lines)
     monkeypatch.setattr(progress, "_EVERY_S", 0.01)
-    follower: Any = SimpleNamespace(passed=0, tail=0, awaited=[])
-    with Replay(follower, "h:1", "h:2"):
+    tailer: Any = SimpleNamespace(passed=0, tail=0, waiting_for=[])
+    with Replay(tailer, "h:1", "h:2"):
         lines.until("looking for the log", {"at": "h:2"})
-        follower.awaited = ["shard 1 (recovering)"]
+        tailer.waiting_for = ["shard 1 (recovering)"]
         lines.until("replaying", {"position": 0, "tail": 0, "waits_for": "shard 1 (recovering)"})
-        follower.awaited, follower.passed, follower.tail = [], 7, 9
+        tailer.waiting_for, tailer.passed, tailer.tail = [], 7, 9
         lines.until("replaying", {"position": 7, "tail": 9})

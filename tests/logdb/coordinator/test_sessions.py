@@ -15,7 +15,7 @@ routes = st.sampled_from([b"1", b"2"])
 def test_the_last_ones_are_known(heard: list[tuple[bytes, bytes]], limit: int) -> None:
     sessions = Sessions(limit)
     for session, route in heard:
-        sessions.heard(session, route)
+        sessions.set_route(session, route)
     last: dict[bytes, bytes] = {}
     for session, route in reversed(heard):
         last.setdefault(session, route)

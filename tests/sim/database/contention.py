@@ -66,7 +66,7 @@ _COORDINATOR: Final = "coordinator-0"
 #: Servers begin no new file in a run: no disk is waited for.
 _SEGMENT_BYTES: Final = 64 * 1024 * 1024
 _LIMIT_NS: Final = 60 * S
-_PATIENCE_NS: Final = 30 * S
+_REQUEST_TIMEOUT_NS: Final = 30 * S
 
 
 class Line(NamedTuple):
@@ -157,7 +157,7 @@ class _Client:
 
     @property
     def _until(self) -> int:
-        return self.process.clock() + _PATIENCE_NS
+        return self.process.clock() + _REQUEST_TIMEOUT_NS
 
     @property
     def _core(self) -> DatabaseCore:

@@ -87,11 +87,11 @@ class Deeds:
         self._kernel: Final = kernel
         self._history: Final = history
         self.all: Final[list[Deed]] = []
-        self._moments = 0
+        self._version_count = 0
 
     def _moment(self) -> int:
-        self._moments += 1
-        return self._moments
+        self._version_count += 1
+        return self._version_count
 
     @property
     def open(self) -> list[Deed]:

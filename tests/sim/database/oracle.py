@@ -161,7 +161,7 @@ def _digest(state: State) -> bytes:
                 decision.session, decision.number, decision.position.gsn, decision.committed
             )
         )  # fmt: skip
-    rest = state.decisions.floor, state.horizon, state.first_foreign, state.segments.export()
+    rest = state.decisions.floor, state.horizon, state.first_foreign, state.log_usage.export()
     digest.update(repr(rest).encode())
     return digest.digest()
 
@@ -170,5 +170,5 @@ def _shown(state: State) -> str:
     return (
         f"keys {dict(state.versions.after(None, 50))}, floor {state.decisions.floor},"
         f" {len(state.decisions)} decisions, horizon {state.horizon},"
-        f" foreign {state.first_foreign}, segments {state.segments.export()}"
+        f" foreign {state.first_foreign}, segments {state.log_usage.export()}"
     )

@@ -17,7 +17,7 @@ import logdb.coordinator.log_tailer
 import logdb.coordinator.node
 from logdb.cleaner.settings import RoundSettings
 from logdb.decisions import Decisions
-from logdb.log_usage import Segments
+from logdb.log_usage import LogUsage
 from logdb.state import State
 from tests.sim import verdict
 from tests.sim.database.deeds import Deeds
@@ -68,7 +68,7 @@ class DatabaseRun(Run):
         for name in self._coordinators():
             node = self._node(name)
             if node is not None:
-                self.oracle.look_at_places(node.follower.state)
+                self.oracle.look_at_places(node.tailer.state)
 
     def _prepare(self) -> None:
         """Start the coordinators, and open the bank."""
@@ -96,7 +96,7 @@ class DatabaseRun(Run):
         node, model = self._node(name), self.oracle.model
         if node is None or not node.is_ready:
             return True
-        return bool(model.records) and node.follower.state.position != model.records[-1].rid
+        return bool(model.records) and node.tailer.state.position != model.records[-1].rid
 
     def _audit(self) -> int:
         """Let somebody who comes late read all, from a coordinator that does, too."""
@@ -115,10 +115,10 @@ class DatabaseRun(Run):
         for name in self._coordinators():
             node = self._node(name)
             if node is not None:
-                follower = node.follower
+                tailer = node.tailer
                 rows.append(
-                    f"{name}: ready={follower.is_ready} at {follower.state.position}, passed"
-                    f" {follower.passed}, {len(node.waitings)} wait"
+                    f"{name}: ready={tailer.is_ready} at {tailer.state.position}, passed"
+                    f" {tailer.passed}, {len(node.waitings)} wait"
                 )
         return "; ".join(rows)
 
@@ -178,12 +178,12 @@ def small(database: Database) -> Iterator[None]:
     """Let everything of a database be as small as a plan says, as long as this lasts."""
 
     def state() -> State:
-        segments = Segments(database.segment_bytes, database.segment_bytes)
-        return State(decisions=Decisions(database.decisions), segments=segments)
+        segments = LogUsage(database.segment_bytes, database.segment_bytes)
+        return State(decisions=Decisions(database.decisions), log_usage=segments)
 
     rounds = partial(
         RoundSettings, min_dead_bytes=database.segment_bytes, part_bytes=400, inserts=2,
-        slice_keys=7, patience_ns=10 * S, leave_ns=2 * S, retry_ns=300 * MS,
+        slice_keys=7, request_timeout_ns=10 * S, other_round_timeout_ns=2 * S, retry_ns=300 * MS,
     )  # fmt: skip
     with (
         patch.object(logdb.coordinator.log_tailer, "State", state),

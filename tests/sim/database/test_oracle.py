@@ -8,7 +8,7 @@ import pytest
 
 import logdb.state
 from logdb import records
-from logdb.cleaner.checkpoint import Parts
+from logdb.cleaner.checkpoint import PartEncoder
 from logdb.decisions import Decisions
 from logdb.records import CheckpointDone, CheckpointPart, Entry
 from logdb.state import State
@@ -50,7 +50,7 @@ def checkpoint(
 ) -> tuple[CheckpointDone, list[CheckpointPart]]:
     """Write a checkpoint of a state; its parts come into the log from a gsn on."""
     image = state.image()
-    parts = Parts(10_000)
+    parts = PartEncoder(10_000)
     payloads = list(parts.take(state.versions.after(None, 1_000)))
     payloads += parts.end(image.decisions, image.segments)
     rids = [RecordId(gsn + i, 0) for i in range(len(payloads))]

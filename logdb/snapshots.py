@@ -1,8 +1,9 @@
-"""States of former moments, for as long as somebody reads them.
+"""Snapshots of former states for readers, and the cursor over one state for a checkpoint.
 
-Rule: what replaces a key's entry leaves the former one with the newest snapshot, which serves all
-that are older; a value that was only moved is read where it is now. Invariant: a snapshot's version
-of a key is that of its moment. Bounded by entries: the oldest expires. docs/logdb.md, section 9.
+When a key's entry is replaced, the newest snapshot keeps the former entry, which serves all older
+snapshots too. A value that was only moved is read at its new place. Invariant: a snapshot returns
+each key's version of its own state. Entries are bounded: the oldest snapshot expires first. See
+docs/logdb.md, sections 8 and 9.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ if TYPE_CHECKING:
     from logdb.state import State
     from logdb.versions import Row
 
-#: A snapshot that nobody reads for so long, in nanoseconds, ends.
+#: Time without a read after which a snapshot expires, in nanoseconds.
 IDLE_NS: Final = 60 * 10**9
-#: Entries that are kept for all snapshots together.
+#: Maximum former entries of all snapshots, and of a cursor.
 MAX_ENTRIES: Final = 1_000_000
-#: Moments that are told apart.
+#: Maximum distinct states.
 MAX_VERSIONS: Final = 1_000
 
 
 class _SnapshotVersion:
-    """What has changed between a moment and the next newer one that is kept (or the present)."""
+    """The entries that changed between one state and the next newer kept one (or the present)."""
 
     def __init__(self, older: _SnapshotVersion | None) -> None:
         self.former: dict[bytes, Entry | None] = {}
         self.older = older
         self.newer: _SnapshotVersion | None = None
-        #: The numbers under which it is read.
+        #: The numbers of the snapshots of this state.
         self.numbers: Final[set[int]] = set()
 
 
@@ -54,35 +55,35 @@ class Snapshots:
         max_entries: int = MAX_ENTRIES,
         max_versions: int = MAX_VERSIONS,
     ) -> None:
-        """Begin with none.
+        """Start without snapshots.
 
         Args:
-            state: what they are of.
-            idle_ns: nanoseconds without a read that end one.
-            max_entries: of all together; beyond, the oldest expires.
-            max_moments: at most so many are told apart; beyond, the oldest expires.
+            state: the present state.
+            idle_ns: time without a read after which a snapshot expires, in nanoseconds.
+            max_entries: former entries kept; beyond it, the oldest snapshot expires.
+            max_versions: distinct states kept; beyond it, the oldest snapshot expires.
 
         """
         self._state: Final = state
         self._idle_ns: Final = idle_ns
         self._max_entries: Final = max_entries
         self._max_versions: Final = max_versions
-        #: Each snapshot's moment and last use, in the order of use.
+        #: Each snapshot's state and last use, in the order of use.
         self._held: Final[OrderedDict[int, tuple[_SnapshotVersion, int]]] = OrderedDict()
         self._oldest: _SnapshotVersion | None = None
         self._newest: _SnapshotVersion | None = None
         self._version_count = 0
-        #: Keys that may be absent now and were there in a snapshot.
+        #: Keys of snapshots that may be absent in the present state.
         self._deleted_keys: Any = SortedList()
         self._last = 0
-        #: Former entries that are kept.
+        #: Number of former entries.
         self.entries = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
     def take(self, now: int) -> int:
-        """Keep the present state; returns its number. `now` is in monotonic nanoseconds."""
+        """Keep the present state (`now`: monotonic nanoseconds); return the snapshot's number."""
         newest = self._newest
         if newest is None or newest.former:
             newest = self._add_version()
@@ -95,7 +96,7 @@ class Snapshots:
         """Return a key's entry in a snapshot.
 
         Raises:
-            SnapshotExpired: it is not kept, or the value is no longer in the log.
+            SnapshotExpired: the snapshot is unknown, or the value was trimmed.
 
         """
         return self._entry(self._touch(number, now), key)
@@ -106,7 +107,7 @@ class Snapshots:
         """Return the first `limit` entries from `start` on, before `stop`, in a snapshot.
 
         Raises:
-            SnapshotExpired: it is not kept, or a value is no longer in the log.
+            SnapshotExpired: the snapshot is unknown, or a value was trimmed.
 
         """
         version = self._touch(number, now)
@@ -125,7 +126,7 @@ class Snapshots:
         return rows
 
     def drop(self, number: int) -> None:
-        """End a snapshot, if it is still kept."""
+        """End a snapshot, if it exists."""
         held = self._held.pop(number, None)
         if held is None:
             return
@@ -135,7 +136,7 @@ class Snapshots:
             self._remove_version(version)
 
     def expire(self, now: int) -> None:
-        """End those that nobody has read for long."""
+        """End the snapshots that were not read recently."""
         while self._held:
             number, (_, used) = next(iter(self._held.items()))
             if used + self._idle_ns > now:
@@ -147,14 +148,14 @@ class Snapshots:
         versions = []
         version = self._oldest
         while version is not None:
-            assert version.numbers, "a moment that nobody reads"
+            assert version.numbers, "a state without a snapshot is kept"
             assert version.newer is not None or version is self._newest
             versions.append(version)
             version = version.newer
         assert len(versions) == self._version_count <= self._max_versions
         assert sum(len(version.former) for version in versions) == self.entries <= self._max_entries
         assert bool(versions) == (self._on_change in self._state.on_change)
-        assert versions or not len(self._deleted_keys), "absent keys that nobody needs"
+        assert versions or not len(self._deleted_keys), "deleted keys are kept without a snapshot"
         get = self._state.versions.get
         for version in versions:
             for key, former in version.former.items():
@@ -163,7 +164,7 @@ class Snapshots:
     def _touch(self, number: int, now: int) -> _SnapshotVersion:
         held = self._held.get(number)
         if held is None:
-            raise SnapshotExpired("its coordinator does not keep it (any more)")
+            raise SnapshotExpired("its coordinator no longer keeps it")
         version, _ = held
         self._held[number] = (version, now)
         self._held.move_to_end(number)
@@ -175,13 +176,13 @@ class Snapshots:
             if key in newer.former:
                 former = newer.former[key]
                 if former is not None and former.place.gsn < self._state.trimmed:
-                    raise SnapshotExpired("a value that was replaced was cleared out of the log")
+                    raise SnapshotExpired("a former value was trimmed from the log")
                 return former
             newer = newer.newer
         return self._state.versions.get(key)
 
     def _add_version(self) -> _SnapshotVersion:
-        """Tell apart another moment: the present one."""
+        """Add the present state as a new version."""
         if self._version_count == self._max_versions:
             self._expire_oldest()
         former = self._newest
@@ -195,9 +196,9 @@ class Snapshots:
         return version
 
     def _on_change(self, key: bytes, former: Entry | None, entry: Entry | None) -> None:
-        """Keep what a key was; observes the state."""
+        """Keep a key's former entry; observes the state."""
         newest = self._newest
-        assert newest is not None, "nobody observes without a snapshot"
+        assert newest is not None, "the state is observed without a snapshot"
         if entry is None:
             if former is not None:
                 self._deleted_keys.add(key)
@@ -218,7 +219,7 @@ class Snapshots:
             self.drop(number)
 
     def _remove_version(self, version: _SnapshotVersion) -> None:
-        """Forget a moment; an older one needs what it kept."""
+        """Remove a state; the next older one takes over its entries."""
         older, newer = version.older, version.newer
         self.entries -= len(version.former)
         if older is None:
@@ -240,7 +241,7 @@ class Snapshots:
             self._rebuild_deleted_keys()
 
     def _rebuild_deleted_keys(self) -> None:
-        """Forget the absent keys that no snapshot has."""
+        """Forget the absent keys that no snapshot holds."""
         get = self._state.versions.get
         existing: set[bytes] = set()
         version = self._oldest
@@ -251,34 +252,38 @@ class Snapshots:
 
 
 class SnapshotCursor:
-    """A walk that has begun. It must be closed."""
+    """A cursor over all entries of one state, in key order, while the state changes.
+
+    It keeps former entries only of keys after the cursor. Invariant: its rows are exactly the
+    entries of its state, with the places of that moment. It must be closed.
+    """
 
     def __init__(self, state: State, max_entries: int = MAX_ENTRIES) -> None:
-        """Begin at the present moment.
+        """Start at the present state.
 
         Args:
-            state: what to walk through.
-            max_entries: if more change ahead of it, the walk fails.
+            state: the state to read.
+            max_entries: the cursor fails if more keys change after its position.
 
         """
         self._state: Final = state
         self._max_entries: Final = max_entries
         self._former: Final[dict[bytes, Entry | None]] = {}
-        #: The keys of `_former` that were there and are absent now.
+        #: The keys of `_former` that existed and are absent now.
         self._deleted_keys: Final[Any] = SortedList()
-        #: The last key that was passed; None: at the beginning.
+        #: The last key that was returned; None: at the beginning.
         self._passed: bytes | None = None
         self._failed = False
         self.is_done = False
-        #: The rest of the checkpoint, of the same moment.
+        #: The rest of the checkpoint, of the same state.
         self.image: Final = state.image()
         state.on_change.append(self._on_change)
 
     def rows(self, count: int) -> list[Row]:
-        """Pass at most `count` keys; returns those entries that were there. May be empty.
+        """Read at most `count` keys; return the entries that existed. May be empty.
 
         Raises:
-            UnavailableError: too much has changed ahead of the walk; begin another one.
+            UnavailableError: too many keys changed after the cursor; start a new one.
 
         """
         if self._failed:
@@ -306,14 +311,14 @@ class SnapshotCursor:
         return rows
 
     def close(self) -> None:
-        """End the walk; any number of times."""
+        """Close the cursor. Idempotent."""
         if self._on_change in self._state.on_change:
             self._state.on_change.remove(self._on_change)
         self._former.clear()
         self._deleted_keys.clear()
 
     def _on_change(self, key: bytes, former: Entry | None, entry: Entry | None) -> None:
-        """Keep what a key ahead was; observes the state."""
+        """Keep a former entry after the cursor; observes the state."""
         if self._passed is not None and key <= self._passed:
             return
         if key not in self._former:
@@ -329,14 +334,14 @@ class SnapshotCursor:
 
 
 def merge_sorted(first: Iterator[bytes], second: Iterator[bytes]) -> Iterator[bytes]:
-    """Iterate over the keys of two iterators that are each in order, once each."""
+    """Merge two sorted iterators of keys, without duplicates."""
     return (key for key, _ in groupby(heapq.merge(first, second)))
 
 
 def _merge(
     older: dict[bytes, Entry | None], newer: dict[bytes, Entry | None]
 ) -> dict[bytes, Entry | None]:
-    """Return what both kept, the older one's word first; costs what the smaller one has."""
+    """Merge former entries, the older ones take precedence; costs the size of the smaller one."""
     if len(older) < len(newer):
         newer.update(older)
         return newer

@@ -1,8 +1,8 @@
-"""Makes checkpoints, and has the log trimmed: one round after the other, in small steps.
+"""The cleaner: runs checkpoint and cleaning rounds one after the other, in small steps.
 
-When one is due, says `due`; what it does, `round`. Rule: at most one round of ours is under way,
-and it goes on only in a step of the coordinator, or with an answer of the log.
-See docs/logdb.md, section 8.
+`schedule` decides when a round is due; `cleaning_round` runs it. Invariant: at most one round is
+active, and it advances only in a step of the coordinator or with a reply of the log. See
+docs/logdb.md, section 8.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Cleaner:
-    """The rounds of one coordinator."""
+    """The cleaning rounds of one coordinator."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class Cleaner:
         coordinator: bytes,
         settings: RoundSettings | None = None,
     ) -> None:
-        """Begin; nothing happens before the first `step`.
+        """Prepare; nothing happens before the first `step`.
 
         Args:
-            state: what checkpoints are made of; if another takes its place, so must the cleaner.
+            state: the state to checkpoint; a new state needs a new cleaner.
             calls: the log.
-            coordinator: 8 bytes, of this process alone.
-            settings: default: as the docs have it.
+            coordinator: 8 bytes that identify this process.
+            settings: default: the values of docs/logdb.md.
 
         """
         settings = settings or RoundSettings()
@@ -51,17 +51,17 @@ class Cleaner:
         self._schedule: Final = CheckpointSchedule(state, coordinator, settings, self.counts)
         self._round: Final = CleaningRound(state, calls, self._schedule, settings, self.counts)
         self._task: Task | None = None
-        #: What it waits for: that this gsn is passed, or this time has come; 0: for neither.
+        #: The gsn or the time that the active round waits for; 0: none.
         self._wait_for_gsn = 0
         self._resume_at = 0
 
     @property
     def is_busy(self) -> bool:
-        """Whether a round is under way."""
+        """Whether a round is active."""
         return self._task is not None
 
     def step(self, now: int) -> None:
-        """Go on; after each batch of events, and when `next_wakeup` says so.
+        """Advance; called after each batch of events, and at `next_wakeup`.
 
         Args:
             now: monotonic nanoseconds.
@@ -79,13 +79,13 @@ class Cleaner:
             self._task.resume()
 
     def next_wakeup(self) -> int:
-        """Return when it wants a step; `NEVER`: with the next event."""
+        """Return the time of the next step; `NEVER`: with the next event."""
         if self.is_busy:
             return self._resume_at or NEVER
         return self._schedule.next_check()
 
     def close(self) -> None:
-        """Give the round up, if there is one: the state is another's, or the process ends."""
+        """Cancel the active round: the state was replaced, or the process stops."""
         task, self._task = self._task, None
         self._wait_for_gsn = self._resume_at = 0
         if task is not None:
@@ -97,7 +97,7 @@ class Cleaner:
         self._task.resume()
 
     def _wait(self, task: Task, step: WaitUntil | YieldSlice) -> None:
-        """Let a round wait for what is no answer of the log."""
+        """Start a wait of the round that is not a request to the log."""
         if isinstance(step, YieldSlice):
             self._resume_at = self._calls.now + self._pause_ns
         elif self._state.position.gsn >= step.gsn:
@@ -112,5 +112,5 @@ class Cleaner:
         if is_failed:
             self.counts.failed += 1
             self.counts.reason = str(result)
-            text = f"gave a checkpoint up, trying again later: {result}"
+            text = f"checkpoint failed, retrying later: {result}"
             self._calls.effects.append(LogWarning(text))

@@ -1,12 +1,11 @@
-"""A round: makes a checkpoint, and has the log trimmed; as a task (`logdb/tasks.py`).
+"""One cleaning round: writes a checkpoint and trims the log; a task (`logdb/tasks.py`).
 
-    mark --ours came first--> move --> save --> trim
-      another's came first: left to it; the log failed: given up
+    announce --ours is first--> move --> save --> trim
+      another coordinator's is first: skipped; the log fails: the round fails
 
-Rule: nothing is trimmed before a checkpoint without a place there was applied and is on stable
-storage; whatever stops a round, the log before and after suffices to start from. Invariant: between
-two pauses at most `slice_keys` keys or records are passed, and what is under way is bounded.
-See docs/logdb.md, section 8.
+Invariant: the log is trimmed only before a cut for which a checkpoint without earlier places was
+applied and is on stable storage; wherever a round stops, the log suffices for a start. Between two
+pauses a round processes at most `slice_keys` keys or records. See docs/logdb.md, section 8.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ if TYPE_CHECKING:
 
 
 class WaitUntil(msgspec.Struct, frozen=True, gc=False):
-    """A round's wait until the state has passed a gsn."""
+    """A step of a round: wait until the state has passed a gsn."""
 
     gsn: int
 
 
 class YieldSlice(msgspec.Struct, frozen=True, gc=False):
-    """A round's wait after a slice."""
+    """A step of a round: pause after a slice, so that other events are processed."""
 
 
 class CleaningRound:
-    """The rounds of one coordinator, one at a time."""
+    """The cleaning rounds of one coordinator, one at a time."""
 
     def __init__(
         self,
@@ -68,11 +67,11 @@ class CleaningRound:
         """Prepare rounds.
 
         Args:
-            state: what checkpoints are made of.
+            state: the state to checkpoint.
             calls: the log.
-            due: knows of others' rounds.
-            settings: in what steps they go.
-            counts: what they did.
+            schedule: knows the rounds of other coordinators.
+            settings: sizes of steps, and timeouts.
+            counts: incremented by the rounds.
 
         """
         self._state: Final = state
@@ -80,11 +79,11 @@ class CleaningRound:
         self._schedule: Final = schedule
         self._settings: Final = settings
         self._counts: Final = counts
-        #: When others were last told that a round is under way.
+        #: When this round was last announced.
         self._announced_at = 0
 
     def run(self) -> Steps:
-        """Make a round."""
+        """Run a round."""
         cut = self._schedule.cut()
         begun = yield from self._announce(cut)
         yield WaitUntil(begun.gsn)
@@ -94,7 +93,7 @@ class CleaningRound:
         if cut:
             cut = yield from self._move(cut)
         done, trim = yield from self._save(cut)
-        # Before it was applied, the next round would seem to be due.
+        # Until it is applied, the next round would seem to be due.
         yield WaitUntil(done.gsn)
         self._counts.rounds += 1
         if trim:
@@ -102,20 +101,20 @@ class CleaningRound:
             yield from self.trim(trim)
 
     def trim(self, gsn: int) -> Steps:
-        """Have the log trimmed, where a checkpoint that was applied says so."""
+        """Trim the log before a gsn that an applied checkpoint names."""
         yield TrimRequest(self._deadline(), RecordId(gsn, 0))
         self._counts.trimmed = gsn
 
-    # --- mark ---
+    # --- announce ---
 
     def _announce(self, cut: int) -> Generator[Any, Any, RecordId]:
-        """Tell the others that the round is under way."""
+        """Announce the round to the other coordinators."""
         self._announced_at = self._calls.now
         (rid,) = yield from self._insert([encode(CheckpointBegun(self._schedule.coordinator, cut))])
         return rid
 
     def _yield_slice(self, cut: int) -> Steps:
-        """Between two slices: let others have their turn, and know that we are alive."""
+        """Pause between two slices, and repeat the announcement when it gets old."""
         yield YieldSlice()
         if self._calls.now - self._announced_at > self._settings.other_round_timeout_ns // 3:
             yield from self._announce(cut)
@@ -123,7 +122,7 @@ class CleaningRound:
     # --- move ---
 
     def _move(self, cut: int) -> Generator[Any, Any, int]:
-        """Insert anew what is needed before the cut; returns where the cut is then."""
+        """Insert again what the state needs from before the cut; return the final cut."""
         relocation = Relocation(self._part_bytes())
         last = RID_GENESIS
         subscription = yield from self._subscribe()
@@ -140,7 +139,7 @@ class CleaningRound:
         return cut
 
     def _collect_moves(self, records: Iterable[Record], relocation: Relocation, cut: int) -> int:
-        """Take what is needed of the next records; returns where the cut is then."""
+        """Add the moves of the next records; return the final cut."""
         versions, limit = self._state.versions, self._calls.core.limits.max_payload_bytes
         for record in records:
             gsn = record.rid.gsn
@@ -148,14 +147,14 @@ class CleaningRound:
                 relocation.passed = cut
                 break
             try:
-                relocation.take(record.rid, moves_from(record, versions, limit))
+                relocation.add(record.rid, moves_from(record, versions, limit))
             except UnmovableRecord:
                 relocation.passed = gsn
                 return gsn
         return cut
 
     def _insert_moves(self, payloads: list[bytes]) -> Generator[Any, Any, RecordId]:
-        """Insert `Moved` records; returns the last one's rid."""
+        """Insert `Moved` records; return the last one's rid."""
         last = RID_GENESIS
         inserts = self._settings.inserts
         for start in range(0, len(payloads), inserts):
@@ -167,7 +166,7 @@ class CleaningRound:
     # --- save ---
 
     def _save(self, cut: int) -> Generator[Any, Any, tuple[RecordId, int]]:
-        """Write a checkpoint; returns its last record's rid, and where the log is to be trimmed."""
+        """Write a checkpoint; return its last record's rid, and the gsn before which to trim."""
         cursor = SnapshotCursor(self._state)
         try:
             return (yield from self._write(cursor, cut))
@@ -187,23 +186,23 @@ class CleaningRound:
             yield from self._yield_slice(cut)
         rids += yield from self._insert(payloads, image.position)
         self._counts.checkpoint_bytes += parts.bytes
-        # What was not moved after all must stay.
+        # An entry that was not moved must stay in the log.
         trim = cut if parts.first_place >= cut else 0
         done = CheckpointDone(
-            self._schedule.coordinator, image.position, image.floor, rids, parts.checksum, parts.keys,
-            image.horizon, image.first_foreign, image.records, trim,
+            self._schedule.coordinator, image.position, image.floor, rids, parts.checksum,
+            parts.keys, image.horizon, image.first_foreign, image.records, trim,
         )  # fmt: skip
         (rid,) = yield from self._insert([encode(done)], max(rids, default=image.position))
         return rid, trim
 
     def _slices(self, cursor: SnapshotCursor, parts: PartEncoder) -> Iterator[list[bytes]]:
-        """Yield the payloads that are full after each slice of the walk, and then the last ones."""
+        """Yield the full payloads after each slice of the cursor, then the last payloads."""
         while not cursor.is_done:
-            yield list(parts.take(cursor.rows(self._settings.slice_keys)))
-        for payload in parts.end(cursor.image.decisions, cursor.image.segments):
+            yield list(parts.add(cursor.rows(self._settings.slice_keys)))
+        for payload in parts.finish(cursor.image.decisions, cursor.image.segments):
             yield [payload]
 
-    # --- its dealings with the log ---
+    # --- requests to the log ---
 
     def _deadline(self) -> int:
         return self._calls.now + self._settings.request_timeout_ns
@@ -214,7 +213,7 @@ class CleaningRound:
     def _insert(
         self, payloads: list[bytes], after: RecordId | None = None
     ) -> Generator[Any, Any, list[RecordId]]:
-        """Insert records, together; returns their rids."""
+        """Insert records together; return their rids."""
         after = after or self._state.position
         deadline = self._deadline()
         results = yield [InsertRequest(deadline, [payload], after, None, 0) for payload in payloads]
@@ -223,7 +222,7 @@ class CleaningRound:
         return [rid for rids in results for rid in rids]
 
     def _subscribe(self) -> Generator[Any, Any, int]:
-        """Read the log from its beginning; returns the subscription's number."""
+        """Subscribe to the log from its beginning; return the subscription's number."""
         start = RecordId(max(self._state.trimmed, 1), 0)
         while True:
             try:

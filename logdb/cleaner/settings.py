@@ -10,36 +10,36 @@ _MS: Final = 1_000_000
 
 
 class RoundSettings(msgspec.Struct, frozen=True):
-    """When a round is due, and in what steps it goes."""
+    """When a round is due, and how large its steps are."""
 
-    #: Records after which a round is due; as many as there are keys if that is more.
+    #: Records after which a round is due; at least as many as there are keys.
     every_records: int = 100_000
-    #: Or so many bytes that are dead, beside those that the last round left.
+    #: Dead bytes, beyond those that the last round left, after which a round is due.
     min_dead_bytes: int = 64 * 1024 * 1024
-    #: About so large are the records that a round inserts, and so many are under way.
+    #: Approximate size of a record that a round inserts, and the number of concurrent inserts.
     part_bytes: int = 256 * 1024
     inserts: int = 8
-    #: Keys or records that are looked at in one step, and the pause after it.
+    #: Keys or records processed in one slice, and the pause after a slice.
     slice_keys: int = 500
     pause_ns: int = 2 * _MS
-    #: The log may take so long for one request.
+    #: Timeout of one request to the log.
     request_timeout_ns: int = 30_000 * _MS
-    #: Another's round is waited for so long, and a round that failed is tried again after so long.
+    #: Time to wait for another coordinator's round, and the delay before a failed round is retried.
     other_round_timeout_ns: int = 60_000 * _MS
     retry_ns: int = 10_000 * _MS
 
 
 class Counts(msgspec.Struct):
-    """What a coordinator's rounds did."""
+    """Counters of a coordinator's rounds."""
 
-    #: Rounds that were completed; given up for a failure; left to another coordinator.
+    #: Rounds completed, failed, and left to another coordinator.
     rounds: int = 0
     failed: int = 0
     left: int = 0
-    #: Bytes of records with moved values, and with parts of checkpoints.
+    #: Bytes of records with moved values, and of checkpoint parts.
     moved_bytes: int = 0
     checkpoint_bytes: int = 0
-    #: Where the log was trimmed last.
+    #: The gsn of the last trim.
     trimmed: int = 0
-    #: Why the last round that failed did.
+    #: The error of the last failed round.
     reason: str = ""

@@ -1,10 +1,10 @@
-"""Values as JSON, and back: for the shell, which has nothing else.
+"""Conversion of values to JSON and back, for the shell.
 
-Rule: `from_json` is the inverse of `to_json`. What JSON has no form for is an object with one key
-that begins with "$": {"$base64": text} is bytes, {"$map": [[key, value], ...]} a dictionary whose
-keys are not all text, {"$float": "nan"}, "inf" or "-inf" what no number can say. A dictionary that
-looks like one of these gets one more "$". Anything else that a program may have stored is shown as
-{"$unknown": text}, and cannot be read back.
+`from_json` is the inverse of `to_json`. A value without a JSON form is an object with one key that
+begins with "$": {"$base64": text} is bytes; {"$map": [[key, value], ...]} is a dictionary with
+other keys than text; {"$float": "nan"}, "inf" or "-inf" is a float that JSON cannot express. A
+dictionary that looks like one of these gets an additional "$". Any other stored type is shown as
+{"$unknown": text}, which cannot be read back.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str, name: str) -> Any:
-    """Return the value that a line of JSON stands for.
+    """Return the value of a line of JSON.
 
     Raises:
-        ConfigError: it is no JSON, or none that stands for a value; `name` says where it was.
+        ConfigError: the text is not JSON, or not a value; `name` is where it was given.
 
     """
     try:
         return from_json(msgspec.json.decode(text))
     except RecursionError:
-        raise ConfigError(name, text[:40], "JSON, not nested that deeply") from None
+        raise ConfigError(name, text[:40], "JSON with less nesting") from None
     except (msgspec.DecodeError, ValueError) as error:
         raise ConfigError(name, text, f"JSON ({error})") from error
 
 
 def to_json(value: Any) -> Any:
-    """Return a value in terms of JSON."""
+    """Return a value's JSON form."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {_FLOAT: str(value)}
     if isinstance(value, bytes):
         return {_BYTES: base64.b64encode(value).decode()}
-    # No comprehensions below: they would need two frames of the stack for each level.
+    # No comprehensions below: they would take two stack frames per level.
     if isinstance(value, dict):
         return _from_dictionary(value)
     if type(value) in {list, tuple}:
@@ -81,10 +81,10 @@ def _is_marker(value: dict[Any, Any]) -> bool:
 
 
 def from_json(value: Any) -> Any:
-    """Return the value that terms of JSON stand for.
+    """Return the value of a JSON form.
 
     Raises:
-        ValueError: an object with one key that begins with "$" is none of those above.
+        ValueError: an object's single key begins with "$" but is unknown.
 
     """
     if isinstance(value, list):
@@ -108,4 +108,4 @@ def _from_marker(mark: str, value: Any) -> Any:
             return {to_hashable(from_json(key)): from_json(inner) for key, inner in value}
     except TypeError as error:
         raise ValueError(f"{mark} with {value!r}: {error}") from error
-    raise ValueError(f"{mark} stands for nothing; a key that begins with $ needs one more $")
+    raise ValueError(f"unknown marker {mark}; write a key that begins with $ with one more $")

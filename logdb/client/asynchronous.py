@@ -1,7 +1,7 @@
-"""The asyncio client: as the blocking one (`logdb/client/blocking.py`), driven by the event loop.
+"""The asyncio client: the API of `logdb/client/blocking.py`, run by the event loop.
 
-Rule: the pure parts decide what is asked; here is only how answers are waited for. A database
-belongs to the event loop in which it was connected; a transaction may be used by several tasks.
+The pure steps are shared; only the waiting differs. A database belongs to the event loop in which
+it was connected; a transaction may be used by several tasks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class Closable(Protocol):
-    """What is to be closed."""
+    """An object with an async `close`."""
 
     async def close(self) -> None:
         """Close it."""
@@ -66,10 +66,10 @@ C = TypeVar("C", bound=Closable)
 
 
 class PendingOpen(Generic[C]):
-    """Something that is being opened: `await` it, or use it in an `async with` statement."""
+    """An object that is being opened: `await` it, or use it in an `async with` statement."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, C]) -> None:
-        """Take what opens it."""
+        """Take the coroutine that opens the object."""
         self._coroutine: Final = coroutine
         self._opened: C | None = None
 
@@ -89,7 +89,7 @@ class PendingOpen(Generic[C]):
 
 
 class Database:
-    """A client of a database for asyncio. As `logdb.Database`, with coroutines where it waits."""
+    """An asyncio client of a database. As `logdb.Database`, with coroutines for blocking calls."""
 
     def __init__(self, engine: AsyncDatabaseEngine, largest: int) -> None:
         """Use `logdb.aio.connect`."""
@@ -110,7 +110,7 @@ class Database:
     # --- transactions ---
 
     def transaction(self, *, timeout: float | None = None) -> Transaction:
-        """Begin a transaction, to be used in an `async with` statement; see `logdb.Database`."""
+        """Start a transaction, for use in an `async with` statement; see `logdb.Database`."""
         if timeout is not None:
             timeout_s(timeout, 0)
         return Transaction(self._engine, self._largest, timeout)
@@ -138,9 +138,9 @@ class Database:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Return `function(transaction)`, awaited if it can be, committed.
+        """Run `function(transaction)` in a transaction, awaited if it is awaitable, and commit.
 
-        See `logdb.Database.run`. A function that is no coroutine function can only write.
+        See `logdb.Database.run`. A plain function can only write.
         """
         attempts = self._engine.backoff(retries, timeout)
         while True:
@@ -152,13 +152,13 @@ class Database:
                     except ZiplogError:
                         raise
                     except Exception:
-                        # Maybe of a state a little old.
+                        # The error may be due to an out-of-date read.
                         if transaction.status == "open":
                             with suppress(UnavailableError):
                                 await transaction.validate()
                         raise
             except TransactionAborted as error:
-                jitter = random.random()  # noqa: S311 - to part rivals
+                jitter = random.random()  # noqa: S311 - not for security
                 await asyncio.sleep(attempts.next_delay_s(error, jitter, now_ns()))
 
     @overload
@@ -179,7 +179,7 @@ class Database:
         retries: int | None = None,
         timeout: float | None = None,
     ) -> Callable[..., Any]:
-        """Make of `function(transaction, ...)` a function without the first argument, by `run`."""
+        """Wrap `function(transaction, ...)` in `run`; callers omit the first argument."""
         self._engine.backoff(retries, timeout)
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
@@ -202,12 +202,12 @@ class Database:
     async def multi_get(
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
     ) -> list[Any]:
-        """Return the values of up to 10,000 keys, in their order and all of one state."""
+        """Return the values of up to 10,000 keys of one state, in their order."""
         steps = single_calls.read(self._engine.deadline_ns(timeout), None, keys, default)
         return await self._engine.run(steps)
 
     async def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
-        """Return whether a key is there."""
+        """Return whether a key exists."""
         return await self._engine.run(
             single_calls.exists(self._engine.deadline_ns(timeout), None, key)
         )
@@ -227,7 +227,7 @@ class Database:
         return AsyncRows(self._engine, bounds, scanning)
 
     def snapshot(self, *, timeout: float | None = None) -> PendingOpen[Snapshot]:
-        """Give a view of the present state that does not change; close it when it is done.
+        """Open a snapshot of the present state. Close it after use.
 
         ``async with db.snapshot() as snapshot``, or ``snapshot = await db.snapshot()``.
         """
@@ -248,18 +248,18 @@ class Database:
     # --- writing ---
 
     async def put(self, key: UserKey, value: Any, *, timeout: float | None = None) -> RecordId:
-        """Set a key's value, whatever it was; see `logdb.Database.put`."""
+        """Set a key's value; see `logdb.Database.put`."""
         deadline_ns = self._engine.deadline_ns(timeout)
         return await self._engine.run(single_calls.put(deadline_ns, key, value, self._largest))
 
     async def delete(self, key: UserKey, *, timeout: float | None = None) -> RecordId:
-        """Make a key absent, whether or not it is; returns the position of the commit."""
+        """Delete a key, whether or not it exists; return the position of the commit."""
         return await self._engine.run(single_calls.delete(self._engine.deadline_ns(timeout), key))
 
     async def multi_put(
         self, values: Mapping[Any, Any], *, timeout: float | None = None
     ) -> RecordId | None:
-        """Set keys' values, all at once; returns the commit's position (None if there are none)."""
+        """Set the values of keys atomically; return the commit's position (None: no keys)."""
         deadline_ns = self._engine.deadline_ns(timeout)
         return await self._engine.run(single_calls.multi_put(deadline_ns, values, self._largest))
 
@@ -270,7 +270,7 @@ class Database:
         *,
         timeout: float | None = None,
     ) -> bool:
-        """Write if keys have the values expected; see `logdb.Database.test_and_multi_put`."""
+        """Write if keys have the expected values; see `logdb.Database.test_and_multi_put`."""
         deadline_ns = self._engine.deadline_ns(timeout)
         steps = single_calls.test_and_multi_put(deadline_ns, expected, writes, self._largest)
         return await self._engine.run(steps)
@@ -278,17 +278,17 @@ class Database:
     # --- the database ---
 
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return how the coordinator is that this client uses, with its "endpoint"."""
+        """Return the status of the coordinator that this client uses, with its "endpoint"."""
         request = CoordinatorStatusRequest(self._engine.deadline_ns(timeout))
         document, endpoint = await self._engine.call(request)
         return status(document) | {"endpoint": endpoint}
 
     def stats(self) -> dict[str, int]:
-        """Return what this client did: counts since it was made."""
+        """Return the counters of this client."""
         return self._engine.core.stats()
 
     async def close(self) -> None:
-        """Close; what is under way raises ClosedError. May be called again."""
+        """Close; open calls raise ClosedError. Idempotent."""
         self._engine.close()
 
 
@@ -307,7 +307,7 @@ class Transaction:
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
-        """Commit it, unless it was ended before; roll it back if an exception is under way."""
+        """Commit, unless the transaction is over; roll back if an exception is raised."""
         if not self._sets.is_undecided:
             return
         if kind is None:
@@ -320,12 +320,12 @@ class Transaction:
 
     @property
     def status(self) -> TransactionStatus:
-        """How it is: "open", "committing", "committed", "aborted", "rolled back" or "in doubt"."""
+        """The status: "open", "committing", "committed", "aborted", "rolled back" or "in doubt"."""
         return self._sets.status
 
     @property
     def position(self) -> RecordId | None:
-        """Where it was committed; of one that wrote nothing, of which state it read. Else None."""
+        """The position of the commit, or of the state that a read-only transaction read."""
         return self._sets.position
 
     def _deadline_ns(self) -> int:
@@ -342,7 +342,7 @@ class Transaction:
         return [default if value is None else decode_value(value) for value in values]
 
     async def exists(self, key: UserKey) -> bool:
-        """Return whether a key is there; see `get`."""
+        """Return whether a key exists; see `get`."""
         return await self._engine.run(self._sets.exists(encode_key(key), self._deadline_ns()))
 
     def scan(
@@ -361,15 +361,15 @@ class Transaction:
         )
 
     def put(self, key: UserKey, value: Any) -> None:
-        """Set a key's value when this transaction commits; no coroutine, as nothing is sent."""
+        """Set a key's value at the commit; not a coroutine, because nothing is sent."""
         self._sets.write(*arguments.write(key, value, self._largest))
 
     def delete(self, key: UserKey) -> None:
-        """Make a key absent when this transaction commits; no coroutine."""
+        """Delete a key at the commit; not a coroutine."""
         self._sets.write(encode_key(key), None)
 
     async def validate(self) -> None:
-        """Check that all that was read is still so; see `logdb.Transaction.validate`."""
+        """Check that everything read is unchanged; see `logdb.Transaction.validate`."""
         await self._engine.run(self._sets.validate(self._deadline_ns()))
 
     async def commit(self) -> None:
@@ -377,12 +377,12 @@ class Transaction:
         await self._engine.run(self._sets.commit(self._deadline_ns()))
 
     def rollback(self) -> None:
-        """End it without a trace; no coroutine. See `logdb.Transaction.rollback`."""
+        """Roll back, without a trace; not a coroutine. See `logdb.Transaction.rollback`."""
         self._sets.rollback()
 
 
 class Snapshot:
-    """One state of the database, for as long as it is used; see `logdb.Snapshot`."""
+    """One state of the database; see `logdb.Snapshot`."""
 
     def __init__(
         self, engine: AsyncDatabaseEngine, snapshot: SnapshotId, position: RecordId
@@ -390,7 +390,7 @@ class Snapshot:
         """Use `Database.snapshot`."""
         self._engine: Final = engine
         self._snapshot: Final = snapshot
-        #: The last record of the log that the state holds.
+        #: The position of the state.
         self.position: Final = position
         self._is_closed = False
         request = DropRequest(NEVER, snapshot)
@@ -409,7 +409,7 @@ class Snapshot:
 
     def _open(self) -> SnapshotId:
         if self._is_closed:
-            raise ClosedError("this snapshot", "take another one")
+            raise ClosedError("this snapshot", "take a new one")
         return self._snapshot
 
     async def get(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Any:
@@ -424,7 +424,7 @@ class Snapshot:
         return await self._engine.run(steps)
 
     async def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
-        """Return whether a key is there."""
+        """Return whether a key exists."""
         steps = single_calls.exists(self._engine.deadline_ns(timeout), self._open(), key)
         return await self._engine.run(steps)
 
@@ -443,7 +443,7 @@ class Snapshot:
         return AsyncRows(self._engine, bounds, scanning, self)
 
     async def close(self) -> None:
-        """Let go of it. May be called again."""
+        """Release the snapshot. Idempotent."""
         if not self._is_closed:
             self._engine.post(DropRequest(NEVER, self._snapshot))
             self._is_closed = True
@@ -451,7 +451,7 @@ class Snapshot:
 
 
 class Watch:
-    """The values of a key, one after the other: an async iterator, and context manager."""
+    """The values of a key over time: an async iterator, and context manager."""
 
     def __init__(
         self, engine: AsyncDatabaseEngine, key: bytes, default: Any, timeout: float | None
@@ -462,7 +462,7 @@ class Watch:
         self._default: Final = default
         self._timeout: Final = timeout
         self._watching: Final = Watching()
-        #: The version of the value given last: the gsn where it was written; 0: absent, -1: none.
+        #: The version of the last returned value: the gsn of its record; 0: absent, -1: none yet.
         self.version = -1
 
     async def __aenter__(self) -> Self:
@@ -482,19 +482,19 @@ class Watch:
         return self
 
     async def __anext__(self) -> Any:
-        """Return the next value; waits for it. See `logdb.Watch`."""
+        """Wait for the next value and return it. See `logdb.Watch`."""
         deadline_ns = NEVER if self._timeout is None else self._engine.deadline_ns(self._timeout)
         request = WatchRequest(deadline_ns, self._key, self.version, self._watching)
         state: KeyState | None = await self._engine.call(request) if self._is_open else None
         if state is None:
             raise StopAsyncIteration
         value = self._default if state.value is None else decode_value(state.value)
-        # Last: what comes before may raise, and then the value is asked for again.
+        # Last, because decoding may raise, and then the value is requested again.
         self.version = state.version
         return value
 
     async def close(self) -> None:
-        """End it: a task that waits for the next value has none. May be called again."""
+        """Close the watch; a waiting task gets StopAsyncIteration. Idempotent."""
         if self._is_open:
             self._watching.is_closed = True
             self._engine.post(UnwatchRequest(NEVER, self._watching))

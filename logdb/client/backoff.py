@@ -1,7 +1,7 @@
-"""How often, and after which pauses, a transaction that others overtook is run again.
+"""Exponential backoff with jitter between the attempts of an aborted transaction.
 
-Rules: the pause doubles up to the last, and a random share of its second half is left out, so that
-rivals part; it ends after so many attempts, or at a deadline.
+The delay doubles up to a maximum; a random share of its second half is left out, so that competing
+transactions separate. It ends after a number of attempts, or at a deadline.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Backoff:
     __slots__ = ("_deadline_ns", "_delay_s", "_left")
 
     def __init__(self, retries: int | None, deadline_ns: int = NEVER) -> None:
-        """Allow so many attempts after the first (None: any number) before a deadline.
+        """Allow `retries` attempts after the first (None: any number) before a deadline.
 
         Raises:
-            ConfigError: it is no number from 0 on.
+            ConfigError: `retries` is not a number from 0 on.
 
         """
         self._left = check_retries(retries)
@@ -35,12 +35,12 @@ class Backoff:
         self._delay_s = _FIRST_DELAY_S
 
     def next_delay_s(self, error: TransactionAborted, jitter: float, now: int) -> float:
-        """Return how long to wait, in seconds; raises `error` if that was the last attempt.
+        """Return the delay before the next attempt, in seconds; raise `error` if there is none.
 
         Args:
-            error: what the last attempt ended with.
-            chance: a random number from 0 to 1.
-            now: monotonic nanoseconds, as the deadline.
+            error: the error of the last attempt.
+            jitter: a random number from 0 to 1.
+            now: monotonic nanoseconds.
 
         """
         if self._left == 0 or now >= self._deadline_ns:
@@ -55,7 +55,7 @@ def check_retries(retries: object) -> int | None:
     """Return a number of retries; None: any number.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the argument is not a number from 0 on.
 
     """
     if retries is None:

@@ -1,8 +1,8 @@
-"""The blocking client: `Database`, and the transactions, snapshots and watches that it gives.
+"""The blocking client: `Database`, with its transactions, snapshots and watches.
 
-Rule: every method checks what it is given (`arguments`), and has the engine answer the requests
-that the pure parts make of it. A database may be used from several threads; a transaction, a
-snapshot's scan and a watch from one at a time.
+Every method validates its arguments (`arguments`) and runs pure steps on the engine. A database may
+be used from several threads; a transaction, a snapshot's scan and a watch from one thread at a
+time.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ T = TypeVar("T")
 class Database:
     """A client of a database. Close it, or use it in a `with` statement.
 
-    Keys are `str` or `bytes` of up to 1,024 bytes, values anything that MessagePack carries (a
-    tuple comes back as a list), together up to a record's size, 1 MiB unless the cluster says else.
-    A method that runs into the time-out raises `DeadlineError`, and nothing was written (for a
-    write that may have happened, `OutcomeUnknownError`, which can be asked: `resolve` returns the
-    commit's position, or None if it has, and will have, no effect). Does not survive `os.fork`.
+    A key is `str` or `bytes` of up to 1,024 bytes. A value is anything that MessagePack carries (a
+    tuple comes back as a list). Both must fit into a record, 1 MiB by default. After a timeout a
+    method raises `DeadlineError`, and nothing was written. If a write may have happened, it raises
+    `OutcomeUnknownError`: its `resolve` returns the commit's position, or None if the write has no
+    effect and never will. It does not survive `os.fork`.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class Database:
     # --- transactions ---
 
     def transaction(self, *, timeout: float | None = None) -> Transaction:
-        """Begin a transaction, to be used in a `with` statement.
+        """Start a transaction, for use in a `with` statement.
 
-        Leaving the block commits it, leaving it by an exception rolls it back. `timeout`: of each
-        of its calls, in seconds.
+        The end of the block commits it; an exception rolls it back. `timeout`: of each call of the
+        transaction, in seconds.
         """
         if timeout is not None:
             timeout_s(timeout, 0)
@@ -95,19 +95,21 @@ class Database:
         *,
         timeout: float | None = None,
     ) -> T:
-        """Return `function(transaction)`, committed; it is run again if others were faster.
+        """Run `function(transaction)` in a transaction and commit; retry after a conflict.
 
         Args:
-            function: may be called several times, so it should do nothing but use the transaction;
-                an exception of its own rolls back and is raised, unless what it had read is no
-                longer so.
-            retries: at most so many times more, with growing pauses (1 ms to 100 ms) between; None:
-                any number.
-            timeout: in seconds: when it has passed, it is not run again; and that of each of the
-                transaction's calls. None: the database's; with `retries`, only these count.
+            function: may be called several times, so it should only use the transaction. An
+                exception of
+                its own rolls back and is raised, unless what it has read is out of date.
+            retries: maximum number of retries, with growing delays (1 ms to 100 ms) between them;
+                None:
+                no limit.
+            timeout: time after which it is not retried, and the timeout of each call of the
+                transaction,
+                in seconds. None: the database's; with `retries`, only the retries are limited.
 
         Raises:
-            TransactionAborted: each time; the last one's.
+            TransactionAborted: every attempt was aborted; the error is the last one's.
 
         """
         attempts = self._engine.backoff(retries, timeout)
@@ -119,13 +121,13 @@ class Database:
                     except ZiplogError:
                         raise
                     except Exception:
-                        # Maybe of a state a little old.
+                        # The error may be due to an out-of-date read.
                         if transaction.status == "open":
                             with suppress(UnavailableError):
                                 transaction.validate()
                         raise
             except TransactionAborted as error:
-                jitter = random.random()  # noqa: S311 - to part rivals
+                jitter = random.random()  # noqa: S311 - not for security
                 time.sleep(attempts.next_delay_s(error, jitter, now_ns()))
 
     @overload
@@ -144,7 +146,7 @@ class Database:
         retries: int | None = None,
         timeout: float | None = None,
     ) -> Callable[..., Any]:
-        """Make of `function(transaction, ...)` a function without the first argument, by `run`."""
+        """Wrap `function(transaction, ...)` in `run`; callers omit the first argument."""
         self._engine.backoff(retries, timeout)
 
         def decorate(function: Callable[..., T]) -> Callable[..., T]:
@@ -161,19 +163,20 @@ class Database:
     def get(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Any:
         """Return a key's value, or `default` if it is absent.
 
-        Everything that completed before this call is seen, whoever did it. `timeout`: in seconds.
+        The read sees everything that completed before this call, of every client. `timeout`: in
+        seconds.
         """
         return self.multi_get((key,), default, timeout=timeout)[0]
 
     def multi_get(
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
     ) -> list[Any]:
-        """Return the values of up to 10,000 keys, in their order and all of one state."""
+        """Return the values of up to 10,000 keys of one state, in their order."""
         steps = single_calls.read(self._engine.deadline_ns(timeout), None, keys, default)
         return self._engine.run(steps)
 
     def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
-        """Return whether a key is there."""
+        """Return whether a key exists."""
         return self._engine.run(single_calls.exists(self._engine.deadline_ns(timeout), None, key))
 
     def scan(
@@ -185,21 +188,21 @@ class Database:
         limit: int | None = None,
         timeout: float | None = None,
     ) -> Iterator[tuple[Any, Any]]:
-        """Return an iterator over keys and values in key order, all of one state.
+        """Return an iterator over keys and values of one state, in key order.
 
         Args:
-            start: the first key, inclusive; None: the very first one.
-            stop: where it ends, exclusive; None: with the last one.
-            prefix: instead of both: all keys that begin with it.
-            limit: at most so many rows.
+            start: the first key, inclusive; None: no bound.
+            stop: the end, exclusive; None: no bound.
+            prefix: instead of both bounds: all keys with this prefix.
+            limit: maximum number of rows.
             timeout: of each page of 1,000 rows, in seconds.
 
-        Keys come as `str` (with surrogate escapes where they are no UTF-8) unless a bound or the
-        prefix is `bytes`. The state is that of the first `next`.
+        Keys are `str` (with surrogate escapes if they are not UTF-8), unless a bound or the prefix
+        is `bytes`. The state is that of the first `next`.
 
         Raises:
-            SnapshotExpired: the iteration took too long: over 60 s between two pages, or more than
-                1,000,000 keys were changed meanwhile.
+            SnapshotExpired: over 60 s passed between two pages, or more than 1,000,000 keys changed
+                during the iteration.
 
         """
         bounds = arguments.bounds(start, stop, prefix, limit)
@@ -207,7 +210,7 @@ class Database:
         return Rows(self._engine, bounds, scanning)
 
     def snapshot(self, *, timeout: float | None = None) -> Snapshot:
-        """Return a view of the present state that does not change; close it when it is done."""
+        """Return a snapshot of the present state. Close it after use."""
         return self._engine.shielded(self._snapshot, timeout)
 
     def _snapshot(self, timeout: float | None) -> Snapshot:
@@ -215,15 +218,17 @@ class Database:
         return Snapshot(self._engine, snapshot, position)
 
     def watch(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Watch:
-        """Return an iterator over the values of a key: the present one, and each one seen later.
+        """Return an iterator over the values of a key: the present value, then each later one.
 
-        Values that lasted too short may be left out, but it never goes back, and never ends.
+        Values that lasted too short a time may be skipped. The iterator never goes back, and never
+        ends.
 
         Args:
             key: the key.
-            default: the value of a key that is absent.
-            timeout: iteration raises DeadlineError after so many seconds without a change, and may
-                be gone on with; None: it waits without limit.
+            default: the value of an absent key.
+            timeout: time without a change after which iteration raises DeadlineError, in seconds;
+                it may
+                be continued. None: it waits without limit.
 
         """
         if timeout is not None:
@@ -233,7 +238,7 @@ class Database:
     # --- writing ---
 
     def put(self, key: UserKey, value: Any, *, timeout: float | None = None) -> RecordId:
-        """Set a key's value, whatever it was; returns the position of the commit.
+        """Set a key's value; return the position of the commit.
 
         Raises:
             UnsupportedValueError: MessagePack cannot carry the value.
@@ -244,17 +249,18 @@ class Database:
         return self._engine.run(single_calls.put(deadline_ns, key, value, self._largest))
 
     def delete(self, key: UserKey, *, timeout: float | None = None) -> RecordId:
-        """Make a key absent, whether or not it is; returns the commit's position. See `put`."""
+        """Delete a key, whether or not it exists; return the commit's position. See `put`."""
         return self._engine.run(single_calls.delete(self._engine.deadline_ns(timeout), key))
 
     def multi_put(
         self, values: Mapping[Any, Any], *, timeout: float | None = None
     ) -> RecordId | None:
-        """Set keys' values, all at once; returns the commit's position (None if there are none).
+        """Set the values of keys atomically; return the commit's position (None: no keys).
 
         Raises:
-            RecordTooLargeError: one is too large (see `put`), or the keys are more than a record
-                holds: some 20,000 of 16 bytes in 1 MiB.
+            RecordTooLargeError: a value is too large (see `put`), or the keys do not fit into a
+                record:
+                1 MiB holds some 20,000 keys of 16 bytes.
 
         """
         deadline_ns = self._engine.deadline_ns(timeout)
@@ -267,11 +273,12 @@ class Database:
         *,
         timeout: float | None = None,
     ) -> bool:
-        """Write if keys have the values expected, all at once; returns whether they had.
+        """Write if keys have the expected values, atomically; return whether they did.
 
         Args:
-            expected: up to 10,000 keys, each with what `get` would return, compared as Python does
-                (1 == True); None: it is None, or absent.
+            expected: up to 10,000 keys, each with the result expected of `get`, compared as Python
+                does
+                (1 == True); None: the value is None, or the key is absent.
             writes: keys and their new values.
             timeout: in seconds.
 
@@ -283,17 +290,17 @@ class Database:
     # --- the database ---
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return how the coordinator is that this client uses (docs/logdb.md, section 16)."""
+        """Return the status of the coordinator that this client uses (docs/logdb.md, 16)."""
         request = CoordinatorStatusRequest(self._engine.deadline_ns(timeout))
         document, endpoint = self._engine.call(request)
         return status(document) | {"endpoint": endpoint}
 
     def stats(self) -> dict[str, int]:
-        """Return what this client did: counts since it was made."""
+        """Return the counters of this client."""
         return self._engine.core.stats()
 
     def close(self) -> None:
-        """Close; calls under way in other threads raise ClosedError. May be called again."""
+        """Close; open calls in other threads raise ClosedError. Idempotent."""
         self._engine.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
@@ -315,7 +322,7 @@ class Transaction:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Commit it, unless it was ended before; roll it back if an exception is under way."""
+        """Commit, unless the transaction is over; roll back if an exception is raised."""
         if not self._sets.is_undecided:
             return
         if kind is None:
@@ -328,22 +335,22 @@ class Transaction:
 
     @property
     def status(self) -> TransactionStatus:
-        """How it is: "open", "committing", "committed", "aborted", "rolled back" or "in doubt"."""
+        """The status: "open", "committing", "committed", "aborted", "rolled back" or "in doubt"."""
         return self._sets.status
 
     @property
     def position(self) -> RecordId | None:
-        """Where it was committed; of one that wrote nothing, of which state it read. Else None."""
+        """The position of the commit, or of the state that a read-only transaction read."""
         return self._sets.position
 
     def _deadline_ns(self) -> int:
         return self._engine.deadline_ns(self._timeout)
 
     def get(self, key: UserKey, default: Any = None) -> Any:
-        """Return a key's value, or `default` if it is absent: what this transaction has made of it.
+        """Return a key's value, or `default` if it is absent; sees the transaction's own writes.
 
         Raises:
-            TransactionAborted: somebody has changed what this transaction read before; it is over.
+            TransactionAborted: another transaction changed what this one has read; it is over.
             TransactionClosed: it was over before.
             TooManyReadsError: it would have read more than 10,000 keys.
 
@@ -357,7 +364,7 @@ class Transaction:
         return [default if value is None else decode_value(value) for value in values]
 
     def exists(self, key: UserKey) -> bool:
-        """Return whether a key is there; see `get`."""
+        """Return whether a key exists; see `get`."""
         steps = self._sets.exists(encode_key(key), self._deadline_ns())
         return self._engine.run(steps)
 
@@ -371,44 +378,44 @@ class Transaction:
     ) -> Iterator[tuple[Any, Any]]:
         """Return an iterator over keys and values in key order; see `Database.scan`, and `get`.
 
-        What lies in the range read so far must still be the same when this transaction commits.
+        The commit conflicts if another transaction changed the range that was read.
         """
         bounds = arguments.bounds(start, stop, prefix, limit)
         self._sets.check_open()
         return Rows(self._engine, bounds, TransactionScan(self._sets, bounds, self._deadline_ns))
 
     def put(self, key: UserKey, value: Any) -> None:
-        """Set a key's value when this transaction commits; errors are those of `Database.put`."""
+        """Set a key's value at the commit; raises the errors of `Database.put`."""
         self._sets.write(*arguments.write(key, value, self._largest))
 
     def delete(self, key: UserKey) -> None:
-        """Make a key absent when this transaction commits."""
+        """Delete a key at the commit."""
         self._sets.write(encode_key(key), None)
 
     def validate(self) -> None:
-        """Check that all that was read is still so, now. A read may show a state a little old.
+        """Check that everything read is unchanged; a read may return a slightly old state.
 
         Raises:
-            TransactionAborted: somebody has changed it; the transaction is over.
+            TransactionAborted: another transaction changed it; this one is over.
             TransactionClosed: it was over before.
 
         """
         self._engine.run(self._sets.validate(self._deadline_ns()))
 
     def commit(self) -> None:
-        """Commit; returns when the writes have taken effect, and are as durable as an insert.
+        """Commit; return when the writes have taken effect, as durable as an insert.
 
         Raises:
-            TransactionAborted: it took no effect, as somebody has changed what it read.
+            TransactionAborted: it took no effect, because another transaction changed what it read.
             UnavailableError: it took no effect; it is still open, and may be committed again.
-            OutcomeUnknownError: it may have taken effect; ask the error's `resolve`.
+            OutcomeUnknownError: it may have taken effect; call the error's `resolve`.
             TransactionClosed: it was over before.
 
         """
         self._engine.run(self._sets.commit(self._deadline_ns()))
 
     def rollback(self) -> None:
-        """End it without a trace. Nothing happens if it is over, so it may stand in a `finally`.
+        """Roll back, without a trace. Does nothing if the transaction is over, as in a `finally`.
 
         Raises:
             TransactionClosed: it is "committing", or "in doubt".
@@ -418,7 +425,7 @@ class Transaction:
 
 
 class Snapshot:
-    """One state of the database, for as long as it is used: 60 s without a read end it.
+    """One state of the database; it expires after 60 s without a read.
 
     Any read may raise SnapshotExpired. A context manager.
     """
@@ -427,7 +434,7 @@ class Snapshot:
         """Use `Database.snapshot`."""
         self._engine: Final = engine
         self._snapshot: Final = snapshot
-        #: The last record of the log that the state holds.
+        #: The position of the state.
         self.position: Final = position
         self._is_closed = False
         request = DropRequest(NEVER, snapshot)
@@ -446,7 +453,7 @@ class Snapshot:
 
     def _open(self) -> SnapshotId:
         if self._is_closed:
-            raise ClosedError("this snapshot", "take another one")
+            raise ClosedError("this snapshot", "take a new one")
         return self._snapshot
 
     def get(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Any:
@@ -461,7 +468,7 @@ class Snapshot:
         return self._engine.run(steps)
 
     def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
-        """Return whether a key is there."""
+        """Return whether a key exists."""
         return self._engine.run(
             single_calls.exists(self._engine.deadline_ns(timeout), self._open(), key)
         )
@@ -481,7 +488,7 @@ class Snapshot:
         return Rows(self._engine, bounds, scanning, self)
 
     def close(self) -> None:
-        """Let go of it. May be called again."""
+        """Release the snapshot. Idempotent."""
         if not self._is_closed:
             self._engine.shielded(self._close)
 
@@ -492,7 +499,7 @@ class Snapshot:
 
 
 class Watch:
-    """The values of a key, one after the other: an iterator, and a context manager."""
+    """The values of a key over time: an iterator, and a context manager."""
 
     def __init__(
         self, engine: DatabaseEngine, key: bytes, default: Any, timeout: float | None
@@ -503,7 +510,7 @@ class Watch:
         self._default: Final = default
         self._timeout: Final = timeout
         self._watching: Final = Watching()
-        #: The version of the value given last: the gsn where it was written; 0: absent, -1: none.
+        #: The version of the last returned value: the gsn of its record; 0: absent, -1: none yet.
         self.version = -1
 
     def __enter__(self) -> Self:
@@ -523,10 +530,10 @@ class Watch:
         return self
 
     def __next__(self) -> Any:
-        """Return the next value; waits for it.
+        """Wait for the next value and return it.
 
         Raises:
-            DeadlineError: nothing changed within the time-out; it may be asked again.
+            DeadlineError: nothing changed within the timeout; it may be called again.
 
         """
         deadline_ns = NEVER if self._timeout is None else self._engine.deadline_ns(self._timeout)
@@ -535,12 +542,12 @@ class Watch:
         if state is None:
             raise StopIteration
         value = self._default if state.value is None else decode_value(state.value)
-        # Last: what comes before may raise, and then the value is asked for again.
+        # Last, because decoding may raise, and then the value is requested again.
         self.version = state.version
         return value
 
     def close(self) -> None:
-        """End it: a thread that waits for the next value has none. May be called again."""
+        """Close the watch; a waiting thread gets StopIteration. Idempotent."""
         if self._is_open:
             self._watching.is_closed = True
             self._engine.post(UnwatchRequest(NEVER, self._watching))

@@ -1,12 +1,12 @@
-"""Commits: from a record to the word of a coordinator (docs/logdb.md, section 7).
+"""Commits: from the commit record to a coordinator's decision (docs/logdb.md, section 7).
 
-    inserted --Decided, unasked--> done          silence: `AwaitDecision`, again and again
-             --outcome unknown--> the same record is inserted again, and asked for
-             --deadline--> nothing can be in the log: DeadlineError; else OutcomeUnknownError
+    inserted --`Decided`, unasked--> done        no decision: `AwaitDecision`, repeated
+             --outcome unknown--> the same record is inserted again, and its decision requested
+             --deadline--> DeadlineError if no copy can be in the log, else OutcomeUnknownError
 
-Rules: the same id always goes with the same bytes; a decision counts whoever tells it, but
-"expired" only if no other copy of the record may stand before the one that it is about. Invariant:
-who waits for a decision asks for it, or has its record under way.
+All copies of a record have the same id and the same bytes. Every coordinator's decision counts, but
+"expired" only if no other copy can precede the expired one. Invariant: an open commit has a request
+for the decision, or an insert, or a retry timer.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
     from ziplog.types import RecordId
 
 _MS: Final = 1_000_000
-#: A decision that does not come by itself so long after the acks is asked for.
+#: Delay between the acks and the request for a decision that was not received.
 _QUERY_AFTER_NS: Final = 50 * _MS
-#: The log has so long for the first copy of a record, and twice as long for each next one.
+#: Deadline of a record's first insert; it doubles with each further copy.
 _FIRST_TRY_NS: Final = 1_000 * _MS
-#: A record that the log did not take is inserted again after so long, doubling up to the last.
+#: First and maximum delay before a refused record is inserted again; the delay doubles.
 _FIRST_BACKOFF_NS: Final = 10 * _MS
 _LAST_BACKOFF_NS: Final = 500 * _MS
 
 
 class Attempt:
-    """One copy of a commit record that may be, or come, into the log."""
+    """One copy of a commit record that may be in the log, or still reach it."""
 
     __slots__ = ("rid", "unknown")
 
     def __init__(self) -> None:
-        #: Where it is, once that is known.
+        #: Its position, once it is known.
         self.rid: RecordId | None = None
-        #: What the log calls its fate while that is not known.
+        #: The log's token for its unknown outcome.
         self.unknown: Any = None
 
 
 class UnknownCommit:
-    """A commit that nobody knew the fate of at its deadline. Written by the core only."""
+    """A commit with an unknown outcome at its deadline. Written by the core only."""
 
     __slots__ = ("attempts", "number")
 
@@ -66,7 +66,7 @@ class UnknownCommit:
 
 
 class PendingCommit:
-    """One commit under way, or one in doubt that somebody asks for."""
+    """An open commit, or the resolution of one with an unknown outcome."""
 
     __slots__ = (
         "after",
@@ -91,19 +91,19 @@ class PendingCommit:
         self.deadline: Final = deadline
         #: Copies that may be in the log.
         self.attempts: Final = attempts
-        #: Gets the `Decided`, an exception, or None: the record never will exist.
+        #: Called with the `Decided`, an exception, or None: the record will never exist.
         self.done: Final = done
-        #: None: it is only asked for.
+        #: None: the outcome is only resolved, nothing is inserted.
         self.payload: bytes | None = None
         self.after: RecordId
         #: The number of the open `AwaitDecision`; 0: none.
         self.query = 0
         self.log_calls: Final = OpenCalls()
-        #: When to ask, or to insert again.
+        #: When to request the decision, or to insert again.
         self.retry_at = NEVER
         self.backoff = _FIRST_BACKOFF_NS
         self.tries = 0
-        #: What the log last said.
+        #: The log's last error.
         self.reason = ""
         self.is_over = False
 
@@ -120,12 +120,12 @@ class Commits:
         self._wall_offset_us: Final = wall_offset_us
         self._open: Final[dict[int, PendingCommit]] = {}
         self._last = 0
-        #: The log; it is there when somebody commits.
+        #: The log; set before the first commit.
         self.calls: LogTasks
         coordinators.on_decided = self.on_decided
 
     def next_number(self) -> int:
-        """Return the number of a transaction that never had one."""
+        """Return an unused transaction number."""
         self._last += 1
         return self._last
 
@@ -148,23 +148,23 @@ class Commits:
     def resolve(
         self, unknown: UnknownCommit, deadline: int, done: Callable[[Any], None]
     ) -> PendingCommit:
-        """Ask what became of a commit; `done` gets None, too: the record never will exist."""
+        """Resolve a commit's outcome; `done` may also get None: the record will never exist."""
         commit = PendingCommit(unknown.number, deadline, unknown.attempts, done)
         former = self._open.get(unknown.number)
         if former is not None:
-            self._finish(former, _unknown_outcome_error(unknown, "somebody else asks for it now"))
+            self._finish(former, _unknown_outcome_error(unknown, "another call resolves it now"))
         self._open[unknown.number] = commit
         self._turn.wake_at(deadline)
         self._query_decision(commit)
         for attempt in list(unknown.attempts):
             if attempt.unknown is not None:
                 request = ResolveRequest(deadline, attempt.unknown)
-                then = partial(self._resolved, commit, attempt)
+                then = partial(self._on_resolved, commit, attempt)
                 commit.log_calls.call(self.calls, request, then)
         return commit
 
     def cancel(self, commit: PendingCommit) -> None:
-        """Nobody waits for a commit any more."""
+        """Cancel a commit's call."""
         if commit.is_over:
             return
         commit.is_over = True
@@ -176,7 +176,7 @@ class Commits:
     # --- the log ---
 
     def _insert(self, commit: PendingCommit) -> None:
-        assert commit.payload is not None, "a commit in doubt is not inserted again"
+        assert commit.payload is not None, "a resolution has no record to insert"
         now = self._turn.now
         deadline = min(commit.deadline, now + (_FIRST_TRY_NS << commit.tries))
         commit.tries += 1
@@ -184,9 +184,9 @@ class Commits:
         commit.attempts.append(attempt)
         stamp = now // 1000 + self._wall_offset_us
         request = InsertRequest(deadline, [commit.payload], commit.after, None, stamp)
-        commit.log_calls.call(self.calls, request, partial(self._inserted, commit, attempt))
+        commit.log_calls.call(self.calls, request, partial(self._on_inserted, commit, attempt))
 
-    def _inserted(self, commit: PendingCommit, attempt: Attempt, result: Any) -> None:
+    def _on_inserted(self, commit: PendingCommit, attempt: Attempt, result: Any) -> None:
         now = self._turn.now
         if isinstance(result, list):
             attempt.rid = result[0]
@@ -195,7 +195,7 @@ class Commits:
             return
         commit.reason = str(result)
         if isinstance(result, (OutcomeUnknownError, ProtocolError)):
-            # What servers contradict each other about may be in the log, too.
+            # The record may also be in the log if servers contradict each other.
             attempt.unknown = getattr(result, "doubt", None)
             if not commit.is_over and now < commit.deadline:
                 self._query_decision(commit)
@@ -210,7 +210,7 @@ class Commits:
         elif not commit.attempts:
             self._finish(commit, result)
 
-    def _resolved(self, commit: PendingCommit, attempt: Attempt, result: Any) -> None:
+    def _on_resolved(self, commit: PendingCommit, attempt: Attempt, result: Any) -> None:
         if isinstance(result, ZiplogError):
             return
         attempt.unknown = None
@@ -229,12 +229,12 @@ class Commits:
         commit.query = self._coordinators.send_query(
             lambda cluster, request: AwaitDecision(cluster, request, session, number),
             lambda _result, _src: None,
-            # It ends with the commit.
+            # The query ends with the commit.
             NEVER,
         )
 
     def on_decided(self, decided: Decided) -> None:
-        """Take a coordinator's word."""
+        """Handle a coordinator's decision."""
         commit = self._open.get(decided.number)
         if commit is not None and _is_final(commit.attempts, decided):
             self._finish(commit, decided)
@@ -252,7 +252,7 @@ class Commits:
     # --- time ---
 
     def tick(self) -> None:
-        """Insert and ask again what is due; end what is late. The log's core has ticked before."""
+        """Retry due commits, and end expired ones. The log's core has ticked before."""
         turn = self._turn
         for commit in list(self._open.values()):
             if commit.is_over:
@@ -272,32 +272,33 @@ class Commits:
         if not commit.attempts:
             reason = f" ({commit.reason})" if commit.reason else ""
             return DeadlineError(
-                f"the log did not take the commit record before the deadline{reason};"
-                " nothing was written: try again"
+                f"timed out inserting the commit record{reason}; nothing was written, try again"
             )
         in_log = [str(attempt.rid) for attempt in commit.attempts if attempt.rid is not None]
         if in_log:
             reason = (
-                f"its record is in the log at {in_log[0]}, but no coordinator told the decision"
+                f"its record is in the log at {in_log[0]}, but no coordinator reported the decision"
             )
         else:
-            reason = commit.reason or "the log had not confirmed its record"
+            reason = commit.reason or "the log did not confirm its record"
         return _unknown_outcome_error(UnknownCommit(commit.number, commit.attempts), reason)
 
     def check(self) -> None:
         """Assert the invariants."""
         for number, commit in self._open.items():
             assert number == commit.number
-            assert not commit.is_over, "what is over waits"
+            assert not commit.is_over, "a finished commit is open"
             due = min(commit.retry_at, commit.deadline)
-            assert self._turn.alarm <= due, "a commit would be forgotten"
-            assert commit.query or commit.log_calls or commit.retry_at < NEVER, "nobody asks"
+            assert self._turn.alarm <= due, "a commit has no timer"
+            assert commit.query or commit.log_calls or commit.retry_at < NEVER, (
+                "a commit has no request, no insert and no retry"
+            )
 
 
 def _is_final(attempts: list[Attempt], decided: Decided) -> bool:
-    """Whether this can be no word on a copy of a record whose decision was forgotten.
+    """Whether the decision cannot be about a copy of a record with a forgotten decision.
 
-    Such a copy expires; who is told of that late hears only that it was aborted.
+    Such a copy expires; a late request for it is answered with "aborted" only.
     """
     if decided.outcome in {"committed", "conflict"}:
         return True
@@ -308,8 +309,8 @@ def _is_final(attempts: list[Attempt], decided: Decided) -> bool:
 
 def _unknown_outcome_error(unknown: UnknownCommit, reason: str) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"the deadline passed while a transaction was committed: it may have taken effect ({reason});"
-        " resolve() waits until that is known",
+        f"timed out committing a transaction: it may have taken effect ({reason}); call resolve()"
+        " to wait for the outcome",
         shard=-1,
         seq=unknown.number,
         doubt=unknown,

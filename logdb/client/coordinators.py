@@ -1,9 +1,9 @@
-"""Questions to coordinators: asked of one of them, again until answered, then of the next one.
+"""Queries of a client to coordinators, with retransmission and failover.
 
-All questions go to the *current* coordinator, but those about a snapshot, which go to whoever keeps
-it. Rules: one that is silent is left for the next one, and all questions with it; an answer to any
-copy of a question counts, whoever gives it; nothing is sent while no question is open. Invariant:
-the alarm is never later than what a question waits for. See docs/logdb.md, sections 7 and 11.
+All queries go to the *current* coordinator, except those about a snapshot, which go to its owner.
+If the current coordinator is silent, the client switches to the next one with all queries. A reply
+to any copy of a query counts. Nothing is sent while no query is open. Invariant: the timer is never
+later than what a query waits for. See docs/logdb.md, sections 7 and 11.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ if TYPE_CHECKING:
     from ziplog.errors import ZiplogError
 
 _MS: Final = 1_000_000
-#: A coordinator that is silent for so long, with a question open, is left for the next one.
+#: Retransmission timeout; a coordinator that was silent for this time is replaced by the next one.
 QUERY_TIMEOUT_NS: Final = 300 * _MS
-#: With a question open, and nothing heard, it is asked for a sign of life after so long.
+#: Silence after which a liveness probe is sent.
 _PROBE_AFTER_NS: Final = QUERY_TIMEOUT_NS // 2
-#: A watch is asked again more seldom: it usually waits for long.
+#: Retransmission timeout of a watch, which usually waits for long.
 WATCH_TIMEOUT_NS: Final = 1_000 * _MS
-#: One that is there, and has not answered a question for so long, cannot: it may have lost the log.
+#: Time without an answer after which a responsive coordinator is replaced: it may have lost the
+#: log.
 _STUCK_NS: Final = 1_000 * _MS
-#: Whoever was heard of in that time is there (docs/logdb.md, section 7).
+#: A coordinator that replied within this time is alive (docs/logdb.md, section 7).
 ALIVE_NS: Final = 50 * _MS
-#: The keeper of a snapshot that is silent for so long is gone, and the snapshot with it: if there
-#: is somebody else to ask for another one, sooner.
+#: Silence after which a snapshot's coordinator is considered gone, and the snapshot expired: the
+#: only coordinator, and one of several.
 _ONLY_OWNER_TIMEOUT_NS: Final = 3_000 * _MS
 _OWNER_TIMEOUT_NS: Final = 1_000 * _MS
-#: Of whoever gives less time, nothing can be expected.
+#: Shortest timeout within which a reply is expected.
 _MIN_TIMEOUT_NS: Final = 1 * _MS
-#: One that is not ready is asked again after so long, doubling up to `QUERY_TIMEOUT_NS`.
+#: First delay before a query is sent again to a coordinator that is not ready; it doubles up to
+#: `QUERY_TIMEOUT_NS`.
 _NOT_READY_BACKOFF_NS: Final = 20 * _MS
 _NEVER_HEARD: Final = -(2**62)
 _REPLIES: Final[dict[type[Message], type[Message]]] = {
@@ -52,12 +54,12 @@ _REPLIES: Final[dict[type[Message], type[Message]]] = {
     wire.TakeSnapshot: wire.SnapshotTaken,
     wire.Status: wire.StatusReply,
 }
-#: What is for this machine.
+#: The messages that `Coordinators` handles.
 REPLIES: Final = frozenset(get_args(wire.Reply))
 
 
 class PendingQuery:
-    """Something that was asked and is not answered."""
+    """An open query."""
 
     __slots__ = (
         "backoff", "deadline", "message", "on_result", "pinned", "retry_at", "sent_at", "since",
@@ -73,14 +75,14 @@ class PendingQuery:
         now: int,
     ) -> None:
         self.message: Final = message
-        #: Gets the reply or an exception, and who gave it.
+        #: Called with the reply or an exception, and the coordinator's name.
         self.on_result: Final = on_result
         self.deadline: Final = deadline
-        #: The only coordinator that can answer, if there is but one.
+        #: The only coordinator that can answer; None: any.
         self.pinned: Final = pinned
         self.started_at: Final = now
         self.sent_at = now
-        #: Since when it is asked of the same coordinator.
+        #: When it was first sent to the present coordinator.
         self.since = now
         self.timeout: Final = WATCH_TIMEOUT_NS if type(message) is wire.Watch else QUERY_TIMEOUT_NS
         self.retry_at = now + self.timeout
@@ -91,44 +93,44 @@ class Coordinators:
     """The coordinators of one database, as a client sees them."""
 
     def __init__(self, turn: Turn, endpoints: Sequence[str], session: bytes) -> None:
-        """Make it; nothing is sent before somebody asks.
+        """Prepare; nothing is sent before the first query.
 
         Args:
-            turn: the client's scratch pad.
-            endpoints: where coordinators listen, one or more.
-            session: whose decisions are to be told.
+            turn: state shared by the client's state machines.
+            endpoints: addresses of coordinators, one or more.
+            session: the client's session.
 
         """
         self._turn: Final = turn
         self._session: Final = session
-        #: Names that no node of the log has, as both are connected over one transport.
+        #: Names that no node of the log has, because both use one transport.
         self._endpoints: Final = {b"coordinator " + e.encode(): e for e in endpoints}
         self._names: Final = list(self._endpoints)
         self._current = self._names[0]
-        #: When it was last asked for a sign of life.
+        #: When the last liveness probe was sent.
         self._probed_at = _NEVER_HEARD
         self._connected: Final[set[bytes]] = set()
-        #: When each was last heard of, and when it last gave an answer.
+        #: When each last sent a message, and when it last answered.
         self._last_heard: Final[dict[bytes, int]] = {}
         self._last_reply: Final[dict[bytes, int]] = {}
-        #: Who knows the session.
+        #: Coordinators that know the session.
         self._opened: Final[set[bytes]] = set()
-        #: Coordinators that were found to follow another log than the one that answers.
+        #: Coordinators that tail another log than the connected one.
         self._foreign: Final[set[bytes]] = set()
-        #: When each last said that it cannot answer, and why.
+        #: When each last refused to answer, and why.
         self._refusals: Final[dict[bytes, tuple[int, str]]] = {}
         self._queries: Final[dict[int, PendingQuery]] = {}
-        #: Questions that any sign of life answers.
+        #: Queries that any message of the current coordinator answers.
         self._liveness_queries: Final[set[int]] = set()
-        #: The log's number; 0 while it is not known.
+        #: The cluster of the log; 0: unknown.
         self.cluster = 0
-        #: The last position that a coordinator told.
+        #: The greatest position that a coordinator has reported.
         self.known_position = RID_GENESIS
         #: Called with each `Decided` of the session, and with the first `Opened`.
         self.on_decided: Callable[[wire.Decided], None]
         self.on_opened: Callable[[wire.Opened], None]
 
-    # --- asking ---
+    # --- queries ---
 
     def send_query(
         self,
@@ -137,7 +139,7 @@ class Coordinators:
         deadline: int,
         pinned: bytes | None = None,
     ) -> int:
-        """Ask `build(cluster, request)` and return the request.
+        """Send `build(cluster, request)` and return the request's number.
 
         `on_result` gets the reply or an exception, and the name of the coordinator.
         """
@@ -150,9 +152,9 @@ class Coordinators:
         return number
 
     def wait_until_alive(self, on_result: Callable[[Any, bytes], None], deadline: int) -> int:
-        """Call back when there is a sign of life, at once if there was one just now.
+        """Call back when the current coordinator is alive, immediately if it just replied.
 
-        Returns the number of the question; 0 if it is answered.
+        Returns the number of the query; 0 if it was answered immediately.
         """
         turn, current = self._turn, self._current
         last_heard = self._last_reply.get(current, _NEVER_HEARD)
@@ -169,16 +171,16 @@ class Coordinators:
         return number
 
     def forget(self, number: int) -> None:
-        """Stop asking."""
+        """Cancel a query."""
         self._queries.pop(number, None)
         self._liveness_queries.discard(number)
 
     def post(self, name: bytes, message: Message) -> None:
-        """Send what has no answer."""
+        """Send a message without a reply."""
         self._send(name, message)
 
     def endpoint(self, name: bytes) -> str:
-        """Return where a coordinator listens."""
+        """Return a coordinator's address."""
         return self._endpoints[name]
 
     @property
@@ -187,10 +189,10 @@ class Coordinators:
         return ", ".join(self._endpoints.values())
 
     def accept_cluster(self, cluster: int, endpoints: str) -> bool:
-        """Take the log's own number; False if the coordinators named another one.
+        """Set the cluster of the connected log; return False if the coordinators named another one.
 
-        Then the current coordinator follows a former cluster at the same endpoints: its answers do
-        not count from now on.
+        In that case the current coordinator tails a former cluster at the same endpoints, and its
+        answers no longer count.
         """
         if cluster == self.cluster:
             return True
@@ -200,14 +202,14 @@ class Coordinators:
         self.known_position = RID_GENESIS
         self._foreign.add(self._current)
         reason = f"it follows cluster {former}, but the log at {endpoints} is cluster {cluster}"
-        self._on_refusal(self._current, f"{reason}: stop that coordinator, and start another one")
+        self._on_refusal(self._current, f"{reason}: stop that coordinator and start a new one")
         return False
 
     def _open(self, number: int) -> wire.Open:
         return wire.Open(self.cluster, number, self._session)
 
     def _probe(self) -> None:
-        """Let the current coordinator say at once that it is there; any answer will do."""
+        """Probe the current coordinator; any message proves that it is alive."""
         self._probed_at = self._turn.now
         self._send(self._current, self._open(self._turn.request()))
 
@@ -237,10 +239,10 @@ class Coordinators:
             self._turn.effects.append(Connect(name, self._endpoints[name]))
         self._turn.send(name, message)
 
-    # --- answers ---
+    # --- replies ---
 
     def receive(self, src: bytes, reply: Any) -> None:
-        """Take a message of a coordinator."""
+        """Handle a message of a coordinator."""
         if src not in self._endpoints or (
             reply.cluster != self.cluster and self.cluster and type(reply) not in _MAY_PRECEDE_LOG
         ):
@@ -280,7 +282,7 @@ class Coordinators:
         query = self._queries.get(reply.request)
         if query is None:
             if kind is wire.SnapshotTaken:
-                # Nobody will read it.
+                # The snapshot is not needed any more.
                 self._send(src, wire.DropSnapshot(self.cluster, reply.snapshot))
         elif _REPLIES.get(type(query.message)) is not kind:
             self._turn.counters.protocol_errors += 1
@@ -304,14 +306,14 @@ class Coordinators:
         if reply.code == "wrong-cluster":
             reason = f"it serves another log ({reply.detail})"
             if src in self._foreign and src in self._refusals:
-                reason = self._refusals[src][1]  # found when the log answered: it says more
+                reason = self._refusals[src][1]  # found through the log: more specific
             self._foreign.add(src)
             self._on_refusal(src, reason)
         elif reply.request in self._queries:
             self._finish(reply.request, SnapshotExpired(reply.detail), src)
 
     def _on_refusal(self, src: bytes, reason: str) -> None:
-        """Go on to another coordinator, unless that said so too, just now."""
+        """Record a refusal; switch to the next coordinator unless that one refused just now."""
         now = self._turn.now
         self._refusals[src] = (now, reason)
         self._last_reply.pop(src, None)
@@ -323,7 +325,7 @@ class Coordinators:
     # --- time ---
 
     def tick(self) -> None:
-        """Ask again what is due; end what is late."""
+        """Retransmit due queries, and end expired ones."""
         turn = self._turn
         due = []
         for number, query in list(self._queries.items()):
@@ -339,7 +341,7 @@ class Coordinators:
             self._set_timer_for(query)
 
     def _needs_probe(self, query: PendingQuery) -> bool:
-        """Whether nothing was heard, or asked for, in the first half of a question's time."""
+        """Whether the first half of a query's timeout passed without a message or a probe."""
         since = query.sent_at
         return (
             query.pinned is None
@@ -363,7 +365,7 @@ class Coordinators:
             self._retransmit(query)
 
     def _is_stuck(self, queries: list[PendingQuery]) -> bool:
-        """Whether the current coordinator should have answered one of these long ago."""
+        """Whether the current coordinator has left a query unanswered for too long."""
         since = [q.since for q in queries if type(q.message) is not wire.Watch]
         return bool(since) and self._turn.now - min(since) >= _STUCK_NS
 
@@ -373,7 +375,7 @@ class Coordinators:
         self._send(query.pinned or self._current, query.message)
 
     def _expire_if_owner_silent(self, number: int, query: PendingQuery) -> bool:
-        """End a question about a snapshot whose keeper is gone."""
+        """End a query about a snapshot if the snapshot's coordinator is gone."""
         owner = query.pinned
         if owner is None:
             return False
@@ -383,7 +385,7 @@ class Coordinators:
         ):
             return False
         endpoint = self._endpoints[owner]
-        reason = f"the coordinator that kept it, at {endpoint}, does not answer"
+        reason = f"its coordinator at {endpoint} does not reply"
         self._finish(number, SnapshotExpired(reason), owner)
         return True
 
@@ -392,7 +394,7 @@ class Coordinators:
         return self._names[index % len(self._names)]
 
     def _switch_coordinator(self) -> None:
-        """Ask the next coordinator everything that is open; the same one if it is the only one."""
+        """Send all open queries to the next coordinator, or again to the only one."""
         if len(self._names) > 1:
             self._opened.discard(self._current)
             self._current = self._next_name()
@@ -410,38 +412,38 @@ class Coordinators:
             f"the one at {self._endpoints[n]}: {why}" for n, (_, why) in self._refusals.items()
         ]
         if query.deadline <= query.started_at + _MIN_TIMEOUT_NS:
-            reason = "the time-out was over before a coordinator could answer: it needs longer"
+            reason = "the timeout is too short for a coordinator to reply: increase it"
         elif refusals:
-            reason = f"no coordinator was ready before the deadline ({'; '.join(refusals)})"
+            reason = f"timed out: no coordinator was ready ({'; '.join(refusals)})"
         elif max(self._last_heard.get(n, _NEVER_HEARD) for n in self._names) < query.started_at:
             reason = (
-                f"no coordinator answered at {self.description} before the deadline; check the"
-                " address, and that one runs (python -m logdb)"
+                f"timed out: no coordinator replied at {self.description}; check the address, and"
+                " that a coordinator is running (python -m logdb)"
             )
         elif type(query.message) is wire.Watch:
             key = query.message.key.decode(errors="backslashreplace")
-            return DeadlineError(f"nobody changed {key!r} before the deadline; ask again")
+            return DeadlineError(f"timed out: {key!r} did not change; call again to wait longer")
         else:
             reason = (
-                f"the coordinator at {self._endpoints[query.pinned or self._current]} had no"
-                " answer before the deadline: it waits for the log"
+                f"timed out: the coordinator at {self._endpoints[query.pinned or self._current]}"
+                " did not answer, because it waits for the log"
             )
         if not self.cluster or self._foreign.issuperset(self._names):
             return UnavailableError(reason)
         if type(query.message) is wire.Open:
-            # Somebody wanted to write.
+            # The query precedes a write.
             return DeadlineError(f"{reason}; nothing was written, try again")
         return DeadlineError(f"{reason}; try again")
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert self._liveness_queries <= self._queries.keys(), "a question was half forgotten"
+        assert self._liveness_queries <= self._queries.keys(), "a liveness query is not open"
         for query in self._queries.values():
             due = min(query.retry_at, query.deadline)
-            assert self._turn.alarm <= due, "a question would be forgotten"
+            assert self._turn.alarm <= due, "a query has no timer"
 
 
-#: Usually not answered for long: whether somebody is there is asked for besides.
+#: Usually answered late, so a liveness probe is sent along.
 _LONG_POLLS: Final = frozenset({wire.AwaitDecision, wire.Watch})
-#: May come from a coordinator that has not found its log.
+#: Replies that a coordinator may send before it knows its cluster.
 _MAY_PRECEDE_LOG: Final = frozenset({wire.NotReady, wire.Invalid})

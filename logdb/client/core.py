@@ -1,9 +1,9 @@
-"""A client of a database as one deterministic node: calls in, messages out, answers to the calls.
+"""The client of a database as one deterministic node: calls in, messages and results out.
 
-Around the log's `ClientCore`, which it makes when the first coordinator has told where the log is:
-both speak over one transport, so the acks of an insert and the decision about it come to the same
-`step`. Rules: every call is answered exactly once, at its deadline at the latest; what is not a
-coordinator's message is the log's. Invariants: `check()`. See docs/logdb.md.
+It contains the log's `ClientCore`, which it makes when the first coordinator has reported the log's
+endpoints. Both use one transport, so one `step` sees an insert's acks and its decision. Invariant:
+every call completes exactly once, at its deadline at the latest. Messages that are not from a
+coordinator go to the log's core. See docs/logdb.md.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 
 class Counters(requests.Counters):
-    """What a client did: the log's counts, and its own."""
+    """Counters of a client: the log's, and LogDB's."""
 
     commits: int = 0
     aborts: int = 0
-    #: Blind writes that had to be done again.
+    #: Writes without reads that were retried.
     repeated_puts: int = 0
 
 
 class DatabaseCore:
-    """Everything that a client of a database knows and has under way."""
+    """The state of a database's client."""
 
     def __init__(
         self,
@@ -60,10 +60,11 @@ class DatabaseCore:
         """Make a client.
 
         Args:
-            client: 24 random bytes, never used by another client: the log's client, the session.
+            client: 24 random bytes, never used by another client: the log's client, and the
+                session.
             endpoints: "host:port" of coordinators, one or more.
-            policy: chooses the shard of each insert.
-            wall_offset_us: what microseconds since 1970 are above those of the monotonic clock.
+            policy: selects the shard of each insert.
+            wall_offset_us: microseconds since 1970, minus those of the monotonic clock.
 
         """
         assert len(client) == 24, "16 bytes for the log, and 8 for the session"
@@ -71,17 +72,17 @@ class DatabaseCore:
         turn = self._turn = Turn(client[:16])
         self._policy: Final = policy
         self._coordinators: Final = Coordinators(turn, endpoints, self.session)
-        self._coordinators.on_opened = self._opened
+        self._coordinators.on_opened = self._on_opened
         self._commits: Final = Commits(turn, self._coordinators, self.session, wall_offset_us)
         self._step_runner: Final = StepRunner(turn, self._coordinators, self._commits)
         self._calls: LogTasks | None = None
         self._tasks: Final[dict[int, Task]] = {}
-        #: The watches that calls are of, for whoever closes one.
+        #: The watches of open calls, so that closing a watch cancels its call.
         self._watching: Final[dict[int, Watching]] = {}
         self.counters: Final = Counters()
         self.next_number: Final = self._commits.next_number
 
-    # --- what operations ask ---
+    # --- the operations' context ---
 
     @property
     def now(self) -> int:
@@ -90,32 +91,32 @@ class DatabaseCore:
 
     @property
     def known_position(self) -> RecordId:
-        """The last position that a coordinator told."""
+        """The greatest position that a coordinator has reported."""
         return self._coordinators.known_position
 
     @property
     def limits(self) -> Limits:
-        """What the cluster allows."""
+        """The cluster's limits."""
         assert self._calls is not None
         return self._calls.core.limits
 
     def endpoint(self, name: bytes) -> str:
-        """Return where a coordinator listens."""
+        """Return a coordinator's address."""
         return self._coordinators.endpoint(name)
 
     @property
     def description(self) -> str:
-        """Where the coordinators are, for errors."""
+        """The addresses of the coordinators, for errors."""
         return self._coordinators.description
 
     def accept_connected_log(self) -> bool:
-        """Whether the coordinator follows the log that answers; if not, the next one is asked."""
+        """Whether the coordinator tails the connected log; if not, the client uses the next one."""
         assert self._calls is not None
         core = self._calls.core
         return self._coordinators.accept_cluster(core.cluster, ", ".join(core.endpoints))
 
     def stats(self) -> dict[str, int]:
-        """Return all counts."""
+        """Return all counters."""
         own = asdict(self.counters)
         own["protocol_errors"] += self._turn.counters.protocol_errors
         if self._calls is not None:
@@ -123,14 +124,14 @@ class DatabaseCore:
                 own[name] += count
         return own
 
-    def _opened(self, opened: wire.Opened) -> None:
+    def _on_opened(self, opened: wire.Opened) -> None:
         core = ClientCore(self._turn.client, opened.endpoints, self._policy)
         self._calls = self._step_runner.calls = self._commits.calls = LogTasks(core, self._turn.now)
 
-    # --- the one door ---
+    # --- events ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.core.node`."""
+        """Handle one event; see `ziplog.core.node`."""
         turn, calls = self._turn, self._calls
         turn.now = now
         if calls is not None:
@@ -155,11 +156,11 @@ class DatabaseCore:
         if effects:
             turn.effects = []
         if calls is not None and calls.effects:
-            return effects + calls.take() if effects else calls.take()
+            return effects + calls.pop_effects() if effects else calls.pop_effects()
         return effects
 
     def next_wakeup(self) -> int | None:
-        """Return when this node wants to be woken."""
+        """Return the time of the next wake-up."""
         alarm = self._turn.alarm
         if self._calls is not None:
             other = self._calls.core.next_wakeup()
@@ -174,7 +175,7 @@ class DatabaseCore:
             self._turn.complete(call, None)
             return
         if kind is UnwatchRequest:
-            self._unwatch(request.watching)
+            self._close_watch(request.watching)
             self._turn.complete(call, None)
             return
         if kind is WatchRequest and request.watching is not None:
@@ -191,7 +192,7 @@ class DatabaseCore:
         message = wire.DropSnapshot(self._coordinators.cluster, snapshot.number)
         self._coordinators.post(snapshot.coordinator, message)
 
-    def _unwatch(self, closed: Watching) -> None:
+    def _close_watch(self, closed: Watching) -> None:
         for call in [call for call, watching in self._watching.items() if watching is closed]:
             task = self._tasks[call]
             self._forget(call)
@@ -217,6 +218,6 @@ class DatabaseCore:
         self._coordinators.check()
         self._commits.check()
         self._step_runner.check()
-        assert self._watching.keys() <= self._tasks.keys(), "a watch was half forgotten"
+        assert self._watching.keys() <= self._tasks.keys(), "a watch has no open call"
         if self._calls is not None:
             self._calls.core.check()

@@ -1,6 +1,6 @@
-"""How each API has the requests of the pure steps answered: the same methods, twice.
+"""The engines of the blocking and of the asyncio API: they run steps against the client core.
 
-Rule: nothing is asked while the garbage collector runs: it may have come in the middle of a step.
+While the garbage collector runs, nothing is requested, because it may interrupt a step.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def _core(coordinators: str | Sequence[str]) -> DatabaseCore:
 
 
 class DatabaseEngine:
-    """The engine of one blocking database, and its default time-out."""
+    """The engine of one blocking database, and its default timeout."""
 
     def __init__(self, coordinators: str | Sequence[str], timeout: float | None) -> None:
-        """Make it; nothing is sent before the first call."""
+        """Prepare; nothing is sent before the first call."""
         self.timeout_s: Final = timeout_s(timeout, DEFAULT_TIMEOUT_S)
         self.core: Final = _core(coordinators)
         self._shared: Final = SharedEngine(self.core, wire.decode)
@@ -51,26 +51,26 @@ class DatabaseEngine:
         self.owners: Final = self._shared.owners
 
     def deadline_ns(self, timeout: float | None = None) -> int:
-        """Return when a call with this time-out (in seconds) ends, in monotonic nanoseconds."""
+        """Return a call's deadline from its timeout in seconds, in monotonic nanoseconds."""
         return deadline(timeout, self.timeout_s)
 
     def backoff(self, retries: int | None, timeout: float | None) -> Backoff:
-        """Return the attempts of a transaction that begins now; see `Database.run`."""
+        """Return the attempts of a transaction that starts now; see `Database.run`."""
         is_counted = retries is not None and timeout is None
         return Backoff(retries, NEVER if is_counted else self.deadline_ns(timeout))
 
     def call(self, request: Request) -> Any:
-        """Return the answer to a request; raises it if it is an exception."""
+        """Return the result of a request; raise it if it is an exception."""
         return self._shared.call(request)
 
     def shielded(self, function: Callable[..., T], *args: Any) -> T:
-        """Return `function(*args)`; handlers of signals run only where a call in it waits."""
+        """Return `function(*args)`; signal handlers run only where a call in it waits."""
         return self._shared.shielded(function, *args)
 
     def run(self, steps: Generator[Request, Any, T]) -> T:
-        """Answer the requests of some steps; return what they return.
+        """Run steps and return their result.
 
-        What a signal's handler raises appears at a `yield`, so it never tears the steps apart.
+        An exception of a signal handler appears at a `yield`, so it cannot interrupt a step.
         """
         found: T = self._shared.shielded(self._drive, steps)
         return found
@@ -90,22 +90,22 @@ class DatabaseEngine:
             return found
 
     def post(self, request: Request) -> None:
-        """Hand in what is answered at once, unless it is closed."""
+        """Submit a request that completes immediately; ignored if the engine is closed."""
         self._shared.tell(request)
 
     def _resolve(self, error: OutcomeUnknownError, timeout: float | None) -> RecordId | None:
         return self.run(single_calls.resolve(self.deadline_ns(timeout), error))
 
     def close(self) -> None:
-        """Close; calls under way in other threads raise ClosedError. May be called again."""
+        """Close; open calls in other threads raise ClosedError. Idempotent."""
         self._shared.close()
 
 
 class AsyncDatabaseEngine:
-    """The engine of one asyncio database, and its default time-out; see `DatabaseEngine`."""
+    """The engine of one asyncio database, and its default timeout; see `DatabaseEngine`."""
 
     def __init__(self, coordinators: str | Sequence[str], timeout: float | None) -> None:
-        """Make it, in the running event loop."""
+        """Prepare, in the running event loop."""
         self.timeout_s: Final = timeout_s(timeout, DEFAULT_TIMEOUT_S)
         self.core: Final = _core(coordinators)
         self._engine: Final = LoopEngine(self.core, wire.decode)
@@ -114,16 +114,16 @@ class AsyncDatabaseEngine:
         self.call: Final = self._engine.call
 
     def deadline_ns(self, timeout: float | None = None) -> int:
-        """Return when a call with this time-out (in seconds) ends, in monotonic nanoseconds."""
+        """Return a call's deadline from its timeout in seconds, in monotonic nanoseconds."""
         return deadline(timeout, self.timeout_s)
 
     def backoff(self, retries: int | None, timeout: float | None) -> Backoff:
-        """Return the attempts of a transaction that begins now; see `Database.run`."""
+        """Return the attempts of a transaction that starts now; see `Database.run`."""
         is_counted = retries is not None and timeout is None
         return Backoff(retries, NEVER if is_counted else self.deadline_ns(timeout))
 
     async def run(self, steps: Generator[Request, Any, T]) -> T:
-        """Answer the requests of some steps; return what they return."""
+        """Run steps and return their result."""
         try:
             request = next(steps)
             while True:
@@ -138,7 +138,7 @@ class AsyncDatabaseEngine:
             return found
 
     def post(self, request: Request) -> None:
-        """Hand in what is answered at once, unless it is closed."""
+        """Submit a request that completes immediately; ignored if the engine is closed."""
         if not self._engine.is_closed:
             self._engine.ask(request)
 
@@ -146,5 +146,5 @@ class AsyncDatabaseEngine:
         return await self.run(single_calls.resolve(self.deadline_ns(timeout), error))
 
     def close(self) -> None:
-        """Close; what is under way raises ClosedError. May be called again."""
+        """Close; open calls raise ClosedError. Idempotent."""
         self._engine.close()

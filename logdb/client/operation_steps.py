@@ -1,7 +1,7 @@
-"""The steps of an operation, and what carries them out.
+"""The steps of an operation, and the runner that executes them.
 
-An operation is a task of `logdb/tasks.py` that yields requests of the log, or one of the steps
-below, and goes on with each one's result, or with its exception raised at the `yield`.
+An operation is a task of `logdb/tasks.py`. It yields requests of the log, or the steps below, and
+resumes with the result, or with its exception raised at the `yield`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class Query(Step, frozen=True, gc=False):
-    """Ask a coordinator. Result: its reply, and its name."""
+    """Query a coordinator. Result: its reply, and its name."""
 
     build: Callable[[int, int], Message]
-    #: The only one that can answer; None: any.
+    #: The only coordinator that can answer; None: any.
     pinned: bytes | None = None
 
 
 class Alive(Step, frozen=True, gc=False):
-    """Wait for a coordinator's sign of life. Result: None."""
+    """Wait until the coordinator has replied recently. Result: None."""
 
 
 class Insert(Step, frozen=True, gc=False):
@@ -52,13 +52,13 @@ class Insert(Step, frozen=True, gc=False):
 
 
 class Resolve(Step, frozen=True, gc=False):
-    """Find out about a commit. Result: the `Decided`; None: its record never will exist."""
+    """Resolve a commit's outcome. Result: the `Decided`; None: the record will never exist."""
 
     commit: UnknownCommit
 
 
 class SleepUntil(Step, frozen=True, gc=False):
-    """Wait until the deadline, which ends nothing. Result: None."""
+    """Sleep until the deadline. Result: None."""
 
 
 Yielded = Step | Request | list[Request]
@@ -66,7 +66,7 @@ Operation = Generator[Yielded, Any, Any]
 
 
 class StepRunner:
-    """What steps are carried out by."""
+    """Runs the steps of operations."""
 
     __slots__ = ("calls", "commits", "coordinators", "sleepers", "turn")
 
@@ -74,21 +74,21 @@ class StepRunner:
         self.turn: Final = turn
         self.coordinators: Final = coordinators
         self.commits: Final = commits
-        #: The operations that sleep, and until when.
+        #: Sleeping operations, with their wake-up times.
         self.sleepers: list[tuple[int, Task]] = []
-        #: The log, once it is known.
+        #: The log; None: not connected yet.
         self.calls: LogTasks | None = None
 
     def prepare(self, operation: Operation, on_done: Callable[[Any], None]) -> Task:
-        """Return an operation, to be begun by `resume`; see `logdb.tasks.Task`."""
+        """Return an operation's task, which starts with `resume`; see `logdb.tasks.Task`."""
         return Task(operation, on_done, self._log, self._start_step)
 
     def _log(self) -> LogTasks:
-        assert self.calls is not None, "an operation on the log before it is known"
+        assert self.calls is not None, "an operation uses the log before it is connected"
         return self.calls
 
     def _start_step(self, task: Task, step: Step) -> Callable[[], object] | None:
-        """Begin a step; returns how to stop it."""
+        """Start a step; return a function that stops it."""
         match step:
             case Query(deadline=deadline, build=build, pinned=pinned):
                 on_reply = partial(_on_reply, task)
@@ -109,7 +109,7 @@ class StepRunner:
         return None
 
     def wake_sleepers(self) -> None:
-        """Let those go on who have slept enough."""
+        """Resume the operations that have slept long enough."""
         sleepers, self.sleepers = self.sleepers, []
         for until, task in sleepers:
             if self.turn.now >= until:
@@ -122,7 +122,7 @@ class StepRunner:
     def check(self) -> None:
         """Assert the invariants."""
         for until, _ in self.sleepers:
-            assert self.turn.alarm <= until, "somebody would sleep for ever"
+            assert self.turn.alarm <= until, "a sleeping operation has no timer"
 
 
 def _on_reply(task: Task, reply: Any, src: bytes) -> None:

@@ -1,7 +1,7 @@
-"""What each request of a user does, from top to bottom.
+"""The operations of a client: what each user request does, as a task.
 
-Rules: a value that is not where a coordinator said (it was moved, and its former place trimmed) is
-asked for again; a commit begins with a coordinator's sign of life, and its values stand in the log
+If a value is not at the place that a coordinator reported (it was moved, and the place trimmed),
+the key is requested again. A commit first requires a live coordinator, and inserts its values
 before its record. See docs/logdb.md, sections 3, 5 and 7.
 """
 
@@ -56,16 +56,16 @@ if TYPE_CHECKING:
     States = tuple[Sequence[bytes], Sequence[KeyResult]]
 
 _MS: Final = 1_000_000
-#: Values read from the log at once.
+#: Values read from the log concurrently.
 _READ_AT_ONCE: Final = 64
-#: Bytes of values in one insert: several go to several shards.
+#: Bytes of values in one insert; several inserts go to several shards.
 _INSERT_BYTES: Final = 256 * 1024
-#: Why a transaction was aborted, where no conflicts say so.
+#: Why a transaction was aborted without conflicts.
 _REASONS: Final = {
-    "expired": "too much was committed meanwhile",
-    "aborted": "somebody else was faster, or it came too late",
+    "expired": "too many transactions committed in the meantime",
+    "aborted": "it conflicted with another transaction, or its record was late",
 }
-#: Before a place that was gone is asked for again, doubling up to the last.
+#: First and maximum delay before a key is requested again after its place was trimmed.
 _FIRST_GONE_BACKOFF_NS: Final = 1 * _MS
 _LAST_GONE_BACKOFF_NS: Final = 100 * _MS
 
@@ -112,7 +112,7 @@ class OperationContext(Protocol):
 
 
 def open_database(request: OpenRequest, db: OperationContext) -> Operation:
-    """Find a coordinator and the log, which must be the log that the coordinator follows."""
+    """Find a coordinator and the log, which must be the log that the coordinator tails."""
     while True:
         yield Alive(request.deadline)
         limits = yield ConnectRequest(request.deadline)
@@ -156,8 +156,9 @@ def scan(request: ScanRequest, db: OperationContext) -> Operation:
 
     def build(at_least: int, cluster: int, request_number: int) -> wire.Scan:
         return wire.Scan(
-            cluster, request_number, request.start, request.stop, request.limit, at_least, request.fresh,
-            request.reads, request.ranges, number,
+            cluster, request_number, request.start, request.stop, request.limit, at_least,
+            request.fresh, request.reads, request.ranges, number,
+
         )  # fmt: skip
 
     def states(reply: wire.Scanned) -> States:
@@ -175,14 +176,14 @@ def _query_until_readable(
     pinned: bytes | None,
     db: OperationContext,
 ) -> Generator[Any, Any, tuple[Any, list[bytes | None]]]:
-    """Ask until all values could be had; returns the reply, and its values.
+    """Query until all values could be read; return the reply and its values.
 
     Args:
-        deadline: when to give up.
-        build: makes the message: of the position that must have been reached, cluster, request.
-        states: gives the keys of a reply, and their states; None: no values are wanted.
+        deadline: the deadline.
+        build: makes the message from the required position, the cluster and the request number.
+        states: returns the keys of a reply and their states; None: no values are requested.
         pinned: the only coordinator that can answer; None: any.
-        db: who asks.
+        db: the client.
 
     """
     known: dict[tuple[bytes, int], bytes] = {}
@@ -211,13 +212,13 @@ def _values(
     known: dict[tuple[bytes, int], bytes],
     deadline: int,
 ) -> Fetch:
-    """Return the values of keys, those that are not at hand from the log; None: some are gone.
+    """Return the values of keys, from the reply or from the log; None: a place was trimmed.
 
     Args:
-        keys: their names.
+        keys: the keys.
         found: their states.
-        known: values of versions that were read before; those read now are added.
-        deadline: when to give up.
+        known: values that were read before, by key and version; new ones are added.
+        deadline: the deadline.
 
     """
     missing: list[tuple[bytes, int, RecordId]] = []
@@ -252,7 +253,7 @@ def _values(
 
 
 def validate(request: ValidateRequest, _db: OperationContext) -> Operation:
-    """End a transaction that wrote nothing."""
+    """Validate the reads of a transaction that wrote nothing."""
     reply, _ = yield Query(
         request.deadline,
         lambda cluster, request_number: wire.Validate(
@@ -265,7 +266,7 @@ def validate(request: ValidateRequest, _db: OperationContext) -> Operation:
 
 
 def watch(request: WatchRequest, db: OperationContext) -> Operation:
-    """Wait for a key's next state; the first one is read like any."""
+    """Wait for a key's next state; the first one is a fresh read."""
     keys, known = [request.key], {}  # type: ignore[var-annotated]
     at_least = db.known_position.gsn
     while True:
@@ -296,7 +297,7 @@ def _watch(request: WatchRequest, at_least: int, cluster: int, request_number: i
 
 
 def take_snapshot(request: SnapshotRequest, db: OperationContext) -> Operation:
-    """Have the present state kept."""
+    """Take a snapshot of the present state."""
     session = db.session
     reply, src = yield Query(
         request.deadline,
@@ -306,7 +307,7 @@ def take_snapshot(request: SnapshotRequest, db: OperationContext) -> Operation:
 
 
 def get_status(request: CoordinatorStatusRequest, db: OperationContext) -> Operation:
-    """Ask how the coordinator is."""
+    """Request the coordinator's status."""
     reply, src = yield Query(request.deadline, wire.Status)
     return reply.document, db.endpoint(src)
 
@@ -325,7 +326,7 @@ def commit(request: CommitRequest, db: OperationContext) -> Operation:
 
 
 def put(request: PutRequest, db: OperationContext) -> Operation:
-    """Write until it is not too late, or overtaken, any more."""
+    """Write; retry if the commit was late or overtaken, until the deadline."""
     while True:
         decided = yield from _commit([], [], request.writes, request.deadline, db)
         if decided.outcome == "committed":
@@ -336,7 +337,7 @@ def put(request: PutRequest, db: OperationContext) -> Operation:
 
 
 def test_and_put(request: CompareAndPutRequest, db: OperationContext) -> Operation:
-    """Compare and write. What differs in a state that may be old is looked at again, now."""
+    """Compare and write; a difference in a possibly old state is checked with a fresh read."""
     keys, is_fresh = list(request.expected), not request.writes
     while True:
         found = yield from get(GetRequest(request.deadline, keys, fresh=is_fresh), db)
@@ -360,7 +361,7 @@ def _is_equal(encoded: bytes | None, expected: Any) -> bool:
 
 
 def resolve(request: ResolveCommitRequest, _db: OperationContext) -> Operation:
-    """Find out what became of a commit."""
+    """Resolve the outcome of a commit."""
     decided = yield Resolve(request.deadline, request.commit)
     if decided is None or decided.outcome != "committed":
         return None
@@ -399,8 +400,7 @@ def _commit(
         raise RecordTooLargeError(len(payload), largest, "commit record")
     if db.now >= deadline:
         raise DeadlineError(
-            "the time-out was over before the commit record was inserted; nothing was written, try"
-            " again"
+            "timed out before the commit record was inserted; nothing was written, try again"
         )
     decided: Decided = yield Insert(deadline, number, payload, max(after, db.known_position))
     if decided.outcome == "committed":
@@ -413,7 +413,7 @@ def _commit(
 def _min_record_bytes(
     reads: list[KeyRead], ranges: list[RangeRead], values: dict[bytes, bytes | None]
 ) -> int:
-    """Return what a commit record needs without any value: as `Sizes` counts it."""
+    """Return the maximum bytes of a commit record without values, as `Sizes` counts them."""
     size = RECORD_BYTES + WRITE_BYTES * len(values) + sum(map(len, values))
     size += READ_BYTES * len(reads) + sum([len(read.key) for read in reads])
     for each in ranges:
@@ -424,7 +424,7 @@ def _min_record_bytes(
 def _inline(
     values: dict[bytes, bytes | None], room: int
 ) -> tuple[list[Write], list[tuple[bytes, bytes]]]:
-    """Return the writes that stand in the commit record, the smallest, and the other values."""
+    """Return the writes to inline in the commit record (the smallest), and the other values."""
     writes, separate = [], []
     by_size = values.items()
     if len(values) > 1:
@@ -444,7 +444,7 @@ def _inline(
 def _store(
     values: list[tuple[bytes, bytes]], after: RecordId, deadline: int
 ) -> Generator[Any, Any, list[Write]]:
-    """Insert values, together; return the writes that refer to them."""
+    """Insert values together; return the writes that refer to them."""
     requests: list[Request] = []
     payloads: list[bytes] = []
     size = 0
@@ -461,8 +461,8 @@ def _store(
     for result in results:
         if isinstance(result, OutcomeUnknownError):
             raise DeadlineError(
-                f"the values of a transaction were not all in the log before the deadline"
-                f" ({result}); nothing has changed: try again"
+                f"timed out inserting the values of a transaction ({result}); nothing was written,"
+                " try again"
             )
         if isinstance(result, Exception):
             raise result

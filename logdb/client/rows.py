@@ -1,8 +1,8 @@
-"""The rows of a scan, one after the other: a blocking and an asyncio iterator.
+"""The row iterators of a scan, blocking and asyncio.
 
-Rule: what came and was not yet given stays here, so a call that ends with an exception (a time-out,
-a cancellation, a signal's handler) loses no row: the next one goes on with it. A scan ends what it
-has at the coordinator at its end, and when it is collected as garbage.
+Rows that were received and not yet returned stay here, so a call that raises (timeout,
+cancellation, signal handler) loses no row. A scan releases its snapshot at its end, and when it is
+garbage collected.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 
 
 class Pages(Protocol):
-    """Where rows come from."""
+    """The source of a scan's rows."""
 
     @property
     def is_over(self) -> bool:
-        """Whether no page follows."""
+        """Whether there are no more pages."""
 
     def page(self) -> Generator[Request, Any, list[tuple[bytes, bytes]]]:
-        """Return the next rows; until it has returned, it may be begun again."""
+        """Return the next rows; may be started again if it did not return."""
 
     def close(self) -> list[DropRequest]:
-        """End it; returns what to ask for, once."""
+        """Close it; return the requests to send, once."""
 
 
 class _Rows:
-    """The rows in hand: the same for both iterators."""
+    """The buffered rows of both iterators."""
 
     def __init__(self, bounds: Bounds, pages: Pages, owner: object) -> None:
         self._bounds: Final = bounds
         self._pages: Final = pages
-        #: What must live as long as this: the snapshot that is read.
+        #: Keeps the snapshot that is read alive.
         self._owner = owner
         self._rows: list[tuple[bytes, bytes]] = []
         self._at = 0
 
     def _pop_row(self) -> Row | None:
-        """Return the next row in hand; None: there is none."""
+        """Return the next buffered row; None: the buffer is empty."""
         at, rows = self._at, self._rows
         if at == len(rows):
             return None
         row = self._bounds.row(rows[at])
-        # Last: what comes before may raise, and then the row is not gone.
+        # Last, because decoding may raise, and then the row must not be lost.
         self._at = at + 1
         return row
 
@@ -66,7 +66,7 @@ class _Rows:
 
 
 class Rows(_Rows):
-    """Keys and values in key order: an iterator."""
+    """A blocking iterator over keys and values, in key order."""
 
     def __init__(
         self, engine: DatabaseEngine, bounds: Bounds, pages: Pages, owner: object = None
@@ -100,7 +100,7 @@ class Rows(_Rows):
         self.close()
 
     def close(self) -> None:
-        """End it. May be called again."""
+        """Close the scan. Idempotent."""
         self._engine.shielded(self._close)
 
     def _close(self) -> None:
@@ -110,7 +110,7 @@ class Rows(_Rows):
 
 
 class AsyncRows(_Rows):
-    """Keys and values in key order: an async iterator."""
+    """An async iterator over keys and values, in key order."""
 
     def __init__(
         self, engine: AsyncDatabaseEngine, bounds: Bounds, pages: Pages, owner: object = None
@@ -144,7 +144,7 @@ class AsyncRows(_Rows):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End it. May be called again."""
+        """Close the scan. Idempotent."""
         for request in self._close_pages():
             self._engine.post(request)
         self._engine.owners.remove(self._owned)

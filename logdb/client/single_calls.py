@@ -1,7 +1,7 @@
-"""What both APIs do with one call each, as steps.
+"""The single calls of both APIs, as steps.
 
-As in `logdb/client/transaction.py`: generators of requests, which go on with each one's result, or
-with its exception raised at the `yield`. Rule: what cannot work is refused before anything is sent.
+As in `logdb/client/transaction.py`, these are generators of requests, which resume with the result
+or with its exception raised at the `yield`. Invalid arguments are rejected before anything is sent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def open_database(deadline_ns: int) -> Steps[int]:
-    """Find the database; returns the bytes of its largest record."""
+    """Connect to the database; return the maximum bytes of a record."""
     limits: Limits = yield OpenRequest(deadline_ns)
     return limits.max_payload_bytes
 
@@ -53,7 +53,7 @@ def read(
 
 
 def exists(deadline_ns: int, snapshot: SnapshotId | None, key: UserKey) -> Steps[bool]:
-    """Return whether a key is there."""
+    """Return whether a key exists."""
     found: Values = yield GetRequest(
         deadline_ns,
         [encode_key(key)],
@@ -65,20 +65,20 @@ def exists(deadline_ns: int, snapshot: SnapshotId | None, key: UserKey) -> Steps
 
 
 def put(deadline_ns: int, key: UserKey, value: Any, largest: int) -> Steps[RecordId]:
-    """Set a key's value; returns the commit's rid."""
+    """Set a key's value; return the commit's rid."""
     encoded_key, encoded = arguments.write(key, value, largest)
     rid: RecordId = yield PutRequest(deadline_ns, {encoded_key: encoded})
     return rid
 
 
 def delete(deadline_ns: int, key: UserKey) -> Steps[RecordId]:
-    """Make a key absent; returns the commit's rid."""
+    """Delete a key; return the commit's rid."""
     rid: RecordId = yield PutRequest(deadline_ns, {encode_key(key): None})
     return rid
 
 
 def multi_put(deadline_ns: int, values: Mapping[Any, Any], largest: int) -> Steps[RecordId | None]:
-    """Set keys' values; returns the commit's rid, None if there are none."""
+    """Set the values of keys; return the commit's rid, None if there are no keys."""
     writes = arguments.writes(values, largest)
     if not writes:
         return None
@@ -89,7 +89,7 @@ def multi_put(deadline_ns: int, values: Mapping[Any, Any], largest: int) -> Step
 def test_and_multi_put(
     deadline_ns: int, expected: Mapping[Any, Any], writes: Mapping[Any, Any], largest: int
 ) -> Steps[bool]:
-    """Write if keys have the values expected; returns whether they had."""
+    """Write if keys have the expected values; return whether they did."""
     encoded = arguments.expected(expected)
     request = CompareAndPutRequest(deadline_ns, encoded, arguments.writes(writes, largest))
     is_done: bool = yield request
@@ -97,6 +97,6 @@ def test_and_multi_put(
 
 
 def resolve(deadline_ns: int, error: OutcomeUnknownError) -> Steps[RecordId | None]:
-    """Return what became of the commit that ended with this error."""
+    """Return the outcome of the commit that raised this error."""
     rid: RecordId | None = yield ResolveCommitRequest(deadline_ns, arguments.unknown_commit(error))
     return rid

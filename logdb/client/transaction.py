@@ -1,10 +1,10 @@
-"""What a transaction has read and would write; its reads and its end as steps for both APIs.
+"""The state of a transaction: read set, write set and commit, as steps for both APIs.
 
-A method that must ask is a generator: it yields requests, and goes on with each one's result, or
-with its exception raised at the `yield`. Rules: what a transaction wrote, it reads; what it read,
-it reads again without asking; an answer counts only if it was compared with all that was read
-before it came. Invariants: what is read is in the read set or in a range, unless this transaction
-wrote it; a commit record with these sets fits into a record. See docs/logdb.md, sections 5 and 6.
+A method that sends requests is a generator: it yields a request, and resumes with the result or
+with its exception raised at the `yield`. A transaction reads its own writes, and repeats a read
+without a request. A reply counts only if it was validated against all earlier reads. Invariants:
+every read is in the read set or in a range, unless this transaction wrote the key; the commit
+record of these sets fits into a record. See docs/logdb.md, sections 5 and 6.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TransactionStatus = Literal["open", "committing", "committed", "aborted", "rolle
 
 
 class TransactionSets:
-    """The read set, the ranges and the write set of one transaction, and how it is."""
+    """The read set, the ranges, the write set and the status of one transaction."""
 
     __slots__ = (
         "_error", "_range_keys", "_ranges", "_reads", "_sizes", "_values", "_versions", "_writes",
@@ -47,16 +47,17 @@ class TransactionSets:
     )  # fmt: skip
 
     def __init__(self, largest: int) -> None:
-        """Begin.
+        """Start a transaction.
 
         Args:
-            largest: bytes of a record.
+            largest: maximum bytes of a record.
 
         """
         self.status: TransactionStatus = "open"
-        #: The commit's rid; of a transaction that wrote nothing, where it was found valid.
+        #: The commit's rid; for a read-only transaction, the position of the state that validated
+        #: it.
         self.position: RecordId | None = None
-        #: The read set: as it is sent, and by key.
+        #: The read set, as a list to send and by key.
         self._reads: Final[list[KeyRead]] = []
         self._versions: Final[dict[bytes, int]] = {}
         #: Values that were read.
@@ -72,7 +73,7 @@ class TransactionSets:
     # --- writing ---
 
     def write(self, key: bytes, value: bytes | None) -> None:
-        """Take a write; None: a deletion.
+        """Record a write; None: a deletion.
 
         Raises:
             TransactionClosed: the transaction is over.
@@ -85,7 +86,7 @@ class TransactionSets:
         self._writes[key] = value
 
     def check_open(self) -> None:
-        """Raise TransactionClosed if it is over."""
+        """Raise TransactionClosed if the transaction is over."""
         if self.status != "open":
             raise TransactionClosed(self.status)
 
@@ -103,7 +104,7 @@ class TransactionSets:
         return [writes[key] if key in writes else values[key] for key in keys]
 
     def exists(self, key: bytes, deadline_ns: int) -> Generator[Request, Any, bool]:
-        """Return whether a key is there."""
+        """Return whether a key exists."""
         missing = self._missing((key,), self._versions)
         if missing:
             yield from self._read(missing, deadline_ns, wants_values=False)
@@ -137,7 +138,7 @@ class TransactionSets:
     def _query(
         self, build: Callable[[list[KeyRead], list[RangeRead]], Request]
     ) -> Generator[Request, Any, Any]:
-        """Ask; a conflict ends the transaction."""
+        """Send a query with all earlier reads; a conflict ends the transaction."""
         while True:
             count = len(self._reads), len(self._ranges)
             try:
@@ -146,20 +147,20 @@ class TransactionSets:
                 self.status, self._error = "aborted", error
                 raise
             self.check_open()
-            # Another task's read of this transaction may have come between.
+            # Another task may have read in this transaction in the meantime.
             if count == (len(self._reads), len(self._ranges)):
                 return result
 
     def page(
         self, bounds: Bounds, start: bytes, wanted: int | None, deadline_ns: int
     ) -> Generator[Request, Any, tuple[Rows, bytes | None]]:
-        """Return the next rows of a scan, and where to go on; None: that was all.
+        """Return the next rows of a scan, and the start of the next page; None: the end.
 
         Args:
-            bounds: what is scanned.
-            start: where this page begins.
-            wanted: rows at most; None: any number.
-            until: the deadline.
+            bounds: the range of the scan.
+            start: the first key of this page.
+            wanted: maximum rows; None: no limit.
+            deadline_ns: the deadline.
 
         """
         self.check_open()
@@ -180,7 +181,7 @@ class TransactionSets:
         return rows[:wanted], None if page.is_end else covered.stop
 
     def _with_writes(self, rows: Rows, start: bytes, stop: bytes | None) -> Rows:
-        """Return the rows of a range as this transaction would leave them."""
+        """Return the rows of a range with this transaction's writes applied."""
         writes = {
             key: value
             for key, value in self._writes.items()
@@ -192,7 +193,7 @@ class TransactionSets:
         return sorted((key, value) for key, value in merged.items() if value is not None)
 
     def validate(self, deadline_ns: int) -> Generator[Request, Any, None]:
-        """Raise TransactionAborted, and end it, unless all that was read is still so, now."""
+        """Raise TransactionAborted, and end the transaction, if a read has changed."""
         self.check_open()
         if self._reads or self._ranges:
             yield from self._query(
@@ -202,9 +203,10 @@ class TransactionSets:
     # --- the end ---
 
     def commit(self, deadline_ns: int) -> Generator[Request, Any, None]:
-        """Commit; afterwards `position` says where.
+        """Commit; afterwards `position` is the commit's rid.
 
-        It stays open if nothing was done (UnavailableError), and may be committed again.
+        If nothing was done (UnavailableError), the transaction stays open and may be committed
+        again.
         """
         if self._error is not None:
             raise self._error
@@ -217,7 +219,7 @@ class TransactionSets:
         else:
             self.status = "committed"
             return
-        # Nobody may change it meanwhile.
+        # No call may change it during the commit.
         self.status = "committing"
         try:
             self.position = yield request
@@ -228,16 +230,16 @@ class TransactionSets:
             self.status = "open"
             raise
         except BaseException:
-            # Also that nobody waits for it any more.
+            # Cancellation included.
             self.status = "in doubt"
             raise
         self.status = "committed"
 
     def rollback(self) -> None:
-        """End it without a trace. Nothing happens if it is over.
+        """Roll back, without a trace. Does nothing if the transaction is over.
 
         Raises:
-            TransactionClosed: it is being committed, or may have been.
+            TransactionClosed: it is being committed, or its outcome is unknown.
 
         """
         if self.status in {"committing", "in doubt"}:
@@ -247,25 +249,25 @@ class TransactionSets:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the end of the `with` block has to end it, or to say that it was aborted."""
+        """Whether the end of the `with` block must end it, or report that it was aborted."""
         return self.status in {"open", "aborted"}
 
 
 class TransactionScan:
-    """A scan inside a transaction: its pages, one after the other (`logdb.client.rows.Pages`)."""
+    """A scan inside a transaction (`logdb.client.rows.Pages`)."""
 
     __slots__ = ("_bounds", "_left", "_next_deadline", "_sets", "_start")
 
     def __init__(
         self, sets: TransactionSets, bounds: Bounds, deadline_ns: Callable[[], int]
     ) -> None:
-        """Begin before the first page; `deadline_ns` gives the deadline of a call that begins now."""
+        """Prepare; `deadline_ns` returns the deadline of a call that starts now."""
         self._sets: Final = sets
         self._bounds: Final = bounds
         self._next_deadline: Final = deadline_ns
-        #: Rows still wanted; None: all.
+        #: Rows left to return; None: all.
         self._left = bounds.limit
-        #: Where to go on; None: nowhere.
+        #: Start of the next page; None: the scan is over.
         self._start: bytes | None = None if bounds.is_empty else bounds.start
 
     @property
@@ -275,7 +277,7 @@ class TransactionScan:
 
     def page(self) -> Generator[Request, Any, Rows]:
         """Return the next rows."""
-        assert self._start is not None, "a scan that is over was asked for more"
+        assert self._start is not None, "a finished scan has no next page"
         rows, start = yield from self._sets.page(
             self._bounds, self._start, self._left, self._next_deadline()
         )
@@ -284,6 +286,6 @@ class TransactionScan:
         return rows
 
     def close(self) -> list[DropRequest]:
-        """End it: nothing is kept for it anywhere."""
+        """Close it; there is nothing to release."""
         self._start = None
         return []

@@ -1,12 +1,12 @@
-"""Follows the log, and keeps the state of the database that is in it.
+"""Tails the log and applies its records to the database's state.
 
-    find a checkpoint --> subscribe behind it --> apply --passed the first tail--> ready
+    find a checkpoint --> subscribe after it --> apply --passed the first tail--> ready
             ^                                        |
-            '------ the log was trimmed before us ---'
+            '------ the log was trimmed before us --'
 
-Rule: `passed` is a gsn such that nothing at or below it is still to come, and all of it was
-applied. Who must see what was told before now waits until it has passed what anybody had; one
-question serves all who came before it was asked. See docs/logdb.md, sections 6 and 8.
+`passed` is a gsn such that all records at or below it were applied and none can follow. A fresh
+read waits until the tailer has passed the read barrier; one barrier request serves all reads that
+arrived before it was sent. See docs/logdb.md, sections 6 and 8.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
     from ziplog.client.common.requests import Fetched, Progress
 
 _S: Final = 1_000_000_000
-#: Records that are applied at once: some milliseconds.
+#: Records applied in one step, which takes some milliseconds.
 _FETCH_RECORDS: Final = 1_000
-#: A question to the log, and an attempt to subscribe, take so long at most.
+#: Timeout of a request to the log, and of a subscription attempt.
 _REQUEST_TIMEOUT_NS: Final = 5 * _S
-#: After a failure, the next attempt is made so much later.
+#: Delay before the next attempt after a failure.
 _RETRY_NS: Final = _S
 
 
 class Waiter(Protocol):
-    """Somebody who waits for a position."""
+    """A request that waits for a position."""
 
-    #: Nobody waits any more.
+    #: The wait was cancelled.
     is_over: bool
 
     def resume(self) -> None:
-        """Go on: the position was passed."""
+        """Continue: the position was passed."""
         ...
 
 
@@ -69,7 +69,7 @@ class _ReadyWaiter:
 
 
 class LogTailer:
-    """The state, and how far it is."""
+    """The state, and how far it has followed the log."""
 
     def __init__(
         self,
@@ -82,16 +82,16 @@ class LogTailer:
         on_ready: Callable[[], None],
         on_failure: Callable[[ZiplogError], None],
     ) -> None:
-        """Follow a log; `start` begins.
+        """Tail a log; `start` begins.
 
         Args:
             calls: the log.
-            connect_ns: how long the log may be silent at first.
-            on_state: gets each state that is begun with, empty.
-            on_applied: gets each commit record that was decided.
-            on_passed: called after some were.
-            on_ready: called when it has passed the tail of the moment when it started.
-            on_failure: gets the reason why it cannot go on, ever.
+            connect_ns: timeout of the first connection.
+            on_state: called with each new, empty state.
+            on_applied: called with each decided commit record.
+            on_passed: called after records were applied.
+            on_ready: called when the tail of the start was passed.
+            on_failure: called with the error after which tailing cannot continue.
 
         """
         self._calls: Final = calls
@@ -100,21 +100,21 @@ class LogTailer:
         self._on_ready, self._on_failure = on_ready, on_failure
         self.state = State()
         self.is_ready = False
-        #: Nothing at or below it is still to come.
+        #: All records at or below it were applied, and none can follow.
         self.passed = 0
-        #: The greatest end of the log that was heard of.
+        #: The greatest known tail of the log.
         self.tail = 0
-        #: The shards that hold up its start, and why; for whoever looks, from any thread.
+        #: The shards that delay the start, and why; readable from any thread.
         self.waiting_for: list[str] = []
-        #: How often it began.
+        #: Number of starts.
         self.starts = 0
-        #: The subscription's number; 0: there is none.
+        #: The subscription's number; 0: none.
         self._subscription = 0
         self._is_fetching = False
         self._retry_at = NEVER
         self._numbers: Final = itertools.count()
         self._waiters: list[tuple[int, int, Waiter]] = []
-        #: Those who wait for a question how far anybody is, and those for the one under way.
+        #: Waiters for a barrier that is not requested yet, and for the one that is.
         self._unsent: list[Waiter] = []
         self._requested: list[Waiter] = []
         self._is_barrier_open = False
@@ -123,7 +123,7 @@ class LogTailer:
     # --- the start ---
 
     def start(self) -> None:
-        """Begin, at a checkpoint if there is one."""
+        """Start, from a checkpoint if there is one."""
         self.starts += 1
         self._retry_at = NEVER
         self.is_ready = False
@@ -133,7 +133,7 @@ class LogTailer:
         self._calls.run(self._open_subscription(), self._on_subscribed)
 
     def _open_subscription(self) -> TaskSteps:
-        """Return the number of a subscription that goes on where the state is."""
+        """Return the number of a subscription that continues after the state's position."""
         calls = self._calls
         if not calls.core.cluster:
             yield ConnectRequest(calls.now + self._connect_ns)
@@ -155,7 +155,7 @@ class LogTailer:
         self._request_barrier_if_due()
 
     def _query_tail(self) -> None:
-        """Find out where the log ends: it is ready when it has passed that."""
+        """Request the log's tail: the tailer is ready when it has passed it."""
         self._calls.call(TailRequest(self._calls.now + _REQUEST_TIMEOUT_NS), self._on_tail)
 
     def _on_tail(self, tail: RecordId | ZiplogError) -> None:
@@ -170,7 +170,7 @@ class LogTailer:
             self._on_failure(error)
             return
         self._retry_at = self._calls.now + _RETRY_NS
-        self._calls.effects.append(LogWarning(f"cannot follow the log, trying again: {error}"))
+        self._calls.effects.append(LogWarning(f"cannot tail the log, retrying: {error}"))
 
     def _on_caught_up(self) -> None:
         if not self.is_ready:
@@ -180,9 +180,9 @@ class LogTailer:
     # --- applying ---
 
     def poll(self, *, drained: bool) -> None:
-        """After each event: take records, if there are some; after the last one, look around."""
+        """Fetch records after each event; after the last of a batch, also check the progress."""
         calls = self._calls
-        # Nothing it does at the start could do without: no tail is known before all have told.
+        # Only a start waits for shards: it needs the tail, which all shards must report.
         self.waiting_for = [] if self.is_ready else calls.core.awaited
         if self._retry_at <= calls.now:
             self.start()
@@ -194,7 +194,7 @@ class LogTailer:
             calls.call(ProgressRequest(NEVER, self._subscription), self._on_progress)
 
     def next_wakeup(self) -> int:
-        """Return when it wants a turn; `NEVER`: with the next event."""
+        """Return the time of the next poll; `NEVER`: with the next event."""
         if self._subscription and not self._is_fetching:
             return self._calls.now
         return self._retry_at
@@ -204,7 +204,7 @@ class LogTailer:
         if isinstance(result, ZiplogError):
             self._on_subscription_lost(result)
             return
-        assert not result.ended, "a subscription that follows has no end"
+        assert not result.ended, "a following subscription ended"
         records = result.records
         if not records:
             return
@@ -217,19 +217,20 @@ class LogTailer:
         self._advance_to(records[-1].rid.gsn)
 
     def _warn_of_foreign(self) -> None:
-        """Say once that the log is shared, as that can't be undone: it is not cleaned any more."""
+        """Warn once that the log is shared: from then on the cleaner cannot trim it."""
         gsn = self.state.first_foreign
         if gsn and not self._has_warned:
             self._has_warned = True
             what = (
                 f"the record at gsn {gsn} is not LogDB's (`ziplog tail --from {gsn}@0 --limit 1`"
-                " prints it): the log is not cleaned from there on any more, and grows for ever;"
-                " keep others from inserting into it, and copy the database into a log of its own"
+                " prints it): the log cannot be cleaned from there on and grows without limit;"
+                " stop other programs from inserting into it, and copy the database into a log of"
+                " its own"
             )
             self._calls.effects.append(LogWarning(what))
 
     def _on_subscription_lost(self, error: ZiplogError) -> None:
-        """The subscription failed: fell behind a trim, or met what is no record."""
+        """Restart after a failed subscription: the log was trimmed ahead, or is unavailable."""
         number, self._subscription = self._subscription, 0
         self._calls.call(UnsubscribeRequest(NEVER, number), ignore)
         self._calls.effects.append(LogWarning(f"lost the log, starting again: {error}"))
@@ -251,17 +252,17 @@ class LogTailer:
         while waiters and waiters[0][0] <= self.passed:
             heappop(waiters)[2].resume()
 
-    # --- those who wait ---
+    # --- waiters ---
 
     def wait_for_position(self, gsn: int, waiter: Waiter) -> None:
-        """Resume a waiter when a position was passed, at once if it was."""
+        """Resume a waiter once a position was passed, immediately if it was."""
         if gsn <= self.passed:
             waiter.resume()
         else:
             heappush(self._waiters, (gsn, next(self._numbers), waiter))
 
     def wait_for_tail(self, waiter: Waiter) -> None:
-        """Resume a waiter when everything was passed that anybody had passed before now."""
+        """Resume a waiter once everything is passed that any reader had passed before this call."""
         self._unsent.append(waiter)
         self._request_barrier_if_due()
 
@@ -286,7 +287,7 @@ class LogTailer:
             self._request_barrier()
 
     def drop_finished_waiters(self) -> None:
-        """Forget those whose waiting is over."""
+        """Forget the waiters that are over."""
         self._unsent = [waiter for waiter in self._unsent if not waiter.is_over]
         self._requested = [waiter for waiter in self._requested if not waiter.is_over]
         self._waiters = [entry for entry in self._waiters if not entry[2].is_over]
@@ -294,12 +295,12 @@ class LogTailer:
 
     @property
     def waiter_count(self) -> int:
-        """How many wait."""
+        """The number of waiters."""
         return len(self._unsent) + len(self._requested) + len(self._waiters)
 
     @property
     def progress(self) -> str:
-        """How far the replay is, in words."""
+        """The progress of the replay, in words."""
         waits = f", and waits for {', '.join(self.waiting_for)}" if self.waiting_for else ""
         return f"at {self.passed:,} of {self.tail:,}{waits}"
 

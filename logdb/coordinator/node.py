@@ -1,9 +1,9 @@
-"""A coordinator: follows the log, decides transactions, and answers what clients ask.
+"""A coordinator node: tails the log, decides transactions, and serves client requests.
 
-Rules: decisions are told in the step in which their records were delivered; a question is answered
-from one state, which has passed whatever it must see; everything that waits is bounded. It knows
-nothing that is not in the log, so another one can take over at any moment.
-See docs/logdb.md, sections 4 to 11.
+Invariants: a decision is sent in the step that delivers its record; a request is answered from one
+state that has passed everything the request must see; all waiting requests are bounded. A
+coordinator knows only what is in the log, so another one can take over at any moment. See
+docs/logdb.md, sections 4 to 11.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ if TYPE_CHECKING:
     from ziplog.errors import ZiplogError
 
 _S: Final = 1_000_000_000
-#: Looks for what waited, or was kept, for too long.
+#: Interval between checks for expired requests and snapshots.
 _EXPIRY_INTERVAL_NS: Final = _S
-#: The conflicts of as many aborted transactions are kept, for those who ask late.
+#: Number of aborted transactions for which conflicts are kept, for late requests.
 _MAX_ABORTS: Final = 10_000
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What an operator may choose."""
+    """The settings of an operator."""
 
-    #: Whether it makes checkpoints and has the log trimmed.
+    #: Whether the coordinator writes checkpoints and trims the log.
     checkpoints: bool = True
-    #: Records after which a checkpoint is due, or as many as there are keys if that is more.
+    #: Records between two checkpoints; at least as many as there are keys.
     checkpoint_every: int = 100_000
-    #: Bytes of values that are kept at hand.
+    #: Size of the value cache, in bytes.
     cache_bytes: int = 64 * 1024 * 1024
-    #: How long the log may be silent at the start, in nanoseconds.
+    #: Timeout of the first connection to the log, in nanoseconds.
     connect_ns: int = 10 * _S
 
 
@@ -88,29 +88,29 @@ class CoordinatorNode:
         endpoint: str = "",
         settings: Settings | None = None,
     ) -> None:
-        """Make a coordinator; it begins with its first step.
+        """Make a coordinator; it starts with its first step.
 
         Args:
             client: 16 random bytes, never used by another client of the log.
             endpoints: "host:port" of the log's membership service.
-            policy: chooses the shards of what it inserts.
+            policy: selects the shards for what it inserts.
             now: monotonic nanoseconds.
-            endpoint: where clients reach it, for the status.
-            settings: what an operator chose.
+            endpoint: the address of this coordinator, for the status.
+            settings: the operator's settings.
 
         """
         self.settings: Final = settings or Settings()
         self._client: Final = client
         self._calls: Final = LogTasks(ClientCore(client, endpoints, policy), now)
         self.endpoint: Final = endpoint
-        #: Called each time that it has begun to answer.
+        #: Called each time the coordinator becomes ready.
         self.on_ready: Callable[[], None] = ignore
-        #: Why it has ended; None: it goes on.
+        #: The error that stopped the coordinator; None: it runs.
         self.failure: ZiplogError | None = None
         self.cache: Final = ValueCache(self.settings.cache_bytes)
         self.sessions: Final = Sessions()
         self.pending: Final = PendingRequests()
-        #: What was told about the last aborted transactions, by session and number.
+        #: Decisions about the last aborted transactions, by session and number.
         self._aborts: Final[dict[tuple[bytes, int], Decided]] = {}
         self._expire_at = now
         self._is_started = False
@@ -138,10 +138,10 @@ class CoordinatorNode:
             Status: self._status,
         }
 
-    # --- the one door ---
+    # --- events ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.core.node`."""
+        """Handle one event; see `ziplog.core.node`."""
         calls = self._calls
         calls.now = now
         if not self._is_started:
@@ -158,10 +158,10 @@ class CoordinatorNode:
             self.tailer.poll(drained=is_last)
         if is_last and self.cleaner is not None and self.tailer.is_ready:
             self.cleaner.step(now)
-        return calls.take()
+        return calls.pop_effects()
 
     def next_wakeup(self) -> int | None:
-        """Return when this node wants to be woken."""
+        """Return the time of the next wake-up."""
         core = self._calls.core.next_wakeup()
         due = min(self._expire_at, self.tailer.next_wakeup())
         if self.cleaner is not None and self.tailer.is_ready:
@@ -177,7 +177,7 @@ class CoordinatorNode:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it answers."""
+        """Whether it serves requests."""
         return self.tailer.is_ready
 
     @property
@@ -187,17 +187,17 @@ class CoordinatorNode:
     def _send(self, route: bytes, message: Message) -> None:
         self._calls.effects.append(Send(route, message))
 
-    # --- what the follower tells ---
+    # --- callbacks of the tailer ---
 
     def _on_state(self, state: State) -> None:
-        """Answer from this state from now on; the snapshots of the former one are over."""
+        """Serve requests from a new state; snapshots of the former state end."""
         self.snapshots = Snapshots(state)
         if self.cleaner is not None:
             self.cleaner.close()
         if self.settings.checkpoints:
             rounds = RoundSettings(every_records=self.settings.checkpoint_every)
             self.cleaner = Cleaner(state, self._calls, self._client[:8], rounds)
-        # 62 random bits, and then one state after the other.
+        # A random base of 62 bits, increased with each new state.
         base = (int.from_bytes(self._client[8:]) >> 2) + (self.tailer.starts << 32)
         self._queries = Queries(state, self.snapshots, self.cache, base)
 
@@ -218,13 +218,13 @@ class CoordinatorNode:
         )
         if outcome != "committed":
             self._keep_abort(decided)
-        if self.tailer.is_ready:  # Who asked while it replays is told when that is done.
+        if self.tailer.is_ready:  # else: sent when the replay ends
             self._send_decision(decided, route, waiters)
 
     def _send_decision(
         self, decided: Decided, route: bytes | None, waiters: Iterable[PendingRequest]
     ) -> None:
-        """Tell a decision to its session, and to those who asked for it: once a route."""
+        """Send a decision to its session and to the requests that wait for it, once per route."""
         if route is not None:
             self._send(route, decided)
         for request in waiters:
@@ -240,12 +240,12 @@ class CoordinatorNode:
 
     def _on_passed(self) -> None:
         if not self.tailer.is_ready:
-            return  # What was told already may be newer.
+            return  # A watcher may have received a newer state.
         for request in self.pending.pop_changed():
             self._check_watch(request)
 
     def _on_tail_reached(self) -> None:
-        """Answer from now on; what was decided and changed on the way here was not noticed."""
+        """Start serving; decisions and changes of the replay were not sent before."""
         for request in self.pending.all_decision_waiters():
             decided = self._decision(request.message)
             if decided is not None:
@@ -258,10 +258,10 @@ class CoordinatorNode:
         self.failure = error
         self._calls.effects.append(Halt(str(error)))
 
-    # --- questions ---
+    # --- requests ---
 
     def _on_request(self, route: bytes, message: Any) -> None:
-        # To drop a snapshot has no answer, so it is not refused either.
+        # `DropSnapshot` has no reply, so it cannot be refused.
         refusal = None if type(message) is DropSnapshot else self._refusal(message)
         if refusal is None:
             self._handlers[type(message)](route, message)
@@ -269,9 +269,9 @@ class CoordinatorNode:
             self._send(route, refusal)
 
     def _refusal(self, message: Any) -> NotReady | Invalid | None:
-        """Return why a request is not answered now, or never will be; None: it is."""
+        """Return the refusal of a request; None: it is accepted."""
         if not self.tailer.is_ready and type(message) is not Status:
-            reason = f"it replays the log, is {self.tailer.progress}"
+            reason = f"it is replaying the log, {self.tailer.progress}"
             return NotReady(self._cluster, message.request, reason)
         if message.cluster and message.cluster != self._cluster:
             detail = f"this coordinator follows cluster {self._cluster}"
@@ -281,12 +281,12 @@ class CoordinatorNode:
     def _add_pending(
         self, route: bytes, message: Any, on_ready: Callable[[PendingRequest], None]
     ) -> PendingRequest | None:
-        """Return a request that waits from now on; None if it does already, or may not."""
+        """Return a new pending request; None if it is pending already, or refused."""
         pending, now = self.pending, self._calls.now
         if pending.refresh(route, message, now):
             return None
         if pending.is_full:
-            reason = f"{len(pending):,} requests wait here already"
+            reason = f"{len(pending):,} requests are already waiting"
             self._send(route, NotReady(self._cluster, message.request, reason))
             return None
         return pending.add(route, message, now, on_ready)
@@ -302,7 +302,7 @@ class CoordinatorNode:
         self._send(route, Opened(self._cluster, message.request, endpoints, position))
 
     def _read(self, route: bytes, message: Get | Scan) -> None:
-        """Answer a read, once the state is new enough; a snapshot is what it is."""
+        """Answer a read once the state is recent enough; a snapshot read needs no wait."""
         if message.snapshot or (not message.fresh and message.at_least <= self.tailer.passed):
             self._send(route, self._queries.read(self._cluster, message, self._calls.now))
             return
@@ -337,7 +337,7 @@ class CoordinatorNode:
             self.pending.wait_for_decision(request)
 
     def _decision(self, message: AwaitDecision) -> Decided | None:
-        """Return what became of a transaction, if that is known."""
+        """Return the decision about a transaction, if it is known."""
         session, number = message.session, message.number
         aborted = self._aborts.get((session, number))
         if aborted is not None:
@@ -390,14 +390,14 @@ class CoordinatorNode:
     # --- time ---
 
     def _expire(self) -> None:
-        """End what waited for too long."""
+        """End requests and snapshots that have expired."""
         now = self._calls.now
         self._expire_at = now + _EXPIRY_INTERVAL_NS
         self.snapshots.expire(now)
         expired = self.pending.expired(now)
         for request in expired:
             message = request.message
-            # It may still wait for the position that its client knows: then we have an older state.
+            # If it still waits for the position that its client knows, our state is older.
             is_seen = type(message) is Watch and message.at_least <= self.tailer.passed
             if is_seen and self.tailer.is_ready:
                 self._reply(request, self._queries.watch(self._cluster, message))

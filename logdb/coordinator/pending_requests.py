@@ -1,9 +1,8 @@
-"""Requests that cannot be answered yet: they wait for a position, a decision or a key's change.
+"""Requests that wait for a position, a decision or a key's change.
 
-Rule: a request that comes again while it waits is the same one. One that was not repeated for a
-while is forgotten (its client is gone, or asks somebody else); a watch is answered then.
-Invariant: never more than `limit` wait; each is in the index of what it waits for, and no other.
-See docs/logdb.md, section 11.
+A repeated request counts as the same request. A request that its client does not repeat in time
+expires; a watch is answered then. Invariant: at most `limit` requests wait, each only in the index
+of what it waits for. See docs/logdb.md, section 11.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from logdb.wire import AwaitDecision, Watch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: As many requests may wait.
+#: Maximum number of pending requests.
 MAX_PENDING: Final = 10_000
-#: A request that was not repeated for so long is over.
+#: Time without a repetition after which a request expires, in nanoseconds.
 EXPIRY_NS: Final = 10_000_000_000
 
 
 class PendingRequest:
-    """One request that waits."""
+    """One pending request."""
 
     __slots__ = ("_on_ready", "is_over", "last_received_at", "message", "route")
 
@@ -31,28 +30,28 @@ class PendingRequest:
     ) -> None:
         self.route: Final = route
         self.message: Final = message
-        #: When it came last, in monotonic nanoseconds.
+        #: When it was last received, in monotonic nanoseconds.
         self.last_received_at = now
         self.is_over = False
         self._on_ready: Final = on_ready
 
     def resume(self) -> None:
-        """Go on, unless that is over."""
+        """Continue, unless the request is over."""
         if not self.is_over:
             self._on_ready(self)
 
 
 class PendingRequests:
-    """All requests that wait."""
+    """All pending requests."""
 
     def __init__(self, limit: int = MAX_PENDING) -> None:
         self._limit: Final = limit
-        #: By route and number; the one that came last stands last.
+        #: By route and number, ordered by the last receipt.
         self._all: Final[dict[tuple[bytes, int], PendingRequest]] = {}
-        #: Each group in the order of its coming.
+        #: Each group is in the order of arrival.
         self._decision_waiters: Final[dict[tuple[bytes, int], dict[PendingRequest, None]]] = {}
         self._watches: Final[dict[bytes, dict[PendingRequest, None]]] = {}
-        #: Watched keys that were changed since `pop_changed` was asked for.
+        #: Watched keys that changed since the last `pop_changed`.
         self._changed_keys: Final[set[bytes]] = set()
 
     def __len__(self) -> int:
@@ -60,11 +59,11 @@ class PendingRequests:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more may wait."""
+        """Whether the limit is reached."""
         return len(self._all) >= self._limit
 
     def refresh(self, route: bytes, message: Any, now: int) -> bool:
-        """Whether a request waits already; it has patience again then."""
+        """Return whether a request is pending already; if so, restart its expiry."""
         key = route, message.request
         request = self._all.get(key)
         if request is None:
@@ -76,12 +75,12 @@ class PendingRequests:
     def add(
         self, route: bytes, message: Any, now: int, on_ready: Callable[[PendingRequest], None]
     ) -> PendingRequest:
-        """Let a request wait: for a position."""
+        """Add a request that waits for a position."""
         request = self._all[route, message.request] = PendingRequest(route, message, now, on_ready)
         return request
 
     def remove(self, request: PendingRequest) -> None:
-        """It waits no longer."""
+        """Remove a request."""
         if request.is_over:
             return
         request.is_over = True
@@ -95,12 +94,12 @@ class PendingRequests:
     # --- decisions ---
 
     def wait_for_decision(self, request: PendingRequest) -> None:
-        """Let an `AwaitDecision` wait for the decision."""
+        """Make an `AwaitDecision` wait for the decision."""
         message = request.message
         self._decision_waiters.setdefault((message.session, message.number), {})[request] = None
 
     def decision_waiters(self, session: bytes, number: int) -> Iterable[PendingRequest]:
-        """Return who waits for a decision."""
+        """Return the requests that wait for a transaction's decision."""
         return (
             tuple(self._decision_waiters.get((session, number), ()))
             if self._decision_waiters
@@ -108,30 +107,30 @@ class PendingRequests:
         )
 
     def all_decision_waiters(self) -> list[PendingRequest]:
-        """Return all who wait for some decision."""
+        """Return the requests that wait for any decision."""
         return [request for group in self._decision_waiters.values() for request in group]
 
     # --- changes ---
 
     def wait_for_change(self, request: PendingRequest) -> None:
-        """Let a `Watch` wait for a change of its key."""
+        """Make a `Watch` wait for a change of its key."""
         self._watches.setdefault(request.message.key, {})[request] = None
 
     @property
     def has_watches(self) -> bool:
-        """Whether anybody waits for a change."""
+        """Whether a request waits for a change."""
         return bool(self._watches)
 
     def mark_changed(self, keys: Iterable[bytes]) -> None:
-        """Take note that keys were changed."""
+        """Record that keys changed."""
         self._changed_keys.update(key for key in keys if key in self._watches)
 
     def mark_all_changed(self) -> None:
-        """Take note that any key may have changed."""
+        """Record that any key may have changed."""
         self._changed_keys.update(self._watches)
 
     def pop_changed(self) -> list[PendingRequest]:
-        """Return who watches a key that was changed since the last time."""
+        """Return the watches of keys that changed since the last call."""
         if not self._changed_keys:
             return []
         requests = [request for key in self._changed_keys for request in self._watches.get(key, ())]
@@ -141,7 +140,7 @@ class PendingRequests:
     # --- time ---
 
     def expired(self, now: int) -> list[PendingRequest]:
-        """Return those that were not repeated for too long."""
+        """Return the expired requests."""
         requests = []
         for request in self._all.values():
             if now - request.last_received_at < EXPIRY_NS:
@@ -160,7 +159,7 @@ class PendingRequests:
 
 
 def _drop(index: dict[Any, dict[PendingRequest, None]], key: Any, request: PendingRequest) -> None:
-    """Remove a request from an index, if it is in it: it may still wait for a position."""
+    """Remove a request from an index; it is absent if it still waits for a position."""
     group = index.get(key)
     if group is not None and request in group:
         del group[request]

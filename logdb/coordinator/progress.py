@@ -1,6 +1,6 @@
-"""Shows how far the replay of a long log is: a bar on a terminal, a line a second elsewhere.
+"""Progress display of a log replay: a bar on a terminal, a log line per second elsewhere.
 
-Rule: it only looks at the follower, from a thread of its own; what it sees may be a moment old.
+It reads the tailer from its own thread, so what it shows may be slightly old.
 """
 
 from __future__ import annotations
@@ -21,10 +21,17 @@ _BAR_EVERY_S: Final = 0.1
 
 
 class Replay:
-    """What is told of the starts of one coordinator, inside a `with` block."""
+    """Reports the starts of one coordinator, inside a `with` block."""
 
     def __init__(self, tailer: LogTailer, endpoint: str, log: str) -> None:
-        """Make it: of a follower that answers at `endpoint`, and looks for the log at `log`."""
+        """Prepare.
+
+        Args:
+            tailer: the tailer to report.
+            endpoint: the coordinator's address.
+            log: the addresses of the log.
+
+        """
         self._tailer: Final = tailer
         self._endpoint: Final = endpoint
         self._log: Final = log
@@ -34,17 +41,17 @@ class Replay:
         self._started_at = time.monotonic()
 
     def __enter__(self) -> Self:
-        """Begin to look."""
+        """Start reporting."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Look no longer."""
+        """Stop reporting."""
         self._is_stopped.set()
         self._thread.join()
 
     def ready(self) -> None:
-        """Tell that it answers: on stdout only once, for whoever waits for that."""
+        """Report that the coordinator is ready; on stdout only the first time."""
         tailer = self._tailer
         is_first = not self._is_stopped.is_set()
         self._is_stopped.set()
@@ -77,7 +84,7 @@ class Replay:
                 return
 
     def _is_connecting(self) -> bool:
-        """Whether nothing was heard of the log yet."""
+        """Whether the log has not replied yet."""
         tailer = self._tailer
         return not (tailer.tail or tailer.passed or tailer.waiting_for)
 

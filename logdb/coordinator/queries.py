@@ -1,8 +1,8 @@
-"""What a coordinator answers from its state: keys, ranges, conflicts, snapshots' states.
+"""Answers read requests from a coordinator's state: keys, ranges, conflicts, snapshots.
 
-Rule: whoever asks here was made to wait before, for the position that the question needs.
-Everything is bounded: rows by `MAX_ROWS`, values at hand by `MAX_VALUE_BYTES` an answer (the
-client reads the rest from the log). See docs/logdb.md, sections 5, 9 and 11.
+The caller waits for the position that a request needs. One reply holds at most `MAX_ROWS` rows and
+`MAX_VALUE_BYTES` of cached values; the client reads other values from the log. See docs/logdb.md,
+sections 5, 9 and 11.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ if TYPE_CHECKING:
     from logdb.state import State
     from logdb.wire import Scan, TakeSnapshot, Validate, Watch
 
-#: Rows of one answer.
+#: Maximum rows of one reply.
 MAX_ROWS: Final = 1_000
-#: Bytes of values in one answer.
+#: Maximum bytes of values in one reply.
 MAX_VALUE_BYTES: Final = 1024 * 1024
 _NO_DIGEST: Final = bytes(16)
 _ABSENT: Final = KeyResult(None)
 
 
 class Queries:
-    """Answers from one state and its snapshots."""
+    """Answers read requests from one state and its snapshots."""
 
     def __init__(self, state: State, snapshots: Snapshots, cache: ValueCache, base: int) -> None:
-        """Answer from a state.
+        """Serve a state.
 
         Args:
-            state: the present one.
-            snapshots: of it.
+            state: the present state.
+            snapshots: the state's snapshots.
             cache: values of present versions.
-            base: what a snapshot's number is above the one that clients know. No two coordinators,
-                and no two states of one, have the same: a number outlives what it named.
+            base: added to the numbers of snapshots that clients see. It differs between
+                coordinators and
+                between states of one coordinator, because a number may outlive its snapshot.
 
         """
         self._state: Final = state
@@ -51,7 +52,7 @@ class Queries:
         self._base: Final = base
 
     def read(self, cluster: int, message: Get | Scan, now: int) -> Got | Scanned | Invalid:
-        """Answer a read, from the present state or the snapshot that it names."""
+        """Answer a read from the present state, or from the snapshot that it names."""
         try:
             if isinstance(message, Get):
                 return self._get(cluster, message, now)
@@ -60,7 +61,7 @@ class Queries:
             return Invalid(cluster, message.request, "snapshot-expired", error.reason)
 
     def _get(self, cluster: int, get: Get, now: int) -> Got:
-        """Answer with keys' states."""
+        """Return the states of keys."""
         state = self._state
         if get.snapshot:
             number = get.snapshot - self._base
@@ -74,7 +75,7 @@ class Queries:
         return Got(cluster, get.request, state.position, found, [])
 
     def _scan(self, cluster: int, scan: Scan, now: int) -> Scanned:
-        """Answer with the first rows of a range."""
+        """Return the first rows of a range."""
         state, limit = self._state, min(scan.limit, MAX_ROWS)
         if scan.snapshot:
             number = scan.snapshot - self._base
@@ -97,22 +98,22 @@ class Queries:
         return Scanned(cluster, scan.request, state.position, found_rows, stop, is_end, digest, [])
 
     def validate(self, cluster: int, validate: Validate) -> Validated:
-        """Answer with what has changed."""
+        """Return the conflicts of earlier reads."""
         conflicting = self._conflicts(validate.reads, validate.ranges)
         return Validated(cluster, validate.request, self._state.position, conflicting)
 
     def watch(self, cluster: int, watch: Watch) -> Got:
-        """Answer with a key's state, whatever it is."""
+        """Return a key's present state."""
         found = self._found([watch.key], [self._state.versions.get(watch.key)])
         return Got(cluster, watch.request, self._state.position, found, [])
 
     def take_snapshot(self, cluster: int, take: TakeSnapshot, now: int) -> SnapshotTaken:
-        """Keep the present state, and answer with its number."""
+        """Keep the present state; return the snapshot's number."""
         number = self._base + self._snapshots.take(now)
         return SnapshotTaken(cluster, take.request, number, self._state.position)
 
     def drop_snapshot(self, number: int) -> None:
-        """Keep a snapshot no longer."""
+        """End a snapshot."""
         self._snapshots.drop(number - self._base)
 
     def version(self, key: bytes) -> int:

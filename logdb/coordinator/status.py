@@ -1,6 +1,6 @@
-"""The status document of a coordinator: what an operator may want to know, as JSON.
+"""The status document of a coordinator, as JSON for operators.
 
-Rule: read only; a field once given keeps its meaning. See docs/logdb.md, section 16.
+It only reads. A field keeps its meaning across versions. See docs/logdb.md, section 16.
 """
 
 from __future__ import annotations

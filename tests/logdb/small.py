@@ -124,7 +124,7 @@ class Small:
             self.calls.call(FetchRequest(NEVER, self._subscription, records), self._fetched)
         if self.cleaner is not None and self.state.position.gsn >= self._ready_at:
             self.cleaner.step(self.now)
-        self.calls.take()
+        self.calls.pop_effects()
 
     def settle(self, turns: int = 2000) -> None:
         """Let it catch up, and end what it does."""

@@ -67,7 +67,7 @@ def test_scans(run: Callable[[Body], None]) -> None:
             assert await snapshot.exists("a0002")
             assert len([row async for row in snapshot.scan()]) == 1200
             assert snapshot.position.gsn > 0
-        with pytest.raises(ziplog.ClosedError, match="take another one"):
+        with pytest.raises(ziplog.ClosedError, match="take a new one"):
             await snapshot.get("a0000")
         snapshot = await db.snapshot()
         assert await snapshot.get("a0000") == "new"

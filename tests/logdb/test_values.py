@@ -50,7 +50,7 @@ def test_what_has_no_form_is_refused(value: Any) -> None:
     [b"", b"\xc1", b"\x01\x01", b"\xa2a", msgpack.packb({1: 2})[:-1], b"\x81\x81\x01\x01\x01"],
 )
 def test_what_this_library_did_not_write_is_said_to_be_so(encoded: bytes) -> None:
-    with pytest.raises(ProtocolError, match="no MessagePack"):
+    with pytest.raises(ProtocolError, match="not valid MessagePack"):
         decode_value(encoded)
 
 

@@ -60,7 +60,7 @@ def write(
     """Put a checkpoint into the log as a cleaner does."""
     position = position or log.tail
     parts = PartEncoder(200)
-    payloads = [*parts.take(rows(keys)), *parts.end([], [(1, 10, 5)])]
+    payloads = [*parts.add(rows(keys)), *parts.finish([], [(1, 10, 5)])]
     rids = [log.insert(payload, after=position)[0] for payload in payloads]
     fields: dict[str, Any] = {
         "coordinator": ME, "position": position, "floor": 0, "parts": rids,
@@ -96,8 +96,8 @@ def test_parts_hold_all_in_order_and_are_of_the_size_asked_for(
     parts = PartEncoder(part_bytes)
     payloads: list[bytes] = []
     for start in range(0, len(entries), 7):
-        payloads += parts.take(entries[start : start + 7])
-    payloads += parts.end(decisions, stretches)
+        payloads += parts.add(entries[start : start + 7])
+    payloads += parts.finish(decisions, stretches)
     decoded = [decode(payload) for payload in payloads]
     assert all(isinstance(part, CheckpointPart) for part in decoded)
     assert [row for part in decoded for row in part.entries] == entries  # type: ignore[union-attr]
@@ -244,7 +244,7 @@ def test_a_log_that_was_trimmed_and_has_none_is_refused_with_the_reason() -> Non
     error = search(log)
     assert isinstance(error, NoCheckpointError)
     assert error.first.gsn == log.first
-    assert "no whole checkpoint" in str(error)
+    assert "no complete checkpoint" in str(error)
 
 
 def test_a_trim_between_the_looks_is_followed_to_the_checkpoint_that_caused_it() -> None:

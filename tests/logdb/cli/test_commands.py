@@ -90,7 +90,7 @@ def test_what_is_absent_is_told_from_what_is_null(db: logdb.Database) -> None:
     db.put("k", None)
     assert printed(kv("get", "k")) == "null\n"
     assert RecordId.parse(printed(kv("delete", "k")).strip()).gsn > 0
-    assert said(kv("get", "k")) == "ziplog: there is no key 'k'"
+    assert said(kv("get", "k")) == "ziplog: key 'k' does not exist"
     printed(kv("delete", "k"))
 
 
@@ -330,7 +330,7 @@ def test_what_cannot_be_done_is_one_line(
 
 def test_a_coordinator_that_is_not_there_is_1() -> None:
     line = said(kv("get", "k", "--coordinator", "127.0.0.1:1", "--timeout", "0.1"))
-    assert line.startswith("ziplog: error: no coordinator answered at 127.0.0.1:1")
+    assert line.startswith("ziplog: error: timed out: no coordinator replied at 127.0.0.1:1")
     assert "python -m logdb" in line
 
 

@@ -88,7 +88,7 @@ def test_it_never_comes_back() -> None:
     call = db.increment(b"k")
     db.run(lambda: bool(db.commits()))
     db.first.is_dead = True
-    with pytest.raises(OutcomeUnknownError, match="no coordinator told the decision") as caught:
+    with pytest.raises(OutcomeUnknownError, match="no coordinator reported the decision") as caught:
         db.end(call)
     with pytest.raises(OutcomeUnknownError):
         resolve(db, caught.value, within=S)
@@ -203,7 +203,7 @@ def test_expired_is_final_for_a_single_copy() -> None:
     db = FakeDatabase().open()
     call, id_ = begun(db, 1)
     db.glass.hear(0, decided(id_, "expired", 99))
-    with pytest.raises(TransactionAborted, match="too much was committed meanwhile"):
+    with pytest.raises(TransactionAborted, match="too many transactions committed in the meantime"):
         db.end(call)
 
 

@@ -97,7 +97,7 @@ def test_nobody_there() -> None:
     db = FakeDatabase(2)
     for coordinator in db.coordinators:
         coordinator.is_dead = True
-    with pytest.raises(UnavailableError, match="no coordinator answered at c0:1, c1:1"):
+    with pytest.raises(UnavailableError, match="no coordinator replied at c0:1, c1:1"):
         db.do(OpenRequest, within=S)
 
 
@@ -284,7 +284,7 @@ def test_a_snapshot_dies_with_its_coordinator() -> None:
     db = FakeDatabase(2).open()
     snapshot, _ = db.do(SnapshotRequest)
     db.first.is_dead = True
-    with pytest.raises(SnapshotExpired, match="does not answer"):
+    with pytest.raises(SnapshotExpired, match="does not reply"):
         db.do(GetRequest, [b"k"], snapshot=snapshot)
 
 
@@ -302,7 +302,7 @@ def test_a_silent_keeper_is_gone_sooner_if_it_is_not_the_only_one(
 
 
 def test_what_a_late_call_says(db: FakeDatabase) -> None:
-    with pytest.raises(DeadlineError, match=r"time-out was over before.* nothing was written"):
+    with pytest.raises(DeadlineError, match=r"timed out before.* nothing was written"):
         db.put(b"k", 1, within=0)
     assert not db.inserts
     db.glass.pass_time(100 * MS)

@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_refused_when_it_is_given(db: FakeDatabase) -> None
     sets = TransactionSets(LARGEST)
     with pytest.raises(RecordTooLargeError):
         get(db, sets, *(b"%01000d" % number for number in range(2000)))
-    with pytest.raises(TooManyReadsError, match=r"10001 keys.* at most 10000"):
+    with pytest.raises(TooManyReadsError, match=r"10001 keys.* limit is 10000"):
         get(db, sets, *(b"%d" % number for number in range(10_001)))
     assert sets.status == "open"
 

@@ -426,7 +426,7 @@ def test_while_a_shard_recovers_it_says_what_it_waits_for() -> None:
     glass.core.awaited = ["shard 1 (recovering)"]
     glass.turn()
     told = glass.ask(glass.get(b"k"))
-    assert told.reason == "it replays the log, is at 0 of 0, and waits for shard 1 (recovering)"
+    assert told.reason == "it is replaying the log, at 0 of 0, and waits for shard 1 (recovering)"
     glass.log.is_down = False
     glass.pass_time(2 * S)
     assert glass.node.is_ready

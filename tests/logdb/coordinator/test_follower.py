@@ -101,7 +101,7 @@ def test_it_applies_every_record_in_order_and_is_ready_then() -> None:
 
 
 def warnings(bench: Bench) -> list[str]:
-    return [effect.text for effect in bench.calls.take() if isinstance(effect, LogWarning)]
+    return [effect.text for effect in bench.calls.pop_effects() if isinstance(effect, LogWarning)]
 
 
 def test_the_first_record_that_is_not_ours_is_warned_of_once() -> None:
@@ -239,7 +239,7 @@ def test_it_begins_again_behind_a_failure_with_a_new_state() -> None:
     assert (bench.ready, len(bench.states), bench.tailer.starts) == (2, 2, 2)
     assert bench.states[1] is bench.tailer.state is not bench.states[0]
     assert bench.tailer.state.records == 10
-    assert len([w for w in bench.calls.take() if "starting again" in str(w)]) == 1
+    assert len([w for w in bench.calls.pop_effects() if "starting again" in str(w)]) == 1
 
 
 def test_a_log_that_was_trimmed_and_holds_no_checkpoint_is_the_end() -> None:

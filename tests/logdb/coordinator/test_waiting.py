@@ -52,7 +52,7 @@ class Plain:
         if known:
             self.all.remove(known[0])
             self.all.append(known[0])
-            assert known[0].asked_at == self.now
+            assert known[0].last_received_at == self.now
         elif not self.pending.is_full:
             waiting = self.pending.add(route, asked, self.now, self.resumed.append)
             self.all.append(waiting)
@@ -87,7 +87,7 @@ class Plain:
     def pass_time(self, duration: int) -> None:
         self.now += duration
         late = self.pending.expired(self.now)
-        assert late == [w for w in self.all if self.now - w.asked_at >= EXPIRY_NS]
+        assert late == [w for w in self.all if self.now - w.last_received_at >= EXPIRY_NS]
         for waiting in late:
             self.remove(waiting)
 

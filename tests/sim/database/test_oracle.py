@@ -51,8 +51,8 @@ def checkpoint(
     """Write a checkpoint of a state; its parts come into the log from a gsn on."""
     image = state.image()
     parts = PartEncoder(10_000)
-    payloads = list(parts.take(state.versions.after(None, 1_000)))
-    payloads += parts.end(image.decisions, image.segments)
+    payloads = list(parts.add(state.versions.after(None, 1_000)))
+    payloads += parts.finish(image.decisions, image.segments)
     rids = [RecordId(gsn + i, 0) for i in range(len(payloads))]
     decoded = [records.decode(payload) for payload in payloads]
     done = CheckpointDone(

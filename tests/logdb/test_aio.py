@@ -125,7 +125,7 @@ def test_many_tasks_count(run: Callable[[Body], None]) -> None:
     run(body)
 
 
-def test_run_does_again_what_failed_over_something_that_is_no_longer_so(
+def test_run_retries_an_error_caused_by_an_outdated_read(
     run: Callable[[Body], None],
 ) -> None:
     async def body(db: logdb.aio.Database) -> None:
@@ -145,7 +145,7 @@ def test_run_does_again_what_failed_over_something_that_is_no_longer_so(
     run(body)
 
 
-def test_run_ends_after_so_many_retries(run: Callable[[Body], None]) -> None:
+def test_run_ends_after_the_given_retries(run: Callable[[Body], None]) -> None:
     async def body(db: logdb.aio.Database) -> None:
         attempts = 0
 
@@ -232,7 +232,7 @@ def test_a_watch(run: Callable[[Body], None]) -> None:
     run(body)
 
 
-def test_cancelled_calls_leave_nothing_behind(run: Callable[[Body], None]) -> None:
+def test_cancelled_calls_leave_nothing_open(run: Callable[[Body], None]) -> None:
     async def body(db: logdb.aio.Database) -> None:
         values = db.watch("k")
         await anext(values)
@@ -275,7 +275,7 @@ def test_connect_and_close(coordinator: logdb.Coordinator) -> None:
     asyncio.run(main())
 
 
-def test_a_commit_in_doubt_resolves(log: ziplog.Log) -> None:
+def test_a_commit_with_unknown_outcome_resolves(log: ziplog.Log) -> None:
     coordinator = logdb.Coordinator(log)
     port = int(coordinator.endpoint.rpartition(":")[2])
 

@@ -23,7 +23,7 @@ def insert(payload: bytes) -> InsertRequest:
     return InsertRequest(NEVER, [payload], RID_GENESIS, None, 0)
 
 
-def test_a_task_takes_ever_so_many_answers_that_come_at_once() -> None:
+def test_a_task_handles_thousands_of_immediate_results() -> None:
     def task() -> TaskSteps:
         for _ in range(20_000):
             yield TailRequest(NEVER)
@@ -35,7 +35,7 @@ def test_a_task_takes_ever_so_many_answers_that_come_at_once() -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_list_of_requests_has_results_and_exceptions_in_its_order(at_once: bool) -> None:
+def test_the_results_of_a_list_are_in_the_order_of_its_requests(at_once: bool) -> None:
     log = FakeLog(seed=2)
     (there,) = log.insert(b"x")
 
@@ -56,7 +56,7 @@ def test_a_list_of_requests_has_results_and_exceptions_in_its_order(at_once: boo
     assert log.records[rids[0].gsn].payload == b"y"
 
 
-def test_an_empty_list_is_answered_with_an_empty_list() -> None:
+def test_an_empty_list_has_an_empty_result() -> None:
     def task() -> TaskSteps:
         return (yield [])
 
@@ -80,7 +80,7 @@ def test_an_exception_is_raised_where_the_task_waits_and_may_end_it() -> None:
     assert isinstance(ends[0], UnavailableError)
 
 
-def test_a_step_that_is_no_request_is_begun_by_the_hook_and_stopped_with_the_task() -> None:
+def test_other_steps_are_started_by_the_hook_and_stopped_with_the_task() -> None:
     begun: list[tuple[Task, Any]] = []
     stopped: list[Any] = []
     ends: list[Any] = []
@@ -110,7 +110,7 @@ def test_a_step_that_is_no_request_is_begun_by_the_hook_and_stopped_with_the_tas
     assert ends == []
 
 
-def test_a_task_that_is_cancelled_leaves_no_call_behind() -> None:
+def test_a_cancelled_task_leaves_no_call_open() -> None:
     log = FakeLog()
     log.insert(b"x")
     core = log.core(at_once=False)
@@ -133,7 +133,7 @@ def test_a_task_that_is_cancelled_leaves_no_call_behind() -> None:
     assert ends == []
 
 
-def test_a_step_without_a_hook_is_our_own_error() -> None:
+def test_a_step_without_a_hook_is_an_assertion_error() -> None:
     def task() -> Generator[Any, Any, None]:
         yield "what?"
 

@@ -152,7 +152,7 @@ def test_a_conflict(db: logdb.Database) -> None:
     assert db.get("k") == 10
 
 
-def test_a_read_that_shows_another_state_ends_the_transaction(db: logdb.Database) -> None:
+def test_a_conflicting_read_ends_the_transaction(db: logdb.Database) -> None:
     db.multi_put({"a": 1, "b": 1})
     t = db.transaction()
     assert t.get("a") == 1
@@ -175,7 +175,7 @@ def test_a_scan_in_a_transaction(db: logdb.Database) -> None:
         db.put("a4", 4)
 
 
-def test_run_is_tried_again_until_it_is_not_overtaken(db: logdb.Database) -> None:
+def test_run_retries_until_it_commits(db: logdb.Database) -> None:
     attempts = 0
 
     def increment(t: logdb.Transaction, overtaken: int) -> int:
@@ -217,7 +217,7 @@ def test_transactional_functions(db: logdb.Database) -> None:
     assert not db.exists("k")
 
 
-def test_ordinary_contention_is_got_over(db: logdb.Database) -> None:
+def test_run_commits_under_contention(db: logdb.Database) -> None:
     failures: list[Exception] = []
 
     def work() -> None:
@@ -236,7 +236,7 @@ def test_ordinary_contention_is_got_over(db: logdb.Database) -> None:
     assert db.get("n") == 240
 
 
-def test_run_does_again_what_failed_over_something_that_is_no_longer_so(
+def test_run_retries_an_error_caused_by_an_outdated_read(
     db: logdb.Database,
 ) -> None:
     db.put("stale", 0)
@@ -255,7 +255,7 @@ def test_run_does_again_what_failed_over_something_that_is_no_longer_so(
     assert db.get("stale") == 1
 
 
-def test_what_was_read_can_be_compared_before_the_end(db: logdb.Database) -> None:
+def test_validate_checks_reads_before_the_commit(db: logdb.Database) -> None:
     db.put("checked", 0)
     t = db.transaction()
     assert t.get("checked") == 0
@@ -267,7 +267,7 @@ def test_what_was_read_can_be_compared_before_the_end(db: logdb.Database) -> Non
         t.validate()
 
 
-def test_run_ends_at_its_time_out(db: logdb.Database) -> None:
+def test_run_ends_at_its_timeout(db: logdb.Database) -> None:
     attempts = 0
 
     def overtaken(t: logdb.Transaction) -> None:
@@ -392,7 +392,7 @@ def test_another_coordinator_takes_over(log: ziplog.Log) -> None:
         db.delete("k")
 
 
-def test_a_coordinator_that_is_started_again(log: ziplog.Log) -> None:
+def test_a_restarted_coordinator_is_used_again(log: ziplog.Log) -> None:
     coordinator = logdb.Coordinator(log)
     with logdb.connect(coordinator.endpoint) as db:
         db.put("k", 1)
@@ -428,7 +428,7 @@ def test_no_coordinator(log: ziplog.Log) -> None:
             assert (transaction.status, db.get("k")) == ("committed", 3)
 
 
-def test_a_commit_that_nobody_tells_of_resolves_later(log: ziplog.Log) -> None:
+def test_a_commit_without_a_reported_decision_resolves_later(log: ziplog.Log) -> None:
     coordinator = logdb.Coordinator(log)
     port = int(coordinator.endpoint.rpartition(":")[2])
     with logdb.connect(coordinator.endpoint) as db:
@@ -471,7 +471,7 @@ def test_stats(db: logdb.Database) -> None:
     assert after["protocol_errors"] == 0
 
 
-def test_close_in_the_middle(coordinator: logdb.Coordinator) -> None:
+def test_close_during_a_call(coordinator: logdb.Coordinator) -> None:
     db = logdb.connect(coordinator.endpoint)
     failures: list[Exception] = []
 
@@ -547,7 +547,7 @@ def test_messages_of_each_call(db: logdb.Database) -> None:
     assert sent == ["Get", "Insert", "Insert"]
 
 
-def test_no_thread_of_its_own(coordinator: logdb.Coordinator) -> None:
+def test_a_database_starts_no_thread(coordinator: logdb.Coordinator) -> None:
     before = threading.active_count()
     with logdb.connect(coordinator.endpoint) as db:
         db.put("k", time.time())

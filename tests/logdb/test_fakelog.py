@@ -51,7 +51,7 @@ def insert(payload: bytes, after: RecordId = RID_GENESIS, deadline: int = NEVER)
 
 
 @given(st.integers(0, 2**20), st.integers(1, 4), st.integers(0, 5), st.integers(1, 1000))
-def test_inserts_lie_behind_what_they_name_and_what_was_passed_in_any_order_of_time(
+def test_an_insert_is_after_its_predecessor_and_all_passed_positions(
     seed: int, shards: int, holes: int, step: int
 ) -> None:
     log = FakeLog(seed=seed, shards=shards, holes=holes, step=step)
@@ -73,7 +73,7 @@ def test_inserts_lie_behind_what_they_name_and_what_was_passed_in_any_order_of_t
     assert set(seen) <= set(log.gsns)
 
 
-def test_a_subscription_ends_at_the_tail_or_follows_and_tells_how_far_it_is() -> None:
+def test_a_subscription_ends_at_the_tail_or_follows_and_reports_progress() -> None:
     log = FakeLog(seed=1)
     calls = LogTasks(log.core(at_once=False), 0)
     answers: dict[str, Any] = {}
@@ -117,7 +117,7 @@ def test_a_subscription_ends_at_the_tail_or_follows_and_tells_how_far_it_is() ->
     assert isinstance(answers["late"], ClosedError)
 
 
-def test_what_was_trimmed_is_gone_for_reads_and_subscriptions() -> None:
+def test_trimmed_records_are_absent_for_reads_and_subscriptions() -> None:
     log = FakeLog(seed=2, holes=0)
     calls = LogTasks(log.core(), 0)
     rids = [ask(calls, insert(b"%d" % i, log.tail))[0] for i in range(9)]
@@ -136,7 +136,7 @@ def test_what_was_trimmed_is_gone_for_reads_and_subscriptions() -> None:
 @pytest.mark.parametrize(
     ("fault", "is_in"), [(OUTCOME_UNKNOWN_IN, True), (OUTCOME_UNKNOWN_OUT, False)]
 )
-def test_an_insert_in_doubt_is_resolved_to_what_happened(fault: str, is_in: bool) -> None:
+def test_an_unknown_insert_is_resolved_to_its_outcome(fault: str, is_in: bool) -> None:
     log = FakeLog()
     log.faults.append(fail_inserts(fault))
     calls = LogTasks(log.core(), 0)
@@ -146,7 +146,7 @@ def test_an_insert_in_doubt_is_resolved_to_what_happened(fault: str, is_in: bool
     assert (rid is not None) == is_in == bool(log.gsns)
 
 
-def test_a_silent_insert_ends_in_doubt_at_its_deadline() -> None:
+def test_a_silent_insert_has_an_unknown_outcome_at_its_deadline() -> None:
     log = FakeLog()
     log.faults.append(fail_inserts(SILENT_IN))
     calls = LogTasks(log.core(), 0)

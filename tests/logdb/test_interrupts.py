@@ -73,7 +73,7 @@ def test_a_scan_loses_and_repeats_nothing(db: logdb.Database) -> None:
     wait_until(lambda: db.status()["snapshots"] == 0, "no snapshot is left")
 
 
-def test_a_transaction_reads_everything_or_says_so(db: logdb.Database) -> None:
+def test_a_transaction_reads_everything_or_raises(db: logdb.Database) -> None:
     """Whatever is interrupted in it, what it read before counts at its commit."""
     outcome: list[Any] = []
 
@@ -113,7 +113,7 @@ def test_a_transaction_reads_everything_or_says_so(db: logdb.Database) -> None:
     assert interrupted(run, check) > 200
 
 
-def test_a_commit_is_whole_or_nothing(db: logdb.Database) -> None:
+def test_a_commit_is_atomic(db: logdb.Database) -> None:
     done: list[int] = []
     begun: list[int] = []
 
@@ -136,7 +136,7 @@ def test_a_commit_is_whole_or_nothing(db: logdb.Database) -> None:
     assert db.get("a") >= done[-1]
 
 
-def test_a_watch_gives_the_last_value(db: logdb.Database) -> None:
+def test_a_watch_returns_the_last_value(db: logdb.Database) -> None:
     seen: list[Any] = []
     number = 0
     watch: Any = None

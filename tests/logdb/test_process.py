@@ -141,7 +141,7 @@ def put(log: ziplog.Log, key: bytes, value: bytes, **fields: Any) -> tuple[int, 
     return number, log.insert_after(commit(number, {key: value}, **fields))
 
 
-def test_it_decides_answers_and_stops_cleanly(cluster: Cluster, log: ziplog.Log) -> None:
+def test_a_process_decides_answers_and_stops_cleanly(cluster: Cluster, log: ziplog.Log) -> None:
     with Process("--bootstrap", cluster.endpoint, "--port", "0") as process:
         with Client(process.ready()) as client:
             opened = client.open()
@@ -164,7 +164,9 @@ def test_it_decides_answers_and_stops_cleanly(cluster: Cluster, log: ziplog.Log)
         assert [word for word in stderr.split() if word in expected] == expected
 
 
-def test_another_one_knows_the_same_and_reads_are_fresh(cluster: Cluster, log: ziplog.Log) -> None:
+def test_a_second_coordinator_has_the_same_state_and_fresh_reads(
+    cluster: Cluster, log: ziplog.Log
+) -> None:
     arguments = ("--bootstrap", cluster.endpoint, "--port", "0", "--no-checkpoints")
     with (
         Process(*arguments) as first,
@@ -189,7 +191,7 @@ def test_a_taken_port_is_one_line_and_exit_code_1(cluster: Cluster) -> None:
     assert f"127.0.0.1:{port}" in line
 
 
-def test_a_log_that_is_not_there_is_exit_code_1() -> None:
+def test_an_unreachable_log_is_exit_code_1() -> None:
     nobody = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
     with Process("--bootstrap", nobody, "--port", "0", "--connect-timeout", "0.3") as process:
         code, stderr = process.end()
@@ -208,7 +210,7 @@ def test_the_log_comes_from_the_option_or_the_environment(cluster: Cluster) -> N
     assert f"answered at {there}" in stderr
 
 
-def test_without_both_the_log_is_where_ziplog_puts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_both_the_log_has_the_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ZIPLOG_BOOTSTRAP", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     shown = subprocess.run(
@@ -235,7 +237,7 @@ def test_bad_usage_is_exit_code_2(arguments: list[str], text: str) -> None:
     assert text in stderr
 
 
-def test_help_tells_the_options() -> None:
+def test_help_lists_the_options() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "logdb", "--help"], check=True, capture_output=True, text=True
     )
@@ -247,7 +249,7 @@ def test_help_tells_the_options() -> None:
 # --- inside a program ---
 
 
-def test_a_coordinator_inside_a_program_answers_until_it_is_closed(
+def test_an_embedded_coordinator_answers_until_it_is_closed(
     cluster: Cluster, log: ziplog.Log
 ) -> None:
     with Coordinator(log) as coordinator, Client(coordinator.endpoint) as client:
@@ -267,7 +269,7 @@ def test_a_coordinator_inside_a_program_answers_until_it_is_closed(
             Coordinator(log, port=int(port))
 
 
-def test_a_database_may_bring_its_coordinator(log: ziplog.Log) -> None:
+def test_a_local_database_has_its_own_coordinator(log: ziplog.Log) -> None:
     threads = {thread.name for thread in threading.enumerate()}
     with logdb.local(log, checkpoints=False) as database:
         position = database.put("local", {"is": "here"})
@@ -277,13 +279,13 @@ def test_a_database_may_bring_its_coordinator(log: ziplog.Log) -> None:
     assert {thread.name for thread in threading.enumerate()} == threads
 
 
-def test_a_coordinator_that_is_not_ready_in_time_says_so() -> None:
+def test_a_replay_beyond_the_timeout_raises() -> None:
     nobody = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
     with pytest.raises(DeadlineError, match=r"not replayed the log .*: it is at 0 of 0"):
         Coordinator(nobody, ready_timeout=0)
 
 
-def test_a_coordinator_takes_where_the_log_is(cluster: Cluster, log: ziplog.Log) -> None:
+def test_a_coordinator_accepts_a_log_or_its_addresses(cluster: Cluster, log: ziplog.Log) -> None:
     _, rid = put(log, b"where", b"v")
     for given in (cluster.endpoint, cluster.endpoint.split(",")):
         with (
@@ -298,14 +300,14 @@ def test_a_coordinator_takes_where_the_log_is(cluster: Cluster, log: ziplog.Log)
             Coordinator(wrong)  # type: ignore[arg-type]
 
 
-def test_only_who_says_so_listens_beyond_loopback(log: ziplog.Log) -> None:
+def test_only_an_insecure_coordinator_listens_beyond_loopback(log: ziplog.Log) -> None:
     with pytest.raises(ConfigError, match="unless insecure=True says"):
         Coordinator(log, host="0.0.0.0")
     with Coordinator(log, host="0.0.0.0", insecure=True, checkpoints=False) as coordinator:
         assert coordinator.endpoint.startswith("0.0.0.0:")
 
 
-def test_what_a_coordinator_cannot_take_is_named(cluster: Cluster) -> None:
+def test_an_invalid_argument_is_named(cluster: Cluster) -> None:
     nobody = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
     with pytest.raises(UnavailableError, match=f"answered at {nobody}"):
         Coordinator(nobody, connect_timeout=0.3)

@@ -21,7 +21,7 @@ def filled(log: list[tuple[int, int]], *, least: int = 50) -> LogUsage:
 
 
 @given(records)
-def test_a_record_counts_where_it_is(log: list[tuple[int, int]]) -> None:
+def test_a_record_is_counted_in_its_segment(log: list[tuple[int, int]]) -> None:
     segments = filled(log)
     expected: list[list[int]] = []
     for index, (size, percent) in enumerate(log):
@@ -42,7 +42,7 @@ def test_a_record_counts_where_it_is(log: list[tuple[int, int]]) -> None:
 
 @settings(max_examples=300)
 @given(records, st.integers(0, 130))
-def test_the_cut_frees_half_of_what_is_dead_for_the_least_that_is_moved(
+def test_the_cut_frees_half_of_the_dead_bytes_at_the_lowest_cost(
     log: list[tuple[int, int]], position: int
 ) -> None:
     segments = filled(log)
@@ -66,7 +66,7 @@ def test_the_cut_frees_half_of_what_is_dead_for_the_least_that_is_moved(
         assert all(moved * cost(at)[0] <= cost(at)[1] * freed for at in allowed)
 
 
-def test_nothing_is_cut_while_little_is_dead() -> None:
+def test_no_cut_with_few_dead_bytes() -> None:
     log = [(100, 0)] * 10
     assert filled(log, least=1000).choose_cut(99) == 0
     assert filled(log, least=999).choose_cut(99) == 19
@@ -75,13 +75,13 @@ def test_nothing_is_cut_while_little_is_dead() -> None:
     assert filled([*half, (100, 49)], least=0).choose_cut(99) > 0
 
 
-def test_live_segments_before_the_dead_are_not_moved_for_less_than_they_free() -> None:
+def test_live_segments_are_not_moved_for_less_than_they_free() -> None:
     # 10 dead, 10 full, 1 dead: the last one does not pay.
     log = [(100, 0)] * 10 + [(100, 100)] * 5 + [(100, 0)] * 2
     assert filled(log, least=0).choose_cut(99) == 21
 
 
-def test_a_trim_drops_segments_but_never_one_that_is_needed() -> None:
+def test_a_trim_drops_only_segments_without_live_bytes() -> None:
     segments = filled([(100, 0), (100, 0), (100, 10), (100, 0), (100, 0)])
     segments.trim(3)
     assert [first for first, _, _ in segments.export()] == [3, 5, 7, 9]

@@ -18,7 +18,7 @@ from ziplog.types import Record, RecordId
 
 @settings(max_examples=300)
 @given(steps, steps, st.integers(1, 3), st.integers(1, 3))
-def test_a_walk_finds_what_was_there_when_it_began(
+def test_a_cursor_returns_exactly_the_entries_of_its_state(
     first: list[Any], during: list[Any], slice_keys: int, pause: int
 ) -> None:
     written = History()
@@ -46,7 +46,7 @@ def put(gsn: int, *keys: bytes) -> Record:
     return Record(RecordId(gsn, 0), encode(commit), None, 0, 0)
 
 
-def test_only_what_changes_ahead_is_kept() -> None:
+def test_only_changes_after_the_cursor_are_kept() -> None:
     state = State()
     state.apply(put(1, b"a", b"b", b"c", b"d"))
     cursor = SnapshotCursor(state, max_entries=2)
@@ -60,7 +60,7 @@ def test_only_what_changes_ahead_is_kept() -> None:
     assert cursor.is_done
 
 
-def test_keys_that_come_and_go_ahead_are_kept_once_and_until_they_are_passed() -> None:
+def test_a_key_that_appears_and_disappears_is_kept_once_until_it_is_passed() -> None:
     state = State()
     state.apply(put(1, b"a"))
     cursor = SnapshotCursor(state)
@@ -77,7 +77,7 @@ def test_keys_that_come_and_go_ahead_are_kept_once_and_until_they_are_passed() -
     assert not len(cursor._deleted_keys)
 
 
-def test_a_walk_before_which_too_much_changes_fails() -> None:
+def test_a_cursor_fails_after_too_many_changes() -> None:
     state = State()
     cursor = SnapshotCursor(state, max_entries=2)
     state.apply(put(1, b"a", b"b"))
@@ -88,7 +88,7 @@ def test_a_walk_before_which_too_much_changes_fails() -> None:
     assert not state.on_change
 
 
-def test_who_ceases_to_observe_hides_nothing_from_the_others() -> None:
+def test_an_observer_that_stops_does_not_affect_others() -> None:
     state = State()
     cursor = SnapshotCursor(state, max_entries=0)
     snapshots = Snapshots(state)
@@ -99,7 +99,7 @@ def test_who_ceases_to_observe_hides_nothing_from_the_others() -> None:
         cursor.rows(1)
 
 
-def test_a_closed_walk_observes_nothing() -> None:
+def test_a_closed_cursor_observes_nothing() -> None:
     state = State()
     cursor = SnapshotCursor(state)
     cursor.close()

@@ -43,7 +43,7 @@ from ziplog.wire import Limits
 # --- one round ---
 
 
-def test_a_round_moves_what_lives_writes_a_checkpoint_and_trims() -> None:
+def test_a_round_moves_live_values_writes_a_checkpoint_and_trims() -> None:
     log, rng = FakeLog(seed=1), random.Random(1)
     oracle, small = Oracle(log), Small(log, "one")
     oracle.write({b"old": b"stays"})
@@ -95,7 +95,7 @@ def test_the_order_is_begun_moved_done_synced_trimmed() -> None:
     assert max(done.parts).gsn <= synced_at_trim[0]
 
 
-def test_no_round_is_due_before_its_time() -> None:
+def test_no_round_is_due_early() -> None:
     log, rng = FakeLog(seed=3), random.Random(3)
     oracle, small = Oracle(log), Small(log, "one")
     overwrite(oracle, rng, 10)
@@ -116,7 +116,7 @@ def test_a_round_is_due_for_dead_bytes_though_there_are_few_records() -> None:
 
 
 @pytest.mark.parametrize("every", [0, 1])
-def test_what_a_round_writes_makes_no_other_one_due(every: int) -> None:
+def test_the_records_of_a_round_do_not_trigger_the_next(every: int) -> None:
     log = FakeLog(seed=23)
     oracle, small = (
         Oracle(log),
@@ -129,7 +129,7 @@ def test_what_a_round_writes_makes_no_other_one_due(every: int) -> None:
     assert small.cleaner.next_wakeup() == NEVER
 
 
-def test_what_cannot_be_freed_does_not_make_rounds_for_ever() -> None:
+def test_bytes_that_cannot_be_freed_do_not_trigger_endless_rounds() -> None:
     """A record that is not ours stands first: only the due checkpoints are made."""
     log = FakeLog(seed=5)
     log.insert(b"not ours")
@@ -143,7 +143,7 @@ def test_what_cannot_be_freed_does_not_make_rounds_for_ever() -> None:
     begin_anew(log, oracle, "two")
 
 
-def test_a_foreign_record_stops_the_cut_and_all_before_it_goes() -> None:
+def test_a_foreign_record_stops_the_cut_and_the_log_before_it_is_trimmed() -> None:
     log, rng = FakeLog(seed=6), random.Random(6)
     oracle, small = Oracle(log), Small(log, "one", NEVER_DUE)
     overwrite(oracle, rng, 100)
@@ -172,7 +172,7 @@ def test_a_value_that_no_moved_record_can_hold_stops_the_cut() -> None:
     begin_anew(log, oracle, "two")
 
 
-def test_a_place_that_was_not_moved_prevents_the_trim(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unmoved_place_prevents_the_trim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logdb.cleaner.cleaning_round.moves_from", lambda *_: [])
     log, rng = FakeLog(seed=8), random.Random(8)
     oracle, small = Oracle(log), Small(log, "one")
@@ -207,7 +207,7 @@ def decode_id(oracle: Oracle, rid: RecordId) -> Any:
     return record.id  # type: ignore[union-attr]
 
 
-def test_a_value_that_is_overwritten_while_it_is_moved_keeps_its_new_state() -> None:
+def test_a_value_overwritten_during_its_move_keeps_its_new_state() -> None:
     log, rng = FakeLog(seed=21), random.Random(21)
     oracle, small = Oracle(log), Small(log, "one")
     for key in (b"old", b"gone", b"stays"):
@@ -234,7 +234,7 @@ def test_a_value_that_is_overwritten_while_it_is_moved_keeps_its_new_state() -> 
 # --- small steps ---
 
 
-def test_a_step_passes_no_more_than_a_slice_and_has_no_more_under_way(
+def test_a_step_processes_at_most_one_slice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log, rng = FakeLog(seed=10), random.Random(10)
@@ -264,7 +264,7 @@ def test_a_step_passes_no_more_than_a_slice_and_has_no_more_under_way(
     begin_anew(log, oracle, "two")
 
 
-def test_a_moved_record_has_few_moves_so_that_others_apply_it_quickly() -> None:
+def test_the_moves_of_a_record_are_bounded() -> None:
     log = FakeLog(seed=11)
     wide = msgspec.structs.replace(SMALL, part_bytes=10**6, slice_keys=500, inserts=8)
     oracle, small = Oracle(log), Small(log, "one", wide)
@@ -279,7 +279,7 @@ def test_a_moved_record_has_few_moves_so_that_others_apply_it_quickly() -> None:
     begin_anew(log, oracle, "two")
 
 
-def test_records_are_no_larger_than_half_of_what_the_cluster_takes() -> None:
+def test_records_are_at_most_half_of_the_payload_limit() -> None:
     log, rng = FakeLog(seed=12), random.Random(12)
     log.limits = Limits(max_payload_bytes=400)
     large = msgspec.structs.replace(SMALL, part_bytes=2000)
@@ -292,7 +292,7 @@ def test_records_are_no_larger_than_half_of_what_the_cluster_takes() -> None:
     begin_anew(log, oracle, "two")
 
 
-def test_whoever_is_closed_leaves_nothing_behind() -> None:
+def test_a_closed_cleaner_leaves_no_call_open() -> None:
     for turns in range(1, 60):
         log, rng = FakeLog(seed=13), random.Random(13)
         oracle, small = Oracle(log), Small(log, "one")

@@ -146,7 +146,7 @@ def ours(small: Small, fault: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [InsertRequest, SyncRequest, TrimRequest])
-def test_a_round_that_the_log_refused_is_tried_again_later(kind: type[Request]) -> None:
+def test_a_round_refused_by_the_log_is_retried(kind: type[Request]) -> None:
     log, rng = FakeLog(seed=15), random.Random(15)
     oracle, small = Oracle(log), Small(log, "one")
     overwrite(oracle, rng, 120)
@@ -163,7 +163,7 @@ def test_a_round_that_the_log_refused_is_tried_again_later(kind: type[Request]) 
     begin_anew(log, oracle, "two")
 
 
-def test_what_a_dead_coordinator_did_not_trim_the_next_one_does() -> None:
+def test_the_trim_of_a_dead_coordinator_is_completed_by_the_next() -> None:
     log, rng = FakeLog(seed=16), random.Random(16)
     oracle, small = Oracle(log), Small(log, "one")
     overwrite(oracle, rng, 120)
@@ -190,7 +190,7 @@ def step_all(smalls: Iterable[Small], oracle: Oracle, rng: random.Random, turns:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_of_several_one_makes_the_round_and_the_others_leave_it_to_it(seed: int) -> None:
+def test_only_one_of_several_coordinators_runs_a_round(seed: int) -> None:
     log, rng = FakeLog(seed=seed), random.Random(seed)
     oracle = Oracle(log)
     smalls = [Small(log, f"c{i}", at_once=False) for i in range(3)]
@@ -218,7 +218,7 @@ def test_of_several_one_makes_the_round_and_the_others_leave_it_to_it(seed: int)
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**20), st.integers(2, 3))
-def test_rounds_that_overlap_do_no_harm(seed: int, count: int) -> None:
+def test_overlapping_rounds_are_safe(seed: int, count: int) -> None:
     log, rng = FakeLog(seed=seed), random.Random(seed)
     oracle = Oracle(log)
     heedless = msgspec.structs.replace(SMALL, other_round_timeout_ns=0)
@@ -239,7 +239,7 @@ def test_rounds_that_overlap_do_no_harm(seed: int, count: int) -> None:
     begin_anew(log, oracle, "last")
 
 
-def test_whoever_began_and_died_is_waited_for_a_minute() -> None:
+def test_the_round_of_a_dead_coordinator_is_waited_for_one_minute() -> None:
     log, rng = FakeLog(seed=17), random.Random(17)
     oracle = Oracle(log)
     log.insert(encode(CheckpointBegun(b"dead----", 0)))
@@ -252,7 +252,7 @@ def test_whoever_began_and_died_is_waited_for_a_minute() -> None:
     assert log.first > 1
 
 
-def test_a_long_round_says_that_it_is_alive() -> None:
+def test_a_long_round_repeats_its_announcement() -> None:
     log, rng = FakeLog(seed=18), random.Random(18)
     slow = msgspec.structs.replace(SMALL, other_round_timeout_ns=60 * MS, pause_ns=10 * MS)
     oracle = Oracle(log)
@@ -271,7 +271,7 @@ def test_a_long_round_says_that_it_is_alive() -> None:
     begin_anew(log, oracle, "three")
 
 
-def test_of_two_that_begin_at_once_the_one_whose_mark_comes_first_goes_on() -> None:
+def test_of_two_concurrent_rounds_the_first_announced_continues() -> None:
     log, rng = FakeLog(seed=22, shards=1, holes=0), random.Random(22)
     oracle, small = Oracle(log), Small(log, "one")
     overwrite(oracle, rng, 120)

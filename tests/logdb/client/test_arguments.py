@@ -16,7 +16,7 @@ from ziplog.errors import ClosedError, ConfigError, OutcomeUnknownError, RecordT
 
 
 @given(prefix=st.binary(max_size=6), key=st.binary(max_size=8))
-def test_a_prefix_bounds_what_begins_with_it(prefix: bytes, key: bytes) -> None:
+def test_a_prefix_gives_the_bounds_of_its_keys(prefix: bytes, key: bytes) -> None:
     bounds = arguments.bounds(None, None, prefix, None)
     is_in = bounds.start <= key and (bounds.stop is None or key < bounds.stop)
     assert is_in == key.startswith(prefix)
@@ -26,12 +26,12 @@ def test_a_prefix_bounds_what_begins_with_it(prefix: bytes, key: bytes) -> None:
     "wrong",
     [("a", None, "p", None), (None, "b", "p", None), (None, None, None, -1)],
 )
-def test_bounds_that_say_nothing(wrong: Any) -> None:
+def test_contradictory_bounds_are_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError):
         arguments.bounds(*wrong)
 
 
-def test_keys_speak_the_language_of_the_bounds() -> None:
+def test_keys_have_the_type_of_the_bounds() -> None:
     assert arguments.bounds("a", None, None, None).key(b"x\xff") == "x\udcff"
     assert arguments.bounds(None, b"z", None, None).key(b"x\xff") == b"x\xff"
     assert arguments.bounds(None, None, b"x", None).key(b"x\xff") == b"x\xff"
@@ -93,18 +93,18 @@ def test_writes_fit_into_one_record() -> None:
         arguments.writes({f"{number:01000}": 0 for number in range(1200)}, 1 << 20)
 
 
-def test_what_is_expected_is_compared_as_it_comes_back() -> None:
+def test_expected_values_are_compared_in_their_stored_form() -> None:
     assert arguments.expected({"a": (1, 2)}) == {b"a": [1, 2]}
     with pytest.raises(ConfigError):
         arguments.expected(dict.fromkeys(map(str, range(10_001))))
 
 
-def test_an_error_of_somebody_else_cannot_be_resolved() -> None:
+def test_an_error_of_another_library_cannot_be_resolved() -> None:
     with pytest.raises(ClosedError):
         arguments.unknown_commit(OutcomeUnknownError("?", shard=0, seq=0))
 
 
-def test_retries_pause_ever_longer_and_end() -> None:
+def test_the_delay_between_retries_doubles_and_retries_end() -> None:
     error = TransactionAborted([b"k"])
     attempts = Backoff(9)
     pauses = [attempts.next_delay_s(error, 1.0, 0) for _ in range(9)]

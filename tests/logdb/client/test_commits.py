@@ -83,7 +83,7 @@ def test_the_coordinator_dies(moment: str, others: int) -> None:
     assert value_of(db) == 1
 
 
-def test_it_never_comes_back() -> None:
+def test_the_coordinator_never_returns() -> None:
     db = FakeDatabase().open()
     call = db.increment(b"k")
     db.run(lambda: bool(db.commits()))
@@ -99,7 +99,7 @@ def test_it_never_comes_back() -> None:
     assert resolve(db, caught.value) == rid
 
 
-def test_an_aborted_commit_in_doubt_resolves_to_nothing() -> None:
+def test_an_aborted_commit_with_unknown_outcome_resolves_to_none() -> None:
     db = FakeDatabase().open()
     db.put(b"k", 1)
     call = db.increment(b"k")
@@ -117,7 +117,7 @@ def test_an_aborted_commit_in_doubt_resolves_to_nothing() -> None:
     assert resolve(db, caught.value) is None
 
 
-def test_the_log_is_silent_and_then_knows_nothing() -> None:
+def test_a_silent_log_reports_the_record_absent() -> None:
     db = FakeDatabase().open()
     db.is_log_silent = True
     with pytest.raises(OutcomeUnknownError, match="may have taken effect") as caught:
@@ -132,7 +132,7 @@ def test_the_log_is_silent_and_then_knows_nothing() -> None:
     assert rid.gsn == db.log[0][0]
 
 
-def test_only_the_log_says_that_it_never_will_exist() -> None:
+def test_only_the_log_proves_that_a_record_will_never_exist() -> None:
     db = FakeDatabase().open()
     db.is_log_silent = True
     call = db.begin(PutRequest, {b"k": v(1)}, within=500 * MS)
@@ -147,14 +147,14 @@ def test_only_the_log_says_that_it_never_will_exist() -> None:
     assert resolve(db, caught.value) is None
 
 
-def test_acks_are_lost_but_the_decision_comes() -> None:
+def test_a_decision_completes_a_commit_without_acks() -> None:
     db = FakeDatabase().open()
     db.loses_acks = True
     assert db.put(b"k", 1, within=S)
     assert len(db.commits()) == 1
 
 
-def test_a_copy_is_inserted_again_and_counts_once() -> None:
+def test_a_repeated_insert_counts_once() -> None:
     db = FakeDatabase().open()
     db.loses_acks = True
     db.first.is_shy = True
@@ -169,7 +169,7 @@ def test_a_copy_is_inserted_again_and_counts_once() -> None:
     assert value_of(db) == 1
 
 
-def test_nothing_was_done_if_the_log_took_nothing() -> None:
+def test_nothing_is_written_if_the_log_refuses_the_record() -> None:
     db = FakeDatabase().open()
     learn(db, view=1, state="recovering")
     with pytest.raises(DeadlineError, match="nothing was written"):
@@ -208,7 +208,7 @@ def test_expired_is_final_for_a_single_copy() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["expired", "aborted"])
-def test_what_expired_says_nothing_while_another_copy_may_stand_before(outcome: str) -> None:
+def test_expired_is_not_final_while_another_copy_may_precede(outcome: str) -> None:
     """A coordinator that began behind the copy that expired knows only that it was aborted."""
     db = FakeDatabase().open()
     call, id_ = begun(db, 2)
@@ -218,7 +218,7 @@ def test_what_expired_says_nothing_while_another_copy_may_stand_before(outcome: 
     assert db.end(call) == RecordId(7, 0)
 
 
-def test_decisions_of_others_and_of_the_past_are_not_ours() -> None:
+def test_decisions_of_other_sessions_and_old_ones_are_ignored() -> None:
     db = FakeDatabase().open()
     call, id_ = begun(db, 1)
     db.glass.hear(0, decided(records.TransactionId(b"somebody", id_.number), "committed", 5))
@@ -250,7 +250,7 @@ def test_a_cancelled_commit_is_forgotten() -> None:
     assert call not in db.glass.answers
 
 
-def test_cancelled_reads_and_pauses_are_forgotten() -> None:
+def test_cancelled_reads_and_sleeps_are_forgotten() -> None:
     db = FakeDatabase().open()
     rid = db.put(b"k", 1)
     db.first.cache.drop(b"k")
@@ -285,7 +285,7 @@ def test_cancelled_reads_and_pauses_are_forgotten() -> None:
         max_size=6,
     ),
 )
-def test_counters_count_what_was_committed(
+def test_no_acknowledged_increment_is_lost_or_repeated(
     seed: int, loss: float, repetition: float, faults: list[tuple[int, str, int, int]]
 ) -> None:
     """Whatever is lost, late, twice or dead: each increment that was told took effect, once."""

@@ -31,7 +31,7 @@ def value(answer: Any, index: int = 0) -> bytes | None:
 # --- decisions ---
 
 
-def test_a_decision_is_told_in_the_step_in_which_its_record_came() -> None:
+def test_a_decision_is_sent_in_the_step_that_delivers_its_record() -> None:
     glass = Glass.ready()
     glass.open()
     rid = glass.insert(commit(1, {b"k": b"v"}))
@@ -39,7 +39,7 @@ def test_a_decision_is_told_in_the_step_in_which_its_record_came() -> None:
     assert told == [wire.Decided(CLUSTER, SESSION, 1, rid, "committed", [])]
 
 
-def test_a_decision_is_told_to_its_session_alone_by_the_route_last_heard_of() -> None:
+def test_a_decision_is_sent_only_to_the_last_route_of_its_session() -> None:
     glass = Glass.ready()
     glass.open(SESSION, b"old")
     glass.open(OTHER, b"other")
@@ -50,7 +50,7 @@ def test_a_decision_is_told_to_its_session_alone_by_the_route_last_heard_of() ->
     assert [route for route, _ in glass.sent] == [b"new"]
 
 
-def test_an_abort_tells_its_conflicts_and_a_repeated_record_tells_nothing() -> None:
+def test_an_abort_reports_conflicts_and_a_repeated_record_nothing() -> None:
     glass = Glass.ready(commit(1, {b"k": b"v"}, session=OTHER))
     glass.open()
     late = commit(2, {b"k": b"w"}, reads=[(b"k", 0)])
@@ -60,7 +60,7 @@ def test_an_abort_tells_its_conflicts_and_a_repeated_record_tells_nothing() -> N
     assert glass.take() == [wire.Decided(CLUSTER, SESSION, 2, rid, "conflict", [b"k"])]
 
 
-def test_who_asks_for_a_decision_is_told_at_once_or_when_it_is_there() -> None:
+def test_a_request_for_a_decision_is_answered_once_it_is_decided() -> None:
     glass = Glass.ready(commit(1, {b"k": b"v"}), commit(2, {b"k": b"w"}, reads=[(b"k", 0)]))
     first, second = (glass.log.records[gsn].rid for gsn in glass.log.gsns)
     asked = wire.AwaitDecision(CLUSTER, glass.request(), SESSION, 1)
@@ -79,7 +79,7 @@ def test_who_asks_for_a_decision_is_told_at_once_or_when_it_is_there() -> None:
     assert not len(glass.node.pending)
 
 
-def test_aborts_are_forgotten_in_the_end_but_not_that_they_were(
+def test_the_conflicts_of_old_aborts_are_forgotten_but_not_the_aborts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(node, "_MAX_ABORTS", 2)
@@ -95,7 +95,7 @@ def test_aborts_are_forgotten_in_the_end_but_not_that_they_were(
 # --- reads ---
 
 
-def test_keys_come_with_version_place_and_small_values() -> None:
+def test_a_get_returns_version_place_and_small_values() -> None:
     glass = Glass.ready()
     (stored,) = glass.log.insert(encode(Value(b"big", b"far")))
     rid = glass.insert(commit(1, {b"k": b"v", b"gone": b"x"}))
@@ -110,14 +110,14 @@ def test_keys_come_with_version_place_and_small_values() -> None:
     assert stored < rid
 
 
-def test_a_value_that_is_not_at_hand_is_left_to_the_log() -> None:
+def test_an_uncached_value_is_left_to_the_log() -> None:
     glass = Glass.ready(commit(1, {b"k": b"v" * 100}), cache_bytes=10)
     got = glass.ask(glass.get(b"k"))
     assert got.found[0].entry.size == 100
     assert value(got) is None
 
 
-def test_an_answer_has_bounded_bytes_of_values() -> None:
+def test_the_bytes_of_values_in_a_reply_are_bounded() -> None:
     size = 15_000
     keys = [b"%03d" % n for n in range(100)]
     glass = Glass.ready(*(commit(n + 1, {key: b"v" * size}) for n, key in enumerate(keys)))
@@ -127,7 +127,7 @@ def test_an_answer_has_bounded_bytes_of_values() -> None:
     assert all(each.entry.size == size for each in got.found)
 
 
-def test_a_read_that_no_longer_fits_what_was_read_before_is_a_conflict() -> None:
+def test_a_read_after_a_change_of_an_earlier_read_is_a_conflict() -> None:
     glass = Glass.ready(commit(1, {b"a": b"1", b"b": b"1"}))
     version = glass.log.tail.gsn
     rows = glass.node.tailer.state.versions.range(b"a", b"b", 10)
@@ -153,7 +153,7 @@ def test_a_read_waits_for_the_position_that_its_client_knows() -> None:
     assert value(got) == b"v"
 
 
-def test_a_fresh_read_sees_what_was_in_the_log_before() -> None:
+def test_a_fresh_read_sees_all_earlier_records() -> None:
     glass = Glass.ready()
     glass.insert(commit(1, {b"k": b"v"}))
     glass.step(Received(ROUTE, glass.get(b"k")))
@@ -181,7 +181,7 @@ def test_validation_is_fresh() -> None:
     assert (validated.conflicts, validated.position) == ([], glass.log.tail)
 
 
-def test_a_scan_tells_how_far_it_came_and_can_be_gone_on_with() -> None:
+def test_a_scan_returns_where_it_stopped_and_can_be_continued() -> None:
     keys = [b"%04d" % n for n in range(25)]
     glass = Glass.ready(*(commit(n + 1, {key: key}) for n, key in enumerate(keys)))
     found, start, rounds = [], b"0003", 0
@@ -198,7 +198,7 @@ def test_a_scan_tells_how_far_it_came_and_can_be_gone_on_with() -> None:
     assert (start, rounds) == (b"0020", 3)
 
 
-def test_a_scan_has_bounded_rows() -> None:
+def test_the_rows_of_a_scan_are_bounded() -> None:
     many = {b"%05d" % n: b"" for n in range(MAX_ROWS + 5)}
     glass = Glass.ready(commit(1, many))
     scanned = glass.ask(glass.scan(b"", None, 10_000))
@@ -220,7 +220,7 @@ def take_snapshot(glass: Glass, route: bytes = ROUTE) -> int:
     return number
 
 
-def test_a_snapshot_is_read_as_it_was_until_it_is_dropped() -> None:
+def test_a_snapshot_keeps_its_state_until_it_is_dropped() -> None:
     glass = Glass.ready(commit(1, {b"a": b"1", b"b": b"1"}))
     first = glass.log.tail.gsn
     number = take_snapshot(glass)
@@ -236,7 +236,7 @@ def test_a_snapshot_is_read_as_it_was_until_it_is_dropped() -> None:
         assert glass.ask(question).code == "snapshot-expired"
 
 
-def test_a_snapshot_that_nobody_reads_expires() -> None:
+def test_an_unread_snapshot_expires() -> None:
     glass = Glass.ready(commit(1, {b"a": b"1"}))
     number = take_snapshot(glass)
     glass.pass_time(62 * S)
@@ -244,7 +244,7 @@ def test_a_snapshot_that_nobody_reads_expires() -> None:
     assert glass.ask(glass.get(b"a", snapshot=number)).code == "snapshot-expired"
 
 
-def test_a_number_names_no_snapshot_of_another_state() -> None:
+def test_a_snapshot_number_is_invalid_for_another_state() -> None:
     glass = Glass.ready(commit(1, {b"a": b"1"}))
     number = take_snapshot(glass)
     glass.lose()
@@ -262,7 +262,7 @@ def watch(glass: Glass, version: int, at_least: int = 0) -> wire.Watch:
     return wire.Watch(CLUSTER, glass.request(), b"k", version, at_least)
 
 
-def test_a_watch_is_answered_when_the_key_is_another_one_once_for_a_batch() -> None:
+def test_a_watch_is_answered_once_per_batch_when_the_key_changes() -> None:
     glass = Glass.ready()
     glass.give(watch(glass, 0))
     glass.insert(commit(1, {b"other": b"v"}))
@@ -282,7 +282,7 @@ def test_a_watch_is_answered_when_the_key_is_another_one_once_for_a_batch() -> N
     assert got.found[0].entry is None
 
 
-def test_a_watch_of_what_came_back_to_be_absent_goes_on() -> None:
+def test_a_watch_continues_if_the_key_is_absent_again() -> None:
     glass = Glass.ready()
     glass.give(watch(glass, 0))
     glass.insert(commit(1, {b"k": b"v"}))
@@ -305,7 +305,7 @@ def test_a_watch_waits_for_the_position_that_its_client_knows() -> None:
     assert glass.ask(watch(glass, old)).found[0].entry.version == rid.gsn
 
 
-def test_a_watch_ends_after_a_while_with_what_is_there() -> None:
+def test_an_expired_watch_returns_the_present_state() -> None:
     glass = Glass.ready(commit(1, {b"k": b"v"}))
     glass.give(watch(glass, glass.log.tail.gsn))
     glass.pass_time(EXPIRY_NS - S)
@@ -316,7 +316,7 @@ def test_a_watch_ends_after_a_while_with_what_is_there() -> None:
     assert not len(glass.node.pending)
 
 
-def test_a_watch_that_ends_while_it_waits_for_its_position_is_not_told_an_older_state() -> None:
+def test_a_watch_that_expires_before_its_position_returns_no_older_state() -> None:
     glass = Glass.ready(commit(1, {b"k": b"v"}))
     seen_elsewhere = glass.log.tail.gsn + 1000
     glass.give(watch(glass, seen_elsewhere, at_least=seen_elsewhere))
@@ -328,7 +328,7 @@ def test_a_watch_that_ends_while_it_waits_for_its_position_is_not_told_an_older_
 # --- what it refuses, and what is bounded ---
 
 
-def test_a_coordinator_that_replays_is_not_ready() -> None:
+def test_a_replaying_coordinator_is_not_ready() -> None:
     glass = Glass(at_once=False)
     questions = [
         wire.Open(0, 1, SESSION), glass.get(b"k"), glass.scan(b"", None, 1),
@@ -345,7 +345,7 @@ def test_a_coordinator_that_replays_is_not_ready() -> None:
     assert json.loads(glass.ask(wire.Status(0, 9)).document)["ready"] is False
 
 
-def test_it_opens_for_any_cluster_and_refuses_another_one() -> None:
+def test_open_accepts_any_cluster_and_other_requests_only_their_own() -> None:
     glass = Glass.ready(commit(1, {b"k": b"v"}))
     opened = glass.ask(wire.Open(0, 1, SESSION))
     assert opened == wire.Opened(CLUSTER, 1, ["mms:1", "mms:2"], glass.log.tail)
@@ -353,7 +353,7 @@ def test_it_opens_for_any_cluster_and_refuses_another_one() -> None:
     assert (refused.code, refused.request) == ("wrong-cluster", 2)
 
 
-def test_a_question_that_comes_again_is_the_same_one() -> None:
+def test_a_repeated_request_is_the_same_request() -> None:
     glass = Glass.ready()
     (rid,) = glass.log.insert(commit(1, {b"k": b"v"}))
     question = glass.get(b"k", fresh=True, at_least=rid.gsn)
@@ -365,7 +365,7 @@ def test_a_question_that_comes_again_is_the_same_one() -> None:
     assert not len(glass.node.pending)
 
 
-def test_more_questions_than_may_wait_are_refused() -> None:
+def test_requests_beyond_the_limit_are_refused() -> None:
     glass = Glass.ready()
     glass.node.pending._limit = 3
     for number in range(1, 6):
@@ -377,7 +377,7 @@ def test_more_questions_than_may_wait_are_refused() -> None:
     assert glass.ask(glass.get(b"k")).found[0].entry is None
 
 
-def test_who_no_longer_asks_is_forgotten_also_where_the_log_is_away() -> None:
+def test_expired_requests_are_forgotten_while_the_log_is_unavailable() -> None:
     glass = Glass.ready()
     glass.log.faults.append(
         lambda request: "silent, out" if isinstance(request, BarrierRequest) else None
@@ -394,7 +394,7 @@ def test_who_no_longer_asks_is_forgotten_also_where_the_log_is_away() -> None:
 # --- its own troubles ---
 
 
-def test_without_a_log_it_ends() -> None:
+def test_a_coordinator_without_a_log_stops() -> None:
     log = FakeLog()
     log.is_down = True
     glass = Glass(log)
@@ -404,7 +404,7 @@ def test_without_a_log_it_ends() -> None:
     assert glass.halts == [str(glass.node.failure)]
 
 
-def test_what_happened_while_it_was_behind_is_told_when_it_is_back() -> None:
+def test_missed_decisions_are_sent_after_a_restart() -> None:
     """Its subscription failed, and it began again: who waited is told what they waited for."""
     glass = Glass.ready(commit(1, {b"k": b"v"}))
     version = glass.log.tail.gsn
@@ -420,7 +420,7 @@ def test_what_happened_while_it_was_behind_is_told_when_it_is_back() -> None:
     assert (decided.session, decided.number, decided.outcome) == (OTHER, 5, "committed")
 
 
-def test_while_a_shard_recovers_it_says_what_it_waits_for() -> None:
+def test_a_start_reports_a_recovering_shard() -> None:
     glass = Glass()
     glass.log.is_down = True
     glass.core.awaited = ["shard 1 (recovering)"]
@@ -433,7 +433,7 @@ def test_while_a_shard_recovers_it_says_what_it_waits_for() -> None:
     assert glass.node.tailer.waiting_for == []
 
 
-def test_the_status_tells_how_it_is() -> None:
+def test_the_status_has_all_fields() -> None:
     glass = Glass.ready(commit(1, {b"k": b"v"}), commit(2, {b"k": b"w"}, reads=[(b"k", 0)]), b"?")
     glass.open()
     told = json.loads(glass.ask(wire.Status(CLUSTER, 1)).document)
@@ -444,7 +444,7 @@ def test_the_status_tells_how_it_is() -> None:
     assert (told["sessions"], told["cached_values"]) == (1, 1)
 
 
-def test_it_makes_checkpoints_and_another_one_starts_from_them() -> None:
+def test_a_coordinator_starts_from_the_checkpoint_of_another() -> None:
     log = FakeLog(seed=3)
     glass = Glass.ready(log=log, checkpoints=True, checkpoint_every=50)
     for number in range(1, 120):
@@ -459,7 +459,7 @@ def test_it_makes_checkpoints_and_another_one_starts_from_them() -> None:
     assert mine.position == theirs.position
 
 
-def test_records_are_applied_in_slices_while_it_answers() -> None:
+def test_requests_are_answered_between_slices_of_records() -> None:
     log = FakeLog(seed=4)
     for number in range(1, 3001):
         log.insert(commit(number, {b"k": b"v"}), after=log.tail)
@@ -486,7 +486,7 @@ def long_log() -> FakeLog:
     return log
 
 
-def test_nothing_is_told_while_it_replays_and_a_watch_never_goes_back() -> None:
+def test_nothing_is_sent_during_replay_and_a_watch_never_goes_back() -> None:
     glass = Glass.ready(log=long_log())
     glass.open()
     glass.give(watch(glass, glass.log.tail.gsn))
@@ -497,7 +497,7 @@ def test_nothing_is_told_while_it_replays_and_a_watch_never_goes_back() -> None:
     assert not glass.take()
 
 
-def test_a_change_that_it_did_not_see_itself_ends_a_watch() -> None:
+def test_a_change_before_the_restored_checkpoint_answers_a_watch() -> None:
     """It begins again behind a change: at a checkpoint that another coordinator made."""
     glass = Glass.ready(commit(1, {b"k": b"v"}))
     glass.give(watch(glass, glass.log.tail.gsn))

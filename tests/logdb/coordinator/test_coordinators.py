@@ -64,7 +64,7 @@ class Bench:
         return self.ask(name, question, wire.Got).found[0].entry
 
 
-def test_a_decision_is_told_as_soon_as_its_record_is_known_everywhere() -> None:
+def test_every_coordinator_sends_the_same_decision() -> None:
     bench = Bench()
     bench.ask("kv-0", wire.Open(0, 1, SESSION), wire.Opened)
     received = probe(bench.world, "p").received
@@ -76,7 +76,7 @@ def test_a_decision_is_told_as_soon_as_its_record_is_known_everywhere() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_fresh_read_anywhere_sees_what_was_told_anywhere(seed: int) -> None:
+def test_a_fresh_read_sees_every_decision_sent_by_any_coordinator(seed: int) -> None:
     draw = random.Random(seed)
     link = Link(
         delay=lambda: draw.randrange(10_000, 2 * MS),

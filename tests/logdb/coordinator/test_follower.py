@@ -91,7 +91,7 @@ def filled(count: int, seed: int = 0) -> FakeLog:
     return log
 
 
-def test_it_applies_every_record_in_order_and_is_ready_then() -> None:
+def test_a_tailer_applies_every_record_in_order_and_becomes_ready() -> None:
     bench = Bench(filled(2500))
     assert not bench.ready
     bench.settle()
@@ -104,7 +104,7 @@ def warnings(bench: Bench) -> list[str]:
     return [effect.text for effect in bench.calls.pop_effects() if isinstance(effect, LogWarning)]
 
 
-def test_the_first_record_that_is_not_ours_is_warned_of_once() -> None:
+def test_the_first_foreign_record_causes_one_warning() -> None:
     log = filled(2)
     bench = Bench(log)
     bench.settle()
@@ -126,7 +126,7 @@ def test_the_first_record_that_is_not_ours_is_warned_of_once() -> None:
     assert not [text for text in warnings(bench) if "LogDB" in text]
 
 
-def test_it_is_warned_of_by_who_begins_behind_it_too() -> None:
+def test_a_tailer_that_starts_after_a_foreign_record_warns_too() -> None:
     log = filled(2)
     (foreign,) = log.insert(b"not ours", after=log.tail)
     write_checkpoint(log, {"first_foreign": foreign.gsn}, keys=0)
@@ -137,13 +137,13 @@ def test_it_is_warned_of_by_who_begins_behind_it_too() -> None:
     assert f"gsn {foreign.gsn} is not LogDB's" in text
 
 
-def test_with_an_empty_log_it_is_ready_at_once() -> None:
+def test_a_tailer_of_an_empty_log_is_ready_immediately() -> None:
     bench = Bench(FakeLog())
     bench.settle()
     assert bench.ready == 1
 
 
-def test_one_question_serves_all_who_came_before_it() -> None:
+def test_one_barrier_request_serves_all_earlier_waiters() -> None:
     bench = Bench(filled(3), at_once=False)
     bench.settle()
     before = bench.count(BarrierRequest)
@@ -158,7 +158,7 @@ def test_one_question_serves_all_who_came_before_it() -> None:
     assert [waiter.resumed for waiter in waiters] == [1] * 10
 
 
-def test_who_waits_for_a_hole_goes_on_when_it_was_passed() -> None:
+def test_a_waiter_for_a_hole_resumes_when_it_is_passed() -> None:
     bench = Bench(filled(1))
     bench.settle()
     hole = bench.log.tail.gsn + 1
@@ -173,7 +173,7 @@ def test_who_waits_for_a_hole_goes_on_when_it_was_passed() -> None:
     assert bench.tailer.state.records == 1
 
 
-def test_a_question_how_far_anybody_is_that_fails_is_asked_again() -> None:
+def test_a_failed_barrier_request_is_retried() -> None:
     bench = Bench(filled(1))
     bench.settle()
     bench.log.faults.append(fail(BarrierRequest, UNAVAILABLE))
@@ -184,7 +184,7 @@ def test_a_question_how_far_anybody_is_that_fails_is_asked_again() -> None:
 
 
 @given(st.data())
-def test_who_waits_sees_what_they_must(data: st.DataObject) -> None:
+def test_a_resumed_waiter_sees_every_earlier_record(data: st.DataObject) -> None:
     """Fresh: all that was in the log when they came; at a position: all up to it; each once."""
     log = filled(data.draw(st.integers(0, 30)), data.draw(st.integers(0, 99)))
     bench = Bench(log, at_once=False)
@@ -224,7 +224,7 @@ def test_who_waits_sees_what_they_must(data: st.DataObject) -> None:
     assert bench.tailer.is_ready
 
 
-def test_it_begins_again_behind_a_failure_with_a_new_state() -> None:
+def test_a_tailer_restarts_after_a_failure_with_a_new_state() -> None:
     bench = Bench(filled(10))
     bench.settle()
     before = bench.count(UnsubscribeRequest)
@@ -242,7 +242,7 @@ def test_it_begins_again_behind_a_failure_with_a_new_state() -> None:
     assert len([w for w in bench.calls.pop_effects() if "starting again" in str(w)]) == 1
 
 
-def test_a_log_that_was_trimmed_and_holds_no_checkpoint_is_the_end() -> None:
+def test_a_trimmed_log_without_a_checkpoint_is_a_final_failure() -> None:
     log = filled(10)
     log.trim(log.gsns[5])
     bench = Bench(log)
@@ -253,7 +253,7 @@ def test_a_log_that_was_trimmed_and_holds_no_checkpoint_is_the_end() -> None:
 
 
 @pytest.mark.parametrize(("cluster", "is_final"), [(0, True), (7, False)])
-def test_only_at_the_first_start_an_unreachable_log_is_the_end(
+def test_an_unreachable_log_is_a_final_failure_only_at_the_first_start(
     cluster: int, is_final: bool
 ) -> None:
     log = filled(3)
@@ -272,7 +272,7 @@ def test_only_at_the_first_start_an_unreachable_log_is_the_end(
         assert bench.ready == 1
 
 
-def test_those_whose_waiting_is_over_are_forgotten() -> None:
+def test_finished_waiters_are_forgotten() -> None:
     bench = Bench(filled(3), at_once=False)
     bench.settle()
     waiters = [Waiter() for _ in range(6)]

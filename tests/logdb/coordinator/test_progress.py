@@ -35,7 +35,7 @@ class Lines:
         assert found, self.told
 
 
-def test_it_says_how_far_it_is_and_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_position_and_awaited_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Lines()
     monkeypatch.setattr(structlog, "get_logger", lambda: lines)
     monkeypatch.setattr(progress, "_EVERY_S", 0.01)

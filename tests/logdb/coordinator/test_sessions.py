@@ -12,7 +12,7 @@ routes = st.sampled_from([b"1", b"2"])
 
 
 @given(st.lists(st.tuples(names, routes)), st.integers(1, 4))
-def test_the_last_ones_are_known(heard: list[tuple[bytes, bytes]], limit: int) -> None:
+def test_the_most_recent_sessions_are_known(heard: list[tuple[bytes, bytes]], limit: int) -> None:
     sessions = Sessions(limit)
     for session, route in heard:
         sessions.set_route(session, route)

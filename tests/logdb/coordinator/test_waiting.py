@@ -93,7 +93,7 @@ class Plain:
 
 
 @given(st.lists(steps))
-def test_everybody_is_found_by_what_they_wait_for(taken: list[tuple[Any, ...]]) -> None:
+def test_requests_are_found_by_what_they_wait_for(taken: list[tuple[Any, ...]]) -> None:
     plain = Plain()
     for kind, first, second, third in taken:
         if kind == "end":
@@ -126,7 +126,7 @@ def test_all_watched_keys_may_have_changed() -> None:
     assert set(pending.pop_changed()) == set(made)
 
 
-def test_a_repeated_request_has_patience_again_and_others_do_not() -> None:
+def test_a_repetition_restarts_the_expiry_of_its_request_only() -> None:
     pending = PendingRequests()
     first, second = (
         pending.add(b"r", message("get", number, None), 0, lambda _: None) for number in (1, 2)

@@ -1,14 +1,14 @@
 """A log in memory that answers `ziplog.client.common.requests` like a client's core.
 
 `FakeLog` is the log itself: shards whose positions interleave with holes, one sealed frontier and
-one trim point. Like the real one it gives no order of real time: an insert takes any free position
+one trim point. Like the real one it does not respect real time: an insert takes any free position
 above what it names and above all that a subscription has passed. `FakeCore` is one client of it,
 and stands where a `ClientCore` does: inside `logdb.tasks.LogTasks`, or stepped by hand.
 
     log = FakeLog(seed=1, shards=3)
-    log.insert(b"payload")                           # somebody else's record
-    calls = LogCalls(log.core(), now=0)              # it answers at once
-    calls = LogCalls(log.core(at_once=False), now=0) # some of what waits, with each `Wakeup`
+    log.insert(b"payload")                           # another client's record
+    calls = LogTasks(log.core(), now=0)              # results come immediately
+    calls = LogTasks(log.core(at_once=False), now=0) # some open results with each `Wakeup`
     log.faults.append(fail_inserts(OUTCOME_UNKNOWN_IN))
 """
 
@@ -101,10 +101,10 @@ class FakeLog:
         """Make an empty log.
 
         Args:
-            seed: of everything that is random in it.
-            shards: how many there are.
-            holes: up to so many positions are left out before a record.
-            step: each position is so far from the next; great ones look like a log's epochs.
+            seed: of the random choices.
+            shards: their number.
+            holes: maximum positions left out before a record.
+            step: distance between two positions; large ones resemble a log's epochs.
 
         """
         self.random: Final = random.Random(seed)
@@ -114,7 +114,7 @@ class FakeLog:
         self.records: Final[dict[int, Record]] = {}
         #: Their gsns, in order.
         self.gsns: Final[list[int]] = []
-        #: Gsns that were ever given out: none is given out again, whatever became of its record.
+        #: Gsns that were ever assigned; none is assigned again, whatever became of its record.
         self._given: Final[set[int]] = set()
         #: What is below it was trimmed.
         self.first = 1
@@ -208,7 +208,7 @@ class FakeLog:
         if rid.gsn < self.first:
             return TrimmedError(self.owner(self.first))
         if rid.gsn in self.lost:
-            return UnavailableError(f"no replica can tell what is at {rid}")
+            return UnavailableError(f"no replica can read {rid}")
         record = self.records.get(rid.gsn)
         if record is None or record.rid != rid:
             return NoSuchRecordError(rid, "the position is a no-op")
@@ -255,7 +255,7 @@ class FakeCore:
         self.last_rid = RID_GENESIS
         self.subscriptions: Final[dict[int, Subscription]] = {}
         self.description = "fake log"
-        #: Shards that are to be said to be waited for.
+        #: Shards reported as awaited.
         self.awaited: list[str] = []
         self.policy: Policy | None = None
         self._silent: Final[set[int]] = set()

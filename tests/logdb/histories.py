@@ -1,7 +1,7 @@
-"""Random histories of a log that LogDB's clients and coordinators write, with an oracle.
+"""Random histories of a log written by LogDB's clients and coordinators, with an oracle.
 
-The oracle keeps, beside each record, every key's version and value just before it, so it knows what
-a transaction saw that read there, and decides with the whole history in hand.
+The oracle keeps every key's version and value before each record. It therefore knows what a
+transaction that read there saw, and decides with the whole history.
 """
 
 from __future__ import annotations

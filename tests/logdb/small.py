@@ -1,4 +1,4 @@
-"""A small coordinator on a fake log: a state that follows it, and a cleaner; no clients.
+"""A small coordinator on a fake log: a state that tails it, and a cleaner; no clients.
 
 `Small` does what the real one does between the log and the cleaner, in virtual time. `write` puts
 transactions into the log as a client would, and `Oracle` remembers what every key must hold.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MS: Final = 1_000_000
 S: Final = 1000 * MS
-#: Rounds of little logs.
+#: Settings for small logs.
 SMALL: Final = RoundSettings(
     every_records=50, min_dead_bytes=2_000, part_bytes=600, inserts=3, slice_keys=7
 )
@@ -41,7 +41,7 @@ def small_state() -> State:
 
 
 class Small:
-    """A coordinator that does nothing but follow, and clean."""
+    """A coordinator that only tails and cleans."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Small:
         self.starts = 0
         self._subscription = 0
         self._is_fetching = False
-        #: The tail when it started: before, it is not ready.
+        #: The tail at its start; it is ready after that.
         self._ready_at = 0
         self._start()
 
@@ -113,7 +113,7 @@ class Small:
         for record in result.records:
             self.state.apply(record)
 
-    def turn(self, records: int = 100) -> None:
+    def step(self, records: int = 100) -> None:
         """Let a millisecond pass, and events come."""
         self.now += MS
         self.calls.step(Wakeup(), self.now)
@@ -127,9 +127,9 @@ class Small:
         self.calls.pop_effects()
 
     def settle(self, turns: int = 2000) -> None:
-        """Let it catch up, and end what it does."""
+        """Run until it has caught up and is idle."""
         for _ in range(turns):
-            self.turn()
+            self.step()
             is_busy = self.cleaner is None or self.cleaner.is_busy
             if not is_busy and self.state.position == self.log.tail:
                 return
@@ -182,7 +182,7 @@ class Oracle:
         return self._written[gsn].payload
 
     def all(self) -> list[Record]:
-        """Return all records that ever were, in order."""
+        """Return all records ever inserted, in order."""
         return list(self._written.values())
 
     def payloads(self) -> list[bytes]:

@@ -282,7 +282,7 @@ def test_a_commit_with_unknown_outcome_resolves(log: ziplog.Log) -> None:
     async def main() -> None:
         async with logdb.aio.connect(coordinator.endpoint) as db:
             await db.put("doubt", 1)
-            # A word of life, and then none any more: the record gets into the log.
+            # One sign of life and then silence: the record gets into the log.
             db._engine.core._coordinators._last_reply[db._engine.core._coordinators._current] = (
                 2**62
             )

@@ -82,7 +82,7 @@ def test_scans(db: logdb.Database) -> None:
     assert list(db.scan(b"a2499")) == [(b"a2499", 2499), (b"b\xff", 1)]
     assert list(db.scan("a2499"))[-1] == ("b\udcff", 1)
     assert len(list(db.scan(limit=1500))) == 1500
-    # One that is left early lets go of its snapshot.
+    # A scan that is left early releases its snapshot.
     rows = db.scan()
     assert next(rows) == ("a0000", 0)
     rows.close()  # type: ignore[attr-defined]
@@ -433,7 +433,7 @@ def test_a_commit_without_a_reported_decision_resolves_later(log: ziplog.Log) ->
     port = int(coordinator.endpoint.rpartition(":")[2])
     with logdb.connect(coordinator.endpoint) as db:
         db.put("k", 1)
-        # A word of life, and then none any more: the record gets into the log.
+        # One sign of life and then silence: the record gets into the log.
         db._engine.core._coordinators._last_reply[db._engine.core._coordinators._current] = 2**62
         coordinator.close()
         with pytest.raises(ziplog.OutcomeUnknownError) as caught:
@@ -523,8 +523,7 @@ def test_messages_of_each_call(db: logdb.Database) -> None:
     counted = Counted(db)
 
     def count(call: Any) -> tuple[list[str], set[str]]:
-        # A machine that is busy may repeat, or ask for a sign of life, which may be late: the least
-        # counts.
+        # A busy machine may retransmit, or probe, and the reply may be late: the minimum counts.
         best: tuple[list[str], set[str]] | None = None
         for _ in range(20):
             counted.sent.clear()

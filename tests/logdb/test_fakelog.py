@@ -1,4 +1,4 @@
-"""The fake log keeps the promises of the real one that LogDB is built on, and no more."""
+"""The fake log keeps exactly the promises of the real one on which LogDB relies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A caller of the database is interrupted at every step: no row is lost, and no read forgotten."""
+"""A caller of the database is interrupted at every step: no row and no read is lost."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_watch_returns_the_last_value(db: logdb.Database) -> None:
             with suppress(Struck):
                 db.put("w", number)
                 break
-        # A value that was lost would be waited for in vain.
+        # The watch would wait in vain for a lost value.
         seen.clear()
         while seen[-1:] != [number]:
             with suppress(Struck):

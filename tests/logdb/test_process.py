@@ -1,4 +1,4 @@
-"""The process of a coordinator: it starts, answers, stops cleanly, and says why it cannot start."""
+"""The process of a coordinator: it starts, answers, stops cleanly, and reports start failures."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Client:
             while (received := self.transport.receive()) is not None:
                 message = wire.decode(received[1])
                 answered = getattr(message, "request", None)
-                # What was asked twice is answered twice.
+                # A repeated request gets a second reply.
                 if isinstance(message, kind) and number in {None, answered}:
                     return message
         raise AssertionError(f"no {kind.__name__}")
@@ -111,13 +111,13 @@ class Client:
         return opened
 
     def get(self, key: bytes, *, at_least: int = 0, fresh: bool = False) -> wire.KeyResult:
-        question = wire.Get(0, next(self.numbers), [key], at_least, fresh, [], [])
-        found: wire.KeyResult = self.expect(wire.Got, question).found[0]
+        message = wire.Get(0, next(self.numbers), [key], at_least, fresh, [], [])
+        found: wire.KeyResult = self.expect(wire.Got, message).found[0]
         return found
 
     def status(self) -> Any:
-        told = self.expect(wire.StatusReply, wire.Status(0, next(self.numbers)))
-        return json.loads(told.document)
+        received = self.expect(wire.StatusReply, wire.Status(0, next(self.numbers)))
+        return json.loads(received.document)
 
 
 @pytest.fixture(scope="module")
@@ -154,12 +154,12 @@ def test_a_process_decides_answers_and_stops_cleanly(cluster: Cluster, log: zipl
             number, _ = put(log, b"k", b"w", reads=[(b"k", 0)])
             decided = client.expect(wire.Decided)
             assert (decided.outcome, decided.conflicts) == ("conflict", [b"k"])
-            question = wire.Validate(0, 99, [KeyRead(b"k", rid.gsn), KeyRead(b"x", 1)], [])
-            assert client.expect(wire.Validated, question).conflicts == [b"x"]
+            message = wire.Validate(0, 99, [KeyRead(b"k", rid.gsn), KeyRead(b"x", 1)], [])
+            assert client.expect(wire.Validated, message).conflicts == [b"x"]
             assert client.status()["commits"] == 1
         code, stderr = process.stop()
         assert code == 0, stderr
-        # A start that takes long tells how far it is, too.
+        # A long start reports its progress too.
         expected = ["event=listening", "event=ready", "event=stopped"]
         assert [word for word in stderr.split() if word in expected] == expected
 
@@ -192,11 +192,13 @@ def test_a_taken_port_is_one_line_and_exit_code_1(cluster: Cluster) -> None:
 
 
 def test_an_unreachable_log_is_exit_code_1() -> None:
-    nobody = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
-    with Process("--bootstrap", nobody, "--port", "0", "--connect-timeout", "0.3") as process:
+    unreachable = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
+    with Process("--bootstrap", unreachable, "--port", "0", "--connect-timeout", "0.3") as process:
         code, stderr = process.end()
     assert code == 1
-    assert stderr.splitlines()[-1].startswith(f"logdb: no membership service answered at {nobody}")
+    assert stderr.splitlines()[-1].startswith(
+        f"logdb: no membership service answered at {unreachable}"
+    )
 
 
 def test_the_log_comes_from_the_option_or_the_environment(cluster: Cluster) -> None:
@@ -280,9 +282,9 @@ def test_a_local_database_has_its_own_coordinator(log: ziplog.Log) -> None:
 
 
 def test_a_replay_beyond_the_timeout_raises() -> None:
-    nobody = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
+    unreachable = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
     with pytest.raises(DeadlineError, match=r"not replayed the log .*: it is at 0 of 0"):
-        Coordinator(nobody, ready_timeout=0)
+        Coordinator(unreachable, ready_timeout=0)
 
 
 def test_a_coordinator_accepts_a_log_or_its_addresses(cluster: Cluster, log: ziplog.Log) -> None:
@@ -308,9 +310,9 @@ def test_only_an_insecure_coordinator_listens_beyond_loopback(log: ziplog.Log) -
 
 
 def test_an_invalid_argument_is_named(cluster: Cluster) -> None:
-    nobody = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
-    with pytest.raises(UnavailableError, match=f"answered at {nobody}"):
-        Coordinator(nobody, connect_timeout=0.3)
+    unreachable = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
+    with pytest.raises(UnavailableError, match=f"answered at {unreachable}"):
+        Coordinator(unreachable, connect_timeout=0.3)
     for name in ("connect_timeout", "ready_timeout", "cache_mb", "checkpoint_every", "port"):
         with pytest.raises(ConfigError, match=f"{name} is -1"):
             Coordinator(cluster.endpoint, **{name: -1})

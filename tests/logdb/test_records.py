@@ -1,4 +1,4 @@
-"""What a record's first bytes tell of it."""
+"""Recognition of records by their first bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is live where, and where the cleaner's cut is (docs/logdb.md, section 8)."""
+"""Live bytes per segment, and the cleaner's cut (docs/logdb.md, section 8)."""
 
 from __future__ import annotations
 

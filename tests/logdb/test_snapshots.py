@@ -1,4 +1,4 @@
-"""States of former moments (docs/logdb.md, section 9)."""
+"""Snapshots of former states (docs/logdb.md, section 9)."""
 
 from __future__ import annotations
 

@@ -241,14 +241,14 @@ def test_segments_are_counted_until_the_log_is_trimmed() -> None:
 
 def test_observers_are_called_before_a_key_changes() -> None:
     state = State()
-    told: list[Any] = []
+    received: list[Any] = []
     state.on_change.append(
-        lambda key, former, entry: told.append((key, former, entry, state.versions.get(key)))
+        lambda key, former, entry: received.append((key, former, entry, state.versions.get(key)))
     )
     state.apply(record(1, commit(1, Write(b"k", b"v"), Write(b"absent"))))
     state.apply(record(2, commit(2, Write(b"k"))))
     first = Entry(1, RecordId(1, 0), 1)
-    assert told == [
+    assert received == [
         (b"k", None, first, None),
         (b"absent", None, None, None),
         (b"k", first, None, first),

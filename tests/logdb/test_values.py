@@ -1,4 +1,4 @@
-"""Keys and values: what is taken can be read again."""
+"""Keys and values: every accepted one can be read again."""
 
 from __future__ import annotations
 

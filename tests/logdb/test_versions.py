@@ -83,7 +83,7 @@ def test_a_digest_does_not_depend_on_places() -> None:
 def test_an_overwrite_does_not_change_the_sorted_index() -> None:
     versions = Versions()
     versions.put(b"k", entry(1))
-    versions._order = None  # whoever touched it would fail
+    versions._order = None  # any access would fail
     versions.put(b"k", entry(2))
     assert versions.version(b"k") == 2
 

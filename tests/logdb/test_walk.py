@@ -1,4 +1,4 @@
-"""A checkpoint's entries are those of one moment, while the state goes on (section 8)."""
+"""A checkpoint's entries are those of one state, while the state changes (section 8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what is written is found again, and nothing else is taken for one."""
+"""A written checkpoint is found again, and no invalid one is accepted."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_the_last_complete_checkpoint_of_any_log_is_found(data: st.DataObject) -
         if action == "fill":
             fill(log, rng.randint(1, 30))
         elif action in {"write", "old"}:
-            # A subscriber has passed the position of each.
+            # A subscriber has passed each position.
             log.sealed = log.tail.gsn
             old = written[0].position if action == "old" and written else None
             written.append(write(log, keys=rng.randint(0, 30), position=old))

@@ -1,4 +1,4 @@
-"""Rounds of the cleaner: whatever stops one, the log is enough to start from, nothing is lost."""
+"""Cleaning rounds: wherever a round stops, the log suffices for a start and nothing is lost."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from logdb.snapshots import SnapshotCursor
 from logdb.state import State
 from tests.logdb.cleaner.rounds import (
     NEVER_DUE,
-    begin_anew,
     overwrite,
     records,
+    restart,
     run,
 )
 from tests.logdb.fakelog import (
@@ -57,7 +57,7 @@ def test_a_round_moves_live_values_writes_a_checkpoint_and_trims() -> None:
     entry = small.state.versions.get(b"old")
     assert entry is not None
     assert entry.version < log.first <= entry.place.gsn
-    restarted = begin_anew(log, oracle, "two")
+    restarted = restart(log, oracle, "two")
     assert restarted.restored >= log.first
 
 
@@ -112,7 +112,7 @@ def test_a_round_is_due_for_dead_bytes_though_there_are_few_records() -> None:
         run(small, oracle, 30)
     assert log.first > 1
     assert log.bytes < 6000
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
 @pytest.mark.parametrize("every", [0, 1])
@@ -140,7 +140,7 @@ def test_bytes_that_cannot_be_freed_do_not_trigger_endless_rounds() -> None:
     assert log.first == 1
     assert 1 <= len(records(log, CheckpointDone)) <= 5
     assert not records(log, Moved)
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
 def test_a_foreign_record_stops_the_cut_and_the_log_before_it_is_trimmed() -> None:
@@ -154,7 +154,7 @@ def test_a_foreign_record_stops_the_cut_and_the_log_before_it_is_trimmed() -> No
     run(small, oracle, 300)
     assert 1 < log.first <= foreign.gsn
     assert foreign.gsn in log.records
-    begin_anew(log, oracle, "three")
+    restart(log, oracle, "three")
 
 
 def test_a_value_that_no_moved_record_can_hold_stops_the_cut() -> None:
@@ -169,7 +169,7 @@ def test_a_value_that_no_moved_record_can_hold_stops_the_cut() -> None:
     assert big is not None
     assert small.state.horizon > big.version, "the cut was to be behind it"
     assert big.place.gsn == big.version == log.first
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
 def test_an_unmoved_place_prevents_the_trim(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_an_unmoved_place_prevents_the_trim(monkeypatch: pytest.MonkeyPatch) -> 
     run(small, oracle, 300)
     assert records(log, CheckpointDone)
     assert log.first == 1
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
 def test_a_commit_that_refers_to_a_value_before_the_cut_expires() -> None:
@@ -199,7 +199,7 @@ def test_a_commit_that_refers_to_a_value_before_the_cut_expires() -> None:
     assert decision is not None
     assert not decision.committed
     assert small.state.versions.get(b"late") is None
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
 def decode_id(oracle: Oracle, rid: RecordId) -> Any:
@@ -224,7 +224,7 @@ def test_a_value_overwritten_during_its_move_keeps_its_new_state() -> None:
     log.faults.append(overtakes)
     run(small, oracle, 300)
     assert log.first > 1
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
     for key, value in {b"old": b"as it is", b"gone": None, b"stays": b"as it was"}.items():
         entry = small.state.versions.get(key)
         read = None if entry is None else log.records[entry.place.gsn]
@@ -259,9 +259,9 @@ def test_a_step_processes_at_most_one_slice(
         most = max(most, len(inserts))
     assert small.cleaner is not None
     assert small.cleaner.counts.rounds >= 1
-    # A walk's slice may fill several parts.
+    # One slice of the cursor may fill several parts.
     assert 1 < most <= SMALL.inserts + SMALL.slice_keys
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
 def test_the_moves_of_a_record_are_bounded() -> None:
@@ -276,7 +276,7 @@ def test_the_moves_of_a_record_are_bounded() -> None:
     moved = records(log, Moved)
     assert moved
     assert max(len(each.moves) for each in moved) <= MAX_MOVES
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
 def test_records_are_at_most_half_of_the_payload_limit() -> None:
@@ -289,7 +289,7 @@ def test_records_are_at_most_half_of_the_payload_limit() -> None:
     assert small.cleaner is not None
     assert small.cleaner.counts.rounds >= 1
     assert small.cleaner.counts.failed == 0
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
 def test_a_closed_cleaner_leaves_no_call_open() -> None:
@@ -312,7 +312,7 @@ def test_a_closed_cleaner_leaves_no_call_open() -> None:
 # --- space ---
 
 
-#: The bounds of the docs, a hundredth of them or less.
+#: The bounds of docs/logdb.md, divided by at least 100.
 _DEAD = 300_000
 
 
@@ -346,10 +346,10 @@ def test_space_and_copies_are_bounded_while_everything_is_overwritten(value_byte
     live = small.state.log_usage.moving_bytes
     checkpoint_bytes = counts.checkpoint_bytes / counts.rounds
     print(value_bytes, most / live, copied / written, counts)  # noqa: T201
-    # As much may be dead as is live, or the least that is worth a round; and until it is trimmed,
-    # what was moved is there twice. There are the last checkpoint and those that no cut has passed.
+    # Dead bytes may equal live bytes, or the minimum for a round. Until the trim, moved values
+    # exist twice. The last checkpoint and those that no cut has passed add to it.
     assert most < 3 * live + 3 * _DEAD + 4 * checkpoint_bytes
-    # A record is paid for with its key's share of a checkpoint, and a copy of a live value at most.
+    # A record costs at most its key's share of a checkpoint, and one copy of a live value.
     assert copied < written
     assert counts.rounds > 4
     assert counts.failed == 0

@@ -1,4 +1,4 @@
-"""Rounds that are cut off, and rounds of several coordinators: the log is enough to start from."""
+"""Interrupted rounds, and rounds of several coordinators: the log suffices for a start."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from logdb.records import (
 )
 from tests.logdb.cleaner.rounds import (
     KilledError,
-    begin_anew,
     overwrite,
     records,
+    restart,
     run,
 )
 from tests.logdb.fakelog import (
@@ -91,15 +91,15 @@ def test_a_crash_at_any_step_of_a_round_loses_nothing(is_sent: bool) -> None:
             crashes += 1
         else:
             break
-        second = begin_anew(log, oracle, "two", SMALL)
+        second = restart(log, oracle, "two", SMALL)
         overwrite(oracle, rng, 30)
-        # Its round may come at once: what the dead one began is older than a minute.
+        # Its round may start immediately: the dead coordinator's round is older than a minute.
         second.now += 100_000 * MS
         run(second, oracle, 200)
         second.settle()
         oracle.check(second.state)
         assert log.first > 1, "nothing is cleaned after a crash"
-        begin_anew(log, oracle, "three")
+        restart(log, oracle, "three")
         advances += 1
     assert crashes > 30
     assert log.first > 1
@@ -132,7 +132,7 @@ def test_crashes_and_failures_of_the_log_at_any_time_lose_nothing(data: st.DataO
             run(small, oracle, rng.randint(0, 30))
             log.is_down = False
     run(small, oracle, 100)
-    begin_anew(log, oracle, "last")
+    restart(log, oracle, "last")
 
 
 def ours(small: Small, fault: Any) -> Any:
@@ -160,7 +160,7 @@ def test_a_round_refused_by_the_log_is_retried(kind: type[Request]) -> None:
     overwrite(oracle, rng, 60)
     run(small, oracle, 400)
     assert log.first > 1
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
 def test_the_trim_of_a_dead_coordinator_is_completed_by_the_next() -> None:
@@ -172,11 +172,11 @@ def test_the_trim_of_a_dead_coordinator_is_completed_by_the_next() -> None:
     assert records(log, CheckpointDone)[-1].trim > 1
     assert log.first == 1
     log.faults.clear()
-    second = begin_anew(log, oracle, "two")
+    second = restart(log, oracle, "two")
     second.now += SMALL.retry_ns
     run(second, oracle, 200)
     assert log.first == records(log, CheckpointDone)[-1].trim
-    begin_anew(log, oracle, "three")
+    restart(log, oracle, "three")
 
 
 # --- several coordinators ---
@@ -206,7 +206,7 @@ def test_only_one_of_several_coordinators_runs_a_round(seed: int) -> None:
     for small in smalls:
         small.settle()
         oracle.check(small.state)
-    # Nobody else's parts or moves came between a round's beginning and its end.
+    # No other coordinator's parts or moves are between a round's first and last record.
     owner = b""
     for record in dones:
         if isinstance(record, CheckpointBegun) and not owner:
@@ -226,17 +226,17 @@ def test_overlapping_rounds_are_safe(seed: int, count: int) -> None:
     for _ in range(6):
         overwrite(oracle, rng, 30)
         step_all(smalls, oracle, rng, rng.randint(1, 120))
-        # One is stopped for a while in the middle of whatever it does.
+        # One coordinator is paused in the middle of its work.
         sleeper = rng.choice(smalls)
         overwrite(oracle, rng, 30)
         step_all(
             [small for small in smalls if small is not sleeper], oracle, rng, rng.randint(1, 120)
         )
-        begin_anew(log, oracle, "fresh")
+        restart(log, oracle, "fresh")
     for small in smalls:
         small.settle()
         oracle.check(small.state)
-    begin_anew(log, oracle, "last")
+    restart(log, oracle, "last")
 
 
 def test_the_round_of_a_dead_coordinator_is_waited_for_one_minute() -> None:
@@ -268,7 +268,7 @@ def test_a_long_round_repeats_its_announcement() -> None:
     assert len(begun) > 2
     assert {each.coordinator for each in begun} == {first.name}
     assert len({each.cut for each in begun}) == 1
-    begin_anew(log, oracle, "three")
+    restart(log, oracle, "three")
 
 
 def test_of_two_concurrent_rounds_the_first_announced_continues() -> None:
@@ -292,4 +292,4 @@ def test_of_two_concurrent_rounds_the_first_announced_continues() -> None:
     small.now += SMALL.other_round_timeout_ns
     run(small, oracle, 300)
     assert small.cleaner.counts.rounds >= 1
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")

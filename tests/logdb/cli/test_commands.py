@@ -1,4 +1,4 @@
-"""`ziplog kv` with a real log and a coordinator: what is printed, what is not, and which code."""
+"""`ziplog kv` with a real log and a coordinator: output, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class Stale:
 
 
 def test_nothing_is_written_before_all_checks_pass() -> None:
-    # So a check that fails ends a transaction that only read, and what it read is looked at again.
+    # A failed check ends a read-only transaction, so its reads are validated again.
     lines = '{"put": ["a", 1]}\n{"check": ["a", 1]}\n{"delete": "b"}\n{"check": ["c", %d]}\n'
     transaction: Any = Stale({b"c": 3})
     assert isinstance(execute(parse(lines % 4, "x"), transaction), CheckFailedError)
@@ -255,7 +255,7 @@ def test_a_script_is_retried_after_a_conflict(
         return result
 
     monkeypatch.setattr(commands, "execute", overtaken)
-    # It fails only in a state that was over before it ended.
+    # It fails only in a state that was outdated before it ended.
     lines = b'{"check": ["k", 2]}\n{"put": ["k", 3]}'
     assert printed(kv("txn", stdin=lines)) == ""
     assert isinstance(attempts[0], CheckFailedError)
@@ -341,7 +341,7 @@ def test_the_coordinator_comes_from_the_option_or_the_environment(
 
     def connect(coordinators: str, *, timeout: float) -> logdb.Database:
         asked.append((coordinators, timeout))
-        raise UnavailableError("nobody")
+        raise UnavailableError("unreachable")
 
     monkeypatch.setattr(logdb, "connect", connect)
     monkeypatch.delenv("LOGDB_COORDINATOR", raising=False)

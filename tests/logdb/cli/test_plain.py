@@ -1,4 +1,4 @@
-"""Values as JSON: whatever a value is, it comes back."""
+"""Values as JSON: every value can be read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users may pass, and what is refused before anything is sent."""
+"""Validation of user arguments before anything is sent."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_delay_between_retries_doubles_and_retries_end() -> None:
     with pytest.raises(TransactionAborted) as caught:
         attempts.next_delay_s(error, 1.0, 0)
     assert caught.value is error
-    # Half of a pause is never left out: who retries at once only meets the same rivals.
+    # At least half of a delay is kept: an immediate retry would meet the same rivals.
     assert Backoff(1).next_delay_s(error, 0.0, 0) == 0.001
     for wrong in (-1, 1.5, "2"):
         with pytest.raises(ConfigError):

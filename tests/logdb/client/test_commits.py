@@ -1,4 +1,4 @@
-"""Commits whose answers are lost, late, or told by others: never applied twice, never guessed."""
+"""Commits with lost, late or foreign replies: never applied twice, never guessed."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_an_aborted_commit_with_unknown_outcome_resolves_to_none() -> None:
     with pytest.raises(OutcomeUnknownError) as caught:
         db.end(call)
     (mine,) = [c for c in db.commits() if c.reads]
-    # Somebody was faster: the same transaction, seen by a log in another order.
+    # Another transaction committed first: the same transaction in another log order.
     db.units[0].clear()
     db.units[1].clear()
     db.write(b"k", 5)
@@ -139,7 +139,7 @@ def test_only_the_log_proves_that_a_record_will_never_exist() -> None:
     with pytest.raises(OutcomeUnknownError) as caught:
         db.end(call)
     with pytest.raises(OutcomeUnknownError):
-        # Coordinators have not seen it: that says nothing.
+        # Coordinators have not seen it, which proves nothing.
         resolve(db, caught.value, within=2 * S)
     # A recovery ended without it.
     db.views[0] = 2
@@ -221,7 +221,7 @@ def test_expired_is_not_final_while_another_copy_may_precede(outcome: str) -> No
 def test_decisions_of_other_sessions_and_old_ones_are_ignored() -> None:
     db = FakeDatabase().open()
     call, id_ = begun(db, 1)
-    db.glass.hear(0, decided(records.TransactionId(b"somebody", id_.number), "committed", 5))
+    db.glass.hear(0, decided(records.TransactionId(b"anothers", id_.number), "committed", 5))
     db.glass.hear(0, decided(records.TransactionId(id_.session, id_.number + 1), "committed", 5))
     assert call not in db.glass.answers
     db.glass.hear(0, decided(id_, "conflict", 6))
@@ -288,7 +288,7 @@ def test_cancelled_reads_and_sleeps_are_forgotten() -> None:
 def test_no_acknowledged_increment_is_lost_or_repeated(
     seed: int, loss: float, repetition: float, faults: list[tuple[int, str, int, int]]
 ) -> None:
-    """Whatever is lost, late, twice or dead: each increment that was told took effect, once."""
+    """Despite losses, delays, repeats and crashes, each acknowledged increment took effect once."""
     db = FakeDatabase(2, seed).open()
     db.loss, db.repetition = loss, repetition
     for number, what, begin, length in faults:
@@ -299,7 +299,7 @@ def test_no_acknowledged_increment_is_lost_or_repeated(
             victim: Any = db if what == "loses_acks" else coordinator
             db.later(begin, lambda v=victim, w=what: setattr(v, w, True))  # type: ignore[misc]
             db.later(begin + length, lambda v=victim, w=what: setattr(v, w, False))  # type: ignore[misc]
-    told = doubtful = 0
+    received = doubtful = 0
     for number in range(6):
         try:
             calls = [db.increment(b"k", within=4 * S) for _ in range(1 + number % 2)]
@@ -308,10 +308,10 @@ def test_no_acknowledged_increment_is_lost_or_repeated(
         for call in calls:
             result = db.result(call)
             if isinstance(result, RecordId):
-                told += 1
+                received += 1
             elif isinstance(result, OutcomeUnknownError):
                 doubtful += 1
             else:
                 assert isinstance(result, (TransactionAborted, UnavailableError)), result
     db.loses_acks = False
-    assert told <= value_of(db) <= told + doubtful
+    assert received <= value_of(db) <= received + doubtful

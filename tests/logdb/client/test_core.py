@@ -1,4 +1,4 @@
-"""A database's client: what it asks coordinators and the log, and what it makes of the answers."""
+"""A database's client: its requests to coordinators and the log, and its handling of replies."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_a_closed_watch_completes_immediately(db: FakeDatabase) -> None:
     assert db.do(UnwatchRequest, closed) is None
     assert [db.end(call) for call in calls[:2]] == [None, None]
     assert db.glass.core._tasks.keys() == {calls[2]}
-    # It is not begun again by one who had not heard of it.
+    # A coordinator that has not seen the watch does not restart it.
     assert db.do(WatchRequest, b"k", state.version, closed) is None
     assert db.do(UnwatchRequest, closed) is None
     db.write(b"k", 5)
@@ -307,13 +307,13 @@ def test_the_message_of_a_call_after_its_deadline(db: FakeDatabase) -> None:
     assert not db.inserts
     db.glass.pass_time(100 * MS)
     for begin in (lambda: db.put(b"k", 1, within=0), lambda: db.do(GetRequest, [b"k"], within=0)):
-        with pytest.raises(DeadlineError, match="time-out was over before"):
+        with pytest.raises(DeadlineError, match="timeout is too short"):
             begin()
     db.first.is_dead = True
-    with pytest.raises(DeadlineError, match="no coordinator answered") as caught:
+    with pytest.raises(DeadlineError, match="no coordinator replied") as caught:
         db.do(GetRequest, [b"k"], within=S)
     assert "written" not in str(caught.value)
-    with pytest.raises(DeadlineError, match=r"no coordinator answered.* nothing was written"):
+    with pytest.raises(DeadlineError, match=r"no coordinator replied.* nothing was written"):
         db.put(b"k", 1, within=S)
 
 
@@ -327,7 +327,7 @@ def test_a_snapshot_of_a_cancelled_call_is_dropped() -> None:
     assert ("coordinator c0:1", wire.DropSnapshot(CLUSTER, 77)) in db.glass.sent
 
 
-# --- answers that come late, twice, or from somebody else ---
+# --- late, repeated and unrelated replies ---
 
 
 def test_repeated_replies_count_once(db: FakeDatabase) -> None:

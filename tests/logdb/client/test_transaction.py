@@ -1,4 +1,4 @@
-"""Transactions above the core: what they read and write, and how they end."""
+"""Transactions above the core: their reads and writes, and their ends."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_each_read_is_validated_against_all_earlier_ones(db: FakeDatabase) -> No
     assert sets.status == "aborted"
     with pytest.raises(TransactionClosed):
         get(db, sets, b"a")
-    # It cannot be swallowed: leaving the block tells it again.
+    # The error cannot be suppressed: leaving the block raises it again.
     assert sets.is_undecided
     with pytest.raises(TransactionAborted):
         commit(db, sets)
@@ -108,7 +108,7 @@ def test_reads_of_two_tasks_are_validated_against_each_other(db: FakeDatabase) -
     other = db.result(db.glass.call(first))
     with pytest.raises(StopIteration):
         two.send(answer)
-    # The other's answer was not compared with this one: it is asked for again.
+    # The other task's reply was not validated against this read, so it is requested again.
     again = one.send(other)
     assert isinstance(again, GetRequest)
     assert [read.key for read in again.reads] == [b"b"]
@@ -351,9 +351,9 @@ def test_a_short_scan_is_one_request(db: FakeDatabase) -> None:
     assert db.drive(scanning.page()) == [(b"a", v(1))]
     assert scanning.is_over
     assert not scanning.close()
-    (question,) = asked(db)
-    assert isinstance(question, wire.Scan)
-    assert question.fresh
+    (message,) = asked(db)
+    assert isinstance(message, wire.Scan)
+    assert message.fresh
 
 
 def test_phantoms_abort(db: FakeDatabase) -> None:

@@ -1,4 +1,4 @@
-"""Values at hand: only for their version, within bounds (docs/logdb.md, section 5)."""
+"""The value cache: lookups by version, within bounds (docs/logdb.md, section 5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a follower begins, what it passes, and when those who wait go on."""
+"""How a log tailer starts, what it applies, and when its waiters resume."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Bench:
         self.log = log
         self.core = Core(log, at_once=at_once)
         self.calls = LogTasks(self.core, S)
-        self.told: list[Any] = []
+        self.received: list[Any] = []
         self.states: list[Any] = []
         self.ready = self.passes = 0
         self.failures: list[Exception] = []
@@ -54,7 +54,7 @@ class Bench:
             self.calls,
             connect_ns=S,
             on_state=self.states.append,
-            on_applied=self.told.append,
+            on_applied=self.received.append,
             on_passed=self.count_pass,
             on_ready=self.count_ready,
             on_failure=self.failures.append,
@@ -96,7 +96,7 @@ def test_a_tailer_applies_every_record_in_order_and_becomes_ready() -> None:
     assert not bench.ready
     bench.settle()
     assert bench.ready == 1
-    assert [applied.position.gsn for applied in bench.told] == bench.log.gsns
+    assert [applied.position.gsn for applied in bench.received] == bench.log.gsns
     assert bench.tailer.passed == bench.tailer.tail == bench.log.tail.gsn
 
 
@@ -153,7 +153,7 @@ def test_one_barrier_request_serves_all_earlier_waiters() -> None:
         bench.tailer.wait_for_tail(waiter)
     assert bench.count(BarrierRequest) == before + 1
     bench.settle()
-    # The first one's question was asked before the others came: they had a second one.
+    # The first waiter's barrier was requested before the others came; they have a second one.
     assert bench.count(BarrierRequest) == before + 2
     assert [waiter.resumed for waiter in waiters] == [1] * 10
 
@@ -207,7 +207,7 @@ def test_a_resumed_waiter_sees_every_earlier_record(data: st.DataObject) -> None
                 must = must[: data.draw(st.integers(0, len(must)))]
 
             def look(must: tuple[int, ...] = must) -> None:
-                seen = {each.position.gsn for each in bench.told}
+                seen = {each.position.gsn for each in bench.received}
                 assert seen.issuperset(must)
                 assert bench.tailer.state.position.gsn >= max(must, default=0)
 

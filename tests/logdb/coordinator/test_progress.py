@@ -1,4 +1,4 @@
-"""What a coordinator tells while it replays the log."""
+"""A coordinator's progress reports during the replay of the log."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Lines:
     """Stands in for the logger; notes what comes."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.logged: list[tuple[str, dict[str, Any]]] = []
         self.came = threading.Condition()
 
     def info(self, event: str, **fields: Any) -> None:
         with self.came:
-            self.told.append((event, fields))
+            self.logged.append((event, fields))
             self.came.notify_all()
 
     def until(self, event: str, wanted: dict[str, Any]) -> None:
         with self.came:
-            found = self.came.wait_for(lambda: (event, wanted) in self.told, timeout=DEADLINE_S)
-        assert found, self.told
+            found = self.came.wait_for(lambda: (event, wanted) in self.logged, timeout=DEADLINE_S)
+        assert found, self.logged
 
 
 def test_progress_shows_position_and_awaited_shards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Sessions are known by the route last heard of; those unheard of go first."""
+"""A session has the route of its last message; the least recently seen session goes first."""
 
 from __future__ import annotations
 

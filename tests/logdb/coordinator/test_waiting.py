@@ -1,4 +1,4 @@
-"""Requests that wait, against a plain list of them."""
+"""Pending requests, compared with a plain list of them."""
 
 from __future__ import annotations
 
@@ -45,36 +45,36 @@ class Plain:
         self.resumed: list[PendingRequest] = []
 
     def add(self, kind: str, route: bytes, request: int, what: Any) -> None:
-        asked = message(kind, request, what)
+        sent = message(kind, request, what)
         known = [w for w in self.all if (w.route, w.message.request) == (route, request)]
-        assert self.pending.refresh(route, asked, self.now) == bool(known)
+        assert self.pending.refresh(route, sent, self.now) == bool(known)
         assert self.pending.is_full == (len(self.all) >= LIMIT)
         if known:
             self.all.remove(known[0])
             self.all.append(known[0])
             assert known[0].last_received_at == self.now
         elif not self.pending.is_full:
-            waiting = self.pending.add(route, asked, self.now, self.resumed.append)
-            self.all.append(waiting)
+            request = self.pending.add(route, sent, self.now, self.resumed.append)
+            self.all.append(request)
             if kind == "ask":
-                self.pending.wait_for_decision(waiting)
+                self.pending.wait_for_decision(request)
             elif kind == "watch":
-                self.pending.wait_for_change(waiting)
+                self.pending.wait_for_change(request)
 
-    def remove(self, waiting: PendingRequest) -> None:
-        self.pending.remove(waiting)
-        self.pending.remove(waiting)
-        self.all.remove(waiting)
-        waiting.resume()
-        assert waiting not in self.resumed
+    def remove(self, request: PendingRequest) -> None:
+        self.pending.remove(request)
+        self.pending.remove(request)
+        self.all.remove(request)
+        request.resume()
+        assert request not in self.resumed
 
     def decision_waiters(self, number: int) -> None:
         asks = {w for w in self.all if isinstance(w.message, wire.AwaitDecision)}
         assert set(self.pending.all_decision_waiters()) == asks
         found = set(self.pending.decision_waiters(b"session1", number))
         assert found == {w for w in asks if w.message.number == number}
-        for waiting in found:
-            self.remove(waiting)
+        for request in found:
+            self.remove(request)
 
     def pop_changed(self, changed: list[bytes]) -> None:
         self.pending.mark_changed(changed)
@@ -88,8 +88,8 @@ class Plain:
         self.now += duration
         late = self.pending.expired(self.now)
         assert late == [w for w in self.all if self.now - w.last_received_at >= EXPIRY_NS]
-        for waiting in late:
-            self.remove(waiting)
+        for request in late:
+            self.remove(request)
 
 
 @given(st.lists(steps))
@@ -109,8 +109,8 @@ def test_requests_are_found_by_what_they_wait_for(taken: list[tuple[Any, ...]]) 
             plain.add(kind, first, second, third)
         plain.pending.check()
         assert len(plain.pending) == len(plain.all)
-    for waiting in plain.all:
-        waiting.resume()
+    for request in plain.all:
+        request.resume()
     assert plain.resumed == plain.all
 
 
@@ -120,8 +120,8 @@ def test_all_watched_keys_may_have_changed() -> None:
         pending.add(b"r", message("watch", number, key), 0, lambda _: None)
         for number, key in enumerate(KEYS)
     ]
-    for waiting in made:
-        pending.wait_for_change(waiting)
+    for request in made:
+        pending.wait_for_change(request)
     pending.mark_all_changed()
     assert set(pending.pop_changed()) == set(made)
 

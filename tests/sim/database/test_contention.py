@@ -1,4 +1,4 @@
-"""What latency alone does to contended transactions."""
+"""The effect of latency on contended transactions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_record_per_write_costs_one_more_insert() -> None:
 
 
 def test_a_faster_log_commits_more_with_fewer_aborts() -> None:
-    """Aborts go with the number of clients; so who does as much with fewer has fewer of them."""
+    """Aborts grow with the number of clients: a faster log needs fewer clients."""
     few, many = _few(ZIPLOG, 8), _few(HELD, 16)
     assert few.commits_per_s > 1.2 * many.commits_per_s
     assert many.abort_share > 1.2 * few.abort_share > 0

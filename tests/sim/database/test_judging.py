@@ -1,4 +1,4 @@
-"""What clients were told, held against a small log: what is true passes, each lie is found."""
+"""Observations of clients, checked against a small log: correct ones pass, wrong ones are found."""
 
 from __future__ import annotations
 
@@ -56,10 +56,12 @@ class Story:
         self.deeds: Final[list[Deed]] = []
 
     def did(
-        self, called: int, told: int, reads: dict[bytes, int | None] | None = None,
+        self, called: int, returned: int, reads: dict[bytes, int | None] | None = None,
         writes: dict[bytes, int | None] | None = None, **more: Any,
     ) -> Story:  # fmt: skip
-        deed = Deed("alice", len(self.deeds), "deed", called, told=told, outcome="committed")
+        deed = Deed(
+            "alice", len(self.deeds), "deed", called, returned=returned, outcome="committed"
+        )
         deed.reads.update({key: value(each) for key, each in (reads or {}).items()})
         deed.writes.update({key: value(each) for key, each in (writes or {}).items()})
         for name, what in more.items():

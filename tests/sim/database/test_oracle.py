@@ -1,4 +1,4 @@
-"""The oracle, on two coordinators' states fed by hand: each way in which they may differ."""
+"""The oracle, on two coordinators' states fed by hand: it detects every difference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def oracle() -> Iterator[Oracle]:
     database = draw(1).database
     assert database is not None
     oracle = Oracle(database._replace(decisions=65_536))
-    with oracle.looking():
+    with oracle.observing():
         yield oracle
 
 
@@ -126,34 +126,34 @@ def test_a_decision_remembered_longer_is_detected(oracle: Oracle) -> None:
 
 def test_a_trim_without_a_checkpoint_is_detected(oracle: Oracle) -> None:
     state = fed(LOG[:5])
-    oracle.look_at_trim(1)
+    oracle.check_trim(1)
     with pytest.raises(AssertionError, match="no checkpoint"):
-        oracle.look_at_trim(5)
+        oracle.check_trim(5)
     checkpoint(oracle, state, 51)
-    oracle.look_at_trim(10)
+    oracle.check_trim(10)
     assert oracle.trims == 2
 
 
 def test_a_place_in_a_checkpoint_must_not_be_trimmed(oracle: Oracle) -> None:
     state = fed(LOG[:5])
     checkpoint(oracle, state, 51)
-    # The first key was written at 10, and nobody has moved it.
+    # The first key was written at 10, and was not moved.
     with pytest.raises(AssertionError, match="no checkpoint"):
-        oracle.look_at_trim(11)
+        oracle.check_trim(11)
 
 
 def test_a_trimmed_value_is_detected(oracle: Oracle) -> None:
     state = fed(LOG[:5])
     checkpoint(oracle, state, 51)
-    oracle.look_at_trim(10)
-    oracle.look_at_places(state)
+    oracle.check_trim(10)
+    oracle.check_places(state)
     state.versions.put(X, Entry(9, RecordId(9, 0), 1))
     with pytest.raises(AssertionError, match="is at 9@0, and the log is trimmed"):
-        oracle.look_at_places(state)
-    # Somebody who is behind may not know yet where it is.
+        oracle.check_places(state)
+    # A coordinator that is behind may not know the new place yet.
     behind = fed(LOG[:2])
     behind.versions.put(X, Entry(9, RecordId(9, 0), 1))
-    oracle.look_at_places(behind)
+    oracle.check_places(behind)
 
 
 def test_every_record_of_the_log_was_delivered_to_coordinators(oracle: Oracle) -> None:

@@ -1,6 +1,6 @@
-"""Fixed stories of a database: what its clients promise their users, whoever dies and when.
+"""Fixed scenarios of a database: its guarantees under crashes at chosen times.
 
-Every run is judged as those of seeds are; what is asserted here is that the story took place.
+Every run is checked like those of seeds; the assertions here show that the scenario took place.
 """
 
 from __future__ import annotations

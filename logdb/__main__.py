@@ -63,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT[,...]",
         help=f"the log's membership nodes; or set {_BOOTSTRAP_VARIABLE}",
     )  # fmt: skip
-    add("--host", default="127.0.0.1", help="the address to listen on")
-    add("--port", type=int, default=defaults.PORT, help="the port to listen on; 0: any free port")
+    add("--host", default="127.0.0.1", help="address to listen on")
+    add("--port", type=int, default=defaults.PORT, help="port to listen on; 0: any free port")
     add(
         "--insecure",
         action="store_true",

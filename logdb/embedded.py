@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 _HOST: Final = "127.0.0.1"
 _STOP_S: Final = 10.0
 #: What the option `insecure` allows.
-_INSECURE_MEANS: Final = "allows every program that reaches the port to read and write everything"
+_INSECURE_MEANS: Final = (
+    "is given, which allows every program that reaches the port to read and write all data"
+)
 
 
 class Coordinator:

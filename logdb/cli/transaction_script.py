@@ -39,11 +39,11 @@ class CheckFailedError(ZiplogError):
 
     def __init__(self, key: bytes, expected: Any, found: Any) -> None:
         shown = repr(key.decode(errors="backslashreplace"))
-        wanted, actual = (_shortened(value) for value in (expected, found))
+        required, actual = (_shortened(value) for value in (expected, found))
         hint = ""
         if isinstance(expected, str) and not isinstance(found, str) and found is not ABSENT:
             hint = " (words are text; with --json they are JSON)"
-        super().__init__(f"{shown} is {actual}, not {wanted}{hint}; nothing was written")
+        super().__init__(f"{shown} is {actual}, not {required}{hint}; nothing was written")
 
 
 def _shortened(value: Any) -> str:

@@ -20,7 +20,7 @@ from logdb.client.requests import (
     DropRequest,
     SnapshotRequest,
     UnwatchRequest,
-    Watching,
+    WatchHandle,
     WatchRequest,
 )
 from logdb.client.rows import AsyncRows
@@ -223,8 +223,8 @@ class Database:
     ) -> AsyncIterator[tuple[Any, Any]]:
         """Return an async iterator over keys and values; see `logdb.Database.scan`."""
         bounds = arguments.bounds(start, stop, prefix, limit)
-        scanning = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout))
-        return AsyncRows(self._engine, bounds, scanning)
+        pages = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout))
+        return AsyncRows(self._engine, bounds, pages)
 
     def snapshot(self, *, timeout: float | None = None) -> PendingOpen[Snapshot]:
         """Open a snapshot of the present state. Close it after use.
@@ -439,8 +439,8 @@ class Snapshot:
     ) -> AsyncIterator[tuple[Any, Any]]:
         """Return an async iterator over keys and values; see `logdb.Database.scan`."""
         bounds = arguments.bounds(start, stop, prefix, limit)
-        scanning = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout), self._open())
-        return AsyncRows(self._engine, bounds, scanning, self)
+        pages = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout), self._open())
+        return AsyncRows(self._engine, bounds, pages, self)
 
     async def close(self) -> None:
         """Release the snapshot. Idempotent."""
@@ -461,7 +461,7 @@ class Watch:
         self._key: Final = key
         self._default: Final = default
         self._timeout: Final = timeout
-        self._watching: Final = Watching()
+        self._handle: Final = WatchHandle()
         #: The version of the last returned value: the gsn of its record; 0: absent, -1: none yet.
         self.version = -1
 
@@ -475,7 +475,7 @@ class Watch:
 
     @property
     def _is_open(self) -> bool:
-        return not self._watching.is_closed
+        return not self._handle.is_closed
 
     def __aiter__(self) -> AsyncIterator[Any]:
         """Return the watch itself."""
@@ -484,7 +484,7 @@ class Watch:
     async def __anext__(self) -> Any:
         """Wait for the next value and return it. See `logdb.Watch`."""
         deadline_ns = NEVER if self._timeout is None else self._engine.deadline_ns(self._timeout)
-        request = WatchRequest(deadline_ns, self._key, self.version, self._watching)
+        request = WatchRequest(deadline_ns, self._key, self.version, self._handle)
         state: KeyState | None = await self._engine.call(request) if self._is_open else None
         if state is None:
             raise StopAsyncIteration
@@ -496,8 +496,8 @@ class Watch:
     async def close(self) -> None:
         """Close the watch; a waiting task gets StopAsyncIteration. Idempotent."""
         if self._is_open:
-            self._watching.is_closed = True
-            self._engine.post(UnwatchRequest(NEVER, self._watching))
+            self._handle.is_closed = True
+            self._engine.post(UnwatchRequest(NEVER, self._handle))
 
 
 async def connect(coordinators: str | Sequence[str], timeout: float | None) -> Database:

@@ -20,7 +20,7 @@ from logdb.client.requests import (
     DropRequest,
     SnapshotRequest,
     UnwatchRequest,
-    Watching,
+    WatchHandle,
     WatchRequest,
 )
 from logdb.client.rows import Rows
@@ -206,8 +206,8 @@ class Database:
 
         """
         bounds = arguments.bounds(start, stop, prefix, limit)
-        scanning = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout))
-        return Rows(self._engine, bounds, scanning)
+        pages = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout))
+        return Rows(self._engine, bounds, pages)
 
     def snapshot(self, *, timeout: float | None = None) -> Snapshot:
         """Return a snapshot of the present state. Close it after use."""
@@ -484,8 +484,8 @@ class Snapshot:
     ) -> Iterator[tuple[Any, Any]]:
         """Return an iterator over keys and values in key order; see `Database.scan`."""
         bounds = arguments.bounds(start, stop, prefix, limit)
-        scanning = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout), self._open())
-        return Rows(self._engine, bounds, scanning, self)
+        pages = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout), self._open())
+        return Rows(self._engine, bounds, pages, self)
 
     def close(self) -> None:
         """Release the snapshot. Idempotent."""
@@ -509,7 +509,7 @@ class Watch:
         self._key: Final = key
         self._default: Final = default
         self._timeout: Final = timeout
-        self._watching: Final = Watching()
+        self._handle: Final = WatchHandle()
         #: The version of the last returned value: the gsn of its record; 0: absent, -1: none yet.
         self.version = -1
 
@@ -523,7 +523,7 @@ class Watch:
 
     @property
     def _is_open(self) -> bool:
-        return not self._watching.is_closed
+        return not self._handle.is_closed
 
     def __iter__(self) -> Iterator[Any]:
         """Return the watch itself."""
@@ -537,7 +537,7 @@ class Watch:
 
         """
         deadline_ns = NEVER if self._timeout is None else self._engine.deadline_ns(self._timeout)
-        request = WatchRequest(deadline_ns, self._key, self.version, self._watching)
+        request = WatchRequest(deadline_ns, self._key, self.version, self._handle)
         state: KeyState | None = self._engine.call(request) if self._is_open else None
         if state is None:
             raise StopIteration
@@ -549,8 +549,8 @@ class Watch:
     def close(self) -> None:
         """Close the watch; a waiting thread gets StopIteration. Idempotent."""
         if self._is_open:
-            self._watching.is_closed = True
-            self._engine.post(UnwatchRequest(NEVER, self._watching))
+            self._handle.is_closed = True
+            self._engine.post(UnwatchRequest(NEVER, self._handle))
 
 
 def connect(

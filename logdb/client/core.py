@@ -29,7 +29,7 @@ from ziplog.core.node import Call, Cancelled, Received, Wakeup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logdb.client.requests import SnapshotId, Watching
+    from logdb.client.requests import SnapshotId, WatchHandle
     from logdb.tasks import Task
     from ziplog.client.common.requests import Policy
     from ziplog.core.node import Effect, Event
@@ -78,7 +78,7 @@ class DatabaseCore:
         self._calls: LogTasks | None = None
         self._tasks: Final[dict[int, Task]] = {}
         #: The watches of open calls, so that closing a watch cancels its call.
-        self._watching: Final[dict[int, Watching]] = {}
+        self._watch_handles: Final[dict[int, WatchHandle]] = {}
         self.counters: Final = Counters()
         self.next_number: Final = self._commits.next_number
 
@@ -175,14 +175,14 @@ class DatabaseCore:
             self._turn.complete(call, None)
             return
         if kind is UnwatchRequest:
-            self._close_watch(request.watching)
+            self._close_watch(request.handle)
             self._turn.complete(call, None)
             return
-        if kind is WatchRequest and request.watching is not None:
-            if request.watching.is_closed:
+        if kind is WatchRequest and request.handle is not None:
+            if request.handle.is_closed:
                 self._turn.complete(call, None)
                 return
-            self._watching[call] = request.watching
+            self._watch_handles[call] = request.handle
         operation = OPERATIONS[kind](request, self)
         task = self._step_runner.prepare(operation, partial(self._on_done, call))
         self._tasks[call] = task
@@ -192,8 +192,8 @@ class DatabaseCore:
         message = wire.DropSnapshot(self._coordinators.cluster, snapshot.number)
         self._coordinators.post(snapshot.coordinator, message)
 
-    def _close_watch(self, closed: Watching) -> None:
-        for call in [call for call, watching in self._watching.items() if watching is closed]:
+    def _close_watch(self, closed: WatchHandle) -> None:
+        for call in [call for call, handle in self._watch_handles.items() if handle is closed]:
             task = self._tasks[call]
             self._forget(call)
             task.cancel()
@@ -201,7 +201,7 @@ class DatabaseCore:
 
     def _forget(self, call: int) -> None:
         del self._tasks[call]
-        self._watching.pop(call, None)
+        self._watch_handles.pop(call, None)
 
     def _on_done(self, call: int, result: Any) -> None:
         self._forget(call)
@@ -218,6 +218,6 @@ class DatabaseCore:
         self._coordinators.check()
         self._commits.check()
         self._step_runner.check()
-        assert self._watching.keys() <= self._tasks.keys(), "a watch has no open call"
+        assert self._watch_handles.keys() <= self._tasks.keys(), "a watch has no open call"
         if self._calls is not None:
             self._calls.core.check()

@@ -111,18 +111,18 @@ class StepRunner:
     def wake_sleepers(self) -> None:
         """Resume the operations that have slept long enough."""
         sleepers, self.sleepers = self.sleepers, []
-        for until, task in sleepers:
-            if self.turn.now >= until:
+        for wake_time, task in sleepers:
+            if self.turn.now >= wake_time:
                 if not task.is_over:
                     task.resume()
             elif not task.is_over:
-                self.sleepers.append((until, task))
-                self.turn.wake_at(until)
+                self.sleepers.append((wake_time, task))
+                self.turn.wake_at(wake_time)
 
     def check(self) -> None:
         """Assert the invariants."""
-        for until, _ in self.sleepers:
-            assert self.turn.alarm <= until, "a sleeping operation has no timer"
+        for wake_time, _ in self.sleepers:
+            assert self.turn.alarm <= wake_time, "a sleeping operation has no timer"
 
 
 def _on_reply(task: Task, reply: Any, src: bytes) -> None:

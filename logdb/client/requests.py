@@ -115,7 +115,7 @@ class DropRequest(Request, frozen=True, gc=False):
     snapshot: SnapshotId
 
 
-class Watching:
+class WatchHandle:
     """A user's watch, which may be closed while a request of it is open."""
 
     __slots__ = ("is_closed",)
@@ -131,13 +131,13 @@ class WatchRequest(Request, frozen=True, gc=False):
     key: bytes
     version: int
     #: None: it cannot be closed.
-    watching: Watching | None = None
+    handle: WatchHandle | None = None
 
 
 class UnwatchRequest(Request, frozen=True, gc=False):
     """Close a watch and its open request. Completes immediately with None."""
 
-    watching: Watching
+    handle: WatchHandle
 
 
 class KeyState(msgspec.Struct, frozen=True, gc=False):

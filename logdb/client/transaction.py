@@ -152,21 +152,21 @@ class TransactionSets:
                 return result
 
     def page(
-        self, bounds: Bounds, start: bytes, wanted: int | None, deadline_ns: int
+        self, bounds: Bounds, start: bytes, max_rows: int | None, deadline_ns: int
     ) -> Generator[Request, Any, tuple[Rows, bytes | None]]:
         """Return the next rows of a scan, and the start of the next page; None: the end.
 
         Args:
             bounds: the range of the scan.
             start: the first key of this page.
-            wanted: maximum rows; None: no limit.
+            max_rows: the limit; None: no limit.
             deadline_ns: the deadline.
 
         """
         self.check_open()
         if len(self._ranges) == MAX_KEYS:
             raise TooManyReadsError(MAX_KEYS + 1, MAX_KEYS, "pages of scans")
-        limit = PAGE_ROWS if wanted is None else min(wanted, PAGE_ROWS)
+        limit = PAGE_ROWS if max_rows is None else min(max_rows, PAGE_ROWS)
         page: Page = yield from self._query(
             lambda reads, ranges: ScanRequest(
                 deadline_ns, start, bounds.stop, limit, False, reads, ranges, None
@@ -178,7 +178,7 @@ class TransactionSets:
             self._range_keys.add((covered.start, covered.stop))
             self._ranges.append(covered)
         rows = self._with_writes(page.rows, covered.start, covered.stop)
-        return rows[:wanted], None if page.is_end else covered.stop
+        return rows[:max_rows], None if page.is_end else covered.stop
 
     def _with_writes(self, rows: Rows, start: bytes, stop: bytes | None) -> Rows:
         """Return the rows of a range with this transaction's writes applied."""

@@ -20,7 +20,7 @@ from logdb.client.requests import (
     SnapshotRequest,
     UnwatchRequest,
     ValidateRequest,
-    Watching,
+    WatchHandle,
     WatchRequest,
 )
 from logdb.errors import SnapshotExpired, TransactionAborted
@@ -216,7 +216,7 @@ def test_a_watch_waits_for_another_version(db: FakeDatabase) -> None:
 
 
 def test_a_closed_watch_completes_immediately(db: FakeDatabase) -> None:
-    closed, other = Watching(), Watching()
+    closed, other = WatchHandle(), WatchHandle()
     state = db.do(WatchRequest, b"k", -1, closed)
     calls = [db.begin(WatchRequest, b"k", state.version, each) for each in (closed, closed, other)]
     closed.is_closed = True
@@ -228,7 +228,7 @@ def test_a_closed_watch_completes_immediately(db: FakeDatabase) -> None:
     assert db.do(UnwatchRequest, closed) is None
     db.write(b"k", 5)
     assert db.end(calls[2]).value == v(5)
-    assert not db.glass.core._watching
+    assert not db.glass.core._watch_handles
 
 
 def test_a_watch_continues_at_another_coordinator() -> None:

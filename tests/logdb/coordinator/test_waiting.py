@@ -54,12 +54,12 @@ class Plain:
             self.all.append(known[0])
             assert known[0].last_received_at == self.now
         elif not self.pending.is_full:
-            request = self.pending.add(route, sent, self.now, self.resumed.append)
-            self.all.append(request)
+            added = self.pending.add(route, sent, self.now, self.resumed.append)
+            self.all.append(added)
             if kind == "ask":
-                self.pending.wait_for_decision(request)
+                self.pending.wait_for_decision(added)
             elif kind == "watch":
-                self.pending.wait_for_change(request)
+                self.pending.wait_for_change(added)
 
     def remove(self, request: PendingRequest) -> None:
         self.pending.remove(request)

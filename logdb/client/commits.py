@@ -112,9 +112,9 @@ class Commits:
     """All commits of a client."""
 
     def __init__(
-        self, turn: Turn, coordinators: Coordinators, session: bytes, wall_offset_us: int
+        self, context: Turn, coordinators: Coordinators, session: bytes, wall_offset_us: int
     ) -> None:
-        self._turn: Final = turn
+        self._context: Final = context
         self._coordinators: Final = coordinators
         self._session: Final = session
         self._wall_offset_us: Final = wall_offset_us
@@ -141,7 +141,7 @@ class Commits:
         commit = PendingCommit(number, deadline, [], done)
         commit.payload, commit.after = payload, after
         self._open[number] = commit
-        self._turn.wake_at(deadline)
+        self._context.wake_at(deadline)
         self._insert(commit)
         return commit
 
@@ -154,7 +154,7 @@ class Commits:
         if former is not None:
             self._finish(former, _unknown_outcome_error(unknown, "another call resolves it now"))
         self._open[unknown.number] = commit
-        self._turn.wake_at(deadline)
+        self._context.wake_at(deadline)
         self._query_decision(commit)
         for attempt in list(unknown.attempts):
             if attempt.unknown is not None:
@@ -177,7 +177,7 @@ class Commits:
 
     def _insert(self, commit: PendingCommit) -> None:
         assert commit.payload is not None, "a resolution has no record to insert"
-        now = self._turn.now
+        now = self._context.now
         deadline = min(commit.deadline, now + (_FIRST_TRY_NS << commit.tries))
         commit.tries += 1
         attempt = Attempt()
@@ -187,7 +187,7 @@ class Commits:
         commit.log_calls.call(self.calls, request, partial(self._on_inserted, commit, attempt))
 
     def _on_inserted(self, commit: PendingCommit, attempt: Attempt, result: Any) -> None:
-        now = self._turn.now
+        now = self._context.now
         if isinstance(result, list):
             attempt.rid = result[0]
             if not commit.query:
@@ -241,7 +241,7 @@ class Commits:
 
     def _schedule_retry(self, commit: PendingCommit, at: int) -> None:
         commit.retry_at = min(commit.retry_at, at)
-        self._turn.wake_at(commit.retry_at)
+        self._context.wake_at(commit.retry_at)
 
     def _finish(self, commit: PendingCommit, result: Any) -> None:
         commit.is_over = True
@@ -253,20 +253,20 @@ class Commits:
 
     def tick(self) -> None:
         """Retry due commits, and end expired ones. The log's core has ticked before."""
-        turn = self._turn
+        context = self._context
         for commit in list(self._open.values()):
             if commit.is_over:
                 continue
-            if turn.now >= commit.deadline:
+            if context.now >= commit.deadline:
                 self._finish(commit, self._deadline_error(commit))
                 continue
-            if turn.now >= commit.retry_at:
+            if context.now >= commit.retry_at:
                 commit.retry_at = NEVER
                 if any(attempt.rid is not None for attempt in commit.attempts):
                     self._query_decision(commit)
                 elif commit.payload is not None and not commit.log_calls:
                     self._insert(commit)
-            turn.wake_at(min(commit.retry_at, commit.deadline))
+            context.wake_at(min(commit.retry_at, commit.deadline))
 
     def _deadline_error(self, commit: PendingCommit) -> ZiplogError:
         if not commit.attempts:
@@ -289,7 +289,7 @@ class Commits:
             assert number == commit.number
             assert not commit.is_over, "a finished commit is open"
             due = min(commit.retry_at, commit.deadline)
-            assert self._turn.alarm <= due, "a commit has no timer"
+            assert self._context.alarm <= due, "a commit has no timer"
             assert commit.query or commit.log_calls or commit.retry_at < NEVER, (
                 "a commit has no request, no insert and no retry"
             )

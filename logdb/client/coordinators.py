@@ -92,7 +92,7 @@ class PendingQuery:
 class Coordinators:
     """The coordinators of one database, as a client sees them."""
 
-    def __init__(self, turn: Turn, endpoints: Sequence[str], session: bytes) -> None:
+    def __init__(self, context: Turn, endpoints: Sequence[str], session: bytes) -> None:
         """Prepare; nothing is sent before the first query.
 
         Args:
@@ -101,7 +101,7 @@ class Coordinators:
             session: the client's session.
 
         """
-        self._turn: Final = turn
+        self._context: Final = context
         self._session: Final = session
         #: Names that no node of the log has, because both use one transport.
         self._endpoints: Final = {b"coordinator " + e.encode(): e for e in endpoints}
@@ -143,7 +143,7 @@ class Coordinators:
 
         `on_result` gets the reply or an exception, and the name of the coordinator.
         """
-        number = self._turn.request()
+        number = self._context.request()
         message = build(self.cluster, number)
         query = self._register(number, message, on_result, deadline, pinned)
         self._send(pinned or self._current, query.message)
@@ -156,17 +156,17 @@ class Coordinators:
 
         Returns the number of the query; 0 if it was answered immediately.
         """
-        turn, current = self._turn, self._current
+        context, current = self._context, self._current
         last_heard = self._last_reply.get(current, _NEVER_HEARD)
-        if turn.now - last_heard <= ALIVE_NS and current in self._opened:
+        if context.now - last_heard <= ALIVE_NS and current in self._opened:
             on_result(None, current)
             return 0
-        number = turn.request()
+        number = context.request()
         message = self._open(number)
         self._register(number, message, on_result, deadline, None)
         self._liveness_queries.add(number)
         if len(self._liveness_queries) == 1:
-            self._probed_at = turn.now
+            self._probed_at = context.now
             self._send(current, message)
         return number
 
@@ -210,8 +210,8 @@ class Coordinators:
 
     def _probe(self) -> None:
         """Probe the current coordinator; any message proves that it is alive."""
-        self._probed_at = self._turn.now
-        self._send(self._current, self._open(self._turn.request()))
+        self._probed_at = self._context.now
+        self._send(self._current, self._open(self._context.request()))
 
     def _register(
         self,
@@ -221,23 +221,23 @@ class Coordinators:
         deadline: int,
         pinned: bytes | None,
     ) -> PendingQuery:
-        turn = self._turn
-        query = PendingQuery(message, on_result, deadline, pinned, turn.now)
+        context = self._context
+        query = PendingQuery(message, on_result, deadline, pinned, context.now)
         self._queries[number] = query
         self._set_timer_for(query)
         return query
 
     def _set_timer_for(self, query: PendingQuery) -> None:
-        turn = self._turn
-        turn.wake_at(min(query.retry_at, query.deadline))
-        if turn.now < query.sent_at + _PROBE_AFTER_NS:
-            turn.wake_at(query.sent_at + _PROBE_AFTER_NS)
+        context = self._context
+        context.wake_at(min(query.retry_at, query.deadline))
+        if context.now < query.sent_at + _PROBE_AFTER_NS:
+            context.wake_at(query.sent_at + _PROBE_AFTER_NS)
 
     def _send(self, name: bytes, message: Message) -> None:
         if name not in self._connected:
             self._connected.add(name)
-            self._turn.effects.append(Connect(name, self._endpoints[name]))
-        self._turn.send(name, message)
+            self._context.effects.append(Connect(name, self._endpoints[name]))
+        self._context.send(name, message)
 
     # --- replies ---
 
@@ -246,9 +246,9 @@ class Coordinators:
         if src not in self._endpoints or (
             reply.cluster != self.cluster and self.cluster and type(reply) not in _MAY_PRECEDE_LOG
         ):
-            self._turn.counters.protocol_errors += 1
+            self._context.counters.protocol_errors += 1
             return
-        self._last_heard[src] = self._turn.now
+        self._last_heard[src] = self._context.now
         kind = type(reply)
         if kind is wire.NotReady:
             self._on_not_ready(src, reply)
@@ -261,7 +261,7 @@ class Coordinators:
         position: RecordId | None = getattr(reply, "position", None)
         if position is not None and position > self.known_position:
             self.known_position = position
-        self._last_reply[src] = self._turn.now
+        self._last_reply[src] = self._context.now
         self._refusals.pop(src, None)
         if kind is wire.Decided:
             if reply.session == self._session:
@@ -285,7 +285,7 @@ class Coordinators:
                 # The snapshot is not needed any more.
                 self._send(src, wire.DropSnapshot(self.cluster, reply.snapshot))
         elif _REPLIES.get(type(query.message)) is not kind:
-            self._turn.counters.protocol_errors += 1
+            self._context.counters.protocol_errors += 1
         elif reply.request not in self._liveness_queries:
             self._finish(reply.request, reply, src)
 
@@ -298,9 +298,9 @@ class Coordinators:
         self._on_refusal(src, reply.reason)
         query = self._queries.get(reply.request)
         if query is not None:
-            query.retry_at = min(query.retry_at, self._turn.now + query.backoff)
+            query.retry_at = min(query.retry_at, self._context.now + query.backoff)
             query.backoff = min(2 * query.backoff, QUERY_TIMEOUT_NS)
-            self._turn.wake_at(query.retry_at)
+            self._context.wake_at(query.retry_at)
 
     def _on_invalid(self, src: bytes, reply: wire.Invalid) -> None:
         if reply.code == "wrong-cluster":
@@ -314,7 +314,7 @@ class Coordinators:
 
     def _on_refusal(self, src: bytes, reason: str) -> None:
         """Record a refusal; switch to the next coordinator unless that one refused just now."""
-        now = self._turn.now
+        now = self._context.now
         self._refusals[src] = (now, reason)
         self._last_reply.pop(src, None)
         if src == self._current:
@@ -326,13 +326,13 @@ class Coordinators:
 
     def tick(self) -> None:
         """Retransmit due queries, and end expired ones."""
-        turn = self._turn
+        context = self._context
         due = []
         for number, query in list(self._queries.items()):
-            if turn.now >= query.deadline:
+            if context.now >= query.deadline:
                 if number in self._queries:
                     self._finish(number, self._deadline_error(query), query.pinned or self._current)
-            elif turn.now >= query.retry_at and not self._expire_if_owner_silent(number, query):
+            elif context.now >= query.retry_at and not self._expire_if_owner_silent(number, query):
                 due.append(query)
         self._retransmit_due(due)
         if any(map(self._needs_probe, self._queries.values())):
@@ -345,7 +345,7 @@ class Coordinators:
         since = query.sent_at
         return (
             query.pinned is None
-            and self._turn.now >= since + _PROBE_AFTER_NS
+            and self._context.now >= since + _PROBE_AFTER_NS
             and self._probed_at < since
             and self._last_heard.get(self._current, _NEVER_HEARD) < since
         )
@@ -367,10 +367,10 @@ class Coordinators:
     def _is_stuck(self, queries: list[PendingQuery]) -> bool:
         """Whether the current coordinator has left a query unanswered for too long."""
         since = [q.since for q in queries if type(q.message) is not wire.Watch]
-        return bool(since) and self._turn.now - min(since) >= _STUCK_NS
+        return bool(since) and self._context.now - min(since) >= _STUCK_NS
 
     def _retransmit(self, query: PendingQuery) -> None:
-        query.sent_at = self._turn.now
+        query.sent_at = self._context.now
         query.retry_at = query.sent_at + query.timeout
         self._send(query.pinned or self._current, query.message)
 
@@ -380,7 +380,7 @@ class Coordinators:
         if owner is None:
             return False
         last_heard = max(self._last_heard.get(owner, _NEVER_HEARD), query.started_at)
-        if self._turn.now - last_heard < (
+        if self._context.now - last_heard < (
             _OWNER_TIMEOUT_NS if len(self._names) > 1 else _ONLY_OWNER_TIMEOUT_NS
         ):
             return False
@@ -401,7 +401,7 @@ class Coordinators:
         self._probe()
         for number, query in self._queries.items():
             if query.pinned is None:
-                query.sent_at = query.since = self._turn.now
+                query.sent_at = query.since = self._context.now
                 query.retry_at = query.sent_at + query.timeout
                 self._set_timer_for(query)
                 if number not in self._liveness_queries:
@@ -440,7 +440,7 @@ class Coordinators:
         assert self._liveness_queries <= self._queries.keys(), "a liveness query is not open"
         for query in self._queries.values():
             due = min(query.retry_at, query.deadline)
-            assert self._turn.alarm <= due, "a query has no timer"
+            assert self._context.alarm <= due, "a query has no timer"
 
 
 #: Usually answered late, so a liveness probe is sent along.

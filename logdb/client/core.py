@@ -69,12 +69,12 @@ class DatabaseCore:
         """
         assert len(client) == 24, "16 bytes for the log, and 8 for the session"
         self.session: Final = client[16:]
-        turn = self._turn = Turn(client[:16])
+        context = self._context = Turn(client[:16])
         self._policy: Final = policy
-        self._coordinators: Final = Coordinators(turn, endpoints, self.session)
+        self._coordinators: Final = Coordinators(context, endpoints, self.session)
         self._coordinators.on_opened = self._on_opened
-        self._commits: Final = Commits(turn, self._coordinators, self.session, wall_offset_us)
-        self._step_runner: Final = StepRunner(turn, self._coordinators, self._commits)
+        self._commits: Final = Commits(context, self._coordinators, self.session, wall_offset_us)
+        self._step_runner: Final = StepRunner(context, self._coordinators, self._commits)
         self._calls: LogTasks | None = None
         self._tasks: Final[dict[int, Task]] = {}
         #: The watches of open calls, so that closing a watch cancels its call.
@@ -87,7 +87,7 @@ class DatabaseCore:
     @property
     def now(self) -> int:
         """Monotonic nanoseconds."""
-        return self._turn.now
+        return self._context.now
 
     @property
     def known_position(self) -> RecordId:
@@ -118,22 +118,24 @@ class DatabaseCore:
     def stats(self) -> dict[str, int]:
         """Return all counters."""
         own = asdict(self.counters)
-        own["protocol_errors"] += self._turn.counters.protocol_errors
+        own["protocol_errors"] += self._context.counters.protocol_errors
         if self._calls is not None:
             for name, count in asdict(self._calls.core.counters).items():
                 own[name] += count
         return own
 
     def _on_opened(self, opened: wire.Opened) -> None:
-        core = ClientCore(self._turn.client, opened.endpoints, self._policy)
-        self._calls = self._step_runner.calls = self._commits.calls = LogTasks(core, self._turn.now)
+        core = ClientCore(self._context.client, opened.endpoints, self._policy)
+        self._calls = self._step_runner.calls = self._commits.calls = LogTasks(
+            core, self._context.now
+        )
 
     # --- events ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
         """Handle one event; see `ziplog.core.node`."""
-        turn, calls = self._turn, self._calls
-        turn.now = now
+        context, calls = self._context, self._calls
+        context.now = now
         if calls is not None:
             calls.now = now
         if type(event) is Received:
@@ -150,18 +152,18 @@ class DatabaseCore:
                 task.cancel()
         elif calls is not None:
             calls.step(event, now)
-        if type(event) is Wakeup and now >= turn.alarm:
+        if type(event) is Wakeup and now >= context.alarm:
             self._tick()
-        effects, calls = turn.effects, self._calls
+        effects, calls = context.effects, self._calls
         if effects:
-            turn.effects = []
+            context.effects = []
         if calls is not None and calls.effects:
             return effects + calls.pop_effects() if effects else calls.pop_effects()
         return effects
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next wake-up."""
-        alarm = self._turn.alarm
+        alarm = self._context.alarm
         if self._calls is not None:
             other = self._calls.core.next_wakeup()
             if other is not None and other < alarm:
@@ -172,15 +174,15 @@ class DatabaseCore:
         kind = type(request)
         if kind is DropRequest:
             self._drop_snapshot(request.snapshot)
-            self._turn.complete(call, None)
+            self._context.complete(call, None)
             return
         if kind is UnwatchRequest:
             self._close_watch(request.handle)
-            self._turn.complete(call, None)
+            self._context.complete(call, None)
             return
         if kind is WatchRequest and request.handle is not None:
             if request.handle.is_closed:
-                self._turn.complete(call, None)
+                self._context.complete(call, None)
                 return
             self._watch_handles[call] = request.handle
         operation = OPERATIONS[kind](request, self)
@@ -197,7 +199,7 @@ class DatabaseCore:
             task = self._tasks[call]
             self._forget(call)
             task.cancel()
-            self._turn.complete(call, None)
+            self._context.complete(call, None)
 
     def _forget(self, call: int) -> None:
         del self._tasks[call]
@@ -205,10 +207,10 @@ class DatabaseCore:
 
     def _on_done(self, call: int, result: Any) -> None:
         self._forget(call)
-        self._turn.complete(call, result)
+        self._context.complete(call, result)
 
     def _tick(self) -> None:
-        self._turn.alarm = NEVER
+        self._context.alarm = NEVER
         self._coordinators.tick()
         self._commits.tick()
         self._step_runner.wake_sleepers()

@@ -68,10 +68,10 @@ Operation = Generator[Yielded, Any, Any]
 class StepRunner:
     """Runs the steps of operations."""
 
-    __slots__ = ("calls", "commits", "coordinators", "sleepers", "turn")
+    __slots__ = ("calls", "commits", "context", "coordinators", "sleepers")
 
-    def __init__(self, turn: Turn, coordinators: Coordinators, commits: Commits) -> None:
-        self.turn: Final = turn
+    def __init__(self, context: Turn, coordinators: Coordinators, commits: Commits) -> None:
+        self.context: Final = context
         self.coordinators: Final = coordinators
         self.commits: Final = commits
         #: Sleeping operations, with their wake-up times.
@@ -105,24 +105,24 @@ class StepRunner:
                 return partial(self.commits.cancel, commit)
             case SleepUntil(deadline):
                 self.sleepers.append((deadline, task))
-                self.turn.wake_at(deadline)
+                self.context.wake_at(deadline)
         return None
 
     def wake_sleepers(self) -> None:
         """Resume the operations that have slept long enough."""
         sleepers, self.sleepers = self.sleepers, []
         for wake_time, task in sleepers:
-            if self.turn.now >= wake_time:
+            if self.context.now >= wake_time:
                 if not task.is_over:
                     task.resume()
             elif not task.is_over:
                 self.sleepers.append((wake_time, task))
-                self.turn.wake_at(wake_time)
+                self.context.wake_at(wake_time)
 
     def check(self) -> None:
         """Assert the invariants."""
         for wake_time, _ in self.sleepers:
-            assert self.turn.alarm <= wake_time, "a sleeping operation has no timer"
+            assert self.context.alarm <= wake_time, "a sleeping operation has no timer"
 
 
 def _on_reply(task: Task, reply: Any, src: bytes) -> None:

@@ -96,7 +96,7 @@ class Coordinators:
         """Prepare; nothing is sent before the first query.
 
         Args:
-            turn: state shared by the client's state machines.
+            context: state shared by the client's state machines.
             endpoints: addresses of coordinators, one or more.
             session: the client's session.
 

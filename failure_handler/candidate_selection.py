@@ -24,13 +24,13 @@ class Candidate(NamedTuple):
     """A server that was heard, and may be the survivor."""
 
     member: Member
-    said: Suspect
+    report: Suspect
 
     @property
     def holds(self) -> tuple[int, int, bool, int]:
         """How much it holds; ties go to one that can read all of it, then to the lowest index."""
-        said = self.said
-        return said.last_view, said.last, not said.is_damaged, -self.member.index
+        report = self.report
+        return report.last_view, report.last, not report.is_damaged, -self.member.index
 
 
 def in_view(
@@ -38,13 +38,13 @@ def in_view(
 ) -> list[Candidate]:
     """Return the servers that were heard and are in a view from `first` to `last`, inclusive."""
     return [
-        Candidate(member, said)
+        Candidate(member, report)
         for member in members
-        if (said := member.last_heard(now)) is not None
-        and said.state in {"up", "frozen", "joined"}
-        and first <= said.view <= last
+        if (report := member.recent_report(now)) is not None
+        and report.state in {"up", "frozen", "joined"}
+        and first <= report.view <= last
         # The placement tells the directories of its own view; who is in a later one has joined it.
-        and (said.view > placement.view or not member.has_forgotten(said))
+        and (report.view > placement.view or not member.has_forgotten(report))
     ]
 
 
@@ -54,31 +54,31 @@ def in_limbo(members: Sequence[Member], first: int, now: int) -> list[Candidate]
     What a server remembers of a view before `first` counts no more than what is on its disk.
     """
     found = [
-        Candidate(member, said)
+        Candidate(member, report)
         for member in members
-        if (said := member.last_heard(now)) is not None
-        and (said.state == "limbo" or said.view < first or member.has_forgotten(said))
+        if (report := member.recent_report(now)) is not None
+        and (report.state == "limbo" or report.view < first or member.has_forgotten(report))
     ]
     return found if len(found) == len(members) else []
 
 
 def is_any_in_limbo(members: Sequence[Member], now: int) -> bool:
     """Whether a server of a shard says that it is in limbo."""
-    heard = (member.last_heard(now) for member in members)
-    return any(said is not None and said.state == "limbo" for said in heard)
+    heard = (member.recent_report(now) for member in members)
+    return any(report is not None and report.state == "limbo" for report in heard)
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate | None:
     """Return the primary, if it is in the latest view of all, or the one there that holds most."""
-    latest = max((one.said.view for one in candidates), default=0)
-    in_latest = [one for one in candidates if one.said.view == latest]
+    latest = max((one.report.view for one in candidates), default=0)
+    in_latest = [one for one in candidates if one.report.view == latest]
     primary = next((one for one in in_latest if one.member.index == 0), None)
     return primary or max(in_latest, key=lambda one: one.holds, default=None)
 
 
 def longest(candidates: Sequence[Candidate]) -> Candidate | None:
     """Return the one with the longest log of those that have their data directory."""
-    known = [one for one in candidates if not one.member.has_forgotten(one.said)]
+    known = [one for one in candidates if not one.member.has_forgotten(one.report)]
     return max(known, key=lambda one: one.holds, default=None)
 
 
@@ -88,4 +88,4 @@ def hides_damage(chosen: Candidate, candidates: Sequence[Candidate], first: int)
     Its survivor wrote that before it was decided; but for a view that began with no entry of its
     own, whoever has nothing of it is behind it.
     """
-    return chosen.said.last_view < first and any(one.said.is_damaged for one in candidates)
+    return chosen.report.last_view < first and any(one.report.is_damaged for one in candidates)

@@ -29,7 +29,7 @@ HEARD_NS: Final = 1000 * _MS
 class Member:
     """One replica of one shard, as it was heard last."""
 
-    __slots__ = ("fingerprint", "heard", "index", "name", "route", "suspect")
+    __slots__ = ("fingerprint", "heard_at", "index", "name", "route", "suspect")
 
     def __init__(self, name: str, index: int) -> None:
         self.name: Final = name
@@ -41,11 +41,11 @@ class Member:
         self.route = b""
         self.suspect: Suspect | None = None
         #: When it was heard last, in ns; it never was if `suspect` is None.
-        self.heard = 0
+        self.heard_at = 0
 
-    def last_heard(self, now: int) -> Suspect | None:
+    def recent_report(self, now: int) -> Suspect | None:
         """Return what it said within `HEARD_NS`."""
-        return self.suspect if now - self.heard < HEARD_NS else None
+        return self.suspect if now - self.heard_at < HEARD_NS else None
 
     def has_forgotten(self, suspect: Suspect) -> bool:
         """Whether it does not have the data directory that it is known with."""
@@ -60,12 +60,12 @@ class Members:
         self.cluster = 0
         self.placements: dict[int, Placement] = {}
         #: When the membership service's leader was heard last, in ns; None: never.
-        self.informed: int | None = None
+        self.informed_at: int | None = None
         self._members: dict[int, list[Member]] = {}
 
-    def inform(self, placements: Iterable[Placement], now: int) -> None:
+    def on_cluster_info(self, placements: Iterable[Placement], now: int) -> None:
         """Take what the membership service says."""
-        self.informed = now
+        self.informed_at = now
         for placement in placements:
             self.place(placement)
 
@@ -83,11 +83,11 @@ class Members:
         for member, replica in zip(members, placement.replicas, strict=True):
             member.fingerprint = replica.fingerprint
 
-    def removed(self, shard: int) -> None:
+    def on_removed(self, shard: int) -> None:
         """Note that the membership service took a shard out of the leases."""
         self.place(msgspec.structs.replace(self.placements[shard], state="recovering"))
 
-    def reinserted(self, shard: int, view: int, fingerprints: Sequence[str]) -> None:
+    def on_reinserted(self, shard: int, view: int, fingerprints: Sequence[str]) -> None:
         """Note that it took the shard back.
 
         As a member, or as one that has left: the service says so later, and here only matters that
@@ -104,7 +104,7 @@ class Members:
         """Return a shard's members, the primary first; none if it is not known."""
         return self._members.get(shard, [])
 
-    def hear(self, route: bytes, suspect: Suspect, now: int) -> Member | None:
+    def on_suspect(self, route: bytes, suspect: Suspect, now: int) -> Member | None:
         """Note what a server says; None if it is of nobody that is placed there.
 
         One with another data directory than the known one counts for nobody while that one is heard
@@ -118,7 +118,7 @@ class Members:
         last = member.suspect
         if last and last.incarnation == suspect.incarnation and suspect.view < last.view:
             return member
-        before = member.last_heard(now)
+        before = member.recent_report(now)
         if (
             before is not None
             and before.state != "limbo"
@@ -126,7 +126,7 @@ class Members:
             and member.has_forgotten(suspect)
         ):
             return None
-        member.route, member.suspect, member.heard = route, suspect, now
+        member.route, member.suspect, member.heard_at = route, suspect, now
         return member
 
     def check(self) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ziplog.wire import Heartbeat
 
 #: A server that was told something is not told it again for this long.
-_TOLD_NS: Final = 500_000_000
+_ANNOUNCE_INTERVAL_NS: Final = 500_000_000
 #: Changes of members that are kept: at twenty leases a second, those of some seconds.
 _KEPT_CHANGES: Final = 256
 #: Steps in one announcement, in bytes; whole leases are sent instead of more.
@@ -51,23 +51,23 @@ class Announcements:
     def __init__(self, state: ClusterState, servers: Servers, plan: LeasePlan) -> None:
         self._state, self._servers, self._plan = state, servers, plan
         #: The lease with which placements last changed.
-        self.placed_with = 0
+        self.placements_changed_at = 0
         #: How often a server held a lease that was never committed: it was told to halt.
         self.contradictions = 0
         #: By the number of a run's first lease: what changed with it.
         self._changes: dict[int, tuple[tuple[Member, ...], tuple[int, ...]]] = {}
 
-    def lacks(self, server: Server, now: int) -> bool:
+    def is_behind(self, server: Server, now: int) -> bool:
         """Whether a server does not know what is committed, and was not told just now."""
         state, message, last = self._state, server.heartbeat, self._state.last
         if message is None or last is None:
             return False
         if message.has_gap:
-            return now - server.told_alone_at >= _TOLD_NS
-        if server.told == last.number and now - server.told_at < _TOLD_NS:
+            return now - server.announced_alone_at >= _ANNOUNCE_INTERVAL_NS
+        if server.announced == last.number and now - server.announced_at < _ANNOUNCE_INTERVAL_NS:
             return False
         return (
-            server.told == 0
+            server.announced == 0
             or message.lease != last.number
             or self._is_unplaced(server, message)
             or message.trim < state.trim
@@ -80,25 +80,25 @@ class Announcements:
         return (
             message.placed != (placement.state if placement is not None else "")
             or message.state == "starting"
-            or message.lease < self.placed_with
+            or message.lease < self.placements_changed_at
             or server.is_behind
             or server.shard in self._state.recovering
         )
 
-    def tell(self, server: Server, now: int) -> Effect:
+    def announce(self, server: Server, now: int) -> Effect:
         """Tell one server, which was heard, all that is new."""
         message, last, state = server.heartbeat, self._state.last, self._state
         assert message is not None
         assert last is not None
-        tells = server.told == 0 or self._is_unplaced(server, message)
-        server.told, server.told_at, server.told_alone_at = last.number, now, now
-        if tells:
-            self._tells_of(server, now)
+        includes_placements = server.announced == 0 or self._is_unplaced(server, message)
+        server.announced, server.announced_at, server.announced_alone_at = last.number, now, now
+        if includes_placements:
+            self._record_placement(server, now)
         if state.contradicts(message.lease, message.digest):
             self.contradictions += 1
             runs = [run_of(state.numbered(message.lease))]
             return Send(server.route, self._announcement(now, self._placements(server), runs))
-        placements = self._placements(server) if tells else []
+        placements = self._placements(server) if includes_placements else []
         start = self._start(message, message.lease, message.digest)
         following = self._following(start, placements, now)
         return Send(server.route, self._with_limit(following, server))
@@ -112,7 +112,7 @@ class Announcements:
             return _Start(number, digest)
         return _Start(first.first.number - 1, first.first.predecessor, is_cut=True)
 
-    def tell_all(self, now: int) -> list[Effect]:
+    def announce_all(self, now: int) -> list[Effect]:
         """Tell every server that is heard what is new, once for all that lack the same."""
         state, last = self._state, self._state.last
         if last is None:
@@ -126,19 +126,19 @@ class Announcements:
             if message is None or server.state(now) == "down":
                 continue
             if state.contradicts(message.lease, message.digest):
-                effects.append(self.tell(server, now))
+                effects.append(self.announce(server, now))
                 continue
             number, digest = message.lease, message.digest
-            if is_many and server.told > number:
+            if is_many and server.announced > number:
                 # What it was told it has, until it says that it has not: so all are told the same.
-                number, digest = server.told, state.digest_of(server.told)
+                number, digest = server.announced, state.digest_of(server.announced)
             about = -1
-            is_told = is_many and self._was_told(server, now)
-            if not is_told and self._is_unplaced(server, message):
+            knows_placement = is_many and self._was_announced(server, now)
+            if not knows_placement and self._is_unplaced(server, message):
                 is_alone = is_many or last.view_of(server.shard) is None
                 about = server.shard if is_alone else last.members[0].shard
-                self._tells_of(server, now)
-            server.told, server.told_at = last.number, now
+                self._record_placement(server, now)
+            server.announced, server.announced_at = last.number, now
             groups.setdefault((self._start(message, number, digest), about), []).append(server)
         for (start, about), group in groups.items():
             placements = self._placements(group[0]) if about >= 0 else []
@@ -158,15 +158,15 @@ class Announcements:
             return announcement
         return msgspec.structs.replace(announcement, limit=retired.limit)
 
-    def _was_told(self, server: Server, now: int) -> bool:
+    def _was_announced(self, server: Server, now: int) -> bool:
         """Whether a server was told just now how its shard is placed."""
         placement = self._state.placements.get(server.shard)
-        is_new = server.told == 0 or server.told_of != placement
-        return not is_new and now - server.told_of_at < _TOLD_NS
+        is_new = server.announced == 0 or server.announced_placement != placement
+        return not is_new and now - server.placement_announced_at < _ANNOUNCE_INTERVAL_NS
 
-    def _tells_of(self, server: Server, now: int) -> None:
-        server.told_of = self._state.placements.get(server.shard)
-        server.told_of_at = now
+    def _record_placement(self, server: Server, now: int) -> None:
+        server.announced_placement = self._state.placements.get(server.shard)
+        server.placement_announced_at = now
 
     def _placements(self, server: Server) -> list[Placement]:
         """Return the placements that a server has to know: its own, and those of a few members."""

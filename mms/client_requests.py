@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mms import membership_rules, status
-from mms.read_barriers import MAX_PENDING, Questions
+from mms.read_barriers import MAX_PENDING, ReadBarriers
 from mms.trims import Trims
 from ziplog.core.node import Propose, Send
 from ziplog.core.view import run_of
@@ -30,9 +30,9 @@ from ziplog.wire import (
 
 if TYPE_CHECKING:
     from mms.commands import Barrier
-    from mms.failure_handlers import Handlers
+    from mms.failure_handlers import FailureHandlers
     from mms.leases import LeasePlan
-    from mms.read_barriers import Question
+    from mms.read_barriers import PendingRead
     from mms.servers import Servers
     from mms.state import ClusterState
     from ziplog.config import ClusterConfig
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ziplog.wire import Hello, StatusQuery, Trim
 
 
-class Answers:
+class ClientRequests:
     """All that one node of the service says to clients."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Answers:
         state: ClusterState,
         servers: Servers,
         plan: LeasePlan,
-        handlers: Handlers,
+        failure_handlers: FailureHandlers,
         *,
         pid: int,
         incarnation: int,
@@ -62,8 +62,8 @@ class Answers:
         self._state: Final = state
         self._servers: Final = servers
         self._plan: Final = plan
-        self._handlers: Final = handlers
-        self._questions: Final = Questions(incarnation)
+        self._failure_handlers: Final = failure_handlers
+        self._read_barriers: Final = ReadBarriers(incarnation)
         self._trims: Final = Trims(state, servers)
         #: The node that leads, as far as this one knows; "" while there is none.
         self.leader = ""
@@ -101,7 +101,7 @@ class Answers:
     def status(self, src: bytes, message: StatusQuery, now: int) -> Effect:
         """Say how the leader sees the cluster."""
         found = status.document(
-            self._config, self._state, self._servers, self._handlers,
+            self._config, self._state, self._servers, self._failure_handlers,
             name=self._name, pid=self._pid, connected=self.connected,
             lease=next(iter(self._plan.current(now)), None), epoch=self._plan.epoch(now),
             finalized=membership_rules.finalized(self._state, self._servers), now=now,
@@ -111,41 +111,43 @@ class Answers:
     # --- behind a barrier ---
 
     def __len__(self) -> int:
-        return len(self._questions) + len(self._trims)
+        return len(self._read_barriers) + len(self._trims)
 
-    def ask(self, src: bytes, message: LeaseQuery | Trim, now: int) -> list[Effect]:
+    def submit(self, src: bytes, message: LeaseQuery | Trim, now: int) -> list[Effect]:
         """Take a question that is answered behind a read barrier."""
         if len(self) >= MAX_PENDING:
             why = f"{MAX_PENDING} questions wait already"
             refused = Refused(self._state.cluster, 0, 0, 0, message.request, "full", why)
             return [Send(src, refused)]
-        self._questions.take(src, message)
-        return self.raise_barrier(now)
+        self._read_barriers.add(src, message)
+        return self.propose_barrier(now)
 
-    def raise_barrier(self, now: int) -> list[Effect]:
+    def propose_barrier(self, now: int) -> list[Effect]:
         """Propose a barrier for the new questions, if one is due."""
-        barrier = self._questions.raise_barrier(now)
+        barrier = self._read_barriers.propose_barrier(now)
         return [] if barrier is None else [Propose(barrier.encode())]
 
-    def passed(self, barrier: Barrier, now: int) -> list[Effect]:
+    def on_barrier(self, barrier: Barrier, now: int) -> list[Effect]:
         """Answer the questions that a committed barrier lets through; begin their trims."""
-        effects = (self._answer(question, now) for question in self._questions.passed(barrier))
+        effects = (
+            self._answer(request, now) for request in self._read_barriers.on_committed(barrier)
+        )
         return [effect for effect in effects if effect is not None]
 
-    def _answer(self, asked: Question, now: int) -> Effect | None:
-        src, question = asked
+    def _answer(self, pending: PendingRead, now: int) -> Effect | None:
+        src, request = pending
         state, last = self._state, self._state.last
-        if isinstance(question, LeaseQuery):
-            runs = state.runs_from(question.gsn)
+        if isinstance(request, LeaseQuery):
+            runs = state.runs_from(request.gsn)
             placements = list(state.placements.values())
             return Send(
-                src, LeaseHistory(state.cluster, question.request, runs, placements, state.trim)
+                src, LeaseHistory(state.cluster, request.request, runs, placements, state.trim)
             )
-        if last is None or question.gsn >= last.stop:
+        if last is None or request.gsn >= last.stop:
             return Send(
-                src, TrimReply(state.cluster, question.request, state.trim, "no-such-position")
+                src, TrimReply(state.cluster, request.request, state.trim, "no-such-position")
             )
-        self._trims.begin(src, question.request, question.gsn, now)
+        self._trims.start(src, request.request, request.gsn, now)
         return None
 
     def advance(self, now: int) -> list[Effect]:
@@ -154,15 +156,15 @@ class Answers:
 
     def next_wakeup(self, now: int) -> list[int]:
         """Return when to raise a barrier, and when to advance, at the latest."""
-        due = (self._questions.next_wakeup(), self._trims.next_wakeup(now))
+        due = (self._read_barriers.next_wakeup(), self._trims.next_wakeup(now))
         return [at for at in due if at is not None]
 
-    def lost(self, now: int) -> list[Effect]:
+    def reject_lost(self, now: int) -> list[Effect]:
         """Send those away whose barrier did not come."""
-        lost = self._questions.lost(now)
-        return [self.not_leader(src, question.request) for src, question in lost]
+        lost = self._read_barriers.pop_lost(now)
+        return [self.not_leader(src, request.request) for src, request in lost]
 
     def abandon(self) -> list[Effect]:
         """Send everybody away: this node does not lead any more."""
-        questions = [(src, question.request) for src, question in self._questions.abandon()]
-        return [self.not_leader(src, request) for src, request in questions + self._trims.abandon()]
+        requests = [(src, request.request) for src, request in self._read_barriers.abandon()]
+        return [self.not_leader(src, request) for src, request in requests + self._trims.abandon()]

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from ziplog.wire import HandlerHeartbeat
 
 
-class Handlers:
+class FailureHandlers:
     """All nodes of the failure handler."""
 
     def __init__(self, nodes: Sequence[NodeConfig]) -> None:
         self._nodes: Final = nodes
         self._names: Final = {node.name for node in nodes}
         #: By name: what was heard last, and when.
-        self._heard: dict[str, tuple[HandlerHeartbeat, int]] = {}
+        self._last_heartbeats: dict[str, tuple[HandlerHeartbeat, int]] = {}
 
-    def hear(self, heartbeat: HandlerHeartbeat, now: int) -> bool:
+    def on_heartbeat(self, heartbeat: HandlerHeartbeat, now: int) -> bool:
         """Note a heartbeat; whether there is such a node."""
         if heartbeat.node not in self._names:
             return False
-        self._heard[heartbeat.node] = (heartbeat, now)
+        self._last_heartbeats[heartbeat.node] = (heartbeat, now)
         return True
 
     def status(self, now: int) -> list[dict[str, Any]]:
@@ -37,14 +37,14 @@ class Handlers:
         return [self._status(node, now) for node in self._nodes]
 
     def _status(self, node: NodeConfig, now: int) -> dict[str, Any]:
-        heartbeat, heard = self._heard.get(node.name, (None, now - SUSPECT_NS))
-        silent = now - heard
-        state = "up" if silent < UP_NS else "suspect" if silent < SUSPECT_NS else "down"
+        heartbeat, heard = self._last_heartbeats.get(node.name, (None, now - SUSPECT_NS))
+        silence = now - heard
+        state = "up" if silence < UP_NS else "suspect" if silence < SUSPECT_NS else "down"
         return {
             "name": node.name,
             "endpoint": node.endpoint,
             "pid": heartbeat.pid if heartbeat is not None else None,
             "state": state,
             "leader": heartbeat is not None and heartbeat.leader and state != "down",
-            "heartbeat_age_ms": silent // 1_000_000 if heartbeat is not None else None,
+            "heartbeat_age_ms": silence // 1_000_000 if heartbeat is not None else None,
         }

@@ -35,14 +35,14 @@ _REFUSED_NS: Final = 10 * _MS
 _MEMBERS_NS: Final = 1000 * _MS
 #: Leases that start at once for new weights' sake: one in this time in the long run, and so many at
 #: first.
-_WEIGHTS_NS: Final = 100 * _MS
+_MIN_WEIGHTS_INTERVAL_NS: Final = 100 * _MS
 #: With more than 400 members, so long for each of them: a lease costs everybody time for all.
-_MEMBER_NS: Final = _MS // 4
+_INTERVAL_PER_MEMBER_NS: Final = _MS // 4
 _WEIGHTS_BURST: Final = 10
 #: Other weights cost twice as much with each so many bytes of runs in the history.
-THRIFT_BYTES: Final = 4 * 1024 * 1024
+HISTORY_STEP_BYTES: Final = 4 * 1024 * 1024
 #: They cost no more than this: an hour.
-_MAX_THRIFT_NS: Final = 3_600_000 * _MS
+_MAX_WEIGHTS_INTERVAL_NS: Final = 3_600_000 * _MS
 
 
 class LeasePlan:
@@ -54,29 +54,29 @@ class LeasePlan:
         #: The last committed lease, and when it starts by our clock, in ns.
         self.last: Lease | None = None
         self.starts = 0
-        self._before: Lease | None = None
+        self._previous: Lease | None = None
         self._proposed_at: int | None = None
         self._at_once = True
         self._members_at: int | None = None
         #: When the last lease began that ended another one early.
         self._cut_at = 0
         #: Until when all leases for new weights' sake are paid for.
-        self._paid_until = 0
+        self._next_allowed_at = 0
         #: How long leases stay the same because the history of them is long, in ns.
-        self.thrift = 0
+        self.weights_interval_ns = 0
 
     @property
     def members(self) -> tuple[Member, ...]:
         """The members of the last committed lease."""
         return self.last.members if self.last is not None else ()
 
-    def lead(self, now: int) -> None:
+    def start_leading(self, now: int) -> None:
         """Begin to lead: nobody knows when the last lease started, so the next does at once."""
         self.starts = now
         self._proposed_at = None
         self._at_once = True
 
-    def due(
+    def due_at(
         self, now: int, *, active: bool, other_members: bool, other_weights: bool = False
     ) -> int:
         """Return when to propose the next lease, in ns; not later than `now`: now."""
@@ -94,18 +94,26 @@ class LeasePlan:
     def _weights_due(self) -> int:
         return max(
             self._cut_at + self._epoch_ms * _MS,
-            self._paid_until - (_WEIGHTS_BURST - 1) * self._price,
+            self._next_allowed_at - (_WEIGHTS_BURST - 1) * self._weights_spacing,
         )
 
     @property
-    def _price(self) -> int:
-        return max(_WEIGHTS_NS, len(self.members) * _MEMBER_NS, self.thrift)
+    def _weights_spacing(self) -> int:
+        return max(
+            _MIN_WEIGHTS_INTERVAL_NS,
+            len(self.members) * _INTERVAL_PER_MEMBER_NS,
+            self.weights_interval_ns,
+        )
 
-    def keep(self, history_bytes: int, now: int) -> None:
+    def set_history_size(self, history_bytes: int, now: int) -> None:
         """Note how long the history is; all of it is kept until the log is trimmed."""
-        doublings = min(history_bytes // THRIFT_BYTES, 20)
-        self.thrift = min(_WEIGHTS_NS << doublings, _MAX_THRIFT_NS) if doublings else 0
-        self._paid_until = min(self._paid_until, now + _WEIGHTS_BURST * self._price)
+        doublings = min(history_bytes // HISTORY_STEP_BYTES, 20)
+        self.weights_interval_ns = (
+            min(_MIN_WEIGHTS_INTERVAL_NS << doublings, _MAX_WEIGHTS_INTERVAL_NS) if doublings else 0
+        )
+        self._next_allowed_at = min(
+            self._next_allowed_at, now + _WEIGHTS_BURST * self._weights_spacing
+        )
 
     def propose(
         self, members: tuple[Member, ...], now: int, *, active: bool, other_members: bool
@@ -119,10 +127,10 @@ class LeasePlan:
             self._at_once = True
         if other_members:
             self._members_at = now
-        elif last is not None and self._is_thrifty(now):
+        elif last is not None and self._keeps_weights(now):
             members = last.members
         elif last is not None and not self._at_once and members != last.members:
-            self._reweigh(now)
+            self._allow_new_weights(now)
         if last is None:
             return Lease(1, NO_DIGEST, 1, 0, epochs, epoch_size, epoch_ms, members)
         same = members == last.members
@@ -133,48 +141,48 @@ class LeasePlan:
             epoch_ms=epoch_ms,
         )
 
-    def _is_thrifty(self, now: int) -> bool:
+    def _keeps_weights(self, now: int) -> bool:
         """Whether the next lease is to have the weights of the last one, to be of the same run."""
-        return self.thrift > 0 and not self._at_once and now < self._weights_due()
+        return self.weights_interval_ns > 0 and not self._at_once and now < self._weights_due()
 
-    def _reweigh(self, now: int) -> None:
+    def _allow_new_weights(self, now: int) -> None:
         """Have a lease with other weights start at once, if one may."""
         if now >= self._weights_due():
-            self._paid_until = max(self._paid_until, now) + self._price
+            self._next_allowed_at = max(self._next_allowed_at, now) + self._weights_spacing
             self._at_once = True
 
-    def hurry(self) -> None:
+    def propose_at_once(self) -> None:
         """Propose the next lease at once, and start it at once: a shard failed, or is back."""
         self._proposed_at = None
         self._at_once = True
 
-    def refused(self, now: int) -> None:
+    def on_refused(self, now: int) -> None:
         """Note that a lease was refused: what it was made from had changed. Make another soon."""
         self._proposed_at = now + _REFUSED_NS - RETRY_NS
 
-    def committed(self, lease: Lease, now: int, *, leading: bool) -> None:
+    def on_committed(self, lease: Lease, now: int, *, leading: bool) -> None:
         """Note that a lease was committed: it starts after the one before it, or at once.
 
         When it starts is the leader's to say; the others take it that it does so now.
         """
-        before = self.last
-        at_once = before is None or self._at_once or not leading
-        ends = now if before is None or at_once else self.starts + _length(before)
+        previous = self.last
+        at_once = previous is None or self._at_once or not leading
+        ends = now if previous is None or at_once else self.starts + _length(previous)
         if at_once:
             self._cut_at = now
-        self._before, self.last, self.starts = before, lease, max(now, ends)
+        self._previous, self.last, self.starts = previous, lease, max(now, ends)
         self._proposed_at, self._at_once = None, False
 
-    def restored(self, last: Lease | None, now: int) -> None:
+    def on_restored(self, last: Lease | None, now: int) -> None:
         """Note the last lease of a snapshot."""
-        self._before, self.last, self.starts = None, last, now
+        self._previous, self.last, self.starts = None, last, now
 
     def current(self, now: int) -> list[Lease]:
         """Return the lease that runs, and the one that will follow if it is committed."""
         if self.last is None:
             return []
-        if now < self.starts and self._before is not None:
-            return [self._before, self.last]
+        if now < self.starts and self._previous is not None:
+            return [self._previous, self.last]
         return [self.last]
 
     def epoch(self, now: int) -> int:

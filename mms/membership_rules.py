@@ -70,7 +70,7 @@ def contradiction(state: ClusterState, config: ClusterConfig) -> str:
     return ""
 
 
-def moved(state: ClusterState, config: ClusterConfig) -> list[str]:
+def moved_nodes(state: ClusterState, config: ClusterConfig) -> list[str]:
     """Return what the cluster file says of endpoints that differs from what was agreed on."""
     known = {one.name: one.endpoint for p in state.placements.values() for one in p.replicas}
     return [

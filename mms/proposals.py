@@ -24,21 +24,21 @@ class Proposals:
 
     def __init__(self) -> None:
         #: By shard and kind: the last command, and when it was proposed.
-        self._made: Final[dict[tuple[int, type[Command]], tuple[bytes, int]]] = {}
+        self._pending: Final[dict[tuple[int, type[Command]], tuple[bytes, int]]] = {}
 
-    def make(self, shard: int, command: Command, now: int) -> list[Effect]:
+    def propose(self, shard: int, command: Command, now: int) -> list[Effect]:
         """Propose a command that is about `shard`, unless it was proposed just now (in ns)."""
         key, encoded = (shard, type(command)), command.encode()
-        before, at = self._made.get(key, (b"", 0))
+        before, at = self._pending.get(key, (b"", 0))
         if before == encoded and now < at + RETRY_NS:
             return []
-        self._made[key] = (encoded, now)
+        self._pending[key] = (encoded, now)
         return [Propose(encoded)]
 
-    def settled(self, shard: int, kind: type[Command]) -> None:
+    def on_decided(self, shard: int, kind: type[Command]) -> None:
         """Note that consensus took, or refused, a command."""
-        self._made.pop((shard, kind), None)
+        self._pending.pop((shard, kind), None)
 
     def clear(self) -> None:
         """Forget all: this node does not lead any more."""
-        self._made.clear()
+        self._pending.clear()

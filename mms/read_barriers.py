@@ -20,33 +20,33 @@ _MS: Final = 1_000_000
 #: Questions that wait; more are refused.
 MAX_PENDING: Final = 256
 #: Barriers keep this distance in the long run.
-DISTANCE_NS: Final = 50 * _MS
+INTERVAL_NS: Final = 50 * _MS
 #: So many may follow each other at once after a while without any.
 BURST: Final = 8
 #: A barrier that is not committed after this time never will be, as far as a client cares.
 _LOST_NS: Final = 2000 * _MS
 
 #: The way back, and what was asked.
-Question = tuple[bytes, LeaseQuery | Trim]
+PendingRead = tuple[bytes, LeaseQuery | Trim]
 
 
-class Questions:
+class ReadBarriers:
     """All questions that wait for consensus."""
 
     def __init__(self, incarnation: int) -> None:
         """`incarnation`: random, new in every process; makes the barriers' tokens unique."""
         self._incarnation: Final = incarnation
-        self._new: list[Question] = []
+        self._new: list[PendingRead] = []
         #: By a barrier's token: when it was proposed, and who waits for it.
-        self._asked: dict[bytes, tuple[int, list[Question]]] = {}
+        self._waiting: dict[bytes, tuple[int, list[PendingRead]]] = {}
         self._barriers = 0
         #: When the next one would be due if all had kept their distance.
-        self._paid_at = 0
+        self._next_allowed_at = 0
 
     def __len__(self) -> int:
-        return len(self._new) + sum(len(questions) for _, questions in self._asked.values())
+        return len(self._new) + sum(len(questions) for _, questions in self._waiting.values())
 
-    def take(self, src: bytes, question: LeaseQuery | Trim) -> None:
+    def add(self, src: bytes, question: LeaseQuery | Trim) -> None:
         """Let a question wait for the next barrier."""
         assert len(self) < MAX_PENDING
         self._new.append((src, question))
@@ -57,32 +57,32 @@ class Questions:
 
     @property
     def _due_at(self) -> int:
-        return self._paid_at - (BURST - 1) * DISTANCE_NS
+        return self._next_allowed_at - (BURST - 1) * INTERVAL_NS
 
-    def raise_barrier(self, now: int) -> Barrier | None:
+    def propose_barrier(self, now: int) -> Barrier | None:
         """Return the barrier to propose for the new questions, if one is due."""
         if not self._new or now < self._due_at:
             return None
         self._barriers += 1
-        self._paid_at = max(self._paid_at, now) + DISTANCE_NS
+        self._next_allowed_at = max(self._next_allowed_at, now) + INTERVAL_NS
         token = self._incarnation.to_bytes(8, "big") + self._barriers.to_bytes(8, "big")
-        self._asked[token] = (now, self._new)
+        self._waiting[token] = (now, self._new)
         self._new = []
         return Barrier(token)
 
-    def passed(self, barrier: Barrier) -> list[Question]:
+    def on_committed(self, barrier: Barrier) -> list[PendingRead]:
         """Return the questions that a committed barrier lets through."""
-        return self._asked.pop(barrier.token, (0, []))[1]
+        return self._waiting.pop(barrier.token, (0, []))[1]
 
-    def lost(self, now: int) -> list[Question]:
+    def pop_lost(self, now: int) -> list[PendingRead]:
         """Forget, and return, the questions whose barrier did not come."""
-        tokens = [token for token, (at, _) in self._asked.items() if now >= at + _LOST_NS]
-        return [question for token in tokens for question in self._asked.pop(token)[1]]
+        tokens = [token for token, (at, _) in self._waiting.items() if now >= at + _LOST_NS]
+        return [question for token in tokens for question in self._waiting.pop(token)[1]]
 
-    def abandon(self) -> list[Question]:
+    def abandon(self) -> list[PendingRead]:
         """Forget, and return, all questions."""
-        every = [question for _, asked in self._asked.values() for question in asked]
+        every = [question for _, asked in self._waiting.values() for question in asked]
         every += self._new
-        self._asked.clear()
+        self._waiting.clear()
         self._new = []
         return every

@@ -56,14 +56,14 @@ AnyChange = PlaceShard | RetireShard | FinalizeShard
 
 
 class _Change:
-    __slots__ = ("heard", "message", "route", "wanted_at")
+    __slots__ = ("message", "repeated_at", "route", "wanted_at")
 
     def __init__(self, route: bytes, message: ChangeShard, now: int) -> None:
-        self.route, self.message, self.heard = route, message, now
+        self.route, self.message, self.repeated_at = route, message, now
         self.wanted_at: int | None = None
 
 
-class Reshaping:
+class Reconfiguration:
     """All shards that come or go."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Reshaping:
     ) -> None:
         """Begin; no server may have a name or an endpoint of the services' nodes."""
         self._state: Final = state
-        self._taken: Final = {part for node in services for part in (node.name, node.endpoint)}
+        self._reserved: Final = {part for node in services for part in (node.name, node.endpoint)}
         self._servers: Final = servers
         self._changes: dict[tuple[bytes, int], _Change] = {}
         #: The latest answers: a copy of a question that arrives late must change nothing.
@@ -81,25 +81,25 @@ class Reshaping:
         #: Those of them where nothing waits.
         self._drained: set[int] = set()
         #: The shards that have left and are not finalized.
-        self._unsealed: list[int] = []
+        self._not_finalized: list[int] = []
         self._proposals: Final = Proposals()
         #: When a lease without shards that leave was asked for.
         self._leased_at: int | None = None
-        self._look_at = 0
-        self._wants = 0
+        self._advance_at = 0
+        self._want_requests = 0
 
     def __len__(self) -> int:
         return len(self._changes)
 
     # --- what happens ---
 
-    def lead(self, now: int) -> None:
+    def start_leading(self, now: int) -> None:
         """Begin to lead: those that leave have their time from now on."""
         self._leaving = dict.fromkeys(self._leaving, now)
         self._drained.clear()
         self._leased_at = None
 
-    def placed(self, now: int) -> None:
+    def on_placements(self, now: int) -> None:
         """Note that placements, or leases, changed."""
         state = self._state
         leaving = [shard for shard in state.retired if state.may_stay(shard)]
@@ -107,41 +107,43 @@ class Reshaping:
             self._leased_at = None  # the lease that was asked for is here
         self._leaving = {shard: self._leaving.get(shard, now) for shard in leaving}
         self._drained.intersection_update(leaving)
-        self._unsealed = [
-            shard for shard, one in state.retired.items() if one.limit and not one.is_finalized
+        self._not_finalized = [
+            shard
+            for shard, retired in state.retired.items()
+            if retired.limit and not retired.is_finalized
         ]
 
-    def ask(self, src: bytes, message: ChangeShard, now: int) -> list[Effect]:
+    def submit(self, src: bytes, message: ChangeShard, now: int) -> list[Effect]:
         """Take a question; the answer may have to wait."""
         key, cluster = (src, message.request), self._state.cluster
         if key in self._answered:
             return [self._changed(src, message, self._answered[key])]
         if message.change == "add" and not message.replicas:
             return [self._changed(src, message, "wrong-size")]
-        if any(r.name in self._taken or r.endpoint in self._taken for r in message.replicas):
+        if any(r.name in self._reserved or r.endpoint in self._reserved for r in message.replicas):
             return [self._changed(src, message, "exists")]
         if key not in self._changes and len(self._changes) >= MAX_CHANGES:
             why = f"{MAX_CHANGES} changes wait already"
             refused = Refused(cluster, message.shard, 0, 0, message.request, "full", why)
             return [Send(src, refused)]
         change = self._changes.setdefault(key, _Change(src, message, now))
-        change.heard = now
+        change.repeated_at = now
         return []
 
-    def drained(self, shard: int) -> None:
+    def on_drained(self, shard: int) -> None:
         """Note that a shard said that nothing comes, and nothing waits."""
         if shard in self._leaving:
             self._drained.add(shard)
 
-    def applied(self, command: AnyChange) -> int:
+    def on_applied(self, command: AnyChange) -> int:
         """Note that consensus took, or refused, a command; return the shard that it is about."""
         shard = _shard_of(command)
-        self._proposals.settled(shard, type(command))
+        self._proposals.on_decided(shard, type(command))
         return shard
 
-    def refused(self, command: AnyChange, why: Refusal) -> list[Effect]:
+    def on_refused(self, command: AnyChange, why: Refusal) -> list[Effect]:
         """Answer the questions that a command was made for."""
-        self.applied(command)
+        self.on_applied(command)
         error = _ERRORS.get(why)
         waiting = [
             key for key, change in self._changes.items() if self._command(change.message) == command
@@ -161,28 +163,28 @@ class Reshaping:
 
     def advance(self, now: int) -> list[Effect]:
         """Do what can be done now."""
-        if not (self._changes or self._leaving or self._unsealed):
+        if not (self._changes or self._leaving or self._not_finalized):
             return []
-        self._look_at = now + _WANT_NS
+        self._advance_at = now + _WANT_NS
         effects: list[Effect] = []
         for key, change in list(self._changes.items()):
             error = self._error(change.message)
             if error is not None:
                 effects.append(self._answer(key, error))
-            elif now >= change.heard + FORGET_NS:
+            elif now >= change.repeated_at + FORGET_NS:
                 del self._changes[key]
             else:
-                effects += self._go_on(change, now)
-        for shard in self._unsealed:
+                effects += self._continue(change, now)
+        for shard in self._not_finalized:
             if self._is_sealed(shard, now):
-                effects += self._proposals.make(shard, FinalizeShard(shard), now)
+                effects += self._proposals.propose(shard, FinalizeShard(shard), now)
         return effects
 
     def next_wakeup(self) -> list[int]:
         """Return when to `advance` at the latest, if time alone may change something."""
-        return [self._look_at] if self._changes or self._leaving else []
+        return [self._advance_at] if self._changes or self._leaving else []
 
-    def without(self, now: int) -> set[int]:
+    def shards_to_drop(self, now: int) -> set[int]:
         """Return the shards that the next lease does without, though they are in the last one."""
         return {
             shard
@@ -192,7 +194,7 @@ class Reshaping:
 
     def claim_lease(self, now: int) -> bool:
         """Ask for a lease, if a shard can go and none was asked for; return whether it did."""
-        if not self._leaving or not self.without(now):
+        if not self._leaving or not self.shards_to_drop(now):
             return False
         if self._leased_at is not None and now < self._leased_at + RETRY_NS:
             return False
@@ -218,13 +220,13 @@ class Reshaping:
             return None
         if retired.is_finalized:
             return ""
-        is_out = retired.limit and self._servers.frontier(message.shard) >= retired.limit
-        return "" if message.change == "remove" and is_out else None
+        has_left = retired.limit and self._servers.frontier(message.shard) >= retired.limit
+        return "" if message.change == "remove" and has_left else None
 
-    def _go_on(self, change: _Change, now: int) -> list[Effect]:
+    def _continue(self, change: _Change, now: int) -> list[Effect]:
         command = self._command(change.message)
         if command is not None:
-            return self._proposals.make(change.message.shard, command, now)
+            return self._proposals.propose(change.message.shard, command, now)
         return self._want(change, now)
 
     def _command(self, message: ChangeShard) -> PlaceShard | RetireShard | None:
@@ -246,8 +248,8 @@ class Reshaping:
         if change.wanted_at is not None and now < change.wanted_at + _WANT_NS:
             return []
         change.wanted_at = now
-        self._wants += 1
-        return [Send(primary.route, Want(cluster, shard, self._wants, retired.limit - 1))]
+        self._want_requests += 1
+        return [Send(primary.route, Want(cluster, shard, self._want_requests, retired.limit - 1))]
 
     def _answer(self, key: tuple[bytes, int], error: _Error) -> Effect:
         change = self._changes.pop(key)
@@ -265,18 +267,22 @@ class Reshaping:
     def _is_sealed(self, shard: int, now: int) -> bool:
         """Whether all replicas of a shard that has left say that they have all that it owns."""
         return self._state.placements[shard].state == "leaving" and all(
-            self._says_sealed(server, self._state.retired[shard].limit, now)
+            self._reports_sealed(server, self._state.retired[shard].limit, now)
             for server in self._servers.replicas(shard)
         )
 
-    def _says_sealed(self, server: Server, limit: int, now: int) -> bool:
+    def _reports_sealed(self, server: Server, limit: int, now: int) -> bool:
         """Whether a server said so just now, in this view, and knew where its shard ends."""
-        said = server.heartbeat
-        if said is None or not said.is_sealed or server.is_in_limbo:
+        heartbeat = server.heartbeat
+        if heartbeat is None or not heartbeat.is_sealed or server.is_in_limbo:
             return False
-        if now - server.heard >= UP_NS or said.view != server.view or not said.lease:
+        if (
+            now - server.last_heard_at >= UP_NS
+            or heartbeat.view != server.view
+            or not heartbeat.lease
+        ):
             return False
-        return self._state.numbered(said.lease).base >= limit
+        return self._state.numbered(heartbeat.lease).base >= limit
 
     def check(self) -> None:
         """Assert the invariant."""

@@ -47,11 +47,11 @@ class Recoveries:
         self._reinserts: dict[int, tuple[bytes, Reinsert]] = {}
         self._proposals: Final = Proposals()
         #: By shard and view: when a lease that brings the shard back was asked for.
-        self._leased: dict[tuple[int, int], int] = {}
+        self._lease_claimed_at: dict[tuple[int, int], int] = {}
 
     # --- out ---
 
-    def remove(self, route: bytes, message: Remove, now: int) -> list[Effect]:
+    def on_remove(self, route: bytes, message: Remove, now: int) -> list[Effect]:
         """Take a question of the failure handler; the answer may have to wait."""
         if message.shard not in self._state.placements:
             return [self._refusal(route, message, _WHY["no-such-shard"])]
@@ -60,7 +60,7 @@ class Recoveries:
             return [self._removed(route, message)]
         self._removes[message.shard] = (route, message)
         command = RemoveShard(message.shard, message.view, message.recovery)
-        return self._proposals.make(message.shard, command, now)
+        return self._proposals.propose(message.shard, command, now)
 
     def _removed(self, route: bytes, message: Remove) -> Effect:
         state = self._state
@@ -71,9 +71,9 @@ class Recoveries:
             Removed(state.cluster, message.request, found.shard, found.recovery, found.limit, runs),
         )
 
-    def removal(self, command: RemoveShard, refusal: Refusal) -> list[Effect]:
+    def on_remove_command(self, command: RemoveShard, refusal: Refusal) -> list[Effect]:
         """Answer the question that a command was made for."""
-        self._proposals.settled(command.shard, RemoveShard)
+        self._proposals.on_decided(command.shard, RemoveShard)
         route, message = self._removes.get(command.shard, (b"", None))
         if not refusal:
             self._reinserts.pop(command.shard, None)  # of an older recovery
@@ -86,24 +86,24 @@ class Recoveries:
 
     # --- back ---
 
-    def reinsert(self, route: bytes, message: Reinsert, now: int) -> list[Effect]:
+    def on_reinsert(self, route: bytes, message: Reinsert, now: int) -> list[Effect]:
         """Take a question of the failure handler; the answer may have to wait."""
         state = self._state
         placement = state.placements.get(message.shard)
         is_back = placement is not None and placement.state not in {"recovering", "joining"}
         if placement is not None and is_back and placement.view == message.view:
             return [self._reinserted(route, message)]
-        back = self._back(message)
-        if back is None or not state.may_become(back):
+        placement_after = self._placement_after(message)
+        if placement_after is None or not state.may_become(placement_after):
             why = "the shard is not being recovered, or by another recovery, or has other servers"
             return [self._refusal(route, message, why)]
         self._reinserts[message.shard] = (route, message)
         loss = self._loss(message)
         if loss is None or loss in state.losses:
             return []
-        return self._proposals.make(loss.shard, loss, now)
+        return self._proposals.propose(loss.shard, loss, now)
 
-    def _back(self, message: Reinsert) -> Placement | None:
+    def _placement_after(self, message: Reinsert) -> Placement | None:
         """Return the placement with which the shard would be back."""
         placement = self._state.placements.get(message.shard)
         if placement is None or placement.state != "recovering":
@@ -127,25 +127,27 @@ class Recoveries:
     def claim_lease(self, now: int) -> bool:
         """Ask for a lease, if a shard can be back and none was asked for; return whether it did."""
         ready = [(placement.shard, placement.view) for placement in self.changes()]
-        waits = any(now >= self._leased.get(one, now - RETRY_NS) + RETRY_NS for one in ready)
+        waits = any(
+            now >= self._lease_claimed_at.get(one, now - RETRY_NS) + RETRY_NS for one in ready
+        )
         if waits:
-            self._leased = dict.fromkeys(ready, now)
+            self._lease_claimed_at = dict.fromkeys(ready, now)
         return waits
 
     def changes(self) -> list[Placement]:
         """Return the placements of the shards that come back with the next lease."""
         changes: list[Placement] = []
         for _, message in self._reinserts.values():
-            back, loss = self._back(message), self._loss(message)
-            if back is not None and (loss is None or loss in self._state.losses):
-                changes.append(back)
+            placement_after, loss = self._placement_after(message), self._loss(message)
+            if placement_after is not None and (loss is None or loss in self._state.losses):
+                changes.append(placement_after)
         return changes
 
-    def recorded(self, loss: RecordLoss) -> None:
+    def on_loss_recorded(self, loss: RecordLoss) -> None:
         """Note that consensus took, or refused, a loss."""
-        self._proposals.settled(loss.shard, RecordLoss)
+        self._proposals.on_decided(loss.shard, RecordLoss)
 
-    def returned(self, placements: Iterable[Placement]) -> list[Effect]:
+    def on_lease_granted(self, placements: Iterable[Placement]) -> list[Effect]:
         """Answer those who asked for what a lease brought."""
         effects: list[Effect] = []
         for placement in placements:
@@ -165,7 +167,7 @@ class Recoveries:
         self._removes.clear()
         self._reinserts.clear()
         self._proposals.clear()
-        self._leased.clear()
+        self._lease_claimed_at.clear()
 
     def _refusal(self, route: bytes, message: Remove | Reinsert, why: str) -> Effect:
         state = self._state

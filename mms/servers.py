@@ -30,8 +30,20 @@ class Server:
     """One replica of one shard."""
 
     __slots__ = (
-        "fingerprint", "heard", "heartbeat", "index", "name", "placed", "route", "shard", "told",
-        "told_alone_at", "told_at", "told_of", "told_of_at", "view",
+        "announced",
+        "announced_alone_at",
+        "announced_at",
+        "announced_placement",
+        "fingerprint",
+        "heartbeat",
+        "in_view_since",
+        "index",
+        "last_heard_at",
+        "name",
+        "placement_announced_at",
+        "route",
+        "shard",
+        "view",
     )  # fmt: skip
 
     def __init__(self, name: str, shard: int, index: int, now: int) -> None:
@@ -46,17 +58,17 @@ class Server:
         self.fingerprint = ""
         #: The view of its shard, and since when it has that one.
         self.view = 0
-        self.placed = now
+        self.in_view_since = now
         #: When it was heard last, in ns; before that, since when it is waited for.
-        self.heard = now
+        self.last_heard_at = now
         #: The number of the last lease that was announced to it, and when.
-        self.told = 0
-        self.told_at = 0
+        self.announced = 0
+        self.announced_at = 0
         #: When it was last told by itself what it said that it lacks.
-        self.told_alone_at = -(2**62)
+        self.announced_alone_at = -(2**62)
         #: How its shard was placed when it was told so last, and when that was.
-        self.told_of: Placement | None = None
-        self.told_of_at = 0
+        self.announced_placement: Placement | None = None
+        self.placement_announced_at = 0
 
     def has_forgotten(self, heartbeat: Heartbeat) -> bool:
         """Whether it does not have the data directory that this server is known with."""
@@ -77,20 +89,20 @@ class Server:
 
     def is_unfit(self, now: int) -> bool:
         """Whether it cannot serve. In a new view it has some time to say that it can."""
-        return now - self.placed >= SILENT_NS and (self.is_in_limbo or self.is_behind)
+        return now - self.in_view_since >= SILENT_NS and (self.is_in_limbo or self.is_behind)
 
     def heartbeat_age_ms(self, now: int) -> int | None:
         """Return how long ago its last heartbeat came; None if none did."""
-        return None if self.heartbeat is None else (now - self.heard) // 1_000_000
+        return None if self.heartbeat is None else (now - self.last_heard_at) // 1_000_000
 
     def state(self, now: int) -> NodeState:
         """Return its state as the status document has it."""
-        silent = now - self.heard
+        silence = now - self.last_heard_at
         if self.heartbeat is None:
-            return "starting" if silent < SUSPECT_NS else "down"
-        if silent < UP_NS:
+            return "starting" if silence < SUSPECT_NS else "down"
+        if silence < UP_NS:
             return "limbo" if self.is_in_limbo else self.heartbeat.state
-        return "suspect" if silent < SUSPECT_NS else "down"
+        return "suspect" if silence < SUSPECT_NS else "down"
 
 
 class Servers:
@@ -114,25 +126,25 @@ class Servers:
             names = [replica.name for replica in placement.replicas]
             old = self._by_shard.get(placement.shard, [])
             if [server.name for server in old] == names:
-                self._know(old, placement, now)
+                self._set_view(old, placement, now)
                 continue
             for server in old:
                 self._by_name.pop(server.name, None)
                 self.missing.discard(server.name)
             new = [Server(name, placement.shard, index, now) for index, name in enumerate(names)]
             self._by_shard[placement.shard] = new
-            self._know(new, placement, now - SILENT_NS)
+            self._set_view(new, placement, now - SILENT_NS)
             self._by_name.update((server.name, server) for server in new)
             self.missing.update(names)
             self._frontiers.setdefault(placement.shard, 0)
 
-    def _know(self, servers: list[Server], placement: Placement, now: int) -> None:
+    def _set_view(self, servers: list[Server], placement: Placement, now: int) -> None:
         for server, replica in zip(servers, placement.replicas, strict=True):
             server.fingerprint = replica.fingerprint
             if server.view != placement.view:
-                server.view, server.placed = placement.view, now
+                server.view, server.in_view_since = placement.view, now
 
-    def hear(self, route: bytes, heartbeat: Heartbeat, now: int) -> Server | None:
+    def on_heartbeat(self, route: bytes, heartbeat: Heartbeat, now: int) -> Server | None:
         """Note a heartbeat; None if it is of nobody that is placed at that shard.
 
         A server with another data directory than the one that it is known with has forgotten what
@@ -143,36 +155,38 @@ class Servers:
             return None
         before = server.heartbeat
         has_forgotten = server.has_forgotten(heartbeat)
-        is_heard = before is not None and now - server.heard < UP_NS
-        if has_forgotten and is_heard and not server.is_in_limbo:
+        is_up = before is not None and now - server.last_heard_at < UP_NS
+        if has_forgotten and is_up and not server.is_in_limbo:
             return None
         if route != server.route or (
             before is not None and before.incarnation != heartbeat.incarnation
         ):
-            server.told = 0  # a new process, or a new connection of it: it may have missed things
-        server.route, server.heartbeat, server.heard = route, heartbeat, now
+            server.announced = (
+                0  # a new process, or a new connection of it: it may have missed things
+            )
+        server.route, server.heartbeat, server.last_heard_at = route, heartbeat, now
         if server.is_in_limbo:
             self.missing.add(server.name)
         else:
             self.missing.discard(server.name)
         if not has_forgotten:
-            self.reach(heartbeat.shard, heartbeat.frontier)
+            self.raise_frontier(heartbeat.shard, heartbeat.frontier)
         return server
 
-    def listen_from(self, now: int) -> None:
+    def forgive_silence_before(self, now: int) -> None:
         """Forgive silence before `now`: we did not listen."""
         self._listening_since = now
 
     def silence(self, server: Server, now: int) -> int:
         """Return for how long, in ns, a server was silent while we listened."""
-        return now - max(server.heard, self._listening_since)
+        return now - max(server.last_heard_at, self._listening_since)
 
-    def reach(self, shard: int, frontier: int) -> None:
+    def raise_frontier(self, shard: int, frontier: int) -> None:
         """Note that all that a shard owns below `frontier` is stable."""
         if frontier > self._frontiers.get(shard, frontier):
             self._frontiers[shard] = frontier
 
-    def is_of(self, route: bytes, shard: int) -> bool:
+    def is_route_of(self, route: bytes, shard: int) -> bool:
         """Whether a route leads to a server of the shard."""
         return any(server.route == route for server in self._by_shard.get(shard, ()))
 

@@ -170,9 +170,9 @@ class ClusterState:
             return ""
         if not _follows(lease, last):
             return "not-successor"
-        if not self._takes(command.placements):
+        if not self._are_valid(command.placements):
             return "bad-placements"
-        if not self._fits(lease, command.placements):
+        if not self._are_valid_members(lease, command.placements):
             return "bad-members"
         self._place(command.placements)
         for shard, retired in self.retired.items():
@@ -181,7 +181,7 @@ class ClusterState:
         self._extend(lease)
         return ""
 
-    def _takes(self, placements: list[Placement]) -> bool:
+    def _are_valid(self, placements: list[Placement]) -> bool:
         """Whether each shard occurs once, and may become what its placement says."""
         shards = {placement.shard for placement in placements}
         return len(shards) == len(placements) and all(map(self.may_become, placements))
@@ -211,7 +211,7 @@ class ClusterState:
             return "live"
         return "finalized" if retired.is_finalized else "leaving"
 
-    def _fits(self, lease: Lease, changed: list[Placement]) -> bool:
+    def _are_valid_members(self, lease: Lease, changed: list[Placement]) -> bool:
         """Whether the members may be some, in their current views, sorted, within limits.
 
         Live shards may, and those that leave, until a lease does without them.

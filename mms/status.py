@@ -16,7 +16,7 @@ from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from mms.commands import RecordLoss
-    from mms.failure_handlers import Handlers
+    from mms.failure_handlers import FailureHandlers
     from mms.servers import Server, Servers
     from mms.state import ClusterState
     from ziplog.config import ClusterConfig
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 #: Of the shards that one holds back, so many are named, among the last so many heard before it.
 _MAX_BLOCKED: Final = 16
-_MAX_LOOKS: Final = 256
+_MAX_CANDIDATES: Final = 256
 
 
 def document(
     config: ClusterConfig,
     state: ClusterState,
     servers: Servers,
-    handlers: Handlers,
+    failure_handlers: FailureHandlers,
     *,
     name: str,
     pid: int,
@@ -48,7 +48,7 @@ def document(
         config: the cluster file.
         state: what the service agreed on.
         servers: what the storage servers reported.
-        handlers: what the failure handlers reported.
+        failure_handlers: what the failure handlers reported.
         name: this node, the leader.
         pid: its process.
         connected: the other nodes of the service that it can reach.
@@ -79,7 +79,7 @@ def document(
             }
             for node in config.mms
         ],
-        "failure_handlers": handlers.status(now),
+        "failure_handlers": failure_handlers.status(now),
         "shards": [
             _shard(placement, state, servers, now)
             | {
@@ -123,32 +123,34 @@ def blockers(state: ClusterState, servers: Servers, now: int) -> dict[int, list[
         now: monotonic nanoseconds.
 
     """
-    owing = {
+    open_from = {
         shard: frontier
         if state.placements[shard].state == "live"
         else state.next_owned(shard, frontier)
         for shard, frontier in membership_rules.frontiers(state, servers).items()
     }
-    spoke = sorted(
+    reports = sorted(
         (
-            now if placement.state == "recovering" else server.heard,
+            now if placement.state == "recovering" else server.last_heard_at,
             shard,
             heartbeat.stable_gsn,
-            _is_watched(servers.replicas(shard)),
+            _has_readers(servers.replicas(shard)),
         )
         for shard, placement in state.placements.items()
-        if (server := _speaker(servers.replicas(shard), now)) is not None
+        if (server := _reporting_server(servers.replicas(shard), now)) is not None
         and (heartbeat := server.heartbeat) is not None
     )
     found: dict[int, list[int]] = {}
     most = 0
-    for index, (_, shard, stable, is_watched) in enumerate(spoke):
+    for index, (_, shard, stable, is_watched) in enumerate(reports):
         # Mostly nobody who spoke before has come so far: then there is nothing to look for.
-        if shard in owing and owing[shard] <= most:
+        if shard in open_from and open_from[shard] <= most:
             held_back = (
                 other
-                for _, other, gsn, is_other_watched in spoke[max(index - _MAX_LOOKS, 0) : index]
-                if owing[shard] <= gsn and (is_watched or is_other_watched)
+                for _, other, gsn, other_has_readers in reports[
+                    max(index - _MAX_CANDIDATES, 0) : index
+                ]
+                if open_from[shard] <= gsn and (is_watched or other_has_readers)
             )
             if some := list(islice(held_back, _MAX_BLOCKED)):
                 found[shard] = sorted(some)
@@ -156,19 +158,19 @@ def blockers(state: ClusterState, servers: Servers, now: int) -> dict[int, list[
     return found
 
 
-def _speaker(replicas: list[Server], now: int) -> Server | None:
+def _reporting_server(replicas: list[Server], now: int) -> Server | None:
     """Return who speaks for a shard: the primary, or if it is silent, whoever was heard last.
 
     What a backup knows to be stable is a message older.
     """
     primary = replicas[0]
-    if primary.heartbeat is not None and now - primary.heard < UP_NS:
+    if primary.heartbeat is not None and now - primary.last_heard_at < UP_NS:
         return primary
     heard = [server for server in replicas if server.heartbeat is not None]
-    return max(heard, key=lambda server: server.heard, default=None)
+    return max(heard, key=lambda server: server.last_heard_at, default=None)
 
 
-def _is_watched(replicas: list[Server]) -> bool:
+def _has_readers(replicas: list[Server]) -> bool:
     return any(one.heartbeat is not None and one.heartbeat.is_watched for one in replicas)
 
 
@@ -195,7 +197,7 @@ def _shard(placement: Placement, state: ClusterState, servers: Servers, now: int
         "frontier": frontier,
         "epoch": _epoch(state, frontier),
         "holes": primary.holes if primary is not None else 0,
-        "is_watched": _is_watched(replicas),
+        "is_watched": _has_readers(replicas),
         "replicas": [
             _replica(server, replica.endpoint, now)
             for server, replica in zip(replicas, placement.replicas, strict=True)

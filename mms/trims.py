@@ -32,11 +32,11 @@ _WANT_NS: Final = _S // 4
 
 
 class _Trim:
-    __slots__ = ("ends", "gsn", "phase", "proposed_at", "request", "route", "wanted_at")
+    __slots__ = ("deadline", "gsn", "phase", "proposed_at", "request", "route", "wanted_at")
 
     def __init__(self, route: bytes, request: int, gsn: int, now: int) -> None:
         self.route, self.request, self.gsn = route, request, gsn
-        self.ends = now + _GIVE_UP_NS
+        self.deadline = now + _GIVE_UP_NS
         self.phase: Literal["wanting", "committing", "refusing"] = "wanting"
         self.wanted_at: int | None = None
         self.proposed_at: int | None = None
@@ -53,7 +53,7 @@ class Trims:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def begin(self, route: bytes, request: int, gsn: int, now: int) -> None:
+    def start(self, route: bytes, request: int, gsn: int, now: int) -> None:
         """Take a client's trim of a position that was given out; again is the same as once."""
         self._pending.setdefault((route, request), _Trim(route, request, gsn, now))
 
@@ -85,8 +85,8 @@ class Trims:
         if trim.gsn <= self._state.trim:
             trim.phase = "refusing"
             return []
-        behind = self._behind(trim.gsn)
-        if not behind:
+        unstable = self._shards_below(trim.gsn)
+        if not unstable:
             trim.phase = "committing"
             return []
         if trim.wanted_at is not None and now < trim.wanted_at + _WANT_NS:
@@ -95,11 +95,11 @@ class Trims:
         self._want_request += 1
         return [
             Send(primary.route, Want(self._state.cluster, shard, self._want_request, trim.gsn - 1))
-            for shard in behind
+            for shard in unstable
             if (primary := self._servers.replicas(shard)[0]).route
         ]
 
-    def _behind(self, gsn: int) -> list[int]:
+    def _shards_below(self, gsn: int) -> list[int]:
         """Return the shards that may own a position below `gsn` that is not stable."""
         known = membership_rules.frontiers(self._state, self._servers)
         return [shard for shard, frontier in known.items() if frontier < gsn]
@@ -118,10 +118,10 @@ class Trims:
     def _answer(self, trim: _Trim, now: int) -> Effect | None:
         cluster, committed = self._state.cluster, self._state.trim
         if trim.phase != "refusing":
-            if now < trim.ends:
+            if now < trim.deadline:
                 return None
             return Send(trim.route, TrimReply(cluster, trim.request, committed, "not-stable"))
-        if now < trim.ends and not self._is_refused(trim.gsn, now):
+        if now < trim.deadline and not self._is_refused(trim.gsn, now):
             return None
         return Send(trim.route, TrimReply(cluster, trim.request, committed))
 

@@ -53,15 +53,15 @@ class Weights:
         # How much they differed when nothing better was known.
         self._tried = 0.0
 
-    def granted(self, members: tuple[Member, ...]) -> None:
+    def on_granted(self, members: tuple[Member, ...]) -> None:
         """Hold the weights of a lease that was committed."""
         if members != self._members:
             self._members = members
             self._held = {member.shard: member.weight for member in members}
             self._tried = 0.0
-            self._survey()
+            self._update_bounds()
 
-    def told(self, shard: int, per_s: int) -> None:
+    def set_rate(self, shard: int, per_s: int) -> None:
         """Take a rate, in records a second, that is certainly another than before."""
         self._set(shard, float(max(per_s, _SLOW)))
 
@@ -79,33 +79,33 @@ class Weights:
             low, high = _bounds(rate, weight)
             self._least, self._most = min(self._least, high), max(self._most, low)
 
-    def forget(self) -> None:
+    def forget_rates(self) -> None:
         """Forget all rates: they are as old as the last time that this node led."""
         self._rates.clear()
-        self._survey()
+        self._update_bounds()
 
-    def are_off(self) -> bool:
+    def are_outdated(self) -> bool:
         """Whether the last lease's weights do not fit any more, and better ones are known.
 
         It takes constant time, unless a shard's rate has moved further than any did before.
         """
         if self._most <= self._least * max(TOLERANCE, self._tried * _GAIN):
             return False
-        spread = self._survey()
+        spread = self._update_bounds()
         shards = list(self._held)
-        if spread <= TOLERANCE or not self._fit_better(self._fresh(shards), shards, spread):
+        if spread <= TOLERANCE or not self._fit_better(self._computed(shards), shards, spread):
             self._tried = spread
             return False
         return True
 
-    def of(self, shards: Sequence[int]) -> list[int]:
+    def for_shards(self, shards: Sequence[int]) -> list[int]:
         """Return what these shards should weigh in the next lease."""
         if not all(shard in self._held for shard in shards):
-            return self._fresh(shards)
+            return self._computed(shards)
         held = [self._held[shard] for shard in shards]
         if self._most > self._least * TOLERANCE:
             spread = self._spread(zip(shards, held, strict=True))
-            fresh = self._fresh(shards)
+            fresh = self._computed(shards)
             if spread > TOLERANCE and self._fit_better(fresh, shards, spread):
                 return fresh
         return _reduced(held)
@@ -113,7 +113,7 @@ class Weights:
     def _fit_better(self, fresh: list[int], shards: Sequence[int], spread: float) -> bool:
         return self._spread(zip(shards, fresh, strict=True)) * _GAIN < spread
 
-    def _survey(self) -> float:
+    def _update_bounds(self) -> float:
         """Find the exact bounds of the held weights; return the spread."""
         known = [_bounds(self._rates[s], w) for s, w in self._held.items() if s in self._rates]
         self._least = min((high for _, high in known), default=float("inf"))
@@ -129,7 +129,7 @@ class Weights:
             return 1.0
         return max(low for low, _ in bounds) / min(high for _, high in bounds)
 
-    def _fresh(self, shards: Sequence[int]) -> list[int]:
+    def _computed(self, shards: Sequence[int]) -> list[int]:
         """Return weights for what is known now."""
         unit = self._unit()
         # Of one that said nothing, since we lead, its weight does.

@@ -30,7 +30,7 @@ from ziplog.config import (
 )
 from ziplog.deploy import new_shard
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
-from ziplog.deploy.supervisor_thread import Supervision
+from ziplog.deploy.supervisor_thread import SupervisorThread
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
 from ziplog.policy import random as random_policy
 
@@ -50,7 +50,7 @@ _ARGUMENTS: Final = frozenset({"name", "durability", "f", "epoch_ms", "lag_fix"}
 #: A change of the shards takes so long at most, unless the caller says otherwise.
 _CHANGE_S: Final = 60.0
 #: A shard that left is as it should be: it stays out, and readable.
-_SETTLED: Final = frozenset({"live", "leaving", "finalized"})
+_STABLE_STATES: Final = frozenset({"live", "leaving", "finalized"})
 
 
 class Cluster:
@@ -133,14 +133,14 @@ class Cluster:
             )
             _write(directory, config)
         self._supervisor: Final = Supervisor(directory, launcher=launcher)
-        self._supervision: Supervision | None = None
+        self._supervisor_thread: SupervisorThread | None = None
         self._process: Final = os.getpid()
         atexit.register(self.stop)
         try:
             self._start(self.nodes)
             self._wait_live(timeout, accept_limbo=accept_limbo)
             if bool(self.config.failure_handlers) if supervise is None else supervise:
-                self._supervision = Supervision(self._supervisor)
+                self._supervisor_thread = SupervisorThread(self._supervisor)
         except BaseException:
             self.stop()
             if is_new:
@@ -234,7 +234,7 @@ class Cluster:
         """
         until = time.monotonic() + timeout
         path = self._supervisor.path
-        with new_shard.alone(path, timeout), self.connect(timeout=timeout) as client:
+        with new_shard.exclusive_lock(path, timeout), self.connect(timeout=timeout) as client:
             shard = new_shard.next_shard(
                 path, [found["id"] for found in client.cluster()["shards"]]
             )
@@ -285,8 +285,8 @@ class Cluster:
         """
         if os.getpid() != self._process:
             return
-        if self._supervision is not None:
-            self._supervision.stop()
+        if self._supervisor_thread is not None:
+            self._supervisor_thread.stop()
         self._supervisor.stop()
         atexit.unregister(self.stop)
 
@@ -348,7 +348,7 @@ class Cluster:
                 for replica in shard["replicas"]
                 if replica["state"] != "up"
             ]
-            if absent or shard["state"] not in _SETTLED:
+            if absent or shard["state"] not in _STABLE_STATES:
                 return f"shard {shard['id']} is {shard['state']}, {', '.join(absent)}".rstrip(", ")
         return ""
 

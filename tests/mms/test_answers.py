@@ -2,7 +2,7 @@
 
 import pytest
 
-from mms.read_barriers import BURST, DISTANCE_NS, MAX_PENDING
+from mms.read_barriers import BURST, INTERVAL_NS, MAX_PENDING
 from tests.mms.world import CLUSTER, MS, S, World, config
 from ziplog.core.node import LeaderChanged
 from ziplog.wire import (
@@ -84,7 +84,7 @@ def test_one_who_asks_now_and_then_does_not_wait_and_one_who_never_stops_does() 
         world.ask(LeaseQuery(CLUSTER, asked, 5))
         world.run(MS)
     barriers = world.commands()[before:].count("Barrier")
-    assert barriers == pytest.approx(1000 * MS // DISTANCE_NS, abs=1)
+    assert barriers == pytest.approx(1000 * MS // INTERVAL_NS, abs=1)
 
 
 def test_a_leader_that_lost_its_followers_answers_nothing_from_memory() -> None:

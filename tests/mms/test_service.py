@@ -197,8 +197,8 @@ def test_a_cluster_file_that_contradicts_the_log_halts(changed: ClusterConfig, w
 def test_a_cluster_file_with_other_endpoints_is_warned_of() -> None:
     world = World().lead().run(S)
     first, *rest = world.config.shards
-    moved = replace(first, replicas=(replace(first.replicas[0], port=9), first.replicas[1]))
-    changed = replace(world.config, shards=(moved, *rest))
+    moved_nodes = replace(first, replicas=(replace(first.replicas[0], port=9), first.replicas[1]))
+    changed = replace(world.config, shards=(moved_nodes, *rest))
     service = MembershipService(changed, "mms-0", pid=1, cluster=9, incarnation=1, now=0)
     effects = service.step(Restored(world.consensus.snapshot()), world.now)
     (warning,) = [effect for effect in effects if isinstance(effect, LogWarning)]

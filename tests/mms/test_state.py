@@ -139,10 +139,10 @@ def test_a_removed_shard_is_no_member_until_its_newest_recovery_brings_it_back()
     assert apply(state, GrantLease(without, [placement(0)])) == "bad-placements"
     assert apply(state, GrantLease(without, [placement(0, state="parked")])) == "bad-placements"
     assert apply(state, GrantLease(without, [placement(0, 2, "recovering")])) == "bad-placements"
-    moved = msgspec.structs.replace(
+    moved_nodes = msgspec.structs.replace(
         placement(0, 2), replicas=(Replica("x", "127.0.0.1:1"), Replica("y", "127.0.0.1:2"))
     )
-    assert apply(state, GrantLease(without, [moved])) == "bad-placements"
+    assert apply(state, GrantLease(without, [moved_nodes])) == "bad-placements"
     assert apply(state, GrantLease(without, [])) == ""
     assert apply(state, RemoveShard(0, 1, 4)) == ""
     assert recovered(state, 2) == "bad-placements"

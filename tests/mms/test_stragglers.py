@@ -23,7 +23,7 @@ class Watched:
         self.behind = list(behind)
         self.epoch_ns = epoch_ms * MS
         self.stragglers = Stragglers()
-        self.stragglers.begun(lease(epoch_ms), 0)
+        self.stragglers.on_lease(lease(epoch_ms), 0)
         self.now = 100 * self.epoch_ns
         self.is_watched = True
         self.silent: set[int] = set()
@@ -40,7 +40,7 @@ class Watched:
             for shard in self.members():
                 if shard not in self.silent:
                     self.look_at(shard)
-            self.stragglers.miss(self.members(), self.now)
+            self.stragglers.check_silent(self.members(), self.now)
             self.stragglers.park(self.now, len(self.members()))
             self.stragglers.check()
         return [s for s in range(len(self.behind)) if self.stragglers.is_parked(s, self.now)]
@@ -48,7 +48,7 @@ class Watched:
     def look_at(self, shard: int) -> bool:
         epoch = (self.now - self.behind[shard]) // self.epoch_ns
         frontier = 1 + epoch * SIZE
-        return self.stragglers.look(shard, frontier, self.now, is_watched=self.is_watched)
+        return self.stragglers.on_heartbeat(shard, frontier, self.now, is_watched=self.is_watched)
 
     def wait_for(self, shard: int) -> float:
         """Wait until the shard may come back; return how long that took, in seconds."""
@@ -171,14 +171,14 @@ def test_silence_of_who_was_not_watched_is_none() -> None:
 
 def test_many_shards_beat_more_slowly() -> None:
     stragglers = Stragglers()
-    stragglers.begun(lease(), 0)
+    stragglers.on_lease(lease(), 0)
     members = range(4000)
     for shard in members:
-        stragglers.look(shard, SIZE * 10_000, S, is_watched=True)
-    stragglers.miss(members, 3 * S - 1)
+        stragglers.on_heartbeat(shard, SIZE * 10_000, S, is_watched=True)
+    stragglers.check_silent(members, 3 * S - 1)
     stragglers.check()
-    assert not any(look.late for look in stragglers._looks.values())
-    stragglers.miss(members, 3 * S)
+    assert not any(checks.late_in_a_row for checks in stragglers._checks.values())
+    stragglers.check_silent(members, 3 * S)
     assert all(look.late for look in stragglers._looks.values())
 
 
@@ -194,17 +194,17 @@ def test_heartbeats_that_waited_are_one_look() -> None:
 def test_after_a_pause_of_ours_counting_begins_anew() -> None:
     watched = Watched(0, 300 * MS, 0)
     watched.look(3)
-    watched.stragglers.pause()
+    watched.stragglers.forget_checks()
     assert watched.look(3) == []
     assert watched.look(1) == [1]
-    watched.stragglers.pause()
+    watched.stragglers.forget_checks()
     assert watched.look(1) == [1]
 
 
 def test_a_shard_that_was_removed_is_another_when_it_is_back() -> None:
     watched = Watched(0, 300 * MS, 0)
     assert watched.look(4) == [1]
-    watched.stragglers.removed(1)
+    watched.stragglers.on_removed(1)
     assert watched.look(3) == []
     assert watched.look(1) == [1]
     assert watched.wait_for(1) == 5
@@ -215,9 +215,9 @@ def test_a_lease_that_never_began_asks_nothing_of_anybody() -> None:
     second = first.following()
     third = second.following()
     stragglers = Stragglers()
-    stragglers.begun(first, 0)
-    stragglers.begun(second, 160 * MS)
-    stragglers.begun(third, 40 * MS)  # the first is over, the second never begins
+    stragglers.on_lease(first, 0)
+    stragglers.on_lease(second, 160 * MS)
+    stragglers.on_lease(third, 40 * MS)  # the first is over, the second never begins
     late = {}
     # What ran 100 ms ago: epoch 3 of the first, epochs 0 and 13 of the third.
     for at in (130, 145, 270):

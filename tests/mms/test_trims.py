@@ -94,7 +94,7 @@ def test_a_new_leader_waits_for_servers_that_it_has_not_heard_yet() -> None:
             server.heartbeat, server.heard = None, 0
     world.servers[3].alive = False
     assert world.servers[3].name == "shard-1-1"
-    world.service.servers.listen_from(world.now)
+    world.service.servers.forgive_silence_before(world.now)
     for server in world.servers:
         if server.name.endswith("-0"):
             world.ask(Frontier(CLUSTER, server.shard, 1, 1, server.frontier), server.route)

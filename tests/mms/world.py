@@ -267,8 +267,8 @@ class World:
         for state in (self.consensus, self.service.state):
             state.runs = state.runs + added
             state.history_bytes += sum(run.max_bytes for run in added)
-        self.service.plan.restored(last, self.now)
-        self.service._weights.granted(last.members)
+        self.service.plan.on_restored(last, self.now)
+        self.service._weights.on_granted(last.members)
         self.service.check()
         self.is_checked = False  # a check looks at every run
         return self

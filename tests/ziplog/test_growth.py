@@ -100,7 +100,7 @@ def test_free_ports_are_free_and_none_of_those_taken(monkeypatch: pytest.MonkeyP
 def test_one_process_at_a_time_adds_a_shard(path: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom ziplog.deploy import new_shard\n"
-        f"with new_shard.alone(Path({str(path)!r}), 0.0):\n"
+        f"with new_shard.exclusive_lock(Path({str(path)!r}), 0.0):\n"
         "    print('alone', flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(
@@ -110,17 +110,17 @@ def test_one_process_at_a_time_adds_a_shard(path: Path) -> None:
         assert other.stdout.readline() == b"alone\n"
         with (
             pytest.raises(DeadlineError, match="another process adds a shard"),
-            new_shard.alone(path, 0.0),
+            new_shard.exclusive_lock(path, 0.0),
         ):
             pass
         other.kill()
-    with new_shard.alone(path, 20.0):
+    with new_shard.exclusive_lock(path, 20.0):
         # A change of the file does not let others in.
         new_shard.next_shard(path, {0})
-        with pytest.raises(DeadlineError), new_shard.alone(path, 0.0):
+        with pytest.raises(DeadlineError), new_shard.exclusive_lock(path, 0.0):
             pass
     with pytest.raises(ConfigError, match="in a directory that can be read"):
-        new_shard.alone(path / "nowhere" / "x", 0.0).__enter__()
+        new_shard.exclusive_lock(path / "nowhere" / "x", 0.0).__enter__()
 
 
 def test_servers_are_waited_for_until_there_is_no_hope(path: Path) -> None:

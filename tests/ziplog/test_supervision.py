@@ -15,7 +15,7 @@ from tests.ziplog.nodes import exists, make, ready, rewrite
 from ziplog.config import NodeConfig, ShardConfig, dump_shard
 from ziplog.deploy import new_shard, restart_policy, supervisor
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
-from ziplog.deploy.supervisor_thread import Supervision
+from ziplog.deploy.supervisor_thread import SupervisorThread
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.runtime.transport import Transport
 from ziplog.wire import Order, Orders, OrdersQuery, decode, encode
@@ -95,8 +95,8 @@ def running(directory: Path) -> Iterator[Supervisor]:
 
 
 @pytest.fixture
-def supervision(running: Supervisor) -> Iterator[Supervision]:
-    found = Supervision(running)
+def supervision(running: Supervisor) -> Iterator[SupervisorThread]:
+    found = SupervisorThread(running)
     yield found
     found.stop()
 
@@ -130,7 +130,7 @@ def processes_of(directory: Path) -> set[int]:
     return found
 
 
-def test_whatever_is_killed_comes_back(running: Supervisor, supervision: Supervision) -> None:
+def test_whatever_is_killed_comes_back(running: Supervisor, supervision: SupervisorThread) -> None:
     for name in NAMES:
         pid = running.pid(name)
         running.kill(name)
@@ -140,7 +140,7 @@ def test_whatever_is_killed_comes_back(running: Supervisor, supervision: Supervi
 
 def test_a_node_that_the_handler_cannot_reach_is_replaced(
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     handler: FakeHandler,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -156,7 +156,7 @@ def test_a_node_that_the_handler_cannot_reach_is_replaced(
 
 def test_garbage_and_late_answers_kill_nobody(
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     handler: FakeHandler,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -177,7 +177,7 @@ def test_garbage_and_late_answers_kill_nobody(
 def test_a_crash_loop_is_told_and_slows_down(
     directory: Path,
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rewrite(directory, "mms", "raise SystemExit('cannot go on')")
@@ -194,7 +194,7 @@ def test_a_crash_loop_is_told_and_slows_down(
 
 def test_a_machine_that_can_start_no_process_is_tried_again(
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -210,7 +210,7 @@ def test_a_machine_that_can_start_no_process_is_tried_again(
 
 
 def test_the_servers_of_a_new_shard_are_started_and_looked_after(
-    running: Supervisor, supervision: Supervision, handler: FakeHandler
+    running: Supervisor, supervision: SupervisorThread, handler: FakeHandler
 ) -> None:
     pids = {name: running.pid(name) for name in NAMES}
     new_shard.next_shard(running.path, {0})
@@ -227,7 +227,7 @@ def test_the_servers_of_a_new_shard_are_started_and_looked_after(
 
 
 def test_a_spoilt_cluster_file_is_told_once_and_stops_nothing(
-    running: Supervisor, supervision: Supervision, caplog: pytest.LogCaptureFixture
+    running: Supervisor, supervision: SupervisorThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> int:
         return caplog.text.count(NOT_TAKEN)
@@ -252,7 +252,7 @@ def test_a_spoilt_cluster_file_is_told_once_and_stops_nothing(
 
 def test_a_cluster_file_that_the_system_refuses_is_read_later(
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -271,7 +271,7 @@ def test_a_cluster_file_that_the_system_refuses_is_read_later(
 
 def test_a_cluster_file_is_taken_when_it_is_written_to_its_end(
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -301,7 +301,7 @@ def test_a_cluster_file_is_taken_when_it_is_written_to_its_end(
 
 def test_a_new_node_that_cannot_be_started_is_tried_again(
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -320,7 +320,7 @@ def test_a_new_node_that_cannot_be_started_is_tried_again(
 def test_a_stop_in_the_middle_of_a_start_leaves_no_process(
     directory: Path,
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     is_starting, is_stopping = threading.Event(), threading.Event()
@@ -348,7 +348,7 @@ def test_a_stop_in_the_middle_of_a_start_leaves_no_process(
 
 
 def test_many_threads_may_meddle_with_one_node(
-    directory: Path, running: Supervisor, supervision: Supervision
+    directory: Path, running: Supervisor, supervision: SupervisorThread
 ) -> None:
     acts = (running.start, running.kill, running.replace, running.pause, running.resume)
     faults: list[BaseException] = []

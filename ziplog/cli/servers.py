@@ -75,7 +75,7 @@ def up(
     Starts processes that die again, and kills storage servers that the failure handler cannot
     reach. Runs until Ctrl-C or `ziplog down`; prints the endpoint once the cluster is live.
     """
-    asked = {
+    requested = {
         "shards": shards,
         "f": f,
         "mms": mms,
@@ -84,7 +84,7 @@ def up(
         "durability": durability,
         "epoch_ms": epoch_ms,
     }
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in requested.items() if value is not None}
     _refuse_contradictions(data_dir, given)
     if detach:
         _detach(data_dir, given, timeout)
@@ -92,7 +92,7 @@ def up(
     # Until the cluster is live, being asked to stop interrupts whatever is going on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = {"port": _FIRST_PORT, **given}
-    logging.getLogger("ziplog").addHandler(_Tell(logging.WARNING))
+    logging.getLogger("ziplog").addHandler(_LogToStderr(logging.WARNING))
     with Cluster(
         data_dir, timeout=timeout, accept_limbo=True, supervise=True, **options
     ) as cluster:
@@ -132,7 +132,7 @@ def _refuse_contradictions(data_dir: Path, given: dict[str, Any]) -> None:
     if not path.exists():
         return
     config = load(path)
-    is_so = {
+    existing = {
         "shards": len(config.shards),
         "f": config.f,
         "mms": len(config.mms),
@@ -142,13 +142,13 @@ def _refuse_contradictions(data_dir: Path, given: dict[str, Any]) -> None:
         "epoch_ms": config.epoch_ms,
     }
     for name, value in given.items():
-        if value != is_so.get(name, value) and not (name == "shards" and value < is_so[name]):
+        if value != existing.get(name, value) and not (name == "shards" and value < existing[name]):
             option = f"--{name.replace('_', '-')}"
-            allowed = f"left out or {is_so[name]!r}: the cluster in this directory is so"
+            allowed = f"left out or {existing[name]!r}: the cluster in this directory is so"
             raise ConfigError(option, value, allowed, str(path))
 
 
-class _Tell(logging.Handler):
+class _LogToStderr(logging.Handler):
     """Tells the person at the terminal, or who reads the log later, what is logged and when."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -164,12 +164,12 @@ def _announce(cluster: Cluster) -> None:
         f" {len(config.shards)} shards x {config.f + 1} replicas, {_durability(config)}."
         " Ctrl-C stops it."
     )
-    _say_how_to_find(config)
+    _say_bootstrap(config)
     sys.stdout.write(f"{cluster.endpoint}\n")
     sys.stdout.flush()
 
 
-def _say_how_to_find(config: ClusterConfig) -> None:
+def _say_bootstrap(config: ClusterConfig) -> None:
     """Tell how the other verbs find a cluster that they would not find by themselves."""
     sought = os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
     if not {node.endpoint for node in config.mms} & set(sought.split(",")):
@@ -214,5 +214,5 @@ def _detach(data_dir: Path, given: dict[str, Any], timeout: float) -> None:
         f"cluster {config.name!r} runs in the background (process {process.pid}),"
         f" {_durability(config)}; stop it with: ziplog down --data-dir {data_dir}"
     )
-    _say_how_to_find(config)
+    _say_bootstrap(config)
     sys.stdout.write(endpoint)

@@ -33,7 +33,7 @@ app: Final = typer.Typer(
     rich_markup_mode=None,
 )
 
-_LOOK_S: Final = 0.3
+_POLL_S: Final = 0.3
 _PROC: Final = Path("/proc")
 _NUMBERS: Final = frozenset({"id", "view", "rate/s", "weight", "holes"})
 
@@ -102,10 +102,10 @@ def add(
     with connect(bootstrap, timeout) as log:
         document = log.cluster()
         if config is not None and shard is not None:
-            added, logs = _written(config, shard, document), "see the logs of its servers"
+            added, logs = _shard_in_file(config, shard, document), "see the logs of its servers"
             _place(log, added, until, logs)
         else:
-            added = _grow(log, data_dir or _find(document), until)
+            added = _add_on_this_machine(log, data_dir or _find(document), until)
     servers = ", ".join(f"{node.name} at {node.endpoint}" for node in added.replicas)
     say(f"shard {added.id} is live: {servers}")
     sys.stdout.write(f"{added.id}\n")
@@ -139,7 +139,7 @@ def finalize(
     say(f"shard {number} is finalized; it stays readable, so its servers go on")
 
 
-def _grow(log: ziplog.Log, directory: Path, until: float) -> ShardConfig:
+def _add_on_this_machine(log: ziplog.Log, directory: Path, until: float) -> ShardConfig:
     """Add a shard to the cluster that a supervisor runs in `directory`."""
     path = directory / CLUSTER_FILE
     _check_is_of(path, load(path), log.cluster())
@@ -148,7 +148,7 @@ def _grow(log: ziplog.Log, directory: Path, until: float) -> ShardConfig:
             f"no `ziplog up` runs in {directory}, so nobody would start the servers; start it, or"
             " start them yourself (ziplog shard add --help)"
         )
-    with new_shard.alone(path, until - time.monotonic()):
+    with new_shard.exclusive_lock(path, until - time.monotonic()):
         added = new_shard.next_shard(path, [shard["id"] for shard in log.cluster()["shards"]])
         logs = f"the logs of its servers are in {directory / 'logs'}"
         _place(log, added, until, logs)
@@ -165,7 +165,7 @@ def _place(log: ziplog.Log, shard: ShardConfig, until: float, logs: str) -> None
         raise DeadlineError(f"{error}; {logs}") from error
 
 
-def _written(path: Path, number: int, document: dict[str, Any]) -> ShardConfig:
+def _shard_in_file(path: Path, number: int, document: dict[str, Any]) -> ShardConfig:
     """Return a shard that an operator wrote into a cluster file."""
     config = load(path)
     _check_is_of(path, config, document)
@@ -226,18 +226,18 @@ def _progress(log: ziplog.Log, shard: int) -> Iterator[None]:
     done = threading.Event()
     with console.status(f"shard {shard}") as shown:
 
-        def look() -> None:
-            while not done.wait(_LOOK_S):
+        def poll() -> None:
+            while not done.wait(_POLL_S):
                 with contextlib.suppress(ZiplogError):
                     shown.update(_describe(log.cluster(timeout=1.0), shard))
 
-        looking = threading.Thread(target=look, name="ziplog-progress")
-        looking.start()
+        poller = threading.Thread(target=poll, name="ziplog-progress")
+        poller.start()
         try:
             yield
         finally:
             done.set()
-            looking.join()
+            poller.join()
 
 
 def _describe(document: dict[str, Any], shard: int) -> str:

@@ -36,7 +36,7 @@ _CONNECT_S: Final = 1.0
 
 
 @contextlib.contextmanager
-def alone(path: Path, timeout_s: float) -> Iterator[None]:
+def exclusive_lock(path: Path, timeout_s: float) -> Iterator[None]:
     """Keep other processes from adding shards to the cluster file `path` meanwhile.
 
     Raises:
@@ -61,7 +61,7 @@ def next_shard(path: Path, known: Collection[int]) -> ShardConfig:
     """Return the shard to add: one that an earlier attempt left, or a new one at the file's end.
 
     Args:
-        path: the cluster file; nobody else may add to it meanwhile (`alone`).
+        path: the cluster file; nobody else may add to it meanwhile (`exclusive_lock`).
         known: the numbers of all shards that the membership service knows.
 
     Raises:

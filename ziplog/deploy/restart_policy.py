@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 _S: Final = 1_000_000_000
 #: From the moment when a process was seen dead to the next one; doubles up to the last.
 FIRST_PAUSE_NS: Final = _S // 5
-LAST_PAUSE_NS: Final = 10 * _S
+MAX_PAUSE_NS: Final = 10 * _S
 #: A process that lived for so long is in no crash loop.
-LONG_LIFE_NS: Final = 30 * _S
+STABLE_NS: Final = 30 * _S
 #: A process that runs and was named as unreachable may take so long to be reached, and in any case
 #: so long from its start ...
-PATIENCE_NS: Final = 2 * _S
-START_NS: Final = 4 * _S
+UNREACHABLE_NS: Final = 2 * _S
+MIN_START_NS: Final = 4 * _S
 #: ... and one that was started since it was named, so long from its start; doubles up to the last.
 FIRST_GRACE_NS: Final = 10 * _S
-LAST_GRACE_NS: Final = 160 * _S
+MAX_GRACE_NS: Final = 160 * _S
 #: After so long without an answer, who is named now is named for the first time.
-BREAK_NS: Final = _S
+MAX_GAP_NS: Final = _S
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -58,15 +58,15 @@ class _Node(msgspec.Struct):
     """What is remembered of a node."""
 
     #: When it is to be started again; None: it lives, as far as is known.
-    revive_at: int | None = None
+    restart_at: int | None = None
     #: From its next death to its next start.
-    pause: int = FIRST_PAUSE_NS
+    restart_pause: int = FIRST_PAUSE_NS
     #: Since when the failure handler names it without a break; None: it does not.
     named_since: int | None = None
     grace: int = FIRST_GRACE_NS
 
 
-class Revival:
+class RestartPolicy:
     """The nodes of one machine. All times are monotonic nanoseconds."""
 
     def __init__(self) -> None:
@@ -74,33 +74,33 @@ class Revival:
         self._answered: int | None = None
 
     @property
-    def is_amiss(self) -> bool:
+    def has_failures(self) -> bool:
         """Whether some node is dead or cannot be reached."""
         return any(
-            node.revive_at is not None or node.named_since is not None
+            node.restart_at is not None or node.named_since is not None
             for node in self._nodes.values()
         )
 
-    def look(self, processes: Mapping[str, Process], now: int) -> list[Death | Start]:
+    def check_processes(self, processes: Mapping[str, Process], now: int) -> list[Death | Start]:
         """Take what the processes are now; return who has died and who is to be started."""
         found: list[Death | Start] = []
         for name, process in processes.items():
             node = self._nodes.setdefault(name, _Node())
             if not process.is_dead:
-                node.revive_at = None
-            elif node.revive_at is None:
-                if now - process.started >= LONG_LIFE_NS:
-                    node.pause = FIRST_PAUSE_NS
-                found.append(Death(name, node.pause))
-                node.revive_at = now + node.pause
-                node.pause = min(2 * node.pause, LAST_PAUSE_NS)
-            elif now >= node.revive_at:
+                node.restart_at = None
+            elif node.restart_at is None:
+                if now - process.started >= STABLE_NS:
+                    node.restart_pause = FIRST_PAUSE_NS
+                found.append(Death(name, node.restart_pause))
+                node.restart_at = now + node.restart_pause
+                node.restart_pause = min(2 * node.restart_pause, MAX_PAUSE_NS)
+            elif now >= node.restart_at:
                 found.append(Start(name))
                 # Should the start fail, this is another death.
-                node.revive_at = None
+                node.restart_at = None
         return found
 
-    def ordered(
+    def on_unreachable(
         self, names: Collection[str], processes: Mapping[str, Process], now: int
     ) -> list[str]:
         """Take the failure handler's answer.
@@ -114,7 +114,7 @@ class Revival:
             The running nodes to kill and start again now.
 
         """
-        was_silent = self._answered is None or now - self._answered > BREAK_NS
+        had_gap = self._answered is None or now - self._answered > MAX_GAP_NS
         self._answered = now
         due = []
         for name, process in processes.items():
@@ -122,17 +122,17 @@ class Revival:
             if name not in names:
                 node.named_since, node.grace = None, FIRST_GRACE_NS
                 continue
-            if was_silent or node.named_since is None:
+            if had_gap or node.named_since is None:
                 node.named_since = now
-            if process.is_dead or now < self._patient_until(node, process):
+            if process.is_dead or now < self._kill_at(node, process):
                 continue
             if process.started > node.named_since:
-                node.grace = min(2 * node.grace, LAST_GRACE_NS)
+                node.grace = min(2 * node.grace, MAX_GRACE_NS)
             due.append(name)
         return due
 
-    def _patient_until(self, node: _Node, process: Process) -> int:
+    def _kill_at(self, node: _Node, process: Process) -> int:
         assert node.named_since is not None
         if process.started > node.named_since:
             return process.started + node.grace
-        return max(node.named_since + PATIENCE_NS, process.started + START_NS)
+        return max(node.named_since + UNREACHABLE_NS, process.started + MIN_START_NS)

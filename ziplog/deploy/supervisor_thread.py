@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from ziplog.deploy.restart_policy import Death, Revival
+from ziplog.deploy.restart_policy import Death, RestartPolicy
 from ziplog.errors import ConfigError, ProtocolError, UnavailableError
 from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.transport import Transport
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _S: Final = 1_000_000_000
-_LOOK_NS: Final = _S // 10
+_POLL_NS: Final = _S // 10
 #: The failure handlers are asked so often, or with every look while something is amiss.
-_CALM_NS: Final = _S // 2
+_QUERY_NS: Final = _S // 2
 #: A cluster file is read when it has been the same for so long: not all writers replace it at once.
-_SETTLED_NS: Final = _S // 10
+_UNCHANGED_NS: Final = _S // 10
 #: A new node that the machine could not start is tried again after so long.
 _RETRY_NS: Final = _S
 
 
-class Supervision:
+class SupervisorThread:
     """Starts what is dead and kills what the failure handler cannot reach, until `stop`."""
 
     def __init__(self, supervisor: Supervisor) -> None:
@@ -48,7 +48,7 @@ class Supervision:
 
         """
         self._supervisor: Final = supervisor
-        self._revival: Final = Revival()
+        self._restart_policy: Final = RestartPolicy()
         self._transport: Final = Transport()
         self._handlers: Final = [
             handler.name.encode() for handler in supervisor.config.failure_handlers
@@ -61,7 +61,7 @@ class Supervision:
         self._read_at: int | None = None
         self._start_at = 0
         self._request = 0
-        self._asked = -_CALM_NS
+        self._queried_at = -_QUERY_NS
         self._stopped: Final = threading.Event()
         thread = threading.Thread(target=self._run, name="ziplog-supervision", daemon=True)
         try:
@@ -79,21 +79,21 @@ class Supervision:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            self._look_at_file()
+            self._check_cluster_file()
             self._start_new()
-            self._revive()
-            self._ask()
-            self._transport.wait(_LOOK_NS)
-            self._take()
+            self._restart_dead()
+            self._query_failure_handlers()
+            self._transport.wait(_POLL_NS)
+            self._receive()
 
-    def _look_at_file(self) -> None:
+    def _check_cluster_file(self) -> None:
         file: tuple[int, ...] = ()
         with contextlib.suppress(OSError):
             found = self._supervisor.path.stat()
             file = (found.st_ino, found.st_mtime_ns, found.st_size)
         now = time.monotonic_ns()
         if file != self._file:
-            self._file, self._read_at = file, now + _SETTLED_NS
+            self._file, self._read_at = file, now + _UNCHANGED_NS
         if self._read_at is None or now < self._read_at:
             return
         self._read_at = None
@@ -119,9 +119,11 @@ class Supervision:
                 _warn(name, error)
                 self._start_at = now + _RETRY_NS
 
-    def _revive(self) -> None:
+    def _restart_dead(self) -> None:
         supervisor = self._supervisor
-        for found in self._revival.look(supervisor.processes(), time.monotonic_ns()):
+        for found in self._restart_policy.check_processes(
+            supervisor.processes(), time.monotonic_ns()
+        ):
             if isinstance(found, Death):
                 how = supervisor.how_it_ended(found.node)
                 log.warning("%s %s; starting again in %g s", found.node, how, found.pause_ns / _S)
@@ -131,18 +133,18 @@ class Supervision:
             except OSError as error:
                 _warn(found.node, error)
 
-    def _ask(self) -> None:
+    def _query_failure_handlers(self) -> None:
         now = time.monotonic_ns()
-        if now - self._asked < (_LOOK_NS if self._revival.is_amiss else _CALM_NS):
+        if now - self._queried_at < (_POLL_NS if self._restart_policy.has_failures else _QUERY_NS):
             return
-        self._asked = now
+        self._queried_at = now
         self._request += 1
         # Cluster 0: a supervisor does not know the number. All are asked; only the leader answers.
         query = encode(OrdersQuery(0, self._request))
         for handler in self._handlers:
             self._transport.send(handler, query)
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
         while (received := self._transport.receive()) is not None:
             source, frame = received
             try:
@@ -152,13 +154,13 @@ class Supervision:
                 continue
             # An answer to an earlier question may be older than what is known by now.
             if isinstance(message, Orders) and message.request == self._request:
-                self._obey(message)
+                self._restart_unreachable(message)
 
-    def _obey(self, message: Orders) -> None:
+    def _restart_unreachable(self, message: Orders) -> None:
         supervisor = self._supervisor
         recoveries = {order.node: order.recovery for order in message.orders}
         now = time.monotonic_ns()
-        for name in self._revival.ordered(recoveries, supervisor.processes(), now):
+        for name in self._restart_policy.on_unreachable(recoveries, supervisor.processes(), now):
             log.warning(
                 "%s runs, but cannot be reached; killing it and starting it again for recovery %d",
                 name,

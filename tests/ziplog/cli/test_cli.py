@@ -327,7 +327,7 @@ def test_up_says_how_a_cluster_is_found_that_is_elsewhere(
     text = run("config", "show").stdout
     assert "port = 7400" in text
     text = text.replace("port = 7400", f"port = {port}")
-    servers._say_how_to_find(parse(text, tmp_path / "cluster.toml"))
+    servers._say_bootstrap(parse(text, tmp_path / "cluster.toml"))
     told = capsys.readouterr()
     assert told.out == ""
     assert (said in told.err) if said else (told.err == "")

@@ -1,11 +1,11 @@
-"""What clients are answered: where everything is, leases, trims, the status document.
+"""Client requests to the membership service: cluster information, leases, trims, status.
 
-    Hello, StatusQuery -- what this node knows --> answered at once
-    LeaseQuery -- a read barrier --> answered
-    Trim -- a read barrier --> a trim under way (`Trims`) --> answered
+    Hello, StatusQuery -- state of this node --> reply at once
+    LeaseQuery -- a read barrier --> reply
+    Trim -- a read barrier --> a pending trim (`Trims`) --> reply
 
-Rule: an answer that may not be old waits for a barrier that was proposed after the question came.
-Invariant: no more than `MAX_PENDING` wait. See docs/protocol.md, sections 3 and 8.
+Rule: a linearizable read waits for a barrier that was proposed after the request arrived.
+Invariant: at most `MAX_PENDING` requests wait. See docs/protocol.md, sections 3 and 8.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class ClientRequests:
-    """All that one node of the service says to clients."""
+    """Handles the client requests of one node of the membership service."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ClientRequests:
         pid: int,
         incarnation: int,
     ) -> None:
-        """Answer from these; see `MembershipService` for `name`, `pid` and `incarnation`."""
+        """Keep these parts; see `MembershipService` for `name`, `pid` and `incarnation`."""
         self._config: Final = config
         self._name: Final = name
         self._pid: Final = pid
@@ -65,7 +65,7 @@ class ClientRequests:
         self._failure_handlers: Final = failure_handlers
         self._read_barriers: Final = ReadBarriers(incarnation)
         self._trims: Final = Trims(state, servers)
-        #: The node that leads, as far as this one knows; "" while there is none.
+        #: The leader, as far as this node knows; "" while there is none.
         self.leader = ""
         #: The other nodes of the service that this one can reach.
         self.connected: tuple[str, ...] = ()
@@ -73,13 +73,13 @@ class ClientRequests:
     # --- at once ---
 
     def not_leader(self, src: bytes, request: int) -> Effect:
-        """Say who leads."""
+        """Return a `NotLeader` reply with the leader's endpoint."""
         nodes = self._config.mms
         endpoint = next((node.endpoint for node in nodes if node.name == self.leader), "")
         return Send(src, NotLeader(self._state.cluster, request, endpoint))
 
     def hello(self, src: bytes, message: Hello, now: int) -> Effect:
-        """Say what the cluster is; any node may, once it knows."""
+        """Return the cluster information; any node that knows the cluster may answer."""
         state, config = self._state, self._config
         if not state.cluster:
             return self.not_leader(src, message.request)
@@ -99,7 +99,7 @@ class ClientRequests:
         )  # fmt: skip
 
     def status(self, src: bytes, message: StatusQuery, now: int) -> Effect:
-        """Say how the leader sees the cluster."""
+        """Return the status document, as the leader sees the cluster."""
         found = status.document(
             self._config, self._state, self._servers, self._failure_handlers,
             name=self._name, pid=self._pid, connected=self.connected,
@@ -114,21 +114,21 @@ class ClientRequests:
         return len(self._read_barriers) + len(self._trims)
 
     def submit(self, src: bytes, message: LeaseQuery | Trim, now: int) -> list[Effect]:
-        """Take a question that is answered behind a read barrier."""
+        """Queue a request that needs a read barrier; refuse it if the queue is full."""
         if len(self) >= MAX_PENDING:
-            why = f"{MAX_PENDING} questions wait already"
+            why = f"{MAX_PENDING} requests are already waiting"
             refused = Refused(self._state.cluster, 0, 0, 0, message.request, "full", why)
             return [Send(src, refused)]
         self._read_barriers.add(src, message)
         return self.propose_barrier(now)
 
     def propose_barrier(self, now: int) -> list[Effect]:
-        """Propose a barrier for the new questions, if one is due."""
+        """Propose a barrier for the queued requests, if one is due."""
         barrier = self._read_barriers.propose_barrier(now)
         return [] if barrier is None else [Propose(barrier.encode())]
 
     def on_barrier(self, barrier: Barrier, now: int) -> list[Effect]:
-        """Answer the questions that a committed barrier lets through; begin their trims."""
+        """Answer the requests of a committed barrier; start their trims."""
         effects = (
             self._answer(request, now) for request in self._read_barriers.on_committed(barrier)
         )
@@ -151,20 +151,20 @@ class ClientRequests:
         return None
 
     def advance(self, now: int) -> list[Effect]:
-        """Do what can be done now for the trims under way."""
+        """Advance the pending trims."""
         return self._trims.advance(now) if self._trims else []
 
     def next_wakeup(self, now: int) -> list[int]:
-        """Return when to raise a barrier, and when to advance, at the latest."""
+        """Return the latest times of the next barrier and of the next `advance`."""
         due = (self._read_barriers.next_wakeup(), self._trims.next_wakeup(now))
         return [at for at in due if at is not None]
 
     def reject_lost(self, now: int) -> list[Effect]:
-        """Send those away whose barrier did not come."""
+        """Redirect the requests whose barrier was not committed in time."""
         lost = self._read_barriers.pop_lost(now)
         return [self.not_leader(src, request.request) for src, request in lost]
 
     def abandon(self) -> list[Effect]:
-        """Send everybody away: this node does not lead any more."""
+        """Redirect all waiting requests: this node no longer leads."""
         requests = [(src, request.request) for src, request in self._read_barriers.abandon()]
         return [self.not_leader(src, request) for src, request in requests + self._trims.abandon()]

@@ -1,6 +1,6 @@
-"""The failure handlers as their heartbeats show them, for the status document.
+"""The failure handlers' last heartbeats, for the status document.
 
-Rule: it says what was last heard. See docs/protocol.md, section 11.
+Only received heartbeats count, never expectations. See docs/protocol.md, section 11.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class FailureHandlers:
     def __init__(self, nodes: Sequence[NodeConfig]) -> None:
         self._nodes: Final = nodes
         self._names: Final = {node.name for node in nodes}
-        #: By name: what was heard last, and when.
+        #: By name: the last heartbeat, and when it came.
         self._last_heartbeats: dict[str, tuple[HandlerHeartbeat, int]] = {}
 
     def on_heartbeat(self, heartbeat: HandlerHeartbeat, now: int) -> bool:
-        """Note a heartbeat; whether there is such a node."""
+        """Store a heartbeat; return whether the cluster file has its node."""
         if heartbeat.node not in self._names:
             return False
         self._last_heartbeats[heartbeat.node] = (heartbeat, now)
         return True
 
     def status(self, now: int) -> list[dict[str, Any]]:
-        """Return what the status document says of them."""
+        """Return their part of the status document."""
         return [self._status(node, now) for node in self._nodes]
 
     def _status(self, node: NodeConfig, now: int) -> dict[str, Any]:

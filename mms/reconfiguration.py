@@ -1,15 +1,16 @@
-"""Shards that join, leave and are finalized, as operators ask.
+"""Reconfiguration: operators add, remove and finalize shards.
 
-    add      -- `PlaceShard` committed --> joining -- a lease has it --> answered
-    remove   -- `RetireShard` committed --> leaving -- nothing waits there any more, or 2 s passed:
-                a lease without it --> its limit -- all below is stable --> answered
-    finalize -- the same, and all replicas are sealed: `FinalizeShard` committed --> answered
+    add      -- `PlaceShard` committed --> joining -- a lease has it --> reply
+    remove   -- `RetireShard` committed --> leaving -- no insert waits there, or 2 s passed:
+                a lease without it --> its limit -- all below is stable --> reply
+    finalize -- the same, and all replicas are sealed: `FinalizeShard` committed --> reply
 
-Rule: what may change again is answered only as consensus took or refused it; what never does, as it
-is known here. Clients repeat questions: one that is lost with a leader costs time only, and a copy
-of one that was answered gets the same answer.
-Invariant: only shards that are still in the leases are taken for leaving. See docs/protocol.md,
-sections 13.6, 13.7 and 13.9.
+Rule: a reply that could still change follows a committed or refused command; a final one comes from
+the local state. Clients repeat requests: one that is lost with a leader costs time only, and a
+repeated one gets the same reply.
+
+Invariant: only shards that are still in the leases are draining. See docs/protocol.md, sections
+13.6, 13.7 and 13.9.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
     from ziplog.wire import ChangeShard
 
 _S: Final = 1_000_000_000
-#: A shard that leaves is waited for so long, until it says that nothing waits there.
+#: Time limit for a leaving shard to report that no insert waits there.
 LEAVE_NS: Final = 2 * _S
-#: A question that nobody repeated for so long is forgotten.
+#: Time after which a request that the client no longer repeats is forgotten.
 FORGET_NS: Final = 30 * _S
-#: Questions that wait; more are refused.
+#: Maximum number of waiting requests; more are refused.
 MAX_CHANGES: Final = 64
-#: Answers that are kept for copies of their questions.
+#: Maximum number of replies kept for repeated requests.
 _KEPT_ANSWERS: Final = 4 * MAX_CHANGES
-#: WANTs are sent again after this time.
+#: Interval between repeated `Want` messages.
 _WANT_NS: Final = _S // 4
 
 _Error = Literal["", "no-such-shard", "exists", "last-shard", "wrong-size", "retired", "too-many"]
@@ -64,26 +65,26 @@ class _Change:
 
 
 class Reconfiguration:
-    """All shards that come or go."""
+    """All shards that join or leave."""
 
     def __init__(
         self, state: ClusterState, servers: Servers, services: Iterable[NodeConfig]
     ) -> None:
-        """Begin; no server may have a name or an endpoint of the services' nodes."""
+        """Start empty; no server may have a name or an endpoint of the `services` nodes."""
         self._state: Final = state
         self._reserved: Final = {part for node in services for part in (node.name, node.endpoint)}
         self._servers: Final = servers
         self._changes: dict[tuple[bytes, int], _Change] = {}
-        #: The latest answers: a copy of a question that arrives late must change nothing.
+        #: The latest replies: a repeated request that arrives late must change nothing.
         self._answered: dict[tuple[bytes, int], _Error] = {}
-        #: The shards that leave, but are still in the leases: since when this leader knows it.
+        #: Leaving shards that are still in the leases: since when this leader knows it.
         self._leaving: dict[int, int] = {}
-        #: Those of them where nothing waits.
+        #: Those of them that reported no waiting insert.
         self._drained: set[int] = set()
         #: The shards that have left and are not finalized.
         self._not_finalized: list[int] = []
         self._proposals: Final = Proposals()
-        #: When a lease without shards that leave was asked for.
+        #: When a lease without leaving shards was last claimed.
         self._leased_at: int | None = None
         self._advance_at = 0
         self._want_requests = 0
@@ -94,17 +95,17 @@ class Reconfiguration:
     # --- what happens ---
 
     def start_leading(self, now: int) -> None:
-        """Begin to lead: those that leave have their time from now on."""
+        """Start to lead: leaving shards get their full time from now on."""
         self._leaving = dict.fromkeys(self._leaving, now)
         self._drained.clear()
         self._leased_at = None
 
     def on_placements(self, now: int) -> None:
-        """Note that placements, or leases, changed."""
+        """Handle changed placements or leases."""
         state = self._state
         leaving = [shard for shard in state.retired if state.may_stay(shard)]
         if not self._leaving.keys() <= set(leaving):
-            self._leased_at = None  # the lease that was asked for is here
+            self._leased_at = None  # the claimed lease was granted
         self._leaving = {shard: self._leaving.get(shard, now) for shard in leaving}
         self._drained.intersection_update(leaving)
         self._not_finalized = [
@@ -114,7 +115,7 @@ class Reconfiguration:
         ]
 
     def submit(self, src: bytes, message: ChangeShard, now: int) -> list[Effect]:
-        """Take a question; the answer may have to wait."""
+        """Accept an operator's request; the reply may have to wait."""
         key, cluster = (src, message.request), self._state.cluster
         if key in self._answered:
             return [self._changed(src, message, self._answered[key])]
@@ -123,7 +124,7 @@ class Reconfiguration:
         if any(r.name in self._reserved or r.endpoint in self._reserved for r in message.replicas):
             return [self._changed(src, message, "exists")]
         if key not in self._changes and len(self._changes) >= MAX_CHANGES:
-            why = f"{MAX_CHANGES} changes wait already"
+            why = f"{MAX_CHANGES} shard changes are already waiting"
             refused = Refused(cluster, message.shard, 0, 0, message.request, "full", why)
             return [Send(src, refused)]
         change = self._changes.setdefault(key, _Change(src, message, now))
@@ -131,18 +132,18 @@ class Reconfiguration:
         return []
 
     def on_drained(self, shard: int) -> None:
-        """Note that a shard said that nothing comes, and nothing waits."""
+        """Handle a shard's report that it has no more inserts, new or waiting."""
         if shard in self._leaving:
             self._drained.add(shard)
 
     def on_applied(self, command: AnyChange) -> int:
-        """Note that consensus took, or refused, a command; return the shard that it is about."""
+        """Forget a proposal that consensus applied or refused; return its shard."""
         shard = _shard_of(command)
         self._proposals.on_decided(shard, type(command))
         return shard
 
     def on_refused(self, command: AnyChange, why: Refusal) -> list[Effect]:
-        """Answer the questions that a command was made for."""
+        """Answer the requests that led to a refused command."""
         self.on_applied(command)
         error = _ERRORS.get(why)
         waiting = [
@@ -153,7 +154,7 @@ class Reconfiguration:
         return [self._answer(key, error) for key in waiting]
 
     def abandon(self) -> list[tuple[bytes, int]]:
-        """Forget all questions; return where each came from."""
+        """Forget all requests; return their routes and numbers."""
         abandoned = list(self._changes)
         self._changes.clear()
         self._proposals.clear()
@@ -162,7 +163,7 @@ class Reconfiguration:
     # --- what follows ---
 
     def advance(self, now: int) -> list[Effect]:
-        """Do what can be done now."""
+        """Take the next step of every request, as far as possible now."""
         if not (self._changes or self._leaving or self._not_finalized):
             return []
         self._advance_at = now + _WANT_NS
@@ -181,11 +182,11 @@ class Reconfiguration:
         return effects
 
     def next_wakeup(self) -> list[int]:
-        """Return when to `advance` at the latest, if time alone may change something."""
+        """Return the latest time of the next `advance`, if time alone may change something."""
         return [self._advance_at] if self._changes or self._leaving else []
 
     def shards_to_drop(self, now: int) -> set[int]:
-        """Return the shards that the next lease does without, though they are in the last one."""
+        """Return the leaving shards that the next lease omits."""
         return {
             shard
             for shard, since in self._leaving.items()
@@ -193,7 +194,7 @@ class Reconfiguration:
         }
 
     def claim_lease(self, now: int) -> bool:
-        """Ask for a lease, if a shard can go and none was asked for; return whether it did."""
+        """Return whether to propose a lease now, so that a shard can leave; remember the claim."""
         if not self._leaving or not self.shards_to_drop(now):
             return False
         if self._leased_at is not None and now < self._leased_at + RETRY_NS:
@@ -204,7 +205,7 @@ class Reconfiguration:
     # --- one question ---
 
     def _error(self, message: ChangeShard) -> _Error | None:
-        """Return what to answer by now; None: not yet."""
+        """Return the reply that is due by now; None: not yet."""
         placement = self._state.placements.get(message.shard)
         retired = self._state.retired.get(message.shard)
         if placement is None:
@@ -230,14 +231,14 @@ class Reconfiguration:
         return self._want(change, now)
 
     def _command(self, message: ChangeShard) -> PlaceShard | RetireShard | None:
-        """Return what has to be committed first, for this question."""
+        """Return the command that must be committed first for this request."""
         if message.change == "add":
             is_placed = message.shard in self._state.placements
             return None if is_placed else PlaceShard(_new(message))
         return None if message.shard in self._state.retired else RetireShard(message.shard)
 
     def _want(self, change: _Change, now: int) -> list[Effect]:
-        """Ask a shard that is out for the end of what it owns: its heartbeat may take a second."""
+        """Request a removed shard's last positions at once; its heartbeat may take a second."""
         shard, cluster = change.message.shard, self._state.cluster
         retired = self._state.retired.get(shard)
         if retired is None or not retired.limit:
@@ -265,14 +266,14 @@ class Reconfiguration:
     # --- sealed ---
 
     def _is_sealed(self, shard: int, now: int) -> bool:
-        """Whether all replicas of a shard that has left say that they have all that it owns."""
+        """Whether all replicas of a shard that has left report that they hold all its positions."""
         return self._state.placements[shard].state == "leaving" and all(
             self._reports_sealed(server, self._state.retired[shard].limit, now)
             for server in self._servers.replicas(shard)
         )
 
     def _reports_sealed(self, server: Server, limit: int, now: int) -> bool:
-        """Whether a server said so just now, in this view, and knew where its shard ends."""
+        """Whether a server reported so just now, in this view, and knew the end of its shard."""
         heartbeat = server.heartbeat
         if heartbeat is None or not heartbeat.is_sealed or server.is_in_limbo:
             return False
@@ -299,6 +300,6 @@ def _shard_of(command: AnyChange) -> int:
 
 
 def _new(message: ChangeShard) -> Placement:
-    """Return the placement that a question is about, before anybody knows its directories."""
+    """Return the requested placement, before any data directory is known."""
     replicas = tuple(Replica(replica.name, replica.endpoint) for replica in message.replicas)
     return Placement(message.shard, 1, "joining", replicas)

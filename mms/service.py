@@ -1,12 +1,12 @@
-"""The membership service: one node of it, as a deterministic state machine.
+"""Membership service: one node of it, as a deterministic state machine.
 
     follower --LeaderChanged(is_self)--> leader: creates the cluster, grants leases one ahead,
-    announces what is committed, parks shards that are silent or late, trims, answers clients, takes
-    shards out and back for the failure handler, and in and out for operators
-    leader --LeaderChanged--> follower: only says who the leader is
+    announces committed state, parks silent or slow shards, trims, answers clients, removes and
+    reinserts shards for the failure handler, adds and removes shards for operators
+    leader --LeaderChanged--> follower: only answers with the leader's endpoint
 
-Rule: nothing is told to anybody before it is committed. What is in memory only (who is up, when a
-lease starts) may be lost with the leader; it costs time, never a position.
+Rule: only committed state is announced. State in memory (which servers are up, when a lease starts)
+may be lost with the leader; that costs time, never a position.
 
 Invariants: `check()`, those of `ClusterState`. See docs/protocol.md, sections 3, 5, 7, 8, 11, 13.
 """
@@ -79,15 +79,15 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect, Event
 
 _MS: Final = 1_000_000
-#: How often silence, weights and finalized epochs are looked at.
+#: Interval between checks of silence, weights and finalized epochs.
 HOUSEKEEPING_NS: Final = 500 * _MS
-#: The cluster is active for so long after a heartbeat that said so.
+#: Time that the cluster stays active after an active server's heartbeat.
 ACTIVE_NS: Final = 2000 * _MS
-#: A new cluster waits so long for all servers: they would know of an old one.
+#: Time that a new cluster waits for all servers: they would know of an old cluster.
 CREATE_NS: Final = 1500 * _MS
-#: The first lease waits so long for all shards, before it does without some.
+#: Time that the first lease waits for all shards; then it omits those that are missing.
 FIRST_LEASE_NS: Final = 2000 * _MS
-#: What only the leader answers, once there is a cluster.
+#: Requests that only the leader answers, once there is a cluster.
 _FOR_THE_LEADER: Final = frozenset({LeaseQuery, Trim, StatusQuery, Remove, Reinsert, ChangeShard})
 
 
@@ -104,7 +104,7 @@ class MembershipService:
         incarnation: int,
         now: int,
     ) -> None:
-        """Start as a follower that knows nothing; consensus tells the rest.
+        """Start as a follower with no state; consensus delivers the rest.
 
         Args:
             config: the cluster file.
@@ -146,7 +146,7 @@ class MembershipService:
         self._changes: list[Placement] = []
         self._effects: list[Effect] = []
         self._now = now
-        # Heartbeats may come before consensus has said what the cluster is.
+        # Heartbeats may come before consensus has delivered the cluster's state.
         self.servers.place(membership_rules.configured(config), now)
         self._handlers: Final[Mapping[type[Message], Callable[[bytes, Any], None]]] = {
             Heartbeat: self._on_heartbeat,
@@ -165,7 +165,7 @@ class MembershipService:
     # --- the one door ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.core.node`."""
+        """Process one event; see `ziplog.core.node`."""
         self._now = now
         if self._leading and self._was_paused:
             # This process was paused; the servers may have sent heartbeats meanwhile.
@@ -187,7 +187,7 @@ class MembershipService:
         return effects
 
     def next_wakeup(self) -> int | None:
-        """Return when this node wants to be woken; a follower never does."""
+        """Return this node's next wakeup; None for a follower."""
         if not self._leading:
             return None
         if not self.state.cluster:
@@ -216,12 +216,14 @@ class MembershipService:
     def _on_received(self, src: bytes, message: Message) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
-            self._report_bad_message(src, message, "the membership service takes none")
+            self._report_bad_message(
+                src, message, "the membership service does not accept this message"
+            )
             return
         if self.state.cluster and message.cluster not in {0, self.state.cluster}:
             here = f"this is cluster {self.state.cluster}"
             self._report_bad_message(
-                src, message, f"it is of cluster {message.cluster}, and {here}"
+                src, message, f"it is for cluster {message.cluster}, but {here}"
             )
             shard, request = getattr(message, "shard", 0), getattr(message, "request", 0)
             refused = Refused(self.state.cluster, shard, 0, 0, request, "wrong-cluster", here)
@@ -259,7 +261,7 @@ class MembershipService:
                 self._effects.append(self._client_requests.not_leader(src, request))
 
     def _create(self) -> None:
-        """Create the cluster, unless it exists and only this directory has forgotten it."""
+        """Create the cluster, unless it exists and only this directory has lost it."""
         if self.servers.missing and self._now < self._leading_since + CREATE_NS:
             self._create_at = self._leading_since + CREATE_NS
             return
@@ -269,9 +271,9 @@ class MembershipService:
             if not self._has_warned:
                 self._has_warned = True
                 self._effects.append(LogWarning(
-                    f"no cluster is created: storage servers are of cluster {min(others)}, of which"
-                    " nothing is known here. Put the membership service's data directories back; or"
-                    " to begin anew without the old records, remove those of all storage servers"
+                    f"no cluster is created: storage servers belong to cluster {min(others)}, which"
+                    " this node does not know. Restore the membership service's data directories;"
+                    " or remove those of all storage servers, to start without the old records"
                 ))  # fmt: skip
             return
         command = CreateCluster(
@@ -285,7 +287,7 @@ class MembershipService:
         result = self.state.apply(event.command)
         if result != event.result:
             self._effects.append(
-                Halt(f"consensus applied a command as {event.result!r}, not {result!r}")
+                Halt(f"consensus returned {event.result!r} for a command, but this node {result!r}")
             )
             return
         refusal = decode_refusal(result)
@@ -352,7 +354,7 @@ class MembershipService:
         self._check_config()
 
     def _check_config(self) -> None:
-        """Refuse to serve a log that the cluster file contradicts: it is damaged, or another's."""
+        """Halt if the cluster file contradicts the log: damaged, or of another cluster."""
         wrong = membership_rules.contradiction(self.state, self.config)
         if wrong:
             self._effects.append(Halt(wrong))
@@ -390,7 +392,7 @@ class MembershipService:
         if not members:
             return
         if self._has_other_weights and members == self.plan.members:
-            self._has_other_weights = False  # they were other ones for a moment
+            self._has_other_weights = False  # the weights fit again
             if now < self._lease_due():
                 return
         shards = {member.shard for member in self.plan.members}
@@ -410,7 +412,7 @@ class MembershipService:
 
     @property
     def _was_paused(self) -> bool:
-        """Whether this process, or its machine, did not run for a while before this step."""
+        """Whether this process, or its machine, was paused before this step."""
         return self._now - self._housekeeping_at > HOUSEKEEPING_NS * 2
 
     def _do_housekeeping(self) -> None:
@@ -444,7 +446,9 @@ class MembershipService:
         now = self._now
         server = self.servers.on_heartbeat(src, message, now)
         if server is None:
-            self._report_bad_message(src, message, f"{message.node} is another server, or none")
+            self._report_bad_message(
+                src, message, f"shard {message.shard} has no such server as {message.node}"
+            )
             return
         if not self._leading:
             return
@@ -469,7 +473,7 @@ class MembershipService:
         self._advance_reconfiguration()
 
     def _observe_member(self, message: Heartbeat) -> None:
-        """Look at how fast a member is, and how late."""
+        """Record a member's rate, and how late it is."""
         now, shard = self._now, message.shard
         if self._is_active():
             self._weights.observe(shard, message.rate_per_s)
@@ -491,7 +495,7 @@ class MembershipService:
     def _on_rate(self, src: bytes, message: Rate) -> None:
         if not self.servers.is_primary(src, message.shard, message.view):
             self._report_bad_message(
-                src, message, f"it is not from the primary of shard {message.shard}"
+                src, message, f"the sender is not the primary of shard {message.shard}"
             )
             return
         if self._leading and not message.per_s:
@@ -510,7 +514,9 @@ class MembershipService:
 
     def _on_frontier(self, src: bytes, message: Frontier) -> None:
         if not self.servers.is_route_of(src, message.shard):
-            self._report_bad_message(src, message, f"it is not from shard {message.shard}")
+            self._report_bad_message(
+                src, message, f"the sender is not a server of shard {message.shard}"
+            )
             return
         self.servers.raise_frontier(message.shard, message.frontier)
         self._effects += self._client_requests.advance(self._now)
@@ -519,13 +525,15 @@ class MembershipService:
 
     def _on_handler_heartbeat(self, src: bytes, message: HandlerHeartbeat) -> None:
         if not self._failure_handlers.on_heartbeat(message, self._now):
-            self._report_bad_message(src, message, f"{message.node} is no failure handler")
+            self._report_bad_message(
+                src, message, f"{message.node} is not a failure handler of this cluster"
+            )
 
     def _on_remove(self, src: bytes, message: Remove) -> None:
         self._effects += self._recoveries.on_remove(src, message, self._now)
 
     def _on_shard_removed(self, command: RemoveShard) -> None:
-        """Do without the shard from now on, and let its servers know."""
+        """Drop the shard from the next lease, and announce it to its servers."""
         self._on_placements()
         self._stragglers.on_removed(command.shard)
         self._effects += self._recoveries.on_remove_command(command, "")
@@ -535,7 +543,7 @@ class MembershipService:
         self._propose_lease_at_once()
 
     def _announce_to_servers(self, shard: int) -> None:
-        """Let the servers of one shard know how it is placed."""
+        """Announce the placement of one shard to its servers."""
         for server in self.servers.replicas(shard):
             if server.heartbeat is not None:
                 self._effects.append(self.announcements.announce(server, self._now))
@@ -545,7 +553,7 @@ class MembershipService:
         self._return_shards()
 
     def _return_shards(self) -> None:
-        """Grant a lease at once, if a shard comes back with it and none is on its way."""
+        """Grant a lease at once if it returns a shard and no such lease is pending."""
         if self._leading and self._recoveries.claim_lease(self._now):
             self._propose_lease_at_once()
 
@@ -567,7 +575,7 @@ class MembershipService:
             self._announce_to_servers(shard)
 
     def _advance_reconfiguration(self) -> None:
-        """Do what can be done now for shards that join, leave and are finalized."""
+        """Take the next steps for shards that join, leave and are finalized."""
         if not self._leading:
             return
         self._effects += self._reconfiguration.advance(self._now)
@@ -575,7 +583,7 @@ class MembershipService:
             self._propose_lease_at_once()
 
     def _check_joining(self, shard: int) -> None:
-        """Let a shard begin to work once all of its servers were heard."""
+        """Make a joining shard live once all of its servers sent heartbeats."""
         placement = self.state.placements.get(shard)
         if placement is None or placement.state != "joining" or self.state.last is None:
             return

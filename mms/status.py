@@ -1,6 +1,6 @@
 """The status document: the cluster as the leader of the membership service sees it.
 
-Rule: it says what was last heard, never what should be. See docs/protocol.md, sections 3 and 13.
+It shows the last reports, never expectations. See docs/protocol.md, sections 3 and 13.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ziplog.core.view import Lease, Placement
     from ziplog.wire import Heartbeat
 
-#: Of the shards that one holds back, so many are named, among the last so many heard before it.
+#: Maximum number of shards listed in `blocks`, and of earlier reports searched for them.
 _MAX_BLOCKED: Final = 16
 _MAX_CANDIDATES: Final = 256
 
@@ -46,14 +46,14 @@ def document(
 
     Args:
         config: the cluster file.
-        state: what the service agreed on.
+        state: the committed state.
         servers: what the storage servers reported.
         failure_handlers: what the failure handlers reported.
         name: this node, the leader.
         pid: its process.
         connected: the other nodes of the service that it can reach.
-        lease: the one that runs; None before there is one.
-        epoch: the epoch that servers are in.
+        lease: the running lease; None before the first.
+        epoch: the epoch in which the servers are.
         finalized: the last finalized epoch; -1 for none.
         now: monotonic nanoseconds.
 
@@ -72,7 +72,7 @@ def document(
             {
                 "name": node.name,
                 "endpoint": node.endpoint,
-                # Nodes of the service do not tell each other their process ids.
+                # Nodes of the service do not exchange their process ids.
                 "pid": pid if node.name == name else None,
                 "leader": node.name == name,
                 "state": "up" if node.name in (name, *connected) else "down",
@@ -109,16 +109,16 @@ def _loss(state: ClusterState, loss: RecordLoss) -> dict[str, Any]:
 
 
 def blockers(state: ClusterState, servers: Servers, now: int) -> dict[int, list[int]]:
-    """Return the shards that hold others' records back from readers, each with whom it holds back.
+    """Return the shards that hold back other shards' records from readers, each with those shards.
 
-    Shard s holds back the last stable record of t if somebody reads along at one of them, all that
-    s is known to have decided ends at or before that record, and s was heard after t. The last is
-    what makes it sure: when s spoke, t's record was stable already, and s had not decided what lies
-    before it. Otherwise s may be further by now. A shard that is being recovered decides nothing
-    meanwhile, so it counts as heard just now; but it has nothing to decide in leases without it.
+    Shard s holds back the last stable record of shard t under three conditions: one of them has
+    readers, all that s is known to have decided ends at or before that record, and the report of s
+    came after that of t. The last one makes it certain: when s reported, t's record was stable, and
+    s had not decided the positions before it. A shard in recovery decides nothing, so its report
+    counts as new; but it has nothing to decide in leases without it.
 
     Args:
-        state: what the service agreed on.
+        state: the committed state.
         servers: what the storage servers reported.
         now: monotonic nanoseconds.
 
@@ -143,7 +143,7 @@ def blockers(state: ClusterState, servers: Servers, now: int) -> dict[int, list[
     found: dict[int, list[int]] = {}
     most = 0
     for index, (_, shard, stable, is_watched) in enumerate(reports):
-        # Mostly nobody who spoke before has come so far: then there is nothing to look for.
+        # In most cases no earlier report reaches so far, and the search is skipped.
         if shard in open_from and open_from[shard] <= most:
             held_back = (
                 other
@@ -159,9 +159,9 @@ def blockers(state: ClusterState, servers: Servers, now: int) -> dict[int, list[
 
 
 def _reporting_server(replicas: list[Server], now: int) -> Server | None:
-    """Return who speaks for a shard: the primary, or if it is silent, whoever was heard last.
+    """Return the server that counts for a shard: the primary, or if it is silent, the last heard.
 
-    What a backup knows to be stable is a message older.
+    A backup learns of stable positions one message later.
     """
     primary = replicas[0]
     if primary.heartbeat is not None and now - primary.last_heard_at < UP_NS:
@@ -175,7 +175,7 @@ def _has_readers(replicas: list[Server]) -> bool:
 
 
 def _epoch(state: ClusterState, frontier: int) -> int:
-    """Return the epoch of a frontier; 0: it is not known."""
+    """Return the epoch of a frontier; 0: unknown."""
     last = state.last
     if last is None or not frontier:
         return 0

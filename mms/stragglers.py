@@ -1,15 +1,15 @@
-"""Shards that hold back whoever reads along, though all of their servers are there.
+"""Stragglers: shards that hold back readers although all of their servers are up.
 
-    prompt --four late looks in a row--> parked --5 s--> on probation --5 s--> prompt
-    on probation --four late looks in a row--> parked, twice as long as the last time, up to 60 s
+    prompt --four late checks in a row--> parked --5 s--> on probation --5 s--> prompt
+    on probation --four late checks in a row--> parked, twice as long as before, up to 60 s
 
-A look is a heartbeat of the shard's primary while it is watched; it is late if the frontier is
-behind what was the running epoch 100 ms, or ten epochs, ago. Two beats missing are a late look too.
+A check is a heartbeat of the primary of a shard with readers. It is late if the frontier is below
+the epoch that ran 100 ms, or ten epochs, ago. Two missing heartbeats count as a late check.
 
-Rule: this is about waiting only. Who is parked keeps its servers and its view, and can be recovered
-as any. Invariants: what is late is watched; a shard is parked only while at most half of the
-watched ones are late, and only if as many others as are parked stay. A new leader begins with a
-clean sheet. See docs/protocol.md, section 13.
+Rule: this affects waiting only. A parked shard keeps its servers and its view, and can be
+recovered. Invariants: a late shard has readers. A shard is parked only while at most half of the
+checked shards are late, and at least as many shards stay as are parked. A new leader starts empty.
+See docs/protocol.md, section 13.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ if TYPE_CHECKING:
 
 _MS: Final = 1_000_000
 _S: Final = 1000 * _MS
-#: How far behind is late: the longer of the two.
+#: Lag that counts as late: the longer of the two.
 _LATE_EPOCHS: Final = 10
 _LATE_NS: Final = 100 * _MS
-#: So many late looks in a row are one too many.
+#: Number of late checks in a row after which a shard is parked.
 _MAX_LATE: Final = 4
-#: Heartbeats that came at once, as we were stopped, are one look.
+#: Minimum interval between checks: heartbeats that queued while this process was paused are one.
 _MIN_INTERVAL_NS: Final = 100 * _MS
-#: Primaries that are watched send four heartbeats a second; many together no more than 4,000, or
-#: one each.
+#: A primary with readers sends four heartbeats a second; all together at most 4,000 a second, but
+#: at least one each.
 _HEARTBEAT_NS: Final = _S // 4
 _HEARTBEATS_PER_S: Final = 4000
 _PARKED_NS: Final = 5 * _S
 _MAX_PARKED_NS: Final = 60 * _S
 _PROBATION_NS: Final = 5 * _S
-#: Leases whose begin is remembered: at twenty a second, more than ten epochs of any length that
-#: a lease has while somebody works.
+#: Number of leases whose starts are remembered: at twenty a second, more than ten epochs of any
+#: length that an active cluster's lease has.
 _KEPT_LEASES: Final = 256
 
 
 class _Checks:
-    """What is known of a watched shard."""
+    """The checks of a shard with readers."""
 
     __slots__ = ("at", "late_in_a_row")
 
     def __init__(self, now: int) -> None:
-        #: When the last look was, and how many in a row were late.
+        #: When the last check was, and how many in a row were late.
         self.at = now - _MIN_INTERVAL_NS
         self.late_in_a_row = 0
 
 
 class _Parked:
-    """A shard that was too late."""
+    """A shard that was parked because it was late."""
 
     __slots__ = ("back_at", "duration", "until")
 
     def __init__(self, now: int, duration: int) -> None:
-        #: Until when it is out of the leases, and how long that is.
+        #: When its parking ends, and how long it lasts.
         self.until, self.duration = now + duration, duration
-        #: When it was heard as a member again.
+        #: When its first heartbeat as a member came again.
         self.back_at: int | None = None
 
     def is_on_probation(self, now: int) -> bool:
@@ -70,34 +70,34 @@ class _Parked:
 
 
 class Stragglers:
-    """Who is too late, at the leader."""
+    """Straggler detection, at the leader."""
 
     def __init__(self) -> None:
-        #: Leases in their order, with the times when they began, or will. The newest of those that
-        #: should have begun by some time is the one that ran then.
+        #: Leases in order, with their past or planned starts. The newest one that should have
+        #: started by some time is the one that ran then.
         self._leases: deque[tuple[int, Lease]] = deque(maxlen=_KEPT_LEASES)
         self._checks: dict[int, _Checks] = {}
         self._late_shards: set[int] = set()
         self._parked: dict[int, _Parked] = {}
 
     def clear(self) -> None:
-        """Begin with a clean sheet."""
+        """Forget everything."""
         self._leases.clear()
         self._checks.clear()
         self._late_shards.clear()
         self._parked.clear()
 
     def forget_checks(self) -> None:
-        """Forget how late anybody is: it was us who did not look."""
+        """Forget all checks: this process was paused."""
         self._checks.clear()
         self._late_shards.clear()
 
     def on_lease(self, lease: Lease, starts: int) -> None:
-        """Note when a lease starts; those before it that would have started later never do."""
+        """Store a lease's start; it replaces earlier leases with a later planned start."""
         self._leases.append((starts, lease))
 
     def on_heartbeat(self, shard: int, frontier: int, now: int, *, is_watched: bool) -> bool:
-        """Take a heartbeat of a member's primary; return whether the shard became too late."""
+        """Check a primary's heartbeat; return whether the shard became a straggler."""
         if not is_watched:
             self.forget(shard)
         if not is_watched or self.is_parked(shard, now):
@@ -114,7 +114,7 @@ class Stragglers:
         return on_heartbeat.late_in_a_row == _MAX_LATE
 
     def check_silent(self, members: Collection[int], now: int) -> None:
-        """Look at those of whom nothing is heard, and forget who is no member any more."""
+        """Count silent members as late, and forget shards that are no longer members."""
         silent = 2 * min(max(_HEARTBEAT_NS, len(members) * _S // _HEARTBEATS_PER_S), _S)
         for shard, on_heartbeat in list(self._checks.items()):
             if shard not in members:
@@ -132,7 +132,7 @@ class Stragglers:
             self._late_shards.discard(shard)
 
     def _late_below(self, now: int) -> int:
-        """Return the position that every frontier should have reached; 0 if that is not known."""
+        """Return the position that every frontier should have reached; 0 if unknown."""
         if not self._leases:
             return 0
         running = next((lease for at, lease in reversed(self._leases) if at <= now), None)
@@ -145,9 +145,9 @@ class Stragglers:
         return 0
 
     def park(self, now: int, members: int) -> bool:
-        """Park those that are too late, of so many members; return whether there was any."""
+        """Park the stragglers among `members` members; return whether there was any."""
         if 2 * len(self._late_shards) > len(self._checks):
-            return False  # it is not they who are late
+            return False  # Most shards are late, so the cause is elsewhere.
         late = [
             shard
             for shard in sorted(self._late_shards)
@@ -164,17 +164,17 @@ class Stragglers:
         return bool(late)
 
     def is_parked(self, shard: int, now: int) -> bool:
-        """Whether the shard is to stay out of the leases for now."""
+        """Whether the shard must stay out of the leases now."""
         parked = self._parked.get(shard)
         return parked is not None and now < parked.until
 
     def forget(self, shard: int) -> None:
-        """Forget how late a shard is, but not that it was parked."""
+        """Forget a shard's checks, but not that it was parked."""
         if self._checks.pop(shard, None) is not None:
             self._late_shards.discard(shard)
 
     def on_removed(self, shard: int) -> None:
-        """Forget all about a shard: it failed, and when it is back, it is another."""
+        """Forget a failed shard entirely: it starts afresh when it returns."""
         self.forget(shard)
         self._parked.pop(shard, None)
 

@@ -1,11 +1,11 @@
-"""Trims under way.
+"""Pending trims.
 
     wanting    -- every shard's frontier reached the position --> committing
     committing -- the trim point is committed --> refusing
-    refusing   -- every server that is not down refuses what is below --> answered
+    refusing   -- every server that is not down refuses trimmed positions --> reply
 
-Rule: nothing is committed that is not stable (D45). Trims are bounded in number and in time; one
-that gives up before it is committed is answered `not-stable`. Invariant: a trim in `refusing` is
+Rule: only stable positions are trimmed (D45). Trims are bounded in number and in time; one that
+times out before its commit gets the reply `not-stable`. Invariant: a trim in `refusing` is
 committed. See docs/protocol.md, section 8.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _S: Final = 1_000_000_000
 _GIVE_UP_NS: Final = 30 * _S
-#: WANTs are sent again after this time.
+#: Interval between repeated `Want` messages.
 _WANT_NS: Final = _S // 4
 
 
@@ -54,21 +54,21 @@ class Trims:
         return len(self._pending)
 
     def start(self, route: bytes, request: int, gsn: int, now: int) -> None:
-        """Take a client's trim of a position that was given out; again is the same as once."""
+        """Start a client's trim of a leased position; a repeated request changes nothing."""
         self._pending.setdefault((route, request), _Trim(route, request, gsn, now))
 
     def abandon(self) -> list[tuple[bytes, int]]:
-        """Forget all trims; return where each came from."""
+        """Forget all trims; return their routes and request numbers."""
         abandoned = list(self._pending)
         self._pending.clear()
         return abandoned
 
     def next_wakeup(self, now: int) -> int | None:
-        """Return when to `advance` at the latest."""
+        """Return the latest time of the next `advance`."""
         return now + _WANT_NS if self._pending else None
 
     def advance(self, now: int) -> list[Effect]:
-        """Do what can be done now."""
+        """Take the next step of every trim, as far as possible now."""
         effects: list[Effect] = []
         for key, trim in list(self._pending.items()):
             effects += self._want(trim, now)
@@ -126,7 +126,7 @@ class Trims:
         return Send(trim.route, TrimReply(cluster, trim.request, committed))
 
     def _is_refused(self, gsn: int, now: int) -> bool:
-        """Whether all refuse what is below, but for those that were silent for long."""
+        """Whether all servers refuse the trimmed positions, except long silent ones."""
         return all(
             server.heartbeat is not None and server.heartbeat.trim >= gsn
             for server in self._servers

@@ -1,10 +1,10 @@
-"""The failure handler: one node of it, as a deterministic state machine.
+"""Failure handler: one node of it, as a deterministic state machine.
 
     follower --LeaderChanged(is_self)--> leader: conducts the recovery of every shard that needs one
-    leader --LeaderChanged--> follower: hears what servers say, and says who the leader is
+    leader --LeaderChanged--> follower: receives the servers' reports, and names the leader
 
-Rule: what a recovery stands on is committed before anybody acts on it: who is the candidate, and
-which state a view begins with. All else may be lost with the leader: servers repeat themselves.
+Rule: the candidate of a recovery and the state that a view begins with are committed before any
+server acts on them. All else may be lost with the leader: servers repeat their reports.
 
 Invariants: `check()`, those of `HandlerState` and of the parts. See docs/protocol.md, section 11.
 """
@@ -62,13 +62,13 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect, Event
 
 _MS: Final = 1_000_000
-#: How often the membership service is told of this node, and asked where shards are.
+#: Interval between heartbeats to the membership service, and between placement queries.
 HEARTBEAT_NS: Final = 1000 * _MS
-#: Without an event for so long, this node was stopped.
+#: Gap between two events after which this process counts as paused.
 STOPPED_NS: Final = 3 * HEARTBEAT_NS // 2
-#: Nodes in one answer to a supervisor; others follow when these are back.
+#: Maximum number of nodes in one reply to a supervisor; the rest follow later.
 MAX_ORDERS: Final = 4096
-#: While something is recovered, it is looked at so often at least.
+#: Interval between checks during a recovery.
 TICK_NS: Final = 50 * _MS
 
 
@@ -76,7 +76,7 @@ class FailureHandler:
     """One node of the failure handler."""
 
     def __init__(self, config: ClusterConfig, name: str, *, pid: int, now: int) -> None:
-        """Start as a follower that knows nothing; consensus tells the rest.
+        """Start as a follower with no state; consensus delivers the rest.
 
         Args:
             config: the cluster file.
@@ -91,7 +91,7 @@ class FailureHandler:
         self.state: Final = HandlerState()
         self.members: Final = Members()
         self._service: Final = tuple(node.name.encode() for node in config.mms)
-        #: What the leader is doing, by shard.
+        #: The leader's recoveries, by shard.
         self._recoveries: dict[int, Recovery] = {}
         self._leader = ""
         self._leading = False
@@ -113,7 +113,7 @@ class FailureHandler:
     # --- the one door ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.core.node`."""
+        """Process one event; see `ziplog.core.node`."""
         if now - self._now > STOPPED_NS:
             # This process was paused; the servers may have sent messages meanwhile.
             for recovery in self._recoveries.values():
@@ -135,7 +135,7 @@ class FailureHandler:
         return effects
 
     def next_wakeup(self) -> int | None:
-        """Return when this node wants to be woken."""
+        """Return this node's next wakeup."""
         if not self._connected:
             return self._now
         if self._leading and any(recovery.is_busy for recovery in self._recoveries.values()):
@@ -166,11 +166,13 @@ class FailureHandler:
     def _on_received(self, src: bytes, message: Message) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
-            self._report_bad_message(src, message, "the failure handler takes none")
+            self._report_bad_message(
+                src, message, "the failure handler does not accept this message"
+            )
         elif self.members.cluster and message.cluster not in {0, self.members.cluster}:
             here = f"this is the failure handler of cluster {self.members.cluster}"
             self._report_bad_message(
-                src, message, f"it is of cluster {message.cluster}, and {here}"
+                src, message, f"it is for cluster {message.cluster}, but {here}"
             )
         else:
             handler(src, message)
@@ -188,7 +190,7 @@ class FailureHandler:
         self._recoveries.clear()
         self._heartbeat_due = self._now
         if self._leading:
-            # What was heard last may say how the shards are; what was not heard says nothing.
+            # Earlier reports may still be valid; silence before now means nothing.
             for shard in {*self.members.placements, *self.state.shards}:
                 self._recovery(shard)
             self._advance_all()
@@ -197,7 +199,7 @@ class FailureHandler:
         result = self.state.apply(event.command)
         if result != event.result:
             self._effects.append(
-                Halt(f"consensus applied a command as {event.result!r}, not {result!r}")
+                Halt(f"consensus returned {event.result!r} for a command, but this node {result!r}")
             )
             return
         for recovery in self._recoveries.values():
@@ -209,7 +211,7 @@ class FailureHandler:
         self._advance(command.shard)
 
     def _log_progress(self, command: AnyCommand) -> None:
-        """Tell the operator how a recovery goes."""
+        """Log the progress of a recovery for the operator."""
         match command:
             case Begin():
                 attempt = command.attempt
@@ -221,9 +223,9 @@ class FailureHandler:
                 if decision.lost_from:
                     text += f"; records from {decision.lost_from} on may be lost"
             case Finish():
-                text = f"it works again, in view {command.view}"
+                text = f"it is in the leases again, in view {command.view}"
             case Confirm():
-                text = f"view {command.view} is confirmed: enough servers hold it"
+                text = f"view {command.view} is confirmed: enough replicas hold it"
         self._effects.append(LogWarning(f"shard {command.shard}: {text}"))
 
     def _name_of(self, shard: int, server: int) -> str:
@@ -258,9 +260,11 @@ class FailureHandler:
 
     def _on_suspect(self, src: bytes, message: Suspect) -> None:
         if not self.members.cluster or message.cluster != self.members.cluster:
-            return  # it will say it again when this node knows where it is
+            return  # the server repeats its report until this node knows the cluster
         if self.members.on_suspect(src, message, self._now) is None:
-            self._report_bad_message(src, message, f"{message.node} is another server, or none")
+            self._report_bad_message(
+                src, message, f"shard {message.shard} has no such server as {message.node}"
+            )
         else:
             self._advance(message.shard)
 
@@ -275,13 +279,13 @@ class FailureHandler:
         """Whether a message came over this node's own connection to the membership service."""
         if src in self._service:
             return True
-        self._report_bad_message(src, message, "it is no answer of the membership service")
+        self._report_bad_message(src, message, "the sender is not the membership service")
         return False
 
     def _on_cluster_info(self, src: bytes, message: ClusterInfo) -> None:
         if not self._is_from_service(src, message):
             return
-        # A follower may be behind; a leader names itself first.
+        # A follower's state may be old; a leader lists itself first.
         if not message.mms or self.config.node(src.decode()).endpoint != message.mms[0]:
             return
         self.members.cluster = message.cluster
@@ -310,7 +314,7 @@ class FailureHandler:
             self._advance(message.shard)
 
     def _on_not_leader(self, src: bytes, message: NotLeader) -> None:
-        """Nothing: all nodes of the service are asked, and the leader answers."""
+        """Ignore it: all nodes of the service got the request, and the leader answers."""
         self._is_from_service(src, message)
 
     # --- supervisors ---

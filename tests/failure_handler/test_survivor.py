@@ -84,5 +84,5 @@ def test_a_shard_whose_confirmed_view_cannot_be_read_waits() -> None:
     world.kill(*world.servers)
     world.run(20 * S + 100 * MS)
     assert len(world.decided(Begin)) == begun
-    texts = [text for text in world.warnings if "none of its servers can read that far" in text]
+    texts = [text for text in world.warnings if "all readable logs end before it" in text]
     assert len(texts) == 1

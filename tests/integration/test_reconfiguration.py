@@ -270,7 +270,7 @@ def test_the_shard_commands_against_a_cluster_in_the_background(tmp_path: Path, 
     assert "shard 1 is live: shard-1-0 at 127.0.0.1:" in added.stderr
     assert (tmp_path / CLUSTER_FILE).read_text().startswith(text.rstrip())
     log_of_up = (tmp_path / "logs" / "supervisor.log").read_text()
-    assert "shard-1-0 is new in the cluster file; starting it" in log_of_up
+    assert "shard-1-0 was added to the cluster file; starting it" in log_of_up
     lines = ziplog_cli("shard", "list", up, "--json").stdout.splitlines()
     listed = [json.loads(line) for line in lines]
     assert [(shard["id"], shard["state"]) for shard in listed] == [(0, "live"), (1, "live")]

@@ -91,7 +91,7 @@ def test_a_new_leader_waits_for_servers_that_it_has_not_heard_yet() -> None:
     world.run(20 * MS)
     for server in world.service.servers:
         if server.name == "shard-1-1":
-            server.heartbeat, server.heard = None, 0
+            server.heartbeat, server.last_heard_at = None, 0
     world.servers[3].alive = False
     assert world.servers[3].name == "shard-1-1"
     world.service.servers.forgive_silence_before(world.now)

@@ -93,7 +93,7 @@ def test_free_ports_are_free_and_none_of_those_taken(monkeypatch: pytest.MonkeyP
         found = list(new_shard.free_ports(3, "127.0.0.1", taken))
         assert len(set(found)) == 3
         assert set(found) <= set(range(20_190, 20_200))
-        with pytest.raises(UnavailableError, match="11 free ports were not found"):
+        with pytest.raises(UnavailableError, match="cannot find 11 free ports"):
             new_shard.free_ports(11, "127.0.0.1", taken)
 
 

@@ -77,7 +77,7 @@ def test_a_killed_node_is_dead_until_it_is_started(directory: Path) -> None:
         assert running.dead() == ["mms-0"]
         assert running.how_it_ended("mms-0") == "ended (signal 9)"
         for act in (running.pid, running.pause, running.resume):
-            with pytest.raises(UnavailableError, match="mms-0 does not run"):
+            with pytest.raises(UnavailableError, match="mms-0 is not running"):
                 act("mms-0")
         running.start("mms-0")
         assert running.dead() == []

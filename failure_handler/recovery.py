@@ -216,9 +216,7 @@ class Recovery:
         """Begin an attempt with the best candidate but `excluded`; return whether there is one."""
         members = self._members.of(self.shard)
         if placement.state == "joining" and not is_any_in_limbo(members, now):
-            return (
-                False  # A slow server is waited for; only a crashed one (limbo) needs a recovery.
-            )
+            return False  # only a crashed server (limbo) needs a recovery, not a slow one
         view = known.view if known is not None else placement.view
         if view < placement.view:
             self._warn(
@@ -245,8 +243,8 @@ class Recovery:
             chosen, from_limbo = longest(all_of_them), True
             if all_of_them and chosen is None:
                 self._warn(
-                    f"shard {self.shard} cannot be recovered: all of its servers have lost their"
-                    " data directories. Restore one, and start its server"
+                    f"shard {self.shard} cannot be recovered: none of its servers has its data"
+                    " directory. Restore one, and start its server"
                 )
             if chosen is not None and hides_damage(chosen, all_of_them, first):
                 self._warn(

@@ -179,7 +179,7 @@ def test_many_shards_beat_more_slowly() -> None:
     stragglers.check()
     assert not any(checks.late_in_a_row for checks in stragglers._checks.values())
     stragglers.check_silent(members, 3 * S)
-    assert all(look.late for look in stragglers._checks.values())
+    assert all(checks.late_in_a_row for checks in stragglers._checks.values())
 
 
 def test_heartbeats_that_waited_are_one_look() -> None:
@@ -223,9 +223,9 @@ def test_a_lease_that_never_began_asks_nothing_of_anybody() -> None:
     for at in (130, 145, 270):
         for frontier in (first.base + 3 * SIZE, third.base, third.base + 13 * SIZE):
             other = Stragglers()
-            other._begun = stragglers._leases
-            other.look(0, frontier, at * MS, is_watched=True)
-            late[at, frontier] = other._looks[0].late
+            other._leases = stragglers._leases
+            other.on_heartbeat(0, frontier, at * MS, is_watched=True)
+            late[at, frontier] = other._checks[0].late_in_a_row
     assert list(late.values()) == [0, 0, 0, 1, 0, 0, 1, 1, 0]
 
 

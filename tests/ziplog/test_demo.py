@@ -63,8 +63,8 @@ def test_the_checksum_is_of_the_multiset() -> None:
 def test_the_judge_accepts_what_is_right() -> None:
     judge = Judge()
     delivered = records(*events(FLIGHTS))
-    judge.take(delivered[:2])
-    judge.take(delivered[2:])
+    judge.check(delivered[:2])
+    judge.check(delivered[2:])
     verdict = judge.verdict()
     assert (verdict.records, verdict.aircraft, verdict.fault) == (7, 2, "")
     assert (verdict.first, verdict.last) == ("1@1", "7@1")
@@ -74,7 +74,7 @@ def test_the_judge_accepts_what_is_right() -> None:
 @pytest.mark.parametrize(
     ("spoil", "fault"),
     [
-        (lambda told: told[:2] + told[3:], "N1: event 3 came instead of 2"),
+        (lambda told: told[:2] + told[3:], "N1: expected event 2, got 3"),
         (lambda told: [*told[:3], told[2], *told[3:]], "3@1 came after 3@1"),
         (lambda told: [told[1], told[0], *told[2:]], "1@1 came after 2@0"),
     ],
@@ -83,7 +83,7 @@ def test_the_judge_accepts_what_is_right() -> None:
 def test_the_judge_names_the_first_fault(spoil: object, fault: str) -> None:
     assert callable(spoil)
     judge = Judge()
-    judge.take(spoil(records(*events(FLIGHTS))))
+    judge.check(spoil(records(*events(FLIGHTS))))
     assert judge.fault == fault
 
 

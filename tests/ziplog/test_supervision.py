@@ -205,7 +205,7 @@ def test_a_machine_that_can_start_no_process_is_tried_again(
     with monkeypatch.context() as full:
         full.setattr(supervisor, "_spawn", refuse)
         running.kill("mms-0")
-        wait_until(lambda: "mms-0 cannot be started" in caplog.text, "it is tried")
+        wait_until(lambda: "cannot start mms-0" in caplog.text, "it is tried")
     await_return(running, "mms-0", pid)
 
 
@@ -311,7 +311,7 @@ def test_a_new_node_that_cannot_be_started_is_tried_again(
     with monkeypatch.context() as full:
         full.setattr(supervisor, "_spawn", refuse)
         new_shard.next_shard(running.path, {0})
-        wait_until(lambda: "shard-1-0 cannot be started" in caplog.text, "it is tried")
+        wait_until(lambda: "cannot start shard-1-0" in caplog.text, "it is tried")
     await_start(running, "shard-1-0")
     supervision.stop()
     running.kill("shard-1-0")

@@ -160,7 +160,7 @@ class ClientRequests:
         return [at for at in due if at is not None]
 
     def reject_lost(self, now: int) -> list[Effect]:
-        """Redirect the requests whose barrier was not committed in time."""
+        """Redirect the requests of barriers that were not committed in time."""
         lost = self._read_barriers.pop_lost(now)
         return [self.not_leader(src, request.request) for src, request in lost]
 

@@ -75,7 +75,7 @@ class ReadBarriers:
         return self._waiting.pop(barrier.token, (0, []))[1]
 
     def pop_lost(self, now: int) -> list[PendingRead]:
-        """Remove and return the requests whose barrier was not committed in time."""
+        """Remove and return the requests of barriers that were not committed in time."""
         tokens = [token for token, (at, _) in self._waiting.items() if now >= at + _LOST_NS]
         return [request for token in tokens for request in self._waiting.pop(token)[1]]
 

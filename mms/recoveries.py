@@ -148,7 +148,7 @@ class Recoveries:
         self._proposals.on_decided(loss.shard, RecordLoss)
 
     def on_lease_granted(self, placements: Iterable[Placement]) -> list[Effect]:
-        """Answer the requests whose shards a lease returned."""
+        """Answer the requests for the shards that a lease returned."""
         effects: list[Effect] = []
         for placement in placements:
             route, message = self._reinserts.pop(placement.shard, (b"", None))

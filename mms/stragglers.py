@@ -38,7 +38,7 @@ _HEARTBEATS_PER_S: Final = 4000
 _PARKED_NS: Final = 5 * _S
 _MAX_PARKED_NS: Final = 60 * _S
 _PROBATION_NS: Final = 5 * _S
-#: Number of leases whose starts are remembered: at twenty a second, more than ten epochs of any
+#: Number of remembered lease starts: at twenty a second, more than ten epochs of any
 #: length that an active cluster's lease has.
 _KEPT_LEASES: Final = 256
 

@@ -206,7 +206,7 @@ class Cluster:
         self._supervisor.start(name)
 
     def dead(self) -> list[str]:
-        """Return the names of the nodes whose processes have ended."""
+        """Return the names of the nodes that ran and have ended."""
         return self._supervisor.dead()
 
     # --- shards come and go ---

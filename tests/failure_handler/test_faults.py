@@ -32,7 +32,7 @@ def test_the_survivor_dies(phase: str, f: int) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("f", [1, 2])
-def test_everybody_dies(phase: str, f: int) -> None:
+def test_all_servers_die(phase: str, f: int) -> None:
     world = World(config(f=f)).live()
     assert world.insert("one")
     world.kill(world.server(0, 0))
@@ -45,7 +45,7 @@ def test_everybody_dies(phase: str, f: int) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("handlers", [1, 3])
-def test_another_leader_goes_on(phase: str, handlers: int) -> None:
+def test_another_leader_continues_the_recovery(phase: str, handlers: int) -> None:
     world = World(config(handlers=handlers)).live()
     assert world.insert("one")
     world.kill(world.server(0, 0))
@@ -143,7 +143,7 @@ def test_a_joined_server_that_missed_the_start_of_its_view_is_not_forgotten() ->
     world.until_live(limit=10 * S)
 
 
-def test_a_shard_that_is_out_of_service_is_heard_though_all_its_servers_are_fine() -> None:
+def test_a_shard_out_of_service_is_recovered_though_all_its_servers_are_up() -> None:
     world = World(config(shards=2)).live()
     server = world.server(0, 0)
     # One word of doubt, which is taken back; then the handler forgets the way to the server.

@@ -43,7 +43,7 @@ def tell(world: World, message: Message, src: bytes = b"somebody") -> None:
     world.step_handler(world.leader, Received(src, message))
 
 
-def test_it_tells_the_service_that_it_is_there_every_second() -> None:
+def test_it_sends_a_heartbeat_to_the_service_every_second() -> None:
     world = World(config(handlers=3)).live()
     world.sent.clear()
     world.run(5 * S)
@@ -87,7 +87,7 @@ def test_a_follower_names_the_leader() -> None:
     ],
     ids=str,
 )
-def test_a_server_that_is_placed_elsewhere_is_not_heard(changes: dict[str, Any]) -> None:
+def test_a_report_of_a_server_of_another_shard_is_ignored(changes: dict[str, Any]) -> None:
     world = World().live()
     tell(world, suspect(**changes))
     world.run(2 * S)
@@ -95,7 +95,7 @@ def test_a_server_that_is_placed_elsewhere_is_not_heard(changes: dict[str, Any])
     assert world.complaints
 
 
-def test_a_stranger_is_nobody_while_the_known_server_is_heard() -> None:
+def test_an_unknown_directory_is_ignored_while_the_known_server_reports() -> None:
     world = World().live()
     world.server(0, 0).accuses = {1}
     world.until(lambda: bool(world.messages(Suspect)))
@@ -148,7 +148,7 @@ def test_a_promise_counts_only_from_the_candidate_and_for_the_newest_attempt() -
     assert len(world.decided(Decide)) == 1
 
 
-def test_what_comes_from_elsewhere_is_no_answer_of_the_service() -> None:
+def test_messages_from_other_senders_are_not_replies_of_the_service() -> None:
     world = World().live()
     world.until(lambda: bool(world.messages(ClusterInfo)))
     info = world.messages(ClusterInfo)[-1]
@@ -167,14 +167,14 @@ def test_what_comes_from_elsewhere_is_no_answer_of_the_service() -> None:
     assert world.handlers["fh-0"].members.placements[0].view == 9
 
 
-def test_a_candidate_is_asked_over_its_last_route_only() -> None:
+def test_freeze_is_sent_over_the_candidates_last_route_only() -> None:
     world = World().live()
     world.kill(world.server(0, 1))
     world.until(lambda: bool(world.messages(Freeze)))
     assert {dst for _, _, dst, m in world.sent if type(m) is Freeze} == {"shard-0-0"}
 
 
-def test_a_node_that_was_stopped_blames_nobody() -> None:
+def test_a_paused_handler_suspects_no_server() -> None:
     world = World(config(f=2)).live()
     world.supervised = False
     world.kill(world.server(0, 2))
@@ -203,7 +203,7 @@ def test_a_snapshot_takes_the_place_of_the_commands() -> None:
     handler.check()
 
 
-def test_before_it_knows_its_cluster_it_hears_nobody_and_asks_where_it_is() -> None:
+def test_before_it_knows_its_cluster_it_ignores_reports_and_queries_the_service() -> None:
     handler = FailureHandler(config(), "fh-0", pid=1, now=0)
     handler.step(LeaderChanged("fh-0", is_self=True), 1)
     assert handler.next_wakeup() == 1
@@ -215,7 +215,7 @@ def test_before_it_knows_its_cluster_it_hears_nobody_and_asks_where_it_is() -> N
     handler.check()
 
 
-def test_no_message_of_a_stranger_breaks_it() -> None:
+def test_no_message_of_an_unknown_sender_breaks_it() -> None:
     world = World().live()
     world.kill(world.server(0, 1))
     world.until(lambda: bool(world.messages(Freeze)))

@@ -29,7 +29,7 @@ def test_a_shard_that_was_killed_whole_begins_with_the_longest_log(f: int) -> No
     assert world.insert("three")
 
 
-def test_what_was_lost_is_reported() -> None:
+def test_a_possible_loss_is_reported() -> None:
     world = World().live()
     assert world.insert("one")
     assert world.insert("two", flush=False)
@@ -57,7 +57,7 @@ def test_at_level_disk_nothing_was_lost() -> None:
     assert world.status()["losses"] == []
 
 
-def test_as_long_as_one_is_missing_nobody_is_chosen_from_limbo() -> None:
+def test_no_candidate_is_chosen_from_limbo_while_a_server_is_missing() -> None:
     world = World(config(f=2)).live()
     world.supervised = False
     world.kill(*world.servers)
@@ -69,7 +69,7 @@ def test_as_long_as_one_is_missing_nobody_is_chosen_from_limbo() -> None:
     world.until_live(view=2)
 
 
-def test_a_late_word_of_an_older_view_does_not_pass_for_limbo() -> None:
+def test_a_late_report_of_an_older_view_does_not_count_as_limbo() -> None:
     """Else whoever crashed leads, at level memory without what the other one holds."""
     world = World().live()
     world.kill(world.server(0, 1))

@@ -12,7 +12,7 @@ from ziplog.wire import Frozen, Reinserted, Suspect, ViewDecided
 
 @pytest.mark.parametrize("f", [1, 2, 3])
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_shard_whose_server_died_comes_back(f: int, index: int) -> None:
+def test_a_shard_returns_after_a_server_died(f: int, index: int) -> None:
     world = World(config(f=f)).live()
     assert world.insert("one")
     world.kill(world.server(0, index))
@@ -39,7 +39,7 @@ def test_nothing_waits_between_the_suspicion_and_the_decision() -> None:
     assert decided - suspected == 3 * COMMIT + FLUSH + 5 * HOP
 
 
-def test_other_shards_go_on() -> None:
+def test_other_shards_continue() -> None:
     world = World(config(shards=3)).live()
     world.supervised = False
     world.kill(world.server(1, 0))
@@ -83,7 +83,7 @@ def test_f_servers_may_die_at_once() -> None:
 # --- who survives ------------------------------------------------------------------------------
 
 
-def test_of_two_that_suspect_each_other_the_primary_goes_on() -> None:
+def test_of_two_servers_that_suspect_each_other_the_primary_survives() -> None:
     world = World().live()
     # The backup's word comes first, and it does not say that the primary is dead for sure.
     first, second = world.server(0, 1), world.server(0, 0)
@@ -111,7 +111,7 @@ def test_of_two_that_suspect_each_other_the_primary_goes_on() -> None:
     assert len(world.decided(Decide)) == 1
 
 
-def test_a_primary_that_is_not_heard_is_not_waited_for_long() -> None:
+def test_a_silent_primary_is_not_waited_for_long() -> None:
     world = World(config(f=2)).live()
     world.network = lambda src, _dst, message: (
         [] if type(message) is Suspect and src == "shard-0-0" else [HOP]
@@ -124,7 +124,7 @@ def test_a_primary_that_is_not_heard_is_not_waited_for_long() -> None:
     assert world.decided(Begin)[0].attempt.candidate == 1
 
 
-def test_without_the_primary_the_one_that_holds_most_goes_on() -> None:
+def test_without_the_primary_the_longest_log_survives() -> None:
     world = World(config(f=2)).live()
     world.insert("one", but=1)
     world.insert("two", but=1)
@@ -137,7 +137,7 @@ def test_without_the_primary_the_one_that_holds_most_goes_on() -> None:
     assert world.decided(Begin)[0].attempt.candidate == 2
 
 
-def test_the_primary_goes_on_even_if_another_one_holds_more() -> None:
+def test_the_primary_survives_even_if_another_server_holds_more() -> None:
     world = World(config(f=2)).live()
     world.insert("one", but=0)
     world.server(0, 1).beats[2] = world.server(0, 0).beats[2] = world.now - S
@@ -176,7 +176,7 @@ def test_a_frozen_loser_of_an_older_attempt_may_survive_the_next_one() -> None:
 # --- who is to be started again ----------------------------------------------------------------
 
 
-def test_only_those_that_a_recovery_waits_for_are_ordered() -> None:
+def test_only_servers_that_a_recovery_waits_for_are_restarted() -> None:
     world = World(config(f=2, shards=2)).live()
     world.supervised = False
     assert world.orders() == []
@@ -190,7 +190,7 @@ def test_only_those_that_a_recovery_waits_for_are_ordered() -> None:
     assert world.orders() == []
 
 
-def test_nobody_is_ordered_while_the_shard_returns() -> None:
+def test_no_restart_is_ordered_while_the_shard_returns() -> None:
     world = World().live()
     world.kill(world.server(0, 1))
     reach(world, "joined")
@@ -204,7 +204,7 @@ def test_nobody_is_ordered_while_the_shard_returns() -> None:
     world.until_live(view=2, limit=3 * S)
 
 
-def test_a_new_leader_that_finds_everything_up_orders_nobody_for_long() -> None:
+def test_a_new_leader_that_finds_all_servers_up_orders_no_restart_for_long() -> None:
     world = World(config(handlers=3)).live()
     world.kill(world.server(0, 1))
     reach(world, "joined")

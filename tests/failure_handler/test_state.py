@@ -102,7 +102,7 @@ def test_nothing_is_finished_or_confirmed_that_is_under_way_or_over() -> None:
     assert not state.shards[0].is_finished
 
 
-def test_nobody_goes_back_behind_a_confirmed_view() -> None:
+def test_no_recovery_goes_back_before_a_confirmed_view() -> None:
     state = HandlerState()
     apply(state, Begin(0, 1, attempt(2)), decide(2, confirmed=False))
     assert state.shards[0].confirmed == 1

@@ -37,7 +37,7 @@ def test_the_longest_log_that_can_be_read_counts(candidates: list[Candidate], ch
     assert found.member.index == chosen
 
 
-def test_what_was_confirmed_is_not_lost_for_damage() -> None:
+def test_damage_does_not_lose_confirmed_entries() -> None:
     """Without damage, a log that ends before the confirmed view is all that there is."""
     old, new = candidate(0, 9, 1), candidate(1, 20, 3)
     damaged = candidate(1, 8, 1, is_damaged=True)
@@ -62,7 +62,7 @@ def claim(server: FakeServer, last: int, last_view: int = 1) -> None:
     world.send_handler = told  # type: ignore[method-assign, assignment]
 
 
-def test_who_says_that_it_is_damaged_is_not_asked_any_more() -> None:
+def test_a_server_that_reports_damage_is_not_chosen_again() -> None:
     world = World(config(durability="disk")).live()
     assert world.insert("one")
     first = world.server(0, 0)
@@ -72,7 +72,7 @@ def test_who_says_that_it_is_damaged_is_not_asked_any_more() -> None:
     assert [begin.attempt.candidate for begin in world.decided(Begin)] == [1]
 
 
-def test_a_shard_whose_confirmed_view_cannot_be_read_waits() -> None:
+def test_a_shard_with_an_unreadable_confirmed_view_waits() -> None:
     world = World(config(durability="disk")).live()
     assert world.insert("one")
     world.kill(world.server(0, 1))

@@ -90,7 +90,7 @@ def test_steps_lead_to_the_leases_from_wherever_a_server_stands(seed: int) -> No
         assert all(leases[run.last.number] == run.last for run in found)
 
 
-def test_steps_from_a_lease_that_is_not_held_yet_lead_nowhere() -> None:
+def test_steps_from_a_lease_that_is_not_held_yet_are_ignored() -> None:
     runs = history(random.Random(1), 3)
     assert unfold(runs[0].last, 2, steps_of(runs)) == []
 
@@ -111,12 +111,12 @@ def test_a_server_goes_by_steps_and_halts_on_those_of_another_history() -> None:
         clock.unfold(last.number, steps_of([run_of(last), run_of(further)]), last.digest)
 
 
-def test_few_members_are_told_whole() -> None:
+def test_few_members_are_announced_whole() -> None:
     world = working(MANY_MEMBERS - 1)
     assert not any(message.steps for message in told(world))
 
 
-def test_many_members_are_told_by_what_changes() -> None:
+def test_many_members_are_announced_as_changes() -> None:
     world = working(MANY_MEMBERS)
     since = len(world.servers[0].told)
     world.run(2 * S)
@@ -127,7 +127,7 @@ def test_many_members_are_told_by_what_changes() -> None:
     assert all(server.lease == world.lease for server in world.servers)
 
 
-def test_a_change_of_weights_is_told_in_a_few_bytes() -> None:
+def test_a_change_of_weights_is_announced_in_a_few_bytes() -> None:
     world = working(60)
     since = len(world.servers[0].told)
     primary = world.servers[10]
@@ -143,7 +143,7 @@ def test_a_change_of_weights_is_told_in_a_few_bytes() -> None:
     assert all(server.lease == world.lease for server in world.servers)
 
 
-def test_what_is_lost_is_told_again() -> None:
+def test_a_lost_announcement_is_repeated() -> None:
     world = working(20)
     chance = random.Random(7)
     for turn in range(40):
@@ -161,7 +161,7 @@ def test_what_is_lost_is_told_again() -> None:
     assert all(server.lease == world.lease for server in world.servers)
 
 
-def test_a_server_that_was_away_while_its_leases_were_trimmed_is_told_whole() -> None:
+def test_a_server_that_was_away_while_its_leases_were_trimmed_gets_whole_leases() -> None:
     world = working(20)
     away = world.servers[0]
     away.deaf = True
@@ -181,14 +181,14 @@ def test_a_server_that_was_away_while_its_leases_were_trimmed_is_told_whole() ->
     assert not first.steps
 
 
-def test_with_many_members_each_server_is_told_of_its_own_shard() -> None:
+def test_with_many_members_each_server_gets_its_own_placement() -> None:
     world = working(20)
     for server in world.servers:
         mentioned = {p.shard for message in server.told for p in message.placements}
         assert mentioned == {server.shard}
 
 
-def test_a_placement_that_was_lost_is_told_again_while_leases_come_all_the_time() -> None:
+def test_a_lost_placement_is_announced_again_while_leases_come() -> None:
     world = working(20)
     server = world.servers[4]
     server.deaf = True
@@ -208,7 +208,7 @@ def started_anew(world: World) -> FakeServer:
     return server
 
 
-def test_what_a_server_said_before_it_heard_is_not_answered_again() -> None:
+def test_a_heartbeat_from_before_an_announcement_causes_no_other_one() -> None:
     world = working(20)
     server = started_anew(world)
     server.deaf = True
@@ -222,7 +222,7 @@ def test_what_a_server_said_before_it_heard_is_not_answered_again() -> None:
     assert heard == [1, 1, 1, 1, 1, 2]
 
 
-def test_a_new_server_whose_first_lease_was_lost_is_told_again_while_leases_come() -> None:
+def test_a_new_server_that_missed_its_first_lease_gets_it_again_while_leases_come() -> None:
     world = working(20)
     server = started_anew(world)
     server.deaf = True
@@ -233,7 +233,7 @@ def test_a_new_server_whose_first_lease_was_lost_is_told_again_while_leases_come
     assert (server.state, server.placed) == ("up", "live")
 
 
-def test_who_was_told_is_taken_to_have_it_and_says_so_at_once_if_not() -> None:
+def test_an_announced_lease_counts_as_held_until_the_server_reports_a_gap() -> None:
     world = working(20)
     deaf, other = world.servers[4], world.servers[5]
     deaf.deaf = True
@@ -342,7 +342,7 @@ def test_a_server_of_an_older_version_is_sent_one_part_after_the_other(aged: Wor
     assert len(frames(aged)) >= len(numbers) - 1
 
 
-def test_readers_ask_for_a_long_history_part_by_part(aged: World) -> None:
+def test_readers_query_a_long_history_part_by_part(aged: World) -> None:
     aged.sent.clear()
     gsn, runs = 1, 0
     while gsn < aged.lease.stop:

@@ -29,7 +29,7 @@ def test_hello_is_answered_with_the_cluster() -> None:
     assert world.answers(ClusterInfo)[1].mms[0] == "127.0.0.1:7002"
 
 
-def test_before_there_is_a_cluster_or_a_leader_the_client_is_told_so() -> None:
+def test_without_a_cluster_or_a_leader_the_client_gets_not_leader() -> None:
     world = World(config(mms=3))
     for message in (Hello(0, 1), LeaseQuery(0, 2, 1), Trim(0, 3, 1), StatusQuery(0, 4)):
         world.ask(message)
@@ -58,7 +58,7 @@ def test_a_lease_query_is_answered_behind_a_barrier() -> None:
     assert world.commands()[-1] == "Barrier"
 
 
-def test_many_questions_share_barriers_and_are_bounded() -> None:
+def test_many_requests_share_barriers_and_are_bounded() -> None:
     world = World().lead().run(S)
     before = len(world.log)
     for request in range(MAX_PENDING + 10):
@@ -70,7 +70,7 @@ def test_many_questions_share_barriers_and_are_bounded() -> None:
     assert BURST < barriers <= BURST + 2, "a few at once, and one for all the others"
 
 
-def test_one_who_asks_now_and_then_does_not_wait_and_one_who_never_stops_does() -> None:
+def test_rare_requests_do_not_wait_and_continuous_ones_do() -> None:
     world = World().lead().run(S)
     asked = 0
     for turn in range(BURST):
@@ -96,7 +96,7 @@ def test_a_leader_that_lost_its_followers_answers_nothing_from_memory() -> None:
     assert [m.request for m in world.answers(NotLeader)] == [1]
 
 
-def test_a_leader_that_steps_down_sends_everybody_away() -> None:
+def test_a_leader_that_steps_down_redirects_all_requests() -> None:
     world = World(config(mms=3)).lead().run(S)
     world.is_cut_off = True
     world.ask(LeaseQuery(CLUSTER, 1, 5))

@@ -8,7 +8,7 @@ from ziplog.core.view import Replica, fingerprint
 from ziplog.wire import Remove, Trim, TrimReply
 
 
-def test_a_shard_joins_when_all_its_servers_were_heard_and_not_before() -> None:
+def test_a_shard_joins_when_all_its_servers_have_reported_and_not_before() -> None:
     world = World().lead().run(5 * S)
     replicas = world.add_servers(5)
     world.run(S)
@@ -36,7 +36,7 @@ def test_a_shard_joins_when_all_its_servers_were_heard_and_not_before() -> None:
     assert world.service.servers.frontier(5) == 0
 
 
-def test_who_adds_a_shard_of_which_a_server_crashed_waits_for_its_recovery() -> None:
+def test_adding_a_shard_with_a_crashed_server_waits_for_its_recovery() -> None:
     world = World().lead().run(5 * S)
     replicas = world.add_servers(2)
     world.servers[-1].alive = False
@@ -50,7 +50,7 @@ def test_who_adds_a_shard_of_which_a_server_crashed_waits_for_its_recovery() -> 
     assert (state(world, 2), answers(world)) == ("live", [(7, 2, "")])
 
 
-def test_the_answer_repeats_and_a_question_counts_once() -> None:
+def test_a_repeated_request_gets_a_reply_each_time_and_counts_once() -> None:
     world = World(delay=30 * MS).lead().run(5 * S)
     replicas = world.add_servers(2)
     for _ in range(5):
@@ -90,7 +90,7 @@ def test_only_new_servers_make_a_shard(
     assert 2 not in world.service.state.placements
 
 
-def test_two_who_add_the_same_number_do_not_both_get_it() -> None:
+def test_of_two_requests_to_add_one_number_only_one_succeeds() -> None:
     world = World(delay=20 * MS).lead().run(5 * S)
     mine, other = world.add_servers(2), world.add_servers(3)
     change(world, 2, "add", replicas=mine, src=b"a")
@@ -117,7 +117,7 @@ def test_a_shard_that_never_joined_is_finalized_at_once_and_does_not_come_back()
     assert answers(world)[2:] == [(9, 2, "retired"), (10, 2, "")]
 
 
-def test_nobody_waits_for_a_shard_that_crashed_before_it_joined() -> None:
+def test_trims_and_epochs_do_not_wait_for_a_shard_that_crashed_before_it_joined() -> None:
     world = World(config(shards=2)).lead().run(5 * S)
     change(world, 2, "add", replicas=world.add_servers(2))
     for server in servers_of(world, 2):

@@ -62,7 +62,7 @@ def test_it_is_not_waited_for_longer_than_two_seconds() -> None:
     assert members(world) == [0]
 
 
-def test_who_followed_for_long_waits_from_the_moment_that_it_leads() -> None:
+def test_a_new_leader_gives_leaving_shards_their_full_time() -> None:
     world = World(config(shards=3, mms=3)).lead().run(5 * S)
     change(world, 1, "remove")
     world.run(5 * MS)
@@ -90,7 +90,7 @@ def test_a_lease_without_it_is_proposed_once() -> None:
     assert world.commands().count("GrantLease") == before + 1
 
 
-def test_who_leaves_just_after_another_one_does_not_wait_for_it() -> None:
+def test_a_shard_that_leaves_just_after_another_one_does_not_wait_for_it() -> None:
     world = World(config(shards=4)).lead().run(20 * S)  # nobody works: leases are long
     for shard, left_over in ((1, [0, 2, 3]), (2, [0, 3])):
         change(world, shard, "remove", request=shard)
@@ -133,7 +133,7 @@ def _grant(lease: Lease) -> Any:
     return (2, lease, [])
 
 
-def test_a_shard_that_is_out_is_asked_to_decide_its_end() -> None:
+def test_a_removed_shard_gets_a_want_for_its_last_positions() -> None:
     world = left()
     primary, backup = servers_of(world, 1)
     assert [want.gsn for want in primary.wants] == [limit(world, 1) - 1]
@@ -182,7 +182,7 @@ def test_the_last_live_shard_stays() -> None:
     ]
 
 
-def test_while_nobody_else_takes_records_a_shard_that_leaves_stays_in_the_leases() -> None:
+def test_a_leaving_shard_stays_in_the_leases_while_no_other_shard_takes_records() -> None:
     world = World(config(shards=2)).lead().run(5 * S)
     change(world, 1, "remove")
     world.run(5 * MS)

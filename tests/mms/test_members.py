@@ -99,7 +99,7 @@ def test_a_joining_shard_is_no_member_before_it_is_live() -> None:
     assert grant(state, {0: 1, 1: 1, 2: 1}, placement(2)) == ""
 
 
-def test_a_joining_shard_may_be_recovered_and_has_nothing_to_settle() -> None:
+def test_a_joining_shard_may_be_recovered_and_owns_nothing() -> None:
     """One of its servers crashed before the shard was a member: it is up by a recovery only."""
     state = working()
     apply(state, PlaceShard(placement(2, 1, "joining")))
@@ -152,12 +152,12 @@ def test_the_first_lease_without_a_shard_that_leaves_is_its_limit() -> None:
 
 
 @pytest.mark.parametrize("shard", [0, 7])
-def test_nobody_is_finalized_who_does_not_leave(shard: int) -> None:
+def test_only_a_leaving_shard_is_finalized(shard: int) -> None:
     assert apply(working(), FinalizeShard(shard)) == "no-such-shard"
     assert apply(working(), RetireShard(7)) == "no-such-shard"
 
 
-def test_somebody_stays() -> None:
+def test_at_least_one_shard_stays_live() -> None:
     state = working(3)
     assert grant(state, {0: 1, 2: 1}, placement(1, 1, "parked")) == ""
     assert apply(state, RemoveShard(2, 1, 2)) == ""

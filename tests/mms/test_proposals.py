@@ -7,7 +7,7 @@ from mms.proposals import RETRY_NS, Proposals
 from ziplog.core.node import Propose
 
 
-def test_the_same_command_has_its_time() -> None:
+def test_the_same_command_is_proposed_again_only_after_a_delay() -> None:
     proposals, command = Proposals(), RetireShard(3)
     assert proposals.propose(3, command, 0) == [Propose(command.encode())]
     assert proposals.propose(3, command, RETRY_NS - 1) == []
@@ -31,7 +31,7 @@ def test_kinds_and_shards_do_not_stand_in_for_each_other() -> None:
     assert proposals.propose(4, RetireShard(4), 1) == []
 
 
-def test_what_is_settled_or_cleared_may_be_proposed_again_at_once() -> None:
+def test_a_decided_or_cleared_command_may_be_proposed_again_at_once() -> None:
     proposals, command = Proposals(), RetireShard(3)
     assert proposals.propose(3, command, 0)
     proposals.on_decided(3, RetireShard)

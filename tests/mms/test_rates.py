@@ -55,7 +55,7 @@ def test_a_step_of_one_shards_rate_is_in_force_when_it_is_committed(
     assert len(world.service.state.runs) <= 4
 
 
-def test_reports_that_come_together_cause_one_lease_and_one_for_the_rest() -> None:
+def test_simultaneous_rates_cause_one_lease_and_one_for_the_rest() -> None:
     world = working(shards=6)
     number = world.lease.number
     for shard in range(5):
@@ -89,7 +89,7 @@ def test_when_no_more_may_be_early_the_next_regular_lease_has_the_weights() -> N
     assert weights(world) == [1, 4, 1]
 
 
-def test_what_changes_nothing_causes_nothing() -> None:
+def test_an_unchanged_cluster_file_causes_no_action() -> None:
     world = working()
     before = len(world.log)
     for rate in (10_500, 9_500, 11_000, 10_000):
@@ -109,7 +109,7 @@ def test_heartbeats_alone_bring_other_weights_as_well() -> None:
     assert weights(world) == [1, 2, 1]
 
 
-def test_backups_have_no_say() -> None:
+def test_reports_of_backups_do_not_count() -> None:
     world = working()
     world.servers[3].rate = 20_000
     world.hear(world.servers[3])
@@ -131,14 +131,14 @@ def test_only_the_primary_says_its_rate_and_in_its_view_only() -> None:
     assert len(world.complaints) == 5
 
 
-def test_who_does_not_lead_proposes_nothing() -> None:
+def test_a_follower_proposes_no_weights() -> None:
     world = working()
     world.step(LeaderChanged("mms-1", is_self=False))
     send_rate(world, 1, 15_000)
     assert not world.proposed
 
 
-def test_what_was_heard_before_this_node_led_is_old() -> None:
+def test_heartbeats_from_before_the_leadership_are_old() -> None:
     world = working()
     send_rate(world, 1, 15_000)
     world.proposed.clear()
@@ -178,7 +178,7 @@ def test_a_report_while_a_lease_is_under_way_is_followed_right_after() -> None:
     assert weights(world) == [3, 3, 2]
 
 
-def test_a_rate_that_was_another_for_a_moment_only_costs_no_lease() -> None:
+def test_a_rate_that_changes_for_a_moment_costs_no_lease() -> None:
     world = working()
     send_rate(world, 1, 15_000)
     world.run(2 * MS)

@@ -72,7 +72,7 @@ def test_a_removed_shard_gets_no_more_leases_and_its_limit_stays() -> None:
     assert world.answers(Removed, HANDLER)[-1].recovery == 5
 
 
-def test_a_lease_that_is_under_way_with_the_shard_comes_before_the_limit_or_not_at_all() -> None:
+def test_a_pending_lease_with_the_shard_is_committed_before_the_limit_or_not_at_all() -> None:
     for delay in range(0, 180, 7):
         world = World(delay=30 * MS).lead().run(5 * S)
         world.set_active()
@@ -90,7 +90,7 @@ def test_a_lease_that_is_under_way_with_the_shard_comes_before_the_limit_or_not_
         assert set(map(tuple, owners.values())) == {(1,)}
 
 
-def test_the_answer_repeats_as_often_as_the_question() -> None:
+def test_every_repeated_remove_gets_a_reply() -> None:
     world = removed()
     before = len(world.log)
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_the_answer_repeats_as_often_as_the_question() -> None:
     assert len(world.log) == before
 
 
-def test_a_question_that_repeats_is_proposed_once() -> None:
+def test_a_repeated_request_is_proposed_once() -> None:
     world = World(delay=50 * MS).lead().run(5 * S)
     for _ in range(4):
         remove(world)
@@ -124,7 +124,9 @@ def test_a_parked_shard_can_be_removed() -> None:
 @pytest.mark.parametrize(
     ("shard", "view", "recovery"), [(7, 1, 2), (0, 2, 3), (0, 1, 1), (0, 0, 2)]
 )
-def test_what_does_not_fit_the_shard_is_refused(shard: int, view: int, recovery: int) -> None:
+def test_a_request_that_does_not_match_the_shard_is_refused(
+    shard: int, view: int, recovery: int
+) -> None:
     world = World().lead().run(5 * S)
     remove(world, recovery, view, shard)
     world.run(10 * MS)
@@ -143,7 +145,7 @@ def test_an_older_recovery_is_refused() -> None:
     assert world.service.state.recovering[0].recovery == 4
 
 
-def test_the_servers_of_a_removed_shard_are_told_so() -> None:
+def test_a_removal_is_announced_to_the_servers_of_the_shard() -> None:
     world = World(config(shards=1)).lead().run(5 * S)
     for server in world.servers:
         server.told.clear()
@@ -156,7 +158,7 @@ def test_the_servers_of_a_removed_shard_are_told_so() -> None:
     assert world.servers[0].told[-1].placements[0].state == "recovering"
 
 
-def test_a_follower_sends_the_handler_away() -> None:
+def test_a_follower_redirects_the_failure_handler() -> None:
     world = World(config(mms=3)).lead().run(5 * S)
     world.step(LeaderChanged("mms-1", is_self=False))
     remove(world)
@@ -229,7 +231,7 @@ def test_the_only_shard_leaves_no_lease_until_it_is_back() -> None:
     ],
     ids=str,
 )
-def test_nothing_else_comes_back(changes: dict[str, Any]) -> None:
+def test_nothing_else_returns(changes: dict[str, Any]) -> None:
     world = removed()
     shard1_is_in_view = changes.get("shard") == 1
     reinsert(world, **changes)
@@ -274,7 +276,7 @@ def test_a_server_in_an_older_view_is_not_fit_and_is_told_its_placement() -> Non
     assert {p.view for p in world.servers[0].told[-1].placements} == {1, 2}
 
 
-def test_a_new_leader_goes_on_with_what_is_committed() -> None:
+def test_a_new_leader_continues_with_the_committed_state() -> None:
     world = removed()
     limit = world.answers(Removed, HANDLER)[0].limit
     world.start()
@@ -357,7 +359,7 @@ def test_a_loss_beyond_the_limit_is_none() -> None:
 # --- failure handlers in the status ------------------------------------------------------------
 
 
-def test_a_failure_handler_that_nobody_knows_is_not_heard() -> None:
+def test_an_unknown_failure_handler_is_ignored() -> None:
     world = World().lead().run(S)
     world.ask(HandlerHeartbeat(CLUSTER, "fh-7", 5, leader=True))
     assert len(world.complaints) == 1

@@ -54,7 +54,7 @@ def test_a_shard_is_finalized_when_all_its_servers_are_sealed() -> None:
     assert world.commands().count("FinalizeShard") == 1
 
 
-def test_what_was_said_long_ago_or_elsewhere_seals_nothing() -> None:
+def test_old_or_foreign_reports_seal_nothing() -> None:
     world = left()
     first, second = servers_of(world, 1)
     is_settled(world, 1)
@@ -116,7 +116,7 @@ def test_a_shard_that_is_recovered_while_it_leaves_is_out_and_comes_back_as_leav
     assert answers(world) == [(7, 1, "")]
 
 
-def test_a_shard_that_is_told_to_leave_while_it_is_recovered_comes_back_as_leaving() -> None:
+def test_a_shard_that_is_removed_during_its_recovery_returns_as_leaving() -> None:
     world = World(config(shards=3)).lead().run(5 * S)
     world.ask(Remove(CLUSTER, 9, 1, 1, 2), HANDLER)
     world.run(5 * MS)
@@ -128,7 +128,7 @@ def test_a_shard_that_is_told_to_leave_while_it_is_recovered_comes_back_as_leavi
     assert (state(world, 1), members(world)) == ("leaving", [0, 2])
 
 
-def test_who_has_left_is_back_with_the_next_lease_and_nobody_spins_while_there_is_none() -> None:
+def test_a_shard_that_left_returns_with_the_next_lease_without_a_busy_loop() -> None:
     world = left(shards=2)
     for shard in (0, 1):
         world.ask(Remove(CLUSTER, 9, shard, 1, 2), HANDLER)
@@ -175,7 +175,7 @@ def test_a_finalized_shard_is_recovered_and_comes_back_as_finalized() -> None:
 # --- who is told -----------------------------------------------------------------------------
 
 
-def test_a_server_that_missed_how_its_shard_is_placed_is_told_again() -> None:
+def test_a_server_that_missed_its_placement_gets_it_again() -> None:
     world = World(config(shards=3)).lead().run(5 * S)
     first, second = servers_of(world, 1)
     first.deaf = True
@@ -200,7 +200,7 @@ def test_a_server_that_missed_how_its_shard_is_placed_is_told_again() -> None:
     assert not [message for message in second.told if message.placements]
 
 
-def test_a_server_of_a_shard_that_nobody_added_yet_is_told_no_placement() -> None:
+def test_a_server_of_a_shard_that_is_not_added_yet_gets_no_placement() -> None:
     world = World(config(shards=3)).lead().run(5 * S)
     before = world.service.state.snapshot()
     world.log.clear()  # a node of the service is started with a later cluster file
@@ -219,7 +219,7 @@ def test_a_server_of_a_shard_that_nobody_added_yet_is_told_no_placement() -> Non
 # --- questions -------------------------------------------------------------------------------
 
 
-def test_questions_are_bounded_and_forgotten_when_nobody_repeats_them() -> None:
+def test_requests_are_bounded_and_forgotten_when_they_are_not_repeated() -> None:
     world = World().lead().run(5 * S)
     replicas = world.add_servers(2)
     for server in servers_of(world, 2):
@@ -238,7 +238,7 @@ def test_questions_are_bounded_and_forgotten_when_nobody_repeats_them() -> None:
     assert answers(world) == [(3, 2, "")]
 
 
-def test_a_copy_of_an_answered_question_gets_its_answer_and_changes_nothing() -> None:
+def test_a_repeated_request_gets_the_same_reply_and_changes_nothing() -> None:
     world = World().lead().run(5 * S)
     replicas = world.add_servers(2)
     change(world, 2, "remove", request=1)
@@ -259,7 +259,7 @@ def test_a_copy_of_an_answered_question_gets_its_answer_and_changes_nothing() ->
     assert state(world, 2) == "leaving"
 
 
-def test_only_the_leader_takes_questions_and_sends_all_away_when_it_is_none_any_more() -> None:
+def test_only_the_leader_takes_requests_and_redirects_all_when_it_steps_down() -> None:
     world = World(config(mms=3)).lead().run(5 * S)
     change(world, 1, "remove", request=1)
     world.step(LeaderChanged("mms-1", is_self=False))
@@ -280,7 +280,7 @@ def test_a_command_that_got_lost_is_proposed_again() -> None:
     assert state(world, 1) == "leaving"
 
 
-def test_a_follower_keeps_up_and_tells_nobody() -> None:
+def test_a_follower_keeps_up_and_announces_nothing() -> None:
     world = left()
     world.step(LeaderChanged("mms-1", is_self=False))
     world.sent.clear()

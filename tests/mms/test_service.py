@@ -137,7 +137,7 @@ def test_a_proposal_that_got_lost_is_made_again() -> None:
     assert world.lease.number > number + 10
 
 
-def test_a_new_leader_goes_on_after_the_last_lease_at_once() -> None:
+def test_a_new_leader_proposes_the_next_lease_at_once() -> None:
     world = World().lead().run(30 * S)
     last = world.lease
     world.start()
@@ -216,7 +216,7 @@ def test_a_cluster_file_may_have_shards_that_are_not_added_yet() -> None:
 # --- servers -------------------------------------------------------------------------
 
 
-def test_a_deaf_server_gets_all_leases_when_it_hears_again() -> None:
+def test_a_disconnected_server_gets_all_leases_when_it_reconnects() -> None:
     world = World().lead().run(S)
     world.set_active()
     world.servers[1].deaf = True
@@ -255,7 +255,7 @@ def test_the_last_shard_is_never_parked() -> None:
     assert [m.shard for m in world.lease.members] == [0, 1]
 
 
-def test_a_service_that_was_stopped_blames_nobody() -> None:
+def test_a_paused_service_parks_no_shard() -> None:
     world = World().lead().run(5 * S)
     members = world.lease.members
     world.now += 60 * S
@@ -278,7 +278,7 @@ def test_weights_follow_rates() -> None:
     assert [(m.shard, m.weight) for m in world.lease.members] == [(0, 1), (1, 4)]
 
 
-def test_a_server_that_was_told_another_lease_is_told_the_true_one() -> None:
+def test_a_server_with_an_uncommitted_lease_gets_the_committed_one() -> None:
     world = World().lead().run(5 * S)
     liar = world.servers[0]
     assert liar.lease is not None
@@ -307,7 +307,7 @@ def test_a_heartbeat_of_another_cluster_is_refused() -> None:
     assert [refused.code for refused in world.answers(Refused)] == ["wrong-cluster"]
 
 
-def test_a_server_that_nobody_knows_is_ignored() -> None:
+def test_an_unknown_server_is_ignored() -> None:
     world = World().lead().run(S)
     world.sent.clear()
     for node, shard in (("shard-9-0", 9), ("shard-0-0", 1)):
@@ -348,7 +348,7 @@ def test_a_server_that_lost_its_directory_is_in_limbo_for_ever() -> None:
     assert world.status()["shards"][1]["state"] == "live"
 
 
-def test_a_name_alone_makes_no_server() -> None:
+def test_a_server_needs_more_than_a_known_name() -> None:
     world = World().lead().run(5 * S)
     stranger = FakeServer("shard-0-0", 0)
     stranger.identity, stranger.route, stranger.state = "stranger", b"stranger", "limbo"

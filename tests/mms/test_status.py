@@ -55,7 +55,7 @@ def test_the_age_of_a_heartbeat_is_the_state_of_a_node() -> None:
     assert found == [("up", 2000), ("suspect", 4000), ("down", 6000)]
 
 
-def test_a_server_that_was_never_heard_has_no_age() -> None:
+def test_a_server_without_a_heartbeat_has_no_age() -> None:
     world = World().lead()
     for server in world.servers:
         server.alive = False
@@ -103,7 +103,7 @@ def say(world: World, shard: int, frontier: int, stable: int, *, watched: bool =
     world.ask(said, primary.route)
 
 
-def test_a_shard_that_is_behind_holds_back_who_spoke_before_it() -> None:
+def test_a_slow_shard_holds_back_shards_that_reported_before_it() -> None:
     world = World(config(shards=3)).lead().run(5 * S)
     say(world, 1, frontier=10, stable=5)
     say(world, 0, frontier=1000, stable=990, watched=True)
@@ -120,7 +120,7 @@ def test_a_shard_that_is_behind_holds_back_who_spoke_before_it() -> None:
     assert blocking(world) == (None, {})
 
 
-def test_nobody_is_held_back_while_nobody_reads_along() -> None:
+def test_no_shard_is_held_back_without_readers() -> None:
     world = World().lead().run(5 * S)
     say(world, 0, frontier=1000, stable=990)
     say(world, 1, frontier=10, stable=9)
@@ -139,7 +139,7 @@ def test_a_shard_that_is_recovered_holds_others_back_though_it_is_silent() -> No
     assert blocking(world) == (1, {1: [0]})
 
 
-def test_a_shard_that_is_recovered_holds_nobody_back_in_leases_without_it() -> None:
+def test_a_shard_in_recovery_holds_back_no_shard_in_leases_without_it() -> None:
     world = World().lead().run(5 * S)
     say(world, 1, frontier=10, stable=9, watched=True)
     world.ask(Remove(CLUSTER, 9, 1, 1, 2))
@@ -153,7 +153,7 @@ def test_a_shard_that_is_recovered_holds_nobody_back_in_leases_without_it() -> N
     assert blocking(world) == (None, {})
 
 
-def test_a_shard_that_is_past_its_end_holds_nobody_back() -> None:
+def test_a_shard_past_its_end_holds_back_no_shard() -> None:
     world = World(config(shards=3)).lead().run(5 * S)
     world.ask(ChangeShard(CLUSTER, 3, 1, "remove"))
     world.run(5 * S)
@@ -190,7 +190,7 @@ def test_of_many_that_are_held_back_some_are_named() -> None:
     assert (blocked_by, list(blocks), len(blocks[19])) == (19, [19], 16)
 
 
-def test_the_epoch_of_a_frontier_is_told_wherever_it_is() -> None:
+def test_the_epoch_of_any_frontier_is_shown() -> None:
     world = World().lead().run(5 * S)
 
     def epoch() -> int:

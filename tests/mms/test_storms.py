@@ -133,7 +133,7 @@ class Storm:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_in_any_weather_what_is_answered_is_so_and_nobody_owns_what_is_behind_its_end(
+def test_in_any_storm_replies_are_true_and_no_shard_owns_positions_after_its_limit(
     seed: int,
 ) -> None:
     Storm(seed).run(60)

@@ -58,13 +58,13 @@ class Watched:
         return (self.now - since) / S
 
 
-def test_late_four_times_running_is_too_late() -> None:
+def test_four_late_checks_in_a_row_park_a_shard() -> None:
     watched = Watched(0, 300 * MS, 0)
     assert watched.look(3) == []
     assert watched.look(1) == [1]
 
 
-def test_it_is_said_once_that_a_shard_is_too_late_now() -> None:
+def test_a_shard_becomes_a_straggler_once() -> None:
     watched = Watched(300 * MS)
     said = []
     for _ in range(10):
@@ -73,7 +73,7 @@ def test_it_is_said_once_that_a_shard_is_too_late_now() -> None:
     assert said == [False, False, False, True] + 6 * [False]
 
 
-def test_one_prompt_look_makes_good_for_three_late_ones() -> None:
+def test_one_prompt_check_resets_three_late_ones() -> None:
     watched = Watched(0, 300 * MS, 0)
     for _ in range(5):
         watched.behind[1] = 300 * MS
@@ -101,7 +101,7 @@ def test_it_comes_back_and_if_it_is_late_again_it_is_parked_for_twice_as_long() 
     assert waits == [5, 10, 20, 40, 60, 60]
 
 
-def test_who_was_prompt_for_five_seconds_begins_anew() -> None:
+def test_five_prompt_seconds_end_the_probation() -> None:
     watched = Watched(0, 300 * MS, 0)
     watched.look(4)
     assert watched.wait_for(1) == 5
@@ -112,7 +112,7 @@ def test_who_was_prompt_for_five_seconds_begins_anew() -> None:
     assert watched.wait_for(1) == 5
 
 
-def test_probation_begins_with_the_first_look_after_the_return() -> None:
+def test_probation_starts_with_the_first_check_after_the_return() -> None:
     watched = Watched(0, 300 * MS, 0)
     watched.look(4)
     watched.wait_for(1)
@@ -121,7 +121,7 @@ def test_probation_begins_with_the_first_look_after_the_return() -> None:
     assert watched.wait_for(1) == 10
 
 
-def test_if_all_are_late_nobody_is_parked() -> None:
+def test_if_all_shards_are_late_none_is_parked() -> None:
     watched = Watched(300 * MS, 300 * MS, 300 * MS)
     assert watched.look(20) == []
     # Nor if more than half are; but what they were counts once the others are prompt.
@@ -131,7 +131,7 @@ def test_if_all_are_late_nobody_is_parked() -> None:
     assert watched.look(1) == [2]
 
 
-def test_nobody_is_parked_who_is_not_watched() -> None:
+def test_a_shard_without_readers_is_not_parked() -> None:
     watched = Watched(0, 300 * MS, 0)
     assert watched.look(3) == []
     watched.is_watched = False
@@ -140,7 +140,7 @@ def test_nobody_is_parked_who_is_not_watched() -> None:
     assert watched.look(3) == []
 
 
-def test_half_of_them_stay() -> None:
+def test_half_of_the_members_are_never_parked() -> None:
     watched = Watched(*[0] * 5)
     parked = []
     for shard in range(5):
@@ -149,11 +149,11 @@ def test_half_of_them_stay() -> None:
     assert parked == [0, 1]
 
 
-def test_the_only_one_stays() -> None:
+def test_the_only_shard_stays_live() -> None:
     assert Watched(300 * MS).look(20) == []
 
 
-def test_silence_is_a_late_look_every_half_a_second() -> None:
+def test_silence_is_a_late_check_every_half_second() -> None:
     watched = Watched(0, 0, 0)
     watched.look(4)
     watched.silent = {1}
@@ -161,7 +161,7 @@ def test_silence_is_a_late_look_every_half_a_second() -> None:
     assert watched.look(1) == [1]
 
 
-def test_silence_of_who_was_not_watched_is_none() -> None:
+def test_silence_of_a_shard_without_readers_does_not_count() -> None:
     watched = Watched(0, 0, 0)
     watched.is_watched = False
     watched.look(4)
@@ -169,7 +169,7 @@ def test_silence_of_who_was_not_watched_is_none() -> None:
     assert watched.look(40) == []
 
 
-def test_many_shards_beat_more_slowly() -> None:
+def test_many_shards_send_heartbeats_more_slowly() -> None:
     stragglers = Stragglers()
     stragglers.on_lease(lease(), 0)
     members = range(4000)
@@ -182,7 +182,7 @@ def test_many_shards_beat_more_slowly() -> None:
     assert all(checks.late_in_a_row for checks in stragglers._checks.values())
 
 
-def test_heartbeats_that_waited_are_one_look() -> None:
+def test_queued_heartbeats_count_as_one_check() -> None:
     watched = Watched(0, 300 * MS, 0)
     watched.look(1)
     for _ in range(10):
@@ -191,7 +191,7 @@ def test_heartbeats_that_waited_are_one_look() -> None:
     assert watched.look(1) == [1]
 
 
-def test_after_a_pause_of_ours_counting_begins_anew() -> None:
+def test_counting_restarts_after_a_pause_of_the_service() -> None:
     watched = Watched(0, 300 * MS, 0)
     watched.look(3)
     watched.stragglers.forget_checks()
@@ -201,7 +201,7 @@ def test_after_a_pause_of_ours_counting_begins_anew() -> None:
     assert watched.look(1) == [1]
 
 
-def test_a_shard_that_was_removed_is_another_when_it_is_back() -> None:
+def test_a_removed_shard_has_no_straggler_history_when_it_returns() -> None:
     watched = Watched(0, 300 * MS, 0)
     assert watched.look(4) == [1]
     watched.stragglers.on_removed(1)
@@ -210,7 +210,7 @@ def test_a_shard_that_was_removed_is_another_when_it_is_back() -> None:
     assert watched.wait_for(1) == 5
 
 
-def test_a_lease_that_never_began_asks_nothing_of_anybody() -> None:
+def test_a_lease_that_never_started_makes_no_shard_late() -> None:
     first = lease(epochs=16)
     second = first.following()
     third = second.following()
@@ -266,7 +266,7 @@ def test_a_straggler_is_parked_and_its_servers_are_left_alone() -> None:
     assert members(world) == [0, 1, 2]
 
 
-def test_nobody_is_parked_when_nobody_reads() -> None:
+def test_no_shard_is_parked_without_readers() -> None:
     world = watched_world()
     for server in world.servers:
         server.watched = False
@@ -275,7 +275,7 @@ def test_nobody_is_parked_when_nobody_reads() -> None:
     assert members(world) == [0, 1, 2]
 
 
-def test_a_new_leader_begins_with_a_clean_sheet() -> None:
+def test_a_new_leader_forgets_earlier_stragglers() -> None:
     world = watched_world()
     world.servers[2].behind = 400 * MS
     world.run(2 * S)
@@ -302,7 +302,7 @@ def test_a_straggler_that_fails_is_recovered_and_back() -> None:
     assert states(world) == {0: "live", 1: "live", 2: "live"}
 
 
-def test_a_straggler_comes_back_at_once_when_nobody_else_is_fit() -> None:
+def test_a_straggler_returns_at_once_when_no_other_shard_is_fit() -> None:
     world = watched_world(shards=2)
     world.servers[2].behind = 400 * MS
     world.run(1600 * MS)

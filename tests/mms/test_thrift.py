@@ -38,7 +38,7 @@ def test_weights_that_change_all_the_time_are_granted_ever_more_rarely() -> None
     assert runs(world) - after_a_minute < 5 * SHORT
 
 
-def test_bursts_and_pauses_in_turn_do_not_lengthen_the_history_for_ever() -> None:
+def test_alternating_bursts_and_pauses_keep_the_history_bounded() -> None:
     world = working()
     counts = [runs(world)]
     for _ in range(90):
@@ -79,7 +79,9 @@ def test_a_trim_makes_changes_cheap_again() -> None:
     assert weights(world) == [1, 8, 1]
 
 
-def test_a_history_of_any_length_has_its_price(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interval_between_new_weights_grows_with_the_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("mms.leases.HISTORY_STEP_BYTES", HISTORY_STEP_BYTES)
     plan = LeasePlan(10)
     prices = []

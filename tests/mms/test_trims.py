@@ -38,7 +38,7 @@ def test_a_trim_does_not_wait_for_a_server_that_is_down() -> None:
     assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 1000)]
 
 
-def test_a_service_that_was_stopped_waits_for_servers_that_it_could_not_hear() -> None:
+def test_a_paused_service_waits_for_heartbeats_that_it_could_not_receive() -> None:
     """The first heartbeat after the stop comes before the service's own timer."""
     world = World().lead().run(5 * S)
     deaf = world.servers[1]
@@ -68,7 +68,7 @@ def test_a_trim_that_cannot_become_stable_gives_up() -> None:
     assert world.service.state.trim == 0
 
 
-def test_a_position_that_nobody_was_given_cannot_be_trimmed() -> None:
+def test_a_position_without_a_lease_cannot_be_trimmed() -> None:
     world = World().lead().run(5 * S)
     world.ask(Trim(CLUSTER, 9, world.lease.stop))
     world.run(100 * MS)
@@ -85,7 +85,7 @@ def test_a_trim_below_the_trim_point_is_done() -> None:
     ]
 
 
-def test_a_new_leader_waits_for_servers_that_it_has_not_heard_yet() -> None:
+def test_a_new_leader_waits_for_servers_without_a_heartbeat_yet() -> None:
     world = World().lead().run(5 * S)
     world.ask(Trim(CLUSTER, 9, 1000))
     world.run(20 * MS)

@@ -101,7 +101,7 @@ def test_a_new_leader_goes_by_the_weights_of_the_last_lease() -> None:
     assert weights.for_shards([0, 1]) == [1, 5]
 
 
-def test_what_fits_is_kept_though_others_would_be_made() -> None:
+def test_fitting_weights_are_kept_though_others_would_be_computed() -> None:
     weights = holding({0: 1000, 1: 1000})
     weights.set_rate(1, 1150)
     assert holding({0: 1000, 1: 1150}).for_shards([0, 1]) == [4, 5]
@@ -109,7 +109,7 @@ def test_what_fits_is_kept_though_others_would_be_made() -> None:
     assert weights.for_shards([0, 1]) == [1, 1]
 
 
-def test_what_does_not_fit_well_is_kept_while_nothing_fits_much_better() -> None:
+def test_bad_weights_are_kept_while_no_others_fit_much_better() -> None:
     # The second and the third are rounded apart, and then differ by more than they do.
     rates = {0: 1_000_000, 1: 1_124_000, 2: 1_126_000}
     assert holding(rates).for_shards(range(3)) == [4, 4, 5]
@@ -119,7 +119,7 @@ def test_what_does_not_fit_well_is_kept_while_nothing_fits_much_better() -> None
         assert not weights.are_outdated()
 
 
-def test_weights_do_not_go_to_and_fro() -> None:
+def test_weights_do_not_oscillate() -> None:
     weights = holding({0: 1_000_000, 1: 1_000_000})
     held = []
     for rate in (1_100_000, 1_250_000, 1_100_000, 1_250_000, 1_000_000):
@@ -150,7 +150,7 @@ def test_noise_changes_nothing(rate: int) -> None:
     assert changes <= 2
 
 
-def test_one_bad_first_guess_is_mended_by_what_follows() -> None:
+def test_one_bad_first_rate_is_corrected_by_later_ones() -> None:
     weights = holding(dict.fromkeys(range(6), 10 * K))
     weights.set_rate(0, 12_500)  # by the first milliseconds of it
     assert weights.are_outdated()
@@ -204,7 +204,7 @@ def test_weights_fit_the_rates(rates: list[int]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100_000)), max_size=100))
-def test_what_was_found_off_is_set_right(told: list[tuple[int, int]]) -> None:
+def test_outdated_weights_are_replaced_by_better_ones(told: list[tuple[int, int]]) -> None:
     """Each change is for the better, and after it there is none until something is told."""
     weights = holding(dict.fromkeys(range(6), 1000))
     held = [1] * 6

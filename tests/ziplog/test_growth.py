@@ -47,7 +47,7 @@ def test_its_number_is_above_all_that_ever_were_and_its_servers_are_new(path: Pa
     assert server.port not in {7400, 7401, 7402, 7403, 7404}
 
 
-def test_what_an_attempt_left_is_gone_on_with(path: Path) -> None:
+def test_the_next_attempt_resumes_an_unfinished_shard(path: Path) -> None:
     added = new_shard.next_shard(path, {0})
     text = path.read_text()
     assert new_shard.next_shard(path, {0}) == added

@@ -47,7 +47,7 @@ def test_a_dead_node_is_started_once_its_pause_is_over() -> None:
     assert not policy.has_failures
 
 
-def test_a_node_that_somebody_else_started_meanwhile_is_left_alone() -> None:
+def test_a_node_that_was_started_meanwhile_is_left_alone() -> None:
     policy = RestartPolicy()
     die(policy, 0, 10)
     assert policy.check_processes(alive(20), 20) == []
@@ -66,7 +66,7 @@ def test_one_that_keeps_dying_is_started_ever_more_slowly_until_it_lives_long() 
     assert die(policy, now - STABLE_NS, now) == FIRST_PAUSE_NS
 
 
-def test_a_life_that_was_not_long_forgives_nothing() -> None:
+def test_a_short_life_does_not_reset_the_pause() -> None:
     policy = RestartPolicy()
     die(policy, 0, STABLE_NS - 1)
     policy.check_processes(alive(STABLE_NS), STABLE_NS)
@@ -120,7 +120,7 @@ def test_an_answer_that_does_not_name_it_clears_it() -> None:
     assert order(policy, UNREACHABLE_NS, 10 * UNREACHABLE_NS) == 2 * UNREACHABLE_NS
 
 
-def test_time_without_an_answer_accuses_nobody() -> None:
+def test_time_without_a_reply_does_not_count_against_a_node() -> None:
     policy = RestartPolicy()
     assert order(policy, 0, 0) is None
     later = 10 * UNREACHABLE_NS

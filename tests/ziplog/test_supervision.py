@@ -130,7 +130,7 @@ def processes_of(directory: Path) -> set[int]:
     return found
 
 
-def test_whatever_is_killed_comes_back(running: Supervisor, supervision: SupervisorThread) -> None:
+def test_a_killed_node_is_restarted(running: Supervisor, supervision: SupervisorThread) -> None:
     for name in NAMES:
         pid = running.pid(name)
         running.kill(name)
@@ -154,7 +154,7 @@ def test_a_node_that_the_handler_cannot_reach_is_replaced(
     assert "recovery 7" in caplog.text
 
 
-def test_garbage_and_late_answers_kill_nobody(
+def test_garbage_and_late_replies_kill_no_node(
     running: Supervisor,
     supervision: SupervisorThread,
     handler: FakeHandler,
@@ -174,7 +174,7 @@ def test_garbage_and_late_answers_kill_nobody(
     await_return(running, "shard-0-0", pid)
 
 
-def test_a_crash_loop_is_told_and_slows_down(
+def test_a_crash_loop_is_logged_and_slows_down(
     directory: Path,
     running: Supervisor,
     supervision: SupervisorThread,
@@ -209,7 +209,7 @@ def test_a_machine_that_can_start_no_process_is_tried_again(
     await_return(running, "mms-0", pid)
 
 
-def test_the_servers_of_a_new_shard_are_started_and_looked_after(
+def test_the_servers_of_a_new_shard_are_started_and_supervised(
     running: Supervisor, supervision: SupervisorThread, handler: FakeHandler
 ) -> None:
     pids = {name: running.pid(name) for name in NAMES}
@@ -226,7 +226,7 @@ def test_the_servers_of_a_new_shard_are_started_and_looked_after(
     running.kill("shard-1-0")
 
 
-def test_a_spoilt_cluster_file_is_told_once_and_stops_nothing(
+def test_a_damaged_cluster_file_is_logged_once_and_stops_nothing(
     running: Supervisor, supervision: SupervisorThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> int:
@@ -347,7 +347,7 @@ def test_a_stop_in_the_middle_of_a_start_leaves_no_process(
     supervision.stop()
 
 
-def test_many_threads_may_meddle_with_one_node(
+def test_many_threads_may_control_one_node(
     directory: Path, running: Supervisor, supervision: SupervisorThread
 ) -> None:
     acts = (running.start, running.kill, running.replace, running.pause, running.resume)

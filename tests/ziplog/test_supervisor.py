@@ -29,7 +29,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_node_is_told_its_file_and_name(directory: Path) -> None:
+def test_a_node_gets_its_file_and_name(directory: Path) -> None:
     with Supervisor(directory) as running:
         ready(running, "mms-0")
         said = f"ready --config {directory / CLUSTER_FILE} --node mms-0"
@@ -102,7 +102,7 @@ def test_nothing_is_started_in_a_directory_that_was_given_up(directory: Path) ->
         running.start("mms-0")
 
 
-def test_stop_ends_the_frozen_and_kills_the_stubborn(directory: Path) -> None:
+def test_stop_ends_paused_processes_and_kills_those_that_ignore_it(directory: Path) -> None:
     running = Supervisor(directory)
     pids = [ready(running, "mms-0"), ready(running, "shard-0-0")]
     running.pause("mms-0")
@@ -163,7 +163,7 @@ def test_a_file_that_renames_a_node_with_data_is_refused(directory: Path) -> Non
     Supervisor(directory).stop()  # who is replaced has its directory moved away
 
 
-def test_a_file_that_leads_away_from_the_data_is_refused(directory: Path) -> None:
+def test_a_cluster_file_that_points_away_from_the_data_is_refused(directory: Path) -> None:
     path = directory / CLUSTER_FILE
     config = load(path)
     (directory / config.nodes[0].name).mkdir()

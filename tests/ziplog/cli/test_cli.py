@@ -30,7 +30,7 @@ def test_insert_prints_the_rid(log: FakeLog) -> None:
     assert log.calls[-1] == ("insert", [b"one\ntwo\n"], ziplog.RecordId(5, 1))
 
 
-def test_insert_takes_a_file_or_a_word(log: FakeLog, tmp_path: Path) -> None:
+def test_insert_takes_a_file_or_an_argument(log: FakeLog, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"\x00\xff")
     assert run("insert", "--file", str(tmp_path / "f")).exit_code == 0
     assert run("insert", "héllo").exit_code == 0
@@ -52,7 +52,7 @@ def test_read_prints_the_payload_and_nothing_else(log: FakeLog) -> None:
     assert run("read", "1@0").stdout_bytes == b"\x00\xffraw"
 
 
-def test_what_is_not_there_is_said_in_one_line(log: FakeLog) -> None:
+def test_a_missing_record_is_reported_in_one_line(log: FakeLog) -> None:
     result = run("read", "9@0")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("ziplog: error: no record at 9@0")
@@ -78,7 +78,7 @@ def test_tail_json_has_the_fields_that_scripts_rely_on(log: FakeLog) -> None:
     assert "payload" not in second
 
 
-def test_tail_begins_and_ends_where_it_is_told(log: FakeLog) -> None:
+def test_tail_starts_and_ends_at_the_given_positions(log: FakeLog) -> None:
     log.insert_many([b"a", b"b\xff\n", b"c"], ziplog.RID_GENESIS)
     result = run("tail", "--from", "2@0", "--limit", "1")
     assert result.stdout == "2@0\tb\\xff\\n\n"
@@ -162,7 +162,7 @@ def test_status_is_a_table_for_people(log: FakeLog) -> None:
     assert "recovering" not in result.stdout
 
 
-def test_status_says_what_recovers_and_what_may_be_lost(
+def test_status_shows_recoveries_and_possible_losses(
     log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recovering = {**STATUS["shards"][0], "state": "recovering", "view": 4}  # type: ignore[index]
@@ -177,7 +177,7 @@ def test_status_says_what_recovers_and_what_may_be_lost(
     assert "2 earlier losses" in told
 
 
-def test_status_says_what_each_state_means_and_who_holds_back_whom(
+def test_status_explains_states_and_shows_which_shard_holds_back_which(
     log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [
@@ -299,7 +299,9 @@ def test_up_refuses_to_change_a_cluster_that_exists(tmp_path: Path) -> None:
     assert "--shards is 3; it must be left out or 1" in result.stderr
 
 
-def test_what_started_a_cluster_starts_it_again_when_it_has_grown(tmp_path: Path) -> None:
+def test_the_command_that_created_a_cluster_restarts_it_after_shards_were_added(
+    tmp_path: Path,
+) -> None:
     cluster_file(tmp_path, 7402)
     servers._refuse_contradictions(tmp_path, {"shards": 1, "f": 0, "port": 7400})
     with pytest.raises(ConfigError, match="--f is 1"):
@@ -315,7 +317,7 @@ def test_what_started_a_cluster_starts_it_again_when_it_has_grown(tmp_path: Path
         (30000, "127.0.0.1:30000", ""),
     ],
 )
-def test_up_says_how_a_cluster_is_found_that_is_elsewhere(
+def test_up_prints_the_bootstrap_variable_for_another_endpoint(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -337,7 +339,7 @@ def test_down_where_nothing_runs_is_done(tmp_path: Path) -> None:
     assert run("down", "--data-dir", str(tmp_path)).exit_code == 0
 
 
-def test_down_ends_nobody_while_it_is_not_known_who_runs(
+def test_down_signals_no_process_while_the_process_id_is_unknown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ended: list[int] = []

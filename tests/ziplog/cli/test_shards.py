@@ -42,7 +42,7 @@ def test_shard_list_shows_each_shard_and_its_servers(
     assert ["shard-3-1", "127.0.0.1:31997", "suspect"] in rows
 
 
-def test_shards_are_removed_and_finalized_and_their_servers_are_said_to_go_on(
+def test_shards_are_removed_and_finalized_and_their_servers_must_keep_running(
     log: FakeLog,
 ) -> None:
     for verb in ("remove", "finalize"):
@@ -100,7 +100,7 @@ def test_a_shard_that_an_operator_wrote_and_started_is_placed(
     assert "a [[shard]] of the file, which has 0, 1" in missing.stderr
 
 
-def test_servers_that_do_not_listen_are_named_before_the_service_hears_of_them(
+def test_servers_that_do_not_listen_are_named_before_the_service_gets_the_shard(
     log: FakeLog, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -124,7 +124,7 @@ def test_another_clusters_file_is_refused(log: FakeLog, tmp_path: Path, listenin
     assert not any(call[0] == "add" for call in log.calls)
 
 
-def test_no_shard_is_added_where_nobody_would_start_it(
+def test_no_shard_is_added_where_its_servers_would_not_be_started(
     log: FakeLog, tmp_path: Path, listening: int
 ) -> None:
     text = cluster_file(tmp_path, listening).read_text()

@@ -1,4 +1,4 @@
-"""Shards that are placed, retired, recovered and finalized: a plain model beside the state."""
+"""Shards that are placed, retired, recovered and finalized: compared with a plain model."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +100,7 @@ def test_a_joining_shard_is_no_member_before_it_is_live() -> None:
 
 
 def test_a_joining_shard_may_be_recovered_and_owns_nothing() -> None:
-    """One of its servers crashed before the shard was a member: it is up by a recovery only."""
+    """One of its servers crashed before the shard was a member: only a recovery makes it live."""
     state = working()
     apply(state, PlaceShard(placement(2, 1, "joining")))
     assert apply(state, RemoveShard(2, 0, 2)) == "other-view"
@@ -120,10 +120,10 @@ def test_a_shard_that_was_to_be_recovered_before_it_joined_is_finalized_at_once(
     assert apply(state, RetireShard(2)) == ""
     assert (state.retired[2].limit, state.retired[2].is_finalized) == (1, True)
     state.check()
-    # Its servers may never be there again. If they are, they have nothing to do.
+    # Its servers may never return. If they do, they have no pending work.
     assert grant(state, {0: 1, 1: 1}, placement(2, 3)) == "bad-placements"
     assert grant(state, {0: 1, 1: 1}, placement(2, 3, "finalized")) == ""
-    # Who was a member once has something to finish.
+    # A former member has positions to finish.
     assert apply(state, RemoveShard(1, 1, 2)) == ""
     assert apply(state, RetireShard(1)) == ""
     assert not state.retired[1].is_finalized
@@ -183,11 +183,11 @@ def test_a_snapshot_from_before_shards_left_is_read() -> None:
 
 @dataclass
 class Shard:
-    """What the model knows of one."""
+    """The model's state of one shard."""
 
     state: str = "joining"
     view: int = 1
-    #: The end of the last lease that it is in.
+    #: The end of the last lease that has it.
     end: int = 0
     is_member: bool = False
     retired: bool = False

@@ -19,7 +19,7 @@ def working(shards: int = 3, delay: int = MS) -> World:
 
 
 def send_rate(world: World, shard: int, per_s: int, **changes: int) -> None:
-    """Let a primary say, now and with its heartbeats from now on, how fast it is."""
+    """Report a primary's rate, now and with its heartbeats from now on."""
     primary = next(server for server in world.servers if server.shard == shard)
     primary.rate = per_s
     view = changes.get("view", 1)
@@ -31,7 +31,7 @@ def weights(world: World) -> list[int]:
 
 
 def numbers(world: World) -> list[tuple[int, int]]:
-    """Return when each lease began, or will, in ns, and its number."""
+    """Return the start of each lease, past or planned, in ns, and its number."""
     return [(at, lease.number) for at, lease in world.begun]
 
 
@@ -48,7 +48,7 @@ def test_a_step_of_one_shards_rate_is_in_force_when_it_is_committed(
     assert weights(world) == expected
     assert world.lease.number == number + 1
     for server in world.servers:
-        assert server.told[-1].starts_in_us == 0
+        assert server.announced[-1].starts_in_us == 0
         assert server.lease == world.lease
     world.run(5 * S)
     assert weights(world) == expected
@@ -75,7 +75,7 @@ def test_such_leases_are_an_epoch_apart_and_ten_a_second_in_the_long_run() -> No
         world.run(MS)
     began = [at for at, _ in numbers(world)]
     assert min(after - at for at, after in pairwise(began)) >= 10 * MS
-    # Ten at once, ten a second, and what would have been granted anyway.
+    # Ten at once, ten a second, and those that would have been granted anyway.
     assert 50 <= len(began) <= 10 + 5 * 10 + 5 * 7
 
 
@@ -89,7 +89,7 @@ def test_when_no_more_may_be_early_the_next_regular_lease_has_the_weights() -> N
     assert weights(world) == [1, 4, 1]
 
 
-def test_an_unchanged_cluster_file_causes_no_action() -> None:
+def test_small_rate_changes_cause_no_lease() -> None:
     world = working()
     before = len(world.log)
     for rate in (10_500, 9_500, 11_000, 10_000):
@@ -103,7 +103,7 @@ def test_heartbeats_alone_bring_other_weights_as_well() -> None:
     world = working()
     primary = world.servers[2]
     primary.rate = 20_000
-    world.hear(primary)
+    world.send_heartbeat(primary)
     assert len(world.proposed) == 1
     world.run(MS + 1)
     assert weights(world) == [1, 2, 1]
@@ -112,16 +112,16 @@ def test_heartbeats_alone_bring_other_weights_as_well() -> None:
 def test_reports_of_backups_do_not_count() -> None:
     world = working()
     world.servers[3].rate = 20_000
-    world.hear(world.servers[3])
+    world.send_heartbeat(world.servers[3])
     assert not world.proposed
 
 
 def test_only_the_primary_says_its_rate_and_in_its_view_only() -> None:
     world = working()
-    backup, stranger = world.servers[3].route, b"stranger"
+    backup, unknown = world.servers[3].route, b"unknown"
     for route, shard, view in (
         (backup, 1, 1),
-        (stranger, 1, 1),
+        (unknown, 1, 1),
         (world.servers[2].route, 0, 1),
         (world.servers[2].route, 1, 2),
         (world.servers[2].route, 9, 1),
@@ -159,7 +159,7 @@ def test_a_new_leader_keeps_the_weights_of_the_last_lease() -> None:
     world.start()
     for server in world.servers:
         server.alive = True
-        world.beats[server.name] = world.now + 900 * MS
+        world.heartbeat_times[server.name] = world.now + 900 * MS
     world.lead().run(800 * MS)
     assert weights(world) == [2, 3, 2]
     world.run(5 * S)

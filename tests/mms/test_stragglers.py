@@ -17,7 +17,7 @@ def lease(epoch_ms: int = 10, epochs: int = 64_000) -> Lease:
 
 
 class Watched:
-    """Some shards that are looked at four times a second: each is so far behind, in ns."""
+    """Some shards that are checked four times a second, each with its lag in ns."""
 
     def __init__(self, *behind: int, epoch_ms: int = 10) -> None:
         self.behind = list(behind)
@@ -33,19 +33,19 @@ class Watched:
         shards = range(len(self.behind))
         return [s for s in shards if not self.stragglers.is_parked(s, self.now)]
 
-    def look(self, times: int) -> list[int]:
-        """Look at all; return who is parked then."""
+    def check_all(self, times: int) -> list[int]:
+        """Check all shards; return those that are parked then."""
         for _ in range(times):
             self.now += self.apart
             for shard in self.members():
                 if shard not in self.silent:
-                    self.look_at(shard)
+                    self.check_shard(shard)
             self.stragglers.check_silent(self.members(), self.now)
             self.stragglers.park(self.now, len(self.members()))
             self.stragglers.check()
         return [s for s in range(len(self.behind)) if self.stragglers.is_parked(s, self.now)]
 
-    def look_at(self, shard: int) -> bool:
+    def check_shard(self, shard: int) -> bool:
         epoch = (self.now - self.behind[shard]) // self.epoch_ns
         frontier = 1 + epoch * SIZE
         return self.stragglers.on_heartbeat(shard, frontier, self.now, is_watched=self.is_watched)
@@ -60,26 +60,26 @@ class Watched:
 
 def test_four_late_checks_in_a_row_park_a_shard() -> None:
     watched = Watched(0, 300 * MS, 0)
-    assert watched.look(3) == []
-    assert watched.look(1) == [1]
+    assert watched.check_all(3) == []
+    assert watched.check_all(1) == [1]
 
 
 def test_a_shard_becomes_a_straggler_once() -> None:
     watched = Watched(300 * MS)
-    said = []
+    results = []
     for _ in range(10):
         watched.now += watched.apart
-        said.append(watched.look_at(0))
-    assert said == [False, False, False, True] + 6 * [False]
+        results.append(watched.check_shard(0))
+    assert results == [False, False, False, True] + 6 * [False]
 
 
 def test_one_prompt_check_resets_three_late_ones() -> None:
     watched = Watched(0, 300 * MS, 0)
     for _ in range(5):
         watched.behind[1] = 300 * MS
-        assert watched.look(3) == []
+        assert watched.check_all(3) == []
         watched.behind[1] = 0
-        assert watched.look(1) == []
+        assert watched.check_all(1) == []
 
 
 @pytest.mark.parametrize(
@@ -89,55 +89,55 @@ def test_one_prompt_check_resets_three_late_ones() -> None:
 )  # fmt: skip
 def test_late_is_ten_epochs_and_100_ms(epoch_ms: int, behind_ms: int, is_late: bool) -> None:
     watched = Watched(0, behind_ms * MS, 0, epoch_ms=epoch_ms)
-    assert watched.look(8) == ([1] if is_late else [])
+    assert watched.check_all(8) == ([1] if is_late else [])
 
 
 def test_it_comes_back_and_if_it_is_late_again_it_is_parked_for_twice_as_long() -> None:
     watched = Watched(0, 300 * MS, 0)
     waits = []
     for _ in range(6):
-        assert watched.look(4) == [1]
+        assert watched.check_all(4) == [1]
         waits.append(watched.wait_for(1))
     assert waits == [5, 10, 20, 40, 60, 60]
 
 
 def test_five_prompt_seconds_end_the_probation() -> None:
     watched = Watched(0, 300 * MS, 0)
-    watched.look(4)
+    watched.check_all(4)
     assert watched.wait_for(1) == 5
     watched.behind[1] = 0
-    assert watched.look(20) == []
+    assert watched.check_all(20) == []
     watched.behind[1] = 300 * MS
-    assert watched.look(4) == [1]
+    assert watched.check_all(4) == [1]
     assert watched.wait_for(1) == 5
 
 
 def test_probation_starts_with_the_first_check_after_the_return() -> None:
     watched = Watched(0, 300 * MS, 0)
-    watched.look(4)
+    watched.check_all(4)
     watched.wait_for(1)
-    watched.now += 60 * S  # nobody was there to take it back
-    watched.look(4)
+    watched.now += 60 * S  # no leader took it back
+    watched.check_all(4)
     assert watched.wait_for(1) == 10
 
 
 def test_if_all_shards_are_late_none_is_parked() -> None:
     watched = Watched(300 * MS, 300 * MS, 300 * MS)
-    assert watched.look(20) == []
-    # Nor if more than half are; but what they were counts once the others are prompt.
+    assert watched.check_all(20) == []
+    # Nor if more than half are late; but their counts matter once the others are prompt.
     watched.behind[0] = 0
-    assert watched.look(20) == []
+    assert watched.check_all(20) == []
     watched.behind[1] = 0
-    assert watched.look(1) == [2]
+    assert watched.check_all(1) == [2]
 
 
 def test_a_shard_without_readers_is_not_parked() -> None:
     watched = Watched(0, 300 * MS, 0)
-    assert watched.look(3) == []
+    assert watched.check_all(3) == []
     watched.is_watched = False
-    assert watched.look(20) == []
+    assert watched.check_all(20) == []
     watched.is_watched = True
-    assert watched.look(3) == []
+    assert watched.check_all(3) == []
 
 
 def test_half_of_the_members_are_never_parked() -> None:
@@ -145,28 +145,28 @@ def test_half_of_the_members_are_never_parked() -> None:
     parked = []
     for shard in range(5):
         watched.behind[shard] = 300 * MS
-        parked = watched.look(4)
+        parked = watched.check_all(4)
     assert parked == [0, 1]
 
 
 def test_the_only_shard_stays_live() -> None:
-    assert Watched(300 * MS).look(20) == []
+    assert Watched(300 * MS).check_all(20) == []
 
 
 def test_silence_is_a_late_check_every_half_second() -> None:
     watched = Watched(0, 0, 0)
-    watched.look(4)
+    watched.check_all(4)
     watched.silent = {1}
-    assert watched.look(7) == []
-    assert watched.look(1) == [1]
+    assert watched.check_all(7) == []
+    assert watched.check_all(1) == [1]
 
 
 def test_silence_of_a_shard_without_readers_does_not_count() -> None:
     watched = Watched(0, 0, 0)
     watched.is_watched = False
-    watched.look(4)
+    watched.check_all(4)
     watched.silent = {1}
-    assert watched.look(40) == []
+    assert watched.check_all(40) == []
 
 
 def test_many_shards_send_heartbeats_more_slowly() -> None:
@@ -184,29 +184,29 @@ def test_many_shards_send_heartbeats_more_slowly() -> None:
 
 def test_queued_heartbeats_count_as_one_check() -> None:
     watched = Watched(0, 300 * MS, 0)
-    watched.look(1)
+    watched.check_all(1)
     for _ in range(10):
-        assert not watched.look_at(1)
-    assert watched.look(2) == []
-    assert watched.look(1) == [1]
+        assert not watched.check_shard(1)
+    assert watched.check_all(2) == []
+    assert watched.check_all(1) == [1]
 
 
 def test_counting_restarts_after_a_pause_of_the_service() -> None:
     watched = Watched(0, 300 * MS, 0)
-    watched.look(3)
+    watched.check_all(3)
     watched.stragglers.forget_checks()
-    assert watched.look(3) == []
-    assert watched.look(1) == [1]
+    assert watched.check_all(3) == []
+    assert watched.check_all(1) == [1]
     watched.stragglers.forget_checks()
-    assert watched.look(1) == [1]
+    assert watched.check_all(1) == [1]
 
 
 def test_a_removed_shard_has_no_straggler_history_when_it_returns() -> None:
     watched = Watched(0, 300 * MS, 0)
-    assert watched.look(4) == [1]
+    assert watched.check_all(4) == [1]
     watched.stragglers.on_removed(1)
-    assert watched.look(3) == []
-    assert watched.look(1) == [1]
+    assert watched.check_all(3) == []
+    assert watched.check_all(1) == [1]
     assert watched.wait_for(1) == 5
 
 
@@ -236,7 +236,7 @@ def watched_world(shards: int = 3) -> World:
     world = World(config(shards=shards)).lead().run(2 * S)
     world.set_active()
     for server in world.servers:
-        server.watched = True
+        server.has_readers = True
     return world.run(3 * S)
 
 
@@ -269,7 +269,7 @@ def test_a_straggler_is_parked_and_its_servers_are_left_alone() -> None:
 def test_no_shard_is_parked_without_readers() -> None:
     world = watched_world()
     for server in world.servers:
-        server.watched = False
+        server.has_readers = False
     world.servers[2].behind = 400 * MS
     world.run(20 * S)
     assert members(world) == [0, 1, 2]
@@ -290,11 +290,11 @@ def test_a_straggler_that_fails_is_recovered_and_back() -> None:
     world.servers[2].behind = 400 * MS
     world.run(2 * S)
     assert states(world)[1] == "parked"
-    world.ask(Remove(CLUSTER, 9, 1, 1, 2))
+    world.send(Remove(CLUSTER, 9, 1, 1, 2))
     world.run(10 * MS)
     assert states(world)[1] == "recovering"
     prints = [fingerprint(f"directory of shard-1-{index}") for index in range(2)]
-    world.ask(Reinsert(CLUSTER, 8, 1, 2, prints, 0))
+    world.send(Reinsert(CLUSTER, 8, 1, 2, prints, 0))
     world.run(10 * MS)
     assert members(world) == [0, 1, 2]
     world.servers[2].behind = 0

@@ -15,7 +15,7 @@ K = 1000
 
 
 def holding(rates: dict[int, int], *held: int) -> Weights:
-    """Return weights that know these rates, and hold these weights, or those that follow."""
+    """Return weights with these rates that hold these weights, or computed ones."""
     weights = Weights()
     for shard, rate in rates.items():
         weights.set_rate(shard, rate)
@@ -186,7 +186,7 @@ def test_only_ratios_count(rates: list[int], scale: int) -> None:
     weights = holding(dict(enumerate(rates)))
     before = weights.for_shards(shards)
     assert holding(scaled).for_shards(shards) == before
-    # Nor does it matter that all change alike, whatever is held.
+    # A common change of all rates does not matter, for any held weights.
     hold(weights, before)
     for shard, rate in scaled.items():
         weights.set_rate(shard, rate)
@@ -195,7 +195,7 @@ def test_only_ratios_count(rates: list[int], scale: int) -> None:
 
 @given(st.lists(st.integers(10_000_000, 2**32), min_size=2, max_size=20))
 def test_weights_fit_the_rates(rates: list[int]) -> None:
-    """Without noise to speak of, rounding is all that they are wrong by."""
+    """Without much noise, rounding is the only error."""
     least = min(rates)
     rates = [min(rate, 256 * least) for rate in rates]
     weights = holding(dict(enumerate(rates))).for_shards(range(len(rates)))
@@ -204,11 +204,11 @@ def test_weights_fit_the_rates(rates: list[int]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100_000)), max_size=100))
-def test_outdated_weights_are_replaced_by_better_ones(told: list[tuple[int, int]]) -> None:
-    """Each change is for the better, and after it there is none until something is told."""
+def test_outdated_weights_are_replaced_by_better_ones(rates: list[tuple[int, int]]) -> None:
+    """Each change improves the weights, and none follows before a rate changes."""
     weights = holding(dict.fromkeys(range(6), 1000))
     held = [1] * 6
-    for shard, rate in told:
+    for shard, rate in rates:
         weights.set_rate(shard, rate)
         if weights.are_outdated():
             better = weights.for_shards(range(6))
@@ -226,10 +226,10 @@ def test_4000_shards_fit_a_round() -> None:
 
 
 def test_a_step_shows_in_the_heartbeats_of_a_second() -> None:
-    """300 a second become 450; each heartbeat, four a second, says what came in the last second."""
+    """300 a second become 450; each heartbeat, four a second, has the rate of the last second."""
     weights = holding({0: 300, 1: 300})
-    for said in (337, 375, 412, 450):
-        weights.observe(0, said)
+    for rate in (337, 375, 412, 450):
+        weights.observe(0, rate)
         weights.observe(1, 300)
     assert weights.are_outdated()
     assert weights.for_shards([0, 1]) == [3, 2]

@@ -1,4 +1,4 @@
-"""The cluster file: what is written is read back, and what is wrong is named."""
+"""The cluster file: a written file loads again, and errors name the wrong key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One shard more in a cluster file: nothing else in it changes, and a failed attempt is gone on."""
+"""Adding a shard to a cluster file: the rest stays the same, and a failed attempt is resumed."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_one_process_at_a_time_adds_a_shard(path: Path) -> None:
             pass
         other.kill()
     with new_shard.exclusive_lock(path, 20.0):
-        # A change of the file does not let others in.
+        # A change of the file does not release the lock.
         new_shard.next_shard(path, {0})
         with pytest.raises(DeadlineError), new_shard.exclusive_lock(path, 0.0):
             pass
@@ -136,6 +136,6 @@ def test_servers_are_waited_for_until_there_is_no_hope(path: Path) -> None:
         new_shard.await_servers(shard, time.monotonic() + 60, dead)
     with socket.create_server((node.host, node.port)):
         new_shard.await_servers(shard, time.monotonic() + 60)
-        # Somebody else may listen there.
+        # Another program may listen there.
         with pytest.raises(UnavailableError, match="it ended"):
             new_shard.await_servers(shard, time.monotonic() + 60, dead)

@@ -1,4 +1,4 @@
-"""When a node is started again, and when it is killed first."""
+"""The restart policy: when a node is restarted, and when it is killed first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def alive(started: int = 0) -> dict[str, Process]:
 
 
 def die(policy: RestartPolicy, started: int, now: int) -> int:
-    """Let a process that was started at `started` be seen dead at `now`; return its pause."""
+    """Report a process, started at `started`, as dead at `now`; return its pause."""
     (death,) = policy.check_processes(dead(started), now)
     assert isinstance(death, Death)
     return death.pause_ns
@@ -83,7 +83,7 @@ def test_a_start_that_failed_is_another_death() -> None:
 def order(
     policy: RestartPolicy, begin: int, end: int, started: int = -MIN_START_NS, names: str = "a"
 ) -> int | None:
-    """Name nodes in every answer until one has to go; return when, or None if none had to."""
+    """Report nodes as unreachable until one is to be killed; return when, or None."""
     for now in range(begin, end + 1, ASK_NS):
         if policy.on_unreachable(names.split(), alive(started), now):
             return now

@@ -1,4 +1,4 @@
-"""A cluster that is looked after: the dead come back, the unreachable are replaced."""
+"""The supervisor thread: dead nodes are restarted, unreachable ones replaced."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ NOT_TAKEN = "the cluster file was changed, but the change is ignored"
 
 
 class FakeHandler:
-    """A failure handler that answers every question with `orders`."""
+    """A failure handler that answers every query with `orders`."""
 
     def __init__(self) -> None:
         self.transport = Transport("127.0.0.1:0")
         self.orders: list[Order] = []
         self.asked = 0
-        #: What is added to the request's number in the answer.
+        #: Added to the request's number in the reply.
         self.offset = 0
         self.garbage: list[bytes] = []
         self._is_closed = False
@@ -102,24 +102,24 @@ def supervision(running: Supervisor) -> Iterator[SupervisorThread]:
 
 
 def await_return(running: Supervisor, name: str, pid: int) -> None:
-    """Wait until a node runs again, as another process than this one."""
+    """Wait until a node runs again, as another process."""
     wait_until(lambda: running.is_running(name) and running.pid(name) != pid, f"{name} comes back")
 
 
 def await_start(running: Supervisor, name: str) -> None:
-    """Wait until a node that is new in the cluster file runs."""
+    """Wait until a node that was added to the cluster file runs."""
     wait_until(lambda: name in running.names and running.is_running(name), f"{name} is started")
 
 
-def put(path: Path, text: str) -> None:
-    """Replace a file, so that nobody sees half of it."""
+def replace_file(path: Path, text: str) -> None:
+    """Replace a file atomically."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)
 
 
 def processes_of(directory: Path) -> set[int]:
-    """Processes that were told this directory's cluster file."""
+    """Return the processes with this directory's cluster file as an argument."""
     mine, found = str(directory / CLUSTER_FILE).encode(), set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -169,7 +169,7 @@ def test_garbage_and_late_replies_kill_no_node(
     asked = handler.asked
     wait_until(lambda: handler.asked >= asked + 3, "it asks again")
     assert running.pid("shard-0-0") == pid
-    wait_until(lambda: "sent an invalid message" in caplog.text, "it is told")
+    wait_until(lambda: "sent an invalid message" in caplog.text, "it is logged")
     handler.offset = 0
     await_return(running, "shard-0-0", pid)
 
@@ -233,16 +233,16 @@ def test_a_damaged_cluster_file_is_logged_once_and_stops_nothing(
         return caplog.text.count(NOT_TAKEN)
 
     text = running.path.read_text()
-    put(running.path, text + "[[shard")
-    wait_until(lambda: told() == 1, "the spoilt file is told")
+    replace_file(running.path, text + "[[shard")
+    wait_until(lambda: told() == 1, "the damaged file is logged")
     pid = running.pid("mms-0")
     running.kill("mms-0")
-    # It looks again and again meanwhile, and goes on with its work.
+    # Meanwhile it polls again, and continues its work.
     await_return(running, "mms-0", pid)
     assert told() == 1
     running.path.unlink()
-    wait_until(lambda: told() == 2, "that it is gone is told")
-    put(running.path, text)
+    wait_until(lambda: told() == 2, "the missing file is logged")
+    replace_file(running.path, text)
     new_shard.next_shard(running.path, {0})
     await_start(running, "shard-1-0")
     assert told() == 2
@@ -275,7 +275,7 @@ def test_a_cluster_file_is_taken_when_it_is_written_to_its_end(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Many editors save in place; each look finds a line more of what they write."""
+    """Many editors save in place; each poll finds one more line."""
     before = running.path.read_text()
     added = ShardConfig(1, (NodeConfig("shard-1-0", "127.0.0.1", 7405),))
     lines = iter([*before.splitlines(keepends=True), *dump_shard(added).splitlines(keepends=True)])

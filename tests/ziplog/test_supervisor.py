@@ -1,4 +1,4 @@
-"""The supervisor over processes that do nothing: one for each node, none left behind."""
+"""The supervisor with idle processes: one for each node, and none is left over."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_stop_ends_paused_processes_and_kills_those_that_ignore_it(directory: Pa
 def test_the_kernel_ends_the_servers_of_a_dead_supervisor(directory: Path) -> None:
     child = os.fork()
     if child == 0:
-        # What a real supervisor would do, up to the moment when it is killed.
+        # The actions of a real supervisor until it is killed.
         try:
             supervisor._starter = supervisor._Starter()
             running = Supervisor(directory)
@@ -160,7 +160,7 @@ def test_a_file_that_renames_a_node_with_data_is_refused(directory: Path) -> Non
         Supervisor(directory)
     path.write_text(path.read_text().replace('"renamed"', f'"{name}"'))
     (directory / f"old-{name}").rename(directory / f"{name}.damaged")
-    Supervisor(directory).stop()  # who is replaced has its directory moved away
+    Supervisor(directory).stop()  # a replaced server's directory is moved away
 
 
 def test_a_cluster_file_that_points_away_from_the_data_is_refused(directory: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_forked_child_leaves_the_processes_and_the_lock_alone(directory: Path)
         assert running_pid(directory) == os.getpid()
         assert running.pid("mms-0") == pid
         assert exists(pid)
-        # A child that lives on has the lock's descriptor; the parent gives it up all the same.
+        # A surviving child has the lock's descriptor; the parent releases the lock all the same.
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:

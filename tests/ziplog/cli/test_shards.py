@@ -1,4 +1,4 @@
-"""`ziplog shard`: what is printed, what is refused, and which code."""
+"""`ziplog shard`: its output, its refusals and exit codes."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_no_shard_is_added_where_its_servers_would_not_be_started(
     here = run("shard", "add", "--data-dir", str(tmp_path))
     assert here.exit_code == 1
     assert f"`ziplog up` is not running in {tmp_path}" in here.stderr
-    # STATUS has process ids that belong to no such node.
+    # The process ids in STATUS belong to no node of this cluster.
     anywhere = run("shard", "add")
     assert anywhere.exit_code == 1
     assert (

@@ -45,12 +45,12 @@ def processes(tmp_path: Path) -> Iterator[Callable[[int], Processes]]:
 
 def query(group: Processes, name: str, question: Message, kind: type[Message]) -> Any:
     """Send a request; return the first reply of a kind."""
-    return group.send([name], question, lambda answer: isinstance(answer, kind))[1]
+    return group.ask([name], question, lambda answer: isinstance(answer, kind))[1]
 
 
 def leader(group: Processes) -> tuple[str, dict[str, Any]]:
     """Return the name of the node that answers as the leader, and its status document."""
-    name, reply = group.send(
+    name, reply = group.ask(
         group.running, StatusQuery(0, 1), lambda answer: isinstance(answer, StatusReply)
     )
     assert isinstance(reply, StatusReply)
@@ -78,7 +78,7 @@ def test_three_nodes_know_one_leader_and_survive_it(processes: Callable[[int], P
     for node in group.config.mms:
         group.start("mms", node.name)
     info = query(group, "mms-0", Hello(0, 1), ClusterInfo)
-    group.send(group.running, StatusQuery(0, 2), lambda answer: isinstance(answer, NotLeader))
+    group.ask(group.running, StatusQuery(0, 2), lambda answer: isinstance(answer, NotLeader))
     first, _ = leader(group)
     group.kill(first)
     others = list(group.running)

@@ -161,7 +161,7 @@ def test_garbage_and_late_replies_kill_no_node(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(restart_policy, "PATIENCE_NS", 0)
+    monkeypatch.setattr(restart_policy, "UNREACHABLE_NS", 0)
     pid = running.pid("shard-0-0")
     handler.garbage = [b"\xc1", encode(OrdersQuery(0, 1))]
     handler.offset = -1
@@ -279,19 +279,19 @@ def test_a_cluster_file_is_taken_when_it_is_written_to_its_end(
     before = running.path.read_text()
     added = ShardConfig(1, (NodeConfig("shard-1-0", "127.0.0.1", 7405),))
     lines = iter([*before.splitlines(keepends=True), *dump_shard(added).splitlines(keepends=True)])
-    look = supervision._look_at_file
+    check = supervision._check_cluster_file
 
-    def look_while_it_grows() -> None:
+    def check_while_it_grows() -> None:
         with running.path.open("a") as file:
             file.write(next(lines, ""))
-        look()
+        check()
 
     def begin() -> None:
         running.path.write_text("")
-        monkeypatch.setattr(supervision, "_look_at_file", look_while_it_grows)
-        look()
+        monkeypatch.setattr(supervision, "_check_cluster_file", check_while_it_grows)
+        check()
 
-    monkeypatch.setattr(supervision, "_look_at_file", begin)
+    monkeypatch.setattr(supervision, "_check_cluster_file", begin)
     await_start(running, "shard-1-0")
     assert next(lines, None) is None
     assert NOT_TAKEN not in caplog.text

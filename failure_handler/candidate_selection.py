@@ -65,8 +65,8 @@ def in_limbo(members: Sequence[Member], first: int, now: int) -> list[Candidate]
 
 def is_any_in_limbo(members: Sequence[Member], now: int) -> bool:
     """Whether a server of a shard recently reported limbo."""
-    heard = (member.recent_report(now) for member in members)
-    return any(report is not None and report.state == "limbo" for report in heard)
+    reports = (member.recent_report(now) for member in members)
+    return any(report is not None and report.state == "limbo" for report in reports)
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate | None:

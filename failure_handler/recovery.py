@@ -102,7 +102,7 @@ class Recovery:
         self._identities: list[str] = []
         self._is_reinserted = False
 
-    # --- what happens ---
+    # --- events ---
 
     def forgive_silence_before(self, now: int) -> None:
         """Ignore silence before `now`: this process was paused."""
@@ -281,14 +281,14 @@ class Recovery:
         from_limbo: bool,
     ) -> None:
         """Propose an attempt with a number that no server has seen."""
-        heard = [
+        seen = [
             number
             for member in self._members.of(self.shard)
             if member.suspect is not None and not member.has_forgotten(member.suspect)
             for number in (member.suspect.view, member.suspect.recovery, member.suspect.last_view)
         ]
         begun = known.attempt.recovery if known is not None else 0
-        recovery = max(view, begun, placement.view, *heard) + 1
+        recovery = max(view, begun, placement.view, *seen) + 1
         if recovery > _MAX_VIEW:
             self._warn(f"shard {self.shard} cannot be recovered: its view numbers are used up")
             return

@@ -110,7 +110,7 @@ class FailureHandler:
             NotLeader: self._on_not_leader,
         }
 
-    # --- the one door ---
+    # --- events ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
         """Process one event; see `ziplog.core.node`."""

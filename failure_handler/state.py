@@ -133,7 +133,7 @@ class HandlerState:
         #: Every shard that ever had a recovery, by number.
         self.shards: dict[int, Recovered] = {}
 
-    # --- the machine ---
+    # --- commands ---
 
     def apply(self, command: bytes) -> bytes:
         """Apply a command; return the encoded `Refusal`."""

@@ -70,7 +70,7 @@ class ClientRequests:
         #: The other nodes of the service that this one can reach.
         self.connected: tuple[str, ...] = ()
 
-    # --- at once ---
+    # --- immediate replies ---
 
     def not_leader(self, src: bytes, request: int) -> Effect:
         """Return a `NotLeader` reply with the leader's endpoint."""
@@ -108,7 +108,7 @@ class ClientRequests:
         )  # fmt: skip
         return Send(src, StatusReply(self._state.cluster, message.request, found))
 
-    # --- behind a barrier ---
+    # --- replies after a barrier ---
 
     def __len__(self) -> int:
         return len(self._read_barriers) + len(self._trims)

@@ -37,8 +37,8 @@ class FailureHandlers:
         return [self._status(node, now) for node in self._nodes]
 
     def _status(self, node: NodeConfig, now: int) -> dict[str, Any]:
-        heartbeat, heard = self._last_heartbeats.get(node.name, (None, now - SUSPECT_NS))
-        silence = now - heard
+        heartbeat, last_at = self._last_heartbeats.get(node.name, (None, now - SUSPECT_NS))
+        silence = now - last_at
         state = "up" if silence < UP_NS else "suspect" if silence < SUSPECT_NS else "down"
         return {
             "name": node.name,

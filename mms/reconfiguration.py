@@ -92,7 +92,7 @@ class Reconfiguration:
     def __len__(self) -> int:
         return len(self._changes)
 
-    # --- what happens ---
+    # --- events ---
 
     def start_leading(self, now: int) -> None:
         """Start to lead: leaving shards get their full time from now on."""
@@ -118,11 +118,11 @@ class Reconfiguration:
         """Accept an operator's request; the reply may have to wait."""
         key, cluster = (src, message.request), self._state.cluster
         if key in self._answered:
-            return [self._changed(src, message, self._answered[key])]
+            return [self._reply(src, message, self._answered[key])]
         if message.change == "add" and not message.replicas:
-            return [self._changed(src, message, "wrong-size")]
+            return [self._reply(src, message, "wrong-size")]
         if any(r.name in self._reserved or r.endpoint in self._reserved for r in message.replicas):
-            return [self._changed(src, message, "exists")]
+            return [self._reply(src, message, "exists")]
         if key not in self._changes and len(self._changes) >= MAX_CHANGES:
             why = f"{MAX_CHANGES} shard changes are already waiting"
             refused = Refused(cluster, message.shard, 0, 0, message.request, "full", why)
@@ -151,7 +151,7 @@ class Reconfiguration:
         ]
         if error is None:
             return []
-        return [self._answer(key, error) for key in waiting]
+        return [self._finish(key, error) for key in waiting]
 
     def abandon(self) -> list[tuple[bytes, int]]:
         """Forget all requests; return their routes and numbers."""
@@ -160,7 +160,7 @@ class Reconfiguration:
         self._proposals.clear()
         return abandoned
 
-    # --- what follows ---
+    # --- progress ---
 
     def advance(self, now: int) -> list[Effect]:
         """Take the next step of every request, as far as possible now."""
@@ -171,7 +171,7 @@ class Reconfiguration:
         for key, change in list(self._changes.items()):
             error = self._error(change.message)
             if error is not None:
-                effects.append(self._answer(key, error))
+                effects.append(self._finish(key, error))
             elif now >= change.repeated_at + FORGET_NS:
                 del self._changes[key]
             else:
@@ -202,7 +202,7 @@ class Reconfiguration:
         self._leased_at = now
         return True
 
-    # --- one question ---
+    # --- one request ---
 
     def _error(self, message: ChangeShard) -> _Error | None:
         """Return the reply that is due by now; None: not yet."""
@@ -252,18 +252,18 @@ class Reconfiguration:
         self._want_requests += 1
         return [Send(primary.route, Want(cluster, shard, self._want_requests, retired.limit - 1))]
 
-    def _answer(self, key: tuple[bytes, int], error: _Error) -> Effect:
+    def _finish(self, key: tuple[bytes, int], error: _Error) -> Effect:
         change = self._changes.pop(key)
         self._answered[key] = error
         if len(self._answered) > _KEPT_ANSWERS:
             del self._answered[next(iter(self._answered))]
-        return self._changed(change.route, change.message, error)
+        return self._reply(change.route, change.message, error)
 
-    def _changed(self, route: bytes, message: ChangeShard, error: _Error) -> Effect:
+    def _reply(self, route: bytes, message: ChangeShard, error: _Error) -> Effect:
         cluster = self._state.cluster
         return Send(route, ShardChanged(cluster, message.request, message.shard, error))
 
-    # --- sealed ---
+    # --- finalization ---
 
     def _is_sealed(self, shard: int, now: int) -> bool:
         """Whether all replicas of a shard that has left report that they hold all its positions."""

@@ -49,7 +49,7 @@ class Recoveries:
         #: By shard and view: when a lease that returns the shard was last claimed.
         self._lease_claimed_at: dict[tuple[int, int], int] = {}
 
-    # --- out ---
+    # --- removal ---
 
     def on_remove(self, route: bytes, message: Remove, now: int) -> list[Effect]:
         """Handle the failure handler's `Remove`; the reply may have to wait."""
@@ -57,12 +57,12 @@ class Recoveries:
             return [self._refusal(route, message, _WHY["no-such-shard"])]
         recovering = self._state.recovering.get(message.shard)
         if recovering is not None and recovering.recovery == message.recovery:
-            return [self._removed(route, message)]
+            return [self._removed_reply(route, message)]
         self._removes[message.shard] = (route, message)
         command = RemoveShard(message.shard, message.view, message.recovery)
         return self._proposals.propose(message.shard, command, now)
 
-    def _removed(self, route: bytes, message: Remove) -> Effect:
+    def _removed_reply(self, route: bytes, message: Remove) -> Effect:
         state = self._state
         found = state.recovering[message.shard]
         runs = state.runs_until(found.limit, _RUN_LEASES)
@@ -82,9 +82,9 @@ class Recoveries:
         del self._removes[command.shard]
         if refusal:
             return [self._refusal(route, message, _WHY.get(refusal, refusal))]
-        return [self._removed(route, message)]
+        return [self._removed_reply(route, message)]
 
-    # --- back ---
+    # --- reinsertion ---
 
     def on_reinsert(self, route: bytes, message: Reinsert, now: int) -> list[Effect]:
         """Handle the failure handler's `Reinsert`; the reply may have to wait."""
@@ -92,7 +92,7 @@ class Recoveries:
         placement = state.placements.get(message.shard)
         is_back = placement is not None and placement.state not in {"recovering", "joining"}
         if placement is not None and is_back and placement.view == message.view:
-            return [self._reinserted(route, message)]
+            return [self._reinserted_reply(route, message)]
         placement_after = self._placement_after(message)
         if placement_after is None or not state.may_become(placement_after):
             why = "the shard is not in this recovery, or has other servers"
@@ -153,14 +153,14 @@ class Recoveries:
         for placement in placements:
             route, message = self._reinserts.pop(placement.shard, (b"", None))
             if message is not None and placement.view == message.view:
-                effects.append(self._reinserted(route, message))
+                effects.append(self._reinserted_reply(route, message))
         return effects
 
-    def _reinserted(self, route: bytes, message: Reinsert) -> Effect:
+    def _reinserted_reply(self, route: bytes, message: Reinsert) -> Effect:
         cluster = self._state.cluster
         return Send(route, Reinserted(cluster, message.request, message.shard, message.view))
 
-    # --- both ---
+    # --- shared ---
 
     def abandon(self) -> None:
         """Forget all requests: this node no longer leads."""

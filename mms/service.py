@@ -162,7 +162,7 @@ class MembershipService:
             ChangeShard: self._on_change_shard,
         }
 
-    # --- the one door ---
+    # --- events ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
         """Process one event; see `ziplog.core.node`."""
@@ -562,7 +562,7 @@ class MembershipService:
         if self._now >= self._lease_due():
             self._propose_lease()
 
-    # --- shards that come and go ---
+    # --- shard changes ---
 
     def _on_change_shard(self, src: bytes, message: ChangeShard) -> None:
         self._effects += self._reconfiguration.submit(src, message, self._now)

@@ -113,7 +113,7 @@ class ClusterState:
         self.history_bytes = 0
         self._digests: dict[int, bytes] = {}
 
-    # --- the machine ---
+    # --- commands ---
 
     def apply(self, command: bytes) -> bytes:
         """Apply a command; return the encoded `Refusal`."""
@@ -407,7 +407,7 @@ class ClusterState:
             lease.number: lease.digest for run in newest for lease in (run.first, run.last)
         }
 
-    # --- questions ---
+    # --- queries ---
 
     @property
     def last(self) -> Lease | None:

@@ -111,9 +111,9 @@ def _loss(state: ClusterState, loss: RecordLoss) -> dict[str, Any]:
 def blockers(state: ClusterState, servers: Servers, now: int) -> dict[int, list[int]]:
     """Return the shards that hold back other shards' records from readers, each with those shards.
 
-    Shard s holds back the last stable record of shard t under three conditions: one of them has
-    readers, all that s is known to have decided ends at or before that record, and the report of s
-    came after that of t. The last one makes it certain: when s reported, t's record was stable, and
+    Shard s holds back the last stable record of shard t under three conditions. One of them has
+    readers; the known decisions of s end at or before that record; and the report of s came after
+    the one of t. The last one makes it certain: when s reported, t's record was stable, and
     s had not decided the positions before it. A shard in recovery decides nothing, so its report
     counts as new; but it has nothing to decide in leases without it.
 
@@ -166,8 +166,8 @@ def _reporting_server(replicas: list[Server], now: int) -> Server | None:
     primary = replicas[0]
     if primary.heartbeat is not None and now - primary.last_heard_at < UP_NS:
         return primary
-    heard = [server for server in replicas if server.heartbeat is not None]
-    return max(heard, key=lambda server: server.last_heard_at, default=None)
+    reporting = [server for server in replicas if server.heartbeat is not None]
+    return max(reporting, key=lambda server: server.last_heard_at, default=None)
 
 
 def _has_readers(replicas: list[Server]) -> bool:

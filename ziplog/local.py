@@ -121,7 +121,7 @@ class Cluster:
             )
             membership, handlers = _raft("mms", mms, ports), _raft("fh", failure_handlers, ports)
             config = ClusterConfig(
-                **_checked(settings or {}),
+                **_checked_settings(settings or {}),
                 name=name,
                 data_dir=directory,
                 durability=durability,
@@ -145,7 +145,7 @@ class Cluster:
         except BaseException:
             self.stop()
             if is_new:
-                _forget(directory, self.nodes)
+                _remove_files(directory, self.nodes)
             raise
 
     def __enter__(self) -> Self:
@@ -209,7 +209,7 @@ class Cluster:
         """Return the names of the nodes that ran and have ended."""
         return self._supervisor.dead()
 
-    # --- shards come and go ---
+    # --- shard changes ---
 
     def add_shard(self, *, timeout: float = _CHANGE_S) -> int:
         """Add a shard: its f+1 servers start on free ports, and it becomes live.
@@ -312,10 +312,10 @@ class Cluster:
                 if not missing:
                     return
                 if time.monotonic() > deadline:
-                    said = f"not live after {timeout:g} s: {missing}"
+                    problem = f"not live after {timeout:g} s: {missing}"
                     if not (accept_limbo and status is not None and _is_recovering(status)):
-                        raise UnavailableError(f"cluster in {self._directory} is {said}")
-                    log.warning("the cluster starts incomplete: %s", said)
+                        raise UnavailableError(f"cluster in {self._directory} is {problem}")
+                    log.warning("the cluster starts incomplete: %s", problem)
                     return
                 time.sleep(_POLL_S)
 
@@ -335,7 +335,7 @@ class Cluster:
         if not status["shards"]:
             return "no shard is known yet"
         for shard in status["shards"]:
-            limbo = _limbo(shard)
+            limbo = _servers_in_limbo(shard)
             if limbo and not self.config.failure_handlers:
                 if accept_limbo:
                     continue
@@ -359,14 +359,16 @@ class Cluster:
 
 
 def _is_recovering(status: dict[str, Any]) -> bool:
-    return any(shard["state"] == "recovering" or _limbo(shard) for shard in status["shards"])
+    return any(
+        shard["state"] == "recovering" or _servers_in_limbo(shard) for shard in status["shards"]
+    )
 
 
-def _limbo(shard: dict[str, Any]) -> list[str]:
+def _servers_in_limbo(shard: dict[str, Any]) -> list[str]:
     return [replica["name"] for replica in shard["replicas"] if replica["state"] == "limbo"]
 
 
-def _checked(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def _checked_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return `settings`; refuse unknown keys, and those with an argument of `Cluster`."""
     names = [name for name in keys_of(ClusterConfig) if name not in _ARGUMENTS]
     refuse_unknown(settings, names, "settings")
@@ -408,7 +410,7 @@ def _write(directory: Path, config: ClusterConfig) -> None:
         raise ConfigError("data directory", str(directory), allowed) from error
 
 
-def _forget(directory: Path, nodes: list[str]) -> None:
+def _remove_files(directory: Path, nodes: list[str]) -> None:
     """Remove a new cluster that did not become live: the next attempt may have other arguments."""
     (directory / CLUSTER_FILE).unlink()
     for name in nodes:

@@ -65,7 +65,7 @@ class FakeServer:
             | (self.always_suspects - {self.index})
         )
 
-    # --- what it says ---
+    # --- reports ---
 
     def tick(self) -> None:
         """Ten times a second."""
@@ -131,7 +131,7 @@ class FakeServer:
         self.state = "limbo"
         del self.log[self.flushed :]
 
-    # --- what it is told ---
+    # --- received messages ---
 
     def receive(self, src: str, message: Message) -> None:
         if not self.alive or self.halted:
@@ -241,7 +241,7 @@ class FakeServer:
         else:
             self.world.at(100 * MS, lambda: self.fetch(decision, incarnation))
 
-    # --- what happens to it ---
+    # --- faults ---
 
     def crash(self) -> None:
         self.alive = False

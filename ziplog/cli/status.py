@@ -30,7 +30,7 @@ _MEANINGS: Final = {
     "joining": "joining: takes no records until every server has reported",
     "parked": "parked: takes no records until all its servers are up and keep pace; readable",
     "recovering": "recovering: takes no records until all its servers are back",
-    "leaving": "leaving: takes no more records; stays readable",
+    "leaving": "leaving: new records go to other shards; stays readable",
     "finalized": "finalized: changes no more, except by trims; stays readable",
 }
 _COLUMNS: Final = (

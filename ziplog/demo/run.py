@@ -242,8 +242,8 @@ class _Workers:
     def _check_end(self, number: int) -> None:
         if self._processes[number].wait() != 0:
             lines = self._errors(number).read_text(errors="replace").split("\n")
-            said = next((line for line in reversed(lines) if line), "no error message")
-            raise UnavailableError(f"a process of the demo failed: {said}")
+            last_line = next((line for line in reversed(lines) if line), "no error message")
+            raise UnavailableError(f"a process of the demo failed: {last_line}")
 
     def _read(self, number: int, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None

@@ -89,7 +89,7 @@ class Supervisor:
         self._started: Final[dict[str, int]] = {}
         #: The start of each node's present process in its log.
         self._log_starts: Final[dict[str, int]] = {}
-        self._lock: int | None = _take_lock(self.directory)
+        self._lock: int | None = _acquire_lock(self.directory)
         #: The parent of the processes. Its forked children must not touch them or the lock.
         self._owner: Final = os.getpid()
 
@@ -232,7 +232,7 @@ class Supervisor:
         if os.getpid() != self._owner:
             return []
         with self._guard:
-            killed = self._end_all(timeout_s)
+            killed = self._stop_all(timeout_s)
             if self._lock is not None:
                 os.ftruncate(self._lock, 0)
                 # A forked child may still have the descriptor; the lock ends all the same.
@@ -241,7 +241,7 @@ class Supervisor:
                 self._lock = None
             return killed
 
-    def _end_all(self, timeout_s: float) -> list[str]:
+    def _stop_all(self, timeout_s: float) -> list[str]:
         killed = []
         for process in self._processes.values():
             # A paused process receives its SIGTERM only once it is resumed.
@@ -345,7 +345,7 @@ def running_pid(directory: Path) -> int | None:
         os.close(descriptor)
 
 
-def _take_lock(directory: Path) -> int:
+def _acquire_lock(directory: Path) -> int:
     descriptor = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

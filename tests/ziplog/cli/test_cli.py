@@ -195,7 +195,7 @@ def test_status_explains_states_and_shows_which_shard_holds_back_which(
     rows = [row.split() for row in output.splitlines()]
     assert ["2", "leaving", "12", "123456", "256", "98765432"] in [row[:6] for row in rows]
     assert ["3", "finalized", "12", "123456", "256", "12345678"] in [row[:6] for row in rows]
-    assert "shard 2 is leaving: takes no more records; stays readable" in output
+    assert "shard 2 is leaving: new records go to other shards; stays readable" in output
     assert "shard 4 is joining: takes no records until every server" in output
     assert "shard 6 is parked: takes no records until all its servers" in output
     assert "readers wait for shard 0 (epoch 7): it holds back records of shard 2\n" in output

@@ -195,7 +195,7 @@ class FailureHandler:
         result = self.state.apply(event.command)
         if result != event.result:
             self._effects.append(
-                Halt(f"consensus and this node disagree: {event.result!r}, {result!r}")
+                Halt(f"command result: here {result!r}, in consensus {event.result!r}")
             )
             return
         for recovery in self._recoveries.values():

@@ -192,11 +192,8 @@ class MembershipService:
         if not self.state.cluster:
             return self._create_at
         due = min(self._housekeeping_at, self._lease_due())
-        others = [
-            *self._requests.next_wakeup(self._now),
-            *self._reconfiguration.next_wakeup(),
-        ]
-        return min([due, *others])
+        changes = self._reconfiguration.next_wakeup()
+        return min([due, *self._requests.next_wakeup(self._now), *changes])
 
     def _on_wakeup(self) -> None:
         if not self._leading:
@@ -264,9 +261,9 @@ class MembershipService:
             if not self._has_warned:
                 self._has_warned = True
                 self._effects.append(LogWarning(
-                    f"no cluster is created: storage servers belong to cluster {min(others)}, which"
-                    " this node does not know. Restore the membership service's data directories;"
-                    " or remove those of all storage servers, to start without the old records"
+                    f"no cluster is created: storage servers belong to cluster {min(others)}."
+                    " Restore the membership service's data directories; or, to start without the"
+                    " old records, remove the data directories of all storage servers"
                 ))  # fmt: skip
             return
         command = CreateCluster(
@@ -280,7 +277,7 @@ class MembershipService:
         result = self.state.apply(event.command)
         if result != event.result:
             self._effects.append(
-                Halt(f"consensus and this node disagree: {event.result!r}, {result!r}")
+                Halt(f"command result: here {result!r}, in consensus {event.result!r}")
             )
             return
         refusal = decode_refusal(result)

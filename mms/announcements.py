@@ -78,7 +78,7 @@ class Announcements:
         """Whether a server may not know how its shard is placed, or where others are."""
         placement = self._state.placements.get(server.shard)
         return (
-            message.placed != (placement.state if placement is not None else "")
+            message.shard_state != (placement.state if placement is not None else "")
             or message.state == "starting"
             or message.lease < self.placed_with
             or server.is_behind

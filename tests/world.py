@@ -313,7 +313,7 @@ def describe(message: Message) -> str:
                         what.append("Expire")
             return f"Forward {message.first}: {'; '.join(what)} stable={message.stable}"
         case wire.Report():
-            return f"Report held={message.held} durable={message.durable}"
+            return f"Report held={message.replicated_up_to} durable={message.durable}"
         case wire.Resend():
             return f"Resend first={message.first} bodies={message.bodies}"
         case wire.Deliver():

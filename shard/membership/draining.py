@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 
 _MS: Final = 1_000_000
 #: A client that goes on inserting is told again after so long.
-TELL_AGAIN_NS: Final = 50 * _MS
+LEAVING_INTERVAL_NS: Final = 50 * _MS
 #: Nothing has arrived for so long: the shard is drained.
 QUIET_NS: Final = 20 * _MS
 #: Who is drained says so again after so long, until a lease is without it.
-SAY_AGAIN_NS: Final = 100 * _MS
+DRAINED_INTERVAL_NS: Final = 100 * _MS
 #: How often it is looked whether the last mark has reached the disk.
-_LOOK_NS: Final = 10 * _MS
+_SEAL_CHECK_INTERVAL_NS: Final = 10 * _MS
 
 
-class Departure:
+class Draining:
     """One server's part in the departure of its shard."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
-        self._said = -(2**62)
+        self._reported_at = -(2**62)
         #: It is all but sealed: when to look again.
-        self._look_due: int | None = None
+        self._seal_check_due: int | None = None
 
     # --- leaving ---
 
-    def answer(self, route: bytes, session: Session, now: int) -> None:
+    def send_leaving(self, route: bytes, session: Session, now: int) -> None:
         """Beside the answer to an insert: ask its client to send what is new elsewhere."""
         state = self._state
-        if state.server == 0 and now - session.told_leaving >= TELL_AGAIN_NS:
-            session.told_leaving = now
+        if state.server == 0 and now - session.leaving_sent_at >= LEAVING_INTERVAL_NS:
+            session.leaving_sent_at = now
             state.send(route, Leaving(state.cluster, state.shard, state.view))
 
     @property
@@ -58,42 +58,44 @@ class Departure:
             and last.view_of(state.shard) is not None
         )
 
-    def woke(self, now: int, *, has_undecided: bool) -> None:
+    def tick(self, now: int, *, has_undecided: bool) -> None:
         """Say that the shard is drained, if it is and that is due."""
-        due = self._say_due()
+        due = self._report_due()
         if due is None or now < due:
             return
         if has_undecided:
-            self._said = now + QUIET_NS - SAY_AGAIN_NS  # look again when some time has passed
+            self._reported_at = (
+                now + QUIET_NS - DRAINED_INTERVAL_NS
+            )  # look again when some time has passed
             return
-        self._said = now
+        self._reported_at = now
         state = self._state
         state.broadcast(state.service, Rate(state.cluster, state.shard, state.view, 0))
 
-    def _say_due(self) -> int | None:
+    def _report_due(self) -> int | None:
         if not self._is_draining:
             return None
-        return max(self._state.last_insert + QUIET_NS, self._said + SAY_AGAIN_NS)
+        return max(self._state.last_insert + QUIET_NS, self._reported_at + DRAINED_INTERVAL_NS)
 
     def next_wakeup(self) -> int | None:
         """Return when something becomes due."""
         if not self._state.is_retired:
             return None
-        due = self._say_due()
-        return self._look_due if due is None else due
+        due = self._report_due()
+        return self._seal_check_due if due is None else due
 
     # --- sealed ---
 
-    def drained(self, now: int) -> None:
+    def on_batch_end(self, now: int) -> None:
         """Behind a batch: find out whether this server is sealed."""
-        state, self._look_due = self._state, None
-        may_be = state.is_out and state.is_retired and state.state == "up"
+        state, self._seal_check_due = self._state, None
+        may_be = state.has_no_positions and state.is_retired and state.state == "up"
         if not may_be or not self._is_settled():
             state.is_sealed = False
         elif not state.is_sealed:
             state.is_sealed = state.store.backlog_bytes == 0
             if not state.is_sealed:
-                self._look_due = now + _LOOK_NS
+                self._seal_check_due = now + _SEAL_CHECK_INTERVAL_NS
 
     def _is_settled(self) -> bool:
         """Whether all is on the disks of all servers, and what this one wrote down says so."""

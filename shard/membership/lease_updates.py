@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ziplog.wire import LeaseAnnounced
 
 
-class Told(NamedTuple):
+class LeaseUpdate(NamedTuple):
     """What an announcement makes of a server."""
 
     #: There are leases that it did not hold.
@@ -31,12 +31,12 @@ class Told(NamedTuple):
 
 
 #: Who is placed so has been, in this view, all that a member is.
-_BEGUN: Final = {"live", "parked", "leaving", "finalized"}
+_IN_VIEW: Final = {"live", "parked", "leaving", "finalized"}
 #: Who is placed so and is in no lease has no more positions; or none for now.
-_OUT: Final = {"parked", "leaving", "finalized"}
+_WITHOUT_LEASE: Final = {"parked", "leaving", "finalized"}
 
 
-class Membership:
+class LeaseUpdates:
     """One server's dealings with the membership service."""
 
     def __init__(self, state: ReplicaState) -> None:
@@ -44,7 +44,7 @@ class Membership:
         #: The service says that the shard is being recovered.
         self.is_recovering = False
         #: When the shard has no more positions, by what is known; None: it has.
-        self._out_at: int | None = None
+        self._positions_end_at: int | None = None
 
     def is_from_service(self, route: bytes, message: Message) -> bool:
         """Whether a message came over this server's own connection to the membership service.
@@ -54,15 +54,15 @@ class Membership:
         if route in self._state.service:
             return True
         why = f"{type(message).__name__}: it is no answer of the membership service"
-        self._state.out.append(ReportBadMessage(route, why))
+        self._state.effects.append(ReportBadMessage(route, why))
         return False
 
-    def announced(self, message: LeaseAnnounced, now: int) -> Told | None:
+    def on_lease_announced(self, message: LeaseAnnounced, now: int) -> LeaseUpdate | None:
         """Take an announcement; None if this server cannot go on."""
         state = self._state
         if state.cluster not in (0, message.cluster):
             reason = f"told of cluster {message.cluster}, but this is {state.cluster}"
-            state.out.append(Halt(reason))
+            state.effects.append(Halt(reason))
             return None
         state.cluster = message.cluster
         begins = now + message.starts_in_us * 1000
@@ -71,44 +71,48 @@ class Membership:
             skip_to = runs[0].first.base if runs and message.is_cut else message.trim
             news = state.clock.announce(runs, begins, now, skip_to)
         except LeaseConflictError as error:
-            state.out.append(Halt(str(error)))
+            state.effects.append(Halt(str(error)))
             return None
         state.clock.left_at = max(state.clock.left_at, message.limit)
         held = state.clock.last
         state.has_gap = message.after > (held.number if held is not None else 0)
-        told = Told(news)
+        update = LeaseUpdate(news)
         placement = next((p for p in message.placements if p.shard == state.shard), None)
         if placement is not None and state.clock.lease is not None:
-            told = self._placed(placement, told)
-        self._out_at = state.clock.out_at if state.placed in _OUT else None
-        self.look(now)
-        return told
+            update = self._on_placement(placement, update)
+        self._positions_end_at = (
+            state.clock.positions_end_at if state.shard_state in _WITHOUT_LEASE else None
+        )
+        self.tick(now)
+        return update
 
-    def look(self, now: int) -> bool:
+    def tick(self, now: int) -> bool:
         """Look at the time: whether the shard's last lease is over."""
-        self._state.is_out = self._out_at is not None and now >= self._out_at
-        return self._state.is_out
+        self._state.has_no_positions = (
+            self._positions_end_at is not None and now >= self._positions_end_at
+        )
+        return self._state.has_no_positions
 
     def next_wakeup(self) -> int | None:
         """Return when the shard's last lease is over, if that is yet to come."""
-        return None if self._state.is_out else self._out_at
+        return None if self._state.has_no_positions else self._positions_end_at
 
-    def _placed(self, placement: Placement, told: Told) -> Told:
+    def _on_placement(self, placement: Placement, update: LeaseUpdate) -> LeaseUpdate:
         """Take the news of what the membership service has committed about this shard."""
         state = self._state
-        state.placed = placement.state
+        state.shard_state = placement.state
         self.is_recovering = placement.state == "recovering"
         if state.state == "starting":
             self._begin(placement)
         elif state.state != "limbo" and placement.view > state.view:
-            return told._replace(left_for=placement.view)
+            return update._replace(left_for=placement.view)
         elif (
             state.state == "joined"
-            and placement.state in _BEGUN
+            and placement.state in _IN_VIEW
             and placement.view == state.view
         ):  # fmt: skip
-            return told._replace(view_begins=True)
-        return told
+            return update._replace(view_begins=True)
+        return update
 
     def _begin(self, placement: Placement) -> None:
         """Become part of the shard, unless this server was that before and has forgotten it."""
@@ -119,7 +123,7 @@ class Membership:
             state.state = "up"
             return
         state.state = "limbo"
-        state.out.append(LogWarning(
+        state.effects.append(LogWarning(
             f"{config.name} is in limbo: shard {state.shard} knows it with another data directory."
             " What was there is missing here: stop it, put that directory back, and start it"
         ))  # fmt: skip

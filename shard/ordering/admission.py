@@ -41,26 +41,28 @@ def accepts(state: ReplicaState, route: bytes, message: Insert) -> bool:
     return False
 
 
-def may_open(state: ReplicaState, route: bytes, message: Insert, now: int) -> bool:
+def may_open_session(state: ReplicaState, route: bytes, message: Insert, now: int) -> bool:
     """Whether a client that is not known here may be; otherwise its insert is refused.
 
     What may have been placed, and forgotten, is refused first: no other refusal may promise that it
     is not here. The refusal for lack of room does: the client may insert elsewhere.
     """
     if state.sessions.may_have_forgotten(message.client, message.since):
-        state.last_want = now  # a backup may have promised it a slot, as in `take`
+        state.last_want = now  # a backup may have promised it a slot, as in `admit`
         refuse_forgotten(state, route, message.seq)
-    elif state.placed == "finalized":  # for ever, so no tombstone is needed
+    elif state.shard_state == "finalized":  # for ever, so no tombstone is needed
         state.refuse(route, message.seq, "redirect", f"shard {state.shard} is finalized")
     elif state.sessions.is_full(at_primary=state.server == 0):
-        copies = state.sessions.turn_away(message.client, message.seq, message.copy, now)
+        copies = state.sessions.refuse_client(message.client, message.seq, message.copy, now)
         state.refuse(route, message.seq, "full", "too many clients are known", copies)
     else:
         return True
     return False
 
 
-def bury(state: ReplicaState, route: bytes, session: Session, seq: int, why: str = "") -> None:
+def refuse_permanently(
+    state: ReplicaState, route: bytes, session: Session, seq: int, why: str = ""
+) -> None:
     """Refuse a unit for good: this server never takes it of its own accord in this view."""
     session.refused[seq] = ALL_COPIES
     if route:
@@ -68,7 +70,9 @@ def bury(state: ReplicaState, route: bytes, session: Session, seq: int, why: str
         state.refuse(route, seq, "redirect", detail)
 
 
-def put_off(state: ReplicaState, route: bytes, session: Session, message: Insert, why: str) -> None:
+def refuse_for_now(
+    state: ReplicaState, route: bytes, session: Session, message: Insert, why: str
+) -> None:
     """Refuse a unit for now: of the copies sent so far, this server never takes one in this view.
 
     So the client knows where the unit is not, although the same copies may come late, or again.
@@ -88,7 +92,7 @@ def refuse_forgotten(state: ReplicaState, route: bytes, seq: int) -> None:
     state.refuse(route, seq, "expired", detail, since=state.stream.end)
 
 
-def _is_promised(
+def _was_refused(
     state: ReplicaState, route: bytes, message: Insert, session: Session, now: int
 ) -> bool:
     """Whether a copy was refused for good, or the unit that it follows; then it is said again."""
@@ -97,23 +101,23 @@ def _is_promised(
     if ALL_COPIES in {copies, refused.get(message.predecessor)}:
         # A backup may have promised it a slot meanwhile: the end of an epoch settles that.
         state.last_want = now
-        bury(state, route, session, seq)
+        refuse_permanently(state, route, session, seq)
     elif message.copy <= copies:
-        put_off(state, route, session, message, "there was no room for this copy")
+        refuse_for_now(state, route, session, message, "there was no room for this copy")
     else:
         refused.pop(seq, None)  # there may be room for this one
         return False
     return True
 
 
-def _is_too_late(state: ReplicaState, message: Insert) -> bool:
+def _has_no_position(state: ReplicaState, message: Insert) -> bool:
     """Whether the shard has no position for a unit that is new here, and never will."""
-    if state.server == 0 and state.is_out:
+    if state.server == 0 and state.has_no_positions:
         return True
     return state.is_leaving and message.after >= state.clock.limit
 
 
-def take(
+def admit(
     state: ReplicaState, route: bytes, message: Insert, session: Session, now: int
 ) -> HeldUnit | None:
     """Return the unit of an insert that is new here; None if it is refused."""
@@ -131,13 +135,15 @@ def take(
         state.last_want = now
         refuse_forgotten(state, route, message.seq)
         return None
-    if session.refused and _is_promised(state, route, message, session, now):
+    if session.refused and _was_refused(state, route, message, session, now):
         return None
-    if state.placed != "live" and _is_too_late(state, message):
-        bury(state, route, session, seq)
+    if state.shard_state != "live" and _has_no_position(state, message):
+        refuse_permanently(state, route, session, seq)
         return None
     if state.full:
-        put_off(state, route, session, message, f"{state.config.name} has no disk space left")
+        refuse_for_now(
+            state, route, session, message, f"{state.config.name} has no disk space left"
+        )
         return None
     if message.predecessor >= seq:
         state.refuse(route, seq, "malformed", "a unit follows one with a lower seq")

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from shard.ordering.admission import bury, refuse_forgotten
-from shard.state.decision_log import REPORT_FOLLOWED_NS, STREAM_FLOWS_NS, end_after
+from shard.ordering.admission import refuse_forgotten, refuse_permanently
+from shard.state.decision_log import STREAM_ACTIVE_NS, SUBSCRIBERS_REPORT_NS, end_after
 from shard.state.guesses import Guesses
 from shard.state.sessions import HeldUnit
 from ziplog.core.entries import Expire, Place
@@ -30,9 +30,9 @@ _MS: Final = 1_000_000
 #: How long the client's own copy may take after the primary's word, before the body is asked for.
 BODY_GRACE_NS: Final = 2 * _MS
 #: A lost part of the stream is asked for again after so long.
-ASK_AGAIN_NS: Final = 5 * _MS
+REQUEST_INTERVAL_NS: Final = 5 * _MS
 #: Nothing heard for so long while something is not stable: the last word may have been lost.
-ASK_STABLE_NS: Final = 1000 * _MS
+STABLE_REQUEST_DELAY_NS: Final = 1000 * _MS
 #: Decisions held back behind a missing body.
 MAX_HELD_DECISIONS: Final = 16_384
 #: Promised, but not decided: above this, arrivals get no guess.
@@ -42,7 +42,7 @@ MAX_UNDECIDED_BYTES: Final = 64 * 1024 * 1024
 #: Not yet written to disk: above this, nothing more is reported.
 MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
 #: So many right guesses in a row, and the backup is in no hurry to hear of decisions.
-CALM_AFTER: Final = 256
+BATCH_AFTER_GUESSES: Final = 256
 
 
 class Backup:
@@ -58,22 +58,22 @@ class Backup:
         #: The stream from `stream.last + 1` on, as far as it was received and not yet applied.
         self._pending: deque[Decision] = deque()
         #: The last decision that is known to exist, and the gsn after the last one received.
-        self._known = 0
-        self._known_end = 0
+        self._last_known = 0
+        self._received_end = 0
         #: When to ask for what is missing; None while nothing is.
-        self._ask_due: int | None = None
+        self._request_due: int | None = None
         self._report_due = False
         #: Whether the last report said that somebody subscribes here, and when it was made.
-        self._told_followed = False
-        self._reported = -(2**62)
+        self._reported_subscribers = False
+        self._reported_at = -(2**62)
         self._durable = state.stream.last
         #: When the primary was heard last, and when it was asked last.
-        self._heard_stream = -(2**62)
+        self._last_forward_at = -(2**62)
         #: When it last went on inside an epoch: then it says which one the shard is in.
-        self._flowed_at = -(2**62)
-        self._asked = -(2**62)
+        self._last_activity_at = -(2**62)
+        self._requested_at = -(2**62)
         #: Decisions in a row that were guessed right.
-        self._kept_in_a_row = 0
+        self._right_guesses = 0
         #: Bodies of units that the primary has not placed yet.
         self._undecided_bytes = 0
 
@@ -88,11 +88,11 @@ class Backup:
         self._undecided_bytes = sum(len(unit.body) for unit in undecided)
         self.guesses.restore(undecided)
         # What was sent while this server was away is lost.
-        self._ask_due = 0
+        self._request_due = 0
 
     # --- inserts ---
 
-    def arrived(self, session: Session, unit: HeldUnit, now: int) -> bool:
+    def accept(self, session: Session, unit: HeldUnit, now: int) -> bool:
         """Take a unit that this server has not seen before; False: there is no room for it."""
         if self._undecided_bytes > MAX_UNDECIDED_BYTES:
             del session.units[unit.seq]
@@ -102,10 +102,10 @@ class Backup:
             self._apply(now)
             if unit.is_placed or self._is_pending(unit):
                 return True
-        if self._has_ended:
+        if self._is_stream_complete:
             if session.units.get(unit.seq) is unit:  # not refused with the others just now
-                self._bury(session, unit)
-        elif session.is_placed(unit.predecessor) and self._may_promise():
+                self._refuse_permanently(session, unit)
+        elif session.is_placed(unit.predecessor) and self._can_promise():
             self._promise(unit, now)
         return True
 
@@ -116,19 +116,19 @@ class Backup:
             for d in self._pending
         )
 
-    def _may_promise(self) -> bool:
+    def _can_promise(self) -> bool:
         """At level `disk` only what is decided is stored, so only that is acked."""
         return self._acks_guesses and len(self.guesses.promised) < MAX_PROMISED_UNITS
 
     def _promise(self, unit: HeldUnit, now: int) -> None:
         state = self._state
-        floor = max(state.stream.end, self._known_end)
-        if now - self._flowed_at >= STREAM_FLOWS_NS:
-            floor = max(floor, state.clock.due(now))
+        floor = max(state.stream.end, self._received_end)
+        if now - self._last_activity_at >= STREAM_ACTIVE_NS:
+            floor = max(floor, state.clock.current_epoch_base(now))
         if self.guesses.promise(unit, floor):
             state.ack(unit)
 
-    def copied(self, unit: HeldUnit, since: int) -> None:
+    def on_copy(self, unit: HeldUnit, since: int) -> None:
         """Take another copy of a known unit: say again where it is."""
         state = self._state
         if unit.is_placed:
@@ -138,53 +138,55 @@ class Backup:
             if not self._is_pending(unit):
                 self._drop(state.sessions.by_client[unit.client], unit)
                 refuse_forgotten(state, unit.route, unit.seq)
-        elif (state.is_leaving or state.clock.was_out) and not self._is_pending(unit):
+        elif (state.is_leaving or state.clock.was_excluded) and not self._is_pending(unit):
             # The primary may have refused it for good. If not, its word will be above ours.
-            self._bury(state.sessions.by_client[unit.client], unit)
+            self._refuse_permanently(state.sessions.by_client[unit.client], unit)
 
     @property
-    def _has_ended(self) -> bool:
+    def _is_stream_complete(self) -> bool:
         """Whether the stream is here to its end: it will name no unit that it has not named."""
         state = self._state
-        return state.is_out and state.clock.has_ended(state.stream.end)
+        return state.has_no_positions and state.clock.has_ended(state.stream.end)
 
-    def ended(self, _now: int) -> None:
+    def on_no_positions(self, _now: int) -> None:
         """Refuse what has no slots, once the stream of a shard without positions is at its end."""
-        if not self._has_ended:
+        if not self._is_stream_complete:
             return
         for session in self._state.sessions.by_client.values():
             for unit in [unit for unit in session.units.values() if not unit.is_placed]:
-                self._bury(session, unit)
+                self._refuse_permanently(session, unit)
 
     def _drop(self, session: Session, unit: HeldUnit) -> None:
         """Forget a unit without slots."""
         del session.units[unit.seq]
         self._undecided_bytes -= len(unit.body)
 
-    def _bury(self, session: Session, unit: HeldUnit) -> None:
+    def _refuse_permanently(self, session: Session, unit: HeldUnit) -> None:
         self._drop(session, unit)
-        bury(self._state, unit.route, session, unit.seq)
+        refuse_permanently(self._state, unit.route, session, unit.seq)
 
-    def settled(self, session: Session, first_incomplete: int, _now: int) -> None:
+    def on_settled(self, session: Session, first_incomplete: int, _now: int) -> None:
         """Forget what the client calls settled."""
         for unit in session.settle(first_incomplete):
             self._undecided_bytes -= len(unit.body)
 
     # --- the stream ---
 
-    def forwarded(self, forward: Forward, now: int) -> list[Entry]:
+    def on_forward(self, forward: Forward, now: int) -> list[Entry]:
         """Take a part of the primary's stream; return what became stable."""
         stream, pending = self._state.stream, self._pending
-        self._heard_stream = now
+        self._last_forward_at = now
         self._report_due = True
-        self._known = max(self._known, forward.first + len(forward.decisions) - 1)
+        self._last_known = max(self._last_known, forward.first + len(forward.decisions) - 1)
         expected = stream.last + len(pending) + 1
         for fseq, decision in enumerate(forward.decisions, forward.first):
             if fseq == expected and len(pending) < MAX_HELD_DECISIONS:
                 pending.append(decision)
-                self._known_end = end_after(decision, self._known_end)
-                if type(decision) is Place or not self._state.clock.begins_epoch(self._known_end):
-                    self._flowed_at = now
+                self._received_end = end_after(decision, self._received_end)
+                if type(decision) is Place or not self._state.clock.begins_epoch(
+                    self._received_end
+                ):
+                    self._last_activity_at = now
                 expected += 1
             elif stream.last < fseq < expected and type(decision) is Place and decision.body:
                 pending[fseq - stream.last - 1] = decision
@@ -206,14 +208,18 @@ class Backup:
                 self._apply_other(decision)
             pending.popleft()
         if pending:
-            if self._ask_due is None or stream.last > before:
-                self._ask_due = now + BODY_GRACE_NS
-        elif stream.last < self._known:
-            self._ask_due = now if self._ask_due is None else min(self._ask_due, now + ASK_AGAIN_NS)
+            if self._request_due is None or stream.last > before:
+                self._request_due = now + BODY_GRACE_NS
+        elif stream.last < self._last_known:
+            self._request_due = (
+                now
+                if self._request_due is None
+                else min(self._request_due, now + REQUEST_INTERVAL_NS)
+            )
         else:
-            self._ask_due = None
-        if self._state.is_out:
-            self.ended(now)
+            self._request_due = None
+        if self._state.has_no_positions:
+            self.on_no_positions(now)
 
     def _apply_place(self, place: Place, now: int) -> bool:
         state, gsns = self._state, place.gsns
@@ -244,16 +250,16 @@ class Backup:
                 body,
             )
         )
-        self.settled(session, place.first_incomplete, now)
+        self.on_settled(session, place.first_incomplete, now)
         unit.checksum, unit.count = place.checksum, len(gsns)
         session.confirm(unit, gsns)
         if unit.count > 1:
-            state.sessions.keep(unit)
+            state.sessions.schedule_packing(unit)
         state.placed_records += unit.count
         if is_kept:
-            self._kept_in_a_row += 1
+            self._right_guesses += 1
         else:
-            self._kept_in_a_row = 0
+            self._right_guesses = 0
             state.ack(unit, waited=True)
         return True
 
@@ -266,7 +272,7 @@ class Backup:
             session = sessions.by_client.get(decision.client)
             if session is not None:
                 session.forget_confirmed()
-                sessions.age(session)
+                sessions.raise_horizon(session)
                 if not session.units:
                     sessions.expire(decision.client)
         else:
@@ -280,7 +286,7 @@ class Backup:
                 del session.units[unit.seq]
                 self._undecided_bytes -= len(unit.body)
 
-    def persisted(self, fseq: int) -> None:
+    def on_persisted(self, fseq: int) -> None:
         """Take the news that this server's own entries are on stable storage."""
         if fseq > self._durable:
             self._durable = fseq
@@ -288,10 +294,10 @@ class Backup:
 
     # --- the end of a batch, and time ---
 
-    def drained(self, now: int) -> list[Entry]:
+    def on_batch_end(self, now: int) -> list[Entry]:
         """Report what this server holds, if it is news or was missed; return what became stable."""
         state, stream = self._state, self._state.stream
-        if self._report_due or state.has_subscribers is not self._told_followed:
+        if self._report_due or state.has_subscribers is not self._reported_subscribers:
             self._report(now)
         if self._is_only and stream.stable < stream.last:
             return stream.stabilise(self._held_by_both)
@@ -311,30 +317,31 @@ class Backup:
         if state.store.backlog_bytes > MAX_BACKLOG_BYTES:
             return
         self._report_due = False
-        self._told_followed, self._reported = state.has_subscribers, now
+        self._reported_subscribers, self._reported_at = state.has_subscribers, now
         last = state.stream.last
         state.send(
             self._primary,
             Report(
                 state.cluster, state.shard, state.view, state.server, state.incarnation,
                 last, min(self._durable, last),
-                state.has_subscribers or self._kept_in_a_row < CALM_AFTER, state.has_subscribers,
+                state.has_subscribers or self._right_guesses < BATCH_AFTER_GUESSES,
+                state.has_subscribers,
             ),
         )  # fmt: skip
 
-    def woke(self, now: int) -> None:
+    def tick(self, now: int) -> None:
         """Ask for what is missing, and say again that somebody subscribes here."""
-        if self._told_followed and now >= self._reported + REPORT_FOLLOWED_NS:
-            self._report_due, self._reported = True, now
+        if self._reported_subscribers and now >= self._reported_at + SUBSCRIBERS_REPORT_NS:
+            self._report_due, self._reported_at = True, now
         due = self._missing_due
         if due is None or now < due:
             return
         state = self._state
         first = state.stream.last + 1
         bodies = self._missing_bodies() if self._pending else 0
-        self._asked = now
-        if self._ask_due is not None:
-            self._ask_due = now + ASK_AGAIN_NS
+        self._requested_at = now
+        if self._request_due is not None:
+            self._request_due = now + REQUEST_INTERVAL_NS
         state.send(
             self._primary,
             Resend(state.cluster, state.shard, state.view, state.server, first, bodies),
@@ -357,7 +364,7 @@ class Backup:
         Their confirmed units go with the primary's `Expire`, their promises with its decisions.
         """
         state = self._state
-        for session in state.sessions.silent(now):
+        for session in state.sessions.idle(now):
             for unit in [u for u in session.units.values() if not u.is_placed]:
                 del session.units[unit.seq]
                 self._undecided_bytes -= len(unit.body)
@@ -367,20 +374,22 @@ class Backup:
     def next_wakeup(self, _now: int) -> int | None:
         """Return when something becomes due."""
         due = self._missing_due
-        if not self._told_followed:
+        if not self._reported_subscribers:
             return due
-        repeat_due = self._reported + REPORT_FOLLOWED_NS
+        repeat_due = self._reported_at + SUBSCRIBERS_REPORT_NS
         return repeat_due if due is None else min(due, repeat_due)
 
     @property
     def _missing_due(self) -> int | None:
         """When to ask for what is missing."""
-        if self._ask_due is not None:
-            return self._ask_due
+        if self._request_due is not None:
+            return self._request_due
         stream = self._state.stream
-        known = min(stream.stable, stream.durable) if self._state.is_out else stream.stable
+        known = (
+            min(stream.stable, stream.durable) if self._state.has_no_positions else stream.stable
+        )
         if known < stream.last:
-            return max(self._heard_stream, self._asked) + ASK_STABLE_NS
+            return max(self._last_forward_at, self._requested_at) + STABLE_REQUEST_DELAY_NS
         return None
 
     def check(self) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Among more members nobody tells.
 MAX_MEMBERS: Final = 16
 #: Time between two hints, for each member that they go to.
-TELL_NS: Final = 500_000
+HINT_INTERVAL_NS: Final = 500_000
 
 
 class LagFix:
@@ -34,53 +34,53 @@ class LagFix:
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
         #: Where the primary of every shard is.
-        self._placed: Final[dict[ShardId, Replica]] = {}
+        self._primaries: Final[dict[ShardId, Replica]] = {}
         #: The primaries of the other members, if they are to be told.
         self._others: tuple[Replica, ...] = ()
         self._connected: tuple[Replica, ...] = ()
         #: The highest position of a record that was told or heard of.
-        self._known: Gsn = 0
+        self._highest_known: Gsn = 0
         #: When the next hint may go, and when one has to because it was held back.
-        self._next = -(2**62)
+        self._next_hint_at = -(2**62)
         self.due: int | None = None
 
-    def announced(self, placements: Iterable[Placement]) -> None:
+    def on_lease_announced(self, placements: Iterable[Placement]) -> None:
         """Take the news of a lease, or of where shards are."""
         for placement in placements:
-            self._placed[placement.shard] = placement.replicas[0]
+            self._primaries[placement.shard] = placement.replicas[0]
         state, last = self._state, self._state.clock.last
         members = [member.shard for member in last.members] if last is not None else []
         others = [shard for shard in members if shard != state.shard]
         if len(members) == len(others) or len(members) > MAX_MEMBERS or not state.config.lag_fix:
             others = []
-        self._others = tuple(self._placed[shard] for shard in others if shard in self._placed)
+        self._others = tuple(self._primaries[shard] for shard in others if shard in self._primaries)
         if not self._others:
             self.due = None
         for gone in self._connected:
             if gone not in self._others:
-                state.out.append(Disconnect(gone.name.encode()))
+                state.effects.append(Disconnect(gone.name.encode()))
         self._connected = tuple(other for other in self._connected if other in self._others)
 
-    def heard(self, gsn: Gsn) -> None:
+    def on_hint(self, gsn: Gsn) -> None:
         """Take a hint: its sender is ahead of this shard up to there."""
-        self._known = max(self._known, gsn)
+        self._highest_known = max(self._highest_known, gsn)
 
-    def drained(self, now: int) -> None:
+    def on_batch_end(self, now: int) -> None:
         """At the end of a batch: tell the others if this shard is ahead, and is read along."""
         if not self._others:
             return
         state, last = self._state, self._state.stream.last_record
-        if last <= self._known or not state.is_watched(now):
+        if last <= self._highest_known or not state.has_readers(now):
             self.due = None
             return
-        if now < self._next:
-            self.due = self._next
+        if now < self._next_hint_at:
+            self.due = self._next_hint_at
             return
-        self._known, self.due = last, None
-        self._next = now + TELL_NS * len(self._others)
+        self._highest_known, self.due = last, None
+        self._next_hint_at = now + HINT_INTERVAL_NS * len(self._others)
         for other in self._others:
             if other not in self._connected:
-                state.out.append(Connect(other.name.encode(), other.endpoint))
+                state.effects.append(Connect(other.name.encode(), other.endpoint))
         self._connected = self._others
         names = tuple(other.name.encode() for other in self._others)
         state.broadcast(names, Ahead(state.cluster, state.shard, last))

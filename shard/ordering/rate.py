@@ -23,9 +23,9 @@ _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
 _NEVER: Final = 2**63
 #: Counts are looked at no more often.
-LOOK_NS: Final = 1 * _MS
+SAMPLE_INTERVAL_NS: Final = 1 * _MS
 #: A rate is told no more often.
-TELL_NS: Final = 5 * _MS
+REPORT_INTERVAL_NS: Final = 5 * _MS
 #: A heartbeat tells what was counted if it was counted for so long.
 MIN_HEARTBEAT_NS: Final = 250 * _MS
 #: How long each window is, and how many standard deviations are no chance in it: an hour has more
@@ -62,8 +62,8 @@ class Meter:
 
     def __init__(self, now: int) -> None:
         #: What was told last, in records a second.
-        self.told = 0
-        self._told_at = now - TELL_NS
+        self.reported = 0
+        self._reported_at = now - REPORT_INTERVAL_NS
         #: How long that was counted, in ns.
         self._counted_ns = 1
         #: The last look that saw something.
@@ -74,25 +74,25 @@ class Meter:
         self._silence_ns: int | None = None
         self._last = Count(now, 0, 0.0, 0.0, 0.0, 0.0)
         #: How long it was from the last look but one to the last, and what came.
-        self._before = (LOOK_NS, 0)
+        self._before = (SAMPLE_INTERVAL_NS, 0)
         #: Each window's counts, a quarter of its length apart; it begins with the first.
         self._windows: Final = [deque([self._last]) for _ in WINDOWS]
 
-    def look(self, records: int, now: int) -> int | None:
+    def sample(self, records: int, now: int) -> int | None:
         """Count; return the rate in records a second if it is not what was told.
 
         `records`: all that ever came. `now`: in ns.
         """
         self._count(records, now)
-        if now - self._told_at < TELL_NS:
+        if now - self._reported_at < REPORT_INTERVAL_NS:
             return None
         for (length, sigmas), window in zip(WINDOWS, self._windows, strict=True):
             start = window[0]
             if now - start.at >= length and self._contradicts(start, sigmas * sigmas):
-                self._tell_rate_since(start)
-                self._told_at = now
-                self._begin_at(start)
-                return self.told
+                self._report_rate_since(start)
+                self._reported_at = now
+                self._restart_at(start)
+                return self.reported
         return None
 
     def average(self, records: int, now: int) -> int:
@@ -103,20 +103,20 @@ class Meter:
         self._count(records, now)
         start = self._windows[-1][0]
         if now - start.at >= MIN_HEARTBEAT_NS:
-            self._tell_rate_since(start)
-        return self.told
+            self._report_rate_since(start)
+        return self.reported
 
     @property
     def silence_due(self) -> int | None:
         """When to look although nothing has come; None: a heartbeat is soon enough."""
         return None if self._silence_ns is None else self._last.at + self._silence_ns
 
-    def _tell_rate_since(self, start: Count) -> None:
+    def _report_rate_since(self, start: Count) -> None:
         self._counted_ns = self._last.at - start.at
-        self.told = (self._last.records - start.records) * _S // self._counted_ns
+        self.reported = (self._last.records - start.records) * _S // self._counted_ns
         needed = 2 * self._bunching() * _S
         self._silence_ns = next(
-            (n // 2 for n, sigmas in WINDOWS if self.told * n >= sigmas * sigmas * needed), None
+            (n // 2 for n, sigmas in WINDOWS if self.reported * n >= sigmas * sigmas * needed), None
         )
 
     def _count(self, records: int, now: int) -> None:
@@ -124,7 +124,7 @@ class Meter:
         came, interval = records - last.records, now - last.at
         if interval <= 0:
             return
-        self.due = now + LOOK_NS
+        self.due = now + SAMPLE_INTERVAL_NS
         # Two looks are compared as if both were as long as the shorter one.
         before, other = self._before, (interval, came)
         (short, fewer), (long, more) = sorted((before, other))
@@ -134,7 +134,7 @@ class Meter:
         jumps += difference * difference / 2
         if came:
             # A pause that was noticed says nothing of the rate that ends it.
-            pause = now - self._busy_at if self.told else min(interval, LOOK_NS)
+            pause = now - self._busy_at if self.reported else min(interval, SAMPLE_INTERVAL_NS)
             since, self._busy_at = pause / _S, now
             squares += came * came
             products, times = products + came * since, times + since * since
@@ -148,7 +148,7 @@ class Meter:
     def _bunching(self) -> float:
         """Return how much more counts vary than Poisson's: at least 1."""
         start, last = self._windows[-1][0], self._last
-        records, rate = last.records - start.records, self.told
+        records, rate = last.records - start.records, self.reported
         if not records:
             return 1.0
         # What looks saw, less what they should have by the rate told, squared.
@@ -163,7 +163,7 @@ class Meter:
         """Whether what came since `start` cannot have come at the rate told."""
         last = self._last
         came, length = last.records - start.records, last.at - start.at
-        expected = self.told * length / _S
+        expected = self.reported * length / _S
         deviation = abs(came - expected)
         chance = deviation * deviation / squared_sigmas
         variance = max(expected, came / 4)
@@ -174,14 +174,14 @@ class Meter:
         jumps = last.jumps - start.jumps
         return chance >= (max(variance, jumps) if jumps > _BURST * came else variance)
 
-    def _begin_at(self, start: Count) -> None:
+    def _restart_at(self, start: Count) -> None:
         """Count from `start` on: what came before came at another rate."""
         for window in self._windows:
             window.clear()
             window.append(start)
 
 
-class Rates:
+class RateReporter:
     """What a server tells the membership service of its rate."""
 
     def __init__(self, state: ReplicaState, now: int) -> None:
@@ -192,13 +192,13 @@ class Rates:
         #: When to look without one.
         self.silence_due = _NEVER
 
-    def look(self, now: int) -> None:
+    def sample(self, now: int) -> None:
         """Count what came; tell the rate, if it has changed."""
         state = self._state
-        rate = self._meter.look(state.placed_records, now)
+        rate = self._meter.sample(state.placed_records, now)
         self._schedule()
         # A leaving shard says 0 when it has taken its last record: not for a pause.
-        if rate is None or state.state != "up" or state.placed == "leaving":
+        if rate is None or state.state != "up" or state.shard_state == "leaving":
             return
         state.broadcast(state.service, Rate(state.cluster, state.shard, state.view, rate))
 

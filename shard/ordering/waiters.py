@@ -40,13 +40,13 @@ class _Requests:
         """Take a request, or a repetition of one; False: there is no place for it."""
         mine = self._gsns.get(route, {})
         if request not in mine:
-            if self._count >= MAX_WAITERS and not self._make_room(len(mine)):
+            if self._count >= MAX_WAITERS and not self._evict_oldest(len(mine)):
                 return False
             self._count += 1
         self._gsns.setdefault(route, mine)[request] = gsn
         return True
 
-    def _make_room(self, held: int) -> bool:
+    def _evict_oldest(self, held: int) -> bool:
         """Drop the oldest request of the route that has the most, if it has more than `held` + 1.
 
         The client that sent it repeats it.
@@ -58,7 +58,7 @@ class _Requests:
         self._count -= 1
         return True
 
-    def passed(self, mark: int) -> Iterator[tuple[bytes, int, int]]:
+    def pop_below(self, mark: int) -> Iterator[tuple[bytes, int, int]]:
         """Give, and forget, the requests whose gsn lies below the mark: route, request, gsn."""
         for route, requests in list(self._gsns.items()):
             for request, gsn in list(requests.items()):
@@ -76,27 +76,27 @@ class Waiters:
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
         self._for_frontier: Final = _Requests()
-        self._for_disk: Final = _Requests()
+        self._for_durable: Final = _Requests()
 
     @property
     def wait_for_frontier(self) -> bool:
         """Whether somebody waits for the frontier to pass a gsn."""
         return len(self._for_frontier) > 0
 
-    def want(self, route: bytes, want: Want) -> None:
+    def on_want(self, route: bytes, want: Want) -> None:
         """Answer, if that is asked for, when the frontier has passed a gsn."""
         if want.request and self._for_frontier.add(route, want.request, want.gsn):
-            self.frontier_moved()
+            self.on_frontier()
 
-    def frontier_moved(self) -> None:
+    def on_frontier(self) -> None:
         """Answer those whose gsn the frontier has passed."""
         if not self._for_frontier:
             return
         state, frontier = self._state, self._state.frontier
-        for route, request, _ in self._for_frontier.passed(frontier):
+        for route, request, _ in self._for_frontier.pop_below(frontier):
             state.send(route, Frontier(state.cluster, state.shard, state.view, request, frontier))
 
-    def sync(self, route: bytes, sync: Sync) -> None:
+    def on_sync(self, route: bytes, sync: Sync) -> None:
         """Answer when all up to a gsn is on stable storage at all replicas.
 
         A client names a record that the primary acknowledged. What is not decided here may never
@@ -104,15 +104,15 @@ class Waiters:
         """
         if sync.gsn >= self._state.stream.end:
             self._state.refuse(route, sync.request, "not-stable", f"{sync.gsn} is not decided")
-        elif self._for_disk.add(route, sync.request, sync.gsn):
-            self.disks_moved()
+        elif self._for_durable.add(route, sync.request, sync.gsn):
+            self.on_durable()
 
-    def disks_moved(self) -> None:
+    def on_durable(self) -> None:
         """Answer those whose gsn is on stable storage at all replicas."""
-        if not self._for_disk:
+        if not self._for_durable:
             return
         state, durable = self._state, self._state.stream.durable_end
-        for route, request, gsn in self._for_disk.passed(durable):
+        for route, request, gsn in self._for_durable.pop_below(durable):
             try:
                 is_lost = self._is_lost(gsn)
             except BusyError as error:

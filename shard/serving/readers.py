@@ -38,7 +38,7 @@ MAX_SUBSCRIPTIONS: Final = 4096
 MAX_CREDIT_BYTES: Final = 32 * 1024 * 1024
 
 
-class Found(msgspec.Struct, frozen=True, gc=False):
+class Lookup(msgspec.Struct, frozen=True, gc=False):
     """What is at a position."""
 
     answer: Answer
@@ -73,7 +73,7 @@ class Readers:
         self._guesses = guesses
         self.subscriptions: Final[dict[tuple[bytes, int], Subscription]] = {}
         #: Subscriptions that were not sent all that is stable.
-        self._behind: Final[dict[tuple[bytes, int], Subscription]] = {}
+        self._lagging: Final[dict[tuple[bytes, int], Subscription]] = {}
         #: Subscriptions that were stand at this frontier, or began beyond it.
         self._frontier = 0
         #: The stream position that this frontier belongs to, and the frontier was held back there
@@ -105,41 +105,41 @@ class Readers:
             ),
         )  # fmt: skip
 
-    def _find(self, gsn: int) -> Found:
+    def _find(self, gsn: int) -> Lookup:
         state, stream = self._state, self._state.stream
         if gsn < state.trim:
-            return Found("trimmed", stable=True)
+            return Lookup("trimmed", stable=True)
         try:
             entry = state.store.find(gsn)
         except BusyError:
-            return Found("unknown", stable=True)
+            return Lookup("unknown", stable=True)
         except UnreadableError as error:
             state.damaged = (gsn, error)
-            return Found("unknown", stable=True)
+            return Lookup("unknown", stable=True)
         stable = entry is not None and entry.fseq <= stream.stable
         if state.state != "up" and not stable:
             # An acked record may be here, or have been: "not yet" would deny it.
-            return Found("unknown", stable=False)
+            return Lookup("unknown", stable=False)
         decision = entry.decision if entry is not None else None
         if type(decision) is Place:
             assert decision.body is not None, "the store keeps bodies"
-            return Found("record", stable, decision.epoch, decision.body, decision.gsns)
+            return Lookup("record", stable, decision.epoch, decision.body, decision.gsns)
         if state.clock.owns(gsn) is False:
-            return Found("wrong-shard", stable=True)
+            return Lookup("wrong-shard", stable=True)
         if type(decision) is Skip and stable:
-            return Found("no-op", stable=True)
+            return Lookup("no-op", stable=True)
         if decision is None and gsn < stream.stable_end:
             # All that it owns there is in the store: it owned nothing else.
-            return Found("wrong-shard", stable=True)
+            return Lookup("wrong-shard", stable=True)
         return self._find_guess(gsn)
 
-    def _find_guess(self, gsn: int) -> Found:
+    def _find_guess(self, gsn: int) -> Lookup:
         for unit in self._guesses.promised.values() if self._guesses is not None else ():
             assert unit.gsns is not None, "a promise has slots"
             if gsn in unit.gsns:
                 epoch = unit.epoch if unit.epoch >= 0 else self._state.clock.epoch_at(gsn)
-                return Found("record", False, epoch, unit.body, unit.gsns)
-        return Found("not-yet", stable=False)
+                return Lookup("record", False, epoch, unit.body, unit.gsns)
+        return Lookup("not-yet", stable=False)
 
     def tail(self, route: bytes, tail: Tail) -> None:
         """Answer where the shard ends."""
@@ -205,7 +205,7 @@ class Readers:
     def subscribe(self, route: bytes, message: Subscribe, now: int) -> None:
         """Begin a stream; a repetition of the message is a sign of life."""
         state = self._state
-        self.stabilised([])
+        self.on_stable([])
         key = (message.client, message.subscription)
         subscription = self.subscriptions.get(key)
         if subscription is not None:
@@ -221,13 +221,13 @@ class Readers:
         else:
             credit = min(message.credit, MAX_CREDIT_BYTES)
             subscription = Subscription(route, message.subscription, message.start, credit, now)
-            self.subscriptions[key] = self._behind[key] = subscription
+            self.subscriptions[key] = self._lagging[key] = subscription
             self._state.has_subscribers = True
         self._answer(key, subscription)
 
     def renew(self, route: bytes, message: Credit, now: int) -> None:
         """Take a sign of life, and more credit."""
-        self.stabilised([])
+        self.on_stable([])
         key = (message.client, message.subscription)
         subscription = self.subscriptions.get(key)
         if subscription is None:
@@ -235,7 +235,7 @@ class Readers:
                 route, message.subscription, "unknown-subscription", "subscribe again"
             )
             return
-        if self._state.state == "limbo" and key not in self._behind:
+        if self._state.state == "limbo" and key not in self._lagging:
             self._drop(key)
             self._state.refuse(route, message.subscription, "not-ready", "it is in limbo")
             return
@@ -252,15 +252,15 @@ class Readers:
     def _drop(self, key: tuple[bytes, int]) -> None:
         self.subscriptions.pop(key, None)
         self._state.has_subscribers = bool(self.subscriptions)
-        self._behind.pop(key, None)
+        self._lagging.pop(key, None)
 
     def _answer(self, key: tuple[bytes, int], subscription: Subscription) -> None:
-        if key in self._behind:
+        if key in self._lagging:
             self._catch_up(key, subscription, always=True)
         else:
             self._deliver(subscription, subscription.sent, [])
 
-    def stabilised(self, news: list[Entry]) -> None:
+    def on_stable(self, news: list[Entry]) -> None:
         """Send what became stable, or the new frontier, to everyone who stands right before it.
 
         `news` are all entries that became stable since the last call.
@@ -277,26 +277,26 @@ class Readers:
         units = _units(news)
         size = _size(units)
         for key, subscription in list(self.subscriptions.items()):
-            if key in self._behind:
+            if key in self._lagging:
                 continue
             fits = subscription.used + size <= subscription.credit and size <= MAX_DELIVER_BYTES
             if is_all_news and fits and subscription.sent == self._frontier:
                 subscription.used += size
                 self._deliver(subscription, frontier, units)
             else:
-                self._behind[key] = subscription
+                self._lagging[key] = subscription
         self._frontier = frontier
 
     def catch_up(self) -> None:
         """Send the next part to everyone who is behind and has credit."""
-        self.stabilised([])
-        for key, subscription in list(self._behind.items()):
+        self.on_stable([])
+        for key, subscription in list(self._lagging.items()):
             self._catch_up(key, subscription, always=False)
 
     @property
     def has_work(self) -> bool:
         """Whether `catch_up` has something to send."""
-        return bool(self._behind) and any(s.used < s.credit for s in self._behind.values())
+        return bool(self._lagging) and any(s.used < s.credit for s in self._lagging.values())
 
     def _catch_up(
         self, key: tuple[bytes, int], subscription: Subscription, *, always: bool
@@ -323,7 +323,7 @@ class Readers:
                 return
             subscription.used += _size(units)
         if reached >= frontier:
-            del self._behind[key]
+            del self._lagging[key]
         if always or reached > subscription.sent:
             self._deliver(subscription, max(reached, subscription.sent), units)
 
@@ -370,14 +370,14 @@ class Readers:
             ),
         )  # fmt: skip
 
-    def trimmed(self) -> None:
+    def on_trim(self) -> None:
         """Look at every subscription again: some may stand below the new trim point."""
         for key, subscription in list(self.subscriptions.items()):
             if subscription.sent < self._state.trim:
-                self._behind[key] = subscription
+                self._lagging[key] = subscription
                 self._catch_up(key, subscription, always=False)
 
-    def dismiss(self) -> None:
+    def close_all(self) -> None:
         """End all streams: another replica serves what follows."""
         for key, subscription in list(self.subscriptions.items()):
             self._state.refuse(
@@ -385,7 +385,7 @@ class Readers:
             )
             self._drop(key)
 
-    def forget_silent(self, now: int) -> None:
+    def drop_idle(self, now: int) -> None:
         """Drop the subscriptions that gave no sign of life."""
         for key, subscription in list(self.subscriptions.items()):
             if now - subscription.last_seen >= SILENCE_NS:
@@ -394,8 +394,8 @@ class Readers:
     def check(self) -> None:
         """Assert the invariant."""
         for key, subscription in self.subscriptions.items():
-            assert key in self._behind or subscription.sent >= self._frontier
-        assert self._behind.keys() <= self.subscriptions.keys()
+            assert key in self._lagging or subscription.sent >= self._frontier
+        assert self._lagging.keys() <= self.subscriptions.keys()
 
 
 def _units(entries: Iterable[Entry]) -> list[Unit]:

@@ -40,11 +40,11 @@ def end_after(
 
 
 #: While the stream was heard of this lately, it says which epoch the shard is in, not a clock.
-STREAM_FLOWS_NS: Final = 40_000_000
+STREAM_ACTIVE_NS: Final = 40_000_000
 #: A backup that has subscribers says so with every report, and so often at least ...
-REPORT_FOLLOWED_NS: Final = 500_000_000
+SUBSCRIBERS_REPORT_NS: Final = 500_000_000
 #: ... and after a report that says so, the primary believes it for so long.
-FOLLOWED_AFTER_REPORT_NS: Final = 3 * REPORT_FOLLOWED_NS
+SUBSCRIBERS_EXPIRY_NS: Final = 3 * SUBSCRIBERS_REPORT_NS
 
 
 class Watermark(NamedTuple):
@@ -55,7 +55,7 @@ class Watermark(NamedTuple):
     record: int
 
 
-class Stream:
+class DecisionLog:
     """The decided stream at one replica."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Stream:
         while self._undurable and self._undurable[0][0] <= fseq:
             self.durable, self.durable_end, self.durable_record = self._undurable.popleft()
 
-    def mended(self, entries: Iterable[Entry]) -> None:
+    def add_repaired(self, entries: Iterable[Entry]) -> None:
         """Take entries of the past that could not be read: one may hold what is the last record."""
         for entry in entries:
             if type(entry.decision) is Place:

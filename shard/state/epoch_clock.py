@@ -38,13 +38,13 @@ class EpochClock:
         #: The lease in force; None until the first one begins.
         self.lease: Lease | None = None
         #: When `lease` began, in ns.
-        self._began = 0
+        self._lease_began_at = 0
         #: Leases that are yet to begin, with the time when each does.
-        self._coming: deque[tuple[int, Lease]] = deque()
+        self._upcoming: deque[tuple[int, Lease]] = deque()
         #: The newest leases, the last one included, in order and without a gap.
         self.recent: deque[LeaseRun] = deque(maxlen=KEPT_RUNS)
         #: There was a lease without the shard behind one with it.
-        self.was_out = False
+        self.was_excluded = False
         #: The shard owns nothing from here on, by the leases held now or before.
         self.own_stop = 0
         #: The shard has left, and owns nothing from here on; 0: that is not known.
@@ -66,7 +66,7 @@ class EpochClock:
         self.own_stop = runs[0].first.base
         self._note_own(runs)
         self.lease = lease = runs[-1].last
-        self._began = now - lease.epochs * lease.epoch_ms * _NS_PER_MS
+        self._lease_began_at = now - lease.epochs * lease.epoch_ms * _NS_PER_MS
 
     def announce(self, runs: Sequence[LeaseRun], begins: int, now: int, skip_to: int = 0) -> bool:
         """Take committed leases, the last of which begins at `begins`; False if all were known.
@@ -81,13 +81,13 @@ class EpochClock:
         """
         news = False
         for run in runs:
-            news |= self._take_run(run, skip_to)
+            news |= self._add_run(run, skip_to)
         self._note_own(runs)
         if news:
-            while self._coming and self._coming[-1][0] >= begins:
-                self._coming.pop()
-            self._coming.append((begins, self.recent[-1].last))
-        self.turn(now)
+            while self._upcoming and self._upcoming[-1][0] >= begins:
+                self._upcoming.pop()
+            self._upcoming.append((begins, self.recent[-1].last))
+        self.advance(now)
         return news
 
     def _note_own(self, runs: Sequence[LeaseRun]) -> None:
@@ -112,7 +112,7 @@ class EpochClock:
             raise LeaseConflictError(f"lease {runs[-1].last.number} does not follow {last}")
         return runs
 
-    def _take_run(self, run: LeaseRun, skip_to: int) -> bool:
+    def _add_run(self, run: LeaseRun, skip_to: int) -> bool:
         """Verify a run and keep it; False if it holds nothing new, or leaves a gap."""
         if not self.recent:
             self.own_stop = run.first.base
@@ -127,16 +127,16 @@ class EpochClock:
             if run.first.base > skip_to:
                 return False  # a gap: the next heartbeat asks for what is missing
             self.recent.clear()
-            self._coming.clear()
+            self._upcoming.clear()
             self.own_stop = run.first.base
             self.recent.append(run)
-            self.was_out = True  # for all that is known
+            self.was_excluded = True  # for all that is known
             return True
         if run.first.number == last.number + 1:
             if run.first.predecessor != last.digest or run.first.base != last.stop:
                 raise LeaseConflictError(f"lease {run.first.number} does not follow {last}")
             if last.view_of(self.shard) is not None and run.last.view_of(self.shard) is None:
-                self.was_out = True
+                self.was_excluded = True
             if not last.repeats(run.first):
                 self.recent.append(run)
                 return True
@@ -150,52 +150,54 @@ class EpochClock:
         """Compare what is told again with what is held, where both are known exactly."""
         for held in self.recent:
             for known in (held.first, held.last):
-                for told in (run.first, run.last):
-                    if told.number == known.number and told != known:
-                        raise LeaseConflictError(f"lease {told.number} was announced twice: {told}")
+                for received in (run.first, run.last):
+                    if received.number == known.number and received != known:
+                        raise LeaseConflictError(
+                            f"lease {received.number} was announced twice: {received}"
+                        )
 
-    def turn(self, now: int) -> None:
+    def advance(self, now: int) -> None:
         """Begin the leases that are due."""
-        while self._coming and (self._coming[0][0] <= now or self.lease is None):
-            began, self.lease = self._coming.popleft()
-            self._began = min(began, now)
+        while self._upcoming and (self._upcoming[0][0] <= now or self.lease is None):
+            began, self.lease = self._upcoming.popleft()
+            self._lease_began_at = min(began, now)
 
-    def due(self, now: int) -> int:
+    def current_epoch_base(self, now: int) -> int:
         """Return the first gsn of the epoch that the clock is in; 0 without a lease."""
-        if self._coming:
-            self.turn(now)
+        if self._upcoming:
+            self.advance(now)
         lease = self.lease
         if lease is None:
             return 0
-        index = (now - self._began) // (lease.epoch_ms * _NS_PER_MS)
+        index = (now - self._lease_began_at) // (lease.epoch_ms * _NS_PER_MS)
         return lease.base + max(0, min(index, lease.epochs - 1)) * lease.epoch_size
 
-    def begun(self, now: int) -> int:
+    def current_lease_base(self, now: int) -> int:
         """Return the first gsn of the lease that is in force; 0 without one."""
-        if self._coming:
-            self.turn(now)
+        if self._upcoming:
+            self.advance(now)
         return self.lease.base if self.lease is not None else 0
 
     @property
-    def next_begin(self) -> int | None:
+    def next_lease_at(self) -> int | None:
         """When the next lease begins, in ns; None if none is known."""
-        return self._coming[0][0] if self._coming else None
+        return self._upcoming[0][0] if self._upcoming else None
 
-    def next_turn(self, now: int) -> int | None:
+    def next_epoch_at(self, now: int) -> int | None:
         """Return when the next epoch begins, in ns; None if no next one is known."""
         lease = self.lease
-        turn = self._coming[0][0] if self._coming else None
+        turn = self._upcoming[0][0] if self._upcoming else None
         if lease is None:
             return turn
         length = lease.epoch_ms * _NS_PER_MS
-        index = (now - self._began) // length + 1
+        index = (now - self._lease_began_at) // length + 1
         if index < lease.epochs:
-            end = self._began + index * length
+            end = self._lease_began_at + index * length
             return end if turn is None else min(end, turn)
         return turn
 
     @property
-    def out_at(self) -> int | None:
+    def positions_end_at(self) -> int | None:
         """When the shard has no more positions, by the leases held; None: it still has some.
 
         Its last lease is over when any later one begins.
@@ -205,7 +207,7 @@ class EpochClock:
         mine = (run for run in reversed(self.recent) if run.last.view_of(self.shard) is not None)
         run = next(mine, None)
         own = run.last.number if run is not None else 0
-        leases = ((self._began, self.lease), *self._coming)
+        leases = ((self._lease_began_at, self.lease), *self._upcoming)
         return next((begins for begins, lease in leases if lease.number > own), None)
 
     def has_ended(self, gsn: int) -> bool:
@@ -252,7 +254,7 @@ class EpochClock:
                 gsn = run.last.stop
         return gsn
 
-    def take(self, floor: int, count: int) -> list[int]:
+    def first_slots(self, floor: int, count: int) -> list[int]:
         """Return the first `count` consecutive owned gsns of one epoch from `floor` on.
 
         Empty if the leases held have none.

@@ -38,9 +38,9 @@ class Guesses:
         self._skip_slots = 0
         #: Units that lost their promises to no-ops, and their counts: the primary has most of them
         #: placed already, right after the no-ops, though its word has not come.
-        self._adrift: dict[tuple[bytes, int], int] = {}
+        self._displaced_by_skips: dict[tuple[bytes, int], int] = {}
         #: Slots' worth of arrivals to leave without a guess (this backup is ahead).
-        self._withheld = 0
+        self._slots_ahead = 0
         #: Guesses below this gsn were made before the last realignment and say nothing about it.
         self._realigned_at = 0
         self._offset = 0
@@ -50,17 +50,17 @@ class Guesses:
         """Keep the promises that were made before a restart."""
         kept = [(unit.gsns[0], unit) for unit in units if unit.gsns is not None]
         self.promised = OrderedDict(sorted(kept, key=itemgetter(0)))
-        self._shrink()
+        self._update_promised_end()
 
     def promise(self, unit: HeldUnit, floor: int) -> bool:
         """Give the unit the slots that the primary should give it, from `floor` on.
 
         False if it gets none: the backup is ahead, or its leases have no room.
         """
-        if self._withheld > 0:
-            self._withheld -= unit.count
+        if self._slots_ahead > 0:
+            self._slots_ahead -= unit.count
             return False
-        gsns = self._clock.take(max(floor, self._promised_end, unit.after + 1), unit.count)
+        gsns = self._clock.first_slots(max(floor, self._promised_end, unit.after + 1), unit.count)
         if gsns and self._skip_slots:
             gsns = self._leave_free(gsns, unit.count)
         if not gsns:
@@ -73,14 +73,14 @@ class Guesses:
 
     def _leave_free(self, gsns: list[int], count: int) -> list[int]:
         """Return the gsns that come `_skip_slots` slots after these, if they are in one epoch."""
-        free = self._clock.take(gsns[0], self._skip_slots)
+        free = self._clock.first_slots(gsns[0], self._skip_slots)
         self._skip_slots = 0
-        self._adrift.clear()
+        self._displaced_by_skips.clear()
         if not free or free[0] != gsns[0]:
             return gsns
-        return self._clock.take(free[-1] + 1, count)
+        return self._clock.first_slots(free[-1] + 1, count)
 
-    def note_epochs(self) -> None:
+    def record_epochs(self) -> None:
         """Note the epochs of all promises: the next leases may push theirs out of those held."""
         for gsn, unit in self.promised.items():
             if unit.epoch < 0:
@@ -95,8 +95,8 @@ class Guesses:
         if unit is not None and unit.guess and gsns is not None:
             if unit.gsns is not None:
                 del promised[unit.gsns[0]]
-            if self._adrift:
-                self._skip_slots -= self._adrift.pop((unit.client, unit.seq), 0)
+            if self._displaced_by_skips:
+                self._skip_slots -= self._displaced_by_skips.pop((unit.client, unit.seq), 0)
             self._compare(unit.guess, gsns[0])
         displaced: list[HeldUnit] = []
         while promised and (first := next(iter(promised))) < end:
@@ -104,16 +104,18 @@ class Guesses:
             loser.gsns = None
             displaced.append(loser)
         if displaced and unit is None:
-            self._adrift = {(loser.client, loser.seq): loser.count for loser in displaced}
-            self._skip_slots = sum(self._adrift.values())
-        self._shrink()
+            self._displaced_by_skips = {
+                (loser.client, loser.seq): loser.count for loser in displaced
+            }
+            self._skip_slots = sum(self._displaced_by_skips.values())
+        self._update_promised_end()
         return displaced
 
-    def _shrink(self) -> None:
+    def _update_promised_end(self) -> None:
         """Guess on after the highest promise that is left."""
         if not self.promised:
             self._promised_end = 0
-            self._withheld = 0  # without a promise, no guess is ahead of the stream
+            self._slots_ahead = 0  # without a promise, no guess is ahead of the stream
         else:
             highest = self.promised[next(reversed(self.promised))].gsns
             assert highest is not None
@@ -133,11 +135,11 @@ class Guesses:
             self._same_offsets = 0
             self._offset = 0
             self._realigned_at = self._promised_end
-            self._adrift.clear()
+            self._displaced_by_skips.clear()
             if offset > 0:
                 self._skip_slots = offset
             else:
-                self._withheld = -offset
+                self._slots_ahead = -offset
 
     def check(self, decided_end: int) -> None:
         """Assert the invariant."""

@@ -1,8 +1,8 @@
 """What every part of a replica shares: who it is, what it holds, and the orders it is giving.
 
 One `ReplicaState` belongs to one replica; the parts (`primary`, `backup`, `readers`) read and
-change it, and `out` gathers the effects of the step that is under way. Invariant: the frontier only
-ever grows (docs/protocol.md, sections 5 and 9).
+change it, and `effects` gathers the effects of the current step. Invariant: the frontier only ever
+grows (docs/protocol.md, sections 5 and 9).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from shard.state.decision_log import Stream
+from shard.state.decision_log import DecisionLog
 from shard.state.epoch_clock import EpochClock
 from shard.state.sessions import Sessions
 from ziplog.core.entries import Decision, Place
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: What an entry takes on disk beside its body and gsns.
 _ENTRY_BYTES: Final = 96
 #: A shard is watched for so long after somebody waited behind it.
-WATCHED_AFTER_WANT_NS: Final = 1_000_000_000
+READERS_AFTER_WANT_NS: Final = 1_000_000_000
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True):
@@ -82,14 +82,14 @@ class ReplicaState:
         self.view_base = 0
         self.state: ServerState = "starting"
         #: How the membership service said last that the shard is placed; "": it has not.
-        self.placed: ShardState | Literal[""] = ""
+        self.shard_state: ShardState | Literal[""] = ""
         #: The shard has no more positions, by the leases held (docs/protocol.md, section 13).
-        self.is_out = False
+        self.has_no_positions = False
         #: All that it will ever own is on this server's disk, and known to be on all others'.
         self.is_sealed = False
         self.trim = 0
         self.clock: Final = EpochClock(config.shard)
-        self.stream: Final = Stream()
+        self.stream: Final = DecisionLog()
         self._frontier = 0
         self.sessions: Final = Sessions(config.session_timeout_s * 1_000_000_000)
         #: The entry up to which this server's own log is on its disk.
@@ -105,7 +105,7 @@ class ReplicaState:
         #: The port of this server's archive; 0: it has none now.
         self.archive_port = 0
         #: Orders of the step under way.
-        self.out: list[Effect] = []
+        self.effects: list[Effect] = []
         #: When the last insert came and when somebody last waited behind this shard, in ns.
         self.last_insert = -(2**62)
         self.last_want = -(2**62)
@@ -123,12 +123,12 @@ class ReplicaState:
     @property
     def is_leaving(self) -> bool:
         """Whether the shard takes records for a little while only."""
-        return self.placed == "leaving"
+        return self.shard_state == "leaving"
 
     @property
     def is_retired(self) -> bool:
         """Whether the shard has left, or is about to, for good."""
-        return self.placed in {"leaving", "finalized"}
+        return self.shard_state in {"leaving", "finalized"}
 
     @property
     def frontier(self) -> int:
@@ -142,22 +142,22 @@ class ReplicaState:
         self._frontier = max(self._frontier, frontier)
         return self._frontier
 
-    def is_watched(self, now: int) -> bool:
+    def has_readers(self, now: int) -> bool:
         """Whether somebody reads along, and so waits for positions to be decided."""
         return (
             self.has_subscribers
             or now < self.subscribers_until
-            or now - self.last_want < WATCHED_AFTER_WANT_NS
+            or now - self.last_want < READERS_AFTER_WANT_NS
         )
 
     def send(self, dst: bytes, message: Message) -> None:
         """Order a message to be sent."""
-        self.out.append(Send(dst, message))
+        self.effects.append(Send(dst, message))
 
     def broadcast(self, dsts: tuple[bytes, ...], message: Message) -> None:
         """Order one message to be sent to several."""
         if dsts:
-            self.out.append(Broadcast(dsts, message))
+            self.effects.append(Broadcast(dsts, message))
 
     def record(self, decision: Decision, view: int | None = None) -> None:
         """Take a decision, of the present view unless another one is given, into the log."""
@@ -166,7 +166,7 @@ class ReplicaState:
             self.bytes_since_table += len(decision.body) + 9 * len(decision.gsns)
         self.bytes_since_table += _ENTRY_BYTES
         self.stream.append(entry)
-        self.out.append(Persist(entry))
+        self.effects.append(Persist(entry))
 
     def ack(self, unit: HeldUnit, *, waited: bool = False) -> None:
         """Tell the unit's client where this server holds it, if the client's copy has come.
@@ -176,7 +176,7 @@ class ReplicaState:
         if not unit.route:
             return
         self.ack_counter += 1
-        self.out.append(
+        self.effects.append(
             Send(
                 unit.route,
                 InsertAck(

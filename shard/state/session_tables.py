@@ -26,13 +26,13 @@ _MS: Final = 1_000_000
 TABLE_BYTES: Final = 16 * 1024 * 1024
 _LOG_PER_TABLE: Final = 4
 #: A table is due at once.
-MUCH: Final = 2**62
+OVERDUE_BYTES: Final = 2**62
 #: So much of a table is stored at a time, with a pause before the next part.
 PART_BYTES: Final = 128 * 1024
 _PAUSE_NS: Final = 10 * _MS
 
 
-class Tables:
+class SessionTableWriter:
     """The tables of one replica."""
 
     def __init__(self, state: ReplicaState) -> None:
@@ -48,7 +48,7 @@ class Tables:
         self._after = (b"", 0)
         self._number = self._bytes = 0
 
-    def _begin(self, now: int) -> None:
+    def _start(self, now: int) -> None:
         """Begin a table: its first part is to be stored now."""
         state = self._state
         state.bytes_since_table = 0
@@ -58,26 +58,26 @@ class Tables:
         self._number = self._bytes = 0
         self.due = now
 
-    def look(self, now: int) -> None:
+    def start_if_due(self, now: int) -> None:
         """Begin a table, if enough was recorded since the last one."""
         least = max(TABLE_BYTES, _LOG_PER_TABLE * self._last_bytes)
         if self.due is None and self._state.bytes_since_table > least:
             self.due, self._number = now, 0
 
-    def woke(self, now: int) -> None:
+    def tick(self, now: int) -> None:
         """Store the next part, if that is due."""
         state = self._state
         if self.due is None or now < self.due:
             return
         if state.state != "up":
             self.due = None
-            state.bytes_since_table = MUCH
+            state.bytes_since_table = OVERDUE_BYTES
             return
         if state.view != self._view or not self._number:
-            self._begin(now)  # the sessions may be those of another server, or have got more
+            self._start(now)  # the sessions may be those of another server, or have got more
         tables, is_more = state.sessions.part(self._after, PART_BYTES, self._clients)
         part = SessionTablePartRecord(tables, self._begun, self._number, is_last=not is_more)
-        state.out.append(Persist(Entry(0, state.view, part)))
+        state.effects.append(Persist(Entry(0, state.view, part)))
         self._bytes += sum(map(size_of, tables))
         self._number += 1
         if is_more:

@@ -29,14 +29,14 @@ MAX_SESSIONS: Final = 65_536
 #: Above three quarters of that, room is made: clients go that have nothing here, and were silent
 #: for a third of the time after which every silent client goes. No message is later: clients send
 #: nothing again after two thirds of that time.
-_CROWD: Final = (3, 4)
-_LATENESS: Final = (1, 3)
+_EVICTION_THRESHOLD: Final = (3, 4)
+_MAX_DELAY: Final = (1, 3)
 #: A backup is full a little earlier: what the primary refuses, it has not taken.
 _BACKUP_SLACK: Final = 64
 #: Units that were refused for want of a session, and are remembered.
-MAX_STRANGE_UNITS: Final = 65_536
+MAX_REFUSED_UNITS: Final = 65_536
 #: The slots of so many records are kept as they were decided.
-_FRESH_RECORDS: Final = 65_536
+_RECENT_RECORDS: Final = 65_536
 #: After every seq.
 END: Final = 2**63 - 1
 #: What a table takes beside its units, and a unit beside its packed gsns, in a message at most.
@@ -97,7 +97,7 @@ class HeldUnit(msgspec.Struct, gc=False):
         if self.confirmed and gsns is not None and len(gsns) > 1:
             self.gsns, self.packed = None, pack(gsns)
 
-    def settled(self) -> SettledUnit:
+    def to_settled_unit(self) -> SettledUnit:
         """Return what a table says of it, decided as it is."""
         self.pack()
         if not self.packed:
@@ -124,7 +124,7 @@ class Session(msgspec.Struct):
     #: No record of this session is above this position.
     last: int = 0
     #: When the client was asked last to send what is new elsewhere, in ns.
-    told_leaving: int = -(2**62)
+    leaving_sent_at: int = -(2**62)
 
     def settle(self, first_incomplete: int) -> list[HeldUnit]:
         """Forget what is below `first_incomplete`, but for promises.
@@ -185,7 +185,7 @@ class Session(msgspec.Struct):
             if limit_bytes <= 0 and chosen:
                 return self._table(chosen, after, is_cut=True)
             unit = self.units[seq]
-            chosen.append(unit.settled())
+            chosen.append(unit.to_settled_unit())
             limit_bytes -= _UNIT_BYTES + len(unit.packed)
         return self._table(chosen, after, is_cut=False)
 
@@ -207,7 +207,7 @@ def end_of_table(table: SessionTable) -> tuple[bytes, int]:
     return table.client, table.units[-1].seq if table.is_cut else END
 
 
-class Stranger(msgspec.Struct):
+class RefusedClient(msgspec.Struct):
     """A client without a session, for which there was no room."""
 
     last_seen: int
@@ -229,38 +229,38 @@ class Sessions:
         self.horizon = 0
         self._timeout_ns: Final = timeout_ns
         #: Clients that were refused for want of room, the one that was last heard at the end.
-        self.strangers: Final[dict[bytes, Stranger]] = {}
-        self._strange_units = 0
+        self.refused_clients: Final[dict[bytes, RefusedClient]] = {}
+        self._refused_units = 0
         #: Units of several records that were decided last, and their records.
-        self._fresh: Final[deque[HeldUnit]] = deque()
-        self._fresh_records = 0
+        self._recent: Final[deque[HeldUnit]] = deque()
+        self._recent_records = 0
 
     def open(self, client: bytes, now: int) -> Session:
         """Return the client's session, a new one if it has none."""
         session = self.by_client.get(client)
         if session is None:
             session = self.by_client[client] = Session(client, now, horizon=self.horizon)
-            if self.strangers:
-                session.refused = self._admit(client)
+            if self.refused_clients:
+                session.refused = self._forget_refusals(client)
         else:
             session.last_seen = now
         return session
 
-    def keep(self, unit: HeldUnit) -> None:
+    def schedule_packing(self, unit: HeldUnit) -> None:
         """Take note of a unit of several records that was just decided.
 
         Most are settled soon. What is still held when many more were decided is packed.
         """
-        self._fresh.append(unit)
-        self._fresh_records += unit.count
-        while self._fresh_records > _FRESH_RECORDS:
-            older = self._fresh.popleft()
-            self._fresh_records -= older.count
+        self._recent.append(unit)
+        self._recent_records += unit.count
+        while self._recent_records > _RECENT_RECORDS:
+            older = self._recent.popleft()
+            self._recent_records -= older.count
             session = self.by_client.get(older.client)
             if session is not None and session.units.get(older.seq) is older:
                 older.pack()
 
-    def silent(self, now: int) -> list[Session]:
+    def idle(self, now: int) -> list[Session]:
         """Return the sessions of clients that were silent for too long."""
         return [s for s in self.by_client.values() if now - s.last_seen >= self._timeout_ns]
 
@@ -272,77 +272,77 @@ class Sessions:
         return len(self.by_client) >= MAX_SESSIONS - slack
 
     @property
-    def _lateness_ns(self) -> int:
+    def _max_delay_ns(self) -> int:
         """No message of a client comes later than so long after it was sent."""
-        part, whole = _LATENESS
+        part, whole = _MAX_DELAY
         return self._timeout_ns * part // whole
 
-    def dispensable(self, now: int) -> list[Session]:
+    def evictable(self, now: int) -> list[Session]:
         """Return sessions that make room, if there are many: the longest silent ones, all settled.
 
         Their clients send nothing again that was placed, and what they sent has come or never will.
         """
-        part, whole = _CROWD
+        part, whole = _EVICTION_THRESHOLD
         excess = len(self.by_client) - MAX_SESSIONS * part // whole
         if excess <= 0:
             return []
-        first, last = now - self._timeout_ns, now - self._lateness_ns
+        first, last = now - self._timeout_ns, now - self._max_delay_ns
         sessions = self.by_client.values()
         idle = (s for s in sessions if first < s.last_seen <= last and s.is_settled)
         return nsmallest(excess, idle, key=_last_seen)
 
-    def turn_away(self, client: bytes, seq: int, copy: int, now: int) -> int:
+    def refuse_client(self, client: bytes, seq: int, copy: int, now: int) -> int:
         """Remember that a unit of a client without a session is refused for want of room.
 
         Returns how many of its copies this server will never take; 0: it promises nothing.
         """
-        self._forget_strangers(now)
-        stranger = self.strangers.pop(client, None) or Stranger(now)
-        promised = stranger.refused.get(seq, 0)
-        if copy > promised and (promised or self._strange_units < MAX_STRANGE_UNITS):
-            self._strange_units += not promised
-            promised = stranger.refused[seq] = copy
-        stranger.last_seen = now
-        if stranger.refused:
-            self.strangers[client] = stranger
+        self._forget_old_refusals(now)
+        refused_client = self.refused_clients.pop(client, None) or RefusedClient(now)
+        promised = refused_client.refused.get(seq, 0)
+        if copy > promised and (promised or self._refused_units < MAX_REFUSED_UNITS):
+            self._refused_units += not promised
+            promised = refused_client.refused[seq] = copy
+        refused_client.last_seen = now
+        if refused_client.refused:
+            self.refused_clients[client] = refused_client
         return promised
 
-    def _admit(self, client: bytes) -> dict[int, int]:
+    def _forget_refusals(self, client: bytes) -> dict[int, int]:
         """Return what was promised to a client that gets a session now."""
-        stranger = self.strangers.pop(client, None)
-        if stranger is None:
+        refused_client = self.refused_clients.pop(client, None)
+        if refused_client is None:
             return {}
-        self._strange_units -= len(stranger.refused)
-        return stranger.refused
+        self._refused_units -= len(refused_client.refused)
+        return refused_client.refused
 
-    def _forget_strangers(self, now: int) -> None:
+    def _forget_old_refusals(self, now: int) -> None:
         """Forget promises about copies that would have come by now."""
-        since = now - self._lateness_ns
-        while self.strangers:
-            client, stranger = next(iter(self.strangers.items()))
-            if stranger.last_seen > since:
+        since = now - self._max_delay_ns
+        while self.refused_clients:
+            client, refused_client = next(iter(self.refused_clients.items()))
+            if refused_client.last_seen > since:
                 return
-            self._admit(client)
+            self._forget_refusals(client)
 
-    def restore_stranger(self, client: bytes, refused: dict[int, int], now: int) -> None:
+    def restore_refused_client(self, client: bytes, refused: dict[int, int], now: int) -> None:
         """Remember, after a restart, what a client was promised."""
-        self.strangers[client] = Stranger(now, refused)
-        self._strange_units += len(refused)
+        self.refused_clients[client] = RefusedClient(now, refused)
+        self._refused_units += len(refused)
 
     def clear(self) -> None:
         """Forget everything."""
         self.by_client.clear()
-        self.strangers.clear()
-        self._strange_units = 0
-        self._fresh.clear()
-        self._fresh_records = 0
+        self.refused_clients.clear()
+        self._refused_units = 0
+        self._recent.clear()
+        self._recent_records = 0
 
-    def forgive(self, now: int) -> None:
+    def reset_idle_time(self, now: int) -> None:
         """Count no silence before `now`: this server could not hear any client."""
         for session in self.by_client.values():
             session.last_seen = now
-        for stranger in self.strangers.values():
-            stranger.last_seen = now
+        for refused_client in self.refused_clients.values():
+            refused_client.last_seen = now
 
     def expire(self, client: bytes, horizon: int = 0) -> None:
         """Forget a client, with the horizon that the primary decided for that; 0: it is not known.
@@ -353,9 +353,9 @@ class Sessions:
         self.horizon = max(self.horizon, horizon)
         session = self.by_client.pop(client, None)
         if session is not None:
-            self.age(session)
+            self.raise_horizon(session)
 
-    def age(self, session: Session) -> None:
+    def raise_horizon(self, session: Session) -> None:
         """Note that some of a session's placed units are forgotten."""
         self.horizon = session.horizon = max(self.horizon, session.last)
 
@@ -371,8 +371,8 @@ class Sessions:
 
     def drop_undecided(self) -> None:
         """Forget the units that have no decided slots: their clients send them again."""
-        self.strangers.clear()
-        self._strange_units = 0
+        self.refused_clients.clear()
+        self._refused_units = 0
         for session in self.by_client.values():
             session.successors.clear()
             session.refused.clear()  # that was of the view that is over
@@ -415,9 +415,9 @@ class Sessions:
         """Know just what the tables say, of a log whose last decided position is `last`."""
         self.clear()
         self.horizon = max(self.horizon, horizon)
-        self.take(tables, now, last)
+        self.add_tables(tables, now, last)
 
-    def take_over(self, other: Sessions, now: int, last: int) -> None:
+    def adopt(self, other: Sessions, now: int, last: int) -> None:
         """Know just what another server does, of a log whose last decided position is `last`."""
         self.clear()
         self.by_client = other.by_client
@@ -425,7 +425,7 @@ class Sessions:
         for session in self.by_client.values():
             session.last_seen, session.last = now, last
 
-    def take(self, tables: Iterable[SessionTable], now: int, last: int = 0) -> None:
+    def add_tables(self, tables: Iterable[SessionTable], now: int, last: int = 0) -> None:
         """Know what the tables say, too."""
         for table in tables:
             session = self.open(table.client, now)
@@ -451,8 +451,8 @@ class Sessions:
 
     def check(self) -> None:
         """Assert the invariant."""
-        assert not self.strangers.keys() & self.by_client.keys(), "a promise was left behind"
-        assert self._strange_units == sum(len(s.refused) for s in self.strangers.values())
+        assert not self.refused_clients.keys() & self.by_client.keys(), "a promise was left behind"
+        assert self._refused_units == sum(len(s.refused) for s in self.refused_clients.values())
         for client, session in self.by_client.items():
             assert client == session.client
             assert all(seq >= session.first_incomplete for seq in session.refused)

@@ -101,7 +101,7 @@ def test_shard_without_positions_decides_the_rest_and_refuses_what_has_no_slot(p
     out(world, placed)
     for name in (PRIMARY, BACKUP):
         state = replica(world, name)._state
-        assert state.is_out
+        assert state.has_no_positions
         assert state.stream.stable_end >= LIMIT, "nobody watches, and yet all is decided"
         assert state.frontier == WITHOUT.stop
     assert redirects(world) == [(3, 0), (3, 1)]
@@ -128,7 +128,7 @@ def test_who_is_not_known_to_be_out_lets_units_wait(placed: str) -> None:
     out(world, placed)
     send(world, insert(1), run=50 * MS)
     assert not heard(world, wire.Refused)
-    assert not replica(world, PRIMARY)._state.is_out
+    assert not replica(world, PRIMARY)._state.has_no_positions
 
 
 def test_server_that_knows_no_lease_is_not_out() -> None:
@@ -172,7 +172,7 @@ def test_backup_does_not_refuse_what_the_stream_may_still_bring() -> None:
     world = start()
     send(world, insert(2, predecessor=1), to=(BACKUP,))
     announce(world, "leaving", WITHOUT, to=(BACKUP,))
-    assert replica(world, BACKUP)._state.is_out
+    assert replica(world, BACKUP)._state.has_no_positions
     send(world, insert(1), insert(2, predecessor=1), to=(PRIMARY,))
     send(world, insert(3), to=(BACKUP,))
     assert redirects(world) == []
@@ -225,13 +225,13 @@ def test_server_that_has_all_on_disk_and_knows_it_of_the_others_is_sealed(durabi
     assert sealed(world) == [True, True]
     for name in (PRIMARY, BACKUP):
         beat = last_beat(world, name)
-        assert (beat.placed, beat.is_sealed) == ("leaving", True), "and says so without delay"
+        assert (beat.shard_state, beat.is_sealed) == ("leaving", True), "and says so without delay"
         assert beat.frontier == beat.durable == WITHOUT.stop or beat.durable >= LIMIT
         mark = world.stores[name].mark
         assert mark is not None
         assert mark.frontier >= LIMIT
     announce(world, "finalized", run=100 * MS)
-    assert last_beat(world, BACKUP).placed == "finalized"
+    assert last_beat(world, BACKUP).shard_state == "finalized"
     assert sealed(world) == [True, True]
 
 
@@ -323,7 +323,7 @@ def test_server_that_hears_of_another_lease_is_not_sealed_any_more() -> None:
     assert sealed(world) == [True, True]
     announce(world, "leaving", AGAIN, AGAIN.following(OTHER), starts_in_us=500_000, run=100 * MS)
     assert sealed(world) == [False, False]
-    assert not replica(world, PRIMARY)._state.is_out
+    assert not replica(world, PRIMARY)._state.has_no_positions
     world.run(900 * MS)
     assert sealed(world) == [True, True]
 
@@ -354,10 +354,10 @@ def test_shard_that_was_never_a_member_is_sealed_at_once() -> None:
 
 def test_heartbeat_says_how_the_shard_is_placed_as_soon_as_that_changes() -> None:
     world = start()
-    assert last_beat(world, PRIMARY).placed == "live"
+    assert last_beat(world, PRIMARY).shard_state == "live"
     for placed in ("parked", "live", "leaving"):
         announce(world, placed)  # type: ignore[arg-type]
-        assert [last_beat(world, name).placed for name in (PRIMARY, BACKUP)] == [placed] * 2
+        assert [last_beat(world, name).shard_state for name in (PRIMARY, BACKUP)] == [placed] * 2
 
 
 def test_primary_of_a_shard_that_is_read_along_is_heard_four_times_a_second() -> None:

@@ -75,7 +75,7 @@ def test_view_of_a_shard_that_has_left_begins_as_that_of_any(placed: ShardState)
     announce(world, placed, view=2, run=300 * MS)
     for name in (PRIMARY, BACKUP):
         state = replica(world, name)._state
-        assert (state.state, state.view, state.is_out) == ("up", 2, True)
+        assert (state.state, state.view, state.has_no_positions) == ("up", 2, True)
         assert state.is_sealed == (placed != "parked")
         assert last_beat(world, name).is_sealed == state.is_sealed
     send(world, insert(1, view=2), insert(2, view=2))
@@ -132,7 +132,7 @@ def test_tombstones_are_of_one_view() -> None:
         assert not any(
             session.refused for session in replica(world, name)._state.sessions.by_client.values()
         )
-        assert not replica(world, name)._state.clock.was_out
+        assert not replica(world, name)._state.clock.was_excluded
 
 
 # --- a storm ---
@@ -161,12 +161,16 @@ class Mover(Client):
 class PlacingService(Service):
     """A membership service that also tells servers again how their shard is placed."""
 
-    placed: ShardState = "live"
+    shard_state: ShardState = "live"
 
     def step(self, event: Event, now: int) -> list[Effect]:
         effects = super().step(event, now)
         message = getattr(event, "message", None)
-        if not effects and isinstance(message, wire.Heartbeat) and message.placed != self.placed:
+        if (
+            not effects
+            and isinstance(message, wire.Heartbeat)
+            and message.shard_state != self.shard_state
+        ):
             return [Send(getattr(event, "src", b""), self.announce(message.lease, now))]
         return effects
 
@@ -198,7 +202,7 @@ class Storm:
         if lease is not None:
             service.runs.append(run_of(lease))
             service.begins = world.now + self.random.choice((0, 0, 5, 20)) * MS
-        service.placed = placed
+        service.shard_state = placed
         service.announcement = wire.LeaseAnnounced(CLUSTER, [], 0, told, 0)
         known = service.runs[-1].last.number - 1
         for name in shard_names(0, self.f):
@@ -219,7 +223,7 @@ class Storm:
 
     def turn(self) -> None:
         """Let the shard be parked, come back, or go on."""
-        if self.service.placed == "parked":
+        if self.service.shard_state == "parked":
             self.commit(self.next_lease(within=True), "live")
         else:
             within = self.random.random() < 0.4
@@ -235,7 +239,7 @@ class Storm:
             else:
                 self.insert()
             self.world.run(self.random.choice((0, 100, 1000, 6000)) * US)
-        if self.service.placed == "parked":
+        if self.service.shard_state == "parked":
             self.turn()
         self.commit(None, "leaving")
         self.world.run(self.random.choice((0, 5, 50)) * MS)

@@ -133,10 +133,10 @@ def test_epochs_pass_by_the_clock_and_the_last_one_stays() -> None:
     lease = first_lease(1, epochs=4)
     clock = EpochClock(0)
     clock.announce([run_of(lease)], S, S)
-    bases = [clock.due(S + at * MS) for at in (0, 9, 10, 35, 40, 4000)]
+    bases = [clock.current_epoch_base(S + at * MS) for at in (0, 9, 10, 35, 40, 4000)]
     assert bases == [lease.epoch_base(epoch) for epoch in (0, 0, 1, 3, 3, 3)]
-    assert clock.next_turn(S + 9 * MS) == S + 10 * MS
-    assert clock.next_turn(S + 35 * MS) is None
+    assert clock.next_epoch_at(S + 9 * MS) == S + 10 * MS
+    assert clock.next_epoch_at(S + 35 * MS) is None
 
 
 def test_next_lease_begins_when_it_was_said_to() -> None:
@@ -145,10 +145,10 @@ def test_next_lease_begins_when_it_was_said_to() -> None:
     clock.announce([run_of(first)], S, S)
     second = first.following()
     clock.announce([run_of(second)], S + 40 * MS, S + 15 * MS)
-    assert clock.due(S + 39 * MS) == first.epoch_base(3)
-    assert clock.next_turn(S + 35 * MS) == S + 40 * MS
-    assert clock.due(S + 40 * MS) == second.base
-    assert clock.due(S + 51 * MS) == second.epoch_base(5)
+    assert clock.current_epoch_base(S + 39 * MS) == first.epoch_base(3)
+    assert clock.next_epoch_at(S + 35 * MS) == S + 40 * MS
+    assert clock.current_epoch_base(S + 40 * MS) == second.base
+    assert clock.current_epoch_base(S + 51 * MS) == second.epoch_base(5)
 
 
 def test_early_end_is_a_lease_that_begins_at_once() -> None:
@@ -158,26 +158,26 @@ def test_early_end_is_a_lease_that_begins_at_once() -> None:
     clock.announce([run_of(first)], S, S)
     clock.announce([run_of(second)], S + 40 * MS, S + 5 * MS)
     clock.announce([run_of(third)], S + 6 * MS, S + 6 * MS)
-    assert clock.due(S + 6 * MS) == third.base
-    assert clock.due(S + 41 * MS) == third.epoch_base(third.first_epoch + 3)
+    assert clock.current_epoch_base(S + 6 * MS) == third.base
+    assert clock.current_epoch_base(S + 41 * MS) == third.epoch_base(third.first_epoch + 3)
     # A late repetition changes nothing.
     clock.announce([run_of(second)], S + 60 * MS, S + 50 * MS)
-    assert clock.due(S + 61 * MS) == third.epoch_base(third.first_epoch + 3)
+    assert clock.current_epoch_base(S + 61 * MS) == third.epoch_base(third.first_epoch + 3)
 
 
 def test_first_lease_is_in_force_at_once() -> None:
     clock = EpochClock(0)
-    assert clock.due(S) == 0
-    assert clock.next_turn(S) is None
+    assert clock.current_epoch_base(S) == 0
+    assert clock.next_epoch_at(S) is None
     clock.announce([run_of(first_lease(1))], 2 * S, S)
-    assert clock.due(S) == 1
+    assert clock.current_epoch_base(S) == 1
 
 
 def test_restart_is_in_the_last_epoch() -> None:
     run = run_from(first_lease(1, epochs=4), 3)
     clock = EpochClock(0)
     clock.restore([run], S)
-    assert clock.due(S) == run.last.epoch_base(run.last.first_epoch + 3)
+    assert clock.current_epoch_base(S) == run.last.epoch_base(run.last.first_epoch + 3)
     assert clock.limit == run.last.stop
     assert clock.lease_of(1) == run.first
 
@@ -206,7 +206,7 @@ def clocks(draw: st.DrawFn) -> tuple[EpochClock, list[Lease]]:
         runs.append(run)
     clock = EpochClock(draw(st.integers(0, 3)))
     clock.announce(runs, S, S)
-    clock.due(S + draw(st.integers(0, 50)) * MS)
+    clock.current_epoch_base(S + draw(st.integers(0, 50)) * MS)
     return clock, leases
 
 
@@ -241,7 +241,7 @@ def test_take_is_that_of_a_brute_force(
     pieces = (mine[at : at + count] for at in range(len(mine)))
     fitting = (p for p in pieces if len(p) == count and p[0][1] == p[-1][1])
     expected = next(fitting, [])
-    assert clock.take(floor, count) == [gsn for gsn, _ in expected]
+    assert clock.first_slots(floor, count) == [gsn for gsn, _ in expected]
     if expected:
         assert clock.epoch_at(expected[0][0]) == expected[0][1]
         between = clock.slots_between(expected[0][0], expected[-1][0])
@@ -254,14 +254,14 @@ def test_unit_that_no_epoch_can_hold_is_soon_known() -> None:
     clock = EpochClock(0)
     clock.announce([run], S, S)
     assert clock.epoch_slots == 4
-    assert clock.take(1, 5) == []
+    assert clock.first_slots(1, 5) == []
     assert EpochClock(7).epoch_slots == 0
 
 
 def test_shard_without_weight_has_no_positions() -> None:
     clock = EpochClock(5)
     clock.announce([run_from(small_lease({0: 1}), 10_000)], S, S)
-    assert clock.take(1, 1) == []
+    assert clock.first_slots(1, 1) == []
     assert clock.next_owned(3) == clock.limit
     assert clock.epoch_slots == 0
 
@@ -289,18 +289,18 @@ def with_and_without() -> list[Lease]:
 def test_shard_is_out_when_a_lease_begins_behind_its_last_one() -> None:
     first, second, third = with_and_without()
     clock = EpochClock(0)
-    assert clock.out_at is None
+    assert clock.positions_end_at is None
     clock.announce([run_of(first)], S, S)
-    assert clock.out_at is None
+    assert clock.positions_end_at is None
     clock.announce([run_of(second)], 2 * S, S)
-    assert clock.out_at == 2 * S
+    assert clock.positions_end_at == 2 * S
     clock.announce([run_of(third)], 3 * S, S)
-    assert clock.out_at is None
+    assert clock.positions_end_at is None
     clock.announce([run_of(third.following(second.members))], 4 * S, S)
-    assert clock.out_at == 4 * S
-    clock.turn(5 * S)
-    assert clock.out_at == 4 * S
-    assert EpochClock(1).out_at is None
+    assert clock.positions_end_at == 4 * S
+    clock.advance(5 * S)
+    assert clock.positions_end_at == 4 * S
+    assert EpochClock(1).positions_end_at is None
 
 
 def test_lease_that_is_skipped_counts_until_a_later_one_begins() -> None:
@@ -308,9 +308,9 @@ def test_lease_that_is_skipped_counts_until_a_later_one_begins() -> None:
     last = third.following(second.members)
     clock = EpochClock(0)
     clock.announce([run_of(first), run_of(second)], S, S)
-    assert clock.out_at == S
+    assert clock.positions_end_at == S
     clock.announce([run_of(third), run_of(last)], 9 * S, 2 * S)
-    assert clock.out_at == 9 * S
+    assert clock.positions_end_at == 9 * S
     assert not clock.has_ended(second.stop)
     assert clock.has_ended(third.stop)
 
@@ -319,13 +319,13 @@ def test_shard_that_was_out_is_remembered() -> None:
     first, second, third = with_and_without()
     clock = EpochClock(0)
     clock.announce([run_of(first), run_of(first.following())], S, S)
-    assert not clock.was_out
+    assert not clock.was_excluded
     clock.announce([run_of(first.following().following(second.members))], S, S)
-    assert clock.was_out
+    assert clock.was_excluded
     away = EpochClock(0)
     away.announce([run_of(first)], S, S)
     away.announce([run_of(third)], S, S, skip_to=third.base)
-    assert away.was_out, "what was trimmed meanwhile is not known"
+    assert away.was_excluded, "what was trimmed meanwhile is not known"
 
 
 # --- more leases than are kept ---
@@ -373,7 +373,7 @@ def test_leases_that_are_more_than_a_server_keeps_are_skipped() -> None:
     assert not clock.announce(newest, 2 * S, 2 * S), "a gap that is not said to be none"
     assert clock.announce(newest, 2 * S, 2 * S, skip_to=newest[0].first.base)
     assert (clock.last, len(clock.recent)) == (runs[-1].last, KEPT_RUNS)
-    assert clock.was_out, "what it skipped is not known"
+    assert clock.was_excluded, "what it skipped is not known"
 
 
 @settings(max_examples=60, deadline=None)

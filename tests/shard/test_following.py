@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shard.replica import Replica
-from shard.state.decision_log import FOLLOWED_AFTER_REPORT_NS, REPORT_FOLLOWED_NS
+from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS, SUBSCRIBERS_REPORT_NS
 from tests.actors import Reader
 from tests.checkers import decided
 from tests.world import CLUSTER, MS, US, Link, S, World, calm_world, first_lease, insert
@@ -21,7 +21,7 @@ def replica(world: World, name: str) -> Replica:
 
 
 def watched(world: World) -> bool:
-    return replica(world, PRIMARY)._state.is_watched(world.now)
+    return replica(world, PRIMARY)._state.has_readers(world.now)
 
 
 def follow(world: World, server: str = BACKUP) -> Reader:
@@ -150,9 +150,9 @@ def test_a_report_that_was_lost_is_repeated() -> None:
     world.run(20 * MS)
     assert not watched(world)
     world.links.clear()
-    world.run(REPORT_FOLLOWED_NS)
+    world.run(SUBSCRIBERS_REPORT_NS)
     assert watched(world)
-    world.run(5 * FOLLOWED_AFTER_REPORT_NS)
+    world.run(5 * SUBSCRIBERS_EXPIRY_NS)
     assert watched(world), "it is said again and again"
 
 
@@ -161,9 +161,9 @@ def test_a_backup_that_is_silent_is_not_followed_for_ever() -> None:
     reader = follow(world)
     world.links[BACKUP, PRIMARY] = Link(lose=lambda: True)
     unsubscribe(world, reader)
-    world.run(REPORT_FOLLOWED_NS)
+    world.run(SUBSCRIBERS_REPORT_NS)
     assert watched(world)
-    world.run(FOLLOWED_AFTER_REPORT_NS)
+    world.run(SUBSCRIBERS_EXPIRY_NS)
     assert not watched(world)
 
 

@@ -154,7 +154,7 @@ def test_finalized_shard_promises_nothing_about_a_forgotten_unit() -> None:
     """A `redirect` would let the client insert the record elsewhere, a second time."""
     world = forgotten()
     for name in (PRIMARY, BACKUP):
-        replica(world, name)._state.placed = "finalized"
+        replica(world, name)._state.shard_state = "finalized"
     send(world, AGAIN, PRIMARY, BACKUP)
     assert refused(world) == [(1, 0, "expired"), (1, 1, "expired")]
     send(world, replace(AGAIN, client=OTHER, since=1 << 40), PRIMARY)

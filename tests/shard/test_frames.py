@@ -66,8 +66,8 @@ def state_of(store: SegmentStore) -> ReplicaState:
 
 def sent(state: ReplicaState, kind: type[Message]) -> list[int]:
     """Return the sizes of the frames of this kind that a server has sent, which all fit."""
-    messages = [e.message for e in state.out if isinstance(e, Send | Broadcast)]
-    state.out.clear()
+    messages = [e.message for e in state.effects if isinstance(e, Send | Broadcast)]
+    state.effects.clear()
     found = [len(encode(message)) for message in messages if isinstance(message, kind)]
     assert all(size <= MAX_FRAME for size in found)
     return found
@@ -87,7 +87,7 @@ def test_a_part_of_the_log_fits_a_frame(
     state, after, answers = state_of(store), 0, 0
     while after < count:
         assert serve(state, b"shard-0-1", Fetch(0, 0, 2**31, 1, after, 2**31, 0)) is None
-        (effect,) = state.out
+        (effect,) = state.effects
         assert isinstance(effect, Send)
         assert isinstance(effect.message, Fetched)
         after = effect.message.entries[-1].fseq
@@ -109,13 +109,13 @@ def test_what_is_unstable_is_forwarded_in_frames(
         state.record(shape.place(number))
     for client in range(2 * primary.MAX_UNSTABLE_DECISIONS):
         state.record(Expire(client.to_bytes(16, "big")))
-    state.out.clear()
+    state.effects.clear()
     part = Primary(state, None)  # type: ignore[arg-type]
     part.restore()
-    part._spread(1, part._gathered[: primary.MAX_FORWARD_DECISIONS])
+    part._broadcast(1, part._unforwarded[: primary.MAX_FORWARD_DECISIONS])
     for first in (1, number, number + 1):
         for bodies in (0, 1, number):
-            part.resend(b"shard-0-1", Resend(0, 0, 1, 1, first, bodies))
+            part.on_resend(b"shard-0-1", Resend(0, 0, 1, 1, first, bodies))
     assert len(sent(state, Forward)) == 10
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shard.ordering.lag_fix import MAX_MEMBERS, TELL_NS
+from shard.ordering.lag_fix import HINT_INTERVAL_NS, MAX_MEMBERS
 from shard.replica import Replica
 from tests.checkers import decided, places
 from tests.world import (
@@ -120,9 +120,9 @@ def test_a_primary_tells_again_after_half_a_millisecond_at_the_earliest() -> Non
     put(world, 2)
     put(world, 3)
     assert [gsn for _, _, gsn in told(world)] == [1]
-    assert world.run_until(lambda: len(told(world)) == 2, TELL_NS)
+    assert world.run_until(lambda: len(told(world)) == 2, HINT_INTERVAL_NS)
     assert [gsn for _, _, gsn in told(world)] == [1, 5], "the last one is told, though late"
-    assert world.now - began >= TELL_NS - 100 * US
+    assert world.now - began >= HINT_INTERVAL_NS - 100 * US
     world.run(5 * MS)
     assert len(told(world)) == 2
 
@@ -134,7 +134,7 @@ def test_with_more_members_it_takes_longer() -> None:
     put(world, 2)
     began = world.now
     assert world.run_until(lambda: len(told(world)) == 6)
-    assert world.now - began >= 3 * TELL_NS - 300 * US
+    assert world.now - began >= 3 * HINT_INTERVAL_NS - 300 * US
 
 
 def test_who_heard_of_a_record_further_ahead_tells_nothing() -> None:
@@ -208,7 +208,7 @@ def test_primaries_of_others_are_connected_to_when_they_are_told_and_left_when_t
     placed = [replace(p, replicas=(moved, *p.replicas[1:])) for p in placements(2, 1)[1:]]
     assert Disconnect(SECOND.encode()) in announced(world, lease, placed)
     watch(world, FIRST)
-    world.now += TELL_NS
+    world.now += HINT_INTERVAL_NS
     out = step(world, Received(b"c", insert(2)), BatchEnd())
     assert Connect(SECOND.encode(), "127.0.0.1:9") in out
     # It is no member any more.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shard.ordering import primary as module
-from shard.ordering.backup import CALM_AFTER
+from shard.ordering.backup import BATCH_AFTER_GUESSES
 from shard.replica import Replica
 from tests.actors import Service
 from tests.checkers import decided, places
@@ -535,10 +535,10 @@ def insert_everywhere(world: World, seq: int, pause: int) -> None:
 
 
 def become_calm(world: World) -> int:
-    for seq in range(1, CALM_AFTER + 2):
+    for seq in range(1, BATCH_AFTER_GUESSES + 2):
         insert_everywhere(world, seq, 200 * US)
     world.run(5 * MS)
-    return CALM_AFTER + 2
+    return BATCH_AFTER_GUESSES + 2
 
 
 def test_calm_shard_forwards_several_decisions_at_once() -> None:

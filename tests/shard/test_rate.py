@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shard.ordering import rate as module
-from shard.ordering.rate import LOOK_NS, TELL_NS, WINDOWS, Meter
+from shard.ordering.rate import REPORT_INTERVAL_NS, SAMPLE_INTERVAL_NS, WINDOWS, Meter
 from shard.replica import Replica
 from tests.world import MS, S, World, calm_world, first_lease, insert
 from ziplog import wire
@@ -50,7 +50,7 @@ class Bench:
     def _look(self, now: int) -> None:
         if now >= self.meter.due:
             self.looks += 1
-            rate = self.meter.look(self.records, now)
+            rate = self.meter.sample(self.records, now)
             if rate is not None:
                 self.told.append((now, rate))
 
@@ -110,9 +110,9 @@ def test_a_change_is_told_within_milliseconds(before: int, after: int, at_most_m
 def test_what_is_told_is_soon_the_rate() -> None:
     bench, random = steady(1, 10_000)
     bench.offer(random, 15_000, bench._now + 100 * MS)
-    assert 13_000 < bench.meter.told < 17_500
+    assert 13_000 < bench.meter.reported < 17_500
     bench.offer(random, 15_000, bench._now + 3 * S)
-    assert 14_500 < bench.meter.told < 15_500, "a heartbeat says it more exactly"
+    assert 14_500 < bench.meter.reported < 15_500, "a heartbeat says it more exactly"
 
 
 def test_a_rate_is_told_at_most_every_five_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_a_rate_is_told_at_most_every_five_milliseconds(monkeypatch: pytest.Monk
     # Everything is a change.
     monkeypatch.setattr(module, "WINDOWS", [(length, 0.1) for length, _ in WINDOWS])
     bench.offer(random, 10_000, bench._now + 200 * MS)
-    assert min(b - a for (a, _), (b, _) in pairwise(bench.told)) >= TELL_NS
+    assert min(b - a for (a, _), (b, _) in pairwise(bench.told)) >= REPORT_INTERVAL_NS
     assert len(bench.told) > 20
 
 
@@ -142,7 +142,7 @@ def test_a_trickle_is_left_to_the_heartbeats() -> None:
     bench, random = steady(5, 10)
     bench.offer(random, 10, bench._now + 1 * HOUR // 4)
     assert len(bench.told) <= 2
-    assert 0 <= bench.meter.told < 30
+    assert 0 <= bench.meter.reported < 30
 
 
 def test_one_large_unit_is_no_rate() -> None:
@@ -152,7 +152,7 @@ def test_one_large_unit_is_no_rate() -> None:
     bench.offer(random, 1_000, bench._now + 900 * MS)
     assert all(rate < 10_000 for _, rate in bench.told)
     bench.offer(random, 1_000, bench._now + 5 * S)
-    assert 800 < bench.meter.told < 1_200
+    assert 800 < bench.meter.reported < 1_200
 
 
 def test_one_large_unit_among_many_small_ones_is_no_rate() -> None:
@@ -189,7 +189,7 @@ def test_one_large_unit_after_a_pause_is_no_rate() -> None:
 def test_it_is_looked_at_no_more_often_than_once_a_millisecond() -> None:
     bench, random = Bench(), Random(1)
     bench.offer(random, 100_000, 1 * S)
-    assert bench.looks <= 1 * S // LOOK_NS + 1
+    assert bench.looks <= 1 * S // SAMPLE_INTERVAL_NS + 1
 
 
 def test_windows_hold_no_more_than_they_need() -> None:
@@ -255,7 +255,7 @@ def test_a_shard_that_leaves_says_nothing_for_a_pause() -> None:
     world.sent.clear()
     primary = world.nodes["shard-0-0"]
     assert isinstance(primary, Replica)
-    primary._state.placed = "leaving"
+    primary._state.shard_state = "leaving"
     primary._state.last_insert = 2**62  # it is never drained
     world.run(100 * MS)
     assert rates(world) == []

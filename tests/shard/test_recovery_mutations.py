@@ -84,7 +84,7 @@ def an_older_recovery_counts(patch: Patch) -> None:
 
 def sessions_are_forgotten(patch: Patch) -> None:
     """D9: a copy that comes after the recovery is placed once more."""
-    patch.setattr(Sessions, "take", lambda _self, *_: None)
+    patch.setattr(Sessions, "add_tables", lambda _self, *_: None)
 
 
 def an_undecided_log_is_kept(patch: Patch) -> None:

@@ -68,8 +68,8 @@ class Shard:
 
     def deliver(self) -> None:
         """Carry questions and answers until there are none."""
-        while self.state.out:
-            out, self.state.out = self.state.out, []
+        while self.state.effects:
+            out, self.state.effects = self.state.effects, []
             for effect in out:
                 if isinstance(effect, LogWarning):
                     self.warnings.append(effect.text)

@@ -12,7 +12,7 @@ from shard.recovery import state_transfer
 from shard.recovery.state_transfer import Joining, serve
 from shard.replica import ReplicaConfig
 from shard.state.replica_state import ReplicaState
-from shard.state.session_tables import Tables
+from shard.state.session_tables import SessionTableWriter
 from shard.state.sessions import END, HeldUnit, Sessions, end_of_table
 from shard.state.slots import pack, unpack
 from tests.memory_store import MemoryStore
@@ -61,9 +61,9 @@ def answers(state: ReplicaState, ask: Callable[[int, bytes, int], Fetch]) -> lis
     found: list[Fetched] = []
     tables, reached = 0, (b"", 0)
     while not found or found[-1].sessions_left:
-        state.out.clear()
+        state.effects.clear()
         assert serve(state, b"shard-0-1", ask(tables, *reached)) is None
-        (effect,) = state.out
+        (effect,) = state.effects
         assert isinstance(effect, Send)
         frame = encode(effect.message)
         assert len(frame) <= MAX_FRAME
@@ -88,12 +88,12 @@ def join(state: ReplicaState) -> ReplicaState:
     decision = ViewDecided(1, 0, 2, 0, 7, 0, bytes(16), True)
     member = Joining(other, decision, 0, is_witness=False)
     for _ in range(10_000):
-        member.woke(1 << 50)
+        member.tick(1 << 50)
         (effect,) = [e for e in other.out if isinstance(e, Send)][-1:]
         assert isinstance(effect.message, Fetch)
-        state.out.clear()
+        state.effects.clear()
         assert serve(state, b"shard-0-1", effect.message) is None
-        (sent,) = state.out
+        (sent,) = state.effects
         assert isinstance(sent, Send)
         answer = decode(encode(sent.message))
         assert isinstance(answer, Fetched)
@@ -256,7 +256,7 @@ class Shard:
     def __init__(self) -> None:
         self.state = state_of()
         self.state.state = "up"
-        self.tables = Tables(self.state)
+        self.tables = SessionTableWriter(self.state)
         self.now = 1
         self.next_seq: dict[int, int] = {}
 
@@ -267,10 +267,10 @@ class Shard:
         state.sessions.replay(state.store.log[-1], 0)  # type: ignore[attr-defined]
 
     def stored(self) -> None:
-        for effect in self.state.out:
+        for effect in self.state.effects:
             assert isinstance(effect, Persist)
             self.state.store.append(effect.entry)
-        self.state.out.clear()
+        self.state.effects.clear()
 
     def happen(self, event: Any) -> None:
         state = self.state
@@ -288,10 +288,10 @@ class Shard:
                     session.settle(self.next_seq[client] + 1 - back)
             case ("table",):
                 state.bytes_since_table = 1 << 40
-                self.tables.look(self.now)
+                self.tables.start_if_due(self.now)
             case ("part",):
                 self.now += 100 * MS
-                self.tables.woke(self.now)
+                self.tables.tick(self.now)
                 self.stored()
             case ("view",):
                 state.view += 1
@@ -339,22 +339,22 @@ def test_a_table_is_stored_in_parts_with_pauses() -> None:
     """The server does other things meanwhile, however many sessions there are."""
     state = bulk_writers(9, 3)
     state.state = "up"
-    tables = Tables(state)
-    tables.look(5)
+    tables = SessionTableWriter(state)
+    tables.start_if_due(5)
     assert tables.due is None
     state.bytes_since_table = 1 << 30
-    tables.look(5)
+    tables.start_if_due(5)
     parts: list[SessionTablePartRecord] = []
     while tables.due is not None:
         now = tables.due
-        tables.woke(now - 1)
-        assert not state.out
-        tables.woke(now)
-        (effect,) = state.out
+        tables.tick(now - 1)
+        assert not state.effects
+        tables.tick(now)
+        (effect,) = state.effects
         assert isinstance(effect, Persist)
         assert isinstance(effect.entry.decision, SessionTablePartRecord)
         parts.append(effect.entry.decision)
-        state.out.clear()
+        state.effects.clear()
         assert tables.due is None or tables.due > now
     assert len(parts) > 2
     assert all(sum(len(t.units) for t in part.sessions) <= 4096 for part in parts)
@@ -366,13 +366,13 @@ def test_a_table_is_stored_in_parts_with_pauses() -> None:
 def test_tables_are_a_small_part_of_what_is_written() -> None:
     state = bulk_writers(9, 3)
     state.state = "up"
-    tables = Tables(state)
+    tables = SessionTableWriter(state)
     tables._last_bytes = 100 << 20
     state.bytes_since_table = 300 << 20
-    tables.look(5)
+    tables.start_if_due(5)
     assert tables.due is None
     state.bytes_since_table = 401 << 20
-    tables.look(5)
+    tables.start_if_due(5)
     assert tables.due == 5
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard.state.decision_log import Stream, Watermark, end_of
+from shard.state.decision_log import DecisionLog, Watermark, end_of
 from ziplog.core.entries import Decision, Expire, Place, Skip
 from ziplog.segments.entry import Entry
 
@@ -17,8 +17,8 @@ def entry(fseq: int, decision: Decision) -> Entry:
     return Entry(fseq, 1, decision)
 
 
-def stream_of(*decisions: Decision) -> Stream:
-    stream = Stream()
+def stream_of(*decisions: Decision) -> DecisionLog:
+    stream = DecisionLog()
     for fseq, decision in enumerate(decisions, 1):
         stream.append(entry(fseq, decision))
     stream.check()
@@ -60,7 +60,7 @@ def test_nothing_decided_is_decided_again(decision: Decision) -> None:
 
 def test_gap_is_our_own_error() -> None:
     with pytest.raises(AssertionError, match="gap"):
-        Stream().append(entry(2, place(1)))
+        DecisionLog().append(entry(2, place(1)))
 
 
 @settings(max_examples=100, derandomize=True)
@@ -72,7 +72,7 @@ def test_gap_is_our_own_error() -> None:
 def test_restart_changes_nothing(
     kinds: list[str], reports: list[tuple[bool, int]], cut: int
 ) -> None:
-    stream, twin = Stream(), Stream()
+    stream, twin = DecisionLog(), DecisionLog()
     for fseq, kind in enumerate(kinds, 1):
         decisions: dict[str, Decision] = {
             "place": place(stream.end),
@@ -83,7 +83,7 @@ def test_restart_changes_nothing(
             each.append(entry(fseq, decisions[kind]))
     for index, (is_stable, fseq) in enumerate(reports):
         if index == cut:
-            restarted = Stream()
+            restarted = DecisionLog()
             restarted.restore(twin.stable_mark, twin.durable_mark, list(twin.window))
             twin = restarted
         for each in (stream, twin):

@@ -77,7 +77,7 @@ def test_places_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not requests.add(b"b", 2, 10), "two and two are fair"
     assert requests.add(b"c", 0, 10)
     assert len(requests) == 4
-    assert sorted(requests.passed(11)) == [(b"b", 0, 10), (b"b", 1, 10), (b"c", 0, 10)]
-    assert list(requests.passed(12)) == [(b"a", 3, 11)]
+    assert sorted(requests.pop_below(11)) == [(b"b", 0, 10), (b"b", 1, 10), (b"c", 0, 10)]
+    assert list(requests.pop_below(12)) == [(b"a", 3, 11)]
     assert len(requests) == 0
     assert not requests._gsns

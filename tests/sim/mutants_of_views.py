@@ -103,8 +103,8 @@ def survivor_acks_after_its_promise() -> Iterator[None]:
             return
         key = (state, message.client, message.seq)
         if key not in taken:
-            floor = max(ends[state], message.after + 1, clock.due(self._now))
-            taken[key] = clock.take(floor, message.count)
+            floor = max(ends[state], message.after + 1, clock.current_epoch_base(self._now))
+            taken[key] = clock.first_slots(floor, message.count)
             ends[state] = max([ends[state], *(gsn + 1 for gsn in taken[key])])
         if taken[key]:
             unit = HeldUnit(message.client, message.seq, message.count, 0, route=route)

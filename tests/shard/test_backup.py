@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from crc32c import crc32c
 
-from shard.ordering.backup import ASK_STABLE_NS, MAX_HELD_DECISIONS
+from shard.ordering.backup import STABLE_REQUEST_DELAY_NS, MAX_HELD_DECISIONS
 from shard.replica import Replica
 from tests.actors import Client
 from tests.checkers import decided, places
@@ -248,7 +248,7 @@ def test_lost_word_about_what_is_stable_is_asked_for() -> None:
     stream = backup_of(world)._state.stream
     assert stream.stable < stream.last
     last = stream.last
-    world.run(ASK_STABLE_NS + 10 * MS)
+    world.run(STABLE_REQUEST_DELAY_NS + 10 * MS)
     assert stream.stable >= last
 
 

@@ -309,12 +309,12 @@ def test_watched_shard_closes_its_epochs(lag_fix: bool, epochs: Iterable[int]) -
 def test_epoch_that_is_over_ends_at_once_if_the_last_insert_is_some_time_ago() -> None:
     world = calm_world()
     send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 1, 1, 1 << 20), insert(1))
-    turn = primary_of(world)._state.clock.next_turn(world.now)
-    assert turn is not None
-    world.run(turn - 3 * MS - world.now)
+    epoch_end = primary_of(world)._state.clock.next_epoch_at(world.now)
+    assert epoch_end is not None
+    world.run(epoch_end - 3 * MS - world.now)
     send(world, insert(2))
-    assert primary_of(world).next_wakeup(world.now) == turn
-    world.run(turn + MS - world.now)
+    assert primary_of(world).next_wakeup(world.now) == epoch_end
+    world.run(epoch_end + MS - world.now)
     assert ends(world) == [first_lease(1).epoch_base(1)]
     assert decided(world, BACKUP) == decided(world, PRIMARY)
 

@@ -88,7 +88,7 @@ def join(state: ReplicaState) -> ReplicaState:
     decision = ViewDecided(1, 0, 2, 0, 7, 0, bytes(16), True)
     member = Joining(other, decision, 0, is_witness=False)
     for _ in range(10_000):
-        member.tick(1 << 50)
+        member.woke(1 << 50)
         (effect,) = [e for e in other.out if isinstance(e, Send)][-1:]
         assert isinstance(effect.message, Fetch)
         state.effects.clear()

@@ -1,13 +1,13 @@
 """A storage server: one replica of one shard, as a deterministic node.
 
-    starting --LeaseAnnounced--> up (with a data directory that is not the known one: limbo)
+    starting --LeaseAnnounced--> up (limbo, if the shard knows another data directory)
     up --Freeze--> frozen --ViewDecided--> joined --LeaseAnnounced--> up, in the next view
-    limbo (after a crash, or when a higher view is heard of) --ViewDecided, the log--> joined
+    limbo (after a crash, or a message of a higher view) --ViewDecided, the log--> joined
 
-It refuses what is not of its cluster, shard and view, keeps the sessions, and hands the rest to
-its parts: `primary` or `backup` for inserts, `readers`, `membership` for leases, `rate`,
-`departure`, `health`, `recovery` and `joining`. Any message may be lost, late, twice, of an older
-view, or from a server that forgot (docs/protocol.md, sections 3 to 11, 13).
+The replica refuses messages of another cluster, shard or view, keeps the sessions, and dispatches
+to its parts: `Primary` or `Backup` for inserts, `Readers`, `LeaseUpdates`, `RateReporter`,
+`Draining`, and the modules of `shard.recovery`. Any message may be lost, delayed, duplicated, of an
+older view, or from a server that lost its state (docs/protocol.md, sections 3 to 11, 13).
 
 Invariants: `check()`, and those of the parts.
 """
@@ -98,10 +98,10 @@ class Replica:
         incarnation: int,
         now: int,
     ) -> None:
-        """Start with what the store and the checkpoint hold.
+        """Start from the store and the checkpoint.
 
-        `limbo`: the server ran before and left no checkpoint. `incarnation`: random, new in every
-        process. `now`: monotonic nanoseconds.
+        `limbo`: the server ran before and left no checkpoint. `incarnation`: a random number of
+        this process. `now`: monotonic nanoseconds.
         """
         self._state: Final = ReplicaState(config, store, incarnation)
         self._now = now
@@ -121,7 +121,7 @@ class Replica:
         self._heartbeat: Final = HeartbeatSender(self._state, self._rates, now)
         self._marks: Final = Marks(self._state)
         if resumes:
-            self._marks.soon(now)  # what became stable just before it stopped
+            self._marks.soon(now)  # for entries that became stable just before the stop
         self._membership: Final = LeaseUpdates(self._state)
         self._draining: Final = Draining(self._state)
         self._handlers: Final[dict[type[Message], Callable[[bytes, Any], None]]] = {
@@ -150,7 +150,7 @@ class Replica:
         }
 
     def _create_role(self) -> Primary | Backup:
-        """Begin as the primary or a backup of a view."""
+        """Create the primary's or the backup's part for a view."""
         if self._state.server == 0:
             self._primary = Primary(self._state, self._lag_fix)
             return self._primary
@@ -161,10 +161,10 @@ class Replica:
     def _guesses(self) -> Guesses | None:
         return self._backup.guesses if self._backup is not None else None
 
-    # --- the one door ---
+    # --- events ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.core.node`."""
+        """Process one event; see `ziplog.core.node`."""
         if now - self._now > STALE_NS:
             self._health.missed(now)
             self._state.sessions.reset_idle_time(now)
@@ -174,7 +174,7 @@ class Replica:
             if handler is not None:
                 handler(event.src, event.message)
             else:
-                self._report_bad_message(event.src, event.message, "a storage server takes none")
+                self._report_bad_message(event.src, event.message, "a storage server accepts none")
         elif isinstance(event, BatchEnd):
             self._on_batch_end()
         elif isinstance(event, Wakeup):
@@ -193,7 +193,7 @@ class Replica:
         return out
 
     def next_wakeup(self) -> int | None:
-        """Return when this node wants to be woken."""
+        """Return the time of the next wakeup, in ns."""
         if not self._connected or self._readers.has_work:
             return self._now
         earliest = min(self._heartbeat.due, self._rates.silence_due)
@@ -245,7 +245,7 @@ class Replica:
             self._draining.send_leaving(route, session, self._now)
 
     def _settled(self, _route: bytes, message: Settled) -> None:
-        """Forget what a client calls settled; who is not known here needs no session for that."""
+        """Forget completed units of a client; an unknown client gets no session."""
         state = self._state
         session = state.sessions.by_client.get(message.client)
         if session is None or not self._is_mine(message):
@@ -358,11 +358,11 @@ class Replica:
         if message.trim > state.trim:
             self._trim(message.trim)
         if state.has_gap or is_first:
-            self._heartbeat.due = self._now  # it says what is held, and so what is missing
+            self._heartbeat.due = self._now  # the service then sends the missing leases
         if update.has_leases:
             self._marks.soon(self._now)
             self._readers.on_stable([])
-        may_place = update.has_leases or state.is_leaving  # or may have to be refused
+        may_place = update.has_leases or state.is_leaving  # or units may have to be refused
         if may_place and self._primary is not None and state.state == "up":
             self._primary.on_lease(self._now)
         if state.has_no_positions:
@@ -374,7 +374,7 @@ class Replica:
         if self._primary is None or message.cluster != self._state.cluster:
             return
         if self._primary.on_lease_history(message):
-            # This server misses leases; what it has, and so what it needs, is in its heartbeat.
+            # This server misses leases: its heartbeat reports the last one that it holds.
             self._heartbeat.due = self._now
 
     def _trim(self, gsn: int) -> None:
@@ -434,7 +434,7 @@ class Replica:
         self._marks.woke(self._now)
 
     def _check_lease_end(self) -> None:
-        """Look at the time: the shard's last lease may be over."""
+        """Check whether the shard's last lease is over."""
         if not self._state.has_no_positions and self._membership.tick(self._now):
             self._on_no_positions()
 
@@ -450,7 +450,7 @@ class Replica:
                 self._state.effects.append(Connect(node.name.encode(), node.endpoint))
 
     def _on_persisted(self, fseq: int) -> None:
-        # It may have been said before the log was cut, of entries that are void now.
+        # The report may precede a cut of the log, and cover entries that were removed.
         fseq = min(fseq, self._state.store.flushed_fseq)
         self._state.persisted = max(self._state.persisted, fseq)
         if self._state.state != "up":
@@ -500,13 +500,13 @@ class Replica:
             return
         if self._recovery.decided(message, self._now):
             self._health.hurry(self._now)
-            if message.is_confirmed:  # nobody will go back behind this view
+            if message.is_confirmed:  # no recovery goes back before this view
                 self._on_stable(state.stream.stabilise(state.stream.last))
 
     def _fetch(self, route: bytes, message: Fetch) -> None:
         state = self._state
         is_in_view = state.state in {"up", "joined"} and message.view == state.view
-        # In limbo nobody's view tells anything: an entry's own does.
+        # In limbo, the server's view means nothing; each entry has its own view.
         is_in_limbo = state.state == "limbo" and message.view == 0
         if (
             message.cluster == state.cluster
@@ -522,14 +522,14 @@ class Replica:
         if message.cluster != state.cluster or message.shard != state.shard:
             return
         if self._repair.fetched(route, message, self._now):
-            self._join()  # that may have been all that was missing
+            self._join()  # the entries may have been all that was missing
             return
         if self._recovery.fetched(route, message, self._now):
             self._readers.close_all()
         self._join()
 
     def _join(self) -> None:
-        """Join the view, if all of it is here."""
+        """Join the view, if its log is complete here."""
         if self._recovery.joined(self._now):
             self._readers = Readers(self._state, self._guesses)
             self._health.hurry(self._now)
@@ -537,14 +537,14 @@ class Replica:
         self._repair.needed_in_limbo(self._now)
 
     def _leave(self, view: int) -> None:
-        """Stop: the shard has gone on without this server."""
+        """Leave the view: the shard continues without this server."""
         self._recovery.leave(view)
         self._readers.close_all()
         self._health.hurry(self._now)
         self._heartbeat.due = self._now
 
     def _begin_view(self) -> None:
-        """All replicas have joined: the view begins."""
+        """Begin the view: all replicas have joined."""
         self._on_stable(self._recovery.begin(self._now))
         self._role = self._create_role()
         self._role.restore()
@@ -568,19 +568,19 @@ class Replica:
     def known(self) -> tuple[int, int, int]:
         """The cluster's number (0: not known yet), the last stable entry, the trim point.
 
-        All of it stays so. From any thread.
+        The values only grow. Safe to read from any thread.
         """
         state = self._state
         return state.cluster, state.stream.stable, state.trim
 
     def part(self) -> list[Entry]:
-        """Return what the store is to take last: a mark of what is stable, if it is not there."""
+        """Return the last entries for the store: a watermark record, if it is not stored."""
         self._marks.write()
         out, self._state.effects = self._state.effects, []
         return [effect.entry for effect in out if isinstance(effect, Persist)]
 
     def checkpoint(self) -> bytes:
-        """Return what a clean restart needs. Nothing may be stepped after it."""
+        """Return the checkpoint of a clean stop. No event may follow it."""
         return save(self._state)
 
     def check(self) -> None:

@@ -1,8 +1,8 @@
-"""A shard that leaves: it asks its clients to go elsewhere, says when it is drained, is sealed.
+"""Draining a shard that leaves: redirects its clients, reports when it is drained, then sealed.
 
-While it is leaving, its primary still takes what comes. Once it has no more positions, everything
-that it owned is decided, and in the end on every disk: then its servers are *sealed*. Rule: sealed
-is only said of what is on this server's own disk, and of what it knows to be on all others'.
+While the shard is leaving, its primary still accepts inserts. When the shard has no more positions,
+the primary decides all that it owned. A server is *sealed* when all of it is on its own disk, and
+known to be on all other servers' disks.
 
 See docs/protocol.md, section 13.
 """
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from shard.state.sessions import Session
 
 _MS: Final = 1_000_000
-#: A client that goes on inserting is told again after so long.
+#: Interval between `Leaving` messages to a client that continues to insert.
 LEAVING_INTERVAL_NS: Final = 50 * _MS
-#: Nothing has arrived for so long: the shard is drained.
+#: Time without an insert after which the shard is drained.
 QUIET_NS: Final = 20 * _MS
-#: Who is drained says so again after so long, until a lease is without it.
+#: Interval between reports that the shard is drained, until a lease excludes it.
 DRAINED_INTERVAL_NS: Final = 100 * _MS
-#: How often it is looked whether the last mark has reached the disk.
+#: Interval between checks whether the last watermark record is on the disk.
 _SEAL_CHECK_INTERVAL_NS: Final = 10 * _MS
 
 
 class Draining:
-    """One server's part in the departure of its shard."""
+    """One server's part in draining its shard."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
         self._reported_at = -(2**62)
-        #: It is all but sealed: when to look again.
+        #: Time of the next check of the disk before the server is sealed; None: no check is due.
         self._seal_check_due: int | None = None
 
     # --- leaving ---
 
     def send_leaving(self, route: bytes, session: Session, now: int) -> None:
-        """Beside the answer to an insert: ask its client to send what is new elsewhere."""
+        """Ask a client that inserts here to send new inserts to other shards."""
         state = self._state
         if state.server == 0 and now - session.leaving_sent_at >= LEAVING_INTERVAL_NS:
             session.leaving_sent_at = now
@@ -48,7 +48,7 @@ class Draining:
 
     @property
     def _is_draining(self) -> bool:
-        """Whether the service waits for this server to say that the shard is drained."""
+        """Whether the membership service waits for this server to report the shard drained."""
         state, last = self._state, self._state.clock.last
         return (
             state.server == 0
@@ -59,14 +59,12 @@ class Draining:
         )
 
     def tick(self, now: int, *, has_undecided: bool) -> None:
-        """Say that the shard is drained, if it is and that is due."""
+        """Report that the shard is drained, if it is and the report is due."""
         due = self._report_due()
         if due is None or now < due:
             return
         if has_undecided:
-            self._reported_at = (
-                now + QUIET_NS - DRAINED_INTERVAL_NS
-            )  # look again when some time has passed
+            self._reported_at = now + QUIET_NS - DRAINED_INTERVAL_NS  # check again later
             return
         self._reported_at = now
         state = self._state
@@ -78,7 +76,7 @@ class Draining:
         return max(self._state.last_insert + QUIET_NS, self._reported_at + DRAINED_INTERVAL_NS)
 
     def next_wakeup(self) -> int | None:
-        """Return when something becomes due."""
+        """Return the time of the next action, in ns; None: none is due."""
         if not self._state.is_retired:
             return None
         due = self._report_due()
@@ -87,7 +85,7 @@ class Draining:
     # --- sealed ---
 
     def on_batch_end(self, now: int) -> None:
-        """Behind a batch: find out whether this server is sealed."""
+        """Check whether this server is sealed."""
         state, self._seal_check_due = self._state, None
         may_be = state.has_no_positions and state.is_retired and state.state == "up"
         if not may_be or not self._is_settled():
@@ -98,7 +96,7 @@ class Draining:
                 self._seal_check_due = now + _SEAL_CHECK_INTERVAL_NS
 
     def _is_settled(self) -> bool:
-        """Whether all is on the disks of all servers, and what this one wrote down says so."""
+        """Whether all entries are on all disks, by this server's own stored watermark record."""
         state, clock = self._state, self._state.clock
         mark = state.store.mark
         return (

@@ -1,6 +1,6 @@
-"""What a replica tells the membership service, every second and when something changes.
+"""Heartbeats of a replica to the membership service: every second, and at changes.
 
-Rule: it says what is, never what should be (docs/protocol.md, sections 3, 5 and 9).
+A heartbeat reports the server's state and progress (docs/protocol.md, sections 3, 5 and 9).
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
 
 HEARTBEAT_NS: Final = 1_000_000_000
-#: The primary of a shard that somebody reads along says it so often; with many shards, less often.
+#: Interval between heartbeats of a primary with readers; longer with many shards.
 READERS_HEARTBEAT_NS: Final = HEARTBEAT_NS // 4
 _MANY_MEMBERS: Final = 1000
-#: What the membership service is told of a server's state.
+#: The reported node state of each server state.
 _NODE_STATES: Final[dict[ServerState, NodeState]] = {
     "starting": "starting", "up": "up", "frozen": "up", "joined": "starting", "limbo": "limbo",
 }  # fmt: skip
 
 
 class HeartbeatSender:
-    """One replica's heartbeats."""
+    """Sends the heartbeats of one replica."""
 
     def __init__(self, state: ReplicaState, rates: RateReporter, now: int) -> None:
         self._state: Final = state
         self._rates: Final = rates
-        #: When the next one is due.
+        #: Time of the next heartbeat, in ns.
         self.due = now
         self._was_active = False
-        #: What of a shard that leaves was told last.
+        #: The shard's state and `is_sealed` in the last heartbeat.
         self._last_sent = (state.shard_state, state.is_sealed)
 
     def on_batch_end(self, now: int) -> None:
-        """Say at once that inserts come, after a pause, and what becomes of the shard."""
+        """Send a heartbeat at once when inserts resume, or the shard's state changes."""
         active = self._is_active(now)
         if active and not self._was_active and self._state.state == "up":
             self.due = min(self.due, now)
@@ -52,7 +52,7 @@ class HeartbeatSender:
             self.due = min(self.due, now + self._readers_interval_ns)
 
     def send(self, now: int) -> None:
-        """Say what this server is."""
+        """Send a heartbeat, and schedule the next one."""
         state, stream, config = self._state, self._state.stream, self._state.config
         last = state.clock.last
         self.due = now + HEARTBEAT_NS
@@ -72,7 +72,7 @@ class HeartbeatSender:
 
     @property
     def _readers_interval_ns(self) -> int:
-        """How often the primary of a shard is heard that somebody reads along."""
+        """Interval between heartbeats of a primary with readers, in ns."""
         last = self._state.clock.last
         members = len(last.members) if last is not None else 0
         return min(

@@ -1,7 +1,8 @@
-"""What the membership service says to a server: leases, how its shard is placed, the trim point.
+"""Announcements of the membership service to a server: leases, its shard's placement.
 
-Rule: it counts only over this server's own connection to the service. A server begins with the
-first lease, and its next view with a placement that has it (docs/protocol.md, sections 3, 8, 11).
+An announcement counts only over this server's own connection to the service. A server starts with
+its first lease, and its next view with a placement of that view (docs/protocol.md, sections 3, 8
+and 11).
 """
 
 from __future__ import annotations
@@ -20,48 +21,48 @@ if TYPE_CHECKING:
 
 
 class LeaseUpdate(NamedTuple):
-    """What an announcement makes of a server."""
+    """The consequences of an announcement for a server."""
 
-    #: There are leases that it did not hold.
+    #: The announcement has new leases.
     has_leases: bool = False
-    #: Its shard has gone on without it, in this view; 0: it has not.
+    #: The view in which the shard continues without this server; 0: none.
     left_for: int = 0
-    #: The view that it joined begins.
+    #: The view that this server joined begins.
     view_begins: bool = False
 
 
-#: Who is placed so has been, in this view, all that a member is.
+#: Shard states in which the view has begun.
 _IN_VIEW: Final = {"live", "parked", "leaving", "finalized"}
-#: Who is placed so and is in no lease has no more positions; or none for now.
+#: Shard states in which a shard without a lease has no more positions, or none now.
 _WITHOUT_LEASE: Final = {"parked", "leaving", "finalized"}
 
 
 class LeaseUpdates:
-    """One server's dealings with the membership service."""
+    """Applies the membership service's announcements to one server."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
-        #: The service says that the shard is being recovered.
+        #: The shard is being recovered, by the last announcement.
         self.is_recovering = False
-        #: When the shard has no more positions, by what is known; None: it has.
+        #: Time at which the shard has no more positions, in ns; None: it has some.
         self._positions_end_at: int | None = None
 
     def is_from_service(self, route: bytes, message: Message) -> bool:
         """Whether a message came over this server's own connection to the membership service.
 
-        Who decides what a server halts on must not be just anybody who can reach its port.
+        Other processes that reach the server's port must not be able to make it halt.
         """
         if route in self._state.service:
             return True
-        why = f"{type(message).__name__}: it is no answer of the membership service"
+        why = f"{type(message).__name__}: it did not come from the membership service"
         self._state.effects.append(ReportBadMessage(route, why))
         return False
 
     def on_lease_announced(self, message: LeaseAnnounced, now: int) -> LeaseUpdate | None:
-        """Take an announcement; None if this server cannot go on."""
+        """Apply an announcement; return None if this server must halt."""
         state = self._state
         if state.cluster not in (0, message.cluster):
-            reason = f"told of cluster {message.cluster}, but this is {state.cluster}"
+            reason = f"announcement of cluster {message.cluster}, but this is {state.cluster}"
             state.effects.append(Halt(reason))
             return None
         state.cluster = message.cluster
@@ -87,18 +88,18 @@ class LeaseUpdates:
         return update
 
     def tick(self, now: int) -> bool:
-        """Look at the time: whether the shard's last lease is over."""
+        """Update and return whether the shard's last lease is over."""
         self._state.has_no_positions = (
             self._positions_end_at is not None and now >= self._positions_end_at
         )
         return self._state.has_no_positions
 
     def next_wakeup(self) -> int | None:
-        """Return when the shard's last lease is over, if that is yet to come."""
+        """Return the time at which the shard's last lease ends; None: over, or not known."""
         return None if self._state.has_no_positions else self._positions_end_at
 
     def _on_placement(self, placement: Placement, update: LeaseUpdate) -> LeaseUpdate:
-        """Take the news of what the membership service has committed about this shard."""
+        """Apply the committed placement of this shard."""
         state = self._state
         state.shard_state = placement.state
         self.is_recovering = placement.state == "recovering"
@@ -115,7 +116,7 @@ class LeaseUpdates:
         return update
 
     def _begin(self, placement: Placement) -> None:
-        """Become part of the shard, unless this server was that before and has forgotten it."""
+        """Join the shard; enter limbo if the shard knows this server by another data directory."""
         state, config = self._state, self._state.config
         known = next((r.fingerprint for r in placement.replicas if r.name == config.name), "")
         if known in {"", fingerprint(config.identity)}:
@@ -125,5 +126,6 @@ class LeaseUpdates:
         state.state = "limbo"
         state.effects.append(LogWarning(
             f"{config.name} is in limbo: shard {state.shard} knows it with another data directory."
-            " What was there is missing here: stop it, put that directory back, and start it"
+            " The records in that one are missing here. Stop the server, restore that directory,"
+            " and start it again"
         ))  # fmt: skip

@@ -1,8 +1,8 @@
-"""Which inserts a replica takes: those of its cluster, shard and view, within the limits.
+"""Admission of inserts: a replica accepts those of its cluster, shard and view, within the limits.
 
-Rule: what is refused leaves no trace, but for a tombstone where that is a promise, in this view:
-for all copies if the shard has nothing more to give, for those sent so far if it has no room now
-(docs/protocol.md, section 4, rules 7 to 12; section 13).
+A refused unit leaves no state, except a tombstone where the refusal is a promise in this view. The
+tombstone covers all copies if the shard has no more positions. It covers the copies sent so far if
+the server has no room now (docs/protocol.md, section 4, rules 7 to 12; section 13).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from shard.state.sessions import Session
     from ziplog.wire import Insert
 
-#: The longest body of a unit: it must fit into a frame of any kind, leases and all.
+#: Largest body of a unit, in bytes: it must fit into every kind of frame, beside the leases.
 MAX_UNIT_BYTES: Final = MAX_FRAME * 9 // 16
 
 
 def accepts(state: ReplicaState, route: bytes, message: Insert) -> bool:
-    """Whether an insert is for this server as it is; otherwise it is refused."""
+    """Whether an insert is for this server in its current state; if not, refuse it."""
     request = message.seq
     if message.cluster != state.cluster and state.cluster:
         state.refuse(route, request, "wrong-cluster", f"this is cluster {state.cluster}")
@@ -42,15 +42,15 @@ def accepts(state: ReplicaState, route: bytes, message: Insert) -> bool:
 
 
 def may_open_session(state: ReplicaState, route: bytes, message: Insert, now: int) -> bool:
-    """Whether a client that is not known here may be; otherwise its insert is refused.
+    """Whether a new client gets a session; if not, refuse its insert.
 
-    What may have been placed, and forgotten, is refused first: no other refusal may promise that it
-    is not here. The refusal for lack of room does: the client may insert elsewhere.
+    A unit that may have been placed and forgotten is refused first: other refusals may promise
+    that the unit is absent. The refusal for lack of room does: the client may insert elsewhere.
     """
     if state.sessions.may_have_forgotten(message.client, message.since):
         state.last_want = now  # a backup may have promised it a slot, as in `admit`
         refuse_forgotten(state, route, message.seq)
-    elif state.shard_state == "finalized":  # for ever, so no tombstone is needed
+    elif state.shard_state == "finalized":  # permanently, so no tombstone is needed
         state.refuse(route, message.seq, "redirect", f"shard {state.shard} is finalized")
     elif state.sessions.is_full(at_primary=state.server == 0):
         copies = state.sessions.refuse_client(message.client, message.seq, message.copy, now)
@@ -63,7 +63,7 @@ def may_open_session(state: ReplicaState, route: bytes, message: Insert, now: in
 def refuse_permanently(
     state: ReplicaState, route: bytes, session: Session, seq: int, why: str = ""
 ) -> None:
-    """Refuse a unit for good: this server never takes it of its own accord in this view."""
+    """Refuse a unit permanently in this view, and keep a tombstone."""
     session.refused[seq] = ALL_COPIES
     if route:
         detail = why or f"shard {state.shard} has no more positions"
@@ -73,9 +73,9 @@ def refuse_permanently(
 def refuse_for_now(
     state: ReplicaState, route: bytes, session: Session, message: Insert, why: str
 ) -> None:
-    """Refuse a unit for now: of the copies sent so far, this server never takes one in this view.
+    """Refuse the copies of a unit sent so far, in this view; later copies may be accepted.
 
-    So the client knows where the unit is not, although the same copies may come late, or again.
+    So the client knows that the unit is absent here, although the same copies may arrive later.
     """
     copies = max(message.copy, session.refused.get(message.seq, 0))
     if copies:
@@ -84,9 +84,9 @@ def refuse_for_now(
 
 
 def refuse_forgotten(state: ReplicaState, route: bytes, seq: int) -> None:
-    """Refuse a unit that may have been placed in a session that is forgotten, and always will be.
+    """Refuse a unit that may have been placed in a session that is forgotten.
 
-    The horizon never goes back, so no tombstone is needed.
+    The horizon never decreases, so the refusal is permanent and needs no tombstone.
     """
     detail = "it may have been placed before this client was forgotten"
     state.refuse(route, seq, "expired", detail, since=state.stream.end)
@@ -95,23 +95,23 @@ def refuse_forgotten(state: ReplicaState, route: bytes, seq: int) -> None:
 def _was_refused(
     state: ReplicaState, route: bytes, message: Insert, session: Session, now: int
 ) -> bool:
-    """Whether a copy was refused for good, or the unit that it follows; then it is said again."""
+    """Whether this copy, or its predecessor, has a tombstone; if so, refuse it again."""
     refused, seq = session.refused, message.seq
     copies = refused.get(seq, -1)
     if ALL_COPIES in {copies, refused.get(message.predecessor)}:
-        # A backup may have promised it a slot meanwhile: the end of an epoch settles that.
+        # A backup may have promised it a slot since: the end of the epoch breaks that promise.
         state.last_want = now
         refuse_permanently(state, route, session, seq)
     elif message.copy <= copies:
         refuse_for_now(state, route, session, message, "there was no room for this copy")
     else:
-        refused.pop(seq, None)  # there may be room for this one
+        refused.pop(seq, None)  # there may be room for this copy
         return False
     return True
 
 
 def _has_no_position(state: ReplicaState, message: Insert) -> bool:
-    """Whether the shard has no position for a unit that is new here, and never will."""
+    """Whether the shard will never have a position for a unit that is new here."""
     if state.server == 0 and state.has_no_positions:
         return True
     return state.is_leaving and message.after >= state.clock.limit
@@ -120,18 +120,18 @@ def _has_no_position(state: ReplicaState, message: Insert) -> bool:
 def admit(
     state: ReplicaState, route: bytes, message: Insert, session: Session, now: int
 ) -> HeldUnit | None:
-    """Return the unit of an insert that is new here; None if it is refused."""
+    """Return the unit of an insert that is new here; None if the insert is refused."""
     limits = state.config.limits
     seq = message.seq
     if seq < session.first_incomplete:
-        state.refuse(route, seq, "identity-reused", f"seq {seq} is settled")
+        state.refuse(route, seq, "identity-reused", f"seq {seq} was completed before")
         return None
     if seq >= session.first_incomplete + limits.max_unsettled_units:
-        detail = f"{limits.max_unsettled_units} units may be unsettled"
+        detail = f"a client may have {limits.max_unsettled_units} incomplete units"
         state.refuse(route, seq, "full", detail)
         return None
     if 0 < message.since <= session.horizon:
-        # A backup may have promised it a slot: the end of an epoch settles that.
+        # A backup may have promised it a slot: the end of the epoch breaks that promise.
         state.last_want = now
         refuse_forgotten(state, route, message.seq)
         return None
@@ -146,7 +146,7 @@ def admit(
         )
         return None
     if message.predecessor >= seq:
-        state.refuse(route, seq, "malformed", "a unit follows one with a lower seq")
+        state.refuse(route, seq, "malformed", "the predecessor of a unit must have a lower seq")
         return None
     try:
         body = decode_body(message.body, message.count)

@@ -1,10 +1,11 @@
-"""A backup: it guesses what the primary will decide, and takes the primary's word when it comes.
+"""The backup: guesses positions, then follows the primary's stream of decisions.
 
-A unit is: arrived -> promised (acked with a guess) -> confirmed (the stream named it), or without
-slots when it was displaced or came while the backup was ahead (`guesses`). The stream is applied
-strictly in order; a gap or a missing body is asked for. docs/protocol.md, section 4, rules 1 to 6.
+A unit is: accepted -> promised (acked with a guess) -> confirmed (the stream places it). It has no
+slots when it was displaced, or arrived while the backup was ahead (`Guesses`). The backup applies
+the stream strictly in order, and requests gaps and missing bodies (docs/protocol.md, section 4,
+rules 1 to 6).
 
-Invariant: what this server applied is a prefix of the primary's stream.
+Invariant: the entries that this server applied are a prefix of the primary's stream.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ if TYPE_CHECKING:
     from ziplog.wire import Forward
 
 _MS: Final = 1_000_000
-#: How long the client's own copy may take after the primary's word, before the body is asked for.
+#: Time to wait for the client's own copy of a decided unit before requesting its body.
 BODY_GRACE_NS: Final = 2 * _MS
-#: A lost part of the stream is asked for again after so long.
+#: Interval between requests for a lost part of the stream.
 REQUEST_INTERVAL_NS: Final = 5 * _MS
-#: Nothing heard for so long while something is not stable: the last word may have been lost.
+#: Time without a forward, while entries are unstable, before requesting the last one again.
 STABLE_REQUEST_DELAY_NS: Final = 1000 * _MS
-#: Decisions held back behind a missing body.
+#: Most decisions held back by a missing body.
 MAX_HELD_DECISIONS: Final = 16_384
-#: Promised, but not decided: above this, arrivals get no guess.
+#: Most promised units that are not decided; above this, new units get no guess.
 MAX_PROMISED_UNITS: Final = 4096
-#: Bodies that wait for the primary's word.
+#: Most bytes of bodies that wait for the primary's decision.
 MAX_UNDECIDED_BYTES: Final = 64 * 1024 * 1024
-#: Not yet written to disk: above this, nothing more is reported.
+#: Most bytes not yet written to disk; above this, the backup sends no reports.
 MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
-#: So many right guesses in a row, and the backup is in no hurry to hear of decisions.
+#: Number of consecutive right guesses after which the primary may batch forwards.
 BATCH_AFTER_GUESSES: Final = 256
 
 
@@ -53,32 +54,32 @@ class Backup:
         self.guesses: Final = Guesses(state.clock)
         self._primary: Final = state.config.replicas[0].name.encode()
         self._acks_guesses: Final = state.config.durability == "memory"
-        #: The shard has no other backup.
+        #: Whether the shard has no other backup.
         self._is_only: Final = len(state.config.replicas) == 2
-        #: The stream from `stream.last + 1` on, as far as it was received and not yet applied.
+        #: Decisions from `stream.last + 1` on that were received but not applied.
         self._pending: deque[Decision] = deque()
-        #: The last decision that is known to exist, and the gsn after the last one received.
+        #: The last decision known to exist, and the gsn after the last one received.
         self._last_known = 0
         self._received_end = 0
-        #: When to ask for what is missing; None while nothing is.
+        #: Time of the next request for missing decisions; None while none is missing.
         self._request_due: int | None = None
         self._report_due = False
-        #: Whether the last report said that somebody subscribes here, and when it was made.
+        #: Whether the last report said that this backup has subscribers, and its time.
         self._reported_subscribers = False
         self._reported_at = -(2**62)
         self._durable = state.stream.last
-        #: When the primary was heard last, and when it was asked last.
+        #: Time of the last forward from the primary, and of the last request to it.
         self._last_forward_at = -(2**62)
-        #: When it last went on inside an epoch: then it says which one the shard is in.
+        #: Time when the stream last advanced within an epoch: it determines the current epoch.
         self._last_activity_at = -(2**62)
         self._requested_at = -(2**62)
-        #: Decisions in a row that were guessed right.
+        #: Number of consecutive right guesses.
         self._right_guesses = 0
-        #: Bodies of units that the primary has not placed yet.
+        #: Bytes of bodies of units that the primary has not placed.
         self._undecided_bytes = 0
 
     def restore(self) -> None:
-        """After a restart: promises are kept, and other units wait for the primary's word."""
+        """Restore after a restart: promises are kept, other units wait for decisions."""
         undecided = [
             unit
             for session in self._state.sessions.by_client.values()
@@ -87,13 +88,13 @@ class Backup:
         ]
         self._undecided_bytes = sum(len(unit.body) for unit in undecided)
         self.guesses.restore(undecided)
-        # What was sent while this server was away is lost.
+        # Messages sent while this server was down are lost.
         self._request_due = 0
 
     # --- inserts ---
 
     def accept(self, session: Session, unit: HeldUnit, now: int) -> bool:
-        """Take a unit that this server has not seen before; False: there is no room for it."""
+        """Accept a new unit; return False if there is no room for it."""
         if self._undecided_bytes > MAX_UNDECIDED_BYTES:
             del session.units[unit.seq]
             return False
@@ -103,21 +104,21 @@ class Backup:
             if unit.is_placed or self._is_pending(unit):
                 return True
         if self._is_stream_complete:
-            if session.units.get(unit.seq) is unit:  # not refused with the others just now
+            if session.units.get(unit.seq) is unit:  # not refused with the others by `_apply`
                 self._refuse_permanently(session, unit)
         elif session.is_placed(unit.predecessor) and self._can_promise():
             self._promise(unit, now)
         return True
 
     def _is_pending(self, unit: HeldUnit) -> bool:
-        """Whether the primary's word about a unit is here already, behind a missing body."""
+        """Whether a decision about the unit was received, but waits for an earlier body."""
         return any(
             type(d) is Place and d.seq == unit.seq and d.client == unit.client
             for d in self._pending
         )
 
     def _can_promise(self) -> bool:
-        """At level `disk` only what is decided is stored, so only that is acked."""
+        """Whether a unit may get a guess; at level `disk`, only decided units are acked."""
         return self._acks_guesses and len(self.guesses.promised) < MAX_PROMISED_UNITS
 
     def _promise(self, unit: HeldUnit, now: int) -> None:
@@ -129,27 +130,27 @@ class Backup:
             state.ack(unit)
 
     def on_copy(self, unit: HeldUnit, since: int) -> None:
-        """Take another copy of a known unit: say again where it is."""
+        """Handle another copy of a known unit: ack its slots again, or refuse it."""
         state = self._state
         if unit.is_placed:
             state.ack(unit)
         elif state.sessions.may_have_forgotten(unit.client, since):
-            # It came before the client's `Expire`, and lost its slot: the primary never takes it.
+            # It arrived before the client's `Expire`, and lost its slot: the primary refuses it.
             if not self._is_pending(unit):
                 self._drop(state.sessions.by_client[unit.client], unit)
                 refuse_forgotten(state, unit.route, unit.seq)
         elif (state.is_leaving or state.clock.was_excluded) and not self._is_pending(unit):
-            # The primary may have refused it for good. If not, its word will be above ours.
+            # The primary may have refused it permanently. If not, its decision overrides this.
             self._refuse_permanently(state.sessions.by_client[unit.client], unit)
 
     @property
     def _is_stream_complete(self) -> bool:
-        """Whether the stream is here to its end: it will name no unit that it has not named."""
+        """Whether the stream was received to its end: no further unit will be placed."""
         state = self._state
         return state.has_no_positions and state.clock.has_ended(state.stream.end)
 
     def on_no_positions(self, _now: int) -> None:
-        """Refuse what has no slots, once the stream of a shard without positions is at its end."""
+        """Refuse the units without slots, if the stream has ended."""
         if not self._is_stream_complete:
             return
         for session in self._state.sessions.by_client.values():
@@ -166,14 +167,14 @@ class Backup:
         refuse_permanently(self._state, unit.route, session, unit.seq)
 
     def on_settled(self, session: Session, first_incomplete: int, _now: int) -> None:
-        """Forget what the client calls settled."""
+        """Forget the units below the client's `first_incomplete`."""
         for unit in session.settle(first_incomplete):
             self._undecided_bytes -= len(unit.body)
 
     # --- the stream ---
 
     def on_forward(self, forward: Forward, now: int) -> list[Entry]:
-        """Take a part of the primary's stream; return what became stable."""
+        """Handle a part of the primary's stream; return what became stable."""
         stream, pending = self._state.stream, self._pending
         self._last_forward_at = now
         self._report_due = True
@@ -196,7 +197,7 @@ class Backup:
         return news
 
     def _apply(self, now: int) -> None:
-        """Apply the stream as far as it can be: up to the first body that has not come."""
+        """Apply the received stream up to the first missing body."""
         stream, pending = self._state.stream, self._pending
         before = stream.last
         while pending:
@@ -279,7 +280,7 @@ class Backup:
             self._displace(self.guesses.decide(state.stream.end, None, None))
 
     def _displace(self, units: list[HeldUnit]) -> None:
-        """Forget those units that lost their slots and that their clients gave up."""
+        """Forget the units that lost their slots and that their clients abandoned."""
         for unit in units:
             session = self._state.sessions.by_client[unit.client]
             if unit.seq < session.first_incomplete:
@@ -287,7 +288,7 @@ class Backup:
                 self._undecided_bytes -= len(unit.body)
 
     def on_persisted(self, fseq: int) -> None:
-        """Take the news that this server's own entries are on stable storage."""
+        """Record that this server's own entries up to `fseq` are on stable storage."""
         if fseq > self._durable:
             self._durable = fseq
             self._report_due = True
@@ -295,7 +296,7 @@ class Backup:
     # --- the end of a batch, and time ---
 
     def on_batch_end(self, now: int) -> list[Entry]:
-        """Report what this server holds, if it is news or was missed; return what became stable."""
+        """Report progress that is new or was requested; return what became stable."""
         state, stream = self._state, self._state.stream
         if self._report_due or state.has_subscribers is not self._reported_subscribers:
             self._report(now)
@@ -305,10 +306,10 @@ class Backup:
 
     @property
     def _held_by_both(self) -> int:
-        """Up to where a shard of two replicas holds the stream on both.
+        """The last entry that both replicas of a two-replica shard hold.
 
-        The primary holds all that it forwards; at level `disk`, on its disk. Who forgets goes on in
-        no view, and a recovery leaves behind nothing that one of the two holds.
+        The primary holds all entries that it forwards; at level `disk`, on its disk. A server that
+        lost entries leaves its view, and a recovery keeps all entries that either replica holds.
         """
         return self._state.stream.last if self._acks_guesses else self._durable
 
@@ -330,7 +331,7 @@ class Backup:
         )  # fmt: skip
 
     def tick(self, now: int) -> None:
-        """Ask for what is missing, and say again that somebody subscribes here."""
+        """Request missing decisions, and repeat the report that this backup has subscribers."""
         if self._reported_subscribers and now >= self._reported_at + SUBSCRIBERS_REPORT_NS:
             self._report_due, self._reported_at = True, now
         due = self._missing_due
@@ -348,7 +349,7 @@ class Backup:
         )
 
     def _missing_bodies(self) -> int:
-        """Return up to which pending decision bodies are missing."""
+        """Return the number of pending decisions up to the last one without a body."""
         by_client = self._state.sessions.by_client
         missing = 1
         for index, decision in enumerate(self._pending, 1):
@@ -359,9 +360,9 @@ class Backup:
         return missing
 
     def expire_sessions(self, now: int) -> None:
-        """Forget what clients that were silent for too long left here without slots.
+        """Forget the units without slots of expired sessions.
 
-        Their confirmed units go with the primary's `Expire`, their promises with its decisions.
+        The primary's `Expire` removes confirmed units; its decisions remove promises.
         """
         state = self._state
         for session in state.sessions.idle(now):
@@ -372,7 +373,7 @@ class Backup:
                 state.sessions.expire(session.client)
 
     def next_wakeup(self, _now: int) -> int | None:
-        """Return when something becomes due."""
+        """Return the time of the next action, in ns; None: none is due."""
         due = self._missing_due
         if not self._reported_subscribers:
             return due
@@ -381,7 +382,7 @@ class Backup:
 
     @property
     def _missing_due(self) -> int | None:
-        """When to ask for what is missing."""
+        """Time of the next request for missing decisions."""
         if self._request_due is not None:
             return self._request_due
         stream = self._state.stream

@@ -1,11 +1,11 @@
-"""Lag-fix: a shard that is ahead has the others give up what its readers wait for (S 4.3).
+"""Lag-fix: a shard that is ahead has the others give up positions its readers wait for (S 4.3).
 
-At the end of a batch, a primary whose shard is read along tells the primaries of the other members
-the last position that it has filled, if it told or heard of none above: at once, and then at most
-twice a millisecond and member. Rule: it is a hint. Nobody relies on it, and whoever gets it decides
-alone (docs/protocol.md, section 13).
+At the end of a batch, the primary of a shard with readers sends its last filled position to the
+primaries of the other members, unless it sent or received a higher one. It sends at most one hint
+per member and half millisecond. The message is a hint: correctness does not depend on it, and its
+receiver decides alone (docs/protocol.md, section 13).
 
-Invariant: nobody is connected to but primaries of members of the last lease.
+Invariant: a primary connects only to primaries of members of the last lease.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from ziplog.core.view import Placement, Replica
     from ziplog.types import Gsn, ShardId
 
-#: Among more members nobody tells.
+#: Most members of a lease for which hints are sent.
 MAX_MEMBERS: Final = 16
-#: Time between two hints, for each member that they go to.
+#: Interval between two hints, for each member that receives them.
 HINT_INTERVAL_NS: Final = 500_000
 
 
 class LagFix:
-    """What one primary tells those of the other shards."""
+    """The hints of one primary to the primaries of the other shards."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
-        #: Where the primary of every shard is.
+        #: The primary of each shard.
         self._primaries: Final[dict[ShardId, Replica]] = {}
-        #: The primaries of the other members, if they are to be told.
+        #: The primaries of the other members; empty if hints are off.
         self._others: tuple[Replica, ...] = ()
         self._connected: tuple[Replica, ...] = ()
-        #: The highest position of a record that was told or heard of.
+        #: The highest position in a hint that was sent or received.
         self._highest_known: Gsn = 0
-        #: When the next hint may go, and when one has to because it was held back.
+        #: Earliest time of the next hint, and the time at which a delayed hint is due.
         self._next_hint_at = -(2**62)
         self.due: int | None = None
 
     def on_lease_announced(self, placements: Iterable[Placement]) -> None:
-        """Take the news of a lease, or of where shards are."""
+        """Update the members and their primaries after an announcement."""
         for placement in placements:
             self._primaries[placement.shard] = placement.replicas[0]
         state, last = self._state, self._state.clock.last
@@ -62,11 +62,11 @@ class LagFix:
         self._connected = tuple(other for other in self._connected if other in self._others)
 
     def on_hint(self, gsn: Gsn) -> None:
-        """Take a hint: its sender is ahead of this shard up to there."""
+        """Record a received hint: its sender has filled this position."""
         self._highest_known = max(self._highest_known, gsn)
 
     def on_batch_end(self, now: int) -> None:
-        """At the end of a batch: tell the others if this shard is ahead, and is read along."""
+        """Send a hint to the others if this shard is ahead and has readers."""
         if not self._others:
             return
         state, last = self._state, self._state.stream.last_record

@@ -1,10 +1,11 @@
-"""The primary: it decides which positions units get, and its order is the shard's (D6).
+"""The primary: decides the positions of units, and so the order of the shard (D6).
 
-A unit goes through: arrived -> (waits for its predecessor, its lease, or room) -> placed -> stable.
-Decisions are numbered and forwarded to the backups at the end of each batch; reports come back and
-move the stable watermark. Only the primary makes no-ops. docs/protocol.md, sections 3 to 5.
+A unit is: accepted -> (waits for its predecessor, a lease, or room) -> placed -> stable. The
+primary numbers its decisions and forwards them to the backups at the end of each batch. The
+backups' reports advance the watermarks. Only the primary makes no-ops (docs/protocol.md,
+sections 3 to 5).
 
-Invariant: decisions go upwards in gsn, and a placed unit never moves.
+Invariant: decisions are in increasing gsn order, and a placed unit never moves.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ if TYPE_CHECKING:
 _Key = tuple[bytes, int]
 
 _MS: Final = 1_000_000
-#: Decided but unstable: above this, arrivals wait (D23).
+#: Most records and bytes that are decided but unstable; above this, new units wait (D23).
 MAX_UNSTABLE_RECORDS: Final = 4096
 MAX_UNSTABLE_BYTES: Final = 16 * 1024 * 1024
-#: Above so many unstable decisions of any kind, no more no-ops are decided, and no session expires.
+#: Most unstable decisions; above this, no more no-ops are decided, and no session expires.
 MAX_UNSTABLE_DECISIONS: Final = 12_288
-#: Not yet written to disk: above this, arrivals wait.
+#: Most bytes not yet written to disk; above this, new units wait.
 MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
-#: Waiting: above this, arrivals are refused.
+#: Most bytes and units that wait; above this, new units are refused.
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 MAX_WAITING_UNITS: Final = 65_536
-#: One frame carries at most so many bytes of bodies.
+#: Most bytes of bodies in one frame.
 MAX_FORWARD_BYTES: Final = 4 * 1024 * 1024
 MAX_FORWARD_DECISIONS: Final = 4096
-#: Nothing heard of a forward for so long: send it again, and then less and less often.
+#: Retransmission timeout of a forward, doubled each time up to the maximum.
 RESEND_AFTER_NS: Final = 20 * _MS
 MAX_RESEND_AFTER_NS: Final = 1000 * _MS
-#: The backups learn what is stable at most so much later if nothing else is forwarded.
+#: Longest delay of a watermark to the backups if no decision is forwarded.
 WATERMARK_DELAY_NS: Final = 5 * _MS
-#: In a calm shard decisions wait so long for others, and are never more, before they are forwarded.
+#: Longest time that decisions of a batched shard wait to be forwarded, and their largest number.
 LINGER_NS: Final = 1 * _MS
 MAX_LINGERING: Final = 64
 _NEVER: Final = 2**63
@@ -62,43 +63,43 @@ class Primary:
     def __init__(self, state: ReplicaState, lag_fix: LagFix) -> None:
         self._state: Final = state
         self._lag_fix: Final = lag_fix
-        #: What each backup holds, in memory and on stable storage, by its index.
+        #: The last entry that each backup holds, in memory and on stable storage, by its index.
         backups = range(1, len(state.config.replicas))
         self._replicated: Final = dict.fromkeys(backups, state.stream.stable)
         self._durable: Final = dict.fromkeys(backups, state.stream.durable)
         self._own_durable = state.stream.last
-        #: The next decision that was not forwarded yet.
+        #: fseq of the first decision not forwarded yet, and the decisions from there on.
         self._next_forward = state.stream.stable + 1
         self._unforwarded: list[Decision] = []
-        #: What was gathered has to go out with this batch.
+        #: The decisions must be forwarded with this batch.
         self._forward_now = False
-        #: When it goes out at the latest; None while nothing lingers.
+        #: Latest time to forward lingering decisions, in ns; None: none linger.
         self._linger_due: int | None = None
-        #: The backups that are in no hurry to hear of decisions.
+        #: The backups that accept batched forwards.
         self._batching_backups: Final[set[int]] = set()
-        #: Backups with subscribers, and until when that counts.
+        #: Backups with subscribers, and the time until which that counts.
         self._subscribed_backups: Final[dict[int, int]] = {}
         self._epoch_closer: Final = EpochCloser(state)
-        #: When to send again what was not reported; None while everything is.
+        #: Time of the next retransmission, in ns; None while the reports are complete.
         self._resend_due: int | None = None
         self._resend_after = RESEND_AFTER_NS
-        #: What the backups were told last.
+        #: The last watermarks sent to the backups, and the time at which newer ones are due.
         self._sent_stable = self._sent_durable = 0
         self._watermarks_due: int | None = None
-        #: Units without slots, wherever they wait; their followers wait in their sessions.
+        #: Units without slots: waiting here, for a lease, or in their sessions as successors.
         self._undecided_units = 0
         self._undecided_bytes = 0
-        #: Those that wait for room or for a lease, in order of arrival.
+        #: Units that wait for room or for the next lease, in order of arrival.
         self._waiting: OrderedDict[_Key, HeldUnit] = OrderedDict()
-        #: Those whose `after` leaves them nothing in the leases held.
+        #: Units that name an `after` beyond the leases held.
         self._awaiting_lease: Final = UnitsAwaitingLease(state)
-        #: Up to which gsn somebody waits for this shard to decide.
+        #: The highest gsn that a reader wants decided.
         self._wanted = 0
         self._waiters: Final = Waiters(state)
 
     @property
     def has_backups(self) -> bool:
-        """Whether what is decided is not stable at once (f > 0)."""
+        """Whether the shard has backups (f > 0); without, decisions are stable at once."""
         return bool(self._replicated)
 
     @property
@@ -107,7 +108,7 @@ class Primary:
         return self._undecided_units > 0
 
     def restore(self) -> None:
-        """After a restart: units that were waiting wait again, and all unstable is forwarded."""
+        """Restore after a restart: units wait again, unstable entries are forwarded again."""
         for session in self._state.sessions.by_client.values():
             for unit in session.units.values():
                 if not unit.is_placed:
@@ -127,7 +128,7 @@ class Primary:
     # --- inserts ---
 
     def accept(self, session: Session, unit: HeldUnit, now: int) -> bool:
-        """Take a unit that this server has not seen before; False: there is no room for it."""
+        """Accept a new unit; return False if there is no room for it."""
         if (
             self._undecided_bytes > MAX_WAITING_BYTES
             or self._undecided_units >= MAX_WAITING_UNITS
@@ -145,12 +146,12 @@ class Primary:
         return True
 
     def on_copy(self, unit: HeldUnit, _since: int) -> None:
-        """Take another copy of a known unit: say again where it is."""
+        """Handle another copy of a known unit: ack its slots again."""
         if unit.is_placed:
             self._state.ack(unit)
 
     def on_settled(self, session: Session, first_incomplete: int, now: int) -> None:
-        """Forget what the client calls settled; nothing waits for it any more."""
+        """Forget the units below the client's `first_incomplete`, and release their successors."""
         for unit in session.settle(first_incomplete):
             self._forget(unit)
         if session.successors:
@@ -159,20 +160,20 @@ class Primary:
             self._place_waiting(now)
 
     def _release_successors(self, session: Session, seq: int) -> None:
-        """Let the followers of a unit wait for room only."""
+        """Move the successors of a unit to the units that wait for room."""
         for unit in session.successors.pop(seq, ()):
             if session.units.get(unit.seq) is unit:
                 self._waiting[unit.client, unit.seq] = unit
 
     def _forget(self, unit: HeldUnit) -> None:
-        """Count a unit no more that was taken out of its session undecided."""
+        """Stop tracking an undecided unit that was removed from its session."""
         self._undecided_units -= 1
         self._undecided_bytes -= len(unit.body)
         self._waiting.pop((unit.client, unit.seq), None)
         self._awaiting_lease.remove(unit)
 
     def _reject(self, unit: HeldUnit, code: RefusalCode, detail: str) -> None:
-        """Refuse a unit that was taken, and all that wait for it."""
+        """Refuse an accepted unit, and all its successors."""
         state = self._state
         session = state.sessions.by_client[unit.client]
         is_for_good = code == "redirect"
@@ -196,16 +197,16 @@ class Primary:
         )
 
     def _can_skip(self) -> bool:
-        """Whether no-ops may be decided: who cannot take what was decided needs no more of them.
+        """Whether no-ops may be decided: not while the backups are too far behind.
 
-        In a finalized shard nothing is left to decide, also if this server has missed leases.
+        In a finalized shard, no position is left to decide, even if this server missed leases.
         """
         stream = self._state.stream
         is_finalized = self._state.shard_state == "finalized"
         return stream.last - stream.stable < MAX_UNSTABLE_DECISIONS and not is_finalized
 
     def _place(self, unit: HeldUnit, now: int) -> bool:
-        """Decide the unit's positions; False if it has to wait in line for a lease."""
+        """Decide the unit's positions; return False if it must wait in order for a lease."""
         state, stream = self._state, self._state.stream
         clock = state.clock
         floor = max(self._epoch_closer.min_gsn(now), stream.end)
@@ -235,7 +236,7 @@ class Primary:
         return True
 
     def _defer_or_reject(self, unit: HeldUnit, floor: int, now: int) -> bool:
-        """Take a unit for which the leases held have nothing; False if it must wait in line."""
+        """Handle a unit that gets no slots now; return False if it must wait in order."""
         clock = self._state.clock
         if 0 < clock.epoch_slots < unit.count:
             detail = f"an epoch has {clock.epoch_slots} positions of this shard"
@@ -243,7 +244,7 @@ class Primary:
             return True
         if unit.after < clock.limit and not clock.first_slots(floor, unit.count):
             return False
-        # Only its own `after` is in its way: the others need not wait behind it.
+        # Only its own `after` delays it: later units need not wait for it.
         if self._state.is_leaving:
             self._reject(unit, "redirect", f"the shard leaves before {unit.after}")
             return True
@@ -256,7 +257,7 @@ class Primary:
         self._forward_now = True
 
     def _place_waiting(self, now: int) -> None:
-        """Place what was waiting, as far as there is room and lease for it."""
+        """Place waiting units, as far as there are room and leases."""
         waiting = self._waiting
         while waiting and self._has_room():
             key, unit = waiting.popitem(last=False)
@@ -268,12 +269,12 @@ class Primary:
     # --- leases ---
 
     def on_lease(self, now: int) -> None:
-        """Take the news that there is another lease."""
+        """Place waiting units after another lease was announced."""
         self._waiting.update(self._awaiting_lease.pop_all())
         self._place_waiting(now)
 
     def on_no_positions(self, now: int) -> None:
-        """Take the news that there are no more positions: the rest of them are no-ops."""
+        """Turn the remaining positions into no-ops, and refuse all waiting units."""
         state = self._state
         self._skip_to(state.clock.current_lease_base(now))
         for session in state.sessions.by_client.values():
@@ -282,24 +283,24 @@ class Primary:
                 self._reject(unit, "redirect", "the shard has no more positions")
 
     def on_lease_history(self, history: LeaseHistory) -> bool:
-        """Take an answer: positions that nobody was ever given are refused.
+        """Handle a reply to a `LeaseQuery`: refuse units that name a position that does not exist.
 
-        Returns whether the leases exist, and this server has not heard of them.
+        Returns whether the position exists, in leases that this server does not hold.
         """
         units = self._awaiting_lease.on_history(history)
         if not history.runs:
             for unit in units:
-                detail = f"nobody was ever given {unit.after}"
+                detail = f"position {unit.after} was never assigned"
                 self._reject(unit, "no-such-position", detail)
         return bool(history.runs and units)
 
     # --- readers that wait ---
 
     def on_want(self, route: bytes, want: Want, now: int) -> None:
-        """Decide all positions up to the wanted one, and answer when they are stable (D49).
+        """Decide all positions up to the wanted one, and reply when they are stable (D49).
 
-        A gsn beyond the leases held is let be: who waits for it asks again. Without lag-fix, a
-        reader (who needs no answer) has nothing decided before the end of an epoch.
+        A gsn beyond the leases held is ignored: the reader repeats its want. Without lag-fix, a
+        want without a request number closes no epoch early.
         """
         state = self._state
         state.last_want = now
@@ -313,20 +314,20 @@ class Primary:
         self._waiters.on_want(route, want)
 
     def _decide_wanted(self, now: int) -> None:
-        """Decide up to where somebody waits, in one range."""
+        """Decide all positions up to the highest wanted one, in one range."""
         self._skip_until(self._wanted + 1, now)
 
     def on_ahead_hint(self, gsn: int, now: int) -> None:
-        """Take a hint that another shard has a record at `gsn`: its readers wait for this one."""
+        """Handle a hint: another shard has a record at `gsn`, and its readers wait for this one."""
         state = self._state
         if gsn >= state.clock.limit:
-            return  # it may be no position at all
+            return  # the position may not exist
         self._lag_fix.on_hint(gsn)
         if state.has_readers(now):
             self._skip_until(gsn, now)
 
     def _skip_until(self, stop: int, now: int) -> None:
-        """Decide that what is left below `stop` gets no records, before its epoch is over."""
+        """Turn undecided positions below `stop` into no-ops before their epoch ends; count them."""
         stream, clock = self._state.stream, self._state.clock
         end = stream.end
         self._skip_to(stop)
@@ -337,19 +338,19 @@ class Primary:
             self._state.holes += lease.slot(clock.shard, stop) - lease.slot(clock.shard, start)
 
     def _skip_to(self, stop: int) -> None:
-        """Decide that all owned positions below `stop` that are not decided yet are no-ops."""
+        """Turn all undecided owned positions below `stop` into no-ops."""
         end = self._state.stream.end
         if stop > end and self._can_skip() and self._state.clock.next_owned(end) < stop:
             self._decide(Skip(end, stop))
 
     def on_sync(self, route: bytes, sync: Sync) -> None:
-        """Answer when all up to a gsn is on stable storage at all replicas."""
+        """Reply when all records up to a gsn are on stable storage at all replicas."""
         self._waiters.on_sync(route, sync)
 
     # --- the stream to the backups ---
 
     def on_batch_end(self, now: int) -> None:
-        """Forward what was decided since the last batch."""
+        """Forward the decisions made since the last batch, unless they may linger."""
         self._lag_fix.on_batch_end(now)
         if not self._unforwarded:
             return
@@ -371,9 +372,9 @@ class Primary:
             self._broadcast(first, decisions)
 
     def _can_linger(self) -> bool:
-        """Whether nobody waits for what was gathered: no reader, and no backup that guesses wrong.
+        """Whether no reader and no backup needs the decisions at once.
 
-        To tell the backups costs as much as an insert, so in a calm shard it serves several.
+        A forward costs as much as an insert, so a batched shard sends several decisions in one.
         """
         return (
             not self._forward_now
@@ -385,7 +386,7 @@ class Primary:
         )
 
     def _broadcast(self, first: int, decisions: list[Decision]) -> None:
-        """Tell all backups decisions, and what is stable."""
+        """Send decisions and the watermarks to all backups."""
         self._sent_stable = self._state.stream.stable
         self._sent_durable = self._state.stream.durable
         self._watermarks_due = None
@@ -402,7 +403,7 @@ class Primary:
         )  # fmt: skip
 
     def on_report(self, report: Report, now: int) -> None:
-        """Take a backup's report of what it holds."""
+        """Handle a backup's report of the entries that it holds."""
         server = report.server
         if server not in self._replicated:
             return
@@ -427,15 +428,15 @@ class Primary:
         self._resend_due = None if is_complete else now + self._resend_after
 
     def on_persisted(self, fseq: int, now: int) -> None:
-        """Take the news that this server's own entries are on stable storage."""
+        """Record that this server's own entries up to `fseq` are on stable storage."""
         self._own_durable = max(self._own_durable, fseq)
         if self._waiting:
             self._place_waiting(now)
 
     def stabilise(self, now: int) -> list[Entry]:
-        """Move the watermarks as far as all reports allow; return what became stable."""
+        """Advance the watermarks as far as all reports allow; return what became stable."""
         stream = self._state.stream
-        # Alone, at level `disk`, only what is on its disk: what is stable may be told at once.
+        # Without backups, at level `disk`, only entries on its disk are stable.
         alone = self._own_durable if self._state.config.durability == "disk" else stream.last
         news = stream.stabilise(min(self._replicated.values(), default=alone))
         stream.make_durable(min([self._own_durable, *self._durable.values()]))
@@ -449,27 +450,27 @@ class Primary:
             self._skip_to(self._state.clock.current_lease_base(now))
         if self._replicated and self._watermarks_due is None and (
             self._sent_stable < stream.stable
-            # The backups of a shard that has left are to know that all is on all disks.
+            # The backups of a shard that has left must learn that all disks have all entries.
             or (has_no_positions and self._sent_durable < stream.durable)
         ):  # fmt: skip
             self._watermarks_due = now + WATERMARK_DELAY_NS
         return news
 
     def on_resend(self, route: bytes, request: Resend) -> None:
-        """Send a backup the part of the stream that it misses."""
+        """Send a backup the part of the stream that it requests."""
         self._resend(route, request.first, request.bodies)
 
     def _resend(self, dst: bytes, first: int, bodies: int) -> None:
-        """Send one backup decisions again, or if there are none, what is stable."""
+        """Send one backup decisions again; without decisions, only the watermarks."""
         if first <= self._state.stream.stable:
-            return  # everybody has it: the question is old
+            return  # all replicas hold it: the request is old
         decisions: list[Decision] = []
         size = 0
         for entry in self._state.stream.after(first - 1)[:MAX_FORWARD_DECISIONS]:
             decision = entry.decision
             assert not isinstance(
                 decision, WatermarkRecord | SessionTableRecord | SessionTablePartRecord
-            ), "a mark takes no position of the stream"
+            ), "watermark and table records have no fseq"
             if type(decision) is Place:
                 if len(decisions) < bodies:
                     size += len(decision.body or b"")
@@ -483,7 +484,7 @@ class Primary:
     # --- time ---
 
     def tick(self, now: int) -> None:
-        """Do what has become due."""
+        """Perform the actions that are due."""
         if self._awaiting_lease.due is not None and now >= self._awaiting_lease.due:
             self._awaiting_lease.send_queries(now)
         if self._waiting:
@@ -497,20 +498,20 @@ class Primary:
             self._broadcast(self._next_forward, [])
 
     def _retransmit(self) -> None:
-        """Send every backup again what it has not reported."""
+        """Send each backup the decisions again that it has not reported."""
         for server, held in self._replicated.items():
             if min(held, self._durable[server]) + 1 < self._next_forward:
                 name = self._state.config.replicas[server].name.encode()
                 self._resend(name, held + 1, 0)
 
     def expire_sessions(self, now: int) -> None:
-        """Forget the clients that were silent for too long, and what of theirs still waits.
+        """Expire idle sessions, and drop their waiting units.
 
-        If there are many, also those that have nothing here.
+        If there are many sessions, also evict idle ones without units.
         """
         state = self._state
         if state.shard_state not in {"live", "parked"}:
-            return  # nothing is added to what is, or is to be, finalized, as far as is known
+            return  # add no entries to the log of a leaving or finalized shard
         for session in [*state.sessions.idle(now), *state.sessions.evictable(now)]:
             if not self._can_skip():
                 return
@@ -520,7 +521,7 @@ class Primary:
             self._decide(Expire(session.client, state.sessions.horizon))
 
     def next_wakeup(self, now: int) -> int | None:
-        """Return when something becomes due."""
+        """Return the time of the next action, in ns; None: none is due."""
         earliest = _NEVER
         for due in (
             self._awaiting_lease.due, self._watermarks_due, self._resend_due, self._linger_due,
@@ -545,13 +546,13 @@ class Primary:
         assert self._undecided_bytes == sum(len(unit.body) for unit in undecided.values())
         for session in self._state.sessions.by_client.values():
             for seq, units in session.successors.items():
-                assert not session.is_placed(seq), "a follower was forgotten"
+                assert not session.is_placed(seq), "a successor was forgotten"
                 for unit in units:
                     assert undecided.pop((unit.client, unit.seq)) is unit
         for waiting in (self._waiting, self._awaiting_lease.units):
             for key, unit in waiting.items():
                 assert undecided.pop(key) is unit, "a unit waits twice, or was forgotten"
-        assert not undecided, "a unit without slots waits nowhere"
+        assert not undecided, "a unit without slots is not waiting"
         assert self._next_forward + len(self._unforwarded) == self._state.stream.last + 1
 
 

@@ -41,7 +41,7 @@ def test_watermarks_follow_one_another() -> None:
     stream.check()
 
 
-def test_what_is_known_is_not_known_again() -> None:
+def test_old_watermarks_change_nothing() -> None:
     stream = stream_of(place(1), place(2))
     assert len(stream.stabilise(2)) == 2
     assert stream.stabilise(1) == []
@@ -52,13 +52,13 @@ def test_what_is_known_is_not_known_again() -> None:
 @pytest.mark.parametrize(
     "decision", [place(1), place(2), Skip(1, 2)], ids=["same", "lower", "skip backwards"]
 )
-def test_nothing_decided_is_decided_again(decision: Decision) -> None:
+def test_a_decided_position_is_never_decided_again(decision: Decision) -> None:
     stream = stream_of(place(2))
     with pytest.raises(AssertionError):
         stream.append(entry(2, decision))
 
 
-def test_gap_is_our_own_error() -> None:
+def test_gap_is_an_assertion_error() -> None:
     with pytest.raises(AssertionError, match="gap"):
         DecisionLog().append(entry(2, place(1)))
 
@@ -97,7 +97,7 @@ def test_restart_changes_nothing(
         assert (twin.last, twin.end, twin.last_record) == (
             stream.last, stream.end, stream.last_record
         )  # fmt: skip
-        # What became durable between the watermarks is known again with the next report at latest.
+        # Durable entries between the watermarks are known again with the next report at the latest.
         assert twin.durable <= stream.durable
     for each in (stream, twin):
         each.stabilise(each.last)

@@ -1,4 +1,4 @@
-"""When a primary ends epochs: a little late while inserts flow, seldom while nothing comes."""
+"""When a primary closes epochs: a little late while inserts arrive, rarely while idle."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ziplog.core.view import run_of
 from ziplog.wire import Limits
 
 LEASE = first_lease(2)
-#: Where the lease begins, and where its second and third epoch do.
+#: First gsn of the lease, and of its second and third epoch.
 BASES = [LEASE.epoch_base(epoch) for epoch in range(3)]
-#: When the lease began, and when its second and third epoch do.
+#: Begin time of the lease, and of its second and third epoch.
 BEGAN = S
 SECOND = BEGAN + LEASE.epoch_ms * MS
 THIRD = SECOND + LEASE.epoch_ms * MS
@@ -24,7 +24,7 @@ THIRD = SECOND + LEASE.epoch_ms * MS
 def closer(
     *, last_activity_at: int = -S, has_readers: bool = True, lag_fix: bool = True
 ) -> tuple[EpochCloser, ReplicaState]:
-    """Return the turns of a primary whose stream went on at `last_activity_at`."""
+    """Return the epoch closer of a primary with its last activity at this time."""
     node = address("shard-0-0")
     config = ReplicaConfig(
         node.name, node.endpoint, 0, 0, (node,), (), "memory", 1, Limits(), lag_fix=lag_fix
@@ -37,31 +37,31 @@ def closer(
     return made, state
 
 
-def test_behind_an_insert_an_epoch_goes_on_for_a_little_while() -> None:
+def test_epoch_ends_a_little_late_after_an_insert() -> None:
     made, _ = closer(last_activity_at=SECOND - MS)
     assert made.min_gsn(SECOND) == BASES[0]
     assert made.min_gsn(SECOND + EPOCH_END_DELAY_NS - MS - 1) == BASES[0]
-    assert made.min_gsn(SECOND + EPOCH_END_DELAY_NS - MS) == BASES[1], "nothing came for as long"
+    assert made.min_gsn(SECOND + EPOCH_END_DELAY_NS - MS) == BASES[1], "no insert arrived"
 
 
-def test_an_epoch_ends_late_however_fast_inserts_come() -> None:
+def test_epoch_ends_late_at_any_insert_rate() -> None:
     made, _ = closer()
     made.last_activity_at = SECOND + EPOCH_END_DELAY_NS - 1
     assert made.min_gsn(SECOND + EPOCH_END_DELAY_NS - 1) == BASES[0]
     assert made.min_gsn(SECOND + EPOCH_END_DELAY_NS) == BASES[1]
 
 
-def test_behind_a_batch_an_epoch_ends_at_once() -> None:
+def test_epoch_ends_at_once_after_a_batch() -> None:
     made, _ = closer(last_activity_at=SECOND)
     assert made.first_open_gsn(SECOND, SECOND) == BASES[1]
 
 
-def test_after_a_pause_the_clock_counts_though_nobody_reads() -> None:
+def test_after_a_pause_the_clock_counts_without_readers() -> None:
     made, _ = closer(last_activity_at=THIRD - STREAM_ACTIVE_NS, has_readers=False)
     assert made.min_gsn(THIRD) == BASES[2]
 
 
-def test_while_nobody_reads_only_leases_end() -> None:
+def test_without_readers_only_leases_end() -> None:
     made, state = closer(last_activity_at=THIRD, has_readers=False)
     assert (
         made.min_gsn(THIRD)
@@ -76,7 +76,7 @@ def test_while_nobody_reads_only_leases_end() -> None:
     assert made.close_due(begins) == following.base
 
 
-def test_an_idle_shard_that_nobody_reads_ends_nothing() -> None:
+def test_an_idle_shard_without_readers_closes_nothing() -> None:
     made, state = closer(last_activity_at=-S, has_readers=False)
     state.clock.announce([run_of(LEASE.following())], THIRD, SECOND)
     assert made.close_due(SECOND) == 0
@@ -84,7 +84,7 @@ def test_an_idle_shard_that_nobody_reads_ends_nothing() -> None:
 
 
 @pytest.mark.parametrize("lag_fix", [True, False])
-def test_while_nothing_comes_epochs_end_seldom_if_who_waits_says_so(*, lag_fix: bool) -> None:
+def test_idle_epochs_close_rarely_with_lag_fix(*, lag_fix: bool) -> None:
     made, _ = closer(lag_fix=lag_fix)
     assert made.close_due(SECOND) == BASES[1]
     assert made.close_due(THIRD) == (0 if lag_fix else BASES[2])
@@ -94,13 +94,13 @@ def test_while_nothing_comes_epochs_end_seldom_if_who_waits_says_so(*, lag_fix: 
 
 
 @pytest.mark.parametrize("has_readers", [True, False])
-def test_who_waits_for_positions_has_the_next_epoch_end_in_time(*, has_readers: bool) -> None:
+def test_waiting_units_make_the_next_epoch_close_in_time(*, has_readers: bool) -> None:
     made, _ = closer(has_readers=has_readers)
     assert made.close_due(SECOND) == (BASES[1] if has_readers else 0)
     assert made.next_close_at(SECOND, is_awaited=True) == THIRD
 
 
-def test_the_end_of_an_epoch_waits_until_nothing_follows_what_came_last() -> None:
+def test_the_end_of_an_epoch_waits_for_a_pause() -> None:
     made, _ = closer(last_activity_at=SECOND + MS)
     assert made.next_close_at(SECOND + MS, is_awaited=False) == SECOND + MS + EPOCH_END_DELAY_NS
     made.last_activity_at = BEGAN + 5 * MS

@@ -83,13 +83,13 @@ class Shard:
     def _answer(self, name: bytes, question: Fetch) -> None:
         peer = self.peers[name]
         serve(peer, b"route", question)
-        for reply in peer.out:
+        for reply in peer.effects:
             if isinstance(reply, Send):
                 assert isinstance(reply.message, Fetched)
                 answer = self.way(name, reply.message)
                 if answer is not None:
                     assert self.repair.fetched(name, answer, self.now)
-        peer.out = []
+        peer.effects = []
 
     def run(self, duration: int) -> None:
         """Wake it when it wants to be woken."""

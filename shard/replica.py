@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from crc32c import crc32c
-
 from shard.membership.draining import Draining
 from shard.membership.heartbeat import HeartbeatSender
 from shard.membership.lease_updates import LeaseUpdates
-from shard.ordering.admission import accepts, admit, may_open_session, refuse_for_now
+from shard.ordering.admission import Admission
 from shard.ordering.backup import Backup
 from shard.ordering.lag_fix import LagFix
 from shard.ordering.primary import Primary
@@ -109,6 +107,7 @@ class Replica:
         self._health: Final = Health(self._state, now)
         self._recovery: Final = Recovery(self._state)
         self._repair: Final = Repair(self._state, self._recovery)
+        self._admission: Final = Admission(self._state)
         self._lag_fix: Final = LagFix(self._state)
         self._primary: Primary | None = None
         self._backup: Backup | None = None
@@ -219,29 +218,8 @@ class Replica:
     # --- inserts and the stream ---
 
     def _insert(self, route: bytes, message: Insert) -> None:
-        state = self._state
-        if not accepts(state, route, message):
-            return
-        session = state.sessions.by_client.get(message.client)
-        if session is None and not may_open_session(state, route, message, self._now):
-            return
-        session = state.sessions.open(message.client, self._now)
-        if message.first_incomplete > session.first_incomplete:
-            self._role.on_settled(session, message.first_incomplete, self._now)
-        state.last_insert = self._now
-        unit = session.units.get(message.seq)
-        if unit is None:
-            unit = admit(state, route, message, session, self._now)
-            if unit is not None and not self._role.accept(session, unit, self._now):
-                refuse_for_now(state, route, session, message, "too many inserts are waiting")
-        elif unit.checksum != crc32c(message.body) or unit.count != message.count:
-            detail = f"seq {message.seq} was used for other records"
-            state.refuse(route, message.seq, "identity-reused", detail)
-        else:
-            unit.copy = max(unit.copy, message.copy)
-            unit.route = route
-            self._role.on_copy(unit, message.since)
-        if state.shard_state == "leaving":
+        session = self._admission.admit(route, message, self._role, self._now)
+        if session is not None and self._state.shard_state == "leaving":
             self._draining.send_leaving(route, session, self._now)
 
     def _settled(self, _route: bytes, message: Settled) -> None:

@@ -93,22 +93,22 @@ class Backup:
 
     # --- inserts ---
 
-    def accept(self, session: Session, unit: HeldUnit, now: int) -> bool:
-        """Accept a new unit; return False if there is no room for it."""
-        if self._undecided_bytes > MAX_UNDECIDED_BYTES:
-            del session.units[unit.seq]
-            return False
+    def can_accept(self) -> bool:
+        """Whether there is room for another unit."""
+        return self._undecided_bytes <= MAX_UNDECIDED_BYTES
+
+    def accept(self, session: Session, unit: HeldUnit, now: int) -> None:
+        """Promise a new unit slots, or let it wait for the primary's decision."""
         self._undecided_bytes += len(unit.body)
         if self._pending:
             self._apply(now)
             if unit.is_placed or self._is_pending(unit):
-                return True
+                return
         if self._is_stream_complete:
             if session.units.get(unit.seq) is unit:  # not refused with the others by `_apply`
                 self._refuse_permanently(session, unit)
         elif session.is_placed(unit.predecessor) and self._can_promise():
             self._promise(unit, now)
-        return True
 
     def _is_pending(self, unit: HeldUnit) -> bool:
         """Whether a decision about the unit was received, but waits for an earlier body."""

@@ -127,14 +127,15 @@ class Primary:
 
     # --- inserts ---
 
-    def accept(self, session: Session, unit: HeldUnit, now: int) -> bool:
-        """Accept a new unit; return False if there is no room for it."""
-        if (
-            self._undecided_bytes > MAX_WAITING_BYTES
-            or self._undecided_units >= MAX_WAITING_UNITS
-        ):  # fmt: skip
-            del session.units[unit.seq]
-            return False
+    def can_accept(self) -> bool:
+        """Whether there is room for another unit."""
+        return (
+            self._undecided_bytes <= MAX_WAITING_BYTES
+            and self._undecided_units < MAX_WAITING_UNITS
+        )  # fmt: skip
+
+    def accept(self, session: Session, unit: HeldUnit, now: int) -> None:
+        """Place a new unit, or let it wait."""
         self._undecided_units += 1
         self._undecided_bytes += len(unit.body)
         if unit.predecessor and not session.is_placed(unit.predecessor):
@@ -143,7 +144,6 @@ class Primary:
             self._waiting[unit.client, unit.seq] = unit
         if self._waiting:
             self._place_waiting(now)
-        return True
 
     def on_copy(self, unit: HeldUnit, _since: int) -> None:
         """Handle another copy of a known unit: ack its slots again."""

@@ -203,7 +203,7 @@ def gap_is_passed() -> Iterator[None]:
         yield
 
 
-@mutant(two_shards, "no faults; two shards, slow network")
+@mutant(two_shards, "no faults; two shards, fast network")
 def after_is_ignored() -> Iterator[None]:
     """The primary places a record where it likes, whatever it is to come after (T 4.2.1)."""
     arrived = Primary.accept

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import shard.ordering.admission
 import shard.ordering.backup
 import shard.ordering.primary
-import shard.replica
 import shard.storage.flusher
 from mms.reconfiguration import Reshaping
 from mms.state import ClusterState
@@ -173,10 +172,7 @@ def lack_of_room_without_a_tombstone() -> Iterator[None]:
         put_off(state, route, session, message, why)
         session.refused.pop(message.seq, None)
 
-    with (
-        replaced(shard.ordering.admission, "refuse_for_now", forgotten),
-        replaced(shard.replica, "refuse_for_now", forgotten),
-    ):
+    with replaced(shard.ordering.admission, "refuse_for_now", forgotten):
         yield
 
 

@@ -12,10 +12,10 @@ import msgspec
 
 import failure_handler.recovery
 import shard.recovery.state_transfer
-import shard.replica
 from failure_handler.state import Begin, HandlerState
 from mms.leases import LeasePlan
 from mms.state import ClusterState
+from shard.ordering.admission import Admission
 from shard.recovery.participant import Recovery
 from shard.replica import Replica
 from shard.state.epoch_clock import EpochClock
@@ -126,10 +126,10 @@ def _held_up(seed: int) -> Plan:
 @mutant(_held_up, "two shards; a backup is killed while what clients sent the primary is held up")
 def views_do_not_matter() -> Iterator[None]:
     """Inserts, acks, forwards and reports of older views are taken (D1)."""
-    accepts, on_ack = shard.replica.accepts, Inserts.on_ack
+    admit, on_ack = Admission.admit, Inserts.on_ack
 
-    def accepted(state: ReplicaState, route: bytes, message: wire.Insert) -> bool:
-        return accepts(state, route, _replace(message, view=state.view))
+    def admitted(self: Admission, route: bytes, message: wire.Insert, *rest: Any) -> Any:
+        return admit(self, route, _replace(message, view=self._state.view), *rest)
 
     def acked(self: Inserts, ack: wire.InsertAck) -> None:
         lane = self.lanes.get(ack.shard)
@@ -141,7 +141,7 @@ def views_do_not_matter() -> Iterator[None]:
         return (state.state, message.cluster, message.shard) == ("up", state.cluster, state.shard)
 
     with (
-        replaced(shard.replica, "accepts", accepted),
+        replaced(Admission, "admit", admitted),
         replaced(Inserts, "on_ack", acked),
         replaced(Replica, "_is_mine", is_mine),
     ):

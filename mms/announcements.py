@@ -80,7 +80,7 @@ class Announcements:
         """Whether a server may not know the placement of its shard or of other shards."""
         placement = self._state.placements.get(server.shard)
         return (
-            message.placed != (placement.state if placement is not None else "")
+            message.shard_state != (placement.state if placement is not None else "")
             or message.state == "starting"
             or message.lease < self.placements_changed_at
             or server.is_behind

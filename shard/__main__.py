@@ -1,9 +1,9 @@
 """The process of one storage server: `python -m shard --config cluster.toml --node NAME`.
 
 Logs to stderr; one `ready` line there once it listens. SIGTERM or SIGINT: a clean stop, which
-flushes and leaves a checkpoint, exit 0. Exit codes: 1 the port or the directory is in use, or the
-last flush failed; 2 bad usage or cluster file; 70 it stopped because to go on would do harm.
-Rule: the checkpoint is taken before the first message (docs/protocol.md, section 9).
+flushes and writes a checkpoint, exit 0. Exit codes: 1 the port or the directory is in use, or the
+last flush failed; 2 bad usage or cluster file; 70 the server stopped to prevent harm.
+The old checkpoint is used up before the first message (docs/protocol.md, section 9).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a storage server until it is told to stop; return the exit code."""
+    """Run a storage server until a stop signal; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m shard", description="A storage server.")
     parser.add_argument("--config", type=Path, required=True, help="the cluster file")
     parser.add_argument("--node", required=True, help="the server's name in it")
@@ -63,7 +63,7 @@ def run(config: ClusterConfig, name: str) -> None:
     """Run the storage server `name` until SIGTERM or SIGINT.
 
     Raises:
-        ZiplogError: it cannot start, or it could not stop cleanly; says why and what to do.
+        ZiplogError: it could not start, or stop cleanly; the text gives the reason.
 
     """
     configure(name)
@@ -83,7 +83,7 @@ def run(config: ClusterConfig, name: str) -> None:
 
 
 def replica_config(config: ClusterConfig, name: str) -> ReplicaConfig:
-    """Return what the replica `name` has to know of the cluster.
+    """Return the configuration of the replica `name`.
 
     Raises:
         ConfigError: no storage server has this name.
@@ -136,7 +136,7 @@ def _serve(
     store: SegmentStore,
     reserve_bytes: int,
 ) -> None:
-    # A signal from here on must find the handlers that leave a checkpoint again.
+    # From here on, only the handlers that write a checkpoint may receive a signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     checkpoint = directory.read_checkpoint()
     limbo = directory.was_used and checkpoint is None
@@ -154,11 +154,11 @@ def _serve(
     try:
         store.start(driver.post)
         keeper = _keep_archive(identity, directory, store, replica, driver, reserve_bytes)
-        # Only now: a start that the system refuses leaves the checkpoint to the next one.
+        # Only now: if the system refuses a resource above, the next start needs the checkpoint.
         directory.use_up_checkpoint()
     except (OSError, RuntimeError) as error:
         raise UnavailableError(
-            f"the system refuses a file, pipe or thread ({error}): raise the limits (ulimit -n,"
+            f"the system refused a file, pipe or thread ({error}): raise the limits (ulimit -n,"
             " ulimit -u) or stop other processes, and start the server again"
         ) from error
     log = structlog.get_logger()
@@ -171,15 +171,15 @@ def _serve(
         limbo=limbo,
     )
     run_process(driver, transport)
-    # Nothing is sent any more, and its connections' descriptors may be needed for the last files.
+    # Nothing more is sent, and the last files may need the descriptors of the connections.
     transport.close()
     for entry in replica.part():
         store.append(entry)
     checkpoint = replica.checkpoint()
     if not store.close():
         raise UnavailableError(
-            f"no room in {directory.segments} for the last records: they are lost here, and the"
-            " next start will wait for recovery"
+            f"no room in {directory.segments} for the last records: they are lost on this server,"
+            " and the next start will wait for recovery"
         )
     _leave(directory, checkpoint)
     keeper.stop()
@@ -194,7 +194,7 @@ def _keep_archive(
     driver: Driver,
     reserve_bytes: int,
 ) -> Keeper:
-    """Have blocks of sealed segments served from now on (docs/protocol.md, section 14.2)."""
+    """Start the archive: it serves blocks of sealed segments (docs/protocol.md, 14.2)."""
     board = Board()
     host = identity.endpoint.rpartition(":")[0].strip("[]")
     arguments = [

@@ -1,13 +1,13 @@
 """A storage server: one replica of one shard, as a deterministic node.
 
-    starting --LeaseAnnounced--> up (with a data directory that is not the known one: limbo)
+    starting --LeaseAnnounced--> up (limbo, if the shard knows another data directory)
     up --Freeze--> frozen --ViewDecided--> joined --LeaseAnnounced--> up, in the next view
-    limbo (after a crash, or when a higher view is heard of) --ViewDecided, the log--> joined
+    limbo (after a crash, or a message of a higher view) --ViewDecided, the log--> joined
 
-It refuses what is not of its cluster, shard and view, keeps the sessions, and hands the rest to
-its parts: `primary` or `backup` for inserts, `readers`, `membership` for leases, `rate`,
-`departure`, `health`, `recovery` and `joining`. Any message may be lost, late, twice, of an older
-view, or from a server that forgot (docs/protocol.md, sections 3 to 11, 13).
+The replica refuses messages of another cluster, shard or view, keeps the sessions, and dispatches
+to its parts: `Primary` or `Backup` for inserts, `Readers`, `LeaseUpdates`, `RateReporter`,
+`Draining`, and the modules of `shard.recovery`. Any message may be lost, delayed, duplicated, of an
+older view, or from a server that lost its state (docs/protocol.md, sections 3 to 11, 13).
 
 Invariants: `check()`, and those of the parts.
 """
@@ -16,16 +16,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from crc32c import crc32c
-
-from shard.membership.draining import Departure
-from shard.membership.heartbeat import Heart
-from shard.membership.lease_updates import Membership
-from shard.ordering.admission import accepts, may_open, put_off, take
+from shard.membership.draining import Draining
+from shard.membership.heartbeat import HeartbeatSender
+from shard.membership.lease_updates import LeaseUpdates
+from shard.ordering.admission import Admission
 from shard.ordering.backup import Backup
 from shard.ordering.lag_fix import LagFix
 from shard.ordering.primary import Primary
-from shard.ordering.rate import Rates
+from shard.ordering.rate import RateReporter
 from shard.recovery.checkpoint import save, start
 from shard.recovery.failure_detector import STALE_NS, Health
 from shard.recovery.participant import Recovery
@@ -98,32 +96,33 @@ class Replica:
         incarnation: int,
         now: int,
     ) -> None:
-        """Start with what the store and the checkpoint hold.
+        """Start from the store and the checkpoint.
 
-        `limbo`: the server ran before and left no checkpoint. `incarnation`: random, new in every
-        process. `now`: monotonic nanoseconds.
+        `limbo`: the server ran before and left no checkpoint. `incarnation`: a random number of
+        this process. `now`: monotonic nanoseconds.
         """
         self._state: Final = ReplicaState(config, store, incarnation)
         self._now = now
-        goes_on = start(self._state, checkpoint, now, limbo=limbo)
+        resumes = start(self._state, checkpoint, now, limbo=limbo)
         self._health: Final = Health(self._state, now)
         self._recovery: Final = Recovery(self._state)
         self._repair: Final = Repair(self._state, self._recovery)
+        self._admission: Final = Admission(self._state)
         self._lag_fix: Final = LagFix(self._state)
         self._primary: Primary | None = None
         self._backup: Backup | None = None
-        self._role = self._take_role()
+        self._role = self._create_role()
         self._readers = Readers(self._state, self._guesses)
-        if goes_on:
+        if resumes:
             self._role.restore()
         self._connected = False
-        self._rates: Final = Rates(self._state, now)
-        self._heartbeat: Final = Heart(self._state, self._rates, now)
+        self._rates: Final = RateReporter(self._state, now)
+        self._heartbeat: Final = HeartbeatSender(self._state, self._rates, now)
         self._marks: Final = Marks(self._state)
-        if goes_on:
-            self._marks.soon(now)  # what became stable just before it stopped
-        self._membership: Final = Membership(self._state)
-        self._departure: Final = Departure(self._state)
+        if resumes:
+            self._marks.soon(now)  # for entries that became stable just before the stop
+        self._membership: Final = LeaseUpdates(self._state)
+        self._draining: Final = Draining(self._state)
         self._handlers: Final[dict[type[Message], Callable[[bytes, Any], None]]] = {
             Insert: self._insert,
             Settled: self._settled,
@@ -149,8 +148,8 @@ class Replica:
             Fetched: self._fetched,
         }
 
-    def _take_role(self) -> Primary | Backup:
-        """Begin as the primary or a backup of a view."""
+    def _create_role(self) -> Primary | Backup:
+        """Create the primary's or the backup's part for a view."""
         if self._state.server == 0:
             self._primary = Primary(self._state, self._lag_fix)
             return self._primary
@@ -161,39 +160,39 @@ class Replica:
     def _guesses(self) -> Guesses | None:
         return self._backup.guesses if self._backup is not None else None
 
-    # --- the one door ---
+    # --- events ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.core.node`."""
+        """Process one event; see `ziplog.core.node`."""
         if now - self._now > STALE_NS:
             self._health.missed(now)
-            self._state.sessions.forgive(now)
+            self._state.sessions.reset_idle_time(now)
         self._now = now
         if isinstance(event, Received):
             handler = self._handlers.get(type(event.message))
             if handler is not None:
                 handler(event.src, event.message)
             else:
-                self._complain(event.src, event.message, "a storage server takes none")
+                self._report_bad_message(event.src, event.message, "a storage server accepts none")
         elif isinstance(event, BatchEnd):
-            self._drained()
+            self._on_batch_end()
         elif isinstance(event, Wakeup):
-            self._woke()
+            self._tick()
         elif isinstance(event, Persisted):
-            self._persisted(event.fseq)
-            self._drained()
+            self._on_persisted(event.fseq)
+            self._on_batch_end()
         elif isinstance(event, StorageChanged):
             self._state.full = event.full
         elif isinstance(event, Pressed):
             self._health.pressed(now, unread=event.unread)
         elif isinstance(event, ArchiveOpened):
             self._state.archive_port = event.port
-        out = self._state.out
-        self._state.out = []
+        out = self._state.effects
+        self._state.effects = []
         return out
 
     def next_wakeup(self) -> int | None:
-        """Return when this node wants to be woken."""
+        """Return the time of the next wakeup, in ns."""
         if not self._connected or self._readers.has_work:
             return self._now
         earliest = min(self._heartbeat.due, self._rates.silence_due)
@@ -205,7 +204,7 @@ class Replica:
             if due is not None and due < earliest:
                 earliest = due
         parts = (
-            self._health, self._repair, self._recovery.joining, self._membership, self._departure,
+            self._health, self._repair, self._recovery.joining, self._membership, self._draining,
         )  # fmt: skip
         for part in parts:
             due = part.next_wakeup() if part is not None else None
@@ -213,61 +212,40 @@ class Replica:
                 earliest = due
         return earliest
 
-    def _complain(self, src: bytes, message: Message, why: str) -> None:
-        self._state.out.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
+    def _report_bad_message(self, src: bytes, message: Message, why: str) -> None:
+        self._state.effects.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
 
     # --- inserts and the stream ---
 
     def _insert(self, route: bytes, message: Insert) -> None:
-        state = self._state
-        if not accepts(state, route, message):
-            return
-        session = state.sessions.by_client.get(message.client)
-        if session is None and not may_open(state, route, message, self._now):
-            return
-        session = state.sessions.open(message.client, self._now)
-        if message.first_incomplete > session.first_incomplete:
-            self._role.settled(session, message.first_incomplete, self._now)
-        state.last_insert = self._now
-        unit = session.units.get(message.seq)
-        if unit is None:
-            unit = take(state, route, message, session, self._now)
-            if unit is not None and not self._role.arrived(session, unit, self._now):
-                put_off(state, route, session, message, "too many inserts are waiting")
-        elif unit.checksum != crc32c(message.body) or unit.count != message.count:
-            detail = f"seq {message.seq} was used for other records"
-            state.refuse(route, message.seq, "identity-reused", detail)
-        else:
-            unit.copy = max(unit.copy, message.copy)
-            unit.route = route
-            self._role.copied(unit, message.since)
-        if state.placed == "leaving":
-            self._departure.answer(route, session, self._now)
+        session = self._admission.admit(route, message, self._role, self._now)
+        if session is not None and self._state.shard_state == "leaving":
+            self._draining.send_leaving(route, session, self._now)
 
     def _settled(self, _route: bytes, message: Settled) -> None:
-        """Forget what a client calls settled; who is not known here needs no session for that."""
+        """Forget completed units of a client; an unknown client gets no session."""
         state = self._state
         session = state.sessions.by_client.get(message.client)
         if session is None or not self._is_mine(message):
             return
         session.last_seen = self._now
         if message.first_incomplete > session.first_incomplete:
-            self._role.settled(session, message.first_incomplete, self._now)
+            self._role.on_settled(session, message.first_incomplete, self._now)
 
     def _forward(self, _route: bytes, message: Forward) -> None:
         if self._backup is not None and self._is_mine(message):
-            news = self._backup.forwarded(message, self._now)
+            news = self._backup.on_forward(message, self._now)
             if news:
-                self._stabilised(news)
+                self._on_stable(news)
 
     def _report(self, _route: bytes, message: Report) -> None:
         if self._primary is not None and self._is_mine(message):
-            self._primary.reported(message, self._now)
+            self._primary.on_report(message, self._now)
             self._stabilise()
 
     def _resend(self, route: bytes, message: Resend) -> None:
         if self._primary is not None and self._is_mine(message):
-            self._primary.resend(route, message)
+            self._primary.on_resend(route, message)
 
     def _is_mine(self, message: Forward | Report | Resend | Settled) -> bool:
         state = self._state
@@ -282,15 +260,15 @@ class Replica:
         assert self._primary is not None
         news = self._primary.stabilise(self._now)
         if news:
-            self._stabilised(news)
+            self._on_stable(news)
 
-    def _stabilised(self, news: list[Entry]) -> None:
-        self._readers.stabilised(news)
+    def _on_stable(self, news: list[Entry]) -> None:
+        self._readers.on_stable(news)
         self._marks.soon(self._now)
 
     # --- readers ---
 
-    def _reads(self, message: Message, shard: int) -> bool:
+    def _is_readable(self, message: Message, shard: int) -> bool:
         state = self._state
         return (
             message.cluster == state.cluster
@@ -300,40 +278,40 @@ class Replica:
         )
 
     def _read(self, route: bytes, message: Read) -> None:
-        if self._reads(message, message.shard):
+        if self._is_readable(message, message.shard):
             self._readers.read(route, message)
 
     def _subscribe(self, route: bytes, message: Subscribe) -> None:
-        if self._reads(message, message.shard):
+        if self._is_readable(message, message.shard):
             self._readers.subscribe(route, message, self._now)
 
     def _credit(self, route: bytes, message: Credit) -> None:
-        if self._reads(message, message.shard):
+        if self._is_readable(message, message.shard):
             self._readers.renew(route, message, self._now)
 
     def _unsubscribe(self, _route: bytes, message: Unsubscribe) -> None:
-        if self._reads(message, message.shard):
+        if self._is_readable(message, message.shard):
             self._readers.unsubscribe(message)
 
     def _tail(self, route: bytes, message: Tail) -> None:
-        if self._reads(message, message.shard) and self._state.state in {"up", "joined"}:
+        if self._is_readable(message, message.shard) and self._state.state in {"up", "joined"}:
             self._readers.tail(route, message)
 
     def _outline(self, route: bytes, message: Outline) -> None:
-        if self._reads(message, message.shard):
+        if self._is_readable(message, message.shard):
             self._readers.outline(route, message)
 
     def _want(self, route: bytes, message: Want) -> None:
-        if self._reads(message, message.shard) and self._state.state == "up":
+        if self._is_readable(message, message.shard) and self._state.state == "up":
             if self._primary is not None:
-                self._primary.wanted(route, message, self._now)
+                self._primary.on_want(route, message, self._now)
             else:
                 self._state.last_want = self._now
 
     def _ahead(self, _route: bytes, message: Ahead) -> None:
         state = self._state
         if self._primary is not None and state.state == "up" and message.cluster == state.cluster:
-            self._primary.heard_of(message.gsn, self._now)
+            self._primary.on_ahead_hint(message.gsn, self._now)
 
     # --- the membership service ---
 
@@ -343,82 +321,82 @@ class Replica:
             return
         is_first = state.clock.last is None
         if self._backup is not None:
-            self._backup.guesses.note_epochs()
-        told = self._membership.announced(message, self._now)
-        if told is None:
+            self._backup.guesses.record_epochs()
+        update = self._membership.on_lease_announced(message, self._now)
+        if update is None:
             return
         if self._primary is not None:
-            self._lag_fix.announced(message.placements)
+            self._lag_fix.on_lease_announced(message.placements)
         self._health.touched(self._now)
         self._health.is_recovering = self._membership.is_recovering
-        if told.left_for:
-            self._leave(told.left_for)
-        elif told.view_begins:
+        if update.left_for:
+            self._leave(update.left_for)
+        elif update.view_begins:
             self._begin_view()
         if message.trim > state.trim:
             self._trim(message.trim)
         if state.has_gap or is_first:
-            self._heartbeat.due = self._now  # it says what is held, and so what is missing
-        if told.has_leases:
+            self._heartbeat.due = self._now  # the service then sends the missing leases
+        if update.has_leases:
             self._marks.soon(self._now)
-            self._readers.stabilised([])
-        may_place = told.has_leases or state.is_leaving  # or may have to be refused
+            self._readers.on_stable([])
+        may_place = update.has_leases or state.is_leaving  # or units may have to be refused
         if may_place and self._primary is not None and state.state == "up":
-            self._primary.leased(self._now)
-        if state.is_out:
-            self._ended()
+            self._primary.on_lease(self._now)
+        if state.has_no_positions:
+            self._on_no_positions()
 
     def _lease_history(self, route: bytes, message: LeaseHistory) -> None:
         if not self._membership.is_from_service(route, message):
             return
         if self._primary is None or message.cluster != self._state.cluster:
             return
-        if self._primary.answered(message):
-            # This server misses leases; what it has, and so what it needs, is in its heartbeat.
+        if self._primary.on_lease_history(message):
+            # This server misses leases: its heartbeat reports the last one that it holds.
             self._heartbeat.due = self._now
 
     def _trim(self, gsn: int) -> None:
         self._state.trim = gsn
         self._state.store.trim(gsn)
-        self._readers.trimmed()
+        self._readers.on_trim()
         self._marks.trimmed()
         self._heartbeat.due = self._now
 
     # --- the end of a batch, and time ---
 
-    def _drained(self) -> None:
+    def _on_batch_end(self) -> None:
         state = self._state
         if state.state != "up":
             pass
         elif self._primary is not None:
             if not self._primary.has_backups:
                 self._stabilise()
-            self._primary.drained(self._now)
+            self._primary.on_batch_end(self._now)
         elif self._backup is not None:
-            news = self._backup.drained(self._now)
+            news = self._backup.on_batch_end(self._now)
             if news:
-                self._stabilised(news)
+                self._on_stable(news)
         if self._readers.has_work:
             self._readers.catch_up()
         if state.damaged is not None:
             (gsn, why), state.damaged = state.damaged, None
             self._repair.needed(gsn, why, self._now)
-        if state.is_out or state.is_sealed:
-            self._departure.drained(self._now)
+        if state.has_no_positions or state.is_sealed:
+            self._draining.on_batch_end(self._now)
         if self._now >= self._rates.due:
-            self._rates.look(self._now)
-        self._heartbeat.drained(self._now)
+            self._rates.sample(self._now)
+        self._heartbeat.on_batch_end(self._now)
 
-    def _woke(self) -> None:
+    def _tick(self) -> None:
         if not self._connected:
             self._connect()
-        self._look()
+        self._check_lease_end()
         if self._state.state == "up":
             if self._primary is not None:
-                self._primary.woke(self._now)
-                self._departure.woke(self._now, has_undecided=self._primary.has_undecided)
+                self._primary.tick(self._now)
+                self._draining.tick(self._now, has_undecided=self._primary.has_undecided)
             elif self._backup is not None:
-                self._backup.woke(self._now)
+                self._backup.tick(self._now)
         self._health.woke(self._now, self._recovery.claim)
         if self._recovery.joining is not None:
             self._recovery.joining.woke(self._now)
@@ -427,40 +405,40 @@ class Replica:
         self._repair.needed_in_limbo(self._now)
         self._repair.woke(self._now)
         if self._now >= self._heartbeat.due:
-            self._heartbeat.beat(self._now)
-            self._readers.forget_silent(self._now)
+            self._heartbeat.send(self._now)
+            self._readers.drop_idle(self._now)
             if self._state.state == "up":
                 self._role.expire_sessions(self._now)
         self._marks.woke(self._now)
 
-    def _look(self) -> None:
-        """Look at the time: the shard's last lease may be over."""
-        if not self._state.is_out and self._membership.look(self._now):
-            self._ended()
+    def _check_lease_end(self) -> None:
+        """Check whether the shard's last lease is over."""
+        if not self._state.has_no_positions and self._membership.tick(self._now):
+            self._on_no_positions()
 
-    def _ended(self) -> None:
+    def _on_no_positions(self) -> None:
         if self._state.state == "up":
-            self._role.ended(self._now)
+            self._role.on_no_positions(self._now)
 
     def _connect(self) -> None:
         config = self._state.config
         self._connected = True
         for node in (*config.mms, *config.handlers, *config.replicas):
             if node.name != config.name:
-                self._state.out.append(Connect(node.name.encode(), node.endpoint))
+                self._state.effects.append(Connect(node.name.encode(), node.endpoint))
 
-    def _persisted(self, fseq: int) -> None:
-        # It may have been said before the log was cut, of entries that are void now.
+    def _on_persisted(self, fseq: int) -> None:
+        # The report may precede a cut of the log, and cover entries that were removed.
         fseq = min(fseq, self._state.store.flushed_fseq)
         self._state.persisted = max(self._state.persisted, fseq)
         if self._state.state != "up":
             self._recovery.persisted()
             self._join()
         elif self._primary is not None:
-            self._primary.persisted(fseq, self._now)
+            self._primary.on_persisted(fseq, self._now)
             self._stabilise()
         elif self._backup is not None:
-            self._backup.persisted(fseq)
+            self._backup.on_persisted(fseq)
 
     # --- recovery ---
 
@@ -477,7 +455,7 @@ class Replica:
         """Whether a message came over this server's own connection to the failure handler."""
         state = self._state
         if not any(route == node.name.encode() for node in state.config.handlers):
-            self._complain(route, message, "it is not from the failure handler")
+            self._report_bad_message(route, message, "it is not from the failure handler")
             return False
         self._health.touched(self._now)
         is_mine = message.cluster == state.cluster and message.shard == state.shard
@@ -488,7 +466,7 @@ class Replica:
             return
         promised: list[HeldUnit] = []
         if self._backup is not None and self._state.state in {"up", "frozen"}:
-            self._backup.guesses.note_epochs()
+            self._backup.guesses.record_epochs()
             promised = list(self._backup.guesses.promised.values())
         if self._recovery.freeze(route, message, promised, self._now):
             self._health.hurry(self._now)
@@ -500,13 +478,13 @@ class Replica:
             return
         if self._recovery.decided(message, self._now):
             self._health.hurry(self._now)
-            if message.is_confirmed:  # nobody will go back behind this view
-                self._stabilised(state.stream.stabilise(state.stream.last))
+            if message.is_confirmed:  # no recovery goes back before this view
+                self._on_stable(state.stream.stabilise(state.stream.last))
 
     def _fetch(self, route: bytes, message: Fetch) -> None:
         state = self._state
         is_in_view = state.state in {"up", "joined"} and message.view == state.view
-        # In limbo nobody's view tells anything: an entry's own does.
+        # In limbo, the server's view means nothing; each entry has its own view.
         is_in_limbo = state.state == "limbo" and message.view == 0
         if (
             message.cluster == state.cluster
@@ -522,14 +500,14 @@ class Replica:
         if message.cluster != state.cluster or message.shard != state.shard:
             return
         if self._repair.fetched(route, message, self._now):
-            self._join()  # that may have been all that was missing
+            self._join()  # the entries may have been all that was missing
             return
         if self._recovery.fetched(route, message, self._now):
-            self._readers.dismiss()
+            self._readers.close_all()
         self._join()
 
     def _join(self) -> None:
-        """Join the view, if all of it is here."""
+        """Join the view, if its log is complete here."""
         if self._recovery.joined(self._now):
             self._readers = Readers(self._state, self._guesses)
             self._health.hurry(self._now)
@@ -537,50 +515,50 @@ class Replica:
         self._repair.needed_in_limbo(self._now)
 
     def _leave(self, view: int) -> None:
-        """Stop: the shard has gone on without this server."""
+        """Leave the view: the shard continues without this server."""
         self._recovery.leave(view)
-        self._readers.dismiss()
+        self._readers.close_all()
         self._health.hurry(self._now)
         self._heartbeat.due = self._now
 
     def _begin_view(self) -> None:
-        """All replicas have joined: the view begins."""
-        self._stabilised(self._recovery.begin(self._now))
-        self._role = self._take_role()
+        """Begin the view: all replicas have joined."""
+        self._on_stable(self._recovery.begin(self._now))
+        self._role = self._create_role()
         self._role.restore()
         self._readers.begin_view(self._guesses)
         self._health.begin_view(self._now)
         self._heartbeat.due = self._now
 
     def _locate(self, route: bytes, message: Locate) -> None:
-        if self._reads(message, message.shard) and self._state.state in {"up", "joined"}:
+        if self._is_readable(message, message.shard) and self._state.state in {"up", "joined"}:
             self._readers.locate(route, message, self._now)
 
     def _sync(self, route: bytes, message: Sync) -> None:
-        if self._reads(message, message.shard) and self._state.state == "up":
+        if self._is_readable(message, message.shard) and self._state.state == "up":
             if message.view != self._state.view:
                 detail = f"the view is {self._state.view}"
                 self._state.refuse(route, message.request, "wrong-view", detail)
             elif self._primary is not None:
-                self._primary.sync(route, message)
+                self._primary.on_sync(route, message)
 
     @property
     def known(self) -> tuple[int, int, int]:
         """The cluster's number (0: not known yet), the last stable entry, the trim point.
 
-        All of it stays so. From any thread.
+        The values only grow. Safe to read from any thread.
         """
         state = self._state
         return state.cluster, state.stream.stable, state.trim
 
     def part(self) -> list[Entry]:
-        """Return what the store is to take last: a mark of what is stable, if it is not there."""
+        """Return the last entries for the store: a watermark record, if it is not stored."""
         self._marks.write()
-        out, self._state.out = self._state.out, []
+        out, self._state.effects = self._state.effects, []
         return [effect.entry for effect in out if isinstance(effect, Persist)]
 
     def checkpoint(self) -> bytes:
-        """Return what a clean restart needs. Nothing may be stepped after it."""
+        """Return the checkpoint of a clean stop. No event may follow it."""
         return save(self._state)
 
     def check(self) -> None:

@@ -1,6 +1,6 @@
-"""Scripted participants for the world: a client that inserts and retries, a reader that follows.
+"""Scripted nodes for the world: a client that inserts and retries, a subscribing reader.
 
-They are much simpler than the real ones and written apart from them, so that they can judge.
+They are much simpler than the real ones, and independent of them, so they can check results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """One unit that a client wants to have placed."""
+    """One unit that a client inserts."""
 
     shard: int
     seq: int
@@ -35,10 +35,10 @@ class Job:
     #: The newest ack of each server.
     acks: dict[int, wire.InsertAck] = field(default_factory=dict)
     gsns: list[int] | None = None
-    #: Every backup had guessed where the primary would put it.
+    #: Every backup had guessed its slots right.
     fast: bool = False
     refused: str = ""
-    #: Its client does not send it again.
+    #: Its client does not retransmit it.
     abandoned: bool = False
     retry_at: int = 0
 
@@ -48,16 +48,16 @@ class Job:
 
 
 class Client:
-    """Inserts units, each with one identity, until all replicas agree where it is (D8)."""
+    """Inserts units, each with one identity, until all replicas agree on its slots (D8)."""
 
     def __init__(self, name: str, f: int, *, retry_ns: int = 20 * MS) -> None:
         self.name = name
         self.id = name.encode().rjust(16, b".")
         self.f = f
         self.retry_ns = retry_ns
-        #: By shard and seq.
+        #: All jobs, by shard and seq.
         self.jobs: dict[tuple[int, int], Job] = {}
-        #: Those that are not over, and perhaps some that are.
+        #: The jobs that are not over, and perhaps some that are.
         self._open: list[Job] = []
         self._next_seq: dict[int, int] = {}
         self.out: list[Effect] = []
@@ -93,20 +93,20 @@ class Client:
         return job
 
     def is_stuck(self, job: Job) -> bool:
-        """Whether nothing will happen to a job any more: it is over, or waits for what is not."""
+        """Whether a job cannot progress: it is over, or waits for an abandoned predecessor."""
         if job.is_over or job.abandoned:
             return True
         before = self.jobs.get((job.shard, job.predecessor))
         return before is not None and before.gsns is None and self.is_stuck(before)
 
-    def _those_open(self) -> list[Job]:
+    def _open_jobs(self) -> list[Job]:
         """Return the jobs that are not over, in the order in which they began."""
         self._open = [job for job in self._open if not job.is_over]
         return self._open
 
     def first_incomplete(self, shard: int) -> int:
-        """Return the lowest seq whose fate is open. A client never forgets an abandoned one."""
-        open_seqs = [job.seq for job in self._those_open() if job.shard == shard]
+        """Return the lowest seq without an outcome. A client never forgets an abandoned one."""
+        open_seqs = [job.seq for job in self._open_jobs() if job.shard == shard]
         return min(open_seqs, default=self._next_seq.get(shard, 1))
 
     def _message(self, job: Job) -> wire.Insert:
@@ -119,7 +119,7 @@ class Client:
         if isinstance(event, Received):
             self._receive(event.message)
         elif isinstance(event, Wakeup) and not self.stopped:
-            for job in self._those_open():
+            for job in self._open_jobs():
                 if not job.abandoned and now >= job.retry_at:
                     job.retry_at = now + self.retry_ns
                     for name in shard_names(job.shard, self.f):
@@ -153,7 +153,7 @@ class Client:
     def next_wakeup(self) -> int | None:
         if self.stopped:
             return None
-        due = [job.retry_at for job in self._those_open() if not job.abandoned]
+        due = [job.retry_at for job in self._open_jobs() if not job.abandoned]
         return min(due, default=None)
 
     def check(self) -> None:
@@ -161,7 +161,7 @@ class Client:
 
 
 class Reader:
-    """Follows one shard at one server from a position on, and never passes a gap (D44)."""
+    """Subscribes to one shard at one server, and never passes a gap (D44)."""
 
     def __init__(
         self, name: str, server: str, shard: int, *, start: int = 1, random: Random | None = None
@@ -178,7 +178,7 @@ class Reader:
         self.number = 0
         self.credit = 0
         self.used = 0
-        #: How much more credit each sign of life grants.
+        #: Credit that each renewal grants, in bytes.
         self.grant = 1 << 20
         self.renew_at = 0
         self.stopped = False
@@ -206,7 +206,7 @@ class Reader:
         )
 
     def _is_lost(self, message: Any) -> bool:
-        """Take what came; whether the subscription must begin again."""
+        """Handle a message; return whether the subscription must restart."""
         if isinstance(message, wire.Refused) and message.request == self.number:
             self.refusals.append(message.code)
             return message.code == "unknown-subscription"
@@ -224,16 +224,16 @@ class Reader:
             self.used += len(unit.body) + 64
             assert unit.gsns[-1] < message.frontier
         if message.units:
-            # Credit may be passed by the one unit that was sent last.
+            # The last unit sent may exceed the credit.
             before = self.used - len(message.units[-1].body) - 64
             assert before <= self.credit, f"{before} bytes were sent, {self.credit} allowed"
         self.frontier = message.frontier
-        self._take_leases(message.leases)
+        self._add_leases(message.leases)
         if message.frontier > message.start:
             assert self.frontier <= self.leases[-1].last.stop, "a lease was passed"
         return False
 
-    def _take_leases(self, runs: list[LeaseRun]) -> None:
+    def _add_leases(self, runs: list[LeaseRun]) -> None:
         for run in runs:
             if self.leases and run.last.number <= self.leases[-1].last.number:
                 continue
@@ -246,20 +246,20 @@ class Reader:
         return None if self.trimmed is not None or self.stopped else self.renew_at
 
     def check(self) -> None:
-        """What was looked at stays as it is: more only comes behind it."""
+        """Check that delivered records never change."""
         gsns = [gsn for gsn, _ in self.delivered[max(self._checked - 1, 0) :]]
         assert all(a < b for a, b in pairwise(gsns)), "not in gsn order"
         self._checked = len(self.delivered)
 
 
 class Service:
-    """The membership service: answers lease queries, announces leases again on heartbeats."""
+    """The membership service: answers lease queries, repeats announcements on heartbeats."""
 
     def __init__(self) -> None:
         self.runs: list[LeaseRun] = []
         self.announcement: wire.LeaseAnnounced | None = None
         self.heartbeats: dict[str, wire.Heartbeat] = {}
-        #: When the last lease begins or began.
+        #: Begin time of the last lease.
         self.begins = 0
         self.silent = False
 

@@ -1,7 +1,7 @@
-"""What must hold of a world of storage servers, at every moment and when all is quiet.
+"""Invariants of a world of storage servers, at every moment and when all is quiet.
 
-Written against stores and messages, not against the code under test. The letters are those of
-the invariants that were model-checked: AckedStays, StableAgree, NoDup, DelivAgree.
+They use stores and messages, not the code under test. The names are those of the model-checked
+invariants: AckedStays, StableAgree, NoDup, DelivAgree.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def replicas_of(world: World, shard: int, f: int) -> list[Replica]:
 
 
 def decided(world: World, name: str) -> list[Entry]:
-    """Return all that a server ever decided or applied, in order."""
+    """Return all entries that a server decided or applied, in order."""
     return [entry for entry in world.stores[name].history if entry.fseq]
 
 
@@ -37,7 +37,7 @@ def places(world: World, name: str) -> list[Place]:
 
 
 def check_held(world: World, client: Client, jobs: Iterable[Job]) -> None:
-    """AckedStays: every replica holds a completed unit where the client was told, now."""
+    """AckedStays: every replica holds each completed unit at the acked slots."""
     by_unit: dict[str, dict[tuple[bytes, int], list[Place]]] = {}
     for job in jobs:
         assert job.gsns is not None
@@ -72,7 +72,7 @@ def check_always(world: World, shards: int, f: int, clients: Sequence[Client]) -
         for name, backup in zip(names[1:], backups, strict=True):
             applied = backup._state.stream
             assert stream.stable <= applied.last, "stable, but not at every replica"
-            # The only backup knows by itself what both hold.
+            # The only backup determines by itself what both hold.
             assert applied.stable <= (stream.last if f == 1 else stream.stable)
             assert applied.durable <= stream.durable
             history = decided(world, name)
@@ -96,8 +96,8 @@ def check_quiet(
         states = [replica._state for replica in replicas_of(world, shard, f)]
         assert len({state.frontier for state in states}) == 1, "frontiers differ"
         for state in states:
-            assert state.stream.stable == state.stream.last, "something never became stable"
-        assert states[0].stream.durable == states[0].stream.last, "something is never durable"
+            assert state.stream.stable == state.stream.last, "an entry never became stable"
+        assert states[0].stream.durable == states[0].stream.last, "an entry never became durable"
         placed = {(p.client, p.seq): p for p in places(world, names[0])}
         assert len(placed) == len(places(world, names[0])), "NoDup: a unit is at two positions"
         for client in clients:
@@ -134,14 +134,14 @@ def _check_jobs(client: Client, shard: int, placed: dict[tuple[bytes, int], Plac
     for (at, seq), job in client.jobs.items():
         place = placed.get((client.id, seq)) if at == shard else None
         if place is None:
-            assert at != shard or job.gsns is None, "a completed unit is nowhere"
+            assert at != shard or job.gsns is None, "a completed unit is missing"
             continue
         assert job.gsns in (None, place.gsns)
         assert place.body == job.body
         assert place.gsns[0] > job.after, "not after the rid that it names"
         before = placed.get((client.id, job.predecessor))
         if before is not None:
-            assert before.gsns[-1] < place.gsns[0], "not after the unit that it follows"
+            assert before.gsns[-1] < place.gsns[0], "not after its predecessor"
 
 
 def check_reader(world: World, reader: Reader) -> None:
@@ -155,4 +155,4 @@ def check_reader(world: World, reader: Reader) -> None:
     if reader.trimmed is not None:
         expected = expected[: len(reader.delivered)]
         assert reader.frontier < reader.trimmed
-    assert reader.delivered == expected, f"{reader.name} was told another log"
+    assert reader.delivered == expected, f"{reader.name} received another log"

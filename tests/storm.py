@@ -1,4 +1,4 @@
-"""A storm: random inserts, losses, restarts, leases, readers and trims, then quiet, then a verdict.
+"""A storm: random inserts, losses, restarts, leases, readers and trims; then quiet and checks.
 
 Everything random comes from one seeded generator, and time is virtual: a seed that fails once
 fails always.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weather:
-    """How bad it is."""
+    """The fault rates of a storm."""
 
     shards: int = 2
     f: int = 1
@@ -50,13 +50,13 @@ class Weather:
     durability: Literal["memory", "disk"] = "memory"
     restarts: bool = True
     trims: bool = False
-    #: How many inserts are sent once and never again.
+    #: Share of inserts that are sent once and never retransmitted.
     abandoned: float = 0.1
     flush_us: int = 500
 
 
 class Storm:
-    """One run."""
+    """One run of a storm."""
 
     def __init__(self, seed: int, weather: Weather) -> None:
         self.weather = weather
@@ -111,10 +111,10 @@ class Storm:
         delay = self.random.choice((0, 0, 10, 40)) * MS
         self._commit(LeaseRun(first, count, last), delay)
 
-    # --- what happens ---
+    # --- actions ---
 
     def run(self) -> None:
-        """Let it storm, then let it be quiet, and check everything."""
+        """Run the storm, let it settle, and check everything."""
         events = [self.insert] * 12 + [self.burst] * 2 + [self.grant] * 2 + [self.want, self.read]
         events += [self.restart] if self.weather.restarts else []
         events += [self.trim_some] if self.weather.trims else []
@@ -129,7 +129,7 @@ class Storm:
         random, weather = self.random, self.weather
         client = random.choice(self.clients)
         shard = random.randrange(weather.shards)
-        # What follows an abandoned unit waits for ever.
+        # The successors of an abandoned unit wait for ever.
         mine = [seq for (at, seq), job in client.jobs.items() if at == shard and not job.abandoned]
         predecessor = random.choice([0, 0, mine[-1], random.choice(mine)]) if mine else 0
         servers = range(weather.f + 1)
@@ -154,7 +154,7 @@ class Storm:
             ahead = random.randrange(2 * self.weather.epoch_size)
             return min(stop - 1, max(known, default=1) + ahead)
         if kind < 0.47:
-            return stop + random.randrange(50)  # nobody was given it, yet
+            return stop + random.randrange(50)  # not assigned yet
         return 0
 
     def want(self) -> None:
@@ -202,7 +202,7 @@ class Storm:
     # --- the end ---
 
     def settle(self) -> None:
-        """No more losses: everything must end, within a bound."""
+        """Run without losses: everything must finish, within a bound."""
         self.is_over = True
         for _ in range(60):
             self.world.run(50 * MS)
@@ -210,7 +210,7 @@ class Storm:
                 break
             self.grant()
         self.world.run(1100 * MS)
-        # Wake what an abandoned insert left behind: a no-op up to the end of the leases.
+        # Release what an abandoned insert blocks: a no-op up to the end of the leases.
         end = self.service.runs[-1].last.stop - 1
         for shard in range(self.weather.shards):
             self.world.send("mms-0", shard_names(shard, 0)[0], wire.Want(CLUSTER, shard, 1, end))
@@ -228,12 +228,12 @@ class Storm:
             check_reader(world, reader)
             if reader.trimmed is None:
                 frontier = replicas_of(world, reader.shard, weather.f)[0]._state.frontier
-                assert reader.frontier >= frontier, f"{reader.name} stands at {reader.frontier}"
+                assert reader.frontier >= frontier, f"{reader.name} is at {reader.frontier}"
         assert not any(reader.refusals.count("not-ready") for reader in self.readers)
 
 
 def _check_nothing_left(replica: Replica, clients: list[Client]) -> None:
-    """D12: every promise was kept or broken by the primary; nothing waits that could go on."""
+    """D12: every promise was kept or broken by the primary; no unit waits that could proceed."""
     if replica._backup is not None:
         assert not replica._backup.guesses.promised, "a promise was never decided"
         assert not replica._backup._pending

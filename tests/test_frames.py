@@ -1,6 +1,6 @@
-"""Every message that is made of state fits a frame, however large that state may legally be.
+"""Every message built from state fits a frame, at the largest legal state.
 
-Sizes that hypothesis draws lie at the limits that the code refuses to pass.
+Hypothesis draws sizes at the limits that the code enforces.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LARGEST_KEY = b"\xff" * MAX_KEY_BYTES
 
 
 def fits(message: Message) -> int:
-    """Return the length of a message's frame; it raises if that is too long."""
+    """Return the length of a message's frame; raise if it is too long."""
     return len(wire.encode(message))
 
 
@@ -74,7 +74,7 @@ def placement(shard: int, replicas: int, name: str) -> Placement:
 
 
 def placements(replicas: int, name: str) -> list[Placement]:
-    """Return as many shards as the service takes."""
+    """Return the largest number of shards that the service accepts."""
     size = len(msgspec.msgpack.encode(placement(2**31 - 1, replicas, name)))
     count = min(MAX_SHARDS, (MAX_PLACEMENTS_BYTES - 8) // size)
     return [placement(2**31 - 1 - count + index, replicas, name) for index in range(count)]
@@ -116,12 +116,12 @@ def heartbeat(one: Placement, lease: Lease | None, needs_from: int) -> wire.Hear
     return wire.Heartbeat(
         CLUSTER, one.replicas[0].name, one.replicas[0].endpoint, one.shard, one.view, 1, 1, "up",
         False, 0, 0, 0, lease.number if lease else 0, lease.digest if lease else NO_DIGEST, 0,
-        placed="live", needs_from=needs_from,
+        shard_state="live", needs_from=needs_from,
     )  # fmt: skip
 
 
 def all_answers(service: MembershipService, last: Lease) -> Iterator[Message]:
-    """Give what the service sends to those who ask for all of its state."""
+    """Yield the messages of the service to nodes that request all of its state."""
     now = 1000 * S + 1
     for question in (wire.Hello(0, 1), wire.StatusQuery(CLUSTER, 2)):
         yield from sent(service.step(Received(b"c", question), now))
@@ -154,7 +154,7 @@ def all_answers(service: MembershipService, last: Lease) -> Iterator[Message]:
         (16, "\N{GRINNING FACE}" * 240, 3, 100),
     ],
 )
-def test_whatever_the_membership_service_sends_fits(
+def test_every_message_of_the_membership_service_fits(
     replicas: int, name: str, members: int, runs: int
 ) -> None:
     service, last = aged(placements(replicas, name), members, runs)
@@ -168,7 +168,7 @@ def test_whatever_the_membership_service_sends_fits(
     assert sizes.keys() >= expected
 
 
-def test_shards_whose_places_would_not_fit_are_refused() -> None:
+def test_shards_with_placements_that_would_not_fit_are_refused() -> None:
     state = ClusterState()
     state.cluster = CLUSTER
     full = placements(16, "x" * 240)
@@ -187,7 +187,7 @@ def test_shards_whose_places_would_not_fit_are_refused() -> None:
     st.integers(1, 2**62),
     st.integers(1, 2**62),
 )
-def test_a_run_is_never_longer_than_it_says(
+def test_a_run_is_never_longer_than_its_bound(
     shards: list[tuple[int, int]], number: int, count: int
 ) -> None:
     members = tuple(Member(shard, view, MAX_ROUND) for shard, view in shards)
@@ -206,18 +206,18 @@ def units(count: int, records: int, body: int) -> list[Unit]:
 
 @pytest.mark.parametrize("members", [1, 16, 1000, 16_384])
 @pytest.mark.parametrize("records", [1, 256, 4096])
-def test_whatever_a_subscriber_is_sent_fits(members: int, records: int) -> None:
+def test_every_delivery_fits(members: int, records: int) -> None:
     runs = history(range(2**31 - members, 2**31), KEPT_RUNS if members < 10_000 else 12)
     clock = EpochClock(0)
     clock.announce(runs, 0, 0)
     leases = clock.runs_after(0, NO_DIGEST)
-    body = records + 8  # each record has no bytes but its length
+    body = records + 8  # each record is only its length
     count = MAX_DELIVER_BYTES // (body + UNIT_OVERHEAD_BYTES)
     for sent_units in (units(count, records, body), units(1, records, MAX_UNIT_BYTES)):
         fits(wire.Deliver(CLUSTER, 0, 1, 0, 1, HIGH, HIGH, sent_units, leases, HIGH))
 
 
-def test_whatever_a_subscriber_misses_of_leases_follows() -> None:
+def test_missing_leases_of_a_subscriber_follow() -> None:
     runs = history(range(16_384), 12)
     clock = EpochClock(0)
     clock.announce(runs, 0, 0)
@@ -229,7 +229,7 @@ def test_whatever_a_subscriber_misses_of_leases_follows() -> None:
 
 
 @pytest.mark.parametrize("records", [1, 4096])
-def test_whatever_a_primary_sends_to_its_backups_fits(records: int) -> None:
+def test_every_message_of_a_primary_to_its_backups_fits(records: int) -> None:
     total = MAX_UNSTABLE_RECORDS + 4095
     gsns = list(range(HIGH, HIGH + records))
     places: list[Decision] = [
@@ -240,7 +240,7 @@ def test_whatever_a_primary_sends_to_its_backups_fits(records: int) -> None:
     fits(wire.Forward(CLUSTER, 0, 1, HIGH, 1, decisions, HIGH, HIGH))
 
 
-def test_what_is_bounded_by_count_fits() -> None:
+def test_messages_bounded_by_count_fit() -> None:
     gsns = list(range(HIGH, HIGH + MAX_UNIT_RECORDS))
     steps = [wire.Step(HIGH, HIGH)] * wire.MAX_STEPS
     orders = [wire.Order("\N{GRINNING FACE}" * 256, 2**32 - 1)] * MAX_ORDERS
@@ -253,7 +253,7 @@ def test_what_is_bounded_by_count_fits() -> None:
 # --- the database ---
 
 
-def test_whatever_a_coordinator_and_its_clients_send_fits() -> None:
+def test_every_message_of_coordinators_and_their_clients_fits() -> None:
     rid = RecordId(HIGH, 2**31 - 1)
     entry = Entry(HIGH, rid, 2**31 - 1)
     keys = [LARGEST_KEY] * kv.MAX_KEYS

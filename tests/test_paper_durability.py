@@ -1,4 +1,4 @@
-"""What BookKeeper's proposal BP-14, *Relax Durability*, says of levels, confirmations and sync.
+"""BookKeeper's proposal BP-14, *Relax Durability*: levels, confirmations and sync.
 
 One test for each claim, with the real state machines in virtual time.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def flushing(after: int, durability: Durability) -> tuple[PureCluster, Client]:
-    """Return a cluster whose files are flushed so late, and a client."""
+    """Return a cluster with a late flush of its files, and a client."""
     cluster = PureCluster(shards=1, f=1, durability=durability)
     client = cluster.client("alice", policy.pin(0))
     cluster.run(1 * S)
@@ -58,7 +58,7 @@ def test_bp_14_a_persistent_entry_survives_the_loss_of_all_memory() -> None:
 def test_bp_14_confirmed_means_replicated_and_persistent_on_all() -> None:
     """'LAC is only advanced when all entries before LAC have been replicated and stored'
 
-    That watermark is `durable`; `stable`, which readers go by, is another one (D16).
+    That watermark is `durable`; readers use `stable`, another one (D16).
     """
     cluster, alice = flushing(50 * MS, "memory")
     rid = alice.insert(b"record")
@@ -72,7 +72,7 @@ def test_bp_14_confirmed_means_replicated_and_persistent_on_all() -> None:
 
 def test_bp_14_sync_returns_the_last_entry_that_is_persistent_on_all() -> None:
     """'It will return the last entry id that has been successfully replicated and committed to
-    persistent storage.' What is still under way when sync is called need not be included.
+    persistent storage.' Inserts in flight when sync is called need not be included.
     """
     cluster = PureCluster(shards=1, f=1, handler=True)
     cluster.world.flush_ns = 40 * MS

@@ -27,7 +27,7 @@ def watched() -> PureCluster:
 def test_4_2_5_a_failed_server_suspends_inserts_of_its_shard_only(watched: PureCluster) -> None:
     """'the shard is temporarily unable to process insert requests (though it remains available...)'
 
-    Other shards go on, and history is read all the while.
+    Other shards continue, and old records stay readable.
     """
     pinned = watched.client("pinned", policy.pin(0))
     other = watched.client("other", policy.pin(1))
@@ -48,8 +48,8 @@ def test_4_2_5_servers_report_suspected_failures_to_the_handler(watched: PureClu
     """'Storage servers report suspected failures to their failure handler.'"""
     watched.world.paused.add("shard-0-1")
     watched.run(1500 * MS)
-    (told, *_) = watched.sent("shard-0-0", Suspect)
-    assert (told.shard, told.suspects) == (0, [1])
+    (suspect, *_) = watched.sent("shard-0-0", Suspect)
+    assert (suspect.shard, suspect.suspects) == (0, [1])
 
 
 def test_4_2_5_the_reporting_server_promises_to_store_no_new_records(watched: PureCluster) -> None:
@@ -66,7 +66,7 @@ def test_4_2_5_the_reporting_server_promises_to_store_no_new_records(watched: Pu
 def test_4_2_5_filled_positions_are_rolled_forward_stable_or_not(watched: PureCluster) -> None:
     """'recovery must necessarily roll forward ... the records s currently holds'
 
-    The client has its acknowledgement; the primary dies before it could confirm anything.
+    The client has its ack; the primary fails before it could confirm anything.
     """
     world = watched.world
     world.links["shard-0-0", "shard-0-1"] = Link(lose=lambda: True)
@@ -83,7 +83,7 @@ def test_4_2_5_filled_positions_are_rolled_forward_stable_or_not(watched: PureCl
 def test_4_2_5_unfilled_positions_become_no_ops(watched: PureCluster) -> None:
     """'these log positions can be safely filled with no-ops'
 
-    Up to the end of what was granted to the shard; what the dead primary alone held is among them.
+    Up to the end of the shard's leases; positions held only by the failed primary are included.
     """
     world = watched.world
     world.links["alice", "shard-0-1"] = world.links["shard-0-0", "shard-0-1"] = Link(
@@ -105,7 +105,7 @@ def test_4_2_5_unfilled_positions_become_no_ops(watched: PureCluster) -> None:
 def test_4_2_5_a_server_that_fails_while_its_state_is_acquired_is_not_relied_on() -> None:
     """'it would be unsafe ... to start roll-forward recovery while relying on an incomplete state'
 
-    Another server's state is acquired: with at most f failures one is left.
+    The handler acquires another server's state: with at most f failures, one is left.
     """
     cluster = PureCluster(shards=1, f=2, handler=True)
     cluster.run(6 * S)
@@ -158,7 +158,7 @@ def test_4_2_5_trimmed_positions_are_not_rolled_forward(watched: PureCluster) ->
 def test_4_2_5_servers_reject_duplicates(watched: PureCluster) -> None:
     """'all storage servers reject duplicate records received from client libraries'
 
-    That is: they say again where the record is, also after a recovery.
+    They ack the record's slots again, also after a recovery.
     """
     world = watched.world
     world.link.repeat = lambda: True
@@ -176,7 +176,7 @@ def test_4_2_5_servers_reject_duplicates(watched: PureCluster) -> None:
 def test_4_2_5_a_backup_removes_other_copies_of_a_record() -> None:
     """'backup servers ... remove any other copies of R in other slots before storing R in slot j'
 
-    So the survivor of a recovery has it once.
+    So the survivor of a recovery holds the record once.
     """
     cluster = PureCluster(shards=1, f=1, handler=True)
     cluster.run(6 * S)

@@ -1,10 +1,10 @@
-"""Runs tests/scenarios/*.txt: small scripts with the trace that they must produce beneath.
+"""Runs tests/scenarios/*.txt: small scripts, each with the trace that it must produce.
 
-A file holds steps. A step is a few commands, a line of four dashes, and what happened then, message
-by message; lines that begin with # explain. `REWRITE=1 pytest tests/test_scenarios.py` writes what
-happens now into the files: read the difference before you commit it.
+A file holds steps. A step is a few commands, a line of four dashes, and the resulting messages.
+Lines that begin with # are comments. `REWRITE=1 pytest tests/test_scenarios.py` writes the current
+traces into the files: read the difference before you commit it.
 
-Commands (times in microseconds unless they say otherwise; a message takes 50, a flush 500):
+Commands (times in microseconds by default; a message takes 50, a flush 500):
 
     cluster shards=1 f=1 [epoch_ms=10] [epoch_size=100] [epochs=16]   always the first
     insert CLIENT shard=0 [after=GSN] [count=1] [follows=SEQ] [to=0,1] a new unit, to these servers
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from ziplog.core.view import Lease
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
-#: Said in every trace, and of no interest in any.
+#: Messages that are left out of every trace.
 _QUIET = ("Heartbeat", "LeaseAnnounced")
 
 
 class Listener(Client):
-    """A scripted client that repeats nothing by itself."""
+    """A scripted client that retransmits nothing by itself."""
 
     def next_wakeup(self) -> int | None:
         return None
@@ -82,7 +82,7 @@ class Stage:
         self.completed: list[str] = []
 
     def do(self, line: str) -> list[str]:
-        """Carry a command out; return what happened."""
+        """Execute a command; return its trace."""
         verb, *words = line.split()
         plain = [word for word in words if "=" not in word]
         named = dict(word.split("=") for word in words if "=" in word)
@@ -210,7 +210,7 @@ def _entry(decision: object) -> str:
 
 
 def play(text: str) -> str:
-    """Return the script with what happens now beneath its commands."""
+    """Return the script with the current traces."""
     stage = Stage()
     result: list[str] = []
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""What `sync` says after the memory of a whole shard was lost."""
+"""`sync` after the loss of a whole shard's memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ziplog.client.common.requests import SyncRequest
 from ziplog.errors import NoSuchRecordError
 
 
-def test_sync_says_so_if_a_power_cut_took_what_it_should_cover() -> None:
-    """At level `memory`, before the flush. The range is reported; the next sync is of the rest."""
+def test_sync_reports_records_lost_in_a_power_cut() -> None:
+    """At level `memory`, before the flush. The range is reported; the next sync covers the rest."""
     cluster = PureCluster(shards=1, f=1, handler=True)
     client = cluster.client("alice", policy.pin(0))
     kept = client.insert(b"kept")

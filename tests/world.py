@@ -45,8 +45,8 @@ US = 1_000
 MS = 1_000_000
 S = 1_000_000_000
 CLUSTER = 77
-#: Nothing keeps the world busy for so many turns at one moment.
-MAX_TURNS = 1000
+#: Most steps of the world at one moment.
+MAX_STEPS = 1000
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Link:
 
 @dataclass
 class Probe:
-    """A node that only records what it is sent."""
+    """A node that only records the messages sent to it."""
 
     received: list[tuple[int, bytes, Any]] = field(default_factory=list)
 
@@ -81,13 +81,13 @@ class Probe:
 
 
 class World:
-    """Nodes by name, and the messages that are on their way."""
+    """Nodes by name, and the messages in flight."""
 
     def __init__(self, link: Link | None = None) -> None:
         self.now = 1 * S
         self.nodes: dict[str, Node] = {}
         self.stores: dict[str, MemoryStore] = {}
-        #: Nodes that stand still, and nodes that are not there: what is sent to these is lost.
+        #: Paused nodes, and nodes that are down: messages to the latter are lost.
         self.paused: set[str] = set()
         self.down: set[str] = set()
         self.link = link or Link()
@@ -95,24 +95,24 @@ class World:
         self.halts: list[tuple[str, str]] = []
         self.completed: dict[tuple[str, int], Any] = {}
         self.proposed: list[tuple[str, bytes]] = []
-        #: What a node calls another one: its own names for endpoints that it connected to.
+        #: The name under which a node knows another: (node, other) to that name.
         self._names: dict[tuple[str, bytes], str] = {}
         self._called: dict[tuple[str, str], bytes] = {}
         #: Every message that was ever sent: (from, to, message).
         self.sent: list[tuple[str, str, Message]] = []
         self.trace: list[str] = []
         self.tracing = False
-        #: Makes messages of frames; what is built on the log has more of them.
+        #: Decodes frames; systems built on the log have more messages.
         self.decode: Callable[[bytes], Message] = wire.decode
-        #: How long a store's flush takes.
+        #: Duration of a store's flush, in ns.
         self.flush_ns = 0
-        #: What is on its way: when it arrives, a number, to whom, by which route, and the frame.
+        #: Messages in flight: arrival time, a number, destination, route, frame.
         self._queue: list[tuple[int, int, str, bytes, bytes]] = []
         self._count = 0
-        #: When a node's store will be flushed, and how much of what was appended is.
+        #: Time of the next flush of a node's store, and the number of flushed entries.
         self._flushes: dict[str, int] = {}
         self._flushed: dict[str, int] = {}
-        #: What may only be sent once the store is flushed (level `disk`).
+        #: Messages held until the store is flushed (level `disk`).
         self._held: dict[str, list[tuple[bytes, Message]]] = {}
         self._configs: dict[str, ReplicaConfig] = {}
 
@@ -131,7 +131,7 @@ class World:
         return replica
 
     def kill(self, name: str) -> None:
-        """End a node; what is on its way to it, and what it did not flush, is lost."""
+        """Kill a node; messages to it, and entries that it did not flush, are lost."""
         self.down.add(name)
         self.paused.discard(name)
         self._queue = [item for item in self._queue if item[2] != name]
@@ -142,7 +142,7 @@ class World:
         self._held.pop(name, None)
 
     def restart(self, name: str, *, clean: bool = True) -> Replica:
-        """Stop a storage server and start it again; what is on its way to it may be lost."""
+        """Stop a storage server and start it again; messages in flight to it may be lost."""
         old = self.nodes[name]
         assert isinstance(old, Replica)
         self._count += 1
@@ -161,7 +161,7 @@ class World:
     # --- messages ---
 
     def send(self, src: str, dst: str, message: Message, *, reply: bool = False) -> None:
-        """Put a message on its way; a reply arrives with the peer's name, others with a route."""
+        """Send a message; a reply arrives with the peer's name, others with a route."""
         if dst not in self.nodes or dst in self.down:
             return
         link = self.links.get((src, dst), self.link)
@@ -220,7 +220,7 @@ class World:
                 pass
 
     def _send_or_hold(self, name: str, dst: bytes, message: Message) -> None:
-        """At level `disk`, what rests on the disk is said after the flush, as by the driver."""
+        """Send a message; at level `disk`, hold it until the flush, as the driver does."""
         config = self._configs.get(name)
         is_dirty = name in self._flushes and config is not None and config.durability == "disk"
         if is_dirty and needs_disk(message):
@@ -237,16 +237,16 @@ class World:
     def run_until(self, condition: Callable[[], bool], within: int = 10 * S) -> bool:
         """Let time pass until the condition holds; whether it did."""
         end = self.now + within
-        turns = 0
+        steps = 0
         while not condition():
             at = self._next()
             if at is None or at > end:
                 self.now = end
                 return condition()
-            turns = turns + 1 if at <= self.now else 0
-            assert turns < MAX_TURNS, "somebody wants to be woken again and again"
+            steps = steps + 1 if at <= self.now else 0
+            assert steps < MAX_STEPS, "a node requests wakeups for ever"
             self.now = max(self.now, at)
-            self._turn()
+            self._advance()
         return True
 
     def _next(self) -> int | None:
@@ -261,8 +261,8 @@ class World:
     def _runs(self, name: str) -> bool:
         return name not in self.paused and name not in self.down
 
-    def _turn(self) -> None:
-        """Deliver what is due, as one batch for each node, and wake those whose time has come."""
+    def _advance(self) -> None:
+        """Deliver the due messages, one batch for each node, and wake the nodes that are due."""
         touched: list[str] = []
         held: list[tuple[int, int, str, bytes, bytes]] = []
         while self._queue and self._queue[0][0] <= self.now:
@@ -293,7 +293,7 @@ class World:
 
 
 def describe(message: Message) -> str:
-    """Return a message as one line of a trace: its kind and its telling fields."""
+    """Return a message as one line of a trace: its kind and its main fields."""
     match message:
         case wire.Insert():
             return f"Insert seq={message.seq} after={message.after}"
@@ -313,7 +313,7 @@ def describe(message: Message) -> str:
                         what.append("Expire")
             return f"Forward {message.first}: {'; '.join(what)} stable={message.stable}"
         case wire.Report():
-            return f"Report held={message.held} durable={message.durable}"
+            return f"Report held={message.replicated_up_to} durable={message.durable}"
         case wire.Resend():
             return f"Resend first={message.first} bodies={message.bodies}"
         case wire.Deliver():
@@ -361,7 +361,7 @@ def add_shard(
     durability: Literal["memory", "disk"] = "memory",
     **config: Any,
 ) -> list[Replica]:
-    """Start the replicas of a shard, with a probe in the place of the membership service."""
+    """Start the replicas of a shard, with a probe for the membership service."""
     if "mms-0" not in world.nodes:
         world.add("mms-0", Probe())
     names = shard_names(shard, f)
@@ -389,7 +389,7 @@ def grant(
 
 
 def calm_world(shards: int = 1, f: int = 1, *, lease: Lease | None = None, **config: Any) -> World:
-    """Return a world whose shards have their first lease, with a probe `c` for a client."""
+    """Return a world of shards with their first lease, and a probe `c` for a client."""
     world = World()
     for shard in range(shards):
         add_shard(world, shard, f, **config)
@@ -419,7 +419,7 @@ def insert(
     view: int = 1,
     copy: int = 0,
 ) -> wire.Insert:
-    """Return an insert whose payloads tell which one it is."""
+    """Return an insert with payloads that identify it."""
     payloads = [b"%d/%d" % (seq, index) + bytes(size) for index in range(count)]
     body = encode_body(Body(seq, None, payloads))
     return wire.Insert(

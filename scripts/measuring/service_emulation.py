@@ -118,7 +118,7 @@ class _Emulation:
         frame = encode(
             Heartbeat(
                 1, name, endpoint, shard, 1, 1, 1, "up", True, self._rates[shard], self._frontier,
-                self._frontier, number, digest, 0, placed="live" if number else "",
+                self._frontier, number, digest, 0, shard_state="live" if number else "",
             )
         )  # fmt: skip
         self.counts["heartbeats"] += 1

@@ -1,8 +1,8 @@
-"""A shard that leaves: it asks its clients to go elsewhere, says when it is drained, is sealed.
+"""Draining a shard that leaves: redirects its clients, reports when it is drained, then sealed.
 
-While it is leaving, its primary still takes what comes. Once it has no more positions, everything
-that it owned is decided, and in the end on every disk: then its servers are *sealed*. Rule: sealed
-is only said of what is on this server's own disk, and of what it knows to be on all others'.
+While the shard is leaving, its primary still accepts inserts. When the shard has no more positions,
+the primary decides all that it owned. A server is *sealed* when all of it is on its own disk, and
+known to be on all other servers' disks.
 
 See docs/protocol.md, section 13.
 """
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
     from shard.state.sessions import Session
 
 _MS: Final = 1_000_000
-#: A client that goes on inserting is told again after so long.
-TELL_AGAIN_NS: Final = 50 * _MS
-#: Nothing has arrived for so long: the shard is drained.
+#: Interval between `Leaving` messages to a client that continues to insert.
+LEAVING_INTERVAL_NS: Final = 50 * _MS
+#: Time without an insert after which the shard is drained.
 QUIET_NS: Final = 20 * _MS
-#: Who is drained says so again after so long, until a lease is without it.
-SAY_AGAIN_NS: Final = 100 * _MS
-#: How often it is looked whether the last mark has reached the disk.
-_LOOK_NS: Final = 10 * _MS
+#: Interval between reports that the shard is drained, until a lease excludes it.
+DRAINED_INTERVAL_NS: Final = 100 * _MS
+#: Interval between checks whether the last watermark record is on the disk.
+_SEAL_CHECK_INTERVAL_NS: Final = 10 * _MS
 
 
-class Departure:
-    """One server's part in the departure of its shard."""
+class Draining:
+    """One server's part in draining its shard."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
-        self._said = -(2**62)
-        #: It is all but sealed: when to look again.
-        self._look_due: int | None = None
+        self._reported_at = -(2**62)
+        #: Time of the next check of the disk before the server is sealed; None: no check is due.
+        self._seal_check_due: int | None = None
 
     # --- leaving ---
 
-    def answer(self, route: bytes, session: Session, now: int) -> None:
-        """Beside the answer to an insert: ask its client to send what is new elsewhere."""
+    def send_leaving(self, route: bytes, session: Session, now: int) -> None:
+        """Ask a client that inserts here to send new inserts to other shards."""
         state = self._state
-        if state.server == 0 and now - session.told_leaving >= TELL_AGAIN_NS:
-            session.told_leaving = now
+        if state.server == 0 and now - session.leaving_sent_at >= LEAVING_INTERVAL_NS:
+            session.leaving_sent_at = now
             state.send(route, Leaving(state.cluster, state.shard, state.view))
 
     @property
     def _is_draining(self) -> bool:
-        """Whether the service waits for this server to say that the shard is drained."""
+        """Whether the membership service waits for this server to report the shard drained."""
         state, last = self._state, self._state.clock.last
         return (
             state.server == 0
@@ -58,45 +58,45 @@ class Departure:
             and last.view_of(state.shard) is not None
         )
 
-    def woke(self, now: int, *, has_undecided: bool) -> None:
-        """Say that the shard is drained, if it is and that is due."""
-        due = self._say_due()
+    def tick(self, now: int, *, has_undecided: bool) -> None:
+        """Report that the shard is drained, if it is and the report is due."""
+        due = self._report_due()
         if due is None or now < due:
             return
         if has_undecided:
-            self._said = now + QUIET_NS - SAY_AGAIN_NS  # look again when some time has passed
+            self._reported_at = now + QUIET_NS - DRAINED_INTERVAL_NS  # check again later
             return
-        self._said = now
+        self._reported_at = now
         state = self._state
         state.broadcast(state.service, Rate(state.cluster, state.shard, state.view, 0))
 
-    def _say_due(self) -> int | None:
+    def _report_due(self) -> int | None:
         if not self._is_draining:
             return None
-        return max(self._state.last_insert + QUIET_NS, self._said + SAY_AGAIN_NS)
+        return max(self._state.last_insert + QUIET_NS, self._reported_at + DRAINED_INTERVAL_NS)
 
     def next_wakeup(self) -> int | None:
-        """Return when something becomes due."""
+        """Return the time of the next action, in ns; None: none is due."""
         if not self._state.is_retired:
             return None
-        due = self._say_due()
-        return self._look_due if due is None else due
+        due = self._report_due()
+        return self._seal_check_due if due is None else due
 
     # --- sealed ---
 
-    def drained(self, now: int) -> None:
-        """Behind a batch: find out whether this server is sealed."""
-        state, self._look_due = self._state, None
-        may_be = state.is_out and state.is_retired and state.state == "up"
+    def on_batch_end(self, now: int) -> None:
+        """Check whether this server is sealed."""
+        state, self._seal_check_due = self._state, None
+        may_be = state.has_no_positions and state.is_retired and state.state == "up"
         if not may_be or not self._is_settled():
             state.is_sealed = False
         elif not state.is_sealed:
             state.is_sealed = state.store.backlog_bytes == 0
             if not state.is_sealed:
-                self._look_due = now + _LOOK_NS
+                self._seal_check_due = now + _SEAL_CHECK_INTERVAL_NS
 
     def _is_settled(self) -> bool:
-        """Whether all is on the disks of all servers, and what this one wrote down says so."""
+        """Whether all entries are on all disks, by this server's own stored watermark record."""
         state, clock = self._state, self._state.clock
         mark = state.store.mark
         return (

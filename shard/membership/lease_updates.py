@@ -1,7 +1,8 @@
-"""What the membership service says to a server: leases, how its shard is placed, the trim point.
+"""Announcements of the membership service to a server: leases, its shard's placement.
 
-Rule: it counts only over this server's own connection to the service. A server begins with the
-first lease, and its next view with a placement that has it (docs/protocol.md, sections 3, 8, 11).
+An announcement counts only over this server's own connection to the service. A server starts with
+its first lease, and its next view with a placement of that view (docs/protocol.md, sections 3, 8
+and 11).
 """
 
 from __future__ import annotations
@@ -19,50 +20,50 @@ if TYPE_CHECKING:
     from ziplog.wire import LeaseAnnounced
 
 
-class Told(NamedTuple):
-    """What an announcement makes of a server."""
+class LeaseUpdate(NamedTuple):
+    """The consequences of an announcement for a server."""
 
-    #: There are leases that it did not hold.
+    #: The announcement has new leases.
     has_leases: bool = False
-    #: Its shard has gone on without it, in this view; 0: it has not.
+    #: The view in which the shard continues without this server; 0: none.
     left_for: int = 0
-    #: The view that it joined begins.
+    #: The view that this server joined begins.
     view_begins: bool = False
 
 
-#: Who is placed so has been, in this view, all that a member is.
-_BEGUN: Final = {"live", "parked", "leaving", "finalized"}
-#: Who is placed so and is in no lease has no more positions; or none for now.
-_OUT: Final = {"parked", "leaving", "finalized"}
+#: Shard states in which the view has begun.
+_IN_VIEW: Final = {"live", "parked", "leaving", "finalized"}
+#: Shard states in which a shard without a lease has no more positions, or none now.
+_WITHOUT_LEASE: Final = {"parked", "leaving", "finalized"}
 
 
-class Membership:
-    """One server's dealings with the membership service."""
+class LeaseUpdates:
+    """Applies the membership service's announcements to one server."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
-        #: The service says that the shard is being recovered.
+        #: The shard is being recovered, by the last announcement.
         self.is_recovering = False
-        #: When the shard has no more positions, by what is known; None: it has.
-        self._out_at: int | None = None
+        #: Time at which the shard has no more positions, in ns; None: it has some.
+        self._positions_end_at: int | None = None
 
     def is_from_service(self, route: bytes, message: Message) -> bool:
         """Whether a message came over this server's own connection to the membership service.
 
-        Who decides what a server halts on must not be just anybody who can reach its port.
+        Other processes that reach the server's port must not be able to make it halt.
         """
         if route in self._state.service:
             return True
-        why = f"{type(message).__name__}: it is no answer of the membership service"
-        self._state.out.append(ReportBadMessage(route, why))
+        why = f"{type(message).__name__}: it did not come from the membership service"
+        self._state.effects.append(ReportBadMessage(route, why))
         return False
 
-    def announced(self, message: LeaseAnnounced, now: int) -> Told | None:
-        """Take an announcement; None if this server cannot go on."""
+    def on_lease_announced(self, message: LeaseAnnounced, now: int) -> LeaseUpdate | None:
+        """Apply an announcement; return None if this server must halt."""
         state = self._state
         if state.cluster not in (0, message.cluster):
-            reason = f"told of cluster {message.cluster}, but this is {state.cluster}"
-            state.out.append(Halt(reason))
+            reason = f"announcement of cluster {message.cluster}, but this is {state.cluster}"
+            state.effects.append(Halt(reason))
             return None
         state.cluster = message.cluster
         begins = now + message.starts_in_us * 1000
@@ -71,47 +72,51 @@ class Membership:
             skip_to = runs[0].first.base if runs and message.is_cut else message.trim
             news = state.clock.announce(runs, begins, now, skip_to)
         except LeaseConflictError as error:
-            state.out.append(Halt(str(error)))
+            state.effects.append(Halt(str(error)))
             return None
         state.clock.left_at = max(state.clock.left_at, message.limit)
         held = state.clock.last
         state.has_gap = message.after > (held.number if held is not None else 0)
-        told = Told(news)
+        update = LeaseUpdate(news)
         placement = next((p for p in message.placements if p.shard == state.shard), None)
         if placement is not None and state.clock.lease is not None:
-            told = self._placed(placement, told)
-        self._out_at = state.clock.out_at if state.placed in _OUT else None
-        self.look(now)
-        return told
+            update = self._on_placement(placement, update)
+        self._positions_end_at = (
+            state.clock.positions_end_at if state.shard_state in _WITHOUT_LEASE else None
+        )
+        self.tick(now)
+        return update
 
-    def look(self, now: int) -> bool:
-        """Look at the time: whether the shard's last lease is over."""
-        self._state.is_out = self._out_at is not None and now >= self._out_at
-        return self._state.is_out
+    def tick(self, now: int) -> bool:
+        """Update and return whether the shard's last lease is over."""
+        self._state.has_no_positions = (
+            self._positions_end_at is not None and now >= self._positions_end_at
+        )
+        return self._state.has_no_positions
 
     def next_wakeup(self) -> int | None:
-        """Return when the shard's last lease is over, if that is yet to come."""
-        return None if self._state.is_out else self._out_at
+        """Return the time at which the shard's last lease ends; None: over, or not known."""
+        return None if self._state.has_no_positions else self._positions_end_at
 
-    def _placed(self, placement: Placement, told: Told) -> Told:
-        """Take the news of what the membership service has committed about this shard."""
+    def _on_placement(self, placement: Placement, update: LeaseUpdate) -> LeaseUpdate:
+        """Apply the committed placement of this shard."""
         state = self._state
-        state.placed = placement.state
+        state.shard_state = placement.state
         self.is_recovering = placement.state == "recovering"
         if state.state == "starting":
             self._begin(placement)
         elif state.state != "limbo" and placement.view > state.view:
-            return told._replace(left_for=placement.view)
+            return update._replace(left_for=placement.view)
         elif (
             state.state == "joined"
-            and placement.state in _BEGUN
+            and placement.state in _IN_VIEW
             and placement.view == state.view
         ):  # fmt: skip
-            return told._replace(view_begins=True)
-        return told
+            return update._replace(view_begins=True)
+        return update
 
     def _begin(self, placement: Placement) -> None:
-        """Become part of the shard, unless this server was that before and has forgotten it."""
+        """Join the shard; enter limbo if the shard knows this server by another data directory."""
         state, config = self._state, self._state.config
         known = next((r.fingerprint for r in placement.replicas if r.name == config.name), "")
         if known in {"", fingerprint(config.identity)}:
@@ -119,7 +124,8 @@ class Membership:
             state.state = "up"
             return
         state.state = "limbo"
-        state.out.append(LogWarning(
+        state.effects.append(LogWarning(
             f"{config.name} is in limbo: shard {state.shard} knows it with another data directory."
-            " What was there is missing here: stop it, put that directory back, and start it"
+            " The records in that one are missing here. Stop the server, restore that directory,"
+            " and start it again"
         ))  # fmt: skip

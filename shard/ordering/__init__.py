@@ -1,1 +1,1 @@
-"""The order of inserts: the primary decides positions, backups guess them."""
+"""The order of inserts: the primary decides positions, and backups guess them."""

@@ -1,13 +1,13 @@
-"""Which inserts a replica takes: those of its cluster, shard and view, within the limits.
+"""Admission of inserts: a replica accepts those of its cluster, shard and view, within the limits.
 
-Rule: what is refused leaves no trace, but for a tombstone where that is a promise, in this view:
-for all copies if the shard has nothing more to give, for those sent so far if it has no room now
-(docs/protocol.md, section 4, rules 7 to 12; section 13).
+A refused unit leaves no state, except a tombstone where the refusal is a promise in this view. The
+tombstone covers all copies if the shard has no more positions. It covers the copies sent so far if
+the server has no room now (docs/protocol.md, section 4, rules 7 to 12; section 13).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from crc32c import crc32c
 
@@ -21,57 +21,186 @@ if TYPE_CHECKING:
     from shard.state.sessions import Session
     from ziplog.wire import Insert
 
-#: The longest body of a unit: it must fit into a frame of any kind, leases and all.
+#: Largest body of a unit, in bytes: it must fit into every kind of frame, beside the leases.
 MAX_UNIT_BYTES: Final = MAX_FRAME * 9 // 16
 
 
-def accepts(state: ReplicaState, route: bytes, message: Insert) -> bool:
-    """Whether an insert is for this server as it is; otherwise it is refused."""
-    request = message.seq
-    if message.cluster != state.cluster and state.cluster:
-        state.refuse(route, request, "wrong-cluster", f"this is cluster {state.cluster}")
-    elif message.shard != state.shard:
-        state.refuse(route, request, "wrong-shard", f"this is shard {state.shard}")
-    elif state.state != "up":
-        state.refuse(route, request, "not-ready", f"{state.config.name} is {state.state}")
-    elif message.view != state.view:
-        state.refuse(route, request, "wrong-view", f"the view is {state.view}")
-    else:
+class Role(Protocol):
+    """The part of a replica that orders the accepted units: its primary or its backup."""
+
+    def can_accept(self) -> bool:
+        """Whether there is room for another unit."""
+        ...
+
+    def accept(self, session: Session, unit: HeldUnit, now: int, /) -> None:
+        """Order a new unit."""
+        ...
+
+    def on_copy(self, unit: HeldUnit, since: int, /) -> None:
+        """Handle another copy of a known unit."""
+        ...
+
+    def on_settled(self, session: Session, first_incomplete: int, now: int, /) -> None:
+        """Forget the units below the client's `first_incomplete`."""
+        ...
+
+
+class Admission:
+    """Accepts or refuses the inserts at one replica."""
+
+    def __init__(self, state: ReplicaState) -> None:
+        self._state: Final = state
+
+    def admit(self, route: bytes, message: Insert, role: Role, now: int) -> Session | None:
+        """Pass an insert to the role, or refuse it; return its session, None if there is none."""
+        state, seq, limits = self._state, message.seq, self._state.config.limits
+        if (
+            (message.cluster != state.cluster and state.cluster)
+            or message.shard != state.shard
+            or state.state != "up"
+            or message.view != state.view
+        ):
+            self._refuse_target(route, message)
+            return None
+        session = state.sessions.by_client.get(message.client)
+        if session is None and not self._may_open_session(route, message, now):
+            return None
+        session = state.sessions.open(message.client, now)
+        if message.first_incomplete > session.first_incomplete:
+            role.on_settled(session, message.first_incomplete, now)
+        state.last_insert = now
+        known = session.units.get(seq)
+        if known is not None:
+            self._admit_copy(route, message, role, known)
+            return session
+        if seq < session.first_incomplete:
+            state.refuse(route, seq, "identity-reused", f"seq {seq} was completed before")
+            return session
+        if seq >= session.first_incomplete + limits.max_unsettled_units:
+            detail = f"a client may have {limits.max_unsettled_units} incomplete units"
+            state.refuse(route, seq, "full", detail)
+            return session
+        if 0 < message.since <= session.horizon:
+            # A backup may have promised it a slot: the end of the epoch breaks that promise.
+            state.last_want = now
+            refuse_forgotten(state, route, seq)
+            return session
+        if session.refused and self._was_refused(route, message, session, now):
+            return session
+        if state.shard_state != "live" and self._has_no_position(message):
+            refuse_permanently(state, route, session, seq)
+            return session
+        if state.full:
+            why = f"{state.config.name} has no disk space left"
+            refuse_for_now(state, route, session, message, why)
+            return session
+        if message.predecessor >= seq:
+            detail = "the predecessor of a unit must have a lower seq"
+            state.refuse(route, seq, "malformed", detail)
+            return session
+        try:
+            body = decode_body(message.body, message.count)
+        except ProtocolError as error:
+            state.refuse(route, seq, "malformed", str(error))
+            return session
+        keys = (body.key,) if body.keys is None else body.keys
+        if (
+            max(map(len, body.payloads)) > limits.max_payload_bytes
+            or max(map(len, filter(None, keys)), default=0) > limits.max_key_bytes
+            or len(message.body) > MAX_UNIT_BYTES
+        ):
+            detail = f"payloads have at most {limits.max_payload_bytes} bytes"
+            state.refuse(route, seq, "too-large", detail)
+        elif not role.can_accept():
+            refuse_for_now(state, route, session, message, "too many inserts are waiting")
+        else:
+            unit = session.units[seq] = HeldUnit(
+                message.client, seq, message.count, crc32c(message.body), message.body,
+                message.after, message.predecessor, route, copy=message.copy,
+            )  # fmt: skip
+            role.accept(session, unit, now)
+        return session
+
+    def _refuse_target(self, route: bytes, message: Insert) -> None:
+        """Refuse an insert that is not for this server in its current state."""
+        state, seq = self._state, message.seq
+        if message.cluster != state.cluster and state.cluster:
+            state.refuse(route, seq, "wrong-cluster", f"this is cluster {state.cluster}")
+        elif message.shard != state.shard:
+            state.refuse(route, seq, "wrong-shard", f"this is shard {state.shard}")
+        elif state.state != "up":
+            state.refuse(route, seq, "not-ready", f"{state.config.name} is {state.state}")
+        else:
+            state.refuse(route, seq, "wrong-view", f"the view is {state.view}")
+
+    def _may_open_session(self, route: bytes, message: Insert, now: int) -> bool:
+        """Whether a new client gets a session; if not, refuse its insert.
+
+        A unit that may have been placed and forgotten is refused first: other refusals may promise
+        that the unit is absent. The refusal for lack of room does: the client may insert elsewhere.
+        """
+        state, seq = self._state, message.seq
+        if state.sessions.may_have_forgotten(message.client, message.since):
+            state.last_want = now  # a backup may have promised it a slot, as in `admit`
+            refuse_forgotten(state, route, seq)
+        elif state.shard_state == "finalized":  # permanently, so no tombstone is needed
+            state.refuse(route, seq, "redirect", f"shard {state.shard} is finalized")
+        elif state.sessions.is_full(at_primary=state.server == 0):
+            copies = state.sessions.refuse_client(message.client, seq, message.copy, now)
+            state.refuse(route, seq, "full", "too many clients are known", copies)
+        else:
+            return True
+        return False
+
+    def _admit_copy(self, route: bytes, message: Insert, role: Role, unit: HeldUnit) -> None:
+        """Pass a copy of a known unit to the role; refuse other records under its seq."""
+        if unit.checksum != crc32c(message.body) or unit.count != message.count:
+            detail = f"seq {message.seq} was used for other records"
+            self._state.refuse(route, message.seq, "identity-reused", detail)
+        else:
+            unit.copy = max(unit.copy, message.copy)
+            unit.route = route
+            role.on_copy(unit, message.since)
+
+    def _was_refused(self, route: bytes, message: Insert, session: Session, now: int) -> bool:
+        """Whether this copy, or its predecessor, has a tombstone; if so, refuse it again."""
+        state, refused, seq = self._state, session.refused, message.seq
+        copies = refused.get(seq, -1)
+        if ALL_COPIES in {copies, refused.get(message.predecessor)}:
+            # A backup may have promised it a slot since: the end of the epoch breaks that promise.
+            state.last_want = now
+            refuse_permanently(state, route, session, seq)
+        elif message.copy <= copies:
+            refuse_for_now(state, route, session, message, "there was no room for this copy")
+        else:
+            refused.pop(seq, None)  # there may be room for this copy
+            return False
         return True
-    return False
+
+    def _has_no_position(self, message: Insert) -> bool:
+        """Whether the shard will never have a position for a unit that is new here."""
+        state = self._state
+        if state.server == 0 and state.has_no_positions:
+            return True
+        return state.is_leaving and message.after >= state.clock.limit
 
 
-def may_open(state: ReplicaState, route: bytes, message: Insert, now: int) -> bool:
-    """Whether a client that is not known here may be; otherwise its insert is refused.
-
-    What may have been placed, and forgotten, is refused first: no other refusal may promise that it
-    is not here. The refusal for lack of room does: the client may insert elsewhere.
-    """
-    if state.sessions.may_have_forgotten(message.client, message.since):
-        state.last_want = now  # a backup may have promised it a slot, as in `take`
-        refuse_forgotten(state, route, message.seq)
-    elif state.placed == "finalized":  # for ever, so no tombstone is needed
-        state.refuse(route, message.seq, "redirect", f"shard {state.shard} is finalized")
-    elif state.sessions.is_full(at_primary=state.server == 0):
-        copies = state.sessions.turn_away(message.client, message.seq, message.copy, now)
-        state.refuse(route, message.seq, "full", "too many clients are known", copies)
-    else:
-        return True
-    return False
-
-
-def bury(state: ReplicaState, route: bytes, session: Session, seq: int, why: str = "") -> None:
-    """Refuse a unit for good: this server never takes it of its own accord in this view."""
+def refuse_permanently(
+    state: ReplicaState, route: bytes, session: Session, seq: int, why: str = ""
+) -> None:
+    """Refuse a unit permanently in this view, and keep a tombstone."""
     session.refused[seq] = ALL_COPIES
     if route:
         detail = why or f"shard {state.shard} has no more positions"
         state.refuse(route, seq, "redirect", detail)
 
 
-def put_off(state: ReplicaState, route: bytes, session: Session, message: Insert, why: str) -> None:
-    """Refuse a unit for now: of the copies sent so far, this server never takes one in this view.
+def refuse_for_now(
+    state: ReplicaState, route: bytes, session: Session, message: Insert, why: str
+) -> None:
+    """Refuse the copies of a unit sent so far, in this view; later copies may be accepted.
 
-    So the client knows where the unit is not, although the same copies may come late, or again.
+    So the client knows that the unit is absent here, although the same copies may arrive later.
     """
     copies = max(message.copy, session.refused.get(message.seq, 0))
     if copies:
@@ -80,86 +209,9 @@ def put_off(state: ReplicaState, route: bytes, session: Session, message: Insert
 
 
 def refuse_forgotten(state: ReplicaState, route: bytes, seq: int) -> None:
-    """Refuse a unit that may have been placed in a session that is forgotten, and always will be.
+    """Refuse a unit that may have been placed in a session that is forgotten.
 
-    The horizon never goes back, so no tombstone is needed.
+    The horizon never decreases, so the refusal is permanent and needs no tombstone.
     """
     detail = "it may have been placed before this client was forgotten"
     state.refuse(route, seq, "expired", detail, since=state.stream.end)
-
-
-def _is_promised(
-    state: ReplicaState, route: bytes, message: Insert, session: Session, now: int
-) -> bool:
-    """Whether a copy was refused for good, or the unit that it follows; then it is said again."""
-    refused, seq = session.refused, message.seq
-    copies = refused.get(seq, -1)
-    if ALL_COPIES in {copies, refused.get(message.predecessor)}:
-        # A backup may have promised it a slot meanwhile: the end of an epoch settles that.
-        state.last_want = now
-        bury(state, route, session, seq)
-    elif message.copy <= copies:
-        put_off(state, route, session, message, "there was no room for this copy")
-    else:
-        refused.pop(seq, None)  # there may be room for this one
-        return False
-    return True
-
-
-def _is_too_late(state: ReplicaState, message: Insert) -> bool:
-    """Whether the shard has no position for a unit that is new here, and never will."""
-    if state.server == 0 and state.is_out:
-        return True
-    return state.is_leaving and message.after >= state.clock.limit
-
-
-def take(
-    state: ReplicaState, route: bytes, message: Insert, session: Session, now: int
-) -> HeldUnit | None:
-    """Return the unit of an insert that is new here; None if it is refused."""
-    limits = state.config.limits
-    seq = message.seq
-    if seq < session.first_incomplete:
-        state.refuse(route, seq, "identity-reused", f"seq {seq} is settled")
-        return None
-    if seq >= session.first_incomplete + limits.max_unsettled_units:
-        detail = f"{limits.max_unsettled_units} units may be unsettled"
-        state.refuse(route, seq, "full", detail)
-        return None
-    if 0 < message.since <= session.horizon:
-        # A backup may have promised it a slot: the end of an epoch settles that.
-        state.last_want = now
-        refuse_forgotten(state, route, message.seq)
-        return None
-    if session.refused and _is_promised(state, route, message, session, now):
-        return None
-    if state.placed != "live" and _is_too_late(state, message):
-        bury(state, route, session, seq)
-        return None
-    if state.full:
-        put_off(state, route, session, message, f"{state.config.name} has no disk space left")
-        return None
-    if message.predecessor >= seq:
-        state.refuse(route, seq, "malformed", "a unit follows one with a lower seq")
-        return None
-    try:
-        body = decode_body(message.body, message.count)
-    except ProtocolError as error:
-        state.refuse(route, seq, "malformed", str(error))
-        return None
-    largest = max(map(len, body.payloads))
-    keys = (body.key,) if body.keys is None else body.keys
-    if (
-        largest > limits.max_payload_bytes
-        or max(map(len, filter(None, keys)), default=0) > limits.max_key_bytes
-        or len(message.body) > MAX_UNIT_BYTES
-    ):
-        detail = f"payloads have at most {limits.max_payload_bytes} bytes"
-        state.refuse(route, seq, "too-large", detail)
-        return None
-    unit = HeldUnit(
-        message.client, seq, message.count, crc32c(message.body), message.body,
-        message.after, message.predecessor, route, copy=message.copy,
-    )  # fmt: skip
-    session.units[seq] = unit
-    return unit

@@ -1,8 +1,8 @@
-"""Units for which the leases held have no positions, because of what they are to come after.
+"""Units that wait for another lease, because their `after` is beyond the leases held.
 
-Whether the position that such a unit names exists at all, only the membership service knows: it is
-asked, again and again, as long as the unit waits (docs/protocol.md, section 4, rule 10).
-Invariant: at most `MAX_QUESTIONS` questions are open.
+Only the membership service knows whether such a position exists. The primary sends it a
+`LeaseQuery` repeatedly while the unit waits (docs/protocol.md, section 4, rule 10).
+Invariant: at most `MAX_OPEN_QUERIES` queries are open.
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ if TYPE_CHECKING:
     from shard.state.sessions import HeldUnit
     from ziplog.wire import LeaseHistory
 
-#: A question is asked again after so long.
-ASK_AGAIN_NS: Final = 100_000_000
-#: Questions to which an answer still counts.
-MAX_QUESTIONS: Final = 256
+#: Interval between queries while units wait, in ns.
+QUERY_INTERVAL_NS: Final = 100_000_000
+#: Most queries of which a reply still counts.
+MAX_OPEN_QUERIES: Final = 256
 
 
-class Beyond:
-    """Such units of one primary."""
+class UnitsAwaitingLease:
+    """The units of one primary that wait for a lease."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
         self.units: dict[tuple[bytes, int], HeldUnit] = {}
-        #: By request, the units that it was asked for.
-        self._questions: Final[OrderedDict[int, list[HeldUnit]]] = OrderedDict()
+        #: By request number, the units that the query is about.
+        self._open_queries: Final[OrderedDict[int, list[HeldUnit]]] = OrderedDict()
         self._requests: Final = count(1)
-        #: When to ask; None: there is nothing to ask.
+        #: Time of the next query, in ns; None: no unit needs one.
         self.due: int | None = None
 
     def add(self, unit: HeldUnit, now: int) -> None:
-        """Let a unit wait for another lease."""
+        """Add a unit that waits for another lease."""
         self.units[unit.client, unit.seq] = unit
         if unit.after >= self._state.clock.limit:
             self.due = self.due or now
 
     def remove(self, unit: HeldUnit) -> None:
-        """Forget a unit, if it waits here."""
+        """Remove a unit, if it waits here."""
         self.units.pop((unit.client, unit.seq), None)
 
-    def take(self) -> dict[tuple[bytes, int], HeldUnit]:
-        """Return all units, in order of arrival; they wait here no more."""
+    def pop_all(self) -> dict[tuple[bytes, int], HeldUnit]:
+        """Remove and return all units, in order of arrival."""
         units, self.units = self.units, {}
         return units
 
-    def ask(self, now: int) -> None:
-        """Ask for the positions that are beyond all leases held."""
+    def send_queries(self, now: int) -> None:
+        """Query the positions that are beyond all leases held."""
         state = self._state
-        asked: dict[int, list[HeldUnit]] = {}
+        waiting: dict[int, list[HeldUnit]] = {}
         for unit in self.units.values():
             if unit.after >= state.clock.limit:
-                asked.setdefault(unit.after, []).append(unit)
-        self.due = now + ASK_AGAIN_NS if asked else None
-        for after in sorted(asked)[:MAX_QUESTIONS]:
+                waiting.setdefault(unit.after, []).append(unit)
+        self.due = now + QUERY_INTERVAL_NS if waiting else None
+        for after in sorted(waiting)[:MAX_OPEN_QUERIES]:
             request = next(self._requests)
-            self._questions[request] = asked[after]
+            self._open_queries[request] = waiting[after]
             state.broadcast(state.service, LeaseQuery(state.cluster, request, after))
-        while len(self._questions) > MAX_QUESTIONS or (self._questions and not asked):
-            self._questions.popitem(last=False)
+        while len(self._open_queries) > MAX_OPEN_QUERIES or (self._open_queries and not waiting):
+            self._open_queries.popitem(last=False)
 
-    def answered(self, history: LeaseHistory) -> list[HeldUnit]:
-        """Take an answer; return the units that it is about, which still wait."""
-        units = self._questions.pop(history.request, [])
+    def on_history(self, history: LeaseHistory) -> list[HeldUnit]:
+        """Handle a reply; return the units of its query that still wait."""
+        units = self._open_queries.pop(history.request, [])
         limit = self._state.clock.limit
         return [u for u in units if self.units.get((u.client, u.seq)) is u and u.after >= limit]

@@ -1,10 +1,11 @@
-"""A backup: it guesses what the primary will decide, and takes the primary's word when it comes.
+"""The backup: guesses positions, then follows the primary's stream of decisions.
 
-A unit is: arrived -> promised (acked with a guess) -> confirmed (the stream named it), or without
-slots when it was displaced or came while the backup was ahead (`guesses`). The stream is applied
-strictly in order; a gap or a missing body is asked for. docs/protocol.md, section 4, rules 1 to 6.
+A unit is: accepted -> promised (acked with a guess) -> confirmed (the stream places it). It has no
+slots when it was displaced, or arrived while the backup was ahead (`Guesses`). The backup applies
+the stream strictly in order, and requests gaps and missing bodies (docs/protocol.md, section 4,
+rules 1 to 6).
 
-Invariant: what this server applied is a prefix of the primary's stream.
+Invariant: the entries that this server applied are a prefix of the primary's stream.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from shard.ordering.admission import bury, refuse_forgotten
-from shard.state.decision_log import REPORT_FOLLOWED_NS, STREAM_FLOWS_NS, end_after
+from shard.ordering.admission import refuse_forgotten, refuse_permanently
+from shard.state.decision_log import STREAM_ACTIVE_NS, SUBSCRIBERS_REPORT_NS, end_after
 from shard.state.guesses import Guesses
 from shard.state.sessions import HeldUnit
 from ziplog.core.entries import Expire, Place
@@ -27,22 +28,22 @@ if TYPE_CHECKING:
     from ziplog.wire import Forward
 
 _MS: Final = 1_000_000
-#: How long the client's own copy may take after the primary's word, before the body is asked for.
+#: Time to wait for the client's own copy of a decided unit before requesting its body.
 BODY_GRACE_NS: Final = 2 * _MS
-#: A lost part of the stream is asked for again after so long.
-ASK_AGAIN_NS: Final = 5 * _MS
-#: Nothing heard for so long while something is not stable: the last word may have been lost.
-ASK_STABLE_NS: Final = 1000 * _MS
-#: Decisions held back behind a missing body.
+#: Interval between requests for a lost part of the stream.
+REQUEST_INTERVAL_NS: Final = 5 * _MS
+#: Time without a forward, while entries are unstable, before requesting the last one again.
+STABLE_REQUEST_DELAY_NS: Final = 1000 * _MS
+#: Most decisions held back by a missing body.
 MAX_HELD_DECISIONS: Final = 16_384
-#: Promised, but not decided: above this, arrivals get no guess.
+#: Most promised units that are not decided; above this, new units get no guess.
 MAX_PROMISED_UNITS: Final = 4096
-#: Bodies that wait for the primary's word.
+#: Most bytes of bodies that wait for the primary's decision.
 MAX_UNDECIDED_BYTES: Final = 64 * 1024 * 1024
-#: Not yet written to disk: above this, nothing more is reported.
+#: Most bytes not yet written to disk; above this, the backup sends no reports.
 MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
-#: So many right guesses in a row, and the backup is in no hurry to hear of decisions.
-CALM_AFTER: Final = 256
+#: Number of consecutive right guesses after which the primary may batch forwards.
+BATCH_AFTER_GUESSES: Final = 256
 
 
 class Backup:
@@ -53,32 +54,32 @@ class Backup:
         self.guesses: Final = Guesses(state.clock)
         self._primary: Final = state.config.replicas[0].name.encode()
         self._acks_guesses: Final = state.config.durability == "memory"
-        #: The shard has no other backup.
+        #: Whether the shard has no other backup.
         self._is_only: Final = len(state.config.replicas) == 2
-        #: The stream from `stream.last + 1` on, as far as it was received and not yet applied.
+        #: Decisions from `stream.last + 1` on that were received but not applied.
         self._pending: deque[Decision] = deque()
-        #: The last decision that is known to exist, and the gsn after the last one received.
-        self._known = 0
-        self._known_end = 0
-        #: When to ask for what is missing; None while nothing is.
-        self._ask_due: int | None = None
+        #: The last decision known to exist, and the gsn after the last one received.
+        self._last_known = 0
+        self._received_end = 0
+        #: Time of the next request for missing decisions; None while none is missing.
+        self._request_due: int | None = None
         self._report_due = False
-        #: Whether the last report said that somebody subscribes here, and when it was made.
-        self._told_followed = False
-        self._reported = -(2**62)
+        #: Whether the last report said that this backup has subscribers, and its time.
+        self._reported_subscribers = False
+        self._reported_at = -(2**62)
         self._durable = state.stream.last
-        #: When the primary was heard last, and when it was asked last.
-        self._heard_stream = -(2**62)
-        #: When it last went on inside an epoch: then it says which one the shard is in.
-        self._flowed_at = -(2**62)
-        self._asked = -(2**62)
-        #: Decisions in a row that were guessed right.
-        self._kept_in_a_row = 0
-        #: Bodies of units that the primary has not placed yet.
+        #: Time of the last forward from the primary, and of the last request to it.
+        self._last_forward_at = -(2**62)
+        #: Time when the stream last advanced within an epoch: it determines the current epoch.
+        self._last_activity_at = -(2**62)
+        self._requested_at = -(2**62)
+        #: Number of consecutive right guesses.
+        self._right_guesses = 0
+        #: Bytes of bodies of units that the primary has not placed.
         self._undecided_bytes = 0
 
     def restore(self) -> None:
-        """After a restart: promises are kept, and other units wait for the primary's word."""
+        """Restore after a restart: promises are kept, other units wait for decisions."""
         undecided = [
             unit
             for session in self._state.sessions.by_client.values()
@@ -87,104 +88,106 @@ class Backup:
         ]
         self._undecided_bytes = sum(len(unit.body) for unit in undecided)
         self.guesses.restore(undecided)
-        # What was sent while this server was away is lost.
-        self._ask_due = 0
+        # Messages sent while this server was down are lost.
+        self._request_due = 0
 
     # --- inserts ---
 
-    def arrived(self, session: Session, unit: HeldUnit, now: int) -> bool:
-        """Take a unit that this server has not seen before; False: there is no room for it."""
-        if self._undecided_bytes > MAX_UNDECIDED_BYTES:
-            del session.units[unit.seq]
-            return False
+    def can_accept(self) -> bool:
+        """Whether there is room for another unit."""
+        return self._undecided_bytes <= MAX_UNDECIDED_BYTES
+
+    def accept(self, session: Session, unit: HeldUnit, now: int) -> None:
+        """Promise a new unit slots, or let it wait for the primary's decision."""
         self._undecided_bytes += len(unit.body)
         if self._pending:
             self._apply(now)
             if unit.is_placed or self._is_pending(unit):
-                return True
-        if self._has_ended:
-            if session.units.get(unit.seq) is unit:  # not refused with the others just now
-                self._bury(session, unit)
-        elif session.is_placed(unit.predecessor) and self._may_promise():
+                return
+        if self._is_stream_complete:
+            if session.units.get(unit.seq) is unit:  # not refused with the others by `_apply`
+                self._refuse_permanently(session, unit)
+        elif session.is_placed(unit.predecessor) and self._can_promise():
             self._promise(unit, now)
-        return True
 
     def _is_pending(self, unit: HeldUnit) -> bool:
-        """Whether the primary's word about a unit is here already, behind a missing body."""
+        """Whether a decision about the unit was received, but waits for an earlier body."""
         return any(
             type(d) is Place and d.seq == unit.seq and d.client == unit.client
             for d in self._pending
         )
 
-    def _may_promise(self) -> bool:
-        """At level `disk` only what is decided is stored, so only that is acked."""
+    def _can_promise(self) -> bool:
+        """Whether a unit may get a guess; at level `disk`, only decided units are acked."""
         return self._acks_guesses and len(self.guesses.promised) < MAX_PROMISED_UNITS
 
     def _promise(self, unit: HeldUnit, now: int) -> None:
         state = self._state
-        floor = max(state.stream.end, self._known_end)
-        if now - self._flowed_at >= STREAM_FLOWS_NS:
-            floor = max(floor, state.clock.due(now))
+        floor = max(state.stream.end, self._received_end)
+        if now - self._last_activity_at >= STREAM_ACTIVE_NS:
+            floor = max(floor, state.clock.current_epoch_base(now))
         if self.guesses.promise(unit, floor):
             state.ack(unit)
 
-    def copied(self, unit: HeldUnit, since: int) -> None:
-        """Take another copy of a known unit: say again where it is."""
+    def on_copy(self, unit: HeldUnit, since: int) -> None:
+        """Handle another copy of a known unit: ack its slots again, or refuse it."""
         state = self._state
         if unit.is_placed:
             state.ack(unit)
         elif state.sessions.may_have_forgotten(unit.client, since):
-            # It came before the client's `Expire`, and lost its slot: the primary never takes it.
+            # It arrived before the client's `Expire`, and lost its slot: the primary refuses it.
             if not self._is_pending(unit):
                 self._drop(state.sessions.by_client[unit.client], unit)
                 refuse_forgotten(state, unit.route, unit.seq)
-        elif (state.is_leaving or state.clock.was_out) and not self._is_pending(unit):
-            # The primary may have refused it for good. If not, its word will be above ours.
-            self._bury(state.sessions.by_client[unit.client], unit)
+        elif (state.is_leaving or state.clock.was_excluded) and not self._is_pending(unit):
+            # The primary may have refused it permanently. If not, its decision overrides this.
+            self._refuse_permanently(state.sessions.by_client[unit.client], unit)
 
     @property
-    def _has_ended(self) -> bool:
-        """Whether the stream is here to its end: it will name no unit that it has not named."""
+    def _is_stream_complete(self) -> bool:
+        """Whether the stream was received to its end: no further unit will be placed."""
         state = self._state
-        return state.is_out and state.clock.has_ended(state.stream.end)
+        return state.has_no_positions and state.clock.has_ended(state.stream.end)
 
-    def ended(self, _now: int) -> None:
-        """Refuse what has no slots, once the stream of a shard without positions is at its end."""
-        if not self._has_ended:
+    def on_no_positions(self, _now: int) -> None:
+        """Refuse the units without slots, if the stream has ended."""
+        if not self._is_stream_complete:
             return
         for session in self._state.sessions.by_client.values():
             for unit in [unit for unit in session.units.values() if not unit.is_placed]:
-                self._bury(session, unit)
+                self._refuse_permanently(session, unit)
 
     def _drop(self, session: Session, unit: HeldUnit) -> None:
         """Forget a unit without slots."""
         del session.units[unit.seq]
         self._undecided_bytes -= len(unit.body)
 
-    def _bury(self, session: Session, unit: HeldUnit) -> None:
+    def _refuse_permanently(self, session: Session, unit: HeldUnit) -> None:
         self._drop(session, unit)
-        bury(self._state, unit.route, session, unit.seq)
+        refuse_permanently(self._state, unit.route, session, unit.seq)
 
-    def settled(self, session: Session, first_incomplete: int, _now: int) -> None:
-        """Forget what the client calls settled."""
+    def on_settled(self, session: Session, first_incomplete: int, _now: int) -> None:
+        """Forget the units below the client's `first_incomplete`."""
         for unit in session.settle(first_incomplete):
             self._undecided_bytes -= len(unit.body)
 
     # --- the stream ---
 
-    def forwarded(self, forward: Forward, now: int) -> list[Entry]:
-        """Take a part of the primary's stream; return what became stable."""
+    def on_forward(self, forward: Forward, now: int) -> list[Entry]:
+        """Handle a part of the primary's stream; return what became stable."""
         stream, pending = self._state.stream, self._pending
-        self._heard_stream = now
+        self._last_forward_at = now
         self._report_due = True
-        self._known = max(self._known, forward.first + len(forward.decisions) - 1)
+        self._last_known = max(self._last_known, forward.first + len(forward.decisions) - 1)
         expected = stream.last + len(pending) + 1
         for fseq, decision in enumerate(forward.decisions, forward.first):
             if fseq == expected and len(pending) < MAX_HELD_DECISIONS:
                 pending.append(decision)
-                self._known_end = end_after(decision, self._known_end)
-                if type(decision) is Place or not self._state.clock.begins_epoch(self._known_end):
-                    self._flowed_at = now
+                self._received_end = end_after(decision, self._received_end)
+                if type(decision) is Place or not self._state.clock.begins_epoch(
+                    self._received_end
+                ):
+                    self._last_activity_at = now
                 expected += 1
             elif stream.last < fseq < expected and type(decision) is Place and decision.body:
                 pending[fseq - stream.last - 1] = decision
@@ -194,7 +197,7 @@ class Backup:
         return news
 
     def _apply(self, now: int) -> None:
-        """Apply the stream as far as it can be: up to the first body that has not come."""
+        """Apply the received stream up to the first missing body."""
         stream, pending = self._state.stream, self._pending
         before = stream.last
         while pending:
@@ -206,14 +209,18 @@ class Backup:
                 self._apply_other(decision)
             pending.popleft()
         if pending:
-            if self._ask_due is None or stream.last > before:
-                self._ask_due = now + BODY_GRACE_NS
-        elif stream.last < self._known:
-            self._ask_due = now if self._ask_due is None else min(self._ask_due, now + ASK_AGAIN_NS)
+            if self._request_due is None or stream.last > before:
+                self._request_due = now + BODY_GRACE_NS
+        elif stream.last < self._last_known:
+            self._request_due = (
+                now
+                if self._request_due is None
+                else min(self._request_due, now + REQUEST_INTERVAL_NS)
+            )
         else:
-            self._ask_due = None
-        if self._state.is_out:
-            self.ended(now)
+            self._request_due = None
+        if self._state.has_no_positions:
+            self.on_no_positions(now)
 
     def _apply_place(self, place: Place, now: int) -> bool:
         state, gsns = self._state, place.gsns
@@ -244,16 +251,16 @@ class Backup:
                 body,
             )
         )
-        self.settled(session, place.first_incomplete, now)
+        self.on_settled(session, place.first_incomplete, now)
         unit.checksum, unit.count = place.checksum, len(gsns)
         session.confirm(unit, gsns)
         if unit.count > 1:
-            state.sessions.keep(unit)
+            state.sessions.schedule_packing(unit)
         state.placed_records += unit.count
         if is_kept:
-            self._kept_in_a_row += 1
+            self._right_guesses += 1
         else:
-            self._kept_in_a_row = 0
+            self._right_guesses = 0
             state.ack(unit, waited=True)
         return True
 
@@ -266,32 +273,32 @@ class Backup:
             session = sessions.by_client.get(decision.client)
             if session is not None:
                 session.forget_confirmed()
-                sessions.age(session)
+                sessions.raise_horizon(session)
                 if not session.units:
                     sessions.expire(decision.client)
         else:
             self._displace(self.guesses.decide(state.stream.end, None, None))
 
     def _displace(self, units: list[HeldUnit]) -> None:
-        """Forget those units that lost their slots and that their clients gave up."""
+        """Forget the units that lost their slots and that their clients abandoned."""
         for unit in units:
             session = self._state.sessions.by_client[unit.client]
             if unit.seq < session.first_incomplete:
                 del session.units[unit.seq]
                 self._undecided_bytes -= len(unit.body)
 
-    def persisted(self, fseq: int) -> None:
-        """Take the news that this server's own entries are on stable storage."""
+    def on_persisted(self, fseq: int) -> None:
+        """Record that this server's own entries up to `fseq` are on stable storage."""
         if fseq > self._durable:
             self._durable = fseq
             self._report_due = True
 
     # --- the end of a batch, and time ---
 
-    def drained(self, now: int) -> list[Entry]:
-        """Report what this server holds, if it is news or was missed; return what became stable."""
+    def on_batch_end(self, now: int) -> list[Entry]:
+        """Report progress that is new or was requested; return what became stable."""
         state, stream = self._state, self._state.stream
-        if self._report_due or state.has_subscribers is not self._told_followed:
+        if self._report_due or state.has_subscribers is not self._reported_subscribers:
             self._report(now)
         if self._is_only and stream.stable < stream.last:
             return stream.stabilise(self._held_by_both)
@@ -299,10 +306,10 @@ class Backup:
 
     @property
     def _held_by_both(self) -> int:
-        """Up to where a shard of two replicas holds the stream on both.
+        """The last entry that both replicas of a two-replica shard hold.
 
-        The primary holds all that it forwards; at level `disk`, on its disk. Who forgets goes on in
-        no view, and a recovery leaves behind nothing that one of the two holds.
+        The primary holds all entries that it forwards; at level `disk`, on its disk. A server that
+        lost entries leaves its view, and a recovery keeps all entries that either replica holds.
         """
         return self._state.stream.last if self._acks_guesses else self._durable
 
@@ -311,37 +318,38 @@ class Backup:
         if state.store.backlog_bytes > MAX_BACKLOG_BYTES:
             return
         self._report_due = False
-        self._told_followed, self._reported = state.has_subscribers, now
+        self._reported_subscribers, self._reported_at = state.has_subscribers, now
         last = state.stream.last
         state.send(
             self._primary,
             Report(
                 state.cluster, state.shard, state.view, state.server, state.incarnation,
                 last, min(self._durable, last),
-                state.has_subscribers or self._kept_in_a_row < CALM_AFTER, state.has_subscribers,
+                state.has_subscribers or self._right_guesses < BATCH_AFTER_GUESSES,
+                state.has_subscribers,
             ),
         )  # fmt: skip
 
-    def woke(self, now: int) -> None:
-        """Ask for what is missing, and say again that somebody subscribes here."""
-        if self._told_followed and now >= self._reported + REPORT_FOLLOWED_NS:
-            self._report_due, self._reported = True, now
+    def tick(self, now: int) -> None:
+        """Request missing decisions, and repeat the report that this backup has subscribers."""
+        if self._reported_subscribers and now >= self._reported_at + SUBSCRIBERS_REPORT_NS:
+            self._report_due, self._reported_at = True, now
         due = self._missing_due
         if due is None or now < due:
             return
         state = self._state
         first = state.stream.last + 1
         bodies = self._missing_bodies() if self._pending else 0
-        self._asked = now
-        if self._ask_due is not None:
-            self._ask_due = now + ASK_AGAIN_NS
+        self._requested_at = now
+        if self._request_due is not None:
+            self._request_due = now + REQUEST_INTERVAL_NS
         state.send(
             self._primary,
             Resend(state.cluster, state.shard, state.view, state.server, first, bodies),
         )
 
     def _missing_bodies(self) -> int:
-        """Return up to which pending decision bodies are missing."""
+        """Return the number of pending decisions up to the last one without a body."""
         by_client = self._state.sessions.by_client
         missing = 1
         for index, decision in enumerate(self._pending, 1):
@@ -352,12 +360,12 @@ class Backup:
         return missing
 
     def expire_sessions(self, now: int) -> None:
-        """Forget what clients that were silent for too long left here without slots.
+        """Forget the units without slots of expired sessions.
 
-        Their confirmed units go with the primary's `Expire`, their promises with its decisions.
+        The primary's `Expire` removes confirmed units; its decisions remove promises.
         """
         state = self._state
-        for session in state.sessions.silent(now):
+        for session in state.sessions.idle(now):
             for unit in [u for u in session.units.values() if not u.is_placed]:
                 del session.units[unit.seq]
                 self._undecided_bytes -= len(unit.body)
@@ -365,22 +373,24 @@ class Backup:
                 state.sessions.expire(session.client)
 
     def next_wakeup(self, _now: int) -> int | None:
-        """Return when something becomes due."""
+        """Return the time of the next action, in ns; None: none is due."""
         due = self._missing_due
-        if not self._told_followed:
+        if not self._reported_subscribers:
             return due
-        repeat_due = self._reported + REPORT_FOLLOWED_NS
+        repeat_due = self._reported_at + SUBSCRIBERS_REPORT_NS
         return repeat_due if due is None else min(due, repeat_due)
 
     @property
     def _missing_due(self) -> int | None:
-        """When to ask for what is missing."""
-        if self._ask_due is not None:
-            return self._ask_due
+        """Time of the next request for missing decisions."""
+        if self._request_due is not None:
+            return self._request_due
         stream = self._state.stream
-        known = min(stream.stable, stream.durable) if self._state.is_out else stream.stable
+        known = (
+            min(stream.stable, stream.durable) if self._state.has_no_positions else stream.stable
+        )
         if known < stream.last:
-            return max(self._heard_stream, self._asked) + ASK_STABLE_NS
+            return max(self._last_forward_at, self._requested_at) + STABLE_REQUEST_DELAY_NS
         return None
 
     def check(self) -> None:

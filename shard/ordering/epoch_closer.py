@@ -1,10 +1,10 @@
-"""When a primary ends epochs: it decides that the rest of them has no record of its shard.
+"""When the primary closes epochs, by turning the rest of them into no-ops.
 
-    the stream flows, the last entry just now --> at most 2 ms late, behind a batch or in a pause
-    nothing came for 40 ms --> by the clock, while somebody reads along; with lag-fix 50 ms apart
-    nobody reads along --> only leases are ended, and only while the stream flows
+    inserts arrive --> at most 2 ms after the epoch's end, after a batch or in a pause
+    no insert for 40 ms --> by the clock, if the shard has readers; with lag-fix, every 50 ms
+    no readers --> only leases are closed, and only while inserts arrive
 
-Rule: this says when, and up to where; what is decided, and who owns it, is not its business.
+This module determines the time and the gsn; `Primary` makes the decision.
 See docs/protocol.md, sections 3 and 13.4.
 """
 
@@ -12,72 +12,78 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shard.state.decision_log import STREAM_FLOWS_NS
+from shard.state.decision_log import STREAM_ACTIVE_NS
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
 
 _MS: Final = 1_000_000
-#: While inserts flow, an epoch may end so late.
-TURN_LATE_NS: Final = 2 * _MS
-#: A shard that is read along and gets nothing ends epochs this far apart: whoever waits says so.
-QUIET_TURN_NS: Final = 50 * _MS
+#: Longest delay of an epoch's end while inserts arrive.
+EPOCH_END_DELAY_NS: Final = 2 * _MS
+#: Interval between closed epochs of an idle shard with readers and lag-fix; readers send wants.
+IDLE_EPOCH_INTERVAL_NS: Final = 50 * _MS
 
 
-class Turns:
-    """The ends of one primary's epochs."""
+class EpochCloser:
+    """Schedules the ends of one primary's epochs."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
-        #: When the stream last went on inside an epoch: a unit, or positions given up; in ns.
-        self.flowed_at = -(2**62)
-        #: When what was over by the clock was decided last.
-        self._ended_at = -(2**62)
+        #: Time of the last unit, or of the last positions given up, in ns.
+        self.last_activity_at = -(2**62)
+        #: Time when epochs were last closed by the clock, in ns.
+        self._closed_at = -(2**62)
 
-    def floor(self, now: int) -> int:
+    def min_gsn(self, now: int) -> int:
         """Return the first gsn that a record may get, by the clock.
 
-        While inserts flow the backups take the epoch from the stream, not from their clocks. So it
-        ends a little late, behind a batch: its token is then at the backups before the next insert,
-        which they would otherwise guess into the former epoch. And only leases end if nobody reads.
+        While inserts arrive, the backups take the epoch from the stream, not from their clocks. So
+        the epoch ends a little late, after a batch: the backups receive its end before the next
+        insert, and do not guess that insert into the old epoch. Without readers, only leases end.
         """
-        clock, gap = self._state.clock, now - self.flowed_at
-        if gap >= STREAM_FLOWS_NS:
-            return clock.due(now)
-        return self.over(now - TURN_LATE_NS if gap < TURN_LATE_NS else now, now)
+        clock, gap = self._state.clock, now - self.last_activity_at
+        if gap >= STREAM_ACTIVE_NS:
+            return clock.current_epoch_base(now)
+        return self.first_open_gsn(
+            now - EPOCH_END_DELAY_NS if gap < EPOCH_END_DELAY_NS else now, now
+        )
 
-    def over(self, then: int, now: int) -> int:
-        """Return the first gsn that was not over at `then`, of those that are to be ended now."""
+    def first_open_gsn(self, then: int, now: int) -> int:
+        """Return the first gsn of the epoch (without readers: the lease) of the time `then`."""
         clock = self._state.clock
-        return clock.due(then) if self._state.is_watched(now) else clock.begun(then)
+        return (
+            clock.current_epoch_base(then)
+            if self._state.has_readers(now)
+            else clock.current_lease_base(then)
+        )
 
-    def end(self, now: int) -> int:
-        """End what is over by the clock: return the first gsn that is not; 0: it is not time."""
-        flows = now - self.flowed_at < STREAM_FLOWS_NS
-        if not flows and not (self._state.is_watched(now) and now >= self._quiet_until):
+    def close_due(self, now: int) -> int:
+        """Return the gsn up to which epochs are to be closed now; 0: none is due."""
+        flows = now - self.last_activity_at < STREAM_ACTIVE_NS
+        if not flows and not (self._state.has_readers(now) and now >= self._quiet_until):
             return 0
-        self._ended_at = now
-        return self.floor(now)
+        self._closed_at = now
+        return self.min_gsn(now)
 
     @property
     def _quiet_until(self) -> int:
-        """Until when no epoch is ended, though somebody reads along, while nothing comes."""
-        return self._ended_at + (QUIET_TURN_NS if self._state.config.lag_fix else 0)
+        """Time until which an idle shard with readers closes no further epoch."""
+        return self._closed_at + (IDLE_EPOCH_INTERVAL_NS if self._state.config.lag_fix else 0)
 
-    def next_end(self, now: int, *, is_awaited: bool) -> int | None:
-        """Return when an epoch or a lease has to be ended, at the latest.
+    def next_close_at(self, now: int, *, is_awaited: bool) -> int | None:
+        """Return the time at which an epoch or a lease is to be closed, in ns.
 
         `is_awaited`: units wait for positions.
         """
-        clock, gap = self._state.clock, now - self.flowed_at
-        late = TURN_LATE_NS if gap < TURN_LATE_NS else 0
-        if is_awaited or self._state.is_watched(now):
-            turn = clock.next_turn(now - late)
-            if turn is not None and gap >= STREAM_FLOWS_NS and not is_awaited:
+        clock, gap = self._state.clock, now - self.last_activity_at
+        late = EPOCH_END_DELAY_NS if gap < EPOCH_END_DELAY_NS else 0
+        if is_awaited or self._state.has_readers(now):
+            turn = clock.next_epoch_at(now - late)
+            if turn is not None and gap >= STREAM_ACTIVE_NS and not is_awaited:
                 turn = max(turn, self._quiet_until)
         else:
-            turn = clock.next_begin if gap < STREAM_FLOWS_NS else None
+            turn = clock.next_lease_at if gap < STREAM_ACTIVE_NS else None
         if turn is None or not late:
             return turn
-        # Nothing may follow what came last: the next insert must find the epoch ended everywhere.
-        return max(turn, self.flowed_at + late)
+        # Close the epoch in a pause, so that all replicas know its end before the next insert.
+        return max(turn, self.last_activity_at + late)

@@ -1,10 +1,11 @@
-"""The primary: it decides which positions units get, and its order is the shard's (D6).
+"""The primary: decides the positions of units, and so the order of the shard (D6).
 
-A unit goes through: arrived -> (waits for its predecessor, its lease, or room) -> placed -> stable.
-Decisions are numbered and forwarded to the backups at the end of each batch; reports come back and
-move the stable watermark. Only the primary makes no-ops. docs/protocol.md, sections 3 to 5.
+A unit is: accepted -> (waits for its predecessor, a lease, or room) -> placed -> stable. The
+primary numbers its decisions and forwards them to the backups at the end of each batch. The
+backups' reports advance the watermarks. Only the primary makes no-ops (docs/protocol.md,
+sections 3 to 5).
 
-Invariant: decisions go upwards in gsn, and a placed unit never moves.
+Invariant: decisions are in increasing gsn order, and a placed unit never moves.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from shard.ordering.admission import bury
-from shard.ordering.awaiting_lease import Beyond
-from shard.ordering.epoch_closer import Turns
+from shard.ordering.admission import refuse_permanently
+from shard.ordering.awaiting_lease import UnitsAwaitingLease
+from shard.ordering.epoch_closer import EpochCloser
 from shard.ordering.waiters import Waiters
-from shard.state.decision_log import FOLLOWED_AFTER_REPORT_NS
+from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS
 from ziplog.core.entries import Expire, Place, Skip
 from ziplog.segments.entry import SessionTablePartRecord, SessionTableRecord, WatermarkRecord
 from ziplog.wire import Forward, Report, Resend
@@ -32,25 +33,25 @@ if TYPE_CHECKING:
 _Key = tuple[bytes, int]
 
 _MS: Final = 1_000_000
-#: Decided but unstable: above this, arrivals wait (D23).
+#: Most records and bytes that are decided but unstable; above this, new units wait (D23).
 MAX_UNSTABLE_RECORDS: Final = 4096
 MAX_UNSTABLE_BYTES: Final = 16 * 1024 * 1024
-#: Above so many unstable decisions of any kind, no more no-ops are decided, and no session expires.
+#: Most unstable decisions; above this, no more no-ops are decided, and no session expires.
 MAX_UNSTABLE_DECISIONS: Final = 12_288
-#: Not yet written to disk: above this, arrivals wait.
+#: Most bytes not yet written to disk; above this, new units wait.
 MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
-#: Waiting: above this, arrivals are refused.
+#: Most bytes and units that wait; above this, new units are refused.
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 MAX_WAITING_UNITS: Final = 65_536
-#: One frame carries at most so many bytes of bodies.
+#: Most bytes of bodies in one frame.
 MAX_FORWARD_BYTES: Final = 4 * 1024 * 1024
 MAX_FORWARD_DECISIONS: Final = 4096
-#: Nothing heard of a forward for so long: send it again, and then less and less often.
+#: Retransmission timeout of a forward, doubled each time up to the maximum.
 RESEND_AFTER_NS: Final = 20 * _MS
 MAX_RESEND_AFTER_NS: Final = 1000 * _MS
-#: The backups learn what is stable at most so much later if nothing else is forwarded.
-SPREAD_AFTER_NS: Final = 5 * _MS
-#: In a calm shard decisions wait so long for others, and are never more, before they are forwarded.
+#: Longest delay of a watermark to the backups if no decision is forwarded.
+WATERMARK_DELAY_NS: Final = 5 * _MS
+#: Longest time that decisions of a batched shard wait to be forwarded, and their largest number.
 LINGER_NS: Final = 1 * _MS
 MAX_LINGERING: Final = 64
 _NEVER: Final = 2**63
@@ -62,44 +63,44 @@ class Primary:
     def __init__(self, state: ReplicaState, lag_fix: LagFix) -> None:
         self._state: Final = state
         self._lag_fix: Final = lag_fix
-        #: What each backup holds, in memory and on stable storage, by its index.
+        #: The last entry that each backup holds, in memory and on stable storage, by its index.
         backups = range(1, len(state.config.replicas))
-        self._held: Final = dict.fromkeys(backups, state.stream.stable)
+        self._replicated: Final = dict.fromkeys(backups, state.stream.stable)
         self._durable: Final = dict.fromkeys(backups, state.stream.durable)
         self._own_durable = state.stream.last
-        #: The next decision that was not forwarded yet.
+        #: fseq of the first decision not forwarded yet, and the decisions from there on.
         self._next_forward = state.stream.stable + 1
-        self._gathered: list[Decision] = []
-        #: What was gathered has to go out with this batch.
-        self._is_urgent = False
-        #: When it goes out at the latest; None while nothing lingers.
+        self._unforwarded: list[Decision] = []
+        #: The decisions must be forwarded with this batch.
+        self._forward_now = False
+        #: Latest time to forward lingering decisions, in ns; None: none linger.
         self._linger_due: int | None = None
-        #: The backups that are in no hurry to hear of decisions.
-        self._calm: Final[set[int]] = set()
-        #: Backups with subscribers, and until when that counts.
+        #: The backups that accept batched forwards.
+        self._batching_backups: Final[set[int]] = set()
+        #: Backups with subscribers, and the time until which that counts.
         self._subscribed_backups: Final[dict[int, int]] = {}
-        self._turns: Final = Turns(state)
-        #: When to send again what was not reported; None while everything is.
+        self._epoch_closer: Final = EpochCloser(state)
+        #: Time of the next retransmission, in ns; None while the reports are complete.
         self._resend_due: int | None = None
         self._resend_after = RESEND_AFTER_NS
-        #: What the backups were told last.
-        self._spread_stable = self._spread_durable = 0
-        self._spread_due: int | None = None
-        #: Units without slots, wherever they wait; their followers wait in their sessions.
+        #: The last watermarks sent to the backups, and the time at which newer ones are due.
+        self._sent_stable = self._sent_durable = 0
+        self._watermarks_due: int | None = None
+        #: Units without slots: waiting here, for a lease, or in their sessions as successors.
         self._undecided_units = 0
         self._undecided_bytes = 0
-        #: Those that wait for room or for a lease, in order of arrival.
+        #: Units that wait for room or for the next lease, in order of arrival.
         self._waiting: OrderedDict[_Key, HeldUnit] = OrderedDict()
-        #: Those whose `after` leaves them nothing in the leases held.
-        self._beyond: Final = Beyond(state)
-        #: Up to which gsn somebody waits for this shard to decide.
+        #: Units that name an `after` beyond the leases held.
+        self._awaiting_lease: Final = UnitsAwaitingLease(state)
+        #: The highest gsn that a reader wants decided.
         self._wanted = 0
         self._waiters: Final = Waiters(state)
 
     @property
     def has_backups(self) -> bool:
-        """Whether what is decided is not stable at once (f > 0)."""
-        return bool(self._held)
+        """Whether the shard has backups (f > 0); without, decisions are stable at once."""
+        return bool(self._replicated)
 
     @property
     def has_undecided(self) -> bool:
@@ -107,7 +108,7 @@ class Primary:
         return self._undecided_units > 0
 
     def restore(self) -> None:
-        """After a restart: units that were waiting wait again, and all unstable is forwarded."""
+        """Restore after a restart: units wait again, unstable entries are forwarded again."""
         for session in self._state.sessions.by_client.values():
             for unit in session.units.values():
                 if not unit.is_placed:
@@ -117,23 +118,24 @@ class Primary:
                         self._waiting[unit.client, unit.seq] = unit
                     else:
                         session.successors.setdefault(unit.predecessor, []).append(unit)
-        self._gathered = [
+        self._unforwarded = [
             _without_body(d) if type(d) is Place else d
             for d in (entry.decision for entry in self._state.stream.window)
             if not isinstance(d, WatermarkRecord | SessionTableRecord | SessionTablePartRecord)
         ]
-        self._is_urgent = True
+        self._forward_now = True
 
     # --- inserts ---
 
-    def arrived(self, session: Session, unit: HeldUnit, now: int) -> bool:
-        """Take a unit that this server has not seen before; False: there is no room for it."""
-        if (
-            self._undecided_bytes > MAX_WAITING_BYTES
-            or self._undecided_units >= MAX_WAITING_UNITS
-        ):  # fmt: skip
-            del session.units[unit.seq]
-            return False
+    def can_accept(self) -> bool:
+        """Whether there is room for another unit."""
+        return (
+            self._undecided_bytes <= MAX_WAITING_BYTES
+            and self._undecided_units < MAX_WAITING_UNITS
+        )  # fmt: skip
+
+    def accept(self, session: Session, unit: HeldUnit, now: int) -> None:
+        """Place a new unit, or let it wait."""
         self._undecided_units += 1
         self._undecided_bytes += len(unit.body)
         if unit.predecessor and not session.is_placed(unit.predecessor):
@@ -141,38 +143,37 @@ class Primary:
         elif self._waiting or not self._has_room() or not self._place(unit, now):
             self._waiting[unit.client, unit.seq] = unit
         if self._waiting:
-            self._admit_waiting(now)
-        return True
+            self._place_waiting(now)
 
-    def copied(self, unit: HeldUnit, _since: int) -> None:
-        """Take another copy of a known unit: say again where it is."""
+    def on_copy(self, unit: HeldUnit, _since: int) -> None:
+        """Handle another copy of a known unit: ack its slots again."""
         if unit.is_placed:
             self._state.ack(unit)
 
-    def settled(self, session: Session, first_incomplete: int, now: int) -> None:
-        """Forget what the client calls settled; nothing waits for it any more."""
+    def on_settled(self, session: Session, first_incomplete: int, now: int) -> None:
+        """Forget the units below the client's `first_incomplete`, and release their successors."""
         for unit in session.settle(first_incomplete):
             self._forget(unit)
         if session.successors:
             for seq in sorted(seq for seq in session.successors if seq < first_incomplete):
-                self._release(session, seq)
-            self._admit_waiting(now)
+                self._release_successors(session, seq)
+            self._place_waiting(now)
 
-    def _release(self, session: Session, seq: int) -> None:
-        """Let the followers of a unit wait for room only."""
+    def _release_successors(self, session: Session, seq: int) -> None:
+        """Move the successors of a unit to the units that wait for room."""
         for unit in session.successors.pop(seq, ()):
             if session.units.get(unit.seq) is unit:
                 self._waiting[unit.client, unit.seq] = unit
 
     def _forget(self, unit: HeldUnit) -> None:
-        """Count a unit no more that was taken out of its session undecided."""
+        """Stop tracking an undecided unit that was removed from its session."""
         self._undecided_units -= 1
         self._undecided_bytes -= len(unit.body)
         self._waiting.pop((unit.client, unit.seq), None)
-        self._beyond.remove(unit)
+        self._awaiting_lease.remove(unit)
 
     def _reject(self, unit: HeldUnit, code: RefusalCode, detail: str) -> None:
-        """Refuse a unit that was taken, and all that wait for it."""
+        """Refuse an accepted unit, and all its successors."""
         state = self._state
         session = state.sessions.by_client[unit.client]
         is_for_good = code == "redirect"
@@ -183,7 +184,7 @@ class Primary:
                 del session.units[victim.seq]
                 self._forget(victim)
                 if is_for_good:
-                    bury(state, victim.route, session, victim.seq, detail)
+                    refuse_permanently(state, victim.route, session, victim.seq, detail)
                 elif victim.route:
                     state.refuse(victim.route, victim.seq, code, detail)
 
@@ -195,25 +196,25 @@ class Primary:
             and self._state.store.backlog_bytes < MAX_BACKLOG_BYTES
         )
 
-    def _may_skip(self) -> bool:
-        """Whether no-ops may be decided: who cannot take what was decided needs no more of them.
+    def _can_skip(self) -> bool:
+        """Whether no-ops may be decided: not while the backups are too far behind.
 
-        In a finalized shard nothing is left to decide, also if this server has missed leases.
+        In a finalized shard, no position is left to decide, even if this server missed leases.
         """
         stream = self._state.stream
-        is_finalized = self._state.placed == "finalized"
+        is_finalized = self._state.shard_state == "finalized"
         return stream.last - stream.stable < MAX_UNSTABLE_DECISIONS and not is_finalized
 
     def _place(self, unit: HeldUnit, now: int) -> bool:
-        """Decide the unit's positions; False if it has to wait in line for a lease."""
+        """Decide the unit's positions; return False if it must wait in order for a lease."""
         state, stream = self._state, self._state.stream
         clock = state.clock
-        floor = max(self._turns.floor(now), stream.end)
-        self._turns.flowed_at = now
+        floor = max(self._epoch_closer.min_gsn(now), stream.end)
+        self._epoch_closer.last_activity_at = now
         after = unit.after
-        gsns = clock.take(max(floor, after + 1), unit.count) if after < clock.limit else []
+        gsns = clock.first_slots(max(floor, after + 1), unit.count) if after < clock.limit else []
         if not gsns:
-            return self._set_aside(unit, floor, now)
+            return self._defer_or_reject(unit, floor, now)
         if clock.next_owned(stream.end) < gsns[0]:
             self._decide(Skip(stream.end, gsns[0]))
         session = state.sessions.by_client[unit.client]
@@ -222,41 +223,41 @@ class Primary:
             unit.client, unit.seq, session.first_incomplete, epoch, gsns, unit.checksum, unit.body
         )
         state.record(place)
-        self._gathered.append(_without_body(place))
+        self._unforwarded.append(_without_body(place))
         self._undecided_units -= 1
         self._undecided_bytes -= len(unit.body)
         session.confirm(unit, gsns)
         if unit.count > 1:
-            state.sessions.keep(unit)
+            state.sessions.schedule_packing(unit)
         state.placed_records += unit.count
         state.ack(unit)
         if session.successors:
-            self._release(session, unit.seq)
+            self._release_successors(session, unit.seq)
         return True
 
-    def _set_aside(self, unit: HeldUnit, floor: int, now: int) -> bool:
-        """Take a unit for which the leases held have nothing; False if it must wait in line."""
+    def _defer_or_reject(self, unit: HeldUnit, floor: int, now: int) -> bool:
+        """Handle a unit that gets no slots now; return False if it must wait in order."""
         clock = self._state.clock
         if 0 < clock.epoch_slots < unit.count:
             detail = f"an epoch has {clock.epoch_slots} positions of this shard"
             self._reject(unit, "too-large", detail)
             return True
-        if unit.after < clock.limit and not clock.take(floor, unit.count):
+        if unit.after < clock.limit and not clock.first_slots(floor, unit.count):
             return False
-        # Only its own `after` is in its way: the others need not wait behind it.
+        # Only its own `after` delays it: later units need not wait for it.
         if self._state.is_leaving:
             self._reject(unit, "redirect", f"the shard leaves before {unit.after}")
             return True
-        self._beyond.add(unit, now)
+        self._awaiting_lease.add(unit, now)
         return True
 
     def _decide(self, decision: Decision) -> None:
         self._state.record(decision)
-        self._gathered.append(decision)
-        self._is_urgent = True
+        self._unforwarded.append(decision)
+        self._forward_now = True
 
-    def _admit_waiting(self, now: int) -> None:
-        """Place what was waiting, as far as there is room and lease for it."""
+    def _place_waiting(self, now: int) -> None:
+        """Place waiting units, as far as there are room and leases."""
         waiting = self._waiting
         while waiting and self._has_room():
             key, unit = waiting.popitem(last=False)
@@ -267,100 +268,100 @@ class Primary:
 
     # --- leases ---
 
-    def leased(self, now: int) -> None:
-        """Take the news that there is another lease."""
-        self._waiting.update(self._beyond.take())
-        self._admit_waiting(now)
+    def on_lease(self, now: int) -> None:
+        """Place waiting units after another lease was announced."""
+        self._waiting.update(self._awaiting_lease.pop_all())
+        self._place_waiting(now)
 
-    def ended(self, now: int) -> None:
-        """Take the news that there are no more positions: the rest of them are no-ops."""
+    def on_no_positions(self, now: int) -> None:
+        """Turn the remaining positions into no-ops, and refuse all waiting units."""
         state = self._state
-        self._skip_to(state.clock.begun(now))
+        self._skip_to(state.clock.current_lease_base(now))
         for session in state.sessions.by_client.values():
             session.successors.clear()
             for unit in [unit for unit in session.units.values() if not unit.is_placed]:
                 self._reject(unit, "redirect", "the shard has no more positions")
 
-    def answered(self, history: LeaseHistory) -> bool:
-        """Take an answer: positions that nobody was ever given are refused.
+    def on_lease_history(self, history: LeaseHistory) -> bool:
+        """Handle a reply to a `LeaseQuery`: refuse units that name a position that does not exist.
 
-        Returns whether the leases exist, and this server has not heard of them.
+        Returns whether the position exists, in leases that this server does not hold.
         """
-        units = self._beyond.answered(history)
+        units = self._awaiting_lease.on_history(history)
         if not history.runs:
             for unit in units:
-                detail = f"nobody was ever given {unit.after}"
+                detail = f"position {unit.after} was never assigned"
                 self._reject(unit, "no-such-position", detail)
         return bool(history.runs and units)
 
     # --- readers that wait ---
 
-    def wanted(self, route: bytes, want: Want, now: int) -> None:
-        """Decide all positions up to the wanted one, and answer when they are stable (D49).
+    def on_want(self, route: bytes, want: Want, now: int) -> None:
+        """Decide all positions up to the wanted one, and reply when they are stable (D49).
 
-        A gsn beyond the leases held is let be: who waits for it asks again. Without lag-fix, a
-        reader (who needs no answer) has nothing decided before the end of an epoch.
+        A gsn beyond the leases held is ignored: the reader repeats its want. Without lag-fix, a
+        want without a request number closes no epoch early.
         """
         state = self._state
         state.last_want = now
         if want.gsn >= state.clock.limit:
             return
         if not want.request and not state.config.lag_fix:
-            self._skip_to(self._turns.floor(now))
+            self._skip_to(self._epoch_closer.min_gsn(now))
             return
         self._wanted = max(self._wanted, want.gsn)
-        self._fill_wanted(now)
-        self._waiters.want(route, want)
+        self._decide_wanted(now)
+        self._waiters.on_want(route, want)
 
-    def _fill_wanted(self, now: int) -> None:
-        """Decide up to where somebody waits, in one range."""
-        self._give_up(self._wanted + 1, now)
+    def _decide_wanted(self, now: int) -> None:
+        """Decide all positions up to the highest wanted one, in one range."""
+        self._skip_until(self._wanted + 1, now)
 
-    def heard_of(self, gsn: int, now: int) -> None:
-        """Take a hint that another shard has a record at `gsn`: its readers wait for this one."""
+    def on_ahead_hint(self, gsn: int, now: int) -> None:
+        """Handle a hint: another shard has a record at `gsn`, and its readers wait for this one."""
         state = self._state
         if gsn >= state.clock.limit:
-            return  # it may be no position at all
-        self._lag_fix.heard(gsn)
-        if state.is_watched(now):
-            self._give_up(gsn, now)
+            return  # the position may not exist
+        self._lag_fix.on_hint(gsn)
+        if state.has_readers(now):
+            self._skip_until(gsn, now)
 
-    def _give_up(self, stop: int, now: int) -> None:
-        """Decide that what is left below `stop` gets no records, before its epoch is over."""
+    def _skip_until(self, stop: int, now: int) -> None:
+        """Turn undecided positions below `stop` into no-ops before their epoch ends; count them."""
         stream, clock = self._state.stream, self._state.clock
         end = stream.end
         self._skip_to(stop)
         lease = clock.lease_of(stop)
         if stream.end > end and lease is not None and lease.view_of(clock.shard) is not None:
-            self._turns.flowed_at = now
+            self._epoch_closer.last_activity_at = now
             start = max(end, lease.epoch_base(lease.epoch_at(stop)))
             self._state.holes += lease.slot(clock.shard, stop) - lease.slot(clock.shard, start)
 
     def _skip_to(self, stop: int) -> None:
-        """Decide that all owned positions below `stop` that are not decided yet are no-ops."""
+        """Turn all undecided owned positions below `stop` into no-ops."""
         end = self._state.stream.end
-        if stop > end and self._may_skip() and self._state.clock.next_owned(end) < stop:
+        if stop > end and self._can_skip() and self._state.clock.next_owned(end) < stop:
             self._decide(Skip(end, stop))
 
-    def sync(self, route: bytes, sync: Sync) -> None:
-        """Answer when all up to a gsn is on stable storage at all replicas."""
-        self._waiters.sync(route, sync)
+    def on_sync(self, route: bytes, sync: Sync) -> None:
+        """Reply when all records up to a gsn are on stable storage at all replicas."""
+        self._waiters.on_sync(route, sync)
 
     # --- the stream to the backups ---
 
-    def drained(self, now: int) -> None:
-        """Forward what was decided since the last batch."""
-        self._lag_fix.drained(now)
-        if not self._gathered:
+    def on_batch_end(self, now: int) -> None:
+        """Forward the decisions made since the last batch, unless they may linger."""
+        self._lag_fix.on_batch_end(now)
+        if not self._unforwarded:
             return
-        self._skip_to(self._turns.over(now, now))
-        if self._may_linger():
+        self._skip_to(self._epoch_closer.first_open_gsn(now, now))
+        if self._can_linger():
             self._linger_due = self._linger_due or now + LINGER_NS
             if now < self._linger_due:
                 return
-        self._linger_due, self._is_urgent = None, False
-        gathered, self._gathered = self._gathered, []
-        if not self._held:
+        self._linger_due, self._forward_now = None, False
+        gathered, self._unforwarded = self._unforwarded, []
+        if not self._replicated:
             self._next_forward += len(gathered)
             return
         if self._resend_due is None:
@@ -368,27 +369,27 @@ class Primary:
         for start in range(0, len(gathered), MAX_FORWARD_DECISIONS):
             decisions = gathered[start : start + MAX_FORWARD_DECISIONS]
             first, self._next_forward = self._next_forward, self._next_forward + len(decisions)
-            self._spread(first, decisions)
+            self._broadcast(first, decisions)
 
-    def _may_linger(self) -> bool:
-        """Whether nobody waits for what was gathered: no reader, and no backup that guesses wrong.
+    def _can_linger(self) -> bool:
+        """Whether no reader and no backup needs the decisions at once.
 
-        To tell the backups costs as much as an insert, so in a calm shard it serves several.
+        A forward costs as much as an insert, so a batched shard sends several decisions in one.
         """
         return (
-            not self._is_urgent
+            not self._forward_now
             and not self._state.has_subscribers
             and not self._waiters.wait_for_frontier
             and not self._waiting
-            and len(self._calm) == len(self._held)
-            and len(self._gathered) < MAX_LINGERING
+            and len(self._batching_backups) == len(self._replicated)
+            and len(self._unforwarded) < MAX_LINGERING
         )
 
-    def _spread(self, first: int, decisions: list[Decision]) -> None:
-        """Tell all backups decisions, and what is stable."""
-        self._spread_stable = self._state.stream.stable
-        self._spread_durable = self._state.stream.durable
-        self._spread_due = None
+    def _broadcast(self, first: int, decisions: list[Decision]) -> None:
+        """Send decisions and the watermarks to all backups."""
+        self._sent_stable = self._state.stream.stable
+        self._sent_durable = self._state.stream.durable
+        self._watermarks_due = None
         self._forward(self._state.peers, first, decisions)
 
     def _forward(self, dsts: tuple[bytes, ...], first: int, decisions: list[Decision]) -> None:
@@ -401,75 +402,75 @@ class Primary:
             ),
         )  # fmt: skip
 
-    def reported(self, report: Report, now: int) -> None:
-        """Take a backup's report of what it holds."""
+    def on_report(self, report: Report, now: int) -> None:
+        """Handle a backup's report of the entries that it holds."""
         server = report.server
-        if server not in self._held:
+        if server not in self._replicated:
             return
-        if report.hurry:
-            self._calm.discard(server)
+        if report.forward_immediately:
+            self._batching_backups.discard(server)
         else:
-            self._calm.add(server)
+            self._batching_backups.add(server)
         if report.has_subscribers:
-            self._subscribed_backups[server] = now + FOLLOWED_AFTER_REPORT_NS
+            self._subscribed_backups[server] = now + SUBSCRIBERS_EXPIRY_NS
             self._state.subscribers_until = max(self._subscribed_backups.values())
         elif self._subscribed_backups.pop(server, None) is not None:
             self._state.subscribers_until = max(self._subscribed_backups.values(), default=now)
         last = self._state.stream.last
-        held, durable = min(report.held, last), min(report.durable, last)
-        if held <= self._held[server] and durable <= self._durable[server]:
+        held, durable = min(report.replicated_up_to, last), min(report.durable, last)
+        if held <= self._replicated[server] and durable <= self._durable[server]:
             return
-        self._held[server] = max(self._held[server], held)
+        self._replicated[server] = max(self._replicated[server], held)
         self._durable[server] = max(self._durable[server], durable)
         self._resend_after = RESEND_AFTER_NS
-        lowest = min(*self._held.values(), *self._durable.values())
+        lowest = min(*self._replicated.values(), *self._durable.values())
         is_complete = lowest + 1 >= self._next_forward
         self._resend_due = None if is_complete else now + self._resend_after
 
-    def persisted(self, fseq: int, now: int) -> None:
-        """Take the news that this server's own entries are on stable storage."""
+    def on_persisted(self, fseq: int, now: int) -> None:
+        """Record that this server's own entries up to `fseq` are on stable storage."""
         self._own_durable = max(self._own_durable, fseq)
         if self._waiting:
-            self._admit_waiting(now)
+            self._place_waiting(now)
 
     def stabilise(self, now: int) -> list[Entry]:
-        """Move the watermarks as far as all reports allow; return what became stable."""
+        """Advance the watermarks as far as all reports allow; return what became stable."""
         stream = self._state.stream
-        # Alone, at level `disk`, only what is on its disk: what is stable may be told at once.
+        # Without backups, at level `disk`, only entries on its disk are stable.
         alone = self._own_durable if self._state.config.durability == "disk" else stream.last
-        news = stream.stabilise(min(self._held.values(), default=alone))
+        news = stream.stabilise(min(self._replicated.values(), default=alone))
         stream.make_durable(min([self._own_durable, *self._durable.values()]))
-        self._waiters.disks_moved()
+        self._waiters.on_durable()
         if news:
-            self._waiters.frontier_moved()
-            self._admit_waiting(now)
-            self._fill_wanted(now)
-        is_out = self._state.is_out
-        if is_out:
-            self._skip_to(self._state.clock.begun(now))
-        if self._held and self._spread_due is None and (
-            self._spread_stable < stream.stable
-            # The backups of a shard that has left are to know that all is on all disks.
-            or (is_out and self._spread_durable < stream.durable)
+            self._waiters.on_frontier()
+            self._place_waiting(now)
+            self._decide_wanted(now)
+        has_no_positions = self._state.has_no_positions
+        if has_no_positions:
+            self._skip_to(self._state.clock.current_lease_base(now))
+        if self._replicated and self._watermarks_due is None and (
+            self._sent_stable < stream.stable
+            # The backups of a shard that has left must learn that all disks have all entries.
+            or (has_no_positions and self._sent_durable < stream.durable)
         ):  # fmt: skip
-            self._spread_due = now + SPREAD_AFTER_NS
+            self._watermarks_due = now + WATERMARK_DELAY_NS
         return news
 
-    def resend(self, route: bytes, request: Resend) -> None:
-        """Send a backup the part of the stream that it misses."""
-        self._send_again(route, request.first, request.bodies)
+    def on_resend(self, route: bytes, request: Resend) -> None:
+        """Send a backup the part of the stream that it requests."""
+        self._resend(route, request.first, request.bodies)
 
-    def _send_again(self, dst: bytes, first: int, bodies: int) -> None:
-        """Send one backup decisions again, or if there are none, what is stable."""
+    def _resend(self, dst: bytes, first: int, bodies: int) -> None:
+        """Send one backup decisions again; without decisions, only the watermarks."""
         if first <= self._state.stream.stable:
-            return  # everybody has it: the question is old
+            return  # all replicas hold it: the request is old
         decisions: list[Decision] = []
         size = 0
         for entry in self._state.stream.after(first - 1)[:MAX_FORWARD_DECISIONS]:
             decision = entry.decision
             assert not isinstance(
                 decision, WatermarkRecord | SessionTableRecord | SessionTablePartRecord
-            ), "a mark takes no position of the stream"
+            ), "watermark and table records have no fseq"
             if type(decision) is Place:
                 if len(decisions) < bodies:
                     size += len(decision.body or b"")
@@ -482,37 +483,37 @@ class Primary:
 
     # --- time ---
 
-    def woke(self, now: int) -> None:
-        """Do what has become due."""
-        if self._beyond.due is not None and now >= self._beyond.due:
-            self._beyond.ask(now)
+    def tick(self, now: int) -> None:
+        """Perform the actions that are due."""
+        if self._awaiting_lease.due is not None and now >= self._awaiting_lease.due:
+            self._awaiting_lease.send_queries(now)
         if self._waiting:
-            self._admit_waiting(now)
-        self._skip_to(self._turns.end(now))
+            self._place_waiting(now)
+        self._skip_to(self._epoch_closer.close_due(now))
         if self._resend_due is not None and now >= self._resend_due:
             self._resend_after = min(self._resend_after * 2, MAX_RESEND_AFTER_NS)
             self._resend_due = now + self._resend_after
-            self._repeat()
-        if self._spread_due is not None and now >= self._spread_due:
-            self._spread(self._next_forward, [])
+            self._retransmit()
+        if self._watermarks_due is not None and now >= self._watermarks_due:
+            self._broadcast(self._next_forward, [])
 
-    def _repeat(self) -> None:
-        """Send every backup again what it has not reported."""
-        for server, held in self._held.items():
+    def _retransmit(self) -> None:
+        """Send each backup the decisions again that it has not reported."""
+        for server, held in self._replicated.items():
             if min(held, self._durable[server]) + 1 < self._next_forward:
                 name = self._state.config.replicas[server].name.encode()
-                self._send_again(name, held + 1, 0)
+                self._resend(name, held + 1, 0)
 
     def expire_sessions(self, now: int) -> None:
-        """Forget the clients that were silent for too long, and what of theirs still waits.
+        """Expire idle sessions, and drop their waiting units.
 
-        If there are many, also those that have nothing here.
+        If there are many sessions, also evict idle ones without units.
         """
         state = self._state
-        if state.placed not in {"live", "parked"}:
-            return  # nothing is added to what is, or is to be, finalized, as far as is known
-        for session in [*state.sessions.silent(now), *state.sessions.dispensable(now)]:
-            if not self._may_skip():
+        if state.shard_state not in {"live", "parked"}:
+            return  # add no entries to the log of a leaving or finalized shard
+        for session in [*state.sessions.idle(now), *state.sessions.evictable(now)]:
+            if not self._can_skip():
                 return
             for unit in [u for u in session.units.values() if not u.is_placed]:
                 self._forget(unit)
@@ -520,15 +521,15 @@ class Primary:
             self._decide(Expire(session.client, state.sessions.horizon))
 
     def next_wakeup(self, now: int) -> int | None:
-        """Return when something becomes due."""
+        """Return the time of the next action, in ns; None: none is due."""
         earliest = _NEVER
         for due in (
-            self._beyond.due, self._spread_due, self._resend_due, self._linger_due,
+            self._awaiting_lease.due, self._watermarks_due, self._resend_due, self._linger_due,
             self._lag_fix.due,
         ):  # fmt: skip
             if due is not None and due < earliest:
                 earliest = due
-        turn = self._turns.next_end(now, is_awaited=bool(self._waiting))
+        turn = self._epoch_closer.next_close_at(now, is_awaited=bool(self._waiting))
         if turn is not None and turn < earliest:
             earliest = turn
         return earliest if earliest != _NEVER else None
@@ -545,14 +546,14 @@ class Primary:
         assert self._undecided_bytes == sum(len(unit.body) for unit in undecided.values())
         for session in self._state.sessions.by_client.values():
             for seq, units in session.successors.items():
-                assert not session.is_placed(seq), "a follower was forgotten"
+                assert not session.is_placed(seq), "a successor was forgotten"
                 for unit in units:
                     assert undecided.pop((unit.client, unit.seq)) is unit
-        for waiting in (self._waiting, self._beyond.units):
+        for waiting in (self._waiting, self._awaiting_lease.units):
             for key, unit in waiting.items():
                 assert undecided.pop(key) is unit, "a unit waits twice, or was forgotten"
-        assert not undecided, "a unit without slots waits nowhere"
-        assert self._next_forward + len(self._gathered) == self._state.stream.last + 1
+        assert not undecided, "a unit without slots is not waiting"
+        assert self._next_forward + len(self._unforwarded) == self._state.stream.last + 1
 
 
 def _without_body(place: Place) -> Place:

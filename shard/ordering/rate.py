@@ -1,12 +1,12 @@
-"""How fast records come, and when that is not what the membership service was told last.
+"""Insert rate of a shard: measures it, and reports changes to the membership service.
 
-At the end of a batch, at most once a millisecond, what was placed is counted in windows of several
-lengths. If some window's count cannot be chance, given the rate that was told last, the window's
-own rate is told, and counting begins anew there (docs/protocol.md, section 13; T 4.2.3, 4.4.4).
+At the end of a batch, at most once a millisecond, the placed records are sampled in windows of
+several lengths. If a window's count is too unlikely under the last reported rate, the window's own
+rate is reported, and counting restarts there (docs/protocol.md, section 13; T 4.2.3, 4.4.4).
 
-Arrivals are taken for a Poisson process of bunches; how large these are is measured all the time.
-Rule: a change shows in several looks; one burst, however large, is no rate. Invariant: a window
-begins with a count that is as old as the window is long, or with the first since counting began.
+Arrivals are modelled as a Poisson process of bunches; their size is measured continuously. A change
+must show in several samples: one burst, however large, is not a rate. Invariant: a window begins
+with a sample as old as the window is long, or with the first sample since counting started.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
 _NEVER: Final = 2**63
-#: Counts are looked at no more often.
-LOOK_NS: Final = 1 * _MS
-#: A rate is told no more often.
-TELL_NS: Final = 5 * _MS
-#: A heartbeat tells what was counted if it was counted for so long.
+#: Shortest interval between two samples.
+SAMPLE_INTERVAL_NS: Final = 1 * _MS
+#: Shortest interval between two reports of a rate.
+REPORT_INTERVAL_NS: Final = 5 * _MS
+#: Shortest time of counting after which a heartbeat carries a new rate.
 MIN_HEARTBEAT_NS: Final = 250 * _MS
-#: How long each window is, and how many standard deviations are no chance in it: an hour has more
-#: short windows than long ones, and few arrivals deviate further than many.
+#: Length of each window, and the standard deviations that count as a change in it. Short windows
+#: need more: there are more of them, and small counts deviate further.
 WINDOWS: Final = (
     (4 * _MS, 6.0),
     (8 * _MS, 5.5),
@@ -38,85 +38,85 @@ WINDOWS: Final = (
     (128 * _MS, 4.5),
     (1000 * _MS, 4.5),
 )
-#: Counts vary so much more than Poisson's where there was a burst.
+#: Ratio of the variance to that of a Poisson process above which there was a burst.
 _BURST: Final = 4
 
 
 class Count(NamedTuple):
-    """What had come at some moment, since the process started."""
+    """A sample: the records since the process started, at some time."""
 
-    #: In ns.
+    #: Time of the sample, in ns.
     at: int
     records: int
-    #: By how much looks differed from those before them: the sum of the squares' halves.
+    #: Sum of half the squared differences between consecutive samples.
     jumps: float
-    #: Over the looks that saw something: the sums of what each saw squared, of that times how long
-    #: it was since the one before (in s), and of that time squared.
+    #: Over the samples with records: the sums of the squared count, of the count times the time
+    #: since the previous such sample (in s), and of that time squared.
     squares: float
     products: float
     times: float
 
 
 class Meter:
-    """Counts the records of one server."""
+    """Measures the insert rate of one server."""
 
     def __init__(self, now: int) -> None:
-        #: What was told last, in records a second.
-        self.told = 0
-        self._told_at = now - TELL_NS
-        #: How long that was counted, in ns.
+        #: The last reported rate, in records per second.
+        self.reported = 0
+        self._reported_at = now - REPORT_INTERVAL_NS
+        #: Time over which that rate was counted, in ns.
         self._counted_ns = 1
-        #: The last look that saw something.
+        #: Time of the last sample with records, in ns.
         self._busy_at = now
-        #: When to look again, at the earliest.
+        #: Earliest time of the next sample, in ns.
         self.due = now
-        #: After so long a silence to look although nothing has come; None: it tells nothing.
+        #: Idle time after which to sample without records, in ns; None: that shows nothing.
         self._silence_ns: int | None = None
         self._last = Count(now, 0, 0.0, 0.0, 0.0, 0.0)
-        #: How long it was from the last look but one to the last, and what came.
-        self._before = (LOOK_NS, 0)
-        #: Each window's counts, a quarter of its length apart; it begins with the first.
+        #: Time between the last two samples, and the records in it.
+        self._before = (SAMPLE_INTERVAL_NS, 0)
+        #: The samples of each window, a quarter of its length apart; the first begins it.
         self._windows: Final = [deque([self._last]) for _ in WINDOWS]
 
-    def look(self, records: int, now: int) -> int | None:
-        """Count; return the rate in records a second if it is not what was told.
+    def sample(self, records: int, now: int) -> int | None:
+        """Add a sample; return the rate in records per second if it has changed.
 
-        `records`: all that ever came. `now`: in ns.
+        `records`: all records so far. `now`: in ns.
         """
         self._count(records, now)
-        if now - self._told_at < TELL_NS:
+        if now - self._reported_at < REPORT_INTERVAL_NS:
             return None
         for (length, sigmas), window in zip(WINDOWS, self._windows, strict=True):
             start = window[0]
             if now - start.at >= length and self._contradicts(start, sigmas * sigmas):
-                self._tell_rate_since(start)
-                self._told_at = now
-                self._begin_at(start)
-                return self.told
+                self._report_rate_since(start)
+                self._reported_at = now
+                self._restart_at(start)
+                return self.reported
         return None
 
     def average(self, records: int, now: int) -> int:
-        """Return the rate over the last second, in records a second; it counts as told.
+        """Return the rate over the last second, in records per second; it counts as reported.
 
-        Who has told another one a moment ago repeats that.
+        Returns the last reported rate if that was reported a moment ago.
         """
         self._count(records, now)
         start = self._windows[-1][0]
         if now - start.at >= MIN_HEARTBEAT_NS:
-            self._tell_rate_since(start)
-        return self.told
+            self._report_rate_since(start)
+        return self.reported
 
     @property
     def silence_due(self) -> int | None:
-        """When to look although nothing has come; None: a heartbeat is soon enough."""
+        """Time of a sample without records, in ns; None: a heartbeat is soon enough."""
         return None if self._silence_ns is None else self._last.at + self._silence_ns
 
-    def _tell_rate_since(self, start: Count) -> None:
+    def _report_rate_since(self, start: Count) -> None:
         self._counted_ns = self._last.at - start.at
-        self.told = (self._last.records - start.records) * _S // self._counted_ns
+        self.reported = (self._last.records - start.records) * _S // self._counted_ns
         needed = 2 * self._bunching() * _S
         self._silence_ns = next(
-            (n // 2 for n, sigmas in WINDOWS if self.told * n >= sigmas * sigmas * needed), None
+            (n // 2 for n, sigmas in WINDOWS if self.reported * n >= sigmas * sigmas * needed), None
         )
 
     def _count(self, records: int, now: int) -> None:
@@ -124,8 +124,8 @@ class Meter:
         came, interval = records - last.records, now - last.at
         if interval <= 0:
             return
-        self.due = now + LOOK_NS
-        # Two looks are compared as if both were as long as the shorter one.
+        self.due = now + SAMPLE_INTERVAL_NS
+        # Scale the longer of the two samples to the length of the shorter one.
         before, other = self._before, (interval, came)
         (short, fewer), (long, more) = sorted((before, other))
         difference = fewer - more * short / long
@@ -133,8 +133,8 @@ class Meter:
         _, _, jumps, squares, products, times = last
         jumps += difference * difference / 2
         if came:
-            # A pause that was noticed says nothing of the rate that ends it.
-            pause = now - self._busy_at if self.told else min(interval, LOOK_NS)
+            # Without a reported rate, a pause before the sample does not count.
+            pause = now - self._busy_at if self.reported else min(interval, SAMPLE_INTERVAL_NS)
             since, self._busy_at = pause / _S, now
             squares += came * came
             products, times = products + came * since, times + since * since
@@ -146,12 +146,12 @@ class Meter:
                 window.popleft()
 
     def _bunching(self) -> float:
-        """Return how much more counts vary than Poisson's: at least 1."""
+        """Return the ratio of the variance to that of a Poisson process: at least 1."""
         start, last = self._windows[-1][0], self._last
-        records, rate = last.records - start.records, self.told
+        records, rate = last.records - start.records, self.reported
         if not records:
             return 1.0
-        # What looks saw, less what they should have by the rate told, squared.
+        # Squared differences between the counts and the counts expected by the reported rate.
         squares = (
             last.squares - start.squares
             - 2 * rate * (last.products - start.products)
@@ -160,50 +160,50 @@ class Meter:
         return max(1.0, squares / records)
 
     def _contradicts(self, start: Count, squared_sigmas: float) -> bool:
-        """Whether what came since `start` cannot have come at the rate told."""
+        """Whether the records since `start` are too unlikely under the reported rate."""
         last = self._last
         came, length = last.records - start.records, last.at - start.at
-        expected = self.told * length / _S
+        expected = self.reported * length / _S
         deviation = abs(came - expected)
         chance = deviation * deviation / squared_sigmas
         variance = max(expected, came / 4)
         if chance < variance or 8 * deviation < expected or not deviation:
             return False
-        # The rate told is a count, too, which was as uncertain.
+        # The reported rate is a count too, and as uncertain.
         variance *= self._bunching() * (1 + min(1, length / self._counted_ns))
         jumps = last.jumps - start.jumps
         return chance >= (max(variance, jumps) if jumps > _BURST * came else variance)
 
-    def _begin_at(self, start: Count) -> None:
-        """Count from `start` on: what came before came at another rate."""
+    def _restart_at(self, start: Count) -> None:
+        """Restart all windows at `start`: earlier records had another rate."""
         for window in self._windows:
             window.clear()
             window.append(start)
 
 
-class Rates:
-    """What a server tells the membership service of its rate."""
+class RateReporter:
+    """Reports the insert rate of a server to the membership service."""
 
     def __init__(self, state: ReplicaState, now: int) -> None:
         self._state: Final = state
         self._meter: Final = Meter(now)
-        #: When to look behind a batch, at the earliest; never at a backup.
+        #: Earliest time of a sample after a batch, in ns; a backup never samples.
         self.due = now if state.server == 0 else _NEVER
-        #: When to look without one.
+        #: Time of a sample without a batch, in ns.
         self.silence_due = _NEVER
 
-    def look(self, now: int) -> None:
-        """Count what came; tell the rate, if it has changed."""
+    def sample(self, now: int) -> None:
+        """Sample the records; report the rate if it has changed."""
         state = self._state
-        rate = self._meter.look(state.placed_records, now)
+        rate = self._meter.sample(state.placed_records, now)
         self._schedule()
-        # A leaving shard says 0 when it has taken its last record: not for a pause.
-        if rate is None or state.state != "up" or state.placed == "leaving":
+        # A leaving shard reports 0 only when it is drained, never for a pause.
+        if rate is None or state.state != "up" or state.shard_state == "leaving":
             return
         state.broadcast(state.service, Rate(state.cluster, state.shard, state.view, rate))
 
     def average(self, now: int) -> int:
-        """Return what the heartbeat says: records a second."""
+        """Return the rate for a heartbeat, in records per second."""
         rate = self._meter.average(self._state.placed_records, now)
         self._schedule()
         return rate

@@ -1,10 +1,10 @@
-"""Who waits for what a primary decided to be stable everywhere, or durable everywhere.
+"""Clients that wait at a primary until a position is stable, or durable, on all replicas.
 
-Rule: an answer is given once, as soon as it is true; who may have lost it asks again, under the
-same number (docs/protocol.md, sections 5 and 7).
-Rule: a position is waited for only if it is decided, or lies in a lease held. When all places are
-taken, the connection that has the most of them gives one to another that has fewer.
-Invariant: at most `MAX_WAITERS` of each kind wait, each for one position.
+The primary replies once, as soon as the condition holds. A client that may have lost the reply
+repeats its request under the same number (docs/protocol.md, sections 5 and 7). A client may wait
+only for a position that is decided, or lies in a lease held. When the table is full, a connection
+with fewer requests takes the place of the oldest request of the connection with the most.
+Invariant: at most `MAX_WAITERS` requests of each kind wait, each for one position.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
     from ziplog.wire import Sync, Want
 
-#: Of each kind.
+#: Most waiting requests of each kind.
 MAX_WAITERS: Final = 1024
 
 
 class _Requests:
-    """Requests of one kind, each of which waits until a mark has passed its gsn."""
+    """Requests of one kind, each waiting until a watermark has passed its gsn."""
 
     def __init__(self) -> None:
-        #: By route and request; no route without one.
+        #: The gsn by route and request number; each route has a request.
         self._gsns: Final[dict[bytes, dict[int, int]]] = {}
         self._count = 0
 
@@ -37,19 +37,19 @@ class _Requests:
         return self._count
 
     def add(self, route: bytes, request: int, gsn: int) -> bool:
-        """Take a request, or a repetition of one; False: there is no place for it."""
+        """Add a request, or a repetition of one; return False if there is no room for it."""
         mine = self._gsns.get(route, {})
         if request not in mine:
-            if self._count >= MAX_WAITERS and not self._make_room(len(mine)):
+            if self._count >= MAX_WAITERS and not self._evict_oldest(len(mine)):
                 return False
             self._count += 1
         self._gsns.setdefault(route, mine)[request] = gsn
         return True
 
-    def _make_room(self, held: int) -> bool:
-        """Drop the oldest request of the route that has the most, if it has more than `held` + 1.
+    def _evict_oldest(self, held: int) -> bool:
+        """Drop the oldest request of the route with the most, if it has more than `held` + 1.
 
-        The client that sent it repeats it.
+        The client that sent the dropped request repeats it.
         """
         requests = max(self._gsns.values(), key=len)
         if len(requests) <= held + 1:
@@ -58,8 +58,8 @@ class _Requests:
         self._count -= 1
         return True
 
-    def passed(self, mark: int) -> Iterator[tuple[bytes, int, int]]:
-        """Give, and forget, the requests whose gsn lies below the mark: route, request, gsn."""
+    def pop_below(self, mark: int) -> Iterator[tuple[bytes, int, int]]:
+        """Remove and yield the requests with a gsn below the mark: route, request, gsn."""
         for route, requests in list(self._gsns.items()):
             for request, gsn in list(requests.items()):
                 if gsn < mark:
@@ -71,48 +71,48 @@ class _Requests:
 
 
 class Waiters:
-    """Those who wait at one primary, by route and request, for a gsn."""
+    """The clients that wait at one primary, by route and request number."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
         self._for_frontier: Final = _Requests()
-        self._for_disk: Final = _Requests()
+        self._for_durable: Final = _Requests()
 
     @property
     def wait_for_frontier(self) -> bool:
-        """Whether somebody waits for the frontier to pass a gsn."""
+        """Whether a client waits for the frontier to pass a gsn."""
         return len(self._for_frontier) > 0
 
-    def want(self, route: bytes, want: Want) -> None:
-        """Answer, if that is asked for, when the frontier has passed a gsn."""
+    def on_want(self, route: bytes, want: Want) -> None:
+        """Reply when the frontier has passed a gsn, if the want has a request number."""
         if want.request and self._for_frontier.add(route, want.request, want.gsn):
-            self.frontier_moved()
+            self.on_frontier()
 
-    def frontier_moved(self) -> None:
-        """Answer those whose gsn the frontier has passed."""
+    def on_frontier(self) -> None:
+        """Reply to the requests that the frontier has passed."""
         if not self._for_frontier:
             return
         state, frontier = self._state, self._state.frontier
-        for route, request, _ in self._for_frontier.passed(frontier):
+        for route, request, _ in self._for_frontier.pop_below(frontier):
             state.send(route, Frontier(state.cluster, state.shard, state.view, request, frontier))
 
-    def sync(self, route: bytes, sync: Sync) -> None:
-        """Answer when all up to a gsn is on stable storage at all replicas.
+    def on_sync(self, route: bytes, sync: Sync) -> None:
+        """Reply when all records up to a gsn are on stable storage at all replicas.
 
-        A client names a record that the primary acknowledged. What is not decided here may never
-        be, and would wait for ever.
+        A client names a record that the primary acknowledged. A position that is not decided here
+        may never be decided, so the request is refused.
         """
         if sync.gsn >= self._state.stream.end:
             self._state.refuse(route, sync.request, "not-stable", f"{sync.gsn} is not decided")
-        elif self._for_disk.add(route, sync.request, sync.gsn):
-            self.disks_moved()
+        elif self._for_durable.add(route, sync.request, sync.gsn):
+            self.on_durable()
 
-    def disks_moved(self) -> None:
-        """Answer those whose gsn is on stable storage at all replicas."""
-        if not self._for_disk:
+    def on_durable(self) -> None:
+        """Reply to the requests for positions on stable storage at all replicas."""
+        if not self._for_durable:
             return
         state, durable = self._state, self._state.stream.durable_end
-        for route, request, gsn in self._for_disk.passed(durable):
+        for route, request, gsn in self._for_durable.pop_below(durable):
             try:
                 is_lost = self._is_lost(gsn)
             except BusyError as error:
@@ -125,7 +125,7 @@ class Waiters:
             state.send(route, Synced(state.cluster, state.shard, state.view, request, durable))
 
     def _is_lost(self, gsn: int) -> bool:
-        """Whether a record that was acked here is not there: a recovery made a no-op of it."""
+        """Whether an acked record is missing, because a recovery replaced it by a no-op."""
         state = self._state
         if gsn < state.trim:
             return False

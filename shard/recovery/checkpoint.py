@@ -41,7 +41,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     #: Per session that has any: client, and the units that were refused for good in this view.
     refused: list[tuple[bytes, list[int]]] = []
     #: Units may have been refused so.
-    was_out: bool = False
+    was_excluded: bool = False
     #: The same, and the units of which only the first copies were: how many, by seq.
     tombstones: list[tuple[bytes, dict[int, int]]] = []
     #: No record of a session that was forgotten is above this position.
@@ -71,10 +71,10 @@ def save(state: ReplicaState) -> bytes:
                 (client, sorted(seq for seq, copies in refused.items() if copies == ALL_COPIES))
                 for client, refused in tombstones
             ],
-            state.clock.was_out,
+            state.clock.was_excluded,
             tombstones,
             state.sessions.horizon,
-            [(client, stranger.refused) for client, stranger in state.sessions.strangers.items()],
+            [(client, one.refused) for client, one in state.sessions.refused_clients.items()],
             [(s.horizon, s.last) for s in state.sessions.by_client.values()],
         )
     )  # fmt: skip
@@ -98,7 +98,7 @@ def _is_stored(state: ReplicaState, checkpoint: Checkpoint) -> bool:
     is_all_trimmed = not window and checkpoint.trim >= checkpoint.stable.end
     if state.store.last_fseq == last or is_all_trimmed:
         return True
-    state.out.append(LogWarning(
+    state.effects.append(LogWarning(
         f"{state.config.name} is in limbo: its store ends at entry {state.store.last_fseq}, but"
         f" it had {last} when it stopped. Stop it, put the missing files back, and start it"
     ))  # fmt: skip
@@ -111,7 +111,7 @@ def _restore(state: ReplicaState, checkpoint: Checkpoint, now: int) -> None:
     state.stream.restore(checkpoint.stable, checkpoint.durable, checkpoint.window)
     if checkpoint.leases:
         state.clock.restore(checkpoint.leases, now)
-    state.clock.was_out = checkpoint.was_out
+    state.clock.was_excluded = checkpoint.was_excluded
     if checkpoint.view:
         state.state = "up"
     state.sessions.horizon = checkpoint.horizon
@@ -133,7 +133,7 @@ def _restore(state: ReplicaState, checkpoint: Checkpoint, now: int) -> None:
     for client, refused in checkpoint.tombstones:
         state.sessions.by_client[client].refused = refused
     for client, refused in checkpoint.strangers:
-        state.sessions.restore_stranger(client, refused, now)
+        state.sessions.restore_refused_client(client, refused, now)
 
 
 def _enter_limbo(state: ReplicaState) -> None:

@@ -152,7 +152,7 @@ class Recovery:
         """Say something to the operator, unless it was said last: it is asked again and again."""
         if text != self._warned:
             self._warned = text
-            self._state.out.append(LogWarning(text))
+            self._state.effects.append(LogWarning(text))
 
     def _warn_of(self, error: object, what: str = "lead a recovery") -> None:
         name = self._state.config.name
@@ -214,7 +214,7 @@ class Recovery:
         try:
             clock.announce(message.runs, now, now, state.trim)
         except LeaseConflictError as error:
-            state.out.append(Halt(str(error)))
+            state.effects.append(Halt(str(error)))
             return
         view = message.recovery
         # An attempt that failed may have settled the rest: that was not decided.
@@ -367,10 +367,10 @@ class Recovery:
     def begin(self, now: int) -> list[Entry]:
         """The view begins: every replica holds the whole log, on its disk. Return what is news."""
         state, stream = self._state, self._state.stream
-        state.sessions.forgive(now)
+        state.sessions.reset_idle_time(now)
         assert stream.last == state.store.last_fseq, "a view begins with another log"
         state.state = "up"
-        state.clock.was_out = False  # in this view, nothing was refused yet
+        state.clock.was_excluded = False  # in this view, nothing was refused yet
         self.number, self.entered = state.view, None
         news = stream.stabilise(stream.last)
         stream.make_durable(stream.last)

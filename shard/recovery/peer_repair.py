@@ -264,14 +264,14 @@ class Repair:
         if not fits:
             self._fail("what other replicas have does not fit", now)
             return
-        state.stream.mended(come)
+        state.stream.add_repaired(come)
         if come[-1].fseq < last:
             self._hole = (come[-1].fseq + 1, last)
             self._begin_again(now)
         else:
             self._hole, self._come, self._look_due = None, [], now
             self._recovery.mended()
-            state.out.append(LogWarning(
+            state.effects.append(LogWarning(
                 f"{state.config.name} could not read {self._what} ({self._why}); it can again, with"
                 f" the help of {self._peer.decode()}. Have a look at the disk"
             ))  # fmt: skip
@@ -303,7 +303,7 @@ class Repair:
         self._hopeless |= hopeless
         if is_told:
             return
-        state.out.append(LogWarning(
+        state.effects.append(LogWarning(
             f"{state.config.name} cannot read {self._what} ({self._why}), and nobody could repair"
             f" it ({why}). Put the missing file back, or stop this server and move its data"
             " directory away: it joins with an empty one"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from shard.recovery.log_comparison import digest_of, entries_after, is_same, mark_at, start_of
-from shard.state.session_tables import MUCH
+from shard.state.session_tables import OVERDUE_BYTES
 from shard.state.sessions import Sessions, end_of_table, size_of
 from shard.storage.store import FullError
 from ziplog.core.entries import SessionTable, SettledUnit
@@ -127,7 +127,7 @@ class Joining:
         """Take more of the survivor's sessions."""
         tables = answer.sessions
         if tables:
-            self._sessions.take(tables, now)
+            self._sessions.add_tables(tables, now)
             self._tables += len(tables)
             self._reached = end_of_table(tables[-1])
         self._sessions.horizon = max(self._sessions.horizon, answer.horizon)
@@ -141,7 +141,7 @@ class Joining:
             # The survivor has nothing of our last entry's view there: all of that view goes.
             keep = max(min(keep, store.last_of(self._after_view - 1)), min(keep, stable))
         if keep < stable:
-            state.out.append(Halt(
+            state.effects.append(Halt(
                 f"view {self.decision.view} of shard {state.shard} has other entries from number"
                 f" {keep + 1} on, but {stable} was stable here: two histories were decided"
             ))  # fmt: skip
@@ -164,7 +164,7 @@ class Joining:
         except UnreadableError as error:
             if not self._is_warned:
                 self._is_warned = True
-                state.out.append(LogWarning(
+                state.effects.append(LogWarning(
                     f"{state.config.name} cannot join view {self.decision.view}, as it cannot cut"
                     f" its log: {error}. Put the file back, or start this server again"
                 ))  # fmt: skip
@@ -189,7 +189,7 @@ class Joining:
             return False
         staged, self._staged = self._staged, None
         if self._is_complete:
-            self._state.out += map(Persist, staged or ())
+            self._state.effects += map(Persist, staged or ())
         return True
 
     def _take(self, answer: Fetched) -> bool:
@@ -208,7 +208,7 @@ class Joining:
                 return False
             state.trim = max(state.trim, answer.trim)
         if self._staged is None:
-            state.out += map(Persist, entries)
+            state.effects += map(Persist, entries)
         else:
             self._staged += entries
         self._after = entries[-1].fseq if entries else answer.last
@@ -222,7 +222,7 @@ class Joining:
         except FullError:
             return False
         self._state.persisted = fseq
-        self._state.bytes_since_table = MUCH  # nothing stored here tells of the sessions
+        self._state.bytes_since_table = OVERDUE_BYTES  # nothing stored here tells of the sessions
         return True
 
     def joined(self, now: int) -> bool:
@@ -231,13 +231,13 @@ class Joining:
         if not self._is_complete or self._staged is not None or state.persisted < self._after:
             return False
         if not is_same(digest_of(state.store), self.decision.digest):
-            state.out.append(Halt(
+            state.effects.append(Halt(
                 f"the log of view {self.decision.view} of shard {state.shard} is not the one that"
                 " was decided"
             ))  # fmt: skip
             return False
         self._restore_stream()
-        state.sessions.take_over(self._sessions, now, state.store.last_end - 1)
+        state.sessions.adopt(self._sessions, now, state.store.last_end - 1)
         return True
 
     def _restore_stream(self) -> None:

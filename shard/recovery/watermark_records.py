@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from shard.state.session_tables import Tables
+from shard.state.session_tables import SessionTableWriter
 from ziplog.core.node import Persist
 from ziplog.core.view import NO_DIGEST
 from ziplog.segments.entry import Entry, WatermarkRecord
@@ -32,7 +32,7 @@ class Marks:
         #: When the next mark is to be written; None: nothing is new.
         self._due: int | None = None
         self._marked = (0, 0, 0)
-        self._tables: Final = Tables(state)
+        self._tables: Final = SessionTableWriter(state)
 
     @property
     def due(self) -> int | None:
@@ -49,8 +49,8 @@ class Marks:
         """Write down what is due."""
         if self._due is not None and now >= self._due:
             self.write()
-            self._tables.look(now)
-        self._tables.woke(now)
+            self._tables.start_if_due(now)
+        self._tables.tick(now)
 
     def write(self) -> None:
         """Write down what is known now."""
@@ -65,7 +65,7 @@ class Marks:
             state.cluster, state.stream.stable, state.stream.stable_end, state.trim,
             marked[2], last.digest if last else NO_DIGEST,
         )  # fmt: skip
-        state.out.append(Persist(Entry(0, state.view, mark)))
+        state.effects.append(Persist(Entry(0, state.view, mark)))
 
     def trimmed(self) -> None:
         """Write down the trim point: the service counts on it once a heartbeat has told it."""
@@ -74,4 +74,4 @@ class Marks:
             self.write()
         elif state.store.mark is not None:  # without one, it serves nobody before it hears of it
             mark = replace(state.store.mark, trim=state.trim)
-            state.out.append(Persist(Entry(0, state.view, mark)))
+            state.effects.append(Persist(Entry(0, state.view, mark)))

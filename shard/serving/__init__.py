@@ -1,1 +1,1 @@
-"""Readers of a shard."""
+"""Readers of a shard: reads, subscriptions and tail queries."""

@@ -1,10 +1,10 @@
-"""What a replica tells readers: single positions, streams of stable records, and the tail.
+"""Readers of a replica: single reads, subscriptions to stable records, and the tail.
 
-A stream sends what is stable from its start on, each message from where the last one ended, no more
-than its credit, and the leases that the reader needs to pass. It never computes anything for the
-reader's other shards. docs/protocol.md, sections 6 and 7.
+A subscription delivers the stable records from its start on. Each message continues the last one,
+stays within the credit, and carries the leases that the reader needs. It covers this shard only;
+the reader merges the shards (docs/protocol.md, sections 6 and 7).
 
-Invariant: what a stream sent lies below the frontier, and is contiguous.
+Invariant: the positions delivered to a subscription are contiguous, and below the frontier.
 """
 
 from __future__ import annotations
@@ -27,68 +27,68 @@ if TYPE_CHECKING:
     from ziplog.segments.entry import Entry
     from ziplog.wire import Credit, Locate, Outline, Read, Subscribe, Tail, Unsubscribe
 
-#: What a unit counts beside its body.
+#: Bytes that a unit counts beside its body.
 UNIT_OVERHEAD_BYTES: Final = 64
-#: One message carries about so much (but at least one unit).
+#: Most bytes of one message, except that it carries at least one unit.
 MAX_DELIVER_BYTES: Final = 512 * 1024
-#: A subscription without a sign of life for so long is dropped.
+#: Time without a message after which a subscription is dropped.
 SILENCE_NS: Final = 10_000_000_000
 MAX_SUBSCRIPTIONS: Final = 4096
-#: No reader is given more before it asks again: it may have stopped reading.
+#: Most credit of a subscription: its reader may have stopped reading.
 MAX_CREDIT_BYTES: Final = 32 * 1024 * 1024
 
 
-class Found(msgspec.Struct, frozen=True, gc=False):
-    """What is at a position."""
+class Lookup(msgspec.Struct, frozen=True, gc=False):
+    """The result of a lookup: the state of one position."""
 
     answer: Answer
     stable: bool
     epoch: int = 0
-    #: The unit that the record belongs to, and which one of its records it is.
+    #: The body of the record's unit, and the gsns of its records.
     body: bytes = b""
     gsns: list[int] = []
 
 
 class Subscription(msgspec.Struct, gc=False):
-    """A reader that follows this shard."""
+    """A reader that subscribes to this shard."""
 
     route: bytes
     id: int
-    #: All before this was sent.
+    #: Everything before this gsn was sent.
     sent: int
-    #: Bytes allowed and used, in all.
+    #: Total bytes granted by the reader; `used`: total bytes sent.
     credit: int
     last_seen: int
     used: int = 0
-    #: The last lease that the reader was told, and its digest.
+    #: The last lease that was sent to the reader, and its digest.
     lease: int = 0
     digest: bytes = NO_DIGEST
 
 
 class Readers:
-    """The readers' part of a replica."""
+    """The part of a replica that serves readers."""
 
     def __init__(self, state: ReplicaState, guesses: Guesses | None) -> None:
         self._state: Final = state
         self._guesses = guesses
         self.subscriptions: Final[dict[tuple[bytes, int], Subscription]] = {}
-        #: Subscriptions that were not sent all that is stable.
-        self._behind: Final[dict[tuple[bytes, int], Subscription]] = {}
-        #: Subscriptions that were stand at this frontier, or began beyond it.
+        #: Subscriptions that are behind the frontier.
+        self._lagging: Final[dict[tuple[bytes, int], Subscription]] = {}
+        #: The frontier of the subscriptions that are not behind; some began above it.
         self._frontier = 0
-        #: The stream position that this frontier belongs to, and the frontier was held back there
-        #: because leases are missing.
+        #: The last stable entry at this frontier, and whether missing leases held the frontier
+        #: back.
         self._stable = state.stream.stable
         self._is_held_back = True
 
     def begin_view(self, guesses: Guesses | None) -> None:
-        """Go on in the next view, with the guesses of that one."""
+        """Continue in the next view, with its guesses."""
         self._guesses = guesses
 
     # --- single positions ---
 
     def read(self, route: bytes, read: Read) -> None:
-        """Answer what is at a position."""
+        """Reply with the record, or the state, of a position."""
         state = self._state
         found = self._find(read.gsn)
         timestamp_us, key, payload = 0, None, b""
@@ -105,44 +105,44 @@ class Readers:
             ),
         )  # fmt: skip
 
-    def _find(self, gsn: int) -> Found:
+    def _find(self, gsn: int) -> Lookup:
         state, stream = self._state, self._state.stream
         if gsn < state.trim:
-            return Found("trimmed", stable=True)
+            return Lookup("trimmed", stable=True)
         try:
             entry = state.store.find(gsn)
         except BusyError:
-            return Found("unknown", stable=True)
+            return Lookup("unknown", stable=True)
         except UnreadableError as error:
             state.damaged = (gsn, error)
-            return Found("unknown", stable=True)
+            return Lookup("unknown", stable=True)
         stable = entry is not None and entry.fseq <= stream.stable
         if state.state != "up" and not stable:
-            # An acked record may be here, or have been: "not yet" would deny it.
-            return Found("unknown", stable=False)
+            # An acked record may be or have been here, so "not-yet" could be wrong.
+            return Lookup("unknown", stable=False)
         decision = entry.decision if entry is not None else None
         if type(decision) is Place:
             assert decision.body is not None, "the store keeps bodies"
-            return Found("record", stable, decision.epoch, decision.body, decision.gsns)
+            return Lookup("record", stable, decision.epoch, decision.body, decision.gsns)
         if state.clock.owns(gsn) is False:
-            return Found("wrong-shard", stable=True)
+            return Lookup("wrong-shard", stable=True)
         if type(decision) is Skip and stable:
-            return Found("no-op", stable=True)
+            return Lookup("no-op", stable=True)
         if decision is None and gsn < stream.stable_end:
-            # All that it owns there is in the store: it owned nothing else.
-            return Found("wrong-shard", stable=True)
+            # The store has all own positions below the stable end, and not this one.
+            return Lookup("wrong-shard", stable=True)
         return self._find_guess(gsn)
 
-    def _find_guess(self, gsn: int) -> Found:
+    def _find_guess(self, gsn: int) -> Lookup:
         for unit in self._guesses.promised.values() if self._guesses is not None else ():
             assert unit.gsns is not None, "a promise has slots"
             if gsn in unit.gsns:
                 epoch = unit.epoch if unit.epoch >= 0 else self._state.clock.epoch_at(gsn)
-                return Found("record", False, epoch, unit.body, unit.gsns)
-        return Found("not-yet", stable=False)
+                return Lookup("record", False, epoch, unit.body, unit.gsns)
+        return Lookup("not-yet", stable=False)
 
     def tail(self, route: bytes, tail: Tail) -> None:
-        """Answer where the shard ends."""
+        """Reply with the tail of the shard."""
         state = self._state
         stable_end = state.stream.stable_end
         try:
@@ -159,7 +159,7 @@ class Readers:
         )  # fmt: skip
 
     def outline(self, route: bytes, outline: Outline) -> None:
-        """Answer how much there is of a range, and where its blocks are served."""
+        """Reply with the size of a range, and the port that serves its blocks."""
         state = self._state
         state.store.seal(outline.stop)
         start = max(outline.start, state.trim)
@@ -173,7 +173,7 @@ class Readers:
         )  # fmt: skip
 
     def locate(self, route: bytes, locate: Locate, now: int) -> None:
-        """Tell a client what became of a unit that it sent in some view (D13)."""
+        """Reply with the outcome of a unit that the client sent in some view (D13)."""
         state = self._state
         session = state.sessions.by_client.get(locate.client)
         if session is not None:
@@ -185,7 +185,7 @@ class Readers:
             if unit.confirmed and unit.slots[-1] < state.stream.stable_end:
                 verdict, gsns = "present", unit.slots
         elif (
-            # All that older views had is settled, and stable: a record of theirs would be here.
+            # All entries of older views are stable, so a record of theirs would be here.
             locate.view < state.view
             and state.stream.stable >= state.view_base
             and (session is None or locate.seq >= session.first_incomplete)
@@ -203,15 +203,15 @@ class Readers:
     # --- streams ---
 
     def subscribe(self, route: bytes, message: Subscribe, now: int) -> None:
-        """Begin a stream; a repetition of the message is a sign of life."""
+        """Open a subscription; a repetition of the message renews it."""
         state = self._state
-        self.stabilised([])
+        self.on_stable([])
         key = (message.client, message.subscription)
         subscription = self.subscriptions.get(key)
         if subscription is not None:
             subscription.last_seen = now
         elif state.state in {"starting", "limbo"} and message.start >= state.frontier:
-            state.refuse(route, message.subscription, "not-ready", f"it is {state.state}")
+            state.refuse(route, message.subscription, "not-ready", f"the server is {state.state}")
             return
         elif len(self.subscriptions) >= MAX_SUBSCRIPTIONS:
             state.refuse(
@@ -221,13 +221,13 @@ class Readers:
         else:
             credit = min(message.credit, MAX_CREDIT_BYTES)
             subscription = Subscription(route, message.subscription, message.start, credit, now)
-            self.subscriptions[key] = self._behind[key] = subscription
+            self.subscriptions[key] = self._lagging[key] = subscription
             self._state.has_subscribers = True
         self._answer(key, subscription)
 
     def renew(self, route: bytes, message: Credit, now: int) -> None:
-        """Take a sign of life, and more credit."""
-        self.stabilised([])
+        """Renew a subscription, and add credit."""
+        self.on_stable([])
         key = (message.client, message.subscription)
         subscription = self.subscriptions.get(key)
         if subscription is None:
@@ -235,9 +235,9 @@ class Readers:
                 route, message.subscription, "unknown-subscription", "subscribe again"
             )
             return
-        if self._state.state == "limbo" and key not in self._behind:
+        if self._state.state == "limbo" and key not in self._lagging:
             self._drop(key)
-            self._state.refuse(route, message.subscription, "not-ready", "it is in limbo")
+            self._state.refuse(route, message.subscription, "not-ready", "the server is in limbo")
             return
         subscription.route = route
         subscription.last_seen = now
@@ -246,27 +246,27 @@ class Readers:
         self._answer(key, subscription)
 
     def unsubscribe(self, message: Unsubscribe) -> None:
-        """End a stream."""
+        """Close a subscription."""
         self._drop((message.client, message.subscription))
 
     def _drop(self, key: tuple[bytes, int]) -> None:
         self.subscriptions.pop(key, None)
         self._state.has_subscribers = bool(self.subscriptions)
-        self._behind.pop(key, None)
+        self._lagging.pop(key, None)
 
     def _answer(self, key: tuple[bytes, int], subscription: Subscription) -> None:
-        if key in self._behind:
+        if key in self._lagging:
             self._catch_up(key, subscription, always=True)
         else:
             self._deliver(subscription, subscription.sent, [])
 
-    def stabilised(self, news: list[Entry]) -> None:
-        """Send what became stable, or the new frontier, to everyone who stands right before it.
+    def on_stable(self, news: list[Entry]) -> None:
+        """Deliver newly stable records, or the new frontier, to up-to-date subscriptions.
 
         `news` are all entries that became stable since the last call.
         """
         stable = self._state.stream.stable
-        assert self._stable + len(news) == stable, "readers were not told what became stable"
+        assert self._stable + len(news) == stable, "stable entries were not passed to the readers"
         self._stable = stable
         frontier = self._state.frontier
         was_held_back = self._is_held_back
@@ -277,26 +277,26 @@ class Readers:
         units = _units(news)
         size = _size(units)
         for key, subscription in list(self.subscriptions.items()):
-            if key in self._behind:
+            if key in self._lagging:
                 continue
             fits = subscription.used + size <= subscription.credit and size <= MAX_DELIVER_BYTES
             if is_all_news and fits and subscription.sent == self._frontier:
                 subscription.used += size
                 self._deliver(subscription, frontier, units)
             else:
-                self._behind[key] = subscription
+                self._lagging[key] = subscription
         self._frontier = frontier
 
     def catch_up(self) -> None:
-        """Send the next part to everyone who is behind and has credit."""
-        self.stabilised([])
-        for key, subscription in list(self._behind.items()):
+        """Send the next part to each subscription that is behind and has credit."""
+        self.on_stable([])
+        for key, subscription in list(self._lagging.items()):
             self._catch_up(key, subscription, always=False)
 
     @property
     def has_work(self) -> bool:
-        """Whether `catch_up` has something to send."""
-        return bool(self._behind) and any(s.used < s.credit for s in self._behind.values())
+        """Whether `catch_up` has records to send."""
+        return bool(self._lagging) and any(s.used < s.credit for s in self._lagging.values())
 
     def _catch_up(
         self, key: tuple[bytes, int], subscription: Subscription, *, always: bool
@@ -323,14 +323,14 @@ class Readers:
                 return
             subscription.used += _size(units)
         if reached >= frontier:
-            del self._behind[key]
+            del self._lagging[key]
         if always or reached > subscription.sent:
             self._deliver(subscription, max(reached, subscription.sent), units)
 
     def _stable_from(self, start: int, allowance: int) -> tuple[list[Unit], int]:
-        """Return stable units from `start` on, and up to where that is complete.
+        """Return stable units from `start` on, and the gsn up to which they are complete.
 
-        Not more than `allowance` bytes, but at least one unit if there is any.
+        Returns at most `allowance` bytes, but at least one unit if there is one.
         """
         stable, frontier = self._state.stream.stable, self._state.frontier
         limit = min(MAX_DELIVER_BYTES, allowance)
@@ -346,7 +346,7 @@ class Readers:
                 return units, reached
             units += added
             reached = min(end_of(entry, reached), frontier)
-        # The store may have more; at its end, what is stable ends too.
+        # The store may have more entries, unless the last one is the last stable entry.
         is_all = not entries or entries[-1].fseq == stable
         return units, frontier if is_all else reached
 
@@ -358,7 +358,7 @@ class Readers:
             for run in state.clock.runs_after(subscription.lease, subscription.digest)
             if run.last.stop > start
         ]
-        # Nobody misses a lost message that does not move the frontier: it tells nothing for good.
+        # A message that does not advance the frontier may be lost unnoticed: repeat its leases.
         if leases and frontier > start:
             last = leases[-1].last
             subscription.lease, subscription.digest = last.number, last.digest
@@ -370,23 +370,23 @@ class Readers:
             ),
         )  # fmt: skip
 
-    def trimmed(self) -> None:
-        """Look at every subscription again: some may stand below the new trim point."""
+    def on_trim(self) -> None:
+        """Notify the subscriptions that are below the new trim point."""
         for key, subscription in list(self.subscriptions.items()):
             if subscription.sent < self._state.trim:
-                self._behind[key] = subscription
+                self._lagging[key] = subscription
                 self._catch_up(key, subscription, always=False)
 
-    def dismiss(self) -> None:
-        """End all streams: another replica serves what follows."""
+    def close_all(self) -> None:
+        """Close all subscriptions: another replica serves the following records."""
         for key, subscription in list(self.subscriptions.items()):
             self._state.refuse(
-                subscription.route, subscription.id, "not-ready", "it has left its view"
+                subscription.route, subscription.id, "not-ready", "the server has left its view"
             )
             self._drop(key)
 
-    def forget_silent(self, now: int) -> None:
-        """Drop the subscriptions that gave no sign of life."""
+    def drop_idle(self, now: int) -> None:
+        """Drop the subscriptions that sent no message for too long."""
         for key, subscription in list(self.subscriptions.items()):
             if now - subscription.last_seen >= SILENCE_NS:
                 self._drop(key)
@@ -394,8 +394,8 @@ class Readers:
     def check(self) -> None:
         """Assert the invariant."""
         for key, subscription in self.subscriptions.items():
-            assert key in self._behind or subscription.sent >= self._frontier
-        assert self._behind.keys() <= self.subscriptions.keys()
+            assert key in self._lagging or subscription.sent >= self._frontier
+        assert self._lagging.keys() <= self.subscriptions.keys()
 
 
 def _units(entries: Iterable[Entry]) -> list[Unit]:

@@ -1,1 +1,1 @@
-"""The state of a replica: decisions, sessions, epochs."""
+"""The state of a replica: decision log, sessions, leases and epochs."""

@@ -1,8 +1,9 @@
-"""The shard's stream: what the primary decided, in its order, as far as it is not stable yet.
+"""The decision log: the primary's decisions in order, and how much of it is stable and durable.
 
-Numbered by fseq from 1 without gaps. Every replica holds a prefix; what all replicas hold is
-stable, what all have on stable storage is durable (docs/protocol.md, section 5).
-Invariant: durable <= stable <= last, all of them only ever grow, and decisions go upwards in gsn.
+Entries are numbered by fseq from 1 without gaps. Every replica holds a prefix. An entry is stable
+when all replicas hold it, and durable when all have it on stable storage (docs/protocol.md,
+section 5). Only unstable entries are kept here.
+Invariant: durable <= stable <= last; all three only grow; decisions are in increasing gsn order.
 """
 
 from __future__ import annotations
@@ -39,42 +40,42 @@ def end_after(
     return decision.stop if type(decision) is Skip else before
 
 
-#: While the stream was heard of this lately, it says which epoch the shard is in, not a clock.
-STREAM_FLOWS_NS: Final = 40_000_000
-#: A backup that has subscribers says so with every report, and so often at least ...
-REPORT_FOLLOWED_NS: Final = 500_000_000
-#: ... and after a report that says so, the primary believes it for so long.
-FOLLOWED_AFTER_REPORT_NS: Final = 3 * REPORT_FOLLOWED_NS
+#: Time after the last decision during which the stream, not the clock, determines the epoch.
+STREAM_ACTIVE_NS: Final = 40_000_000
+#: Longest interval between reports of a backup that has subscribers.
+SUBSCRIBERS_REPORT_NS: Final = 500_000_000
+#: Time after which the primary assumes that a silent backup has no subscribers any more.
+SUBSCRIBERS_EXPIRY_NS: Final = 3 * SUBSCRIBERS_REPORT_NS
 
 
 class Watermark(NamedTuple):
-    """A place in the stream: its number, the gsn where it ends, and the last record before that."""
+    """A position in the stream: fseq, the gsn where it ends, and the last record before that."""
 
     fseq: int
     end: int
     record: int
 
 
-class Stream:
-    """The decided stream at one replica."""
+class DecisionLog:
+    """The stream of decisions at one replica."""
 
     def __init__(self) -> None:
         self.restore(Watermark(0, 1, 0), Watermark(0, 1, 0), [])
 
     def restore(self, stable: Watermark, durable: Watermark, window: list[Entry]) -> None:
-        """Begin, or begin anew, with the watermarks and what follows `stable`."""
+        """Reset to these watermarks, and to the entries after `stable`."""
         #: The last decided entry; every owned position below `end` is decided.
         self.last, self.end, self.last_record = stable
         #: Every replica holds the entries up to here; their positions lie below `stable_end`.
         self.stable, self.stable_end, self.stable_record = stable
         #: The same, on stable storage. `..._record` is the last record at or below; 0: none.
         self.durable, self.durable_end, self.durable_record = durable
-        #: Entries after `stable`, in order: what may still have to be sent again.
+        #: Entries after `stable`, in order: they may have to be sent again.
         self.window: deque[Entry] = deque()
-        #: What they hold, to bound it.
+        #: Records and bytes in `window`; the primary bounds them.
         self.window_records = 0
         self.window_bytes = 0
-        # Where entries end that are stable but not durable yet.
+        # Ends of the entries that are stable but not durable yet.
         self._undurable: deque[Watermark] = deque()
         if stable.fseq > durable.fseq:
             self._undurable.append(stable)
@@ -83,16 +84,16 @@ class Stream:
 
     @property
     def stable_mark(self) -> Watermark:
-        """Up to where every replica holds the stream."""
+        """The end of what every replica holds."""
         return Watermark(self.stable, self.stable_end, self.stable_record)
 
     @property
     def durable_mark(self) -> Watermark:
-        """Up to where every replica has it on stable storage."""
+        """The end of what every replica has on stable storage."""
         return Watermark(self.durable, self.durable_end, self.durable_record)
 
     def append(self, entry: Entry) -> None:
-        """Take the next decided entry."""
+        """Append the next decided entry."""
         assert entry.fseq == self.last + 1, "the stream has a gap"
         end = end_of(entry, self.end)
         assert end >= self.end, "a decision went backwards"
@@ -107,7 +108,7 @@ class Stream:
         self.window.append(entry)
 
     def stabilise(self, fseq: int) -> list[Entry]:
-        """Take the news that all replicas hold up to `fseq`; return what became stable."""
+        """Advance `stable` to `fseq`, which all replicas hold; return what became stable."""
         news: list[Entry] = []
         while self.stable < fseq and self.window:
             entry = self.window.popleft()
@@ -123,12 +124,12 @@ class Stream:
         return news
 
     def make_durable(self, fseq: int) -> None:
-        """Take the news that all replicas have up to `fseq` on stable storage."""
+        """Advance `durable` to `fseq`, which all replicas have on stable storage."""
         while self._undurable and self._undurable[0][0] <= fseq:
             self.durable, self.durable_end, self.durable_record = self._undurable.popleft()
 
-    def mended(self, entries: Iterable[Entry]) -> None:
-        """Take entries of the past that could not be read: one may hold what is the last record."""
+    def add_repaired(self, entries: Iterable[Entry]) -> None:
+        """Count repaired old entries: one of them may hold the last record."""
         for entry in entries:
             if type(entry.decision) is Place:
                 record = entry.decision.gsns[-1]

@@ -1,10 +1,10 @@
-"""The leases that a server holds, and the epoch that its clock is in.
+"""The epoch clock: the leases that a server holds, and the epoch of the current time.
 
-A lease begins when the membership service said it would, by this server's own monotonic clock, and
-its epochs follow at their nominal length. Without a next lease the clock stays in the last epoch.
-Time decides only which positions are taken next, never who owns them, so clocks that differ cost
-latency and no-ops but no safety (D39). Invariant: leases held form one digest chain (D30), which
-begins with the first lease after the trim point, or with the first one that this server needs.
+A lease begins at the time that the membership service announced, by this server's own monotonic
+clock. Its epochs follow at their nominal length. Without a next lease, the clock stays in the last
+epoch. Time determines only which positions are used next, never which shard owns them. So clocks
+that differ cost latency and no-ops, but not safety (D39). Invariant: the leases held form one
+digest chain (D30). It begins with the first lease after the trim point, or the first one needed.
 
 See docs/protocol.md, section 3.
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ziplog.core.view import Lease, LeaseStep
 
 _NS_PER_MS: Final = 1_000_000
-#: How many leases of a run are verified one by one: more than a month of idleness.
+#: Most leases of a run that are verified one by one; an idle month has fewer.
 _MAX_VERIFIED: Final = 200_000
 
 
 class LeaseConflictError(Exception):
-    """The membership service named two descriptors for one lease: halt."""
+    """The membership service announced two descriptors for one lease: the server must halt."""
 
 
 class EpochClock:
@@ -37,17 +37,17 @@ class EpochClock:
         self.shard: Final = shard
         #: The lease in force; None until the first one begins.
         self.lease: Lease | None = None
-        #: When `lease` began, in ns.
-        self._began = 0
-        #: Leases that are yet to begin, with the time when each does.
-        self._coming: deque[tuple[int, Lease]] = deque()
+        #: Time at which `lease` began, in ns.
+        self._lease_began_at = 0
+        #: Leases that have not begun, each with its begin time.
+        self._upcoming: deque[tuple[int, Lease]] = deque()
         #: The newest leases, the last one included, in order and without a gap.
         self.recent: deque[LeaseRun] = deque(maxlen=KEPT_RUNS)
-        #: There was a lease without the shard behind one with it.
-        self.was_out = False
-        #: The shard owns nothing from here on, by the leases held now or before.
+        #: A lease without the shard followed a lease with it.
+        self.was_excluded = False
+        #: End of the shard's own positions, by the leases held now or before.
         self.own_stop = 0
-        #: The shard has left, and owns nothing from here on; 0: that is not known.
+        #: End of the positions of a shard that has left; 0: not known to have left.
         self.left_at = 0
 
     @property
@@ -57,53 +57,53 @@ class EpochClock:
 
     @property
     def limit(self) -> int:
-        """The first gsn beyond every lease held; 0 if there is none."""
+        """The first gsn after all leases held; 0 without a lease."""
         return self.recent[-1].last.stop if self.recent else 0
 
     def restore(self, runs: list[LeaseRun], now: int) -> None:
-        """Go on with the leases held before a restart, in the last epoch of the last one."""
+        """Restore the leases held before a restart; resume in the last epoch of the last one."""
         self.recent.extend(runs)
         self.own_stop = runs[0].first.base
         self._note_own(runs)
         self.lease = lease = runs[-1].last
-        self._began = now - lease.epochs * lease.epoch_ms * _NS_PER_MS
+        self._lease_began_at = now - lease.epochs * lease.epoch_ms * _NS_PER_MS
 
     def announce(self, runs: Sequence[LeaseRun], begins: int, now: int, skip_to: int = 0) -> bool:
-        """Take committed leases, the last of which begins at `begins`; False if all were known.
+        """Add committed leases, the last of which begins at `begins`; False if all are known.
 
-        Leases between those held and the last one are over when the last one begins, or never
-        begin: time decides only what is taken next. Leases before one that begins at `skip_to` or
-        earlier may be missing: they were trimmed, or are more than a server keeps.
+        Leases between those held and the last one are over when the last one begins. Leases
+        before one that begins at `skip_to` or earlier may be missing: they were trimmed, or are
+        more than a server keeps.
 
         Raises:
-            LeaseConflictError: they contradict a lease held.
+            LeaseConflictError: a lease contradicts one that is held.
 
         """
         news = False
         for run in runs:
-            news |= self._take_run(run, skip_to)
+            news |= self._add_run(run, skip_to)
         self._note_own(runs)
         if news:
-            while self._coming and self._coming[-1][0] >= begins:
-                self._coming.pop()
-            self._coming.append((begins, self.recent[-1].last))
-        self.turn(now)
+            while self._upcoming and self._upcoming[-1][0] >= begins:
+                self._upcoming.pop()
+            self._upcoming.append((begins, self.recent[-1].last))
+        self.advance(now)
         return news
 
     def _note_own(self, runs: Sequence[LeaseRun]) -> None:
-        """Note where the shard's own positions end, by leases that are held."""
+        """Record the end of the shard's own positions, by the leases held."""
         for run in runs:
             if run.last.stop <= self.limit and run.last.view_of(self.shard) is not None:
                 self.own_stop = max(self.own_stop, run.last.stop)
 
     def unfold(self, after: int, steps: list[LeaseStep], digest: bytes) -> list[LeaseRun]:
-        """Return the leases not held of those that follow lease `after`, told by what changes.
+        """Return the leases after lease `after` that are not held, rebuilt from their changes.
 
-        Empty if what is held does not reach as far: the next heartbeat says so. `digest`: of the
-        last one.
+        Empty if the leases held end before `after`: the next heartbeat reports that. `digest`:
+        of the last lease.
 
         Raises:
-            LeaseConflictError: they are not what follows the leases held.
+            LeaseConflictError: they do not follow the leases held.
 
         """
         last = self.last
@@ -112,8 +112,8 @@ class EpochClock:
             raise LeaseConflictError(f"lease {runs[-1].last.number} does not follow {last}")
         return runs
 
-    def _take_run(self, run: LeaseRun, skip_to: int) -> bool:
-        """Verify a run and keep it; False if it holds nothing new, or leaves a gap."""
+    def _add_run(self, run: LeaseRun, skip_to: int) -> bool:
+        """Verify a run and add it; return False if nothing in it is new, or it leaves a gap."""
         if not self.recent:
             self.own_stop = run.first.base
             self.recent.append(run)
@@ -125,18 +125,18 @@ class EpochClock:
             return False
         if run.first.number > last.number + 1:
             if run.first.base > skip_to:
-                return False  # a gap: the next heartbeat asks for what is missing
+                return False  # a gap: the next heartbeat requests the missing leases
             self.recent.clear()
-            self._coming.clear()
+            self._upcoming.clear()
             self.own_stop = run.first.base
             self.recent.append(run)
-            self.was_out = True  # for all that is known
+            self.was_excluded = True  # it may have been: the missing leases are unknown
             return True
         if run.first.number == last.number + 1:
             if run.first.predecessor != last.digest or run.first.base != last.stop:
                 raise LeaseConflictError(f"lease {run.first.number} does not follow {last}")
             if last.view_of(self.shard) is not None and run.last.view_of(self.shard) is None:
-                self.was_out = True
+                self.was_excluded = True
             if not last.repeats(run.first):
                 self.recent.append(run)
                 return True
@@ -147,65 +147,67 @@ class EpochClock:
         return True
 
     def _compare(self, run: LeaseRun) -> None:
-        """Compare what is told again with what is held, where both are known exactly."""
+        """Compare a repeated run with the leases held, where both are known exactly."""
         for held in self.recent:
             for known in (held.first, held.last):
-                for told in (run.first, run.last):
-                    if told.number == known.number and told != known:
-                        raise LeaseConflictError(f"lease {told.number} was announced twice: {told}")
+                for received in (run.first, run.last):
+                    if received.number == known.number and received != known:
+                        raise LeaseConflictError(
+                            f"lease {received.number} was announced twice: {received}"
+                        )
 
-    def turn(self, now: int) -> None:
+    def advance(self, now: int) -> None:
         """Begin the leases that are due."""
-        while self._coming and (self._coming[0][0] <= now or self.lease is None):
-            began, self.lease = self._coming.popleft()
-            self._began = min(began, now)
+        while self._upcoming and (self._upcoming[0][0] <= now or self.lease is None):
+            began, self.lease = self._upcoming.popleft()
+            self._lease_began_at = min(began, now)
 
-    def due(self, now: int) -> int:
-        """Return the first gsn of the epoch that the clock is in; 0 without a lease."""
-        if self._coming:
-            self.turn(now)
+    def current_epoch_base(self, now: int) -> int:
+        """Return the first gsn of the current epoch; 0 without a lease."""
+        if self._upcoming:
+            self.advance(now)
         lease = self.lease
         if lease is None:
             return 0
-        index = (now - self._began) // (lease.epoch_ms * _NS_PER_MS)
+        index = (now - self._lease_began_at) // (lease.epoch_ms * _NS_PER_MS)
         return lease.base + max(0, min(index, lease.epochs - 1)) * lease.epoch_size
 
-    def begun(self, now: int) -> int:
-        """Return the first gsn of the lease that is in force; 0 without one."""
-        if self._coming:
-            self.turn(now)
+    def current_lease_base(self, now: int) -> int:
+        """Return the first gsn of the current lease; 0 without one."""
+        if self._upcoming:
+            self.advance(now)
         return self.lease.base if self.lease is not None else 0
 
     @property
-    def next_begin(self) -> int | None:
-        """When the next lease begins, in ns; None if none is known."""
-        return self._coming[0][0] if self._coming else None
+    def next_lease_at(self) -> int | None:
+        """Time at which the next lease begins, in ns; None if none is known."""
+        return self._upcoming[0][0] if self._upcoming else None
 
-    def next_turn(self, now: int) -> int | None:
-        """Return when the next epoch begins, in ns; None if no next one is known."""
+    def next_epoch_at(self, now: int) -> int | None:
+        """Return the time at which the next epoch begins, in ns; None if none is known."""
         lease = self.lease
-        turn = self._coming[0][0] if self._coming else None
+        turn = self._upcoming[0][0] if self._upcoming else None
         if lease is None:
             return turn
         length = lease.epoch_ms * _NS_PER_MS
-        index = (now - self._began) // length + 1
+        index = (now - self._lease_began_at) // length + 1
         if index < lease.epochs:
-            end = self._began + index * length
+            end = self._lease_began_at + index * length
             return end if turn is None else min(end, turn)
         return turn
 
     @property
-    def out_at(self) -> int | None:
-        """When the shard has no more positions, by the leases held; None: it still has some.
+    def positions_end_at(self) -> int | None:
+        """Time at which the shard has no more positions, by the leases held; None: it has some.
 
-        Its last lease is over when any later one begins.
+        Its last lease ends when any later lease begins.
         """
         if self.lease is None:
             return None
         mine = (run for run in reversed(self.recent) if run.last.view_of(self.shard) is not None)
         run = next(mine, None)
         own = run.last.number if run is not None else 0
-        leases = ((self._began, self.lease), *self._coming)
+        leases = ((self._lease_began_at, self.lease), *self._upcoming)
         return next((begins for begins, lease in leases if lease.number > own), None)
 
     def has_ended(self, gsn: int) -> bool:
@@ -215,7 +217,7 @@ class EpochClock:
         return gsn >= self.own_stop or self.next_owned(gsn) >= self.limit
 
     def lease_of(self, gsn: int) -> Lease | None:
-        """Return the held lease that holds `gsn`, if it is still known."""
+        """Return the lease that contains `gsn`, if it is still held."""
         lease = self.lease
         if lease is not None and lease.base <= gsn < lease.stop:
             return lease
@@ -229,9 +231,9 @@ class EpochClock:
         return None
 
     def next_owned(self, gsn: int) -> int:
-        """Return the first position at or after `gsn` that the shard owns, as far as is known.
+        """Return the first position at or after `gsn` that the shard owns, by the leases held.
 
-        That is the end of the leases held if they have no such position.
+        Returns the end of the leases held if they have no such position.
         """
         lease = self.lease
         if lease is not None and lease.base <= gsn < lease.stop:
@@ -240,7 +242,7 @@ class EpochClock:
                 return owned
             gsn = owned
         while (run := self._run_of(gsn)) is not None:
-            # All leases of a run are alike: if the rest of one and the next have none, none has.
+            # All leases of a run are alike: two without an own position mean that none has one.
             for _ in range(2):
                 lease = run.lease_at(gsn)
                 gsn = lease.next_owned(self.shard, gsn)
@@ -252,10 +254,10 @@ class EpochClock:
                 gsn = run.last.stop
         return gsn
 
-    def take(self, floor: int, count: int) -> list[int]:
-        """Return the first `count` consecutive owned gsns of one epoch from `floor` on.
+    def first_slots(self, floor: int, count: int) -> list[int]:
+        """Return the first `count` consecutive owned gsns of one epoch, at or after `floor`.
 
-        Empty if the leases held have none.
+        Empty if the leases held have no such gsns.
         """
         gsn = self.next_owned(floor)
         while (lease := self.lease_of(gsn)) is not None:
@@ -272,32 +274,32 @@ class EpochClock:
 
     @property
     def epoch_slots(self) -> int:
-        """How many positions an epoch of the last lease has for this shard; 0: it is no member."""
+        """Positions of this shard in an epoch of the last lease; 0: it is not a member."""
         last = self.last
         if last is None or last.view_of(self.shard) is None:
             return 0
         return last.schedule.slot_from(self.shard, last.epoch_size)
 
     def epoch_at(self, gsn: int) -> int:
-        """Return the epoch of a gsn that was just taken."""
+        """Return the epoch of a gsn within the leases held."""
         lease = self.lease_of(gsn)
         assert lease is not None, "a position outside the leases held"
         return lease.epoch_at(gsn)
 
     def begins_epoch(self, gsn: int) -> bool:
-        """Whether an epoch begins at `gsn`, as far as is known."""
+        """Whether an epoch begins at `gsn`; True if its lease is not known."""
         lease = self.lease_of(gsn)
         return lease is None or (gsn - lease.base) % lease.epoch_size == 0
 
     def owns(self, gsn: int) -> bool | None:
-        """Whether the shard owns `gsn`; None if the lease is not known (any more, or yet)."""
+        """Whether the shard owns `gsn`; None if its lease is not held."""
         lease = self.lease_of(gsn)
         return None if lease is None else lease.owner(gsn) == self.shard
 
     def slots_between(self, start: int, stop: int) -> int | None:
-        """Return how many owned slots lie from `start` to `stop` (negative backwards).
+        """Return the number of owned slots from `start` to `stop` (negative backwards).
 
-        None if they are not of one epoch, or their lease is not known.
+        None if they are not in one epoch, or their lease is not held.
         """
         lease = self.lease_of(start)
         if lease is None or not lease.base <= stop < lease.stop:
@@ -307,9 +309,9 @@ class EpochClock:
         return lease.slot(self.shard, stop) - lease.slot(self.shard, start)
 
     def runs_after(self, number: int, digest: bytes) -> list[LeaseRun]:
-        """Return the kept leases that follow lease `number`, which has this digest; 0: all.
+        """Return the leases held after lease `number`, which has this digest; 0: all leases.
 
-        If they do not fit a message, the oldest of them.
+        If they do not fit a message, returns the oldest of them.
         """
         found: list[LeaseRun] = []
         for run in reversed(self.recent):
@@ -325,7 +327,7 @@ class EpochClock:
 
 
 def _verify_inside(run: LeaseRun, held: Lease) -> None:
-    """Verify that a run which holds the lease `held` goes on with just that lease repeated."""
+    """Verify that a run which contains the lease `held` only repeats that lease."""
     steps = run.last.number - held.number
     if steps > _MAX_VERIFIED:
         return

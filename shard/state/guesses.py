@@ -1,10 +1,10 @@
-"""A backup's guesses: the slots that it promised to units before the primary decided them.
+"""A backup's guesses: the slots that it promised to units before the primary's decision.
 
-A promise is broken only by the primary's own decision about that slot or that unit (D3). A unit
-that loses its slots, and one that never got any, waits without (D4). The next guess comes after the
-highest decided and the highest promised slot (D5, docs/protocol.md section 4, rules 1 to 4).
+Only the primary's decision about the slot or the unit breaks a promise (D3). A unit that loses its
+slots, or never got any, waits without slots (D4). The next guess comes after the highest decided
+and the highest promised slot (D5, docs/protocol.md, section 4, rules 1 to 4).
 
-Invariant: promises are in increasing gsn order, disjoint, and above everything decided.
+Invariant: promises are in increasing gsn order, disjoint, and above all decided slots.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from shard.state.epoch_clock import EpochClock
     from shard.state.sessions import HeldUnit
 
-#: So many decisions in a row with one offset, and the backup realigns.
+#: Number of consecutive decisions with one offset after which the backup realigns.
 _REALIGN_AFTER: Final = 4
-#: A greater offset, in slots, is none to follow: the next epoch heals it.
+#: Largest offset that the backup follows, in slots; the next epoch corrects a greater one.
 _MAX_OFFSET: Final = 65_536
 
 
@@ -34,33 +34,33 @@ class Guesses:
         self.promised: OrderedDict[int, HeldUnit] = OrderedDict()
         #: The gsn after the last promise.
         self._promised_end = 0
-        #: Slots to leave free before the next guess (this backup is behind).
+        #: Slots to leave free before the next guess: the primary is ahead of this backup.
         self._skip_slots = 0
-        #: Units that lost their promises to no-ops, and their counts: the primary has most of them
-        #: placed already, right after the no-ops, though its word has not come.
-        self._adrift: dict[tuple[bytes, int], int] = {}
-        #: Slots' worth of arrivals to leave without a guess (this backup is ahead).
-        self._withheld = 0
-        #: Guesses below this gsn were made before the last realignment and say nothing about it.
+        #: Units that lost their promises to no-ops, with their record counts. The primary has
+        #: probably placed them after the no-ops; its decision has not arrived.
+        self._displaced_by_skips: dict[tuple[bytes, int], int] = {}
+        #: Records that get no guess, because this backup is ahead of the primary.
+        self._slots_ahead = 0
+        #: Guesses below this gsn precede the last realignment; their offsets do not count.
         self._realigned_at = 0
         self._offset = 0
         self._same_offsets = 0
 
     def restore(self, units: Iterable[HeldUnit]) -> None:
-        """Keep the promises that were made before a restart."""
+        """Restore the promises that were made before a restart."""
         kept = [(unit.gsns[0], unit) for unit in units if unit.gsns is not None]
         self.promised = OrderedDict(sorted(kept, key=itemgetter(0)))
-        self._shrink()
+        self._update_promised_end()
 
     def promise(self, unit: HeldUnit, floor: int) -> bool:
-        """Give the unit the slots that the primary should give it, from `floor` on.
+        """Promise the unit the slots that the primary will probably give it, from `floor` on.
 
-        False if it gets none: the backup is ahead, or its leases have no room.
+        Returns False if it gets none: the backup is ahead, or its leases have no room.
         """
-        if self._withheld > 0:
-            self._withheld -= unit.count
+        if self._slots_ahead > 0:
+            self._slots_ahead -= unit.count
             return False
-        gsns = self._clock.take(max(floor, self._promised_end, unit.after + 1), unit.count)
+        gsns = self._clock.first_slots(max(floor, self._promised_end, unit.after + 1), unit.count)
         if gsns and self._skip_slots:
             gsns = self._leave_free(gsns, unit.count)
         if not gsns:
@@ -72,31 +72,31 @@ class Guesses:
         return True
 
     def _leave_free(self, gsns: list[int], count: int) -> list[int]:
-        """Return the gsns that come `_skip_slots` slots after these, if they are in one epoch."""
-        free = self._clock.take(gsns[0], self._skip_slots)
+        """Return the gsns that are `_skip_slots` slots after these, if they are in one epoch."""
+        free = self._clock.first_slots(gsns[0], self._skip_slots)
         self._skip_slots = 0
-        self._adrift.clear()
+        self._displaced_by_skips.clear()
         if not free or free[0] != gsns[0]:
             return gsns
-        return self._clock.take(free[-1] + 1, count)
+        return self._clock.first_slots(free[-1] + 1, count)
 
-    def note_epochs(self) -> None:
-        """Note the epochs of all promises: the next leases may push theirs out of those held."""
+    def record_epochs(self) -> None:
+        """Record the epochs of all promises: new leases may displace those of the promises."""
         for gsn, unit in self.promised.items():
             if unit.epoch < 0:
                 unit.epoch = self._clock.epoch_at(gsn)
 
     def decide(self, end: int, unit: HeldUnit | None, gsns: list[int] | None) -> list[HeldUnit]:
-        """Take a decision: all slots below `end`, and `unit` (if any) at `gsns`.
+        """Apply a decision: all slots below `end` are decided, and `unit` (if any) is at `gsns`.
 
-        Every promise that it contradicts is broken. Returns the other units that lost their slots.
+        Breaks each promise that contradicts it. Returns the other units that lost their slots.
         """
         promised = self.promised
         if unit is not None and unit.guess and gsns is not None:
             if unit.gsns is not None:
                 del promised[unit.gsns[0]]
-            if self._adrift:
-                self._skip_slots -= self._adrift.pop((unit.client, unit.seq), 0)
+            if self._displaced_by_skips:
+                self._skip_slots -= self._displaced_by_skips.pop((unit.client, unit.seq), 0)
             self._compare(unit.guess, gsns[0])
         displaced: list[HeldUnit] = []
         while promised and (first := next(iter(promised))) < end:
@@ -104,23 +104,25 @@ class Guesses:
             loser.gsns = None
             displaced.append(loser)
         if displaced and unit is None:
-            self._adrift = {(loser.client, loser.seq): loser.count for loser in displaced}
-            self._skip_slots = sum(self._adrift.values())
-        self._shrink()
+            self._displaced_by_skips = {
+                (loser.client, loser.seq): loser.count for loser in displaced
+            }
+            self._skip_slots = sum(self._displaced_by_skips.values())
+        self._update_promised_end()
         return displaced
 
-    def _shrink(self) -> None:
-        """Guess on after the highest promise that is left."""
+    def _update_promised_end(self) -> None:
+        """Continue guessing after the highest promise that is left."""
         if not self.promised:
             self._promised_end = 0
-            self._withheld = 0  # without a promise, no guess is ahead of the stream
+            self._slots_ahead = 0  # without promises, the backup is not ahead of the stream
         else:
             highest = self.promised[next(reversed(self.promised))].gsns
             assert highest is not None
             self._promised_end = highest[-1] + 1
 
     def _compare(self, guessed: int, decided: int) -> None:
-        """Notice a lasting offset between guesses and decisions, and realign (D5)."""
+        """Detect a constant offset between guesses and decisions, and realign (D5)."""
         if guessed < self._realigned_at:
             return
         offset = self._clock.slots_between(guessed, decided)
@@ -133,11 +135,11 @@ class Guesses:
             self._same_offsets = 0
             self._offset = 0
             self._realigned_at = self._promised_end
-            self._adrift.clear()
+            self._displaced_by_skips.clear()
             if offset > 0:
                 self._skip_slots = offset
             else:
-                self._withheld = -offset
+                self._slots_ahead = -offset
 
     def check(self, decided_end: int) -> None:
         """Assert the invariant."""

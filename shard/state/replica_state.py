@@ -1,8 +1,8 @@
-"""What every part of a replica shares: who it is, what it holds, and the orders it is giving.
+"""State that all parts of a replica share: identity, leases, log, sessions and effects.
 
-One `ReplicaState` belongs to one replica; the parts (`primary`, `backup`, `readers`) read and
-change it, and `out` gathers the effects of the step that is under way. Invariant: the frontier only
-ever grows (docs/protocol.md, sections 5 and 9).
+One `ReplicaState` belongs to one replica. Its parts (`Primary`, `Backup`, `Readers`) read and
+change it; `effects` collects the effects of the current step. Invariant: the frontier only grows
+(docs/protocol.md, sections 5 and 9).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from shard.state.decision_log import Stream
+from shard.state.decision_log import DecisionLog
 from shard.state.epoch_clock import EpochClock
 from shard.state.sessions import Sessions
 from ziplog.core.entries import Decision, Place
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from ziplog.wire import RefusalCode
 
 
-#: What an entry takes on disk beside its body and gsns.
+#: Bytes of an entry on disk beside its body and gsns.
 _ENTRY_BYTES: Final = 96
-#: A shard is watched for so long after somebody waited behind it.
-WATCHED_AFTER_WANT_NS: Final = 1_000_000_000
+#: Time after a reader waited for this shard during which it counts as having readers.
+READERS_AFTER_WANT_NS: Final = 1_000_000_000
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True):
-    """Who a replica is. All of it is known when its process starts."""
+    """The configuration of a replica, fixed when its process starts."""
 
     name: str
     endpoint: str
@@ -50,13 +50,13 @@ class ReplicaConfig(msgspec.Struct, frozen=True):
     pid: int
     limits: Limits
     session_timeout_s: int = 900
-    #: The identity of its data directory: random, made with it. "": unknown.
+    #: The random identity of its data directory; "": unknown.
     identity: str = ""
-    #: The nodes of the failure handler; none: nobody watches anybody, and nothing is recovered.
+    #: The nodes of the failure handler; without any, failures are neither detected nor recovered.
     handlers: tuple[Replica, ...] = ()
-    #: A peer that is silent for so long is suspected to have failed.
+    #: Time without a heartbeat after which a peer is suspected, in ms.
     suspicion_ms: int = 1000
-    #: Shards that are ahead have the others give up their positions at once.
+    #: Whether a shard that is ahead has the others give up positions at once (lag-fix).
     lag_fix: bool = True
 
 
@@ -75,108 +75,108 @@ class ReplicaState:
         )
         #: The names of the nodes of the membership service.
         self.service: Final = tuple(node.name.encode() for node in config.mms)
-        #: 0 until that told it.
+        #: The number of the cluster; 0 until the membership service announces it.
         self.cluster = 0
         self.view = 0
-        #: Everything up to this entry was settled before the view began.
+        #: The last entry that was decided before the view began.
         self.view_base = 0
         self.state: ServerState = "starting"
-        #: How the membership service said last that the shard is placed; "": it has not.
-        self.placed: ShardState | Literal[""] = ""
+        #: The shard's state in the last announcement of the membership service; "": none came yet.
+        self.shard_state: ShardState | Literal[""] = ""
         #: The shard has no more positions, by the leases held (docs/protocol.md, section 13).
-        self.is_out = False
-        #: All that it will ever own is on this server's disk, and known to be on all others'.
+        self.has_no_positions = False
+        #: All that the shard will ever own is on the disks of this server and of all others.
         self.is_sealed = False
         self.trim = 0
         self.clock: Final = EpochClock(config.shard)
-        self.stream: Final = Stream()
+        self.stream: Final = DecisionLog()
         self._frontier = 0
         self.sessions: Final = Sessions(config.session_timeout_s * 1_000_000_000)
-        #: The entry up to which this server's own log is on its disk.
+        #: The last entry of this server's own log that is on its disk.
         self.persisted = store.last_fseq
-        #: What was recorded since the last table of sessions was stored, in bytes.
+        #: Bytes recorded since the last session table was stored.
         self.bytes_since_table = 0
-        #: A stable gsn that a reader could not be told just now, and why.
+        #: A stable gsn that could not be read for a reader, and the error.
         self.damaged: tuple[int, UnreadableError] | None = None
-        #: No disk space: nothing new is accepted (D53).
+        #: The disk is full: new inserts are refused (D53).
         self.full = False
-        #: Counts the acks sent: of two, the greater is the newer.
+        #: Number of acks sent: of two acks, the greater number is the newer.
         self.ack_counter = 0
-        #: The port of this server's archive; 0: it has none now.
+        #: The port of this server's archive; 0: none runs.
         self.archive_port = 0
-        #: Orders of the step under way.
-        self.out: list[Effect] = []
-        #: When the last insert came and when somebody last waited behind this shard, in ns.
+        #: The effects of the current step.
+        self.effects: list[Effect] = []
+        #: Times of the last insert and of the last reader that waited for this shard, in ns.
         self.last_insert = -(2**62)
         self.last_want = -(2**62)
-        #: Leases are missing between those that are held and those that were told last.
+        #: Leases are missing between those held and those announced last.
         self.has_gap = False
-        #: Somebody subscribes to this server.
+        #: A reader subscribes to this server.
         self.has_subscribers = False
-        #: Until when, as far as this server was told, somebody subscribes to a peer, in ns.
+        #: Time until which peers are known to have subscribers, in ns.
         self.subscribers_until = -(2**62)
-        #: Positions that were given up because somebody waited behind them.
+        #: Positions given up because readers waited for later ones.
         self.holes = 0
         #: Records placed so far.
         self.placed_records = 0
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the shard takes records for a little while only."""
-        return self.placed == "leaving"
+        """Whether the shard still accepts records, but only for a short time."""
+        return self.shard_state == "leaving"
 
     @property
     def is_retired(self) -> bool:
-        """Whether the shard has left, or is about to, for good."""
-        return self.placed in {"leaving", "finalized"}
+        """Whether the shard has left permanently, or is about to."""
+        return self.shard_state in {"leaving", "finalized"}
 
     @property
     def frontier(self) -> int:
-        """The first owned position that is not decided and stable yet, as far as is known.
+        """The first owned position that is not known to be decided and stable.
 
-        It lies within the leases held: who follows this server needs them to pass it (D44).
+        It lies within the leases held: a reader needs the leases to pass it (D44).
         """
         clock = self.clock
         frontier = min(clock.next_owned(self.stream.stable_end), clock.limit)
-        # It does not go back when leases that were once known are forgotten.
+        # It does not decrease when old leases are dropped.
         self._frontier = max(self._frontier, frontier)
         return self._frontier
 
-    def is_watched(self, now: int) -> bool:
-        """Whether somebody reads along, and so waits for positions to be decided."""
+    def has_readers(self, now: int) -> bool:
+        """Whether readers follow the shard, and so wait for positions to be decided."""
         return (
             self.has_subscribers
             or now < self.subscribers_until
-            or now - self.last_want < WATCHED_AFTER_WANT_NS
+            or now - self.last_want < READERS_AFTER_WANT_NS
         )
 
     def send(self, dst: bytes, message: Message) -> None:
-        """Order a message to be sent."""
-        self.out.append(Send(dst, message))
+        """Add the effect of sending a message."""
+        self.effects.append(Send(dst, message))
 
     def broadcast(self, dsts: tuple[bytes, ...], message: Message) -> None:
-        """Order one message to be sent to several."""
+        """Add the effect of sending one message to several nodes."""
         if dsts:
-            self.out.append(Broadcast(dsts, message))
+            self.effects.append(Broadcast(dsts, message))
 
     def record(self, decision: Decision, view: int | None = None) -> None:
-        """Take a decision, of the present view unless another one is given, into the log."""
+        """Append a decision to the log, with the current view unless another one is given."""
         entry = Entry(self.stream.last + 1, self.view if view is None else view, decision)
         if type(decision) is Place and decision.body is not None:
             self.bytes_since_table += len(decision.body) + 9 * len(decision.gsns)
         self.bytes_since_table += _ENTRY_BYTES
         self.stream.append(entry)
-        self.out.append(Persist(entry))
+        self.effects.append(Persist(entry))
 
     def ack(self, unit: HeldUnit, *, waited: bool = False) -> None:
-        """Tell the unit's client where this server holds it, if the client's copy has come.
+        """Acknowledge a unit to its client, if the client's own copy has arrived.
 
-        `waited`: not the copy, but the primary's word made this server say so.
+        `waited`: the primary's decision, not the client's copy, is the reason for the ack.
         """
         if not unit.route:
             return
         self.ack_counter += 1
-        self.out.append(
+        self.effects.append(
             Send(
                 unit.route,
                 InsertAck(
@@ -204,7 +204,7 @@ class ReplicaState:
         copies: int = 0,
         since: int = 0,
     ) -> None:
-        """Tell a client that its request, or the first copies of it, will not be done, and why."""
+        """Refuse a request, or its first copies, and send the client the reason."""
         self.send(
             route,
             Refused(

@@ -1,11 +1,11 @@
-"""When a replica stores its sessions: a table now and then, in parts, each of which is quick.
+"""Stores the sessions of a replica: a table from time to time, in small parts.
 
     idle --enough was recorded--> writing: part 0, part 1, ... --the last part--> idle
 
-The log goes on between two parts. Rule: a part holds what the sessions hold at its place of the
-log, and each session that was there at the first part is in a part, or gone by then. So the parts,
-and then all entries after the first part, give the sessions at any later place: an entry that a
-part knows changes nothing. A table whose last part is missing counts as none
+The log continues between two parts. Each part holds the state of its sessions at its position in
+the log. Each session that existed at the first part is in a part, or has expired. So the parts,
+followed by all entries after the first part, give the sessions at any later position: replaying an
+entry that a part contains changes nothing. A table without its last part is ignored
 (docs/protocol.md, section 10).
 """
 
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
 
 _MS: Final = 1_000_000
-#: After so much of the log, what the sessions hold is stored; or after a multiple of what the last
-#: table had: tables are a small part of what is written.
+#: Bytes of log between two tables, at least; also at least a multiple of the last table's size, so
+#: that tables stay a small part of what is written.
 TABLE_BYTES: Final = 16 * 1024 * 1024
 _LOG_PER_TABLE: Final = 4
-#: A table is due at once.
-MUCH: Final = 2**62
-#: So much of a table is stored at a time, with a pause before the next part.
+#: More than any bound: a table is due at once.
+OVERDUE_BYTES: Final = 2**62
+#: Bytes of one part; a pause follows each part.
 PART_BYTES: Final = 128 * 1024
 _PAUSE_NS: Final = 10 * _MS
 
 
-class Tables:
-    """The tables of one replica."""
+class SessionTableWriter:
+    """Writes the session tables of one replica."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
-        #: When the next part is to be stored; None: no table is under way.
+        #: Time at which the next part is due, in ns; None: no table is being written.
         self.due: int | None = None
-        #: Bytes of the last whole table.
+        #: Bytes of the last complete table.
         self._last_bytes = 0
-        #: Of the table under way: its view, the last entry before it, the clients that had sessions
-        #: then, up to where it goes, its parts and bytes so far.
+        #: The table being written: its view, the last entry before it, the clients with sessions
+        #: at its start, the position reached, its parts and bytes so far.
         self._view = self._begun = 0
         self._clients: list[bytes] = []
         self._after = (b"", 0)
         self._number = self._bytes = 0
 
-    def _begin(self, now: int) -> None:
-        """Begin a table: its first part is to be stored now."""
+    def _start(self, now: int) -> None:
+        """Start a table: its first part is due now."""
         state = self._state
         state.bytes_since_table = 0
         self._view, self._begun = state.view, state.stream.last
@@ -58,26 +58,26 @@ class Tables:
         self._number = self._bytes = 0
         self.due = now
 
-    def look(self, now: int) -> None:
-        """Begin a table, if enough was recorded since the last one."""
+    def start_if_due(self, now: int) -> None:
+        """Start a table, if enough was recorded since the last one."""
         least = max(TABLE_BYTES, _LOG_PER_TABLE * self._last_bytes)
         if self.due is None and self._state.bytes_since_table > least:
             self.due, self._number = now, 0
 
-    def woke(self, now: int) -> None:
-        """Store the next part, if that is due."""
+    def tick(self, now: int) -> None:
+        """Store the next part, if it is due."""
         state = self._state
         if self.due is None or now < self.due:
             return
         if state.state != "up":
             self.due = None
-            state.bytes_since_table = MUCH
+            state.bytes_since_table = OVERDUE_BYTES
             return
         if state.view != self._view or not self._number:
-            self._begin(now)  # the sessions may be those of another server, or have got more
+            self._start(now)  # sessions may have been replaced or added
         tables, is_more = state.sessions.part(self._after, PART_BYTES, self._clients)
         part = SessionTablePartRecord(tables, self._begun, self._number, is_last=not is_more)
-        state.out.append(Persist(Entry(0, state.view, part)))
+        state.effects.append(Persist(Entry(0, state.view, part)))
         self._bytes += sum(map(size_of, tables))
         self._number += 1
         if is_more:

@@ -1,9 +1,9 @@
-"""Who inserted what: the table by which a server recognises a unit that it was sent before.
+"""Client sessions: the table by which a server recognises duplicate inserts.
 
-A session is a client's; it holds the units that the client may still ask about, by seq (D9).
-What the client calls settled (`first_incomplete`) is forgotten, but for promises: only the
-primary's word breaks them. Invariants: a confirmed unit has slots, and a settled one still held is
-a promise; a placed unit is known, below its session's `first_incomplete`, or not above the horizon.
+Each client has one session. It holds the client's units that may still be sent again, by seq (D9).
+Units below the client's `first_incomplete` are forgotten, except promises, which only the primary's
+decision breaks. Invariants: a confirmed unit has slots; a unit held below `first_incomplete` is a
+promise; a placed unit is held, or below `first_incomplete`, or not above the horizon.
 See docs/protocol.md, section 4, rules 8, 9 and 13.
 """
 
@@ -24,54 +24,54 @@ if TYPE_CHECKING:
 
     from ziplog.segments.entry import Entry
 
-#: So many clients may have a session; more are refused.
+#: Most clients that have a session; further clients are refused.
 MAX_SESSIONS: Final = 65_536
-#: Above three quarters of that, room is made: clients go that have nothing here, and were silent
-#: for a third of the time after which every silent client goes. No message is later: clients send
-#: nothing again after two thirds of that time.
-_CROWD: Final = (3, 4)
-_LATENESS: Final = (1, 3)
-#: A backup is full a little earlier: what the primary refuses, it has not taken.
+#: Above this part of `MAX_SESSIONS`, idle sessions without units are evicted.
+_EVICTION_THRESHOLD: Final = (3, 4)
+#: Longest delay of a message, as part of the session timeout: clients do not retransmit after two
+#: thirds of it. An idle session may be evicted after this delay.
+_MAX_DELAY: Final = (1, 3)
+#: A backup is full this part earlier, so it holds no unit that the primary refuses.
 _BACKUP_SLACK: Final = 64
-#: Units that were refused for want of a session, and are remembered.
-MAX_STRANGE_UNITS: Final = 65_536
-#: The slots of so many records are kept as they were decided.
-_FRESH_RECORDS: Final = 65_536
-#: After every seq.
+#: Most refused units of clients without a session that are remembered.
+MAX_REFUSED_UNITS: Final = 65_536
+#: Number of recent records that keep their slots unpacked.
+_RECENT_RECORDS: Final = 65_536
+#: Greater than every seq.
 END: Final = 2**63 - 1
-#: What a table takes beside its units, and a unit beside its packed gsns, in a message at most.
+#: Most bytes of a table beside its units, and of a unit beside its packed gsns, in a message.
 _TABLE_BYTES: Final = 48
 _UNIT_BYTES: Final = 40
-#: A tombstone of a unit that is refused however many copies come.
+#: The tombstone of a unit of which all copies are refused.
 ALL_COPIES: Final = 2**63 - 1
 
 
 class HeldUnit(msgspec.Struct, gc=False):
-    """A unit that this server was sent, or that its primary placed."""
+    """A unit that a client sent to this server, or that its primary placed."""
 
     client: bytes
     seq: int
     count: int
     checksum: int
-    #: What the records hold; emptied once the store has it.
+    #: The records; emptied once the store has them.
     body: bytes = b""
-    #: Every record goes above this gsn.
+    #: Every record is placed above this gsn.
     after: int = 0
-    #: It goes after the unit with this seq.
+    #: It is placed after the unit with this seq; 0: none.
     predecessor: int = 0
-    #: The way back to the client; empty if its own copy has not come.
+    #: The route to the client; empty if the client's own copy has not arrived.
     route: bytes = b""
-    #: Where it is: decided, or a backup's promise; None while it has no slots, or if it is packed.
+    #: Its slots, decided or promised by a backup; None if it has none, or they are packed.
     gsns: list[int] | None = None
     #: The primary decided its slots.
     confirmed: bool = False
-    #: Where this backup's first guess began; 0: it made none. It outlives the promise.
+    #: First gsn of this backup's first guess, kept after the promise is broken; 0: none.
     guess: int = 0
-    #: The epoch of promised slots, once a lease came after them; -1: the leases held tell it.
+    #: The epoch of promised slots, recorded when new leases arrive; -1: look it up in the leases.
     epoch: int = -1
-    #: The decided gsns of several records (`shard.state.slots`), a while after they were decided.
+    #: The decided gsns of several records, packed (`shard.state.slots`).
     packed: bytes = b""
-    #: The newest copy that came from the client; 0: none has come, or copies were not numbered.
+    #: Number of the newest copy from the client; 0: none arrived, or copies are not numbered.
     copy: int = 0
 
     @property
@@ -87,18 +87,18 @@ class HeldUnit(msgspec.Struct, gc=False):
         return unpack(self.packed) if gsns is None else gsns
 
     def decide(self, gsns: list[int]) -> None:
-        """Take its decided slots, to keep them for long."""
+        """Set its decided slots, and pack them."""
         self.gsns, self.confirmed = gsns, True
         self.pack()
 
     def pack(self) -> None:
-        """Keep its decided slots in few bytes."""
+        """Pack its decided slots."""
         gsns = self.gsns
         if self.confirmed and gsns is not None and len(gsns) > 1:
             self.gsns, self.packed = None, pack(gsns)
 
-    def settled(self) -> SettledUnit:
-        """Return what a table says of it, decided as it is."""
+    def to_settled_unit(self) -> SettledUnit:
+        """Return its entry in a session table; the unit must be decided."""
         self.pack()
         if not self.packed:
             return SettledUnit(self.seq, self.slots, self.checksum)
@@ -111,25 +111,25 @@ class Session(msgspec.Struct):
 
     client: bytes
     last_seen: int
-    #: Everything below is settled.
+    #: The client's lowest seq without a result; lower units are forgotten.
     first_incomplete: int = 1
     units: dict[int, HeldUnit] = msgspec.field(default_factory=dict)
     #: At the primary: units that wait for the one with this seq to be placed.
     successors: dict[int, list[HeldUnit]] = msgspec.field(default_factory=dict)
-    #: Tombstones: by seq, how many copies of a unit were refused for good in this view.
+    #: Tombstones: by seq, the number of copies of a unit that are permanently refused in this view.
     refused: dict[int, int] = msgspec.field(default_factory=dict)
-    #: The horizon (see `Sessions`) when this session began: a unit that the client made before may
-    #: have been placed in a session that is forgotten.
+    #: The horizon (see `Sessions`) when this session began: an earlier unit of the client may have
+    #: been placed in an expired session.
     horizon: int = 0
     #: No record of this session is above this position.
     last: int = 0
-    #: When the client was asked last to send what is new elsewhere, in ns.
-    told_leaving: int = -(2**62)
+    #: Time of the last `Leaving` message to the client, in ns.
+    leaving_sent_at: int = -(2**62)
 
     def settle(self, first_incomplete: int) -> list[HeldUnit]:
-        """Forget what is below `first_incomplete`, but for promises.
+        """Forget the units below `first_incomplete`, except promises.
 
-        Returns what was forgotten undecided: units that their client gave up.
+        Returns the undecided units that were forgotten: their client abandoned them.
         """
         dropped: list[HeldUnit] = []
         if first_incomplete <= self.first_incomplete:
@@ -150,23 +150,23 @@ class Session(msgspec.Struct):
         return dropped
 
     def confirm(self, unit: HeldUnit, gsns: list[int]) -> None:
-        """Take the primary's decision about a unit; forget it at once if it is settled."""
+        """Apply the primary's decision about a unit; forget the unit if its client is done."""
         unit.gsns = gsns
         unit.confirmed = True
         unit.body = b""
         self.last = gsns[-1]
         if self.refused:
-            self.refused.pop(unit.seq, None)  # the primary's word is above what a backup refused
+            self.refused.pop(unit.seq, None)  # the primary's decision overrides a backup's refusal
         if unit.seq < self.first_incomplete:
             self.units.pop(unit.seq, None)
 
     def forget_confirmed(self) -> None:
-        """Forget the units whose slots are decided: the client was silent for too long."""
+        """Forget the decided units: the session expired."""
         for seq in [seq for seq, unit in self.units.items() if unit.confirmed]:
             del self.units[seq]
 
     def is_placed(self, seq: int) -> bool:
-        """Whether the unit `seq` has its slots (or is settled, or is no unit at all: 0)."""
+        """Whether the unit `seq` has slots, or is below `first_incomplete`, or is 0 (no unit)."""
         if seq < self.first_incomplete:
             return True
         unit = self.units.get(seq)
@@ -174,18 +174,18 @@ class Session(msgspec.Struct):
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is held of the client, nor promised to it."""
+        """Whether the session holds no units, tombstones or successors."""
         return not self.units and not self.refused and not self.successors
 
     def table(self, after: int, limit_bytes: int) -> SessionTable:
-        """Return what is decided of the units after seq `after`: about so many bytes, or one."""
+        """Return a table of decided units after seq `after`: at least one, and about the limit."""
         seqs = sorted(seq for seq, unit in self.units.items() if unit.confirmed and seq > after)
         chosen: list[SettledUnit] = []
         for seq in seqs:
             if limit_bytes <= 0 and chosen:
                 return self._table(chosen, after, is_cut=True)
             unit = self.units[seq]
-            chosen.append(unit.settled())
+            chosen.append(unit.to_settled_unit())
             limit_bytes -= _UNIT_BYTES + len(unit.packed)
         return self._table(chosen, after, is_cut=False)
 
@@ -203,15 +203,15 @@ def size_of(table: SessionTable) -> int:
 
 
 def end_of_table(table: SessionTable) -> tuple[bytes, int]:
-    """Return the client of a table, and the seq up to which it holds the client's units."""
+    """Return the client of a table, and the last seq that the table covers."""
     return table.client, table.units[-1].seq if table.is_cut else END
 
 
-class Stranger(msgspec.Struct):
-    """A client without a session, for which there was no room."""
+class RefusedClient(msgspec.Struct):
+    """A client that was refused a session for lack of room."""
 
     last_seen: int
-    #: By seq, how many copies of a unit were refused for good in this view.
+    #: By seq, the number of copies of a unit that are permanently refused in this view.
     refused: dict[int, int] = msgspec.field(default_factory=dict)
 
 
@@ -220,178 +220,178 @@ def _last_seen(session: Session) -> int:
 
 
 class Sessions:
-    """All sessions of a shard at one server."""
+    """The sessions of all clients at one server."""
 
     def __init__(self, timeout_ns: int = 900_000_000_000) -> None:
-        """Silent clients are forgotten after `timeout_ns`."""
+        """Create an empty table; sessions expire after `timeout_ns` without a message."""
         self.by_client: dict[bytes, Session] = {}
-        #: No record of a session that was forgotten here is above this position.
+        #: No record of a forgotten session is above this position.
         self.horizon = 0
         self._timeout_ns: Final = timeout_ns
-        #: Clients that were refused for want of room, the one that was last heard at the end.
-        self.strangers: Final[dict[bytes, Stranger]] = {}
-        self._strange_units = 0
-        #: Units of several records that were decided last, and their records.
-        self._fresh: Final[deque[HeldUnit]] = deque()
-        self._fresh_records = 0
+        #: Clients that were refused a session, in order of their last message.
+        self.refused_clients: Final[dict[bytes, RefusedClient]] = {}
+        self._refused_units = 0
+        #: The units of several records that were decided last, and the number of their records.
+        self._recent: Final[deque[HeldUnit]] = deque()
+        self._recent_records = 0
 
     def open(self, client: bytes, now: int) -> Session:
-        """Return the client's session, a new one if it has none."""
+        """Return the client's session; create one if it has none."""
         session = self.by_client.get(client)
         if session is None:
             session = self.by_client[client] = Session(client, now, horizon=self.horizon)
-            if self.strangers:
-                session.refused = self._admit(client)
+            if self.refused_clients:
+                session.refused = self._forget_refusals(client)
         else:
             session.last_seen = now
         return session
 
-    def keep(self, unit: HeldUnit) -> None:
-        """Take note of a unit of several records that was just decided.
+    def schedule_packing(self, unit: HeldUnit) -> None:
+        """Pack a unit of several records, which was just decided, after many more decisions.
 
-        Most are settled soon. What is still held when many more were decided is packed.
+        Most units are forgotten before that.
         """
-        self._fresh.append(unit)
-        self._fresh_records += unit.count
-        while self._fresh_records > _FRESH_RECORDS:
-            older = self._fresh.popleft()
-            self._fresh_records -= older.count
+        self._recent.append(unit)
+        self._recent_records += unit.count
+        while self._recent_records > _RECENT_RECORDS:
+            older = self._recent.popleft()
+            self._recent_records -= older.count
             session = self.by_client.get(older.client)
             if session is not None and session.units.get(older.seq) is older:
                 older.pack()
 
-    def silent(self, now: int) -> list[Session]:
-        """Return the sessions of clients that were silent for too long."""
+    def idle(self, now: int) -> list[Session]:
+        """Return the sessions that have exceeded the session timeout."""
         return [s for s in self.by_client.values() if now - s.last_seen >= self._timeout_ns]
 
-    # --- when there are many ---
+    # --- limits ---
 
     def is_full(self, *, at_primary: bool) -> bool:
-        """Whether there is no room for another session."""
+        """Whether another session would exceed the limit."""
         slack = 0 if at_primary else MAX_SESSIONS // _BACKUP_SLACK
         return len(self.by_client) >= MAX_SESSIONS - slack
 
     @property
-    def _lateness_ns(self) -> int:
-        """No message of a client comes later than so long after it was sent."""
-        part, whole = _LATENESS
+    def _max_delay_ns(self) -> int:
+        """Longest delay of a client's message, in ns."""
+        part, whole = _MAX_DELAY
         return self._timeout_ns * part // whole
 
-    def dispensable(self, now: int) -> list[Session]:
-        """Return sessions that make room, if there are many: the longest silent ones, all settled.
+    def evictable(self, now: int) -> list[Session]:
+        """Return the sessions to evict, if there are many: the longest idle ones without units.
 
-        Their clients send nothing again that was placed, and what they sent has come or never will.
+        Their clients retransmit no placed unit, and no message of theirs is still on its way.
         """
-        part, whole = _CROWD
+        part, whole = _EVICTION_THRESHOLD
         excess = len(self.by_client) - MAX_SESSIONS * part // whole
         if excess <= 0:
             return []
-        first, last = now - self._timeout_ns, now - self._lateness_ns
+        first, last = now - self._timeout_ns, now - self._max_delay_ns
         sessions = self.by_client.values()
         idle = (s for s in sessions if first < s.last_seen <= last and s.is_settled)
         return nsmallest(excess, idle, key=_last_seen)
 
-    def turn_away(self, client: bytes, seq: int, copy: int, now: int) -> int:
-        """Remember that a unit of a client without a session is refused for want of room.
+    def refuse_client(self, client: bytes, seq: int, copy: int, now: int) -> int:
+        """Record that a unit of a client without a session is refused for lack of room.
 
-        Returns how many of its copies this server will never take; 0: it promises nothing.
+        Returns the number of its copies that are refused permanently; 0: this is no promise.
         """
-        self._forget_strangers(now)
-        stranger = self.strangers.pop(client, None) or Stranger(now)
-        promised = stranger.refused.get(seq, 0)
-        if copy > promised and (promised or self._strange_units < MAX_STRANGE_UNITS):
-            self._strange_units += not promised
-            promised = stranger.refused[seq] = copy
-        stranger.last_seen = now
-        if stranger.refused:
-            self.strangers[client] = stranger
+        self._forget_old_refusals(now)
+        refused_client = self.refused_clients.pop(client, None) or RefusedClient(now)
+        promised = refused_client.refused.get(seq, 0)
+        if copy > promised and (promised or self._refused_units < MAX_REFUSED_UNITS):
+            self._refused_units += not promised
+            promised = refused_client.refused[seq] = copy
+        refused_client.last_seen = now
+        if refused_client.refused:
+            self.refused_clients[client] = refused_client
         return promised
 
-    def _admit(self, client: bytes) -> dict[int, int]:
-        """Return what was promised to a client that gets a session now."""
-        stranger = self.strangers.pop(client, None)
-        if stranger is None:
+    def _forget_refusals(self, client: bytes) -> dict[int, int]:
+        """Remove a refused client; return its tombstones."""
+        refused_client = self.refused_clients.pop(client, None)
+        if refused_client is None:
             return {}
-        self._strange_units -= len(stranger.refused)
-        return stranger.refused
+        self._refused_units -= len(refused_client.refused)
+        return refused_client.refused
 
-    def _forget_strangers(self, now: int) -> None:
-        """Forget promises about copies that would have come by now."""
-        since = now - self._lateness_ns
-        while self.strangers:
-            client, stranger = next(iter(self.strangers.items()))
-            if stranger.last_seen > since:
+    def _forget_old_refusals(self, now: int) -> None:
+        """Forget tombstones of copies that can no longer arrive."""
+        since = now - self._max_delay_ns
+        while self.refused_clients:
+            client, refused_client = next(iter(self.refused_clients.items()))
+            if refused_client.last_seen > since:
                 return
-            self._admit(client)
+            self._forget_refusals(client)
 
-    def restore_stranger(self, client: bytes, refused: dict[int, int], now: int) -> None:
-        """Remember, after a restart, what a client was promised."""
-        self.strangers[client] = Stranger(now, refused)
-        self._strange_units += len(refused)
+    def restore_refused_client(self, client: bytes, refused: dict[int, int], now: int) -> None:
+        """Restore, after a restart, the tombstones of a refused client."""
+        self.refused_clients[client] = RefusedClient(now, refused)
+        self._refused_units += len(refused)
 
     def clear(self) -> None:
         """Forget everything."""
         self.by_client.clear()
-        self.strangers.clear()
-        self._strange_units = 0
-        self._fresh.clear()
-        self._fresh_records = 0
+        self.refused_clients.clear()
+        self._refused_units = 0
+        self._recent.clear()
+        self._recent_records = 0
 
-    def forgive(self, now: int) -> None:
-        """Count no silence before `now`: this server could not hear any client."""
+    def reset_idle_time(self, now: int) -> None:
+        """Count idle time from `now`: this server could not receive messages before."""
         for session in self.by_client.values():
             session.last_seen = now
-        for stranger in self.strangers.values():
-            stranger.last_seen = now
+        for refused_client in self.refused_clients.values():
+            refused_client.last_seen = now
 
     def expire(self, client: bytes, horizon: int = 0) -> None:
-        """Forget a client, with the horizon that the primary decided for that; 0: it is not known.
+        """Forget a client, with the horizon that the primary decided; 0: the horizon is not known.
 
-        Servers know different upper bounds of `Session.last` after a recovery. A backup with a
-        lower horizon would promise slots to what the primary refuses for ever.
+        After a recovery, servers know different upper bounds of `Session.last`. A backup with a
+        lower horizon would promise slots to units that the primary refuses permanently.
         """
         self.horizon = max(self.horizon, horizon)
         session = self.by_client.pop(client, None)
         if session is not None:
-            self.age(session)
+            self.raise_horizon(session)
 
-    def age(self, session: Session) -> None:
-        """Note that some of a session's placed units are forgotten."""
+    def raise_horizon(self, session: Session) -> None:
+        """Raise the horizon: some of a session's placed units are forgotten."""
         self.horizon = session.horizon = max(self.horizon, session.last)
 
     def may_have_forgotten(self, client: bytes, since: int) -> bool:
-        """Whether a unit that is not known may have been placed in a session that is forgotten.
+        """Whether an unknown unit may have been placed in a session that is forgotten.
 
-        The client made the unit when all positions below `since` were decided; 0: it does not say.
+        The client created the unit when all positions below `since` were decided; 0: unknown.
         """
         session = self.by_client.get(client)
         return 0 < since <= (self.horizon if session is None else session.horizon)
 
-    # --- what survives a view (docs/protocol.md, section 11) ---
+    # --- changes of the view (docs/protocol.md, section 11) ---
 
     def drop_undecided(self) -> None:
-        """Forget the units that have no decided slots: their clients send them again."""
-        self.strangers.clear()
-        self._strange_units = 0
+        """Forget the units without decided slots: their clients retransmit them."""
+        self.refused_clients.clear()
+        self._refused_units = 0
         for session in self.by_client.values():
             session.successors.clear()
-            session.refused.clear()  # that was of the view that is over
+            session.refused.clear()  # tombstones hold within one view
             for seq in [seq for seq, unit in session.units.items() if not unit.confirmed]:
                 del session.units[seq]
             for unit in session.units.values():
                 unit.route = b""
 
     def tables(self) -> list[SessionTable]:
-        """Return what is decided, in the order of clients."""
+        """Return tables of all decided units, in client order."""
         return self.part((b"", 0), END)[0]
 
     def part(
         self, after: tuple[bytes, int], limit_bytes: int, clients: Sequence[bytes] | None = None
     ) -> tuple[list[SessionTable], bool]:
-        """Return what is decided, after a unit of a client, in the order of clients and seqs.
+        """Return tables of decided units after a client and seq, in that order.
 
-        About so many bytes, but one unit at least; and whether there is more. `clients`: those to
-        look at, in order; all if None.
+        Returns about `limit_bytes`, but at least one unit; and whether there is more. `clients`:
+        only these clients, in order; None: all.
         """
         clients = sorted(self.by_client) if clients is None else clients
         chosen: list[SessionTable] = []
@@ -412,21 +412,21 @@ class Sessions:
         return chosen, False
 
     def install(self, tables: Iterable[SessionTable], now: int, last: int, horizon: int) -> None:
-        """Know just what the tables say, of a log whose last decided position is `last`."""
+        """Replace all sessions by tables; `last` is the last decided position of their log."""
         self.clear()
         self.horizon = max(self.horizon, horizon)
-        self.take(tables, now, last)
+        self.add_tables(tables, now, last)
 
-    def take_over(self, other: Sessions, now: int, last: int) -> None:
-        """Know just what another server does, of a log whose last decided position is `last`."""
+    def adopt(self, other: Sessions, now: int, last: int) -> None:
+        """Replace all sessions by those of another server; its log ends at position `last`."""
         self.clear()
         self.by_client = other.by_client
         self.horizon = max(self.horizon, other.horizon)
         for session in self.by_client.values():
             session.last_seen, session.last = now, last
 
-    def take(self, tables: Iterable[SessionTable], now: int, last: int = 0) -> None:
-        """Know what the tables say, too."""
+    def add_tables(self, tables: Iterable[SessionTable], now: int, last: int = 0) -> None:
+        """Add the sessions and units of the tables."""
         for table in tables:
             session = self.open(table.client, now)
             session.settle(table.first_incomplete)
@@ -435,7 +435,7 @@ class Sessions:
                 session.units[unit.seq] = _held(table.client, unit)
 
     def replay(self, entry: Entry, now: int) -> None:
-        """Take an entry that was decided after what is known here."""
+        """Apply an entry that was decided after the current state."""
         decision = entry.decision
         if type(decision) is Place:
             session = self.open(decision.client, now)
@@ -451,8 +451,8 @@ class Sessions:
 
     def check(self) -> None:
         """Assert the invariant."""
-        assert not self.strangers.keys() & self.by_client.keys(), "a promise was left behind"
-        assert self._strange_units == sum(len(s.refused) for s in self.strangers.values())
+        assert not self.refused_clients.keys() & self.by_client.keys(), "a session was refused"
+        assert self._refused_units == sum(len(s.refused) for s in self.refused_clients.values())
         for client, session in self.by_client.items():
             assert client == session.client
             assert all(seq >= session.first_incomplete for seq in session.refused)
@@ -460,7 +460,7 @@ class Sessions:
                 assert seq == unit.seq
                 assert unit.gsns is not None or unit.packed or not unit.confirmed
                 assert unit.confirmed or not unit.packed
-                assert seq not in session.refused, "a unit is held that was refused for good"
+                assert seq not in session.refused, "a permanently refused unit is held"
                 assert seq >= session.first_incomplete or (
                     unit.gsns is not None and not unit.confirmed
                 )

@@ -1,9 +1,8 @@
-"""The gsns of a unit in few bytes: how sessions keep them, and how tables of sessions hold them.
+"""Compact encoding of a unit's gsns, for sessions and session tables.
 
-The slots of a unit repeat the distances between its shard's positions in the schedule, so a first
-gsn, a count and one period of these distances say where the unit is. Rule: `unpack(pack(gsns))`
-is exact for every increasing list, whatever schedule it came from; a list without a short period
-costs one distance for each record.
+The distances between the slots of a unit repeat, because they follow the schedule. So a first gsn,
+a count and one period of distances describe the unit. Rule: `unpack(pack(gsns))` is exact for every
+increasing list; a list without a short period costs one distance per record.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ziplog.core.entries import Steps
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: A longer period of the schedule is not looked for.
+#: Longest period that the encoder looks for, in distances.
 _MAX_PERIOD: Final = 64
 
 
@@ -33,29 +32,29 @@ _decoder: Final[msgspec.msgpack.Decoder[_Packed]] = msgspec.msgpack.Decoder(_Pac
 
 
 def pack(gsns: list[int]) -> bytes:
-    """Return two or more increasing gsns in few bytes."""
+    """Encode two or more increasing gsns."""
     return _encoder.encode(_Packed(gsns[0], steps_of(gsns)))
 
 
 def unpack(packed: bytes) -> list[int]:
-    """Return the gsns that `pack` was given."""
+    """Return the gsns that `pack` encoded."""
     first, steps = split(packed)
     return gsns_of(first, steps)
 
 
 def split(packed: bytes) -> tuple[int, Steps]:
-    """Return the first gsn, and where the others are."""
+    """Return the first gsn, and the distances of the others."""
     held = _decoder.decode(packed)
     return held.first, held.steps
 
 
 def join(first: int, steps: Steps) -> bytes:
-    """Return what `pack` returns for these gsns."""
+    """Encode a first gsn and distances, as `pack` does."""
     return _encoder.encode(_Packed(first, steps))
 
 
 def steps_of(gsns: list[int]) -> Steps:
-    """Return where the gsns after the first are, of two or more."""
+    """Return the distances of two or more gsns."""
     first, last, count = gsns[0], gsns[-1], len(gsns)
     step, rest = divmod(last - first, count - 1)
     if not rest and gsns == list(range(first, last + 1, step)):
@@ -74,7 +73,7 @@ def gsns_of(first: int, steps: Steps) -> list[int]:
 
 
 def _period(steps: Sequence[int]) -> int:
-    """Return after how many distances the same ones follow again."""
+    """Return the period of the distances."""
     for period in range(1, min(_MAX_PERIOD, len(steps) - 1) + 1):
         if steps[period] == steps[0] and steps[period:] == steps[:-period]:
             return period

@@ -1,4 +1,4 @@
-"""What tests of the store share."""
+"""Fixtures of the storage tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Callable[..., SegmentStore]]:
-    """Open stores in directories of their own, and close them in the end."""
+    """Open stores in separate directories, and close them at the end."""
     stores: list[SegmentStore] = []
 
     def start(name: str = "segments", **options: Any) -> SegmentStore:

@@ -58,7 +58,7 @@ def announce(
     view: int = 1,
     run: int = 5 * MS,
 ) -> None:
-    """Tell servers (all, unless some are named) leases and how their shard is placed."""
+    """Announce leases and the shard's placement to servers (all, unless some are named)."""
     mine, other = placements(2, f)
     placed_now = [replace(mine, state=placed, view=view), other]
     runs = [run_of(lease) for lease in leases]
@@ -74,7 +74,7 @@ def replica(world: World, name: str) -> Replica:
     return node
 
 
-def heard(world: World, kind: type, by: str = "c") -> list[Any]:
+def received(world: World, kind: type, by: str = "c") -> list[Any]:
     return probe(world, by).of(kind)
 
 
@@ -88,22 +88,22 @@ def send(
 
 
 def redirects(world: World, *, since: int = 0) -> list[tuple[int, int]]:
-    """Return the seq and the server of every refusal for good."""
-    refused = heard(world, wire.Refused)[since:]
+    """Return the seq and the server of every permanent refusal."""
+    refused = received(world, wire.Refused)[since:]
     assert {message.code for message in refused} <= {"redirect"}
     return sorted((message.request, message.server) for message in refused)
 
 
 def acks(world: World) -> list[tuple[int, int, list[int]]]:
-    return sorted((ack.seq, ack.server, ack.gsns) for ack in heard(world, wire.InsertAck))
+    return sorted((ack.seq, ack.server, ack.gsns) for ack in received(world, wire.InsertAck))
 
 
 def last_beat(world: World, name: str) -> wire.Heartbeat:
-    beats = [beat for beat in heard(world, wire.Heartbeat, "mms-0") if beat.node == name]
+    beats = [beat for beat in received(world, wire.Heartbeat, "mms-0") if beat.node == name]
     return beats[-1]  # type: ignore[no-any-return]
 
 
-def out(world: World, placed: str = "leaving") -> None:
+def without_positions(world: World, placed: str = "leaving") -> None:
     announce(world, placed, WITHOUT)  # type: ignore[arg-type]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from crc32c import crc32c
 
-from shard.ordering.backup import ASK_STABLE_NS, MAX_HELD_DECISIONS
+from shard.ordering.backup import MAX_HELD_DECISIONS, STABLE_REQUEST_DELAY_NS
 from shard.replica import Replica
 from tests.actors import Client
 from tests.checkers import decided, places
@@ -60,7 +60,7 @@ def forward(first: int, *decisions: Decision, stable: int = 0, view: int = 1) ->
 
 
 def lonely_backup(**config: object) -> World:
-    """Return a world whose primary is silent: the tests speak for it."""
+    """Return a world with a probe for its primary: the tests send its messages."""
     world = calm_world(**config)  # type: ignore[arg-type]
     world.paused.add(PRIMARY)
     return world
@@ -71,10 +71,10 @@ def place(message: wire.Insert, *gsns: int, body: bool = False) -> Place:
                       crc32c(message.body), message.body if body else None)  # fmt: skip
 
 
-# --- guesses and the primary's word ---
+# --- guesses and decisions ---
 
 
-def test_guess_that_comes_true_is_not_acked_again() -> None:
+def test_right_guess_is_not_acked_again() -> None:
     world = lonely_backup()
     unit = insert(1)
     send(world, unit)
@@ -127,7 +127,7 @@ def test_epoch_change_moves_no_promise() -> None:
     assert guessed[1][2][0] > first_lease(1).epoch_size
 
 
-def test_follower_is_not_guessed_before_its_predecessor() -> None:
+def test_successor_gets_no_guess_before_its_predecessor() -> None:
     world = lonely_backup()
     send(world, insert(2, predecessor=1))
     send(world, insert(1))
@@ -145,7 +145,7 @@ def test_disk_level_acks_only_what_is_decided() -> None:
     assert acks(world) == [(1, True, [1])]
 
 
-def test_other_contents_than_the_primary_has_are_asked_for() -> None:
+def test_body_that_differs_from_the_primarys_is_requested() -> None:
     world = lonely_backup()
     send(world, insert(1, size=3))
     mine = insert(1)
@@ -159,7 +159,7 @@ def test_other_contents_than_the_primary_has_are_asked_for() -> None:
 # --- the stream ---
 
 
-def test_stream_is_applied_in_order_and_a_gap_is_asked_for_at_once() -> None:
+def test_stream_is_applied_in_order_and_a_gap_is_requested_at_once() -> None:
     world = lonely_backup()
     one, two = insert(1), insert(2)
     send(world, one)
@@ -172,10 +172,10 @@ def test_stream_is_applied_in_order_and_a_gap_is_asked_for_at_once() -> None:
     send(world, forward(1, place(one, 1), place(two, 2)))
     assert [e.fseq for e in decided(world, BACKUP)] == [1, 2]
     send(world, forward(1, place(one, 1)))
-    assert len(decided(world, BACKUP)) == 2, "what is applied is ignored"
+    assert len(decided(world, BACKUP)) == 2, "applied decisions are ignored"
 
 
-def test_missing_body_is_asked_for_after_a_grace() -> None:
+def test_missing_body_is_requested_after_a_grace_period() -> None:
     world = lonely_backup()
     one, two, three = insert(1), insert(2), insert(3)
     send(world, two)
@@ -185,13 +185,13 @@ def test_missing_body_is_asked_for_after_a_grace() -> None:
     world.run(2 * MS)
     assert f"{BACKUP} -> {PRIMARY}: Resend first=1 bodies=3" in world.trace
     send(world, forward(1, place(one, 1, body=True)))
-    assert [e.fseq for e in decided(world, BACKUP)] == [1, 2], "the third body still misses"
+    assert [e.fseq for e in decided(world, BACKUP)] == [1, 2], "the third body is still missing"
     send(world, three)
     assert len(decided(world, BACKUP)) == 3
     assert acks(world)[-1] == (3, True, [3])
 
 
-def test_arrival_behind_a_missing_body_is_not_guessed_where_the_primary_was() -> None:
+def test_guess_after_a_missing_body_avoids_the_received_positions() -> None:
     world = lonely_backup()
     one, two, three = insert(1), insert(2), insert(3)
     send(world, forward(1, place(one, 1), place(two, 2)))
@@ -200,8 +200,8 @@ def test_arrival_behind_a_missing_body_is_not_guessed_where_the_primary_was() ->
     assert acks(world) == [(3, False, [3])]
 
 
-def test_grace_begins_anew_for_each_body() -> None:
-    """Forwards that outrun the clients' copies must not make every body travel twice."""
+def test_grace_period_restarts_for_each_body() -> None:
+    """Forwards that arrive before the clients' copies must not make every body travel twice."""
     world = lonely_backup()
     world.links["c", BACKUP] = Link(delay=lambda: 50 * US)
     world.tracing = True
@@ -237,26 +237,26 @@ def test_only_decided_entries_are_reported() -> None:
     ]
 
 
-def test_lost_word_about_what_is_stable_is_asked_for() -> None:
-    world = calm_world(f=2)  # the only backup knows it by itself
+def test_lost_stable_watermark_is_requested() -> None:
+    world = calm_world(f=2)  # the only backup determines stability itself
     world.run(400 * MS)  # the lease is in its last epoch: no more epochs end
     send(world, wire.Want(CLUSTER, 0, 0, 5), to=PRIMARY)
-    # The last forward, which tells that all is stable, is lost.
+    # The last forward, with the stable watermark, is lost.
     world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
     world.run(20 * MS)
     world.links.clear()
     stream = backup_of(world)._state.stream
     assert stream.stable < stream.last
     last = stream.last
-    world.run(ASK_STABLE_NS + 10 * MS)
+    world.run(STABLE_REQUEST_DELAY_NS + 10 * MS)
     assert stream.stable >= last
 
 
-# --- what is given up ---
+# --- abandoned units ---
 
 
-def test_orphan_vanishes_when_its_client_settles_it() -> None:
-    """D12: nothing of a unit that reached only the backup lingers."""
+def test_orphan_is_dropped_when_its_client_abandons_it() -> None:
+    """D12: a unit that reached only the backup leaves no state."""
     world = lonely_backup()
     backup = backup_of(world)
     send(world, insert(1))
@@ -270,8 +270,8 @@ def test_orphan_vanishes_when_its_client_settles_it() -> None:
     assert backup._undecided_bytes == len(insert(3).body)
 
 
-def test_orphans_cannot_close_the_backup_for_ever() -> None:
-    """Bodies without slots are dropped with their clients' settlement, not kept up to the limit."""
+def test_orphans_do_not_fill_the_backup_permanently() -> None:
+    """Bodies without slots are dropped when their clients settle, not kept up to the limit."""
     world = lonely_backup()
     backup = backup_of(world)
     for seq in range(1, 200):
@@ -282,7 +282,7 @@ def test_orphans_cannot_close_the_backup_for_ever() -> None:
 
 
 def test_expiry_keeps_promises() -> None:
-    """A client may come back at the very moment when the primary lets go of it."""
+    """A client may return at the moment when the primary expires its session."""
     world = lonely_backup()
     one, two = insert(1), insert(2)
     send(world, one)
@@ -297,7 +297,7 @@ def test_expiry_keeps_promises() -> None:
     assert [p.seq for p in places(world, BACKUP)] == [1, 2]
 
 
-def test_client_that_only_the_backup_knows_is_forgotten_in_time() -> None:
+def test_session_known_only_to_the_backup_expires() -> None:
     world = lonely_backup(session_timeout_s=2)
     send(world, insert(1))
     send(world, forward(1, Skip(1, 5)))
@@ -308,14 +308,14 @@ def test_client_that_only_the_backup_knows_is_forgotten_in_time() -> None:
     assert not sessions
 
 
-# --- D5: guesses come true again ---
+# --- D5: guesses are right again ---
 
 
 @pytest.mark.parametrize(
     "servers", [(1,), (0,), (1, 1, 1)], ids=["backup only", "primary only", "three at the backup"]
 )
 def test_fast_path_share_returns_after_an_orphan(servers: tuple[int, ...]) -> None:
-    """10,000 inserts a second, forwards that take 1 ms; a client died halfway through its sends."""
+    """10,000 inserts a second, forwards that take 1 ms; a client fails while it sends."""
     random = Random(3)
     world = World(Link(delay=lambda: (50 + random.randrange(3)) * US))
     add_shard(world, 0)
@@ -340,7 +340,7 @@ def test_fast_path_share_returns_after_an_orphan(servers: tuple[int, ...]) -> No
     assert after >= 0.85
 
 
-def test_epoch_change_costs_only_what_is_in_flight() -> None:
+def test_epoch_change_displaces_only_units_in_flight() -> None:
     """After the no-ops, the next guess leaves room for the units that they displaced."""
     world = lonely_backup()
     units = [insert(seq) for seq in range(1, 6)]
@@ -352,7 +352,7 @@ def test_epoch_change_costs_only_what_is_in_flight() -> None:
     assert acks(world)[-1] == (6, False, [base + 5])
 
 
-def test_clock_that_is_ahead_costs_nothing_while_the_stream_flows() -> None:
+def test_fast_clock_displaces_nothing_while_inserts_arrive() -> None:
     lease = first_lease(1, epoch_ms=1000)
     world = calm_world(lease=lease)
     ahead = wire.LeaseAnnounced(CLUSTER, [run_of(lease.following())], 0, placements(1, 1), 0)
@@ -370,7 +370,7 @@ def test_clock_that_is_ahead_costs_nothing_while_the_stream_flows() -> None:
 # --- restart ---
 
 
-def test_restart_asks_for_what_it_may_have_missed() -> None:
+def test_restarted_backup_requests_missing_decisions() -> None:
     world = lonely_backup()
     send(world, forward(1, Skip(1, 5), stable=1))
     world.restart(BACKUP)
@@ -379,7 +379,7 @@ def test_restart_asks_for_what_it_may_have_missed() -> None:
     assert f"{BACKUP} -> {PRIMARY}: Resend first=2 bodies=0" in world.trace
 
 
-def test_restart_keeps_promises_and_asks_for_what_it_missed() -> None:
+def test_restarted_backup_keeps_promises_and_requests_missing_decisions() -> None:
     world = lonely_backup()
     one, two = insert(1), insert(2)
     send(world, one)
@@ -392,6 +392,6 @@ def test_restart_keeps_promises_and_asks_for_what_it_missed() -> None:
     send(world, two)
     assert acks(world)[-1] == (2, False, [2])
     send(world, forward(2, place(one, 2)))
-    assert acks(world)[-1] == (2, False, [2]), "the way back to the client was forgotten"
+    assert acks(world)[-1] == (2, False, [2]), "the route to the client was forgotten"
     send(world, one)
     assert acks(world)[-1] == (1, True, [2])

@@ -1,4 +1,4 @@
-"""A shard that leaves, or is parked: what its clients are told, what is refused, what is sealed."""
+"""A shard that leaves or is parked: `Leaving` messages, refusals, the sealed state."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.shard.leavers import (
     WITHOUT,
     acks,
     announce,
-    heard,
     last_beat,
-    out,
+    received,
     redirects,
     replica,
     sealed,
     send,
     start,
+    without_positions,
 )
 from tests.world import CLUSTER, MS, Link, S, World, add_shard, insert
 from ziplog import wire
@@ -34,110 +34,112 @@ LIMIT = LEASE.stop
 # --- leaving ---
 
 
-def test_shard_that_leaves_takes_inserts_and_asks_their_clients_to_go() -> None:
+def test_leaving_shard_accepts_inserts_and_sends_leaving() -> None:
     world = start()
     send(world, insert(1))
-    assert not heard(world, wire.Leaving)
+    assert not received(world, wire.Leaving)
     announce(world, "leaving")
     send(world, insert(2), insert(3))
     assert acks(world) == [(seq, s, [2 * seq - 1]) for seq in (1, 2, 3) for s in (0, 1)]
-    assert heard(world, wire.Leaving) == [wire.Leaving(CLUSTER, 0, 1)], "once, by the primary"
+    assert received(world, wire.Leaving) == [wire.Leaving(CLUSTER, 0, 1)], "once, by the primary"
     world.run(50 * MS)
     send(world, insert(4), insert(3))
-    assert len(heard(world, wire.Leaving)) == 2, "who goes on is told again, once"
+    assert len(received(world, wire.Leaving)) == 2, "a client that continues gets one more message"
 
 
-def test_drained_shard_says_so_until_a_lease_is_without_it() -> None:
+def test_drained_shard_reports_it_until_a_lease_excludes_it() -> None:
     world = start()
     send(world, insert(1))
     announce(world, "leaving", run=15 * MS)
-    assert not heard(world, wire.Rate, "mms-0"), "an insert came just now"
+    assert not received(world, wire.Rate, "mms-0"), "an insert came just now"
     world.run(10 * MS)
-    assert heard(world, wire.Rate, "mms-0") == [wire.Rate(CLUSTER, 0, 1, 0)]
+    assert received(world, wire.Rate, "mms-0") == [wire.Rate(CLUSTER, 0, 1, 0)]
     world.run(200 * MS)
-    assert len(heard(world, wire.Rate, "mms-0")) == 3, "again every 100 ms: it may have been lost"
+    assert len(received(world, wire.Rate, "mms-0")) == 3, (
+        "again every 100 ms: it may have been lost"
+    )
     announce(world, "leaving", WITHOUT, starts_in_us=50_000, run=500 * MS)
-    assert len(heard(world, wire.Rate, "mms-0")) == 3
+    assert len(received(world, wire.Rate, "mms-0")) == 3
 
 
 def test_shard_in_which_a_unit_waits_is_not_drained() -> None:
     world = start()
     send(world, insert(2, predecessor=1))
     announce(world, "leaving", run=200 * MS)
-    assert not heard(world, wire.Rate, "mms-0")
+    assert not received(world, wire.Rate, "mms-0")
     send(world, insert(1))
     world.run(60 * MS)
-    assert len(heard(world, wire.Rate, "mms-0")) == 1
+    assert len(received(world, wire.Rate, "mms-0")) == 1
     assert [place.seq for place in places(world, PRIMARY)] == [1, 2]
 
 
-def test_shard_that_leaves_refuses_what_goes_behind_its_end() -> None:
+def test_leaving_shard_refuses_units_after_its_end() -> None:
     world = start()
     announce(world, "leaving", WITHOUT, starts_in_us=1_000_000)
     send(world, insert(1, after=WITHOUT.stop + 5), insert(2, predecessor=1), insert(3, after=LIMIT))
     assert redirects(world) == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
-    assert not heard(world, wire.LeaseQuery, "mms-0")
+    assert not received(world, wire.LeaseQuery, "mms-0")
     send(world, insert(3, after=LIMIT))
-    assert redirects(world)[-2:] == [(3, 0), (3, 1)], "a backup says so to the second copy"
+    assert redirects(world)[-2:] == [(3, 0), (3, 1)], "a backup refuses the second copy"
 
 
-def test_unit_that_waited_for_a_lease_is_refused_when_the_shard_is_to_leave() -> None:
+def test_unit_that_waits_for_a_lease_is_refused_when_the_shard_leaves() -> None:
     world = start()
     send(world, insert(1, after=LIMIT + 5), insert(2, predecessor=1), run=20 * MS)
-    assert not heard(world, wire.Refused)
+    assert not received(world, wire.Refused)
     announce(world, "leaving")
     assert redirects(world) == [(1, 0), (2, 0)]
     send(world, insert(1, after=LIMIT + 5), insert(2, predecessor=1))
     assert redirects(world) == [(seq, s) for seq in (1, 2) for s in (0, 0, 1)]
 
 
-# --- out ---
+# --- without positions ---
 
 
 @pytest.mark.parametrize("placed", ["leaving", "parked"])
-def test_shard_without_positions_decides_the_rest_and_refuses_what_has_no_slot(placed: str) -> None:
+def test_shard_without_positions_decides_the_rest_and_refuses_waiting_units(placed: str) -> None:
     world = start()
     send(world, insert(1), insert(3, predecessor=2), run=5 * MS)
-    out(world, placed)
+    without_positions(world, placed)
     for name in (PRIMARY, BACKUP):
         state = replica(world, name)._state
-        assert state.is_out
-        assert state.stream.stable_end >= LIMIT, "nobody watches, and yet all is decided"
+        assert state.has_no_positions
+        assert state.stream.stable_end >= LIMIT, "all is decided even without readers"
         assert state.frontier == WITHOUT.stop
     assert redirects(world) == [(3, 0), (3, 1)]
     send(world, insert(1), insert(4, client=b"d" * 16), insert(3, predecessor=2))
-    assert acks(world)[-2:] == [(1, 1, [1]), (1, 1, [1])], "what is placed is acked, as ever"
+    assert acks(world)[-2:] == [(1, 1, [1]), (1, 1, [1])], "placed units are acked as before"
     assert redirects(world) == [(3, 0), (3, 0), (3, 1), (3, 1), (4, 0), (4, 1)]
 
 
 def test_last_lease_is_used_to_its_end() -> None:
-    """The lease that is to come tells nothing of what is taken before it begins."""
+    """A coming lease does not affect inserts that arrive before it begins."""
     world = start()
     announce(world, "leaving", WITHOUT, starts_in_us=100_000, run=90 * MS)
     send(world, insert(1))
     assert acks(world) == [(1, 0, acks(world)[0][2]), (1, 1, acks(world)[0][2])]
     send(world, insert(3, predecessor=2))
     world.run(20 * MS)
-    assert redirects(world) == [(3, 0), (3, 1)], "told when the time has come, by itself"
+    assert redirects(world) == [(3, 0), (3, 1)], "refused when the lease ends, by itself"
     assert replica(world, PRIMARY)._state.stream.stable_end >= LIMIT
 
 
 @pytest.mark.parametrize("placed", ["live", "recovering", "joining"])
-def test_who_is_not_known_to_be_out_lets_units_wait(placed: str) -> None:
+def test_server_that_may_have_positions_lets_units_wait(placed: str) -> None:
     world = start()
-    out(world, placed)
+    without_positions(world, placed)
     send(world, insert(1), run=50 * MS)
-    assert not heard(world, wire.Refused)
-    assert not replica(world, PRIMARY)._state.is_out
+    assert not received(world, wire.Refused)
+    assert not replica(world, PRIMARY)._state.has_no_positions
 
 
-def test_server_that_knows_no_lease_is_not_out() -> None:
+def test_server_without_a_lease_is_not_without_positions() -> None:
     world = start()
     announce(world, "leaving")
     world.restart(BACKUP)
     world.restart(PRIMARY, clean=False)
     send(world, insert(1))
-    refused = heard(world, wire.Refused)
+    refused = received(world, wire.Refused)
     assert [(message.server, message.code) for message in refused] == [(0, "not-ready")]
 
 
@@ -147,19 +149,19 @@ def test_refused_units_do_not_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> 
     world = start()
     world.paused.add(BACKUP)
     send(world, insert(1), insert(2), insert(3), to=(PRIMARY,))
-    out(world)
+    without_positions(world)
     assert redirects(world) == [(2, 0), (3, 0)]
     world.run(100 * MS)
-    assert replica(world, PRIMARY)._state.stream.end < LIMIT, "no more than fits is decided"
+    assert replica(world, PRIMARY)._state.stream.end < LIMIT, "only what fits is decided"
     world.paused.clear()
     world.run(100 * MS)
     assert replica(world, PRIMARY)._state.stream.stable_end >= LIMIT
 
 
-# --- the primary knows it before the backup, and the reverse ---
+# --- primary and backup learn of the end at different times ---
 
 
-def test_backup_that_knows_nothing_refuses_nothing() -> None:
+def test_backup_without_the_last_lease_refuses_nothing() -> None:
     world = start()
     announce(world, "leaving", WITHOUT, to=(PRIMARY,))
     send(world, insert(1))
@@ -168,11 +170,11 @@ def test_backup_that_knows_nothing_refuses_nothing() -> None:
     assert redirects(world) == [(1, 0), (1, 1)]
 
 
-def test_backup_does_not_refuse_what_the_stream_may_still_bring() -> None:
+def test_backup_does_not_refuse_units_that_the_stream_may_place() -> None:
     world = start()
     send(world, insert(2, predecessor=1), to=(BACKUP,))
     announce(world, "leaving", WITHOUT, to=(BACKUP,))
-    assert replica(world, BACKUP)._state.is_out
+    assert replica(world, BACKUP)._state.has_no_positions
     send(world, insert(1), insert(2, predecessor=1), to=(PRIMARY,))
     send(world, insert(3), to=(BACKUP,))
     assert redirects(world) == []
@@ -189,7 +191,7 @@ def test_promise_that_the_last_no_ops_broke_is_refused() -> None:
     send(world, insert(1), to=(BACKUP,))
     assert acks(world) == [(1, 1, [1])]
     announce(world, "leaving", WITHOUT, to=(BACKUP,))
-    assert redirects(world) == [], "the primary may have placed it just there"
+    assert redirects(world) == [], "the primary may have placed it at this slot"
     announce(world, "leaving", WITHOUT, to=(PRIMARY,))
     assert redirects(world) == [(1, 1)]
     send(world, insert(1))
@@ -197,7 +199,7 @@ def test_promise_that_the_last_no_ops_broke_is_refused() -> None:
     assert places(world, PRIMARY) == []
 
 
-def test_third_replica_that_holds_its_promise_does_not_refuse() -> None:
+def test_replica_with_an_intact_promise_does_not_refuse() -> None:
     world = start(2)
     world.links[PRIMARY, THIRD] = Link(lose=lambda: True)
     everywhere = (PRIMARY, BACKUP, THIRD)
@@ -205,7 +207,7 @@ def test_third_replica_that_holds_its_promise_does_not_refuse() -> None:
     announce(world, "leaving", WITHOUT, f=2)
     send(world, insert(1), to=everywhere)
     assert redirects(world) == [(1, 0), (1, 1), (1, 1)]
-    assert acks(world)[-1] == (1, 2, [1]), "it did not hear that its slot is taken"
+    assert acks(world)[-1] == (1, 2, [1]), "it did not receive the decision about its slot"
     world.links.clear()
     world.run(200 * MS)
     assert redirects(world)[-1] == (1, 2)
@@ -215,7 +217,7 @@ def test_third_replica_that_holds_its_promise_does_not_refuse() -> None:
 
 
 @pytest.mark.parametrize("durability", ["memory", "disk"])
-def test_server_that_has_all_on_disk_and_knows_it_of_the_others_is_sealed(durability: str) -> None:
+def test_server_is_sealed_when_all_disks_have_everything(durability: str) -> None:
     world = start(durability=durability)
     world.flush_ns = 10 * MS
     send(world, insert(1))
@@ -225,13 +227,13 @@ def test_server_that_has_all_on_disk_and_knows_it_of_the_others_is_sealed(durabi
     assert sealed(world) == [True, True]
     for name in (PRIMARY, BACKUP):
         beat = last_beat(world, name)
-        assert (beat.placed, beat.is_sealed) == ("leaving", True), "and says so without delay"
+        assert (beat.shard_state, beat.is_sealed) == ("leaving", True), "reported without delay"
         assert beat.frontier == beat.durable == WITHOUT.stop or beat.durable >= LIMIT
         mark = world.stores[name].mark
         assert mark is not None
         assert mark.frontier >= LIMIT
     announce(world, "finalized", run=100 * MS)
-    assert last_beat(world, BACKUP).placed == "finalized"
+    assert last_beat(world, BACKUP).shard_state == "finalized"
     assert sealed(world) == [True, True]
 
 
@@ -254,21 +256,21 @@ def test_server_is_not_sealed_before_every_disk_has_it() -> None:
     assert sealed(world) == [True, True]
 
 
-def test_backup_that_missed_the_last_word_asks_for_it() -> None:
+def test_backup_requests_the_lost_durable_watermark() -> None:
     world = start()
     world.flush_ns = 100 * MS
     send(world, insert(1))
     announce(world, "leaving", WITHOUT, run=50 * MS)
     world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
     world.run(500 * MS)
-    assert sealed(world) == [True, False], "nobody told the backup of the primary's disk"
+    assert sealed(world) == [True, False], "the backup did not receive the durable watermark"
     world.links.clear()
     world.run(3 * S)
     assert sealed(world) == [True, True]
 
 
 @pytest.mark.parametrize("name", [PRIMARY, BACKUP])
-def test_server_whose_own_mark_is_not_flushed_is_not_sealed(name: str) -> None:
+def test_server_with_an_unflushed_watermark_record_is_not_sealed(name: str) -> None:
     world = start()
     send(world, insert(1))
     world.run(50 * MS)
@@ -277,14 +279,16 @@ def test_server_whose_own_mark_is_not_flushed_is_not_sealed(name: str) -> None:
     assert sealed(world, name) == [False]
     world.stores[name].backlog_bytes = 0
     world.run(50 * MS)
-    assert sealed(world, name) == [True], "it looks again by itself"
+    assert sealed(world, name) == [True], "it checks again by itself"
 
 
-def test_server_without_a_mark_of_all_is_not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_a_complete_watermark_record_is_not_sealed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("shard.recovery.watermark_records.MARK_NS", 2 * S)
     world = start()
     send(world, insert(1), run=3 * S)
-    assert world.stores[PRIMARY].mark is not None, "an earlier one is not enough"
+    assert world.stores[PRIMARY].mark is not None, "an earlier record is not enough"
     announce(world, "leaving", WITHOUT, run=1 * S)
     assert sealed(world) == [False, False]
     world.run(2 * S)
@@ -296,7 +300,7 @@ def test_sealed_server_is_so_again_after_a_restart() -> None:
     send(world, insert(1))
     announce(world, "leaving", WITHOUT, run=300 * MS)
     world.restart(BACKUP)
-    assert sealed(world, BACKUP) == [False], "it was not told yet how its shard is placed"
+    assert sealed(world, BACKUP) == [False], "its shard's placement was not announced yet"
     announce(world, "finalized", to=(BACKUP,), run=300 * MS)
     assert sealed(world, BACKUP) == [True]
 
@@ -316,19 +320,19 @@ def test_server_that_stopped_before_it_wrote_its_last_mark_is_sealed_after_a_res
     assert sealed(world) == [True, True]
 
 
-def test_server_that_hears_of_another_lease_is_not_sealed_any_more() -> None:
-    """It was told how its shard is placed, but not yet of the last lease that it is in."""
+def test_another_lease_ends_the_sealed_state() -> None:
+    """It received its shard's placement, but not yet the shard's last lease."""
     world = start()
     announce(world, "leaving", WITHOUT, run=300 * MS)
     assert sealed(world) == [True, True]
     announce(world, "leaving", AGAIN, AGAIN.following(OTHER), starts_in_us=500_000, run=100 * MS)
     assert sealed(world) == [False, False]
-    assert not replica(world, PRIMARY)._state.is_out
+    assert not replica(world, PRIMARY)._state.has_no_positions
     world.run(900 * MS)
     assert sealed(world) == [True, True]
 
 
-def test_leases_that_were_over_before_they_came_are_settled_too() -> None:
+def test_leases_that_ended_before_they_arrived_are_decided_too() -> None:
     world = start()
     announce(world, "leaving", WITHOUT, run=300 * MS)
     world.paused.add(BACKUP)
@@ -352,23 +356,23 @@ def test_shard_that_was_never_a_member_is_sealed_at_once() -> None:
 # --- heartbeats ---
 
 
-def test_heartbeat_says_how_the_shard_is_placed_as_soon_as_that_changes() -> None:
+def test_heartbeat_reports_a_change_of_the_shard_state_at_once() -> None:
     world = start()
-    assert last_beat(world, PRIMARY).placed == "live"
+    assert last_beat(world, PRIMARY).shard_state == "live"
     for placed in ("parked", "live", "leaving"):
         announce(world, placed)  # type: ignore[arg-type]
-        assert [last_beat(world, name).placed for name in (PRIMARY, BACKUP)] == [placed] * 2
+        assert [last_beat(world, name).shard_state for name in (PRIMARY, BACKUP)] == [placed] * 2
 
 
-def test_primary_of_a_shard_that_is_read_along_is_heard_four_times_a_second() -> None:
+def test_primary_with_readers_sends_four_heartbeats_a_second() -> None:
     world = start()
     world.run(3 * S)
 
     def beats(name: str) -> int:
-        before = len([b for b in heard(world, wire.Heartbeat, "mms-0") if b.node == name])
+        before = len([b for b in received(world, wire.Heartbeat, "mms-0") if b.node == name])
         for _ in range(8):
             send(world, wire.Want(CLUSTER, 0, 0, 1), to=(PRIMARY,), run=500 * MS)
-        return len([b for b in heard(world, wire.Heartbeat, "mms-0") if b.node == name]) - before
+        return len([b for b in received(world, wire.Heartbeat, "mms-0") if b.node == name]) - before
 
     assert beats(PRIMARY) in range(15, 19)
     assert last_beat(world, PRIMARY).is_watched

@@ -20,8 +20,8 @@ from tests.shard.leavers import (
     WITHOUT,
     acks,
     announce,
-    heard,
     last_beat,
+    received,
     redirects,
     replica,
     send,
@@ -42,22 +42,22 @@ LIMIT = LEASE.stop
 
 
 def order(world: World, message: Message, *names: str) -> None:
-    """Send something as the handler does: over the server's own connection."""
+    """Send a message as the failure handler: over the server's own connection."""
     for name in names:
         world.send("fh-0", name, message, reply=True)
     world.run(5 * MS)
 
 
 def recover(world: World, survivor: str, *others: str, view: int = 2) -> None:
-    """Recover the shard, up to where all servers have joined."""
+    """Recover the shard until all servers have joined."""
     order(world, wire.Freeze(CLUSTER, 0, view - 1, view, LIMIT, [run_of(LEASE)]), survivor)
-    frozen = heard(world, wire.Frozen, "fh-0")[-1]
+    frozen = received(world, wire.Frozen, "fh-0")[-1]
     decided = wire.ViewDecided(
         CLUSTER, 0, view, frozen.server, frozen.incarnation, frozen.last, frozen.digest
     )
     order(world, decided, survivor, *others)
-    everybody = [replica(world, name)._state for name in (survivor, *others)]
-    assert world.run_until(lambda: all(state.state == "joined" for state in everybody), 2 * S)
+    servers = [replica(world, name)._state for name in (survivor, *others)]
+    assert world.run_until(lambda: all(state.state == "joined" for state in servers), 2 * S)
 
 
 def seqs(world: World, name: str) -> list[int]:
@@ -65,7 +65,7 @@ def seqs(world: World, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("placed", ["leaving", "finalized", "parked"])
-def test_view_of_a_shard_that_has_left_begins_as_that_of_any(placed: ShardState) -> None:
+def test_view_of_a_shard_that_has_left_begins_normally(placed: ShardState) -> None:
     world = start()
     send(world, insert(1))
     announce(world, "leaving", WITHOUT)
@@ -75,7 +75,7 @@ def test_view_of_a_shard_that_has_left_begins_as_that_of_any(placed: ShardState)
     announce(world, placed, view=2, run=300 * MS)
     for name in (PRIMARY, BACKUP):
         state = replica(world, name)._state
-        assert (state.state, state.view, state.is_out) == ("up", 2, True)
+        assert (state.state, state.view, state.has_no_positions) == ("up", 2, True)
         assert state.is_sealed == (placed != "parked")
         assert last_beat(world, name).is_sealed == state.is_sealed
     send(world, insert(1, view=2), insert(2, view=2))
@@ -84,7 +84,7 @@ def test_view_of_a_shard_that_has_left_begins_as_that_of_any(placed: ShardState)
 
 
 def test_promise_that_was_not_refused_is_rolled_forward() -> None:
-    """The primary refuses; the backup has not heard that its slot is taken, and leads."""
+    """The primary refuses; the backup did not receive the decision about its slot, and leads."""
     world = start()
     world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
     announce(world, "leaving", WITHOUT, to=(PRIMARY,))
@@ -103,7 +103,7 @@ def test_promise_that_was_not_refused_is_rolled_forward() -> None:
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_recovery_never_brings_back_what_all_refused(is_restarted: bool) -> None:
+def test_recovery_never_restores_a_unit_that_all_refused(is_restarted: bool) -> None:
     world = start()
     send(world, insert(1), to=(BACKUP,))
     announce(world, "parked", WITHOUT)
@@ -120,7 +120,7 @@ def test_recovery_never_brings_back_what_all_refused(is_restarted: bool) -> None
     assert seqs(world, BACKUP) == []
 
 
-def test_tombstones_are_of_one_view() -> None:
+def test_tombstones_hold_within_one_view() -> None:
     world = start()
     announce(world, "parked", WITHOUT)
     send(world, insert(1))
@@ -132,14 +132,14 @@ def test_tombstones_are_of_one_view() -> None:
         assert not any(
             session.refused for session in replica(world, name)._state.sessions.by_client.values()
         )
-        assert not replica(world, name)._state.clock.was_out
+        assert not replica(world, name)._state.clock.was_excluded
 
 
 # --- a storm ---
 
 
 class Mover(Client):
-    """A client that calls a unit gone once every server has refused it for good (section 4)."""
+    """A client that gives a unit up once every server has refused it permanently (section 4)."""
 
     def __init__(self, name: str, f: int) -> None:
         super().__init__(name, f)
@@ -154,25 +154,29 @@ class Mover(Client):
         refused_by.add(message.server)
         job.acks.pop(message.server, None)
         if len(refused_by) == self.f + 1:
-            assert job.gsns is None, "a unit is gone that was complete"
+            assert job.gsns is None, "a complete unit was refused"
             job.refused = "redirect"
 
 
 class PlacingService(Service):
-    """A membership service that also tells servers again how their shard is placed."""
+    """A membership service that also repeats the placement of a shard."""
 
-    placed: ShardState = "live"
+    shard_state: ShardState = "live"
 
     def step(self, event: Event, now: int) -> list[Effect]:
         effects = super().step(event, now)
         message = getattr(event, "message", None)
-        if not effects and isinstance(message, wire.Heartbeat) and message.placed != self.placed:
+        if (
+            not effects
+            and isinstance(message, wire.Heartbeat)
+            and message.shard_state != self.shard_state
+        ):
             return [Send(getattr(event, "src", b""), self.announce(message.lease, now))]
         return effects
 
 
 class Storm:
-    """Inserts at one shard, which is parked, comes back, and leaves in the end."""
+    """Inserts at one shard, which is parked, returns, and finally leaves."""
 
     def __init__(self, seed: int, f: int) -> None:
         self.random = random = Random(seed)
@@ -194,12 +198,12 @@ class Storm:
     def commit(self, lease: Lease | None, placed: ShardState) -> None:
         service, world = self.service, self.world
         mine, other = placements(2, self.f)
-        told = [replace(mine, state=placed), other]
+        placements_sent = [replace(mine, state=placed), other]
         if lease is not None:
             service.runs.append(run_of(lease))
             service.begins = world.now + self.random.choice((0, 0, 5, 20)) * MS
-        service.placed = placed
-        service.announcement = wire.LeaseAnnounced(CLUSTER, [], 0, told, 0)
+        service.shard_state = placed
+        service.announcement = wire.LeaseAnnounced(CLUSTER, [], 0, placements_sent, 0)
         known = service.runs[-1].last.number - 1
         for name in shard_names(0, self.f):
             world.send("mms-0", name, service.announce(known, world.now), reply=True)
@@ -211,15 +215,15 @@ class Storm:
         client = self.random.choice(self.clients)
         mine = [seq for (_, seq), job in client.jobs.items() if not job.refused]
         predecessor = self.random.choice((0, 0, mine[-1])) if mine else 0
-        everybody = range(self.f + 1)
-        to = [s for s in everybody if self.random.random() < 0.7] or [0]
+        servers = range(self.f + 1)
+        to = [s for s in servers if self.random.random() < 0.7] or [0]
         client.insert(
             self.world, 0, count=self.random.choice((1, 1, 3)), predecessor=predecessor, to=to
         )
 
     def turn(self) -> None:
-        """Let the shard be parked, come back, or go on."""
-        if self.service.placed == "parked":
+        """Park the shard, return it, or continue."""
+        if self.service.shard_state == "parked":
             self.commit(self.next_lease(within=True), "live")
         else:
             within = self.random.random() < 0.4
@@ -235,7 +239,7 @@ class Storm:
             else:
                 self.insert()
             self.world.run(self.random.choice((0, 100, 1000, 6000)) * US)
-        if self.service.placed == "parked":
+        if self.service.shard_state == "parked":
             self.turn()
         self.commit(None, "leaving")
         self.world.run(self.random.choice((0, 5, 50)) * MS)
@@ -266,7 +270,7 @@ class Storm:
             )
 
     def judge_job(self, client: Mover, job: Job, gsns: list[int] | None) -> None:
-        assert job.is_over, f"{client.name} is in doubt of {job.seq} for ever"
+        assert job.is_over, f"{client.name} never gets an outcome of {job.seq}"
         if job.refused:
             assert gsns is None, f"{job.seq} of {client.name} was refused by all, and is at {gsns}"
         else:
@@ -279,8 +283,8 @@ def test_every_unit_is_placed_once_or_refused_by_all(seed: int, f: int) -> None:
     Storm(seed, f).run()
 
 
-def test_storms_see_both_ends() -> None:
-    """The storms above are about something: units are placed, and units are refused by all."""
+def test_storms_place_units_and_refuse_units() -> None:
+    """The storms above reach both ends: units are placed, and units are refused by all."""
     storms = [Storm(seed, 1) for seed in range(3)]
     for storm in storms:
         storm.run()

@@ -40,7 +40,7 @@ def test_one_lease_has_one_descriptor() -> None:
         clock.announce([run_of(replace(first, epoch_ms=11))], S, S)
 
 
-def test_old_lease_told_differently_is_noticed() -> None:
+def test_old_lease_announced_differently_is_detected() -> None:
     first = first_lease(1)
     second = first.following(epoch_ms=20)
     clock = EpochClock(0)
@@ -58,16 +58,16 @@ def test_successor_must_follow(change: dict[str, object]) -> None:
         clock.announce([run_of(replace(first.following(), **change))], S, S)
 
 
-def test_leases_that_are_over_may_be_missing() -> None:
-    """Who was away for long is told none that were trimmed meanwhile."""
+def test_old_leases_may_be_missing() -> None:
+    """A server that was away for long does not receive trimmed leases."""
     first = first_lease(1)
     run = run_from(first, 6)
-    told = LeaseRun(run.last, 1, run.last)
+    received = LeaseRun(run.last, 1, run.last)
     clock = EpochClock(0)
     clock.announce([run_of(first)], S, S)
-    assert not clock.announce([told], 2 * S, 2 * S, skip_to=run.last.base - 1)
+    assert not clock.announce([received], 2 * S, 2 * S, skip_to=run.last.base - 1)
     assert clock.last == first
-    assert clock.announce([told], 2 * S, 2 * S, skip_to=run.last.base)
+    assert clock.announce([received], 2 * S, 2 * S, skip_to=run.last.base)
     assert (clock.last, clock.lease) == (run.last, run.last)
     assert clock.next_owned(run.last.base) == run.last.base
     assert clock.announce([run_of(run.last.following())], 3 * S, 2 * S)
@@ -82,12 +82,12 @@ def test_gap_is_left_and_filled_by_a_run() -> None:
     clock.announce([run_of(first)], S, S)
     assert not clock.announce([run_of(run.last)], S, S)
     assert clock.limit == first.stop
-    assert clock.announce([run], S, S)  # it overlaps with what is held
+    assert clock.announce([run], S, S)  # it overlaps with the leases held
     assert clock.last == run.last
     assert list(clock.recent) == [run]
 
 
-def test_forged_run_is_noticed() -> None:
+def test_forged_run_is_detected() -> None:
     first = first_lease(1)
     clock = EpochClock(0)
     clock.announce([run_of(first)], S, S)
@@ -96,7 +96,7 @@ def test_forged_run_is_noticed() -> None:
         clock.announce([LeaseRun(first, 4, forged)], S, S)
 
 
-def test_idleness_takes_one_run_and_forgets_nothing() -> None:
+def test_idle_leases_are_one_run_and_all_are_known() -> None:
     lease = first_lease(2)
     clock = EpochClock(0)
     clock.announce([run_of(lease)], S, S)
@@ -111,7 +111,7 @@ def test_idleness_takes_one_run_and_forgets_nothing() -> None:
     assert clock.owns(clock.limit) is None
 
 
-def test_reader_gets_what_follows_its_lease() -> None:
+def test_reader_gets_the_leases_after_its_own() -> None:
     first = first_lease(1)
     runs = [run_from(first, 3)]
     runs.append(run_from(runs[0].last.following(epoch_ms=50), 2))
@@ -133,22 +133,22 @@ def test_epochs_pass_by_the_clock_and_the_last_one_stays() -> None:
     lease = first_lease(1, epochs=4)
     clock = EpochClock(0)
     clock.announce([run_of(lease)], S, S)
-    bases = [clock.due(S + at * MS) for at in (0, 9, 10, 35, 40, 4000)]
+    bases = [clock.current_epoch_base(S + at * MS) for at in (0, 9, 10, 35, 40, 4000)]
     assert bases == [lease.epoch_base(epoch) for epoch in (0, 0, 1, 3, 3, 3)]
-    assert clock.next_turn(S + 9 * MS) == S + 10 * MS
-    assert clock.next_turn(S + 35 * MS) is None
+    assert clock.next_epoch_at(S + 9 * MS) == S + 10 * MS
+    assert clock.next_epoch_at(S + 35 * MS) is None
 
 
-def test_next_lease_begins_when_it_was_said_to() -> None:
+def test_next_lease_begins_at_the_announced_time() -> None:
     first = first_lease(1, epochs=4)
     clock = EpochClock(0)
     clock.announce([run_of(first)], S, S)
     second = first.following()
     clock.announce([run_of(second)], S + 40 * MS, S + 15 * MS)
-    assert clock.due(S + 39 * MS) == first.epoch_base(3)
-    assert clock.next_turn(S + 35 * MS) == S + 40 * MS
-    assert clock.due(S + 40 * MS) == second.base
-    assert clock.due(S + 51 * MS) == second.epoch_base(5)
+    assert clock.current_epoch_base(S + 39 * MS) == first.epoch_base(3)
+    assert clock.next_epoch_at(S + 35 * MS) == S + 40 * MS
+    assert clock.current_epoch_base(S + 40 * MS) == second.base
+    assert clock.current_epoch_base(S + 51 * MS) == second.epoch_base(5)
 
 
 def test_early_end_is_a_lease_that_begins_at_once() -> None:
@@ -158,26 +158,26 @@ def test_early_end_is_a_lease_that_begins_at_once() -> None:
     clock.announce([run_of(first)], S, S)
     clock.announce([run_of(second)], S + 40 * MS, S + 5 * MS)
     clock.announce([run_of(third)], S + 6 * MS, S + 6 * MS)
-    assert clock.due(S + 6 * MS) == third.base
-    assert clock.due(S + 41 * MS) == third.epoch_base(third.first_epoch + 3)
+    assert clock.current_epoch_base(S + 6 * MS) == third.base
+    assert clock.current_epoch_base(S + 41 * MS) == third.epoch_base(third.first_epoch + 3)
     # A late repetition changes nothing.
     clock.announce([run_of(second)], S + 60 * MS, S + 50 * MS)
-    assert clock.due(S + 61 * MS) == third.epoch_base(third.first_epoch + 3)
+    assert clock.current_epoch_base(S + 61 * MS) == third.epoch_base(third.first_epoch + 3)
 
 
 def test_first_lease_is_in_force_at_once() -> None:
     clock = EpochClock(0)
-    assert clock.due(S) == 0
-    assert clock.next_turn(S) is None
+    assert clock.current_epoch_base(S) == 0
+    assert clock.next_epoch_at(S) is None
     clock.announce([run_of(first_lease(1))], 2 * S, S)
-    assert clock.due(S) == 1
+    assert clock.current_epoch_base(S) == 1
 
 
 def test_restart_is_in_the_last_epoch() -> None:
     run = run_from(first_lease(1, epochs=4), 3)
     clock = EpochClock(0)
     clock.restore([run], S)
-    assert clock.due(S) == run.last.epoch_base(run.last.first_epoch + 3)
+    assert clock.current_epoch_base(S) == run.last.epoch_base(run.last.first_epoch + 3)
     assert clock.limit == run.last.stop
     assert clock.lease_of(1) == run.first
 
@@ -206,7 +206,7 @@ def clocks(draw: st.DrawFn) -> tuple[EpochClock, list[Lease]]:
         runs.append(run)
     clock = EpochClock(draw(st.integers(0, 3)))
     clock.announce(runs, S, S)
-    clock.due(S + draw(st.integers(0, 50)) * MS)
+    clock.current_epoch_base(S + draw(st.integers(0, 50)) * MS)
     return clock, leases
 
 
@@ -222,9 +222,7 @@ def owned(leases: list[Lease], shard: int) -> list[tuple[int, int]]:
 
 @settings(max_examples=150, derandomize=True)
 @given(clocks(), st.integers(1, 200))
-def test_next_owned_is_that_of_a_brute_force(
-    held: tuple[EpochClock, list[Lease]], gsn: int
-) -> None:
+def test_next_owned_equals_brute_force(held: tuple[EpochClock, list[Lease]], gsn: int) -> None:
     clock, leases = held
     gsn = min(gsn, clock.limit)
     later = [at for at, _ in owned(leases, clock.shard) if at >= gsn]
@@ -233,7 +231,7 @@ def test_next_owned_is_that_of_a_brute_force(
 
 @settings(max_examples=150, derandomize=True)
 @given(clocks(), st.integers(1, 150), st.integers(1, 5))
-def test_take_is_that_of_a_brute_force(
+def test_first_slots_equals_brute_force(
     held: tuple[EpochClock, list[Lease]], floor: int, count: int
 ) -> None:
     clock, leases = held
@@ -241,7 +239,7 @@ def test_take_is_that_of_a_brute_force(
     pieces = (mine[at : at + count] for at in range(len(mine)))
     fitting = (p for p in pieces if len(p) == count and p[0][1] == p[-1][1])
     expected = next(fitting, [])
-    assert clock.take(floor, count) == [gsn for gsn, _ in expected]
+    assert clock.first_slots(floor, count) == [gsn for gsn, _ in expected]
     if expected:
         assert clock.epoch_at(expected[0][0]) == expected[0][1]
         between = clock.slots_between(expected[0][0], expected[-1][0])
@@ -249,24 +247,24 @@ def test_take_is_that_of_a_brute_force(
         assert clock.slots_between(expected[-1][0], expected[0][0]) == 1 - count
 
 
-def test_unit_that_no_epoch_can_hold_is_soon_known() -> None:
+def test_unit_larger_than_every_epoch_is_detected_quickly() -> None:
     run = run_from(small_lease({0: 1, 1: 1}), 10_000)
     clock = EpochClock(0)
     clock.announce([run], S, S)
     assert clock.epoch_slots == 4
-    assert clock.take(1, 5) == []
+    assert clock.first_slots(1, 5) == []
     assert EpochClock(7).epoch_slots == 0
 
 
 def test_shard_without_weight_has_no_positions() -> None:
     clock = EpochClock(5)
     clock.announce([run_from(small_lease({0: 1}), 10_000)], S, S)
-    assert clock.take(1, 1) == []
+    assert clock.first_slots(1, 1) == []
     assert clock.next_owned(3) == clock.limit
     assert clock.epoch_slots == 0
 
 
-def test_offsets_between_epochs_say_nothing() -> None:
+def test_offsets_between_epochs_are_unknown() -> None:
     lease = small_lease({0: 1, 1: 1})
     clock = EpochClock(0)
     clock.announce([run_of(lease)], S, S)
@@ -286,21 +284,21 @@ def with_and_without() -> list[Lease]:
     return [first, second, second.following(first.members)]
 
 
-def test_shard_is_out_when_a_lease_begins_behind_its_last_one() -> None:
+def test_shard_has_no_positions_when_a_lease_begins_after_its_last_one() -> None:
     first, second, third = with_and_without()
     clock = EpochClock(0)
-    assert clock.out_at is None
+    assert clock.positions_end_at is None
     clock.announce([run_of(first)], S, S)
-    assert clock.out_at is None
+    assert clock.positions_end_at is None
     clock.announce([run_of(second)], 2 * S, S)
-    assert clock.out_at == 2 * S
+    assert clock.positions_end_at == 2 * S
     clock.announce([run_of(third)], 3 * S, S)
-    assert clock.out_at is None
+    assert clock.positions_end_at is None
     clock.announce([run_of(third.following(second.members))], 4 * S, S)
-    assert clock.out_at == 4 * S
-    clock.turn(5 * S)
-    assert clock.out_at == 4 * S
-    assert EpochClock(1).out_at is None
+    assert clock.positions_end_at == 4 * S
+    clock.advance(5 * S)
+    assert clock.positions_end_at == 4 * S
+    assert EpochClock(1).positions_end_at is None
 
 
 def test_lease_that_is_skipped_counts_until_a_later_one_begins() -> None:
@@ -308,31 +306,31 @@ def test_lease_that_is_skipped_counts_until_a_later_one_begins() -> None:
     last = third.following(second.members)
     clock = EpochClock(0)
     clock.announce([run_of(first), run_of(second)], S, S)
-    assert clock.out_at == S
+    assert clock.positions_end_at == S
     clock.announce([run_of(third), run_of(last)], 9 * S, 2 * S)
-    assert clock.out_at == 9 * S
+    assert clock.positions_end_at == 9 * S
     assert not clock.has_ended(second.stop)
     assert clock.has_ended(third.stop)
 
 
-def test_shard_that_was_out_is_remembered() -> None:
+def test_past_exclusion_of_the_shard_is_remembered() -> None:
     first, second, third = with_and_without()
     clock = EpochClock(0)
     clock.announce([run_of(first), run_of(first.following())], S, S)
-    assert not clock.was_out
+    assert not clock.was_excluded
     clock.announce([run_of(first.following().following(second.members))], S, S)
-    assert clock.was_out
+    assert clock.was_excluded
     away = EpochClock(0)
     away.announce([run_of(first)], S, S)
     away.announce([run_of(third)], S, S, skip_to=third.base)
-    assert away.was_out, "what was trimmed meanwhile is not known"
+    assert away.was_excluded, "the trimmed leases are not known"
 
 
 # --- more leases than are kept ---
 
 
 def changing(first: Lease, count: int, members: tuple[Member, ...] | None = None) -> list[LeaseRun]:
-    """Return runs of one lease each, which follow `first`."""
+    """Return runs of one lease each, following `first`."""
     runs, last = [], first
     for _ in range(count):
         last = last.following(members, epoch_ms=11 if last.epoch_ms == 10 else 10)
@@ -340,7 +338,7 @@ def changing(first: Lease, count: int, members: tuple[Member, ...] | None = None
     return runs
 
 
-def test_a_shard_that_has_ended_stays_so_when_its_leases_are_forgotten() -> None:
+def test_end_of_a_shard_is_kept_when_its_leases_are_dropped() -> None:
     two = small_lease({0: 1, 1: 1})
     runs = changing(two, KEPT_RUNS + 9, two.members[:1])
     clock = EpochClock(1)
@@ -354,7 +352,7 @@ def test_a_shard_that_has_ended_stays_so_when_its_leases_are_forgotten() -> None
     assert not clock.has_ended(two.stop)
 
 
-def test_a_server_that_did_not_see_its_shard_leave_is_sent_where_it_ended() -> None:
+def test_server_that_missed_its_shards_end_receives_it() -> None:
     two = small_lease({0: 1, 1: 1})
     clock = EpochClock(1)
     clock.announce(changing(two, KEPT_RUNS + 9, two.members[:1])[9:], S, S)
@@ -370,10 +368,10 @@ def test_leases_that_are_more_than_a_server_keeps_are_skipped() -> None:
     clock = EpochClock(1)
     clock.announce([run_of(two)], S, S)
     newest = runs[-KEPT_RUNS:]
-    assert not clock.announce(newest, 2 * S, 2 * S), "a gap that is not said to be none"
+    assert not clock.announce(newest, 2 * S, 2 * S), "a gap that is not announced as trimmed"
     assert clock.announce(newest, 2 * S, 2 * S, skip_to=newest[0].first.base)
     assert (clock.last, len(clock.recent)) == (runs[-1].last, KEPT_RUNS)
-    assert clock.was_out, "what it skipped is not known"
+    assert clock.was_excluded, "the skipped leases are not known"
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,11 +1,11 @@
-"""Readers at the backup of a pair, and how the primary learns that somebody reads along there."""
+"""Readers at the only backup, and how the primary learns of them."""
 
 from __future__ import annotations
 
 import pytest
 
 from shard.replica import Replica
-from shard.state.decision_log import FOLLOWED_AFTER_REPORT_NS, REPORT_FOLLOWED_NS
+from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS, SUBSCRIBERS_REPORT_NS
 from tests.actors import Reader
 from tests.checkers import decided
 from tests.world import CLUSTER, MS, US, Link, S, World, calm_world, first_lease, insert
@@ -20,8 +20,8 @@ def replica(world: World, name: str) -> Replica:
     return node
 
 
-def watched(world: World) -> bool:
-    return replica(world, PRIMARY)._state.is_watched(world.now)
+def has_readers(world: World) -> bool:
+    return replica(world, PRIMARY)._state.has_readers(world.now)
 
 
 def follow(world: World, server: str = BACKUP) -> Reader:
@@ -33,7 +33,7 @@ def follow(world: World, server: str = BACKUP) -> Reader:
 
 
 def unsubscribe(world: World, reader: Reader) -> None:
-    """Let the reader go without a word to it: it would subscribe again."""
+    """Remove the reader silently: otherwise it would subscribe again."""
     world.paused.add(reader.name)
     (key,) = replica(world, BACKUP)._readers.subscriptions
     world.send("c", BACKUP, wire.Unsubscribe(CLUSTER, 0, *key))
@@ -48,10 +48,10 @@ def long_epochs(f: int = 1, durability: str = "memory") -> World:
     return calm_world(f=f, lease=first_lease(1, epoch_ms=10_000), durability=durability)
 
 
-# --- what is stable ---
+# --- stable entries ---
 
 
-def test_what_the_backup_of_a_pair_applied_is_stable_there() -> None:
+def test_entries_applied_by_the_only_backup_are_stable_there() -> None:
     world = long_epochs()
     reader = follow(world)
     world.links[BACKUP, PRIMARY] = Link(lose=lambda: True)
@@ -72,7 +72,7 @@ def test_a_guess_is_not_stable() -> None:
     assert replica(world, BACKUP)._state.stream.stable == 0
 
 
-def test_a_body_that_comes_behind_the_word_makes_it_stable() -> None:
+def test_a_body_that_arrives_after_its_decision_makes_it_stable() -> None:
     world = long_epochs()
     reader = follow(world)
     world.send("c", PRIMARY, insert(1))
@@ -83,7 +83,7 @@ def test_a_body_that_comes_behind_the_word_makes_it_stable() -> None:
     assert [gsn for gsn, _ in reader.delivered] == [1]
 
 
-def test_the_backup_of_three_waits_for_the_word_that_all_hold_it() -> None:
+def test_the_backup_of_three_waits_for_the_stable_watermark() -> None:
     world = long_epochs(f=2)
     reader = follow(world)
     world.links[OTHER, PRIMARY] = Link(lose=lambda: True)
@@ -110,26 +110,26 @@ def test_at_level_disk_it_is_stable_once_it_is_on_the_backups_disk() -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_what_was_stable_there_stays_so_over_a_restart(clean: bool) -> None:
+def test_stable_entries_of_the_backup_stay_stable_over_a_restart(clean: bool) -> None:
     world = long_epochs()
     follow(world)
     world.links[BACKUP, PRIMARY] = Link(lose=lambda: True)
     put(world, 1)
-    world.run(200 * MS)  # a mark is written
+    world.run(200 * MS)  # a watermark record is written
     again = world.restart(BACKUP, clean=clean)
     assert again._state.stream.stable == 1
     found = again._readers._find(1)
     assert (found.answer, found.stable) == ("record", True)
 
 
-# --- who reads along ---
+# --- subscribers ---
 
 
 def test_a_subscriber_at_the_backup_has_the_primary_end_its_epochs() -> None:
     world = calm_world()
-    assert not watched(world)
+    assert not has_readers(world)
     follow(world)
-    assert watched(world)
+    assert has_readers(world)
     before = len(decided(world, PRIMARY))
     world.run(110 * MS)
     assert len(decided(world, PRIMARY)) == before + 3
@@ -140,7 +140,7 @@ def test_the_primary_hears_at_once_that_the_last_subscriber_is_gone() -> None:
     reader = follow(world)
     unsubscribe(world, reader)
     world.run(1 * MS)
-    assert not watched(world)
+    assert not has_readers(world)
 
 
 def test_a_report_that_was_lost_is_repeated() -> None:
@@ -148,37 +148,37 @@ def test_a_report_that_was_lost_is_repeated() -> None:
     world.links[BACKUP, PRIMARY] = Link(lose=lambda: True)
     follow(world)
     world.run(20 * MS)
-    assert not watched(world)
+    assert not has_readers(world)
     world.links.clear()
-    world.run(REPORT_FOLLOWED_NS)
-    assert watched(world)
-    world.run(5 * FOLLOWED_AFTER_REPORT_NS)
-    assert watched(world), "it is said again and again"
+    world.run(SUBSCRIBERS_REPORT_NS)
+    assert has_readers(world)
+    world.run(5 * SUBSCRIBERS_EXPIRY_NS)
+    assert has_readers(world), "the report is repeated"
 
 
-def test_a_backup_that_is_silent_is_not_followed_for_ever() -> None:
+def test_subscribers_of_a_silent_backup_expire() -> None:
     world = long_epochs()
     reader = follow(world)
     world.links[BACKUP, PRIMARY] = Link(lose=lambda: True)
     unsubscribe(world, reader)
-    world.run(REPORT_FOLLOWED_NS)
-    assert watched(world)
-    world.run(FOLLOWED_AFTER_REPORT_NS)
-    assert not watched(world)
+    world.run(SUBSCRIBERS_REPORT_NS)
+    assert has_readers(world)
+    world.run(SUBSCRIBERS_EXPIRY_NS)
+    assert not has_readers(world)
 
 
-def test_of_two_backups_one_is_enough() -> None:
+def test_subscribers_at_one_of_two_backups_are_enough() -> None:
     world = long_epochs(f=2)
     reader = follow(world)
-    put(world, 1, f=2)  # the other backup reports, too
+    put(world, 1, f=2)  # the other backup reports too
     world.run(5 * MS)
-    assert watched(world)
+    assert has_readers(world)
     unsubscribe(world, reader)
     world.run(1 * MS)
-    assert not watched(world)
+    assert not has_readers(world)
 
 
-def test_while_the_other_backup_has_subscribers_the_shard_is_read_along() -> None:
+def test_subscribers_at_the_other_backup_keep_the_shard_read() -> None:
     world = long_epochs(f=2)
     reader = follow(world)
     other = Reader("other", OTHER, 0)
@@ -188,10 +188,10 @@ def test_while_the_other_backup_has_subscribers_the_shard_is_read_along() -> Non
     unsubscribe(world, reader)
     world.run(1 * MS)
     assert not replica(world, BACKUP)._state.has_subscribers
-    assert watched(world)
+    assert has_readers(world)
 
 
-def test_nobody_says_anything_while_nobody_subscribes() -> None:
+def test_backups_repeat_no_reports_without_subscribers() -> None:
     world = long_epochs()
     reader = follow(world)
     unsubscribe(world, reader)

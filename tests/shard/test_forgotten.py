@@ -1,6 +1,6 @@
-"""A unit that may have been placed in a session that is forgotten is never placed again (rule 13).
+"""A unit that may have been placed in a forgotten session is never placed again (rule 13).
 
-The client stamps each unit with what it knows to be decided when it makes it (`since`).
+The client stamps each unit with a decided position of the time when it created it (`since`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shard.state.sessions import Sessions
 
 OTHER = b"d" * 16
-#: The client made it before it knew of any position.
+#: The client created the unit before it knew of any position.
 OLD = replace(insert(1), since=1, copy=1)
 AGAIN = replace(OLD, copy=2)
 
@@ -66,11 +66,11 @@ def test_copy_of_a_forgotten_unit_is_refused_by_all() -> None:
     assert refused(world) == [(1, 0, "expired"), (1, 1, "expired")]
     assert all(m.since > gsn for m in heard(world, wire.Refused, "c"))
     assert placed(world) == placed(world, BACKUP) == [1]
-    assert not sessions(world, PRIMARY).by_client, "what is refused leaves no trace"
+    assert not sessions(world, PRIMARY).by_client, "a refused unit leaves no state"
 
 
-def test_unit_that_was_made_later_is_taken_and_the_forgotten_one_is_not() -> None:
-    """The same client is back, and old bytes of it come behind new ones."""
+def test_later_unit_is_accepted_and_the_forgotten_one_is_not() -> None:
+    """The same client is back, and its old messages arrive after new ones."""
     world = forgotten()
     send(world, AGAIN, PRIMARY, BACKUP)
     since = heard(world, wire.Refused, "c")[0].since
@@ -80,7 +80,7 @@ def test_unit_that_was_made_later_is_taken_and_the_forgotten_one_is_not() -> Non
     assert refused(world)[2:] == [(1, 0, "expired"), (1, 1, "expired")]
 
 
-def test_client_that_only_the_backup_forgot_is_answered_once_the_primary_has_decided() -> None:
+def test_client_forgotten_by_the_backup_is_acked_after_the_decision() -> None:
     """The backup forgets a session without units by its own clock."""
     world = start(session_timeout_s=2)
     send(world, OLD, PRIMARY, BACKUP)
@@ -95,10 +95,10 @@ def test_client_that_only_the_backup_forgot_is_answered_once_the_primary_has_dec
     assert placed(world) == placed(world, BACKUP) == [1, 2, 3]
 
 
-def test_expiry_at_the_backup_raises_the_horizon_of_what_it_keeps() -> None:
+def test_expiry_at_the_backup_raises_the_horizon_of_kept_sessions() -> None:
     world = start(session_timeout_s=2)
     send(world, OLD, PRIMARY, BACKUP)
-    send(world, replace(insert(2), since=2), BACKUP)  # a promise: it stays
+    send(world, replace(insert(2), since=2), BACKUP)  # a promise is kept
     state = replica(world, BACKUP)._state
     gsn = places(world, BACKUP)[0].gsns[-1]
     world.run_until(lambda: 1 not in state.sessions.by_client[OLD.client].units, 4 * S)
@@ -108,7 +108,7 @@ def test_expiry_at_the_backup_raises_the_horizon_of_what_it_keeps() -> None:
 
 
 @pytest.mark.parametrize("survivor", [PRIMARY, BACKUP])
-def test_recovery_remembers_what_was_forgotten(survivor: str) -> None:
+def test_recovery_keeps_the_horizon(survivor: str) -> None:
     world = forgotten()
     other = BACKUP if survivor == PRIMARY else PRIMARY
     crash(world, other)
@@ -118,7 +118,7 @@ def test_recovery_remembers_what_was_forgotten(survivor: str) -> None:
     assert sessions(world, PRIMARY).horizon == sessions(world, BACKUP).horizon > 0
 
 
-def test_recovery_from_disk_alone_remembers_what_was_forgotten() -> None:
+def test_recovery_from_disk_alone_keeps_the_horizon() -> None:
     world = forgotten()
     crash(world, PRIMARY)
     crash(world, BACKUP)
@@ -127,7 +127,7 @@ def test_recovery_from_disk_alone_remembers_what_was_forgotten() -> None:
     assert sorted(refused(world)) == [(1, 0, "expired"), (1, 1, "expired")]
 
 
-def test_clean_restart_remembers_what_was_forgotten() -> None:
+def test_clean_restart_keeps_the_horizon() -> None:
     world = forgotten()
     send(world, replace(insert(1, client=OTHER), since=9), PRIMARY, BACKUP)
     world.restart(PRIMARY)
@@ -138,7 +138,7 @@ def test_clean_restart_remembers_what_was_forgotten() -> None:
     assert placed(world) == [1, 1], "the other client is still known"
 
 
-def test_server_that_forgot_a_unit_never_calls_it_absent() -> None:
+def test_server_that_forgot_a_unit_never_reports_it_absent() -> None:
     world = forgotten()
     crash(world, BACKUP)
     recover(world, PRIMARY, BACKUP)
@@ -146,7 +146,7 @@ def test_server_that_forgot_a_unit_never_calls_it_absent() -> None:
     for since in (1, known, known + 1, 0):
         send(world, wire.Locate(CLUSTER, 0, 1, OLD.client, 1, since), PRIMARY)
     verdicts = [m.verdict for m in heard(world, wire.Located, "c")]
-    # A client of before there was `since` may be told wrong, as before.
+    # A client without `since` stamps may get a wrong reply.
     assert verdicts == ["pending", "pending", "absent", "absent"]
 
 
@@ -154,21 +154,21 @@ def test_finalized_shard_promises_nothing_about_a_forgotten_unit() -> None:
     """A `redirect` would let the client insert the record elsewhere, a second time."""
     world = forgotten()
     for name in (PRIMARY, BACKUP):
-        replica(world, name)._state.placed = "finalized"
+        replica(world, name)._state.shard_state = "finalized"
     send(world, AGAIN, PRIMARY, BACKUP)
     assert refused(world) == [(1, 0, "expired"), (1, 1, "expired")]
     send(world, replace(AGAIN, client=OTHER, since=1 << 40), PRIMARY)
     assert refused(world)[-1] == (1, 0, "redirect")
 
 
-def test_client_that_stamps_nothing_is_served_as_before() -> None:
+def test_client_without_since_stamps_is_served() -> None:
     world = forgotten()
     send(world, insert(1), PRIMARY, BACKUP)
     assert not refused(world)
     assert placed(world) == [1, 1]
 
 
-def test_server_that_did_not_run_counts_no_client_as_silent() -> None:
+def test_time_while_the_server_was_suspended_expires_no_session() -> None:
     """Its clock counts the time in which its machine was suspended."""
     world = start(session_timeout_s=20)
     send(world, OLD, PRIMARY, BACKUP)
@@ -185,8 +185,8 @@ def test_sessions_of_older_peers_have_no_horizon() -> None:
     assert SessionTable(*table).horizon == 0
 
 
-def test_servers_of_a_new_view_forget_alike() -> None:
-    """A unit that the primary refuses for ever may not be promised by a backup."""
+def test_servers_of_a_new_view_have_equal_horizons() -> None:
+    """A backup may not promise a unit that the primary refuses permanently."""
     world = start(session_timeout_s=4)
     send(world, OLD, PRIMARY, BACKUP)
     crash(world, PRIMARY)
@@ -199,8 +199,8 @@ def test_servers_of_a_new_view_forget_alike() -> None:
     assert refused(world) == [(1, 0, "expired"), (1, 1, "expired")]
 
 
-def test_backup_gives_up_what_came_just_before_its_client_was_forgotten() -> None:
-    """Or the client would wait for a unit that the primary refuses for ever."""
+def test_backup_refuses_a_unit_that_arrived_before_its_client_was_forgotten() -> None:
+    """Otherwise the client would wait for a unit that the primary refuses permanently."""
     world = start(session_timeout_s=2)
     send(world, OLD, PRIMARY, BACKUP)
     late = replace(insert(2), since=places(world, PRIMARY)[0].gsns[-1], copy=1)
@@ -214,8 +214,8 @@ def test_backup_gives_up_what_came_just_before_its_client_was_forgotten() -> Non
     assert not sessions(world, BACKUP).by_client[late.client].units
 
 
-def test_clean_restart_keeps_what_is_known_of_each_session() -> None:
-    """Else this server would refuse units for ever that the others take."""
+def test_clean_restart_keeps_the_bounds_of_each_session() -> None:
+    """Otherwise this server would permanently refuse units that the others accept."""
     world = start(session_timeout_s=60)
     send(world, OLD, PRIMARY, BACKUP)
     session = sessions(world, PRIMARY).by_client[OLD.client]

@@ -1,7 +1,7 @@
-"""Whatever legal state a server is in, what it sends to a replica fits a frame.
+"""Every message of a server to a replica fits a frame, in every legal state.
 
-Each state is at a limit of its own: many small units, few large ones, many records in few bytes.
-Tables of sessions: test_session_tables.
+Each state is at another limit: many small units, few large ones, many records in few bytes.
+Session tables: test_session_tables.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLIENT = bytes(16)
 
 
 class Shape(NamedTuple):
-    """What units are like: their records and the bytes of each."""
+    """The shape of units: their records, and the bytes of each."""
 
     records: int
     size: int
@@ -65,9 +65,9 @@ def state_of(store: SegmentStore) -> ReplicaState:
 
 
 def sent(state: ReplicaState, kind: type[Message]) -> list[int]:
-    """Return the sizes of the frames of this kind that a server has sent, which all fit."""
-    messages = [e.message for e in state.out if isinstance(e, Send | Broadcast)]
-    state.out.clear()
+    """Return the sizes of the sent frames of this kind; all must fit."""
+    messages = [e.message for e in state.effects if isinstance(e, Send | Broadcast)]
+    state.effects.clear()
     found = [len(encode(message)) for message in messages if isinstance(message, kind)]
     assert all(size <= MAX_FRAME for size in found)
     return found
@@ -87,7 +87,7 @@ def test_a_part_of_the_log_fits_a_frame(
     state, after, answers = state_of(store), 0, 0
     while after < count:
         assert serve(state, b"shard-0-1", Fetch(0, 0, 2**31, 1, after, 2**31, 0)) is None
-        (effect,) = state.out
+        (effect,) = state.effects
         assert isinstance(effect, Send)
         assert isinstance(effect.message, Fetched)
         after = effect.message.entries[-1].fseq
@@ -97,10 +97,10 @@ def test_a_part_of_the_log_fits_a_frame(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_unstable_is_forwarded_in_frames(
+def test_unstable_decisions_are_forwarded_in_frames(
     opened: Callable[..., SegmentStore], shape: Shape
 ) -> None:
-    """As much of it as the primary admits, for the first time, again, and with bodies."""
+    """The most that the primary admits: forwarded first, again, and with bodies."""
     state = state_of(opened())
     number = 0
     stream = state.stream
@@ -109,18 +109,18 @@ def test_what_is_unstable_is_forwarded_in_frames(
         state.record(shape.place(number))
     for client in range(2 * primary.MAX_UNSTABLE_DECISIONS):
         state.record(Expire(client.to_bytes(16, "big")))
-    state.out.clear()
+    state.effects.clear()
     part = Primary(state, None)  # type: ignore[arg-type]
     part.restore()
-    part._spread(1, part._gathered[: primary.MAX_FORWARD_DECISIONS])
+    part._broadcast(1, part._unforwarded[: primary.MAX_FORWARD_DECISIONS])
     for first in (1, number, number + 1):
         for bodies in (0, 1, number):
-            part.resend(b"shard-0-1", Resend(0, 0, 1, 1, first, bodies))
+            part.on_resend(b"shard-0-1", Resend(0, 0, 1, 1, first, bodies))
     assert len(sent(state, Forward)) == 10
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_readers_are_sent_at_once_fits_a_frame(shape: Shape) -> None:
+def test_one_delivery_fits_a_frame(shape: Shape) -> None:
     place = shape.place(1)
     unit = Unit(place.epoch, place.gsns, place.body or b"")
     count = readers.MAX_DELIVER_BYTES // readers._size([unit]) + 1

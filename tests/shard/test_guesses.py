@@ -41,16 +41,16 @@ def test_next_guess_follows_the_highest_promise_and_the_floor() -> None:
     guesses.check(1)
 
 
-def test_decision_breaks_only_what_it_contradicts() -> None:
+def test_decision_breaks_only_the_promises_it_contradicts() -> None:
     guesses, _ = guesses_of()
     one, two, three, four = promised(guesses, 1, 4)
     assert guesses.decide(2, one, [1]) == []
     assert guesses.decide(3, three, [2]) == [two]
     three.gsns = [2]
     assert two.gsns is None
-    assert four.gsns == [4], "a freed slot stays empty; nobody moves up"
+    assert four.gsns == [4], "a freed slot stays empty; no unit moves up"
     guesses.check(3)
-    assert guesses.decide(9, None, None) == [four], "a no-op names the slot too"
+    assert guesses.decide(9, None, None) == [four], "a no-op decides the slot too"
 
 
 def test_freed_slot_at_the_end_is_used_again() -> None:
@@ -69,10 +69,10 @@ def feed(guesses: Guesses, units: list[HeldUnit], first: int) -> None:
         guesses.decide(gsn + 1, each, [gsn])
 
 
-def test_backup_that_is_ahead_leaves_arrivals_without_a_guess() -> None:
+def test_backup_that_is_ahead_gives_no_guesses() -> None:
     guesses, _ = guesses_of()
     orphan, *units = promised(guesses, 1, 11)
-    feed(guesses, units[:4], 1)  # the orphan never comes: everything is one lower
+    feed(guesses, units[:4], 1)  # the orphan never arrives: all slots are one lower
     assert orphan.gsns is None
     unlucky, lucky = unit(12), unit(13)
     assert not guesses.promise(unlucky, 5)
@@ -80,11 +80,11 @@ def test_backup_that_is_ahead_leaves_arrivals_without_a_guess() -> None:
     assert lucky.gsns == [12]  # units 2 to 11 get 1 to 10, unit 12 gets 11
 
 
-def test_backup_that_is_behind_skips_just_as_many_slots() -> None:
+def test_backup_that_is_behind_skips_the_same_number_of_slots() -> None:
     guesses, _ = guesses_of()
     units = promised(guesses, 1, 10)
-    # Two units reached only the primary, so everything is two higher; each guess is displaced by
-    # the decision before it, and still tells the offset.
+    # Two units reached only the primary, so all slots are two higher; each guess is displaced by
+    # the decision before it, and still shows the offset.
     for gsn, each in enumerate(units[:4], 3):
         guesses.decide(gsn + 1, each, [gsn])
     nxt = unit(11)
@@ -92,7 +92,7 @@ def test_backup_that_is_behind_skips_just_as_many_slots() -> None:
     assert nxt.gsns == [13]
 
 
-def test_single_misses_move_nothing() -> None:
+def test_single_wrong_guesses_do_not_realign() -> None:
     guesses, _ = guesses_of()
     units = promised(guesses, 1, 12)
     for gsn, each in zip((1, 3, 5, 6, 7, 9), units, strict=False):
@@ -102,7 +102,7 @@ def test_single_misses_move_nothing() -> None:
     assert nxt.gsns == [13]
 
 
-def test_offset_of_another_epoch_moves_nothing() -> None:
+def test_offset_of_another_epoch_does_not_realign() -> None:
     guesses, clock = guesses_of(epoch_size=100)
     ahead = unit(1, after=350)
     guesses.promise(ahead, 1)
@@ -110,11 +110,11 @@ def test_offset_of_another_epoch_moves_nothing() -> None:
     assert units[0].gsns == [352]
     feed(guesses, units, 1)  # hundreds of slots lower, again and again
     nxt = unit(10)
-    assert guesses.promise(nxt, 9), "nobody is left without a guess for that"
+    assert guesses.promise(nxt, 9), "every unit still gets a guess"
     assert clock.slots_between(1, 352) is None
 
 
-def test_nothing_is_withheld_when_no_promise_is_left() -> None:
+def test_guesses_resume_when_no_promise_is_left() -> None:
     guesses, _ = guesses_of()
     units = promised(guesses, 1, 25)
     feed(guesses, units[20:], 1)  # twenty lower
@@ -139,7 +139,7 @@ def test_restart_keeps_promises_in_order() -> None:
 @settings(max_examples=150, derandomize=True)
 @given(st.data())
 def test_promises_stay_until_they_are_contradicted(data: st.DataObject) -> None:
-    """D3, against a dumb model: a slot changes only by a decision about it or about its unit."""
+    """D3, against a simple model: a slot changes only by a decision about it or its unit."""
     guesses, _ = guesses_of(epoch_size=data.draw(st.sampled_from((5, 40))))
     end, seq = 1, 0
     known: dict[int, HeldUnit] = {}

@@ -1,4 +1,4 @@
-"""Lag-fix: who is ahead has the others give up their positions."""
+"""Lag-fix: a shard that is ahead has the others give up positions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shard.ordering.lag_fix import MAX_MEMBERS, TELL_NS
+from shard.ordering.lag_fix import HINT_INTERVAL_NS, MAX_MEMBERS
 from shard.replica import Replica
 from tests.checkers import decided, places
 from tests.world import (
@@ -33,7 +33,7 @@ FIRST, SECOND = "shard-0-0", "shard-1-0"
 
 
 def calm_world(**config: Any) -> World:
-    """Return a world whose epochs are so long that none ends in a test."""
+    """Return a world with epochs so long that none ends in a test."""
     config.setdefault("shards", 2)
     config.setdefault("lease", first_lease(config["shards"], epoch_ms=10_000))
     return world_of(**config)
@@ -53,12 +53,12 @@ def put(world: World, *seqs: int, shard: int = 0, count: int = 1) -> None:
 
 
 def watch(world: World, *names: str) -> None:
-    """Let somebody read along, who waits for what is decided already."""
+    """Add a reader that waits for decided positions."""
     for name in names:
         replica(world, name)._state.last_want = world.now
 
 
-def told(world: World) -> list[tuple[str, str, int]]:
+def hints(world: World) -> list[tuple[str, str, int]]:
     return [(a, b, m.gsn) for a, b, m in world.sent if isinstance(m, wire.Ahead) and a != "c"]
 
 
@@ -75,7 +75,7 @@ def waited(world: World, shard: int) -> list[int]:
     return [ack.seq for ack in acks if ack.waited]
 
 
-def test_a_shard_that_only_hears_hints_is_in_the_same_epoch_at_all_replicas() -> None:
+def test_a_shard_that_only_receives_hints_is_in_one_epoch_at_all_replicas() -> None:
     world = world_of(shards=2, lease=first_lease(2, epochs=512))
     for turn in range(1, 41):
         watch(world, FIRST, SECOND)
@@ -86,7 +86,7 @@ def test_a_shard_that_only_hears_hints_is_in_the_same_epoch_at_all_replicas() ->
     assert waited(world, 1) == []
 
 
-def test_the_quiet_end_of_an_epoch_is_not_taken_for_a_stream_that_flows() -> None:
+def test_the_end_of_an_idle_epoch_does_not_count_as_activity() -> None:
     world = world_of(shards=2, lease=first_lease(2, epochs=1024))
     for turn in range(1, 41):
         watch(world, FIRST)
@@ -96,79 +96,79 @@ def test_the_quiet_end_of_an_epoch_is_not_taken_for_a_stream_that_flows() -> Non
     assert waited(world, 0) == []
 
 
-# --- telling ---
+# --- sending hints ---
 
 
-def test_who_places_a_record_ahead_of_all_tells_the_other_primaries_at_once() -> None:
+def test_primary_ahead_of_all_sends_hints_at_once() -> None:
     world = calm_world(shards=3)
     watch(world, FIRST)
     put(world, 1, 2)
-    assert told(world) == [(FIRST, SECOND, 4), (FIRST, "shard-2-0", 4)]
+    assert hints(world) == [(FIRST, SECOND, 4), (FIRST, "shard-2-0", 4)]
 
 
-def test_nobody_is_told_while_nobody_reads_along() -> None:
+def test_no_hints_are_sent_without_readers() -> None:
     world = calm_world()
     put(world, 1, 2)
-    assert told(world) == []
+    assert hints(world) == []
 
 
-def test_a_primary_tells_again_after_half_a_millisecond_at_the_earliest() -> None:
+def test_hints_are_at_least_half_a_millisecond_apart() -> None:
     world = calm_world()
     watch(world, FIRST)
     put(world, 1)
     began = world.now
     put(world, 2)
     put(world, 3)
-    assert [gsn for _, _, gsn in told(world)] == [1]
-    assert world.run_until(lambda: len(told(world)) == 2, TELL_NS)
-    assert [gsn for _, _, gsn in told(world)] == [1, 5], "the last one is told, though late"
-    assert world.now - began >= TELL_NS - 100 * US
+    assert [gsn for _, _, gsn in hints(world)] == [1]
+    assert world.run_until(lambda: len(hints(world)) == 2, HINT_INTERVAL_NS)
+    assert [gsn for _, _, gsn in hints(world)] == [1, 5], "the last hint is sent after a delay"
+    assert world.now - began >= HINT_INTERVAL_NS - 100 * US
     world.run(5 * MS)
-    assert len(told(world)) == 2
+    assert len(hints(world)) == 2
 
 
-def test_with_more_members_it_takes_longer() -> None:
+def test_more_members_lengthen_the_interval_between_hints() -> None:
     world = calm_world(shards=4)
     watch(world, FIRST)
     put(world, 1)
     put(world, 2)
     began = world.now
-    assert world.run_until(lambda: len(told(world)) == 6)
-    assert world.now - began >= 3 * TELL_NS - 300 * US
+    assert world.run_until(lambda: len(hints(world)) == 6)
+    assert world.now - began >= 3 * HINT_INTERVAL_NS - 300 * US
 
 
-def test_who_heard_of_a_record_further_ahead_tells_nothing() -> None:
+def test_primary_that_received_a_higher_hint_sends_none() -> None:
     world = calm_world()
     watch(world, FIRST)
     world.send("c", FIRST, wire.Ahead(CLUSTER, 1, 1000))
     world.run(1 * MS)
     put(world, 1)
-    assert told(world) == [(FIRST, SECOND, 1001)]
+    assert hints(world) == [(FIRST, SECOND, 1001)]
     world.send("c", FIRST, wire.Ahead(CLUSTER, 1, 2000))
-    replica(world, FIRST)._state.last_want = -(2**62)  # nobody reads along: it gives up nothing
+    replica(world, FIRST)._state.last_want = -(2**62)  # without readers, it gives up nothing
     world.run(1 * MS)
     watch(world, FIRST)
     put(world, 2)
-    assert len(told(world)) == 1
+    assert len(hints(world)) == 1
 
 
-def test_who_names_a_position_beyond_all_leases_silences_nobody() -> None:
+def test_hint_beyond_all_leases_suppresses_no_hints() -> None:
     world = calm_world()
     watch(world, FIRST)
     world.send("c", FIRST, wire.Ahead(CLUSTER, 1, 2**62))
     world.run(1 * MS)
     put(world, 1)
-    assert told(world) == [(FIRST, SECOND, 1)]
+    assert hints(world) == [(FIRST, SECOND, 1)]
 
 
-def test_without_lag_fix_nobody_tells() -> None:
+def test_without_lag_fix_no_hints_are_sent() -> None:
     world = calm_world(lag_fix=False)
     watch(world, FIRST)
     put(world, 1, 2)
-    assert told(world) == []
+    assert hints(world) == []
 
 
-def test_among_many_members_nobody_tells() -> None:
+def test_among_many_members_no_hints_are_sent() -> None:
     for members, expected in ((MAX_MEMBERS, MAX_MEMBERS - 1), (MAX_MEMBERS + 1, 0)):
         world = World()
         add_shard(world, 0)
@@ -178,7 +178,7 @@ def test_among_many_members_nobody_tells() -> None:
         assert len(lag_fix._others) == expected
 
 
-# --- who is connected ---
+# --- connections ---
 
 
 def step(world: World, *events: Event) -> list[Effect]:
@@ -195,7 +195,7 @@ def announced(world: World, lease: Lease, placed: list[Placement]) -> list[Effec
     return step(world, Received(b"mms-0", message))
 
 
-def test_primaries_of_others_are_connected_to_when_they_are_told_and_left_when_they_go() -> None:
+def test_primaries_connect_at_the_first_hint_and_disconnect_when_members_leave() -> None:
     world = calm_world(shards=2)
     second = address(SECOND)
     assert (FIRST, SECOND.encode()) not in world._names
@@ -208,34 +208,34 @@ def test_primaries_of_others_are_connected_to_when_they_are_told_and_left_when_t
     placed = [replace(p, replicas=(moved, *p.replicas[1:])) for p in placements(2, 1)[1:]]
     assert Disconnect(SECOND.encode()) in announced(world, lease, placed)
     watch(world, FIRST)
-    world.now += TELL_NS
+    world.now += HINT_INTERVAL_NS
     out = step(world, Received(b"c", insert(2)), BatchEnd())
     assert Connect(SECOND.encode(), "127.0.0.1:9") in out
-    # It is no member any more.
+    # It is not a member any more.
     alone = lease.following((lease.members[0],))
     assert Disconnect(SECOND.encode()) in announced(world, alone, [])
-    before = len(told(world))
+    before = len(hints(world))
     put(world, 3)
     world.run(2 * MS)
-    assert len(told(world)) == before
+    assert len(hints(world)) == before
 
 
-# --- hearing ---
+# --- receiving hints ---
 
 
-def test_who_is_behind_gives_up_what_is_below_in_one_range() -> None:
+def test_primary_that_is_behind_skips_to_the_hint_in_one_range() -> None:
     world = calm_world()
     watch(world, FIRST, SECOND)
     put(world, 1, count=10)
     world.run(1 * MS)
-    assert told(world) == [(FIRST, SECOND, 19)]
+    assert hints(world) == [(FIRST, SECOND, 19)]
     assert skips(world, SECOND) == [Skip(1, 19)]
     assert holes(world, SECOND) == 9
     put(world, 1, shard=1)
     assert [place.gsns for place in places(world, SECOND)] == [[20]]
 
 
-def test_who_is_not_read_along_gives_up_nothing() -> None:
+def test_primary_without_readers_ignores_hints() -> None:
     world = calm_world()
     watch(world, FIRST)
     put(world, 1, count=10)
@@ -244,7 +244,7 @@ def test_who_is_not_read_along_gives_up_nothing() -> None:
     assert holes(world, SECOND) == 0
 
 
-def test_hints_that_cannot_be_are_ignored() -> None:
+def test_impossible_hints_are_ignored() -> None:
     world = calm_world()
     watch(world, SECOND)
     world.send("c", SECOND, wire.Ahead(CLUSTER + 1, 0, 19))
@@ -255,7 +255,7 @@ def test_hints_that_cannot_be_are_ignored() -> None:
     assert skips(world, "shard-1-1") == []
 
 
-def test_a_hint_of_what_is_decided_already_changes_nothing() -> None:
+def test_a_hint_about_decided_positions_changes_nothing() -> None:
     world = calm_world()
     watch(world, SECOND)
     world.send("c", SECOND, wire.Ahead(CLUSTER, 0, 19))
@@ -269,7 +269,7 @@ def test_a_hint_of_what_is_decided_already_changes_nothing() -> None:
 # --- holes, and readers without lag-fix ---
 
 
-def test_what_is_left_of_an_epoch_that_is_over_is_no_hole() -> None:
+def test_the_rest_of_an_ended_epoch_does_not_count_as_holes() -> None:
     lease = first_lease(2, epoch_size=1000, epoch_ms=10_000)
     world = calm_world(lease=lease)
     world.send("c", SECOND, wire.Want(CLUSTER, 1, 0, 1010))
@@ -288,7 +288,7 @@ def test_without_lag_fix_a_reader_waits_for_the_end_of_the_epoch() -> None:
     assert holes(world, SECOND) == 0
 
 
-def test_without_lag_fix_an_epoch_that_is_over_is_decided_at_once() -> None:
+def test_without_lag_fix_an_ended_epoch_is_decided_at_once() -> None:
     world = world_of(shards=2, lag_fix=False)
     world.run(35 * MS)
     world.send("c", SECOND, wire.Want(CLUSTER, 1, 0, 9))
@@ -296,18 +296,18 @@ def test_without_lag_fix_an_epoch_that_is_over_is_decided_at_once() -> None:
     assert skips(world, SECOND) == [Skip(1, (4 << 24) + 1)]
 
 
-def test_without_lag_fix_who_asks_for_an_answer_gets_it() -> None:
+def test_without_lag_fix_a_want_with_a_request_number_is_answered() -> None:
     world = calm_world(lag_fix=False)
     world.send("c", SECOND, wire.Want(CLUSTER, 1, 5, 9))
     world.run(1 * MS)
     assert [answer.frontier for answer in probe(world).of(wire.Frontier)] == [10]
 
 
-def test_a_lease_without_placements_keeps_those_that_are_known() -> None:
+def test_a_lease_without_placements_keeps_the_known_ones() -> None:
     world = calm_world()
     watch(world, FIRST)
     lease = first_lease(2, epoch_ms=10_000)
     announced(world, lease.following(lease.members), [])
     grant(world, lease.following(lease.members), 2)
     put(world, 1)
-    assert [(src, dst) for src, dst, _ in told(world)] == [(FIRST, SECOND)]
+    assert [(src, dst) for src, dst, _ in hints(world)] == [(FIRST, SECOND)]

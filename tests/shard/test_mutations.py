@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from shard.ordering.backup import Backup
 from shard.ordering.primary import Primary
 from shard.serving.readers import Readers
-from shard.state.decision_log import Stream
+from shard.state.decision_log import DecisionLog
 from shard.state.guesses import Guesses
 from shard.state.sessions import Session
 from tests.storm import Storm, Weather
@@ -61,19 +61,19 @@ def test_displaced_unit_gets_another_slot_from_the_backup(monkeypatch: pytest.Mo
 
 def test_promise_moves_to_the_new_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never because of a new epoch (section 4, rule 1)."""
-    arrived = Backup.arrived
+    arrived = Backup.accept
 
     def mutant(self: Backup, session: Session, unit: HeldUnit, now: int) -> None:
-        floor = self._state.clock.due(now)
+        floor = self._state.clock.current_epoch_base(now)
         for old in [u for first, u in self.guesses.promised.items() if first < floor]:
             assert old.gsns is not None
             del self.guesses.promised[old.gsns[0]]
-            self.guesses._shrink()
+            self.guesses._update_promised_end()
             if self.guesses.promise(old, floor):
                 self._state.ack(old)
         arrived(self, session, unit, now)
 
-    monkeypatch.setattr(Backup, "arrived", mutant)
+    monkeypatch.setattr(Backup, "accept", mutant)
     assert_noticed()
 
 
@@ -82,14 +82,14 @@ def test_known_unit_is_placed_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def mutant(self: Primary, unit: HeldUnit, _since: int) -> None:
         entry = self._state.store.find(unit.gsns[0]) if unit.gsns is not None else None
-        gsns = self._state.clock.take(self._state.stream.end, unit.count)
+        gsns = self._state.clock.first_slots(self._state.stream.end, unit.count)
         if entry is not None and isinstance(entry.decision, Place) and gsns:
             epoch = self._state.clock.epoch_at(gsns[0])
             again = replace(entry.decision, gsns=gsns, epoch=epoch)
             self._state.record(again)
-            self._gathered.append(replace(again, body=None))
+            self._unforwarded.append(replace(again, body=None))
 
-    monkeypatch.setattr(Primary, "copied", mutant)
+    monkeypatch.setattr(Primary, "on_copy", mutant)
     assert_noticed()
 
 
@@ -109,7 +109,7 @@ def test_stable_counts_promises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gap_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backup applies what comes, whatever is missing before it."""
-    forwarded = Backup.forwarded
+    forwarded = Backup.on_forward
 
     def mutant(self: Backup, forward: wire.Forward, now: int) -> Any:
         expected = self._state.stream.last + len(self._pending) + 1
@@ -120,13 +120,13 @@ def test_gap_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
             )  # fmt: skip
         return forwarded(self, forward, now)
 
-    monkeypatch.setattr(Backup, "forwarded", mutant)
+    monkeypatch.setattr(Backup, "on_forward", mutant)
     assert_noticed()
 
 
 def test_nothing_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """No NACK. A body that only the primary was sent never comes."""
-    monkeypatch.setattr(Backup, "woke", lambda _self, _now: None)
+    monkeypatch.setattr(Backup, "tick", lambda _self, _now: None)
     monkeypatch.setattr(Backup, "next_wakeup", lambda _self, _now: None)
     assert_noticed(Weather(shards=1, steps=40, loss=0.2, abandoned=0.3, restarts=False))
 
@@ -170,7 +170,7 @@ def test_promise_is_forgotten_when_its_client_settles(monkeypatch: pytest.Monkey
 
 def test_client_copy_after_the_primarys_word_is_not_acked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backup stays silent about a unit that it already has."""
-    monkeypatch.setattr(Backup, "copied", lambda _self, _unit, _since: None)
+    monkeypatch.setattr(Backup, "on_copy", lambda _self, _unit, _since: None)
     assert_noticed()
 
 
@@ -182,32 +182,32 @@ def test_follower_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_after_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thesis 4.2.1: a record goes after the rid that it names."""
-    arrived = Primary.arrived
+    arrived = Primary.accept
 
     def mutant(self: Primary, session: Session, unit: HeldUnit, now: int) -> None:
         unit.after = 0
         arrived(self, session, unit, now)
 
-    monkeypatch.setattr(Primary, "arrived", mutant)
+    monkeypatch.setattr(Primary, "accept", mutant)
     assert_noticed()
 
 
 def test_unstable_records_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one server holds may still change its position."""
-    stabilise = Stream.stabilise
-    monkeypatch.setattr(Stream, "stabilise", lambda self, _fseq: stabilise(self, self.last))
+    stabilise = DecisionLog.stabilise
+    monkeypatch.setattr(DecisionLog, "stabilise", lambda self, _fseq: stabilise(self, self.last))
     assert_noticed()
 
 
 def test_news_do_not_reach_the_readers_of_a_backup(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frontier moved, and its records were left out."""
-    stabilised = Readers.stabilised
+    stabilised = Readers.on_stable
 
     def mutant(self: Readers, news: list[Any]) -> None:
         self._stable = self._state.stream.stable
         stabilised(self, [])
 
-    monkeypatch.setattr(Readers, "stabilised", mutant)
+    monkeypatch.setattr(Readers, "on_stable", mutant)
     assert_noticed()
 
 

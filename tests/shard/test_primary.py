@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shard.ordering import primary as module
-from shard.ordering.backup import CALM_AFTER
+from shard.ordering.backup import BATCH_AFTER_GUESSES
 from shard.replica import Replica
 from tests.actors import Service
 from tests.checkers import decided, places
@@ -65,7 +65,7 @@ def report(held: int, durable: int = 0, *, server: int = 1, view: int = 1) -> wi
 
 
 def alone(**config: Any) -> World:
-    """Return a world whose backup is silent: the tests speak for it."""
+    """Return a world with a probe for its backup: the tests send its messages."""
     world = calm_world(**config)
     world.paused.add(BACKUP)
     return world
@@ -97,7 +97,7 @@ def test_chain_that_arrives_backwards_is_placed_forwards() -> None:
     assert placed(world) == [(seq, [seq]) for seq in range(1, 6)]
 
 
-def test_long_chain_whose_first_unit_is_late() -> None:
+def test_long_chain_with_a_late_first_unit() -> None:
     """A thousand units wait for one; nothing may recurse over them."""
     world = calm_world()
     chain = [insert(seq, predecessor=seq - 1) for seq in range(1, 1025)]
@@ -107,7 +107,7 @@ def test_long_chain_whose_first_unit_is_late() -> None:
     assert [seq for seq, _ in placed(world)] == list(range(1, 1025))
 
 
-def test_followers_of_a_settled_unit_wait_no_longer() -> None:
+def test_successors_of_an_abandoned_unit_are_released() -> None:
     world = calm_world()
     send(world, insert(2, predecessor=1), insert(3, predecessor=2), insert(5, predecessor=4))
     assert placed(world) == []
@@ -115,7 +115,7 @@ def test_followers_of_a_settled_unit_wait_no_longer() -> None:
     assert [seq for seq, _ in placed(world)] == [2, 3, 4, 5]
 
 
-def test_follower_of_a_refused_unit_is_refused_with_it() -> None:
+def test_successor_of_a_refused_unit_is_refused_with_it() -> None:
     world = alone()
     beyond = first_lease(1).stop + 5
     send(world, insert(1, after=beyond), insert(2, predecessor=1), insert(3, predecessor=2))
@@ -126,7 +126,7 @@ def test_follower_of_a_refused_unit_is_refused_with_it() -> None:
     assert refusals(world) == [(seq, "no-such-position") for seq in (1, 2, 3)]
 
 
-def test_what_a_client_gave_up_is_not_placed_later() -> None:
+def test_abandoned_unit_is_not_placed_later() -> None:
     world = alone()
     send(world, insert(1, after=first_lease(1).stop), insert(2, predecessor=1))
     send(world, insert(3, first_incomplete=3))
@@ -138,7 +138,7 @@ def test_what_a_client_gave_up_is_not_placed_later() -> None:
 # --- room ---
 
 
-def test_arrivals_wait_in_order_while_too_much_is_unstable(
+def test_new_units_wait_in_order_while_too_much_is_unstable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_UNSTABLE_RECORDS", 3)
@@ -177,7 +177,7 @@ def test_waiting_bodies_are_counted_wherever_they_wait(monkeypatch: pytest.Monke
     assert primary_of(world)._undecided_units == 2
 
 
-def test_too_slow_a_disk_lets_arrivals_wait() -> None:
+def test_slow_disk_makes_new_units_wait() -> None:
     world = calm_world()
     world.flush_ns = 5 * MS
     store = world.stores[PRIMARY]
@@ -189,7 +189,7 @@ def test_too_slow_a_disk_lets_arrivals_wait() -> None:
     assert [seq for seq, _ in placed(world)] == [1, 2]
 
 
-def test_wants_cannot_fill_the_memory_of_a_shard_without_its_backup(
+def test_wants_cannot_fill_the_memory_while_the_backup_is_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_UNSTABLE_DECISIONS", 10)
@@ -200,7 +200,7 @@ def test_wants_cannot_fill_the_memory_of_a_shard_without_its_backup(
     world.paused.clear()
     world.run(50 * MS)
     state = primary_of(world)._state
-    assert state.frontier >= 60, "what was wanted meanwhile is decided when there is room"
+    assert state.frontier >= 60, "wanted positions are decided when there is room"
 
 
 # --- leases ---
@@ -227,7 +227,7 @@ def test_position_beyond_the_leases_waits_for_the_service() -> None:
     assert placed(world)[-1] == (1, [lease.stop + 4])
 
 
-def test_question_is_asked_again_and_existing_leases_are_fetched() -> None:
+def test_lease_query_is_repeated_and_existing_leases_are_fetched() -> None:
     world = alone()
     service = Service()
     lease = first_lease(1)
@@ -241,8 +241,8 @@ def test_question_is_asked_again_and_existing_leases_are_fetched() -> None:
     assert placed(world) == [(1, [lease.stop + 4])]
 
 
-def test_old_answer_refuses_nothing() -> None:
-    """Only what was asked after the unit came can say that its position was never given out."""
+def test_old_lease_history_refuses_nothing() -> None:
+    """Only a query sent after the unit arrived shows that its position does not exist."""
     world = alone()
     stop = first_lease(1).stop
     send(world, insert(1, after=stop))
@@ -255,20 +255,20 @@ def test_old_answer_refuses_nothing() -> None:
     assert refusals(world) == [(1, "no-such-position")]
 
 
-def test_unit_without_room_for_its_rid_holds_up_nobody() -> None:
+def test_unit_that_waits_for_a_lease_does_not_delay_others() -> None:
     """The last position of the last lease is a valid rid; nothing comes after it yet."""
     world = calm_world()
     lease = first_lease(1)
     send(world, insert(1, after=lease.stop - 1), insert(2), insert(3))
     assert [seq for seq, _ in placed(world)] == [2, 3]
     world.run(300 * MS)
-    assert not probe(world, "mms-0").of(wire.LeaseQuery), "the position was given out"
+    assert not probe(world, "mms-0").of(wire.LeaseQuery), "the position exists"
     grant(world, lease.following(), 1)
     world.run(1 * MS)
     assert placed(world)[-1] == (1, [lease.stop])
 
 
-def test_used_up_leases_let_arrivals_wait_in_order() -> None:
+def test_used_up_leases_make_new_units_wait_in_order() -> None:
     world = calm_world(lease=first_lease(1, epochs=1, epoch_size=4))
     send(world, *[insert(seq) for seq in range(1, 8)])
     assert [seq for seq, _ in placed(world)] == [1, 2, 3, 4]
@@ -299,27 +299,27 @@ def ends(world: World) -> list[int]:
 @pytest.mark.parametrize(
     ("lag_fix", "epochs"), [(True, [1, 2, 3, 4, 9, 14]), (False, range(1, 16))]
 )
-def test_watched_shard_closes_its_epochs(lag_fix: bool, epochs: Iterable[int]) -> None:
+def test_shard_with_readers_closes_its_epochs(lag_fix: bool, epochs: Iterable[int]) -> None:
     world = calm_world(lag_fix=lag_fix)
     send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 1, 1, 1 << 20), insert(1))
     world.run(150 * MS)
     assert ends(world) == [first_lease(1).epoch_base(epoch) for epoch in epochs]
 
 
-def test_epoch_that_is_over_ends_at_once_if_the_last_insert_is_some_time_ago() -> None:
+def test_ended_epoch_closes_at_once_if_the_last_insert_is_some_time_ago() -> None:
     world = calm_world()
     send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 1, 1, 1 << 20), insert(1))
-    turn = primary_of(world)._state.clock.next_turn(world.now)
-    assert turn is not None
-    world.run(turn - 3 * MS - world.now)
+    epoch_end = primary_of(world)._state.clock.next_epoch_at(world.now)
+    assert epoch_end is not None
+    world.run(epoch_end - 3 * MS - world.now)
     send(world, insert(2))
-    assert primary_of(world).next_wakeup(world.now) == turn
-    world.run(turn + MS - world.now)
+    assert primary_of(world).next_wakeup(world.now) == epoch_end
+    world.run(epoch_end + MS - world.now)
     assert ends(world) == [first_lease(1).epoch_base(1)]
     assert decided(world, BACKUP) == decided(world, PRIMARY)
 
 
-def test_shard_that_nobody_reads_closes_leases_only() -> None:
+def test_shard_without_readers_closes_leases_only() -> None:
     world = calm_world(lease=first_lease(1, epochs=2))
     for seq in range(1, 40):
         send(world, insert(seq))
@@ -354,7 +354,7 @@ def test_want_waits_for_the_backup() -> None:
     send(world, want, want, want)
     assert not probe(world).of(wire.Frontier)
     send(world, report(1))
-    assert len(probe(world).of(wire.Frontier)) == 1, "a repeated question is one question"
+    assert len(probe(world).of(wire.Frontier)) == 1, "a repeated want counts once"
 
 
 def test_want_beyond_the_leases_decides_nothing() -> None:
@@ -370,7 +370,7 @@ def test_want_beyond_the_leases_decides_nothing() -> None:
 # --- the stream ---
 
 
-def test_lost_forward_is_sent_again_less_and_less_often() -> None:
+def test_lost_forward_is_retransmitted_with_backoff() -> None:
     world = alone()
     world.run(400 * MS)
     world.tracing = True
@@ -380,7 +380,7 @@ def test_lost_forward_is_sent_again_less_and_less_often() -> None:
     assert not any("+body" in line for line in world.trace)
 
 
-def test_lost_report_is_asked_for() -> None:
+def test_lost_report_is_requested() -> None:
     world = calm_world()
     world.links[BACKUP, PRIMARY] = Link(lose=lambda: True)
     send(world, insert(1), run=10 * MS)
@@ -391,7 +391,7 @@ def test_lost_report_is_asked_for() -> None:
     assert state.stream.stable == state.stream.last
 
 
-def test_lost_report_of_what_is_durable_is_asked_for() -> None:
+def test_lost_durable_report_is_requested() -> None:
     world = calm_world()
     world.flush_ns = 4 * MS
     world.run(400 * MS)
@@ -421,8 +421,8 @@ def test_bodies_are_sent_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(body > 0 for body in bodies) >= 5
 
 
-def test_word_about_what_is_stable_goes_to_all_backups() -> None:
-    """An answer to one backup's question does not count as telling the other."""
+def test_stable_watermark_goes_to_all_backups() -> None:
+    """A reply to one backup does not count as a forward to the other."""
     world = calm_world(f=2, lease=first_lease(1, epoch_ms=10_000))
     for name in (PRIMARY, BACKUP, "shard-0-2"):
         world.send("c", name, insert(1))
@@ -435,7 +435,7 @@ def test_word_about_what_is_stable_goes_to_all_backups() -> None:
         assert replica._state.stream.stable == 1
 
 
-def test_reports_of_other_views_servers_and_times_count_for_nothing() -> None:
+def test_reports_of_other_views_servers_and_runs_are_ignored() -> None:
     world = alone()
     send(world, insert(1))
     send(world, report(1, view=2), report(1, server=7), report(0))
@@ -461,7 +461,7 @@ def test_without_backups_everything_is_stable_at_once() -> None:
 # --- sessions, restart ---
 
 
-def test_silent_client_is_forgotten_with_what_waits() -> None:
+def test_expired_client_is_forgotten_with_its_waiting_units() -> None:
     world = calm_world(session_timeout_s=2)
     send(world, insert(1), insert(3, predecessor=2), to=PRIMARY)
     send(world, insert(1), to=BACKUP)
@@ -474,7 +474,7 @@ def test_silent_client_is_forgotten_with_what_waits() -> None:
     assert isinstance(decided(world, PRIMARY)[-1].decision, Expire)
 
 
-def test_restart_goes_on_where_it_stopped() -> None:
+def test_restarted_primary_resumes_where_it_stopped() -> None:
     world = alone()
     stop = first_lease(1).stop
     send(world, insert(1), insert(3, predecessor=2), insert(4, after=stop), insert(5))
@@ -483,7 +483,7 @@ def test_restart_goes_on_where_it_stopped() -> None:
     world.run(1 * MS)
     state = primary_of(world)._state
     assert list(state.stream.window)[:2] == list(old.stream.window)
-    assert [seq for seq, _ in placed(world)] == [1, 5], "nothing was placed before what it follows"
+    assert [seq for seq, _ in placed(world)] == [1, 5], "no unit was placed before its predecessor"
     world.paused.clear()
     send(world, insert(2), run=50 * MS)
     assert [seq for seq, _ in placed(world)] == [1, 5, 2, 3]
@@ -495,7 +495,7 @@ def test_restart_goes_on_where_it_stopped() -> None:
 
 
 def test_routes_are_not_kept_over_a_restart() -> None:
-    """A connection's number may belong to another client afterwards, and acks name none."""
+    """A route may belong to another client after a restart, and acks name no client."""
     world = alone()
     send(world, insert(2, predecessor=1))
     world.restart(PRIMARY)
@@ -520,11 +520,11 @@ def test_lease_of_another_shape_is_used_from_its_base() -> None:
     assert placed(world)[-1][1] == [second.base]
 
 
-# --- calm shards ---
+# --- batched shards ---
 
 
 def forwards(world: World) -> list[wire.Forward]:
-    sent = [message for who, _, message in world.sent if who == PRIMARY]
+    sent = [message for src, _, message in world.sent if src == PRIMARY]
     return [m for m in sent if isinstance(m, wire.Forward) and m.decisions]
 
 
@@ -535,13 +535,13 @@ def insert_everywhere(world: World, seq: int, pause: int) -> None:
 
 
 def become_calm(world: World) -> int:
-    for seq in range(1, CALM_AFTER + 2):
+    for seq in range(1, BATCH_AFTER_GUESSES + 2):
         insert_everywhere(world, seq, 200 * US)
     world.run(5 * MS)
-    return CALM_AFTER + 2
+    return BATCH_AFTER_GUESSES + 2
 
 
-def test_calm_shard_forwards_several_decisions_at_once() -> None:
+def test_batched_shard_forwards_several_decisions_at_once() -> None:
     world = calm_world(lease=first_lease(1, epoch_ms=1000))
     first = become_calm(world)
     world.sent.clear()
@@ -557,12 +557,12 @@ def test_calm_shard_forwards_several_decisions_at_once() -> None:
     [wire.Subscribe(CLUSTER, 0, 1, b"r" * 16, 1, 1, 1 << 20), None],
     ids=["a reader", "a wrong guess"],
 )
-def test_what_ends_the_calm(disturbance: wire.Subscribe | None) -> None:
+def test_conditions_that_end_batching(disturbance: wire.Subscribe | None) -> None:
     world = calm_world(lease=first_lease(1, epoch_ms=1000))
     first = become_calm(world)
     if disturbance is not None:
         send(world, disturbance)
-    else:  # an insert that the backup hears of from the primary only
+    else:  # an insert that reaches the backup only through the primary
         send(world, insert(first), run=5 * MS)
         first += 1
     world.sent.clear()

@@ -36,7 +36,7 @@ PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
 
 
 def calm_world(**config: Any) -> World:
-    """Return a world whose epochs are so long that none ends in a test."""
+    """Return a world with epochs so long that none ends in a test."""
     config.setdefault("lease", first_lease(config.get("shards", 1), epoch_ms=10_000))
     return world_of(**config)
 
@@ -106,7 +106,7 @@ def test_each_record_of_a_unit_may_have_its_key() -> None:
     assert [read(world, gsn).key for gsn in (1, 2, 3)] == keys
 
 
-def test_undecided_no_op_is_not_said_to_be_one() -> None:
+def test_unstable_no_op_is_not_reported_as_one() -> None:
     world = calm_world()
     world.paused.add(BACKUP)
     world.send("c", PRIMARY, wire.Want(CLUSTER, 0, 0, 9))
@@ -115,7 +115,7 @@ def test_undecided_no_op_is_not_said_to_be_one() -> None:
     assert (reply.answer, reply.stable) == ("not-yet", False)
 
 
-def test_unstable_record_is_told_as_such_by_all_replicas() -> None:
+def test_unstable_record_is_reported_as_unstable_by_all_replicas() -> None:
     world = calm_world()
     world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
     put(world, insert(1))
@@ -140,7 +140,7 @@ def test_damaged_entry_is_unknown_not_absent(monkeypatch: pytest.MonkeyPatch) ->
     assert not replica(world)._readers.subscriptions
 
 
-def test_what_the_system_refuses_to_read_is_asked_again_and_not_repaired(
+def test_refused_read_is_retried_and_not_repaired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = calm_world()
@@ -165,7 +165,7 @@ def test_what_the_system_refuses_to_read_is_asked_again_and_not_repaired(
     assert not world.halts
 
 
-def test_limbo_says_unknown_where_it_may_have_forgotten() -> None:
+def test_limbo_server_reports_unknown_for_positions_it_may_have_lost() -> None:
     world = calm_world()
     put(world, insert(1))
     world.run(300 * MS)
@@ -177,7 +177,7 @@ def test_limbo_says_unknown_where_it_may_have_forgotten() -> None:
     assert (late.answer, late.stable) == ("unknown", False)
 
 
-def test_tail_tells_the_last_record_and_the_last_stable_one_below() -> None:
+def test_tail_reports_the_last_record_and_the_last_stable_one_below() -> None:
     world = calm_world()
     put(world, insert(1, count=3))
     world.paused.add(BACKUP)
@@ -187,14 +187,14 @@ def test_tail_tells_the_last_record_and_the_last_stable_one_below() -> None:
         world.run(1 * MS)
     replies = [(r.filled, r.frontier, r.last_below) for r in probe(world).of(wire.TailReply)]
     assert replies == [(4, 4, 0), (4, 4, 2), (4, 4, 3)]
-    # What is decided, though not stable yet, bounds every reader that another replica serves.
+    # Decided but unstable positions bound every reader that another replica serves.
     assert {r.end for r in probe(world).of(wire.TailReply)} == {5}
 
 
-# --- streams ---
+# --- subscriptions ---
 
 
-def test_stream_goes_from_the_past_over_to_the_present() -> None:
+def test_subscription_continues_from_old_to_new_records() -> None:
     world = calm_world()
     put(world, *[insert(seq) for seq in range(1, 6)])
     readers = [follow(world, server, start=start) for server in (PRIMARY, BACKUP)
@@ -203,7 +203,7 @@ def test_stream_goes_from_the_past_over_to_the_present() -> None:
     world.run(200 * MS)
     for reader in readers:
         check_reader(world, reader)
-        assert reader.number == 1, "nothing was lost, so nothing began again"
+        assert reader.number == 1, "nothing was lost, so no subscription restarted"
 
 
 def test_readers_of_a_backup_get_the_records_too() -> None:
@@ -214,7 +214,7 @@ def test_readers_of_a_backup_get_the_records_too() -> None:
     assert [gsn for gsn, _ in reader.delivered] == [1]
 
 
-def test_credit_is_kept_and_renewed() -> None:
+def test_credit_is_respected_and_renewed() -> None:
     world = calm_world()
     put(world, *[insert(seq, size=1000) for seq in range(1, 10)])
     size = len(insert(1, size=1000).body) + 64
@@ -224,13 +224,13 @@ def test_credit_is_kept_and_renewed() -> None:
     assert len(sent(world)) == 1
     world.send("c", PRIMARY, wire.Credit(CLUSTER, 0, 1, b"c" * 16, 1, 3 * size))
     world.run(1 * MS)
-    assert sent(world)[1:] == [(4, 4, [])], "a sign of life is answered"
+    assert sent(world)[1:] == [(4, 4, [])], "a renewal is answered"
     world.send("c", PRIMARY, wire.Credit(CLUSTER, 0, 1, b"c" * 16, 1, 100 * size))
     world.run(1 * MS)
     assert [units for _, _, units in sent(world)[2:]] == [[[gsn] for gsn in range(4, 11)]]
 
 
-def test_who_never_reads_is_not_sent_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_without_credit_is_not_sent_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CREDIT_BYTES", 5000)
     world = calm_world()
     put(world, *[insert(seq, size=1000) for seq in range(1, 30)])
@@ -243,14 +243,14 @@ def test_who_never_reads_is_not_sent_everything(monkeypatch: pytest.MonkeyPatch)
     assert 8000 < subscription.used < 2 * (5000 + 1200)
 
 
-def test_unit_larger_than_the_credit_comes_alone() -> None:
+def test_unit_larger_than_the_credit_is_sent_alone() -> None:
     world = calm_world()
     put(world, insert(1, size=5000), insert(2))
     subscribe(world, 1, 10)
     assert sent(world) == [(1, 2, [[1]])]
 
 
-def test_much_past_is_sent_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_old_records_are_sent_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_DELIVER_BYTES", 3000)
     world = calm_world()
     put(world, *[insert(seq, size=1000) for seq in range(1, 20)])
@@ -262,7 +262,7 @@ def test_much_past_is_sent_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     check_reader(world, reader)
 
 
-def test_repeated_subscription_does_not_begin_again() -> None:
+def test_repeated_subscription_does_not_restart() -> None:
     world = calm_world()
     put(world, insert(1))
     subscribe(world, 1, 1 << 20)
@@ -280,14 +280,14 @@ def test_start_beyond_the_frontier_waits_for_it() -> None:
     assert units == [[3], [4]]
 
 
-def test_start_inside_a_unit_brings_the_unit() -> None:
+def test_start_inside_a_unit_delivers_the_whole_unit() -> None:
     world = calm_world()
     put(world, insert(1, count=4))
     subscribe(world, 3, 1 << 20)
     assert sent(world) == [(3, 5, [[1, 2, 3, 4]])]
 
 
-def test_unknown_subscription_is_said_to_be() -> None:
+def test_unknown_subscription_is_refused() -> None:
     world = calm_world()
     subscribe(world, 1, 100)
     world.restart(PRIMARY)
@@ -297,7 +297,7 @@ def test_unknown_subscription_is_said_to_be() -> None:
     assert [r.code for r in probe(world).of(wire.Refused)] == ["unknown-subscription"]
 
 
-def test_silent_and_ended_subscriptions_are_dropped() -> None:
+def test_idle_and_closed_subscriptions_are_dropped() -> None:
     world = calm_world()
     subscribe(world, 1, 100)
     subscribe(world, 1, 100, number=2)
@@ -351,7 +351,7 @@ def test_subscription_below_the_trim_point_ends_at_once() -> None:
     assert reader.trimmed == 2
     assert reader.delivered == []
     trim(world, 1)
-    assert read(world, 1).answer == "trimmed", "a trim point never goes back"
+    assert read(world, 1).answer == "trimmed", "a trim point never decreases"
 
 
 # --- frontiers and leases ---
@@ -361,15 +361,15 @@ def test_frontier_moves_with_a_lease_alone() -> None:
     world = calm_world(shards=2, lease=first_lease(2, epochs=1, epoch_size=4))
     subscribe(world, 1, 1 << 20)
     put(world, insert(1), insert(2))
-    assert sent(world)[-1][1] == 5, "it stands at the end of the leases"
+    assert sent(world)[-1][1] == 5, "it is at the end of the leases"
     following = first_lease(2, epochs=1, epoch_size=4).following()
     grant(world, following, 2)
     put(world, insert(3))
     assert [unit for _, _, some in sent(world) for unit in some] == [[1], [3], [5]]
 
 
-def test_stream_never_passes_the_leases_that_it_told() -> None:
-    """A backup may hold decisions in leases that it has not heard of."""
+def test_subscription_never_passes_the_leases_that_it_sent() -> None:
+    """A backup may hold decisions in leases that it has not received."""
     first = first_lease(1, epochs=1, epoch_size=4)
     world = calm_world(lease=first)
     world.links["mms-0", BACKUP] = Link(lose=lambda: True)
@@ -387,7 +387,7 @@ def test_stream_never_passes_the_leases_that_it_told() -> None:
     assert len(reader.delivered) == 7
 
 
-def test_lease_that_was_missed_lets_the_stream_go_on_at_once() -> None:
+def test_missed_lease_resumes_the_subscription_at_once() -> None:
     first = first_lease(1, epochs=1, epoch_size=4)
     world = calm_world(lease=first)
     world.links["mms-0", BACKUP] = Link(lose=lambda: True)
@@ -405,8 +405,8 @@ def test_lease_that_was_missed_lets_the_stream_go_on_at_once() -> None:
     assert sent(world)[1:] == [(5, 8, [[5], [6], [7]])]
 
 
-def test_leases_are_told_again_until_the_frontier_moves() -> None:
-    """A message that does not move the frontier may be lost unseen."""
+def test_leases_are_repeated_until_the_frontier_advances() -> None:
+    """A message that does not advance the frontier may be lost unnoticed."""
     world = calm_world()
     subscribe(world, 1, 1 << 20)
     world.send("c", PRIMARY, wire.Credit(CLUSTER, 0, 1, b"c" * 16, 1, 1 << 20))
@@ -416,10 +416,10 @@ def test_leases_are_told_again_until_the_frontier_moves() -> None:
     assert [len(d.leases) for d in probe(world).of(wire.Deliver)] == [1, 1, 1, 0]
 
 
-def test_frontier_does_not_go_back_when_leases_are_forgotten() -> None:
+def test_frontier_does_not_decrease_when_leases_are_dropped() -> None:
     world = calm_world(shards=2)
     put(world, insert(1))
-    world.run(300 * MS)  # an idle shard decides nothing more by itself
+    world.run(300 * MS)  # an idle shard makes no more decisions
     state = replica(world)._state
     assert state.frontier == 3
     lease = first_lease(2, epoch_ms=10_000)
@@ -434,7 +434,7 @@ def test_frontier_does_not_go_back_when_leases_are_forgotten() -> None:
 
 @settings(max_examples=60, derandomize=True)
 @given(st.data())
-def test_streams_are_contiguous_whatever_the_credit(data: st.DataObject) -> None:
+def test_subscriptions_are_contiguous_with_any_credit(data: st.DataObject) -> None:
     world = calm_world()
     readers: list[Reader] = []
     seq = 0

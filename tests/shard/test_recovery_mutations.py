@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from shard import replica as module
-from shard.ordering import admission
+from shard.ordering.admission import Admission
 from shard.recovery import checkpoint, participant, state_transfer
 from shard.recovery.failure_detector import Health
 from shard.recovery.participant import Recovery
@@ -61,12 +61,12 @@ def restart_in_the_same_view(patch: Patch) -> None:
 
 def views_do_not_matter(patch: Patch) -> None:
     """D1: an insert of an older view is taken."""
-    accepts = admission.accepts
+    admit = Admission.admit
 
-    def mutant(state: Any, route: bytes, message: Any) -> bool:
-        return accepts(state, route, replace(message, view=state.view))
+    def mutant(self: Admission, route: bytes, message: Any, *rest: Any) -> Any:
+        return admit(self, route, replace(message, view=self._state.view), *rest)
 
-    patch.setattr(module, "accepts", mutant)
+    patch.setattr(Admission, "admit", mutant)
     patch.setattr(Health, "beaten", lambda *_: None)
     patch.setattr(Replica, "_beat", lambda *_: None)
 
@@ -84,7 +84,7 @@ def an_older_recovery_counts(patch: Patch) -> None:
 
 def sessions_are_forgotten(patch: Patch) -> None:
     """D9: a copy that comes after the recovery is placed once more."""
-    patch.setattr(Sessions, "take", lambda _self, *_: None)
+    patch.setattr(Sessions, "add_tables", lambda _self, *_: None)
 
 
 def an_undecided_log_is_kept(patch: Patch) -> None:

@@ -68,8 +68,8 @@ class Shard:
 
     def deliver(self) -> None:
         """Carry questions and answers until there are none."""
-        while self.state.out:
-            out, self.state.out = self.state.out, []
+        while self.state.effects:
+            out, self.state.effects = self.state.effects, []
             for effect in out:
                 if isinstance(effect, LogWarning):
                     self.warnings.append(effect.text)
@@ -83,13 +83,13 @@ class Shard:
     def _answer(self, name: bytes, question: Fetch) -> None:
         peer = self.peers[name]
         serve(peer, b"route", question)
-        for reply in peer.out:
+        for reply in peer.effects:
             if isinstance(reply, Send):
                 assert isinstance(reply.message, Fetched)
                 answer = self.way(name, reply.message)
                 if answer is not None:
                     assert self.repair.fetched(name, answer, self.now)
-        peer.out = []
+        peer.effects = []
 
     def run(self, duration: int) -> None:
         """Wake it when it wants to be woken."""

@@ -57,7 +57,7 @@ def refusals(world: World) -> list[tuple[int, str]]:
     return [(refused.request, refused.code) for refused in probe(world).of(wire.Refused)]
 
 
-# --- storms: everything at once, then the verdict of tests/checkers.py ---
+# --- storms: everything at once, then the checks of tests/checkers.py ---
 
 
 @settings(max_examples=40, derandomize=True)
@@ -79,7 +79,7 @@ def refusals(world: World) -> list[tuple[int, str]]:
         flush_us=st.sampled_from((0, 500, 5000)),
     ),
 )
-def test_nothing_is_lost_doubled_or_stuck(seed: int, weather: Weather) -> None:
+def test_nothing_is_lost_duplicated_or_stuck(seed: int, weather: Weather) -> None:
     Storm(seed, weather).run()
 
 
@@ -89,7 +89,7 @@ def test_long_storms(seed: int) -> None:
     Storm(seed, Weather(steps=200, f=1 + seed % 2, trims=seed % 3 == 0)).run()
 
 
-# --- who is refused what ---
+# --- refusals ---
 
 
 def test_other_clusters_shards_and_views_are_refused() -> None:
@@ -105,8 +105,8 @@ def test_other_clusters_shards_and_views_are_refused() -> None:
     assert not probe(world).of(wire.InsertAck)
 
 
-def test_traffic_of_other_views_between_replicas_counts_for_nothing() -> None:
-    """D1: neither a stream, nor a report, nor a question."""
+def test_messages_of_other_views_between_replicas_are_ignored() -> None:
+    """D1: neither a forward, nor a report, nor a request."""
     world = calm_world()
     world.paused.add(BACKUP)
     send(world, insert(1))
@@ -115,9 +115,9 @@ def test_traffic_of_other_views_between_replicas_counts_for_nothing() -> None:
     stale = wire.Forward(CLUSTER, 0, 2, 1, 1, [Skip(1, 9)], 1, 1)
     world.inject(BACKUP, Received(b"<c", stale))
     assert not any(isinstance(e.decision, Skip) for e in decided(world, BACKUP)[:1])
-    before = replica(world)._primary._held[1]  # type: ignore[union-attr]
+    before = replica(world)._primary._replicated[1]  # type: ignore[union-attr]
     world.inject(PRIMARY, Received(b"<c", wire.Report(CLUSTER, 0, 2, 1, 1, 1, 1)))
-    assert replica(world)._primary._held[1] == before  # type: ignore[union-attr]
+    assert replica(world)._primary._replicated[1] == before  # type: ignore[union-attr]
     count = len(world.sent)
     world.inject(PRIMARY, Received(b"<c", wire.Resend(CLUSTER, 0, 2, 1, 1, 5)))
     assert not any(isinstance(m, wire.Forward) for _, _, m in world.sent[count:])
@@ -192,7 +192,7 @@ def test_largest_unit_fits_into_every_frame() -> None:
     assert wire.encode(wire.Deliver(CLUSTER, 0, 1, 0, 1, 1, 2, [unit], runs, 2))
 
 
-def test_window_of_unsettled_units_is_bounded() -> None:
+def test_window_of_incomplete_units_is_bounded() -> None:
     world = calm_world()
     limit = wire.Limits().max_unsettled_units
     send(world, insert(limit), insert(limit + 1), insert(limit + 1, first_incomplete=2))
@@ -207,7 +207,7 @@ def test_number_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusals(world) == [(1, "full")]
 
 
-def test_full_disk_refuses_what_is_new_and_acks_what_is_known() -> None:
+def test_full_disk_refuses_new_units_and_acks_known_ones() -> None:
     world = calm_world()
     send(world, insert(1))
     world.inject(PRIMARY, StorageChanged(full=True))
@@ -219,11 +219,11 @@ def test_full_disk_refuses_what_is_new_and_acks_what_is_known() -> None:
     assert [p.seq for p in places(world, PRIMARY)] == [1, 2]
 
 
-# --- who was refused for lack of room ---
+# --- refusals for lack of room ---
 
 
 def promises(world: World) -> list[tuple[int, int]]:
-    """Return the seq of every refusal, and for how many copies it is."""
+    """Return the seq and the number of copies of every refusal."""
     return [(refused.request, refused.copies) for refused in probe(world).of(wire.Refused)]
 
 
@@ -233,7 +233,7 @@ def fill(world: World, *, full: bool = True) -> None:
 
 
 @pytest.mark.parametrize("to", [PRIMARY, BACKUP])
-def test_copy_for_which_there_was_no_room_is_never_taken(to: str) -> None:
+def test_copy_refused_for_lack_of_room_is_never_accepted(to: str) -> None:
     """Its client may have inserted the record elsewhere since."""
     world = calm_world()
     fill(world)
@@ -262,15 +262,15 @@ def test_lack_of_room_is_remembered_by_a_server_that_stops_cleanly() -> None:
     assert promises(world) == [(1, 4), (2, 0), (1, 4)]
 
 
-def test_the_longest_promise_is_repeated() -> None:
+def test_the_refusal_with_the_most_copies_is_repeated() -> None:
     world = calm_world()
     fill(world)
     send(world, *(insert(1, copy=copy) for copy in (1, 3, 2)))
     assert promises(world) == [(1, 1), (1, 3), (1, 3)]
 
 
-def test_copies_without_a_number_are_promised_nothing() -> None:
-    """Older clients send such: they would never be taken again."""
+def test_refusal_of_unnumbered_copies_is_no_promise() -> None:
+    """Older clients send unnumbered copies: a promise would exclude them permanently."""
     world = calm_world()
     fill(world)
     send(world, insert(1), insert(2, copy=1))
@@ -280,7 +280,7 @@ def test_copies_without_a_number_are_promised_nothing() -> None:
     assert [p.seq for p in places(world, PRIMARY)] == [1, 3]
 
 
-def test_primarys_word_is_above_a_backups_lack_of_room() -> None:
+def test_primarys_decision_overrides_a_backups_lack_of_room() -> None:
     world = calm_world()
     world.inject(BACKUP, StorageChanged(full=True))
     for name in (BACKUP, PRIMARY):
@@ -293,7 +293,7 @@ def test_primarys_word_is_above_a_backups_lack_of_room() -> None:
 
 
 @pytest.mark.parametrize("name", [PRIMARY, BACKUP])
-def test_what_comes_while_too_much_waits_is_never_taken(
+def test_copy_that_arrives_while_too_much_waits_is_never_accepted(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = calm_world()
@@ -308,8 +308,8 @@ def test_what_comes_while_too_much_waits_is_never_taken(
     assert len(probe(world).of(wire.InsertAck)) == 1
 
 
-def test_who_has_no_place_in_its_window_is_promised_nothing() -> None:
-    """So what is remembered is bounded."""
+def test_refusal_outside_the_window_is_no_promise() -> None:
+    """So the number of tombstones is bounded."""
     world = calm_world()
     limit = wire.Limits().max_unsettled_units
     send(world, insert(limit + 1, copy=1))
@@ -330,10 +330,10 @@ def settled(first_incomplete: int, client: bytes, view: int = 1) -> wire.Settled
 
 @pytest.mark.parametrize("to", [PRIMARY, BACKUP])
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_client_for_which_there_is_no_room_is_promised_that_nothing_of_it_is_taken(
+def test_refusal_of_a_new_client_is_a_promise(
     monkeypatch: pytest.MonkeyPatch, to: str, is_restarted: bool
 ) -> None:
-    """It inserts elsewhere, and there may be room when a late copy comes."""
+    """The client inserts elsewhere, and there may be room when a late copy arrives."""
     monkeypatch.setattr("shard.state.sessions.MAX_SESSIONS", 1)
     world = calm_world()
     send(world, insert(1, client=other(1)), to=to)
@@ -353,7 +353,7 @@ def test_a_client_for_which_there_is_no_room_is_promised_that_nothing_of_it_is_t
     assert len(probe(world).of(wire.InsertAck)) == acks + 1
 
 
-def test_what_is_reported_as_settled_is_forgotten() -> None:
+def test_units_reported_as_settled_are_forgotten() -> None:
     world = calm_world()
     for name in (PRIMARY, BACKUP):
         send(world, *(insert(seq, count=3) for seq in (1, 2, 3)), to=name)
@@ -369,7 +369,7 @@ def test_what_is_reported_as_settled_is_forgotten() -> None:
     assert {code for _, code in refusals(world)} == {"identity-reused"}
 
 
-def test_clients_that_have_nothing_here_make_room_for_others(
+def test_sessions_without_units_are_evicted_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The primary decides it, so that all replicas forget the same clients."""
@@ -424,7 +424,7 @@ def test_second_descriptor_of_a_lease_halts() -> None:
     assert "announced twice" in world.halts[0][1]
 
 
-def test_what_a_stranger_announces_counts_for_nothing() -> None:
+def test_announcement_from_another_process_is_ignored() -> None:
     world = calm_world()
     lease = first_lease(1, epoch_ms=99)
     for message in (
@@ -443,7 +443,7 @@ def test_what_a_stranger_announces_counts_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("known", ["", "its own", "another's"])
-def test_server_is_part_of_its_shard_only_with_the_directory_that_is_known(known: str) -> None:
+def test_server_joins_its_shard_only_with_the_known_data_directory(known: str) -> None:
     world = World()
     add_shard(world, 0, identity="its own")
     world.add("c", Probe())
@@ -471,7 +471,7 @@ def test_another_cluster_halts() -> None:
     assert [name for name, _ in world.halts] == [PRIMARY]
 
 
-def test_heartbeats_tell_what_the_service_counts_on() -> None:
+def test_heartbeats_report_the_state_that_the_service_needs() -> None:
     world = calm_world()
     send(world, insert(1))
     send(world, insert(1), to=BACKUP)
@@ -486,7 +486,7 @@ def test_heartbeats_tell_what_the_service_counts_on() -> None:
 
 
 def test_trim_is_remembered_before_it_is_confirmed() -> None:
-    """The service commits a trim point by what heartbeats say, so a crash must not undo it."""
+    """The service commits a trim point by heartbeats, so a crash must not undo it."""
     world = calm_world()
     send(world, insert(1))
     send(world, insert(1), to=BACKUP)
@@ -526,7 +526,7 @@ def test_limbo_refuses_everything_but_stable_reads() -> None:
 
 
 def test_checkpoint_taken_in_limbo_is_limbo() -> None:
-    """A clean stop does not make good what a crash lost."""
+    """A clean stop does not restore what a crash lost."""
     world = calm_world()
     send(world, insert(1))
     world.run(300 * MS)

@@ -1,4 +1,4 @@
-"""Tables of sessions are cut into frames and parts, and come out equal."""
+"""Session tables are split into frames and parts, and restored equal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shard.recovery import state_transfer
 from shard.recovery.state_transfer import Joining, serve
 from shard.replica import ReplicaConfig
 from shard.state.replica_state import ReplicaState
-from shard.state.session_tables import Tables
+from shard.state.session_tables import SessionTableWriter
 from shard.state.sessions import END, HeldUnit, Sessions, end_of_table
 from shard.state.slots import pack, unpack
 from tests.memory_store import MemoryStore
@@ -57,19 +57,19 @@ def hold(sessions: Sessions, client: int, seq: int, gsns: list[int]) -> None:
 
 
 def answers(state: ReplicaState, ask: Callable[[int, bytes, int], Fetch]) -> list[Fetched]:
-    """Ask for all sessions of a server, and return its answers as they come out of the codec."""
+    """Request all sessions of a server; return its replies, passed through the codec."""
     found: list[Fetched] = []
     tables, reached = 0, (b"", 0)
     while not found or found[-1].sessions_left:
-        state.out.clear()
+        state.effects.clear()
         assert serve(state, b"shard-0-1", ask(tables, *reached)) is None
-        (effect,) = state.out
+        (effect,) = state.effects
         assert isinstance(effect, Send)
         frame = encode(effect.message)
         assert len(frame) <= MAX_FRAME
         answer = decode(frame)
         assert isinstance(answer, Fetched)
-        assert answer.sessions, "an answer without news would be asked for again and again"
+        assert answer.sessions, "a reply without progress would be requested for ever"
         found.append(answer)
         assert len(found) < 1_000, "it does not end"
         tables += len(answer.sessions)
@@ -82,18 +82,18 @@ def ask(tables: int, client: bytes, seq: int) -> Fetch:
 
 
 def join(state: ReplicaState) -> ReplicaState:
-    """Let a server take over the sessions of another one; return what it holds then."""
+    """Let a server adopt the sessions of another one; return its state."""
     other = state_of(1)
     other.state = "limbo"
     decision = ViewDecided(1, 0, 2, 0, 7, 0, bytes(16), True)
     member = Joining(other, decision, 0, is_witness=False)
     for _ in range(10_000):
         member.woke(1 << 50)
-        (effect,) = [e for e in other.out if isinstance(e, Send)][-1:]
+        (effect,) = [e for e in other.effects if isinstance(e, Send)][-1:]
         assert isinstance(effect.message, Fetch)
-        state.out.clear()
+        state.effects.clear()
         assert serve(state, b"shard-0-1", effect.message) is None
-        (sent,) = state.out
+        (sent,) = state.effects
         assert isinstance(sent, Send)
         answer = decode(encode(sent.message))
         assert isinstance(answer, Fetched)
@@ -104,7 +104,7 @@ def join(state: ReplicaState) -> ReplicaState:
 
 
 def known(sessions: Sessions) -> dict[bytes, Any]:
-    """Return what the sessions know for good."""
+    """Return the decided units of the sessions."""
     return {
         session.client: (
             session.first_incomplete,
@@ -118,7 +118,7 @@ def known(sessions: Sessions) -> dict[bytes, Any]:
 
 
 @given(st.lists(st.integers(1, 2**50), min_size=2, max_size=300), st.integers(0, 2**53))
-def test_any_gsns_are_unpacked_as_they_were(distances: list[int], first: int) -> None:
+def test_any_gsns_survive_packing(distances: list[int], first: int) -> None:
     gsns = [first]
     for distance in distances[1:]:
         gsns.append(gsns[-1] + distance)
@@ -132,7 +132,7 @@ def test_any_gsns_are_unpacked_as_they_were(distances: list[int], first: int) ->
     st.integers(0, 10_000),
     st.integers(2, 300),
 )
-def test_the_slots_of_any_schedule_are_unpacked_as_they_were(
+def test_the_slots_of_any_schedule_survive_packing(
     weights: list[int], shard: int, slot: int, count: int
 ) -> None:
     schedule = Schedule(list(enumerate(weights)))
@@ -143,7 +143,7 @@ def test_the_slots_of_any_schedule_are_unpacked_as_they_were(
 
 
 @pytest.mark.parametrize("weights", [[1], [1, 1], [1] * 16, [2, 3], [4, 5, 7]])
-def test_a_unit_takes_few_bytes_whatever_it_holds(weights: list[int]) -> None:
+def test_any_packed_unit_takes_few_bytes(weights: list[int]) -> None:
     schedule = Schedule(list(enumerate(weights)))
     for count in (256, MAX_UNIT_RECORDS):
         assert len(pack(schedule.offsets(0, 17, count, HIGH))) <= 32
@@ -153,7 +153,7 @@ def test_a_unit_takes_few_bytes_whatever_it_holds(weights: list[int]) -> None:
 
 
 def bulk_writers(clients: int, records: int) -> ReplicaState:
-    """Return a server of which bulk writers have filled their windows."""
+    """Return a server with full windows of bulk writers."""
     state = state_of()
     schedule = Schedule([(0, 1), (1, 1)])
     for client in range(clients):
@@ -171,7 +171,7 @@ def test_the_windows_of_nine_bulk_writers_are_served_in_frames() -> None:
 
 
 def test_one_session_may_be_longer_than_a_frame() -> None:
-    """Its client uses the largest units, of a shard whose positions follow no short period."""
+    """Its client sends the largest units, to a shard without a short period of positions."""
     state = state_of()
     uneven = [HIGH + (k * (k + 1) // 2) * 300 for k in range(MAX_UNIT_RECORDS)]
     for seq in range(1, WINDOW + 1):
@@ -182,8 +182,8 @@ def test_one_session_may_be_longer_than_a_frame() -> None:
     assert known(join(state).sessions) == known(state.sessions)
 
 
-def test_a_server_of_former_times_gets_whole_sessions() -> None:
-    """It names no client, and knows a unit by all of its gsns."""
+def test_an_older_server_receives_whole_sessions() -> None:
+    """It requests no client, and reads a unit by all of its gsns."""
     state = bulk_writers(7, 256)
     hold(state.sessions, 3, WINDOW + 1, [5])
     found = answers(state, lambda tables, *_: Fetch(1, 0, 2, 1, 0, 0, tables))
@@ -215,7 +215,7 @@ held = st.builds(
 
 @settings(max_examples=200)
 @given(st.lists(held, max_size=60), st.lists(st.integers(0, 9), max_size=4), st.integers(1, 2_000))
-def test_any_sessions_are_served_in_frames_and_taken_over_equal(
+def test_any_sessions_are_served_in_frames_and_adopted_equal(
     units: list[Held], settled: list[int], limit: int
 ) -> None:
     state = state_of()
@@ -256,7 +256,7 @@ class Shard:
     def __init__(self) -> None:
         self.state = state_of()
         self.state.state = "up"
-        self.tables = Tables(self.state)
+        self.tables = SessionTableWriter(self.state)
         self.now = 1
         self.next_seq: dict[int, int] = {}
 
@@ -267,10 +267,10 @@ class Shard:
         state.sessions.replay(state.store.log[-1], 0)  # type: ignore[attr-defined]
 
     def stored(self) -> None:
-        for effect in self.state.out:
+        for effect in self.state.effects:
             assert isinstance(effect, Persist)
             self.state.store.append(effect.entry)
-        self.state.out.clear()
+        self.state.effects.clear()
 
     def happen(self, event: Any) -> None:
         state = self.state
@@ -282,23 +282,23 @@ class Shard:
                 self.record(Place(name_of(client), seq, max(seq - back, 1), 0, gsns, 7, b"body"))
             case "expire", client:
                 self.record(Expire(name_of(client)))
-            case "settle", client, back:  # a client says so by a message: it is not in the log
+            case "settle", client, back:  # by a message, which is not in the log
                 session = state.sessions.by_client.get(name_of(client))
                 if session is not None:
                     session.settle(self.next_seq[client] + 1 - back)
             case ("table",):
                 state.bytes_since_table = 1 << 40
-                self.tables.look(self.now)
+                self.tables.start_if_due(self.now)
             case ("part",):
                 self.now += 100 * MS
-                self.tables.woke(self.now)
+                self.tables.tick(self.now)
                 self.stored()
             case ("view",):
                 state.view += 1
 
 
 def rebuilt(shard: Shard, kept: int) -> Sessions:
-    """Return the sessions as a server has them that starts with the first entries and parts."""
+    """Return the sessions of a server that starts with the first entries and parts."""
     state = state_of()
     for entry in shard.state.store.history[:kept]:  # type: ignore[attr-defined]
         state.store.append(entry)
@@ -311,7 +311,7 @@ def rebuilt(shard: Shard, kept: int) -> Sessions:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(events, max_size=60), st.integers(1, 400))
-def test_parts_and_entries_give_the_sessions_after_a_crash_at_any_place(
+def test_parts_and_entries_give_the_sessions_after_a_crash_anywhere(
     happened: list[Any], part_bytes: int
 ) -> None:
     shard = Shard()
@@ -336,25 +336,25 @@ def test_parts_and_entries_give_the_sessions_after_a_crash_at_any_place(
 
 
 def test_a_table_is_stored_in_parts_with_pauses() -> None:
-    """The server does other things meanwhile, however many sessions there are."""
+    """The server does other work between parts, with any number of sessions."""
     state = bulk_writers(9, 3)
     state.state = "up"
-    tables = Tables(state)
-    tables.look(5)
+    tables = SessionTableWriter(state)
+    tables.start_if_due(5)
     assert tables.due is None
     state.bytes_since_table = 1 << 30
-    tables.look(5)
+    tables.start_if_due(5)
     parts: list[SessionTablePartRecord] = []
     while tables.due is not None:
         now = tables.due
-        tables.woke(now - 1)
-        assert not state.out
-        tables.woke(now)
-        (effect,) = state.out
+        tables.tick(now - 1)
+        assert not state.effects
+        tables.tick(now)
+        (effect,) = state.effects
         assert isinstance(effect, Persist)
         assert isinstance(effect.entry.decision, SessionTablePartRecord)
         parts.append(effect.entry.decision)
-        state.out.clear()
+        state.effects.clear()
         assert tables.due is None or tables.due > now
     assert len(parts) > 2
     assert all(sum(len(t.units) for t in part.sessions) <= 4096 for part in parts)
@@ -366,17 +366,17 @@ def test_a_table_is_stored_in_parts_with_pauses() -> None:
 def test_tables_are_a_small_part_of_what_is_written() -> None:
     state = bulk_writers(9, 3)
     state.state = "up"
-    tables = Tables(state)
+    tables = SessionTableWriter(state)
     tables._last_bytes = 100 << 20
     state.bytes_since_table = 300 << 20
-    tables.look(5)
+    tables.start_if_due(5)
     assert tables.due is None
     state.bytes_since_table = 401 << 20
-    tables.look(5)
+    tables.start_if_due(5)
     assert tables.due == 5
 
 
-def test_a_table_that_is_cut_tells_how_far_it_goes() -> None:
+def test_a_cut_table_records_its_last_seq() -> None:
     state = bulk_writers(1, 2)
     session = state.sessions.by_client[name_of(0)]
     table = session.table(2, 1)
@@ -385,8 +385,8 @@ def test_a_table_that_is_cut_tells_how_far_it_goes() -> None:
     assert end_of_table(session.table(WINDOW - 1, 1)) == (name_of(0), END)
 
 
-def test_what_servers_stored_once_is_read(opened: Callable[..., SegmentStore]) -> None:
-    """A table of former times is whole, and has all gsns of each unit."""
+def test_tables_of_older_servers_are_read(opened: Callable[..., SegmentStore]) -> None:
+    """A table of an older server is complete, and has all gsns of each unit."""
     store = opened()
     store.append(Entry(1, 1, Place(name_of(1), 1, 1, 0, [1], 7, b"body")))
     plain = [SettledUnit(4, [7, 9, 12], 8), SettledUnit(5, [20], 8)]

@@ -18,7 +18,7 @@ def session_of(*seqs: int) -> Session:
     return session
 
 
-def test_settled_units_are_forgotten_but_for_promises() -> None:
+def test_settled_units_are_forgotten_except_promises() -> None:
     session = session_of(1, 2, 3, 4)
     session.confirm(session.units[1], [1])
     session.units[2].gsns = [2]  # a backup's promise: the primary may have decided the same
@@ -38,13 +38,13 @@ def test_settled_promise_is_forgotten_with_the_decision() -> None:
     assert not session.units
 
 
-def test_far_settlement_looks_only_at_what_is_there() -> None:
+def test_large_settlement_visits_only_held_units() -> None:
     session = session_of(1, 9)
     dropped = session.settle(2**62)
     assert [u.seq for u in dropped] == [1, 9]
 
 
-def test_placed_is_what_has_slots_or_is_settled() -> None:
+def test_placed_units_have_slots_or_are_settled() -> None:
     session = session_of(2, 3)
     session.settle(2)
     session.units[3].gsns = [7]
@@ -58,18 +58,18 @@ def test_confirmed_unit_keeps_no_body() -> None:
     assert session.units[1].confirmed
 
 
-def test_silent_clients_are_found() -> None:
+def test_idle_sessions_are_found() -> None:
     sessions = Sessions(80)
     first = sessions.open(CLIENT, 100)
     sessions.open(b"d" * 16, 150)
     assert sessions.open(CLIENT, 120) is first
-    assert sessions.silent(200) == [first]
+    assert sessions.idle(200) == [first]
     sessions.check()
     sessions.expire(CLIENT)
-    assert sessions.silent(500) == [sessions.by_client[b"d" * 16]]
+    assert sessions.idle(500) == [sessions.by_client[b"d" * 16]]
 
 
-def test_forget_confirmed_leaves_what_is_undecided() -> None:
+def test_forget_confirmed_keeps_undecided_units() -> None:
     session = session_of(1, 2, 3)
     session.confirm(session.units[1], [4])
     session.units[2].gsns = [5]
@@ -77,18 +77,18 @@ def test_forget_confirmed_leaves_what_is_undecided() -> None:
     assert sorted(session.units) == [2, 3]
 
 
-def test_the_slots_of_units_that_are_held_for_long_are_packed(
+def test_slots_of_long_held_units_are_packed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is settled soon costs nothing."""
-    monkeypatch.setattr("shard.state.sessions._FRESH_RECORDS", 6)
+    """A unit that is settled soon is never packed."""
+    monkeypatch.setattr("shard.state.sessions._RECENT_RECORDS", 6)
     sessions = Sessions()
     session = sessions.open(CLIENT, 0)
     units = [HeldUnit(CLIENT, seq, 3, 7) for seq in range(1, 6)]
     for held in units:
         session.units[held.seq] = held
         session.confirm(held, [held.seq, held.seq + 10, held.seq + 20])
-        sessions.keep(held)
+        sessions.schedule_packing(held)
         sessions.check()
         if held.seq == 3:
             session.settle(3)
@@ -106,7 +106,7 @@ def client(number: int) -> bytes:
 
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> Sessions:
-    """Eight sessions of eight, of clients that were heard one after the other; all is settled."""
+    """Return eight settled sessions of eight, last seen one after the other."""
     monkeypatch.setattr("shard.state.sessions.MAX_SESSIONS", 8)
     sessions = Sessions(600)
     for number in range(8):
@@ -114,53 +114,53 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> Sessions:
     return sessions
 
 
-def test_the_longest_silent_clients_make_room_if_all_of_theirs_is_settled(
+def test_longest_idle_settled_sessions_are_evicted(
     crowded: Sessions,
 ) -> None:
     by_client = crowded.by_client
     assert crowded.is_full(at_primary=True)
-    assert crowded.dispensable(199) == []
+    assert crowded.evictable(199) == []
     by_client[client(0)].units[1] = unit(1)
     by_client[client(1)].refused[1] = 1
     by_client[client(2)].successors[1] = [unit(2)]
-    assert crowded.dispensable(300) == [by_client[client(3)], by_client[client(4)]]
-    assert crowded.dispensable(203) == [by_client[client(3)]]
+    assert crowded.evictable(300) == [by_client[client(3)], by_client[client(4)]]
+    assert crowded.evictable(203) == [by_client[client(3)]]
     crowded.expire(client(7))
     crowded.expire(client(6))
-    assert crowded.dispensable(300) == []
+    assert crowded.evictable(300) == []
 
 
-def test_a_client_that_is_forgotten_anyway_is_not_forgotten_twice(crowded: Sessions) -> None:
-    assert not set(map(id, crowded.dispensable(605))) & set(map(id, crowded.silent(605)))
+def test_expired_session_is_not_evicted_too(crowded: Sessions) -> None:
+    assert not set(map(id, crowded.evictable(605))) & set(map(id, crowded.idle(605)))
 
 
-def test_what_a_client_was_promised_without_a_session_goes_over_into_one(crowded: Sessions) -> None:
-    assert crowded.turn_away(client(9), 1, 1, 10) == 1
-    assert crowded.turn_away(client(9), 1, 3, 11) == 3
-    assert crowded.turn_away(client(9), 1, 2, 12) == 3
-    assert crowded.turn_away(client(9), 2, 1, 12) == 1
-    assert crowded.turn_away(client(10), 1, 0, 12) == 0
+def test_tombstones_of_a_refused_client_move_into_its_session(crowded: Sessions) -> None:
+    assert crowded.refuse_client(client(9), 1, 1, 10) == 1
+    assert crowded.refuse_client(client(9), 1, 3, 11) == 3
+    assert crowded.refuse_client(client(9), 1, 2, 12) == 3
+    assert crowded.refuse_client(client(9), 2, 1, 12) == 1
+    assert crowded.refuse_client(client(10), 1, 0, 12) == 0
     crowded.check()
     assert crowded.open(client(9), 13).refused == {1: 3, 2: 1}
-    assert not crowded.strangers
+    assert not crowded.refused_clients
     crowded.check()
 
 
-def test_promises_without_a_session_are_bounded_in_number_and_time(
+def test_tombstones_without_a_session_are_bounded_in_number_and_time(
     crowded: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shard.state.sessions.MAX_STRANGE_UNITS", 2)
-    assert [crowded.turn_away(client(n), 1, 1, 10) for n in (20, 21, 22)] == [1, 1, 0]
-    assert crowded.turn_away(client(20), 1, 2, 100) == 2
-    assert crowded.turn_away(client(22), 1, 1, 209) == 0
-    assert crowded.turn_away(client(22), 1, 1, 210) == 1
-    assert list(crowded.strangers) == [client(20), client(22)]
+    monkeypatch.setattr("shard.state.sessions.MAX_REFUSED_UNITS", 2)
+    assert [crowded.refuse_client(client(n), 1, 1, 10) for n in (20, 21, 22)] == [1, 1, 0]
+    assert crowded.refuse_client(client(20), 1, 2, 100) == 2
+    assert crowded.refuse_client(client(22), 1, 1, 209) == 0
+    assert crowded.refuse_client(client(22), 1, 1, 210) == 1
+    assert list(crowded.refused_clients) == [client(20), client(22)]
 
 
-def test_promises_outlive_a_time_in_which_the_server_heard_nobody(crowded: Sessions) -> None:
-    """What was sent before may still be in its sockets."""
-    crowded.turn_away(client(20), 1, 1, 10)
-    crowded.forgive(500)
-    crowded.turn_away(client(21), 1, 1, 520)
-    assert list(crowded.strangers) == [client(20), client(21)]
+def test_tombstones_outlive_a_suspension_of_the_server(crowded: Sessions) -> None:
+    """Messages sent before may still be in its sockets."""
+    crowded.refuse_client(client(20), 1, 1, 10)
+    crowded.reset_idle_time(500)
+    crowded.refuse_client(client(21), 1, 1, 520)
+    assert list(crowded.refused_clients) == [client(20), client(21)]
     crowded.check()

@@ -1,4 +1,4 @@
-"""A storage server's process: how it starts, stops, and says why it does not."""
+"""A storage server's process: start, stop, and the errors of a failed start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(path: Path, name: str = "shard-0-0") -> tuple[int, str]:
-    """Run a server that is not to start; return its exit code and what it says on stderr."""
+    """Run a server that fails to start; return its exit code and stderr."""
     command = [sys.executable, "-m", "shard", "--config", str(path), "--node", name]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     assert "Traceback" not in done.stderr
@@ -128,7 +128,7 @@ def test_a_port_in_use_is_named_and_does_not_count_as_a_start(cluster: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["shard-9-9", "mms-0"])
-def test_a_node_that_is_no_storage_server(cluster: Path, name: str) -> None:
+def test_a_node_that_is_not_a_storage_server(cluster: Path, name: str) -> None:
     code, error = run(cluster, name)
     assert code == 2
     assert "shard-0-0, shard-0-1" in error

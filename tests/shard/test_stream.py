@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard.state.decision_log import Stream, Watermark, end_of
+from shard.state.decision_log import DecisionLog, Watermark, end_of
 from ziplog.core.entries import Decision, Expire, Place, Skip
 from ziplog.segments.entry import Entry
 
@@ -17,8 +17,8 @@ def entry(fseq: int, decision: Decision) -> Entry:
     return Entry(fseq, 1, decision)
 
 
-def stream_of(*decisions: Decision) -> Stream:
-    stream = Stream()
+def stream_of(*decisions: Decision) -> DecisionLog:
+    stream = DecisionLog()
     for fseq, decision in enumerate(decisions, 1):
         stream.append(entry(fseq, decision))
     stream.check()
@@ -41,7 +41,7 @@ def test_watermarks_follow_one_another() -> None:
     stream.check()
 
 
-def test_what_is_known_is_not_known_again() -> None:
+def test_old_watermarks_change_nothing() -> None:
     stream = stream_of(place(1), place(2))
     assert len(stream.stabilise(2)) == 2
     assert stream.stabilise(1) == []
@@ -52,15 +52,15 @@ def test_what_is_known_is_not_known_again() -> None:
 @pytest.mark.parametrize(
     "decision", [place(1), place(2), Skip(1, 2)], ids=["same", "lower", "skip backwards"]
 )
-def test_nothing_decided_is_decided_again(decision: Decision) -> None:
+def test_a_decided_position_is_never_decided_again(decision: Decision) -> None:
     stream = stream_of(place(2))
     with pytest.raises(AssertionError):
         stream.append(entry(2, decision))
 
 
-def test_gap_is_our_own_error() -> None:
+def test_gap_is_an_assertion_error() -> None:
     with pytest.raises(AssertionError, match="gap"):
-        Stream().append(entry(2, place(1)))
+        DecisionLog().append(entry(2, place(1)))
 
 
 @settings(max_examples=100, derandomize=True)
@@ -72,7 +72,7 @@ def test_gap_is_our_own_error() -> None:
 def test_restart_changes_nothing(
     kinds: list[str], reports: list[tuple[bool, int]], cut: int
 ) -> None:
-    stream, twin = Stream(), Stream()
+    stream, twin = DecisionLog(), DecisionLog()
     for fseq, kind in enumerate(kinds, 1):
         decisions: dict[str, Decision] = {
             "place": place(stream.end),
@@ -83,7 +83,7 @@ def test_restart_changes_nothing(
             each.append(entry(fseq, decisions[kind]))
     for index, (is_stable, fseq) in enumerate(reports):
         if index == cut:
-            restarted = Stream()
+            restarted = DecisionLog()
             restarted.restore(twin.stable_mark, twin.durable_mark, list(twin.window))
             twin = restarted
         for each in (stream, twin):
@@ -97,7 +97,7 @@ def test_restart_changes_nothing(
         assert (twin.last, twin.end, twin.last_record) == (
             stream.last, stream.end, stream.last_record
         )  # fmt: skip
-        # What became durable between the watermarks is known again with the next report at latest.
+        # Durable entries between the watermarks are known again with the next report at the latest.
         assert twin.durable <= stream.durable
     for each in (stream, twin):
         each.stabilise(each.last)

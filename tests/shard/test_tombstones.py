@@ -1,4 +1,4 @@
-"""What a server refused for good, it never takes: told again, kept, bounded (section 13.8)."""
+"""Tombstones: permanent refusals are repeated, kept, and bounded (section 13.8)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.shard.leavers import (
     WITHOUT,
     acks,
     announce,
-    heard,
-    out,
+    received,
     redirects,
     replica,
     sealed,
     send,
     start,
+    without_positions,
 )
 from tests.world import CLUSTER, MS, US, S, insert
 from ziplog import wire
@@ -33,9 +33,9 @@ from ziplog.core.entries import Skip
 LIMIT = LEASE.stop
 
 
-def test_unit_that_was_refused_is_never_taken_in_this_view() -> None:
+def test_refused_unit_is_never_accepted_in_this_view() -> None:
     world = start()
-    out(world, "parked")
+    without_positions(world, "parked")
     send(world, insert(1))
     announce(world, "live", AGAIN)
     send(world, insert(1), insert(2, predecessor=1), insert(3))
@@ -47,7 +47,7 @@ def test_unit_that_was_refused_is_never_taken_in_this_view() -> None:
 @pytest.mark.parametrize("name", [PRIMARY, BACKUP])
 def test_tombstones_outlive_a_clean_restart(name: str) -> None:
     world = start()
-    out(world, "parked")
+    without_positions(world, "parked")
     send(world, insert(1), insert(2))
     world.restart(name)
     announce(world, "live", AGAIN)
@@ -56,7 +56,7 @@ def test_tombstones_outlive_a_clean_restart(name: str) -> None:
     assert [place.seq for place in places(world, PRIMARY)] == [3]
 
 
-def test_checkpoint_of_before_there_were_tombstones_is_read() -> None:
+def test_checkpoint_without_tombstones_is_read() -> None:
     world = start()
     send(world, insert(1))
     saved = msgspec.msgpack.decode(replica(world, BACKUP).checkpoint())
@@ -66,9 +66,9 @@ def test_checkpoint_of_before_there_were_tombstones_is_read() -> None:
     assert [client for client, _, _ in read.sessions] == [b"c" * 16]
 
 
-def test_checkpoint_of_when_all_tombstones_were_of_all_copies_is_read() -> None:
+def test_checkpoint_with_tombstones_of_all_copies_only_is_read() -> None:
     world = start()
-    out(world, "parked")
+    without_positions(world, "parked")
     send(world, insert(1), to=(PRIMARY,))
     saved = msgspec.msgpack.decode(replica(world, PRIMARY).checkpoint())
     old = msgspec.msgpack.encode(saved[:-1])
@@ -77,9 +77,9 @@ def test_checkpoint_of_when_all_tombstones_were_of_all_copies_is_read() -> None:
     assert again._state.sessions.by_client[b"c" * 16].refused == {1: ALL_COPIES}
 
 
-def test_tombstones_are_forgotten_when_their_client_calls_them_settled() -> None:
+def test_tombstones_are_forgotten_when_their_client_settles_them() -> None:
     world = start()
-    out(world, "parked")
+    without_positions(world, "parked")
     send(world, insert(1), insert(2))
     announce(world, "live", AGAIN)
     send(world, insert(3, first_incomplete=2))
@@ -88,12 +88,12 @@ def test_tombstones_are_forgotten_when_their_client_calls_them_settled() -> None
         assert set(session.refused) == {2}
     world.nodes["c"].received.clear()  # type: ignore[attr-defined]
     send(world, insert(1, first_incomplete=2))
-    assert {message.code for message in heard(world, wire.Refused)} == {"identity-reused"}
+    assert {message.code for message in received(world, wire.Refused)} == {"identity-reused"}
 
 
-def test_tombstones_are_no_more_than_the_window() -> None:
+def test_tombstones_are_bounded_by_the_window() -> None:
     world = start()
-    out(world, "parked")
+    without_positions(world, "parked")
     limit = wire.Limits().max_unsettled_units
     for first in range(1, limit + 100, 100):
         send(world, *(insert(seq) for seq in range(first, first + 100)))
@@ -105,24 +105,24 @@ def test_tombstones_are_no_more_than_the_window() -> None:
 
 def test_tombstones_go_with_their_session() -> None:
     world = start(session_timeout_s=10)
-    out(world, "parked")
+    without_positions(world, "parked")
     send(world, insert(1))
     world.run(15 * S)
     assert not any(replica(world, n)._state.sessions.by_client for n in (PRIMARY, BACKUP))
 
 
 @pytest.mark.parametrize("placed", ["leaving", "finalized"])
-def test_log_of_a_shard_that_has_left_does_not_grow_as_clients_fall_silent(placed: str) -> None:
+def test_log_of_a_shard_that_has_left_does_not_grow_as_sessions_expire(placed: str) -> None:
     world = start(session_timeout_s=10)
     send(world, insert(1))
-    out(world, "leaving")
+    without_positions(world, "leaving")
     announce(world, placed)  # type: ignore[arg-type]
     last = world.stores[PRIMARY].last_fseq
     world.run(30 * S)
     assert {world.stores[name].last_fseq for name in (PRIMARY, BACKUP)} == {last}
     assert replica(world, PRIMARY)._state.sessions.by_client
     assert sealed(world) == [True, True]
-    # Nor while it is not told how it is placed.
+    # Nor before its placement is announced.
     world.restart(PRIMARY)
     world.run(30 * S)
     assert world.stores[PRIMARY].last_fseq == last
@@ -131,21 +131,21 @@ def test_log_of_a_shard_that_has_left_does_not_grow_as_clients_fall_silent(place
 def test_finalized_shard_decides_nothing_though_its_primary_has_missed_leases() -> None:
     world = start()
     send(world, insert(1))
-    out(world, "leaving")
+    without_positions(world, "leaving")
     last = world.stores[PRIMARY].last_fseq
     state = replica(world, PRIMARY)._state
     state.clock.recent.clear()
     state.clock.lease = None
     later = AGAIN.following(OTHER).following(OTHER)
     announce(world, "finalized", later, to=(PRIMARY,))
-    assert state.clock.next_owned(LIMIT) == LIMIT, "it may be its own, for all that it knows"
+    assert state.clock.next_owned(LIMIT) == LIMIT, "it may own the position, by the leases it holds"
     world.send("c", PRIMARY, wire.Want(CLUSTER, 0, 7, later.base))
     world.run(2 * S)
     assert world.stores[PRIMARY].last_fseq == last
 
 
-def test_position_wanted_behind_the_last_lease_is_no_hole() -> None:
-    """A reader waits there for another shard; the lease has begun for others, but not here yet."""
+def test_wanted_position_after_the_last_lease_is_not_a_hole() -> None:
+    """A reader waits there for another shard; the lease has not begun by this clock."""
     world = start()
     announce(world, "leaving", WITHOUT, starts_in_us=50_000, run=1 * MS)
     world.send("c", PRIMARY, wire.Want(CLUSTER, 0, 7, WITHOUT.base))
@@ -154,10 +154,10 @@ def test_position_wanted_behind_the_last_lease_is_no_hole() -> None:
     assert replica(world, PRIMARY)._state.holes == 0
 
 
-def test_finalized_shard_keeps_nothing_of_clients_that_it_does_not_know() -> None:
+def test_finalized_shard_keeps_no_state_of_unknown_clients() -> None:
     world = start()
     send(world, insert(1))
-    out(world, "leaving")
+    without_positions(world, "leaving")
     announce(world, "finalized")
     send(world, insert(1), insert(1, client=b"d" * 16))
     assert redirects(world) == [(1, 0), (1, 1)]
@@ -166,10 +166,10 @@ def test_finalized_shard_keeps_nothing_of_clients_that_it_does_not_know() -> Non
         assert list(replica(world, name)._state.sessions.by_client) == [b"c" * 16]
 
 
-def test_primary_is_right_where_a_backup_refused_too_early() -> None:
-    """A backup that was not told of the last lease refuses; the stream is above that."""
+def test_primarys_decision_overrides_an_early_refusal_of_a_backup() -> None:
+    """A backup that missed the last lease refuses; the stream overrides that."""
     world = start()
-    out(world, "parked")
+    without_positions(world, "parked")
     announce(world, "live", AGAIN, to=(PRIMARY,))
     send(world, insert(1), run=50 * MS)
     assert redirects(world) == [(1, 1)]
@@ -183,13 +183,13 @@ def test_primary_is_right_where_a_backup_refused_too_early() -> None:
 
 @pytest.mark.parametrize("backup", ["was-there", "was-there-before-a-restart", "was-away"])
 @pytest.mark.parametrize("durability", ["memory", "disk"])
-def test_late_copy_at_a_backup_after_the_return_does_not_leave_the_client_in_doubt(
+def test_late_copy_at_a_backup_after_the_return_gets_an_outcome(
     backup: str, durability: str
 ) -> None:
     world = start(durability=durability)
     knows = backup != "was-away"
     if knows:
-        out(world, "parked")
+        without_positions(world, "parked")
     else:
         announce(world, "parked", WITHOUT, to=(PRIMARY,))
     send(world, insert(1), to=(PRIMARY,))
@@ -198,7 +198,7 @@ def test_late_copy_at_a_backup_after_the_return_does_not_leave_the_client_in_dou
     if backup == "was-there-before-a-restart":
         world.restart(BACKUP)
     for turn in range(20):
-        if turn == 10:  # whose clock began anew may have guessed into the last epoch of all
+        if turn == 10:  # the clock restarted, and it may have guessed into the last epoch
             announce(world, "live", AGAIN.following())
         send(world, insert(1), run=20 * MS)
         if (1, 1) in redirects(world):
@@ -209,9 +209,9 @@ def test_late_copy_at_a_backup_after_the_return_does_not_leave_the_client_in_dou
     assert places(world, PRIMARY) == []
 
 
-def test_backup_does_not_refuse_what_the_stream_has_placed_already() -> None:
+def test_backup_does_not_refuse_a_unit_that_the_stream_has_placed() -> None:
     world = start(durability="disk")
-    out(world, "parked")
+    without_positions(world, "parked")
     announce(world, "live", AGAIN)
     send(world, insert(2), to=(BACKUP,))
     send(world, insert(1), insert(2), to=(PRIMARY,), run=150 * US)
@@ -220,12 +220,12 @@ def test_backup_does_not_refuse_what_the_stream_has_placed_already() -> None:
     assert backup is not None
     assert len(backup._pending) == 2, "the stream waits for the body of unit 1"
     world.run(20 * MS)
-    assert not heard(world, wire.Refused)
+    assert not received(world, wire.Refused)
     assert [place.seq for place in places(world, BACKUP)] == [1, 2]
 
 
-def test_promise_to_a_refused_unit_is_broken_though_nothing_else_comes() -> None:
-    """Found by thought: an idle primary decides nothing, so a promise would stand for ever."""
+def test_promise_to_a_refused_unit_is_broken_in_an_idle_shard() -> None:
+    """An idle primary decides nothing, so a promise would last for ever."""
     world = start()
     announce(world, "parked", WITHOUT, to=(PRIMARY,))
     send(world, insert(1), to=(PRIMARY,))

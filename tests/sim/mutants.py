@@ -106,7 +106,7 @@ def displaced_unit_is_guessed_again() -> Iterator[None]:
             return
         behind = list(self.guesses.promised.values())
         self.guesses.promised.clear()
-        self.guesses._shrink()
+        self.guesses._update_promised_end()
         for unit in (*lost, *behind):
             unit.gsns = None
             if self.guesses.promise(unit, self._state.stream.end):
@@ -119,19 +119,19 @@ def displaced_unit_is_guessed_again() -> Iterator[None]:
 @mutant(kill_and_lose, "the primary is killed under load; a frame in five is lost")
 def promise_moves_to_the_next_epoch() -> Iterator[None]:
     """A backup moves what it promised when an epoch is over (D3)."""
-    arrived = Backup.arrived
+    arrived = Backup.accept
 
     def moved(self: Backup, session: Any, unit: HeldUnit, now: int) -> None:
-        floor, promised = self._state.clock.due(now), self.guesses.promised
+        floor, promised = self._state.clock.current_epoch_base(now), self.guesses.promised
         for first in [first for first in promised if first < floor]:
             old = promised.pop(first)
-            self.guesses._shrink()
+            self.guesses._update_promised_end()
             old.gsns = None
             if self.guesses.promise(old, max(floor, self._state.stream.end)):
                 self._state.ack(old)
         arrived(self, session, unit, now)
 
-    with replaced(Backup, "arrived", moved):
+    with replaced(Backup, "accept", moved):
         yield
 
 
@@ -165,7 +165,7 @@ def other_copies_stay() -> Iterator[None]:
         displaced = decide(self, end, unit, gsns)
         if copy is not None and former:
             self.promised = OrderedDict(sorted([*self.promised.items(), (former[0], copy)]))
-            self._shrink()
+            self._update_promised_end()
         return displaced
 
     with replaced(Guesses, "decide", kept):
@@ -191,7 +191,7 @@ def no_duplicate_is_recognised() -> Iterator[None]:
 @mutant(lossy, "no faults; the network loses a frame in twenty")
 def gap_is_passed() -> Iterator[None]:
     """A backup applies what comes, whatever is missing before it (D7)."""
-    forwarded = Backup.forwarded
+    forwarded = Backup.on_forward
 
     def passed(self: Backup, forward: wire.Forward, now: int) -> Any:
         expected = self._state.stream.last + len(self._pending) + 1
@@ -199,20 +199,20 @@ def gap_is_passed() -> Iterator[None]:
             forward = _replace(forward, first=expected)
         return forwarded(self, forward, now)
 
-    with replaced(Backup, "forwarded", passed):
+    with replaced(Backup, "on_forward", passed):
         yield
 
 
-@mutant(two_shards, "no faults; two shards, slow network")
+@mutant(two_shards, "no faults; two shards, fast network")
 def after_is_ignored() -> Iterator[None]:
     """The primary places a record where it likes, whatever it is to come after (T 4.2.1)."""
-    arrived = Primary.arrived
+    arrived = Primary.accept
 
     def anywhere(self: Primary, session: Any, unit: HeldUnit, now: int) -> None:
         unit.after = 0
         arrived(self, session, unit, now)
 
-    with replaced(Primary, "arrived", anywhere):
+    with replaced(Primary, "accept", anywhere):
         yield
 
 
@@ -294,7 +294,7 @@ def _three_servers(seed: int) -> Plan:
 @mutant(_three_servers, "the primary of three servers is killed under load; slow network")
 def unstable_records_are_delivered() -> Iterator[None]:
     """A subscriber is given what one server holds (T 4.2.2 read literally; D43)."""
-    drained, catch_up = Replica._drained, Readers._catch_up
+    drained, catch_up = Replica._on_batch_end, Readers._catch_up
 
     def caught_up(self: Readers, *args: Any, **how: bool) -> None:
         state, stream = self._state, self._state.stream
@@ -310,10 +310,10 @@ def unstable_records_are_delivered() -> Iterator[None]:
         if self._state.state == "up":
             for key, subscription in readers.subscriptions.items():
                 if subscription.sent < self._state.clock.next_owned(self._state.stream.end):
-                    readers._behind[key] = subscription
+                    readers._lagging[key] = subscription
         drained(self)
 
-    with replaced(Replica, "_drained", looked), replaced(Readers, "_catch_up", caught_up):
+    with replaced(Replica, "_on_batch_end", looked), replaced(Readers, "_catch_up", caught_up):
         yield
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import shard.ordering.admission
 import shard.ordering.backup
 import shard.ordering.primary
-import shard.replica
 import shard.storage.flusher
 from mms.reconfiguration import Reconfiguration
 from mms.state import ClusterState
@@ -54,7 +53,7 @@ def _parked(seed: int) -> Plan:
 @mutant(_parked, "two shards; one is parked and comes back; a frame in seven is seconds late")
 def redirect_without_a_tombstone() -> Iterator[None]:
     """A server forgets what it refused for good (docs/protocol.md, section 13)."""
-    bury = shard.ordering.admission.bury
+    bury = shard.ordering.admission.refuse_permanently
 
     def forgotten(
         state: ReplicaState, route: bytes, session: Session, seq: int, why: str = ""
@@ -63,9 +62,9 @@ def redirect_without_a_tombstone() -> Iterator[None]:
         session.refused.pop(seq)
 
     with (
-        replaced(shard.ordering.admission, "bury", forgotten),
-        replaced(shard.ordering.backup, "bury", forgotten),
-        replaced(shard.ordering.primary, "bury", forgotten),
+        replaced(shard.ordering.admission, "refuse_permanently", forgotten),
+        replaced(shard.ordering.backup, "refuse_permanently", forgotten),
+        replaced(shard.ordering.primary, "refuse_permanently", forgotten),
     ):
         yield
 
@@ -91,16 +90,16 @@ _HALF_REFUSED: Final = (
 @mutant(_half_refused, _HALF_REFUSED)
 def refusal_beside_a_promise() -> Iterator[None]:
     """A backup refuses a unit for good, and keeps the slot that it promised it (D3)."""
-    copied = Backup.copied
+    copied = Backup.on_copy
 
     def refused(self: Backup, unit: HeldUnit, since: int) -> None:
         state = self._state
-        if state.is_out and unit.gsns is not None and not unit.confirmed:
+        if state.has_no_positions and unit.gsns is not None and not unit.confirmed:
             state.refuse(unit.route, unit.seq, "redirect", "the shard has no more positions")
         else:
             copied(self, unit, since)
 
-    with replaced(Backup, "copied", refused):
+    with replaced(Backup, "on_copy", refused):
         yield
 
 
@@ -165,7 +164,7 @@ def refusals_are_counted() -> Iterator[None]:
 @mutant(_no_room, "two shards; one's disk is full often; a frame in three comes twice")
 def lack_of_room_without_a_tombstone() -> Iterator[None]:
     """A server forgets which copies it promised never to take (docs/protocol.md, section 4)."""
-    put_off = shard.ordering.admission.put_off
+    put_off = shard.ordering.admission.refuse_for_now
 
     def forgotten(
         state: ReplicaState, route: bytes, session: Session, message: Insert, why: str
@@ -173,10 +172,7 @@ def lack_of_room_without_a_tombstone() -> Iterator[None]:
         put_off(state, route, session, message, why)
         session.refused.pop(message.seq, None)
 
-    with (
-        replaced(shard.ordering.admission, "put_off", forgotten),
-        replaced(shard.replica, "put_off", forgotten),
-    ):
+    with replaced(shard.ordering.admission, "refuse_for_now", forgotten):
         yield
 
 

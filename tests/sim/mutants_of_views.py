@@ -12,10 +12,10 @@ import msgspec
 
 import failure_handler.recovery
 import shard.recovery.state_transfer
-import shard.replica
 from failure_handler.state import Begin, HandlerState
 from mms.leases import LeasePlan
 from mms.state import ClusterState
+from shard.ordering.admission import Admission
 from shard.recovery.participant import Recovery
 from shard.replica import Replica
 from shard.state.epoch_clock import EpochClock
@@ -103,8 +103,8 @@ def survivor_acks_after_its_promise() -> Iterator[None]:
             return
         key = (state, message.client, message.seq)
         if key not in taken:
-            floor = max(ends[state], message.after + 1, clock.due(self._now))
-            taken[key] = clock.take(floor, message.count)
+            floor = max(ends[state], message.after + 1, clock.current_epoch_base(self._now))
+            taken[key] = clock.first_slots(floor, message.count)
             ends[state] = max([ends[state], *(gsn + 1 for gsn in taken[key])])
         if taken[key]:
             unit = HeldUnit(message.client, message.seq, message.count, 0, route=route)
@@ -126,10 +126,10 @@ def _held_up(seed: int) -> Plan:
 @mutant(_held_up, "two shards; a backup is killed while what clients sent the primary is held up")
 def views_do_not_matter() -> Iterator[None]:
     """Inserts, acks, forwards and reports of older views are taken (D1)."""
-    accepts, on_ack = shard.replica.accepts, Inserts.on_ack
+    admit, on_ack = Admission.admit, Inserts.on_ack
 
-    def accepted(state: ReplicaState, route: bytes, message: wire.Insert) -> bool:
-        return accepts(state, route, _replace(message, view=state.view))
+    def admitted(self: Admission, route: bytes, message: wire.Insert, *rest: Any) -> Any:
+        return admit(self, route, _replace(message, view=self._state.view), *rest)
 
     def acked(self: Inserts, ack: wire.InsertAck) -> None:
         lane = self.lanes.get(ack.shard)
@@ -141,7 +141,7 @@ def views_do_not_matter() -> Iterator[None]:
         return (state.state, message.cluster, message.shard) == ("up", state.cluster, state.shard)
 
     with (
-        replaced(shard.replica, "accepts", accepted),
+        replaced(Admission, "admit", admitted),
         replaced(Inserts, "on_ack", acked),
         replaced(Replica, "_is_mine", is_mine),
     ):

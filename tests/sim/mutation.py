@@ -101,8 +101,8 @@ def undisturbed(seed: int) -> Plan:
 
 
 def two_shards(seed: int) -> Plan:
-    """Return a run of two shards without faults."""
-    return busy(seed, shards=2, lanes=4, think_us=0)
+    """Return a run of two shards without faults, most of it within one epoch."""
+    return busy(seed, shards=2, think_us=0, conditions=LAN)
 
 
 def lossy(seed: int) -> Plan:

@@ -175,7 +175,10 @@ class Stage:
 
         def bases() -> set[int]:
             """Return where the servers' present epochs begin, each by its own clock."""
-            return {self.state(name).clock.due(self.cluster.nodes[name].clock()) for name in names}
+            return {
+                self.state(name).clock.current_epoch_base(self.cluster.nodes[name].clock())
+                for name in names
+            }
 
         used = max(self.state(name).stream.end for name in names)
         before = max(bases())

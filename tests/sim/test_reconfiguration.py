@@ -219,7 +219,7 @@ LEAVING: dict[str, Callable[[Stage], object]] = {
     "asked": lambda s: any(type(one.message) is ChangeShard for one in s.sent),
     "leaving": lambda s: state(s, 0) == "leaving",
     "out of the leases": lambda s: members(s) == [1],
-    "told": lambda s: s.state(BACKUP).is_out,
+    "told": lambda s: s.state(BACKUP).has_no_positions,
     "finalized": lambda s: state(s, 0) == "finalized",
 }
 
@@ -328,7 +328,7 @@ def out(s: Stage, client: Client, payload: bytes) -> tuple[Change, Call]:
 
 def is_out(s: Stage, server: str) -> bool:
     """Whether a server knows that its shard has no more positions."""
-    return s.state(server).is_out
+    return s.state(server).has_no_positions
 
 
 def refusals(s: Stage, server: str, client: Client) -> list[str]:
@@ -443,7 +443,7 @@ def test_a_late_copy_of_a_refused_unit_is_refused_when_a_parked_shard_is_back() 
         alice, reader = Client(s, "alice", None), Reader(s, "reader", 1)
         first = alice.wait(alice.insert(b"first"))
         hold = s.lose(PRIMARY, BACKUP, Forward)
-        s.until(lambda: state(s, 0) == "parked" and s.state(PRIMARY).is_out)
+        s.until(lambda: state(s, 0) == "parked" and s.state(PRIMARY).has_no_positions)
         s.heal(hold)
         s.hold("alice", PRIMARY, Insert, until=s.now + 8 * S, count=1)
         call = alice.wait(alice.insert(b"moved"))

@@ -29,16 +29,16 @@ class Forward(Message, tag=VERSION * 256 + 30, frozen=True, gc=False):
 
 
 class Report(Message, tag=VERSION * 256 + 31, frozen=True, gc=False):
-    """A backup holds the stream up to `held` (inclusive), and up to `durable` on stable storage."""
+    """A backup holds the stream up to `replicated_up_to`, inclusive; up to `durable`, on disk."""
 
     shard: ShardId
     view: View
     server: Annotated[int, Meta(ge=0, lt=16)]
     incarnation: Unsigned
-    held: Fseq
+    replicated_up_to: Fseq
     durable: Fseq
     #: Guesses failed lately, or readers wait here: tell me your decisions at once.
-    hurry: bool = True
+    forward_immediately: bool = True
     #: Somebody subscribes to this backup.
     has_subscribers: bool = False
 

@@ -49,7 +49,7 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     #: The identity of its data directory: a secret between the two.
     identity: Name = ""
     #: How its shard was placed when the server was told last; "": it was not.
-    placed: ShardState | Literal[""] = ""
+    shard_state: ShardState | Literal[""] = ""
     #: Somebody reads along: positions are decided at the end of every epoch.
     is_watched: bool = False
     #: Positions that were given up because somebody waited behind them, since the process started.

@@ -24,12 +24,12 @@ from ziplog.client.common.requests import (
     FetchRequest,
     InsertRequest,
     ReadRequest,
-    ResolveRequest,
     SubscribeRequest,
     SyncRequest,
     TailRequest,
     TrimRequest,
 )
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.errors import NoSuchRecordError, OutcomeUnknownError, TrimmedError
 
 _SCRIPTS: Final = str(Path(__file__).resolve().parents[2] / "scripts")

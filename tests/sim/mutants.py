@@ -338,7 +338,11 @@ def silent_shard_is_skipped() -> Iterator[None]:
 
     def skipped(self: Subscription, shard: int) -> int:
         route = self._routing.route(shard)
-        return self._leases.stop if route is not None and route.is_away else frontier(self, shard)
+        return (
+            self._leases.stop
+            if route is not None and route.is_unavailable
+            else frontier(self, shard)
+        )
 
     with replaced(Subscription, "_frontier", skipped):
         yield

@@ -34,7 +34,7 @@ from tests.sim.plan import Fault, Plan
 from tests.simulator.kernel import MS, US
 from tests.simulator.network import Conditions
 from ziplog import wire
-from ziplog.client.inserts.inflight import Batch
+from ziplog.client.inserts.inflight import InsertCall
 from ziplog.client.inserts.inserts import Inserts
 from ziplog.core.view import LeaseRun, run_of
 
@@ -65,7 +65,7 @@ def _kill_early_and_hold_up(seed: int) -> Plan:
 )
 def unit_gets_behind_its_followers() -> Iterator[None]:
     """A client sends a later view what is open, whatever may be there of its call (D13)."""
-    with replaced(Batch, "is_ahead", lambda _batch, _units: False):
+    with replaced(InsertCall, "has_later_unit", lambda _batch, _units: False):
         yield
 
 

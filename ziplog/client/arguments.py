@@ -21,12 +21,11 @@ from ziplog.client.common.requests import (
     InsertRequest,
     OutlineRequest,
     ReadRequest,
-    ResolveRequest,
     ScanRequest,
     SubscribeRequest,
     TrimRequest,
 )
-from ziplog.client.common.unknown_outcome import Doubt
+from ziplog.client.common.unknown_outcome import ResolveRequest, UnknownOutcome
 from ziplog.core.entries import Origin
 from ziplog.core.view import Replica
 from ziplog.errors import (
@@ -117,7 +116,7 @@ def timeout_s(timeout: float | None, default: float) -> float:
     return timeout
 
 
-def deadline(timeout: float | None, default: float) -> int:
+def deadline_ns(timeout: float | None, default: float) -> int:
     """Return when a call with this time-out ends, in monotonic nanoseconds."""
     seconds = timeout_s(timeout, default)
     return now_ns() + int(seconds * 1e9) if seconds < 1e9 else NEVER
@@ -128,7 +127,7 @@ def insert(
     after: RecordId,
     key: BytesLike | str | None,
     limits: Limits,
-    until: int,
+    deadline_ns: int,
     *,
     many: bool = False,
     keys: Iterable[BytesLike | str | None] | None = None,
@@ -150,9 +149,9 @@ def insert(
         check_rid("after", after)
     now_us = time.time_ns() // 1000
     if keys is None:
-        return InsertRequest(until, copies, after, key, now_us, many)
+        return InsertRequest(deadline_ns, copies, after, key, now_us, many)
     named = _keys(keys, len(copies), limits.max_key_bytes)
-    return InsertRequest(until, copies, after, None, now_us, many, named)
+    return InsertRequest(deadline_ns, copies, after, None, now_us, many, named)
 
 
 def rows(
@@ -161,7 +160,7 @@ def rows(
     shard: int,
     origin: tuple[BytesLike, int, int],
     limits: Limits,
-    until: int,
+    deadline_ns: int,
 ) -> InsertRequest:
     """Return a request to insert a writer's rows; `origin`: (writer, batch, number of the first).
 
@@ -183,7 +182,7 @@ def rows(
         named = _keys(keys, len(copies), limits.max_key_bytes)
     now_us = time.time_ns() // 1000
     return InsertRequest(
-        until, copies, RID_GENESIS, None, now_us, many=True, keys=named, shard=shard,
+        deadline_ns, copies, RID_GENESIS, None, now_us, many=True, keys=named, shard=shard,
         origin=Origin(bytes(writer), batch, row),
     )  # fmt: skip
 
@@ -267,62 +266,62 @@ def _range(start: object, stop: object) -> None:
             raise ConfigError(name, gsn, f"no less than the start, {least}")
 
 
-def extents(start: int, stop: int | None, until: int) -> ExtentsRequest:
+def extents(start: int, stop: int | None, deadline_ns: int) -> ExtentsRequest:
     """Return a request for the owners of [start, stop)."""
     _range(start, start if stop is None else stop)
-    return ExtentsRequest(until, start, stop)
+    return ExtentsRequest(deadline_ns, start, stop)
 
 
-def outline(shard: int, start: int, stop: int, until: int) -> OutlineRequest:
+def outline(shard: int, start: int, stop: int, deadline_ns: int) -> OutlineRequest:
     """Return a request for what a shard holds of [start, stop)."""
     check_shard(shard)
     _range(start, stop)
-    return OutlineRequest(until, shard, start, stop)
+    return OutlineRequest(deadline_ns, shard, start, stop)
 
 
-def scan(shard: int, start: int, stop: int, until: int) -> ScanRequest:
+def scan(shard: int, start: int, stop: int, deadline_ns: int) -> ScanRequest:
     """Return a request to read a shard's units of [start, stop)."""
     check_shard(shard)
     _range(start, stop)
-    return ScanRequest(until, shard, start, stop)
+    return ScanRequest(deadline_ns, shard, start, stop)
 
 
-def resolve(error: OutcomeUnknownError, until: int) -> ResolveRequest:
+def resolve(error: OutcomeUnknownError, deadline_ns: int) -> ResolveRequest:
     """Return a request for what became of the insert that ended with this error.
 
     Raises:
         ClosedError: no client raised it.
 
     """
-    if not isinstance(error.doubt, Doubt):
+    if not isinstance(error.doubt, UnknownOutcome):
         raise ClosedError("the client of this error", ONLY_ITS_CLIENT)
-    return ResolveRequest(until, error.doubt)
+    return ResolveRequest(deadline_ns, error.doubt)
 
 
 def resolved(
     error: OutcomeUnknownError, rids: list[RecordId | None]
 ) -> RecordId | list[RecordId | None] | None:
     """Return what the user gets of the answer, and keep it in the error of an `insert_many`."""
-    if not cast("Doubt", error.doubt).many:
+    if not cast("UnknownOutcome", error.doubt).many:
         return rids[0]
     error.results = list(rids)
     return rids
 
 
-def read(rid: RecordId, until: int) -> ReadRequest:
+def read(rid: RecordId, deadline_ns: int) -> ReadRequest:
     """Return a request to read a record."""
     check_rid("rid", rid)
-    return ReadRequest(until, rid)
+    return ReadRequest(deadline_ns, rid)
 
 
-def trim(rid: RecordId, until: int) -> TrimRequest:
+def trim(rid: RecordId, deadline_ns: int) -> TrimRequest:
     """Return a request to trim before a record."""
     check_rid("rid", rid)
-    return TrimRequest(until, rid)
+    return TrimRequest(deadline_ns, rid)
 
 
 def change(
-    shard: int, what: Change, until: int, replicas: Mapping[str, str] | None = None
+    shard: int, what: Change, deadline_ns: int, replicas: Mapping[str, str] | None = None
 ) -> ChangeRequest:
     """Return a request to change a shard; `replicas`: of one to add.
 
@@ -331,7 +330,7 @@ def change(
 
     """
     check_shard(shard)
-    return ChangeRequest(until, shard, what, _replicas(replicas) if what == "add" else ())
+    return ChangeRequest(deadline_ns, shard, what, _replicas(replicas) if what == "add" else ())
 
 
 def _replicas(replicas: object) -> tuple[Replica, ...]:
@@ -347,14 +346,14 @@ def _replicas(replicas: object) -> tuple[Replica, ...]:
     return tuple(Replica(name, endpoint) for name, endpoint in replicas.items())
 
 
-def subscribe(start: RecordId, until: int, *, follow: bool) -> SubscribeRequest:
+def subscribe(start: RecordId, deadline_ns: int, *, follow: bool) -> SubscribeRequest:
     """Return a request for a subscription; `start` may be RID_RECENT."""
     if not (isinstance(start, RecordId) and start.gsn < 0):
         check_rid("start", start)
-    return SubscribeRequest(until, start, follow)
+    return SubscribeRequest(deadline_ns, start, follow)
 
 
-def fetch(subscription: int, max_records: int, until: int, after: int) -> FetchRequest:
+def fetch(subscription: int, max_records: int, deadline_ns: int, after: int) -> FetchRequest:
     """Return a request for the records behind the gsn `after`.
 
     Raises:
@@ -363,7 +362,7 @@ def fetch(subscription: int, max_records: int, until: int, after: int) -> FetchR
     """
     if not isinstance(max_records, int) or max_records < 1:
         raise ConfigError("max_records", max_records, "a whole number from 1 on")
-    return FetchRequest(until, subscription, max_records, after)
+    return FetchRequest(deadline_ns, subscription, max_records, after)
 
 
 def policy(chosen: object) -> Policy:

@@ -24,9 +24,9 @@ from ziplog.client.common.requests import (
     TailRequest,
     UnsubscribeRequest,
 )
-from ziplog.client.engines.blocking_engine import SharedEngine
+from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.client.scan_iterators import Scan
-from ziplog.client.subscription_buffer import Reader
+from ziplog.client.subscription_buffer import SubscriptionBuffer
 from ziplog.errors import ClosedError, DeadlineError
 from ziplog.runtime.clock import now_ns
 from ziplog.types import RID_GENESIS, Record, RecordId
@@ -58,10 +58,10 @@ class Log:
         self._timeout: Final = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
         endpoints = arguments.endpoints(bootstrap)
         self._core: Final = ClientCore(os.urandom(16), endpoints, policy)
-        self._shared: Final = SharedEngine(self._core)
-        self._shared.resolve = self._resolve
+        self._engine: Final = BlockingEngine(self._core)
+        self._engine.resolve = self._resolve
         try:
-            self._limits: Final = self._shared.call(ConnectRequest(self._until(None)))
+            self._limits: Final = self._engine.call(ConnectRequest(self._deadline_ns(None)))
         except BaseException:
             self.close()
             raise
@@ -73,7 +73,7 @@ class Log:
     def __exit__(self, kind: object, *_: object) -> None:
         """Flush, unless an exception is under way, and close."""
         try:
-            if kind is None and not self._shared.is_closed:
+            if kind is None and not self._engine.is_closed:
                 self.flush()
         finally:
             self.close()
@@ -91,10 +91,10 @@ class Log:
         """The number by which servers tell clusters apart; other clusters have others."""
         return self._core.cluster
 
-    def _until(self, timeout: float | None) -> int:
+    def _deadline_ns(self, timeout: float | None) -> int:
         if timeout is None:
             return now_ns() + int(self._timeout * 1e9)
-        return arguments.deadline(timeout, self._timeout)
+        return arguments.deadline_ns(timeout, self._timeout)
 
     # --- inserting ---
 
@@ -122,8 +122,8 @@ class Log:
                 the error: its `resolve` waits until that is known.
 
         """
-        request = arguments.insert((payload,), after, key, self._limits, self._until(timeout))
-        rids: list[RecordId] = self._shared.call(request)
+        request = arguments.insert((payload,), after, key, self._limits, self._deadline_ns(timeout))
+        rids: list[RecordId] = self._engine.call(request)
         return rids[0]
 
     def insert_many(
@@ -143,11 +143,13 @@ class Log:
         not there, and never will be, though later ones may be. Other arguments and errors are those
         of `insert_after`.
         """
-        until = self._until(timeout)
-        request = arguments.insert(payloads, after, key, self._limits, until, many=True, keys=keys)
+        deadline_ns = self._deadline_ns(timeout)
+        request = arguments.insert(
+            payloads, after, key, self._limits, deadline_ns, many=True, keys=keys
+        )
         if not request.payloads:
             return []
-        rids: list[RecordId] = self._shared.call(request)
+        rids: list[RecordId] = self._engine.call(request)
         return rids
 
     def insert_rows(
@@ -187,12 +189,12 @@ class Log:
             ConfigError: an argument is wrong.
 
         """
-        until = self._until(timeout)
+        deadline_ns = self._deadline_ns(timeout)
         origin = (writer, batch, row)
-        request = arguments.rows(payloads, keys, shard, origin, self._limits, until)
+        request = arguments.rows(payloads, keys, shard, origin, self._limits, deadline_ns)
         if not request.payloads:
             return []
-        rids: list[RecordId] = self._shared.call(request)
+        rids: list[RecordId] = self._engine.call(request)
         return rids
 
     def insert_nowait(
@@ -208,14 +210,14 @@ class Log:
         Blocks while 1,024 records or 16 MiB are under way. The future's callbacks run in a thread
         of the client's and delay the others; they must not wait for futures of this client.
         """
-        until = self._until(timeout)
-        request = arguments.insert((payload,), after, key, self._limits, until)
+        deadline_ns = self._deadline_ns(timeout)
+        request = arguments.insert((payload,), after, key, self._limits, deadline_ns)
         seconds = arguments.timeout_s(timeout, self._timeout)
-        return self._shared.submit(request, len(request.payloads[0]), seconds)
+        return self._engine.submit(request, len(request.payloads[0]), seconds)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every `insert_nowait` so far is done; raise the first failure, if any."""
-        self._shared.flush(arguments.timeout_s(timeout, self._timeout))
+        self._engine.flush(arguments.timeout_s(timeout, self._timeout))
 
     def sync(self, timeout: float | None = None) -> RecordId:
         """Wait until every insert of this client that is complete is on stable storage.
@@ -233,15 +235,15 @@ class Log:
             DeadlineError: a shard did not confirm it in time; it may be asked again.
 
         """
-        rid: RecordId = self._shared.call(SyncRequest(self._until(timeout)))
+        rid: RecordId = self._engine.call(SyncRequest(self._deadline_ns(timeout)))
         return rid
 
     def _resolve(
         self, error: OutcomeUnknownError, timeout: float | None
     ) -> RecordId | list[RecordId | None] | None:
         """Find out what became of an insert; see `OutcomeUnknownError.resolve`."""
-        request = arguments.resolve(error, self._until(timeout))
-        return arguments.resolved(error, self._shared.call(request))
+        request = arguments.resolve(error, self._deadline_ns(timeout))
+        return arguments.resolved(error, self._engine.call(request))
 
     def set_policy(self, policy: Policy) -> None:
         """Let `policy` choose the shards of later inserts (see `ziplog.policy`)."""
@@ -257,7 +259,7 @@ class Log:
             TrimmedError: it was trimmed.
 
         """
-        record: Record = self._shared.call(arguments.read(rid, self._until(timeout)))
+        record: Record = self._engine.call(arguments.read(rid, self._deadline_ns(timeout)))
         return record
 
     def subscribe(
@@ -281,12 +283,12 @@ class Log:
         """
         if timeout is not None:
             arguments.timeout_s(timeout, 0)
-        request = arguments.subscribe(start, self._until(None), follow=follow)
+        request = arguments.subscribe(start, self._deadline_ns(None), follow=follow)
         limit = timeout if timeout is not None or follow else self._timeout
-        number = self._shared.next_number()
+        number = self._engine.next_number()
         # Made first: whatever happens to the call, it ends with its owner.
-        subscription = Subscription(self._shared, number, start, limit)
-        self._shared.call(request, number)
+        subscription = Subscription(self._engine, number, start, limit)
+        self._engine.call(request, number)
         return subscription
 
     def check_tail(self, *, timeout: float | None = None) -> RecordId:
@@ -295,7 +297,7 @@ class Log:
         An insert that begins later may still get a position before it, at a shard that has free
         ones there, unless it names it as `after`. What a subscription has passed stays as it was.
         """
-        rid: RecordId = self._shared.call(TailRequest(self._until(timeout)))
+        rid: RecordId = self._engine.call(TailRequest(self._deadline_ns(timeout)))
         return rid
 
     # --- reading in bulk ---
@@ -314,7 +316,9 @@ class Log:
             NoSuchRecordError: the range goes beyond what was ever given to any shard.
 
         """
-        found: Extents = self._shared.call(arguments.extents(start, stop, self._until(timeout)))
+        found: Extents = self._engine.call(
+            arguments.extents(start, stop, self._deadline_ns(timeout))
+        )
         return found
 
     def outline(
@@ -329,8 +333,8 @@ class Log:
             DeadlineError: no replica answered.
 
         """
-        request = arguments.outline(shard, start, stop, self._until(timeout))
-        found: ShardOutline = self._shared.call(request)
+        request = arguments.outline(shard, start, stop, self._deadline_ns(timeout))
+        found: ShardOutline = self._engine.call(request)
         return found
 
     def scan(self, shard: int, start: int, stop: int, *, timeout: float | None = None) -> Scan:
@@ -350,10 +354,10 @@ class Log:
 
         """
         limit = arguments.timeout_s(timeout, self._timeout)
-        request = arguments.scan(shard, start, stop, self._until(timeout))
-        number = self._shared.next_number()
-        scan = Scan(self._shared, number, start, stop, limit)
-        self._shared.call(request, number)
+        request = arguments.scan(shard, start, stop, self._deadline_ns(timeout))
+        number = self._engine.next_number()
+        scan = Scan(self._engine, number, start, stop, limit)
+        self._engine.call(request, number)
         return scan
 
     # --- the cluster ---
@@ -367,7 +371,7 @@ class Log:
             NoSuchRecordError: `rid` was never given to any shard.
 
         """
-        self._shared.call(arguments.trim(rid, self._until(timeout)))
+        self._engine.call(arguments.trim(rid, self._deadline_ns(timeout)))
 
     def add_shard(
         self, shard: int, replicas: Mapping[str, str], *, timeout: float | None = None
@@ -388,7 +392,7 @@ class Log:
             DeadlineError: it was not live in time; says what it waits for, and goes on.
 
         """
-        self._shared.call(arguments.change(shard, "add", self._until(timeout), replicas))
+        self._engine.call(arguments.change(shard, "add", self._deadline_ns(timeout), replicas))
 
     def remove_shard(self, shard: int, *, timeout: float | None = None) -> None:
         """Take a shard out for good; returns when it gets no more positions (T 4.2.3).
@@ -406,7 +410,7 @@ class Log:
             DeadlineError: it was not out in time; says what it waits for, and goes on.
 
         """
-        self._shared.call(arguments.change(shard, "remove", self._until(timeout)))
+        self._engine.call(arguments.change(shard, "remove", self._deadline_ns(timeout)))
 
     def finalize_shard(self, shard: int, *, timeout: float | None = None) -> None:
         """Remove a shard, and wait until all it holds is on stable storage at all its servers.
@@ -414,11 +418,11 @@ class Log:
         From then on nothing of it changes but by `trim`. Arguments and errors are those of
         `remove_shard`.
         """
-        self._shared.call(arguments.change(shard, "finalize", self._until(timeout)))
+        self._engine.call(arguments.change(shard, "finalize", self._deadline_ns(timeout)))
 
     def cluster(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the status document."""
-        document: bytes = self._shared.call(StatusRequest(self._until(timeout)))
+        document: bytes = self._engine.call(StatusRequest(self._deadline_ns(timeout)))
         return arguments.status(document)
 
     def stats(self) -> dict[str, int]:
@@ -427,7 +431,7 @@ class Log:
 
     def close(self) -> None:
         """Close; calls under way in other threads raise ClosedError. May be called again."""
-        self._shared.close()
+        self._engine.close()
 
 
 class Subscription:
@@ -438,14 +442,14 @@ class Subscription:
     """
 
     def __init__(
-        self, shared: SharedEngine, number: int, start: RecordId, timeout: float | None
+        self, engine: BlockingEngine, number: int, start: RecordId, timeout: float | None
     ) -> None:
-        self._shared: Final = shared
+        self._engine: Final = engine
         self._number: Final = number
         self._timeout: Final = timeout
-        self._reader: Final = Reader(start)
+        self._buffer: Final = SubscriptionBuffer(start)
         request = UnsubscribeRequest(NEVER, number)
-        self._owned: Final = shared.owners.add(self, lambda: (request,))
+        self._owned: Final = engine.owners.add(self, lambda: (request,))
 
     def __enter__(self) -> Self:
         """Return the subscription."""
@@ -468,10 +472,10 @@ class Subscription:
 
         """
         while True:
-            for record in self._reader.batch:
+            for record in self._buffer.batch:
                 return record
             if not self._fill(arguments.READ_AHEAD, self._timeout):
-                if self._reader.ended:
+                if self._buffer.ended:
                     self.close()
                     raise StopIteration
                 raise DeadlineError(f"no record came within {self._timeout:g} s")
@@ -483,49 +487,49 @@ class Subscription:
         """
         limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
         arguments.fetch(self._number, max_records, NEVER, 0)
-        if not self._reader.pending and not self._fill(max_records, limit) and self._reader.ended:
+        if not self._buffer.pending and not self._fill(max_records, limit) and self._buffer.ended:
             self.close()
-        return self._reader.take(max_records)
+        return self._buffer.pop(max_records)
 
     def _fill(self, max_records: int, timeout: float | None) -> bool:
-        reader = self._reader
-        if reader.ended:
+        buffer = self._buffer
+        if buffer.ended:
             return False
-        until = NEVER if timeout is None else arguments.deadline(timeout, 0)
-        request = arguments.fetch(self._number, max_records, until, reader.after)
-        return reader.fill(self._shared.call(request))
+        deadline_ns = NEVER if timeout is None else arguments.deadline_ns(timeout, 0)
+        request = arguments.fetch(self._number, max_records, deadline_ns, buffer.after)
+        return buffer.fill(self._engine.call(request))
 
     @property
     def position(self) -> RecordId:
         """Where a later subscription goes on without loss or repetition."""
-        self._look()
-        return self._reader.position
+        self._update_progress()
+        return self._buffer.position
 
     @property
     def caught_up(self) -> bool:
         """Whether everything that the servers last reported was handed out."""
-        self._look()
-        return self._reader.caught_up
+        self._update_progress()
+        return self._buffer.caught_up
 
     @property
     def blocked_on(self) -> Blocked | None:
         """The shard and the epoch that hold records back, if any do."""
-        self._look()
-        return self._reader.blocked_on
+        self._update_progress()
+        return self._buffer.blocked_on
 
-    def _look(self) -> None:
-        if self._reader.must_ask and not self._shared.is_closed:
-            request = ProgressRequest(NEVER, self._number, self._reader.after)
-            self._reader.progress = self._shared.call(request)
+    def _update_progress(self) -> None:
+        if self._buffer.needs_progress and not self._engine.is_closed:
+            request = ProgressRequest(NEVER, self._number, self._buffer.after)
+            self._buffer.progress = self._engine.call(request)
 
     def close(self) -> None:
         """End the subscription. May be called again."""
-        if not self._reader.closed:
-            self._shared.shielded(self._close)
+        if not self._buffer.closed:
+            self._engine.shielded(self._close)
 
     def _close(self) -> None:
         with contextlib.suppress(ClosedError):
-            self._look()
-        self._shared.tell(UnsubscribeRequest(NEVER, self._number))
-        self._reader.close()
-        self._shared.owners.remove(self._owned)
+            self._update_progress()
+        self._engine.post(UnsubscribeRequest(NEVER, self._number))
+        self._buffer.close()
+        self._engine.owners.remove(self._owned)

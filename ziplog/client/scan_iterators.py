@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
     from typing import Any, Self
 
-    from ziplog.client.engines.asyncio_engine import LoopEngine
-    from ziplog.client.engines.blocking_engine import SharedEngine
+    from ziplog.client.engines.asyncio_engine import AsyncioEngine
+    from ziplog.client.engines.blocking_engine import BlockingEngine
     from ziplog.core.entries import Unit
 
 #: What a step gives: units, and up to where (exclusive) nothing is missing.
 Step = tuple[list["Unit"], int]
 
 
-class _Progress:
+class _ScanCursor:
     """How far a scan is: the same for both iterators."""
 
     def __init__(self, number: int, start: int, stop: int, timeout: float) -> None:
@@ -44,13 +44,13 @@ class _Progress:
 
     def request(self) -> ScanFetchRequest:
         """Return what to ask for next."""
-        until = arguments.deadline(self._timeout, 0)
-        return ScanFetchRequest(until, self._number, self.position)
+        deadline_ns = arguments.deadline_ns(self._timeout, 0)
+        return ScanFetchRequest(deadline_ns, self._number, self.position)
 
     def _closing(self) -> ScanCloseRequest:
         return ScanCloseRequest(NEVER, self._number)
 
-    def take(self, scanned: Scanned) -> Step:
+    def accept(self, scanned: Scanned) -> Step:
         """Return what came.
 
         Raises:
@@ -66,7 +66,7 @@ class _Progress:
         return step
 
 
-class Scan(_Progress):
+class Scan(_ScanCursor):
     """Pairs (units, reached): an iterator, and a context manager.
 
     `units` are those that follow, in order, whole: the first may begin before the range, the last
@@ -75,12 +75,12 @@ class Scan(_Progress):
     """
 
     def __init__(
-        self, shared: SharedEngine, number: int, start: int, stop: int, timeout: float
+        self, engine: BlockingEngine, number: int, start: int, stop: int, timeout: float
     ) -> None:
         super().__init__(number, start, stop, timeout)
-        self._shared: Final = shared
+        self._engine: Final = engine
         request = self._closing()
-        self._owned: Final = shared.owners.add(self, lambda: (request,))
+        self._owned: Final = engine.owners.add(self, lambda: (request,))
 
     def __enter__(self) -> Self:
         """Return the scan."""
@@ -105,25 +105,25 @@ class Scan(_Progress):
         if self.has_ended:
             self.close()
             raise StopIteration
-        return self.take(self._shared.call(self.request()))
+        return self.accept(self._engine.call(self.request()))
 
     def close(self) -> None:
         """End it. May be called again."""
         if not self._is_closed:
-            self._shared.shielded(self._close)
+            self._engine.shielded(self._close)
 
     def _close(self) -> None:
-        self._shared.tell(self._closing())
+        self._engine.post(self._closing())
         self._is_closed = True
-        self._shared.owners.remove(self._owned)
+        self._engine.owners.remove(self._owned)
 
 
-class AsyncScan(_Progress):
+class AsyncScan(_ScanCursor):
     """Pairs (units, reached), as of `Scan`: an async iterator, and an async context manager."""
 
     def __init__(
         self,
-        driver: LoopEngine,
+        engine: AsyncioEngine,
         number: int,
         opened: asyncio.Future[int],
         start: int,
@@ -131,10 +131,10 @@ class AsyncScan(_Progress):
         timeout: float,
     ) -> None:
         super().__init__(number, start, stop, timeout)
-        self._driver: Final = driver
+        self._engine: Final = engine
         self._opened: Final = opened
         request = self._closing()
-        self._owned: Final = driver.owners.add(self, lambda: (request,))
+        self._owned: Final = engine.owners.add(self, lambda: (request,))
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Wait until it is open; raises what `ziplog.Log.scan` raises."""
@@ -161,12 +161,12 @@ class AsyncScan(_Progress):
         if self.has_ended:
             await self.close()
             raise StopAsyncIteration
-        return self.take(await self._driver.call(self.request()))
+        return self.accept(await self._engine.call(self.request()))
 
     async def close(self) -> None:
         """End it. May be called again."""
         if not self._is_closed:
             self._is_closed = True
-            if not self._driver.is_closed:
-                self._driver.ask(self._closing())
-            self._driver.owners.remove(self._owned)
+            if not self._engine.is_closed:
+                self._engine.call_now(self._closing())
+            self._engine.owners.remove(self._owned)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ziplog.client.common.requests import Blocked, Fetched
 
 
-class Reader:
+class SubscriptionBuffer:
     """Records on their way to the user."""
 
     __slots__ = ("_records", "after", "batch", "closed", "ended", "progress")
@@ -56,7 +56,7 @@ class Reader:
         """How many records are in hand."""
         return length_hint(self.batch)
 
-    def take(self, max_records: int) -> list[Record]:
+    def pop(self, max_records: int) -> list[Record]:
         """Hand out up to so many records."""
         records = self._records
         start = len(records) - self.pending
@@ -85,7 +85,7 @@ class Reader:
         return None if self.pending else self.progress.blocked_on
 
     @property
-    def must_ask(self) -> bool:
+    def needs_progress(self) -> bool:
         """Whether only the core can tell how far it is."""
         return not self.closed and not self.pending
 

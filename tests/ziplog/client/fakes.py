@@ -22,9 +22,9 @@ from ziplog.client.common.requests import (
     FetchRequest,
     InsertRequest,
     Request,
-    ResolveRequest,
     SubscribeRequest,
 )
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.core.entries import Unit, decode_body
 from ziplog.core.node import BatchEnd, Broadcast, Call, Cancelled, Complete, Received, Send, Wakeup
 from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Member, Placement, Replica, run_of

@@ -61,4 +61,4 @@ def insert_all(
 
 def under_way_at(glass: Glass) -> list[int]:
     """Return the shards with units whose fate is not known."""
-    return [shard for shard, lane in glass.core._inserts.lanes.items() if lane.unsettled]
+    return [shard for shard, lane in glass.core._inserts.windows.items() if lane.inflight]

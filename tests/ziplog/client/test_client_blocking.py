@@ -320,7 +320,7 @@ def test_ctrl_c_leaves_the_client_usable(
             assert not log._core._inserts.waiting, "the core still thinks that somebody waits"
         if driving is not None:
             assert len(driving.result(10)) == 20
-    assert not log._shared._tickets
+    assert not log._engine._tickets
     assert len(list(log.subscribe(follow=False))) >= 20
 
 

@@ -45,7 +45,7 @@ async def settle(log: AsyncLog) -> None:
     assert not core._subscriptions._open, "a subscription was left open"
     assert not core._scans._open, "a scan was left open"
     assert not core._is_waiting(), "the core still waits for somebody"
-    assert not log._driver._futures
+    assert not log._engine._futures
 
 
 async def _by_next(subscription: Any, step: Canceller) -> list[Any]:
@@ -150,7 +150,7 @@ def test_a_record_is_there_and_the_task_is_cancelled_in_the_same_iteration(
 ) -> None:
     async def test(log: AsyncLog) -> None:
         subscription = await log.subscribe()
-        engine = log._driver.engine
+        engine = log._engine.engine
         answer = engine._answer
         waiting: list[asyncio.Task[Any]] = []
 

@@ -30,13 +30,13 @@ from ziplog.client.common.requests import (
     ConnectRequest,
     FetchRequest,
     ReadRequest,
-    ResolveRequest,
     StatusRequest,
     SubscribeRequest,
     SyncRequest,
     TailRequest,
     TrimRequest,
 )
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.core.entries import Body, Unit, encode_body
 from ziplog.core.node import BatchEnd, Call, Received, Wakeup
 from ziplog.core.view import LeaseRun, Member, run_of
@@ -177,14 +177,14 @@ def test_the_tail_of_an_empty_log() -> None:
 
 def test_a_tail_of_two_views_does_not_count() -> None:
     glass, call = tailing(2 * S)
-    assert glass.core.awaited == [], "nobody is late yet"
+    assert glass.core.waiting_for == [], "nobody is late yet"
     for name, message in glass.take(wire.Tail):
         view = 2 if name == "s1r0:1" else 1
         glass.give(tail_reply(message, int(name[3]), 5, view))
     assert not glass.answers
     glass.pass_time(60 * MS)
     assert [name for name, _ in glass.take(wire.Tail)] == ["s1r1:1"], "the view that is behind"
-    assert glass.core.awaited == ["shard 1 (silent)"]
+    assert glass.core.waiting_for == ["shard 1 (silent)"]
     glass.pass_time(2 * S)
     error = glass.answers[call]
     assert isinstance(error, DeadlineError)
@@ -199,7 +199,7 @@ def test_a_shard_that_recovers_is_waited_for_and_answers_in_its_new_view() -> No
             glass.give(tail_reply(message, int(name[3]), 5))
     glass.pass_time(4 * S)
     asked = [m for _, m in glass.take(wire.Tail) if m.shard == 2]
-    assert glass.core.awaited == ["shard 2 (recovering)"]
+    assert glass.core.waiting_for == ["shard 2 (recovering)"]
     assert 10 < len(asked) < 60, "a dead shard is asked with growing pauses"
     number = asked[-1]
     glass.give(tail_reply(number, 0, 8, 2), tail_reply(number, 1, 7, 1))

@@ -20,7 +20,7 @@ from tests.ziplog.client.fakes import (
 )
 from ziplog import wire
 from ziplog.client.inserts.inflight import UNIT_RECORDS
-from ziplog.client.inserts.retransmission import FIRST_TIMEOUT_NS
+from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.errors import OutcomeUnknownError
 from ziplog.types import RecordId
 
@@ -38,7 +38,7 @@ def test_units_tell_how_much_was_decided_when_they_were_made() -> None:
     glass.insert(b"y")
     (second,) = sent(glass)
     assert second.since == 8
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     (copy,) = sent(glass)
     assert (copy.copy, copy.since) == (2, 8), "all copies of a unit are of the same time"
 
@@ -47,7 +47,7 @@ def test_first_unit_goes_by_what_the_membership_service_knows() -> None:
     glass = Glass(pinned)
     glass.connect(placement(0))
     news = msgspec.structs.replace(info(99, [placement(0), placement(1)], []), frontiers=[40, 0])
-    glass.core._routing.inform(news)
+    glass.core._routing.update(news)
     glass.insert(b"x")
     (insert,) = sent(glass)
     assert insert.since == 40
@@ -85,7 +85,7 @@ def test_one_replica_that_forgot_more_than_the_others_changes_nothing() -> None:
     call = glass.insert(b"x")
     (insert,) = sent(glass)
     glass.give(expired(insert, 1), ack(insert, 0, [9]))
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     (copy,) = sent(glass)
     assert copy.seq == insert.seq
     glass.give(ack(copy, 1, [9], confirmed=True))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.ziplog.client.fakes import MS, FakeCluster, Glass, S, ack, placement, refused
 from ziplog import wire
-from ziplog.client.inserts.inflight import LANE_BYTES, UNIT_BYTES, UNIT_RECORDS, cut
-from ziplog.client.inserts.retransmission import FIRST_TIMEOUT_NS, MAX_BACKOFF_NS
+from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES, UNIT_BYTES, UNIT_RECORDS, cut
+from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS, MAX_BACKOFF_NS
 from ziplog.core.entries import decode_body
 from ziplog.errors import (
     DeadlineError,
@@ -112,7 +112,7 @@ def test_a_silent_shard_gets_the_same_identity_again_with_growing_pauses() -> No
             assert again.seq == first.seq
             times.append((glass.now - start) // MS)
     sends = sorted(set(times))
-    assert sends[0] == FIRST_TIMEOUT_NS // MS
+    assert sends[0] == INITIAL_RETRANSMIT_NS // MS
     pauses = [b - a for a, b in pairwise(sends)]
     assert pauses == sorted(pauses), "the pause shrank"
     assert pauses[-1] == MAX_BACKOFF_NS // MS
@@ -184,7 +184,7 @@ def test_the_window_bounds_bytes_too() -> None:
     glass = connected()
     glass.insert(*[bytes(200_000)] * 100)
     sent = sum(len(m.body) for name, m in glass.take(wire.Insert) if name == "s0r0:1")
-    assert LANE_BYTES <= sent <= LANE_BYTES + UNIT_BYTES
+    assert MAX_INFLIGHT_BYTES <= sent <= MAX_INFLIGHT_BYTES + UNIT_BYTES
 
 
 def test_small_calls_do_not_wait_for_the_end_of_a_large_one() -> None:
@@ -349,7 +349,7 @@ def test_it_is_not_believed_while_a_copy_is_under_way() -> None:
     glass = connected()
     call = glass.insert(b"x", after=RecordId(10**15, 3))
     insert = sent_insert(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     assert glass.take(wire.Insert)
     glass.give(refused(insert, 0, "no-such-position"))
     assert not glass.answers
@@ -357,9 +357,9 @@ def test_it_is_not_believed_while_a_copy_is_under_way() -> None:
     assert glass.answers[call] == [RecordId(10**15 + 1, 0)]
     call = glass.insert(b"x", after=RecordId(10**15, 3))
     insert = sent_insert(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     glass.give(refused(insert, 0, "no-such-position"))
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     assert isinstance(glass.answers[call], NoSuchRecordError)
 
 
@@ -409,7 +409,7 @@ def test_a_silent_shard_gets_no_new_records_for_a_while() -> None:
 
     glass = connected(shards=2, policy=policy)
     glass.insert(b"x")
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     glass.insert(b"y")
     assert asked == [[0, 1], [1]]
     glass.take(wire.Insert)
@@ -433,7 +433,7 @@ def test_a_cancelled_insert_is_repeated_until_its_fate_is_known() -> None:
     call = glass.insert(b"x")
     insert = sent_insert(glass)
     glass.cancel(call)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     assert {m.seq for _, m in glass.take(wire.Insert)} == {insert.seq}
     glass.give(ack(insert, 0, [1]), ack(insert, 1, [1]))
     assert not glass.answers

@@ -38,10 +38,10 @@ def settle(log: ziplog.Log) -> None:
     assert not core._subscriptions._open, "a subscription was left open"
     assert not core._scans._open, "a scan was left open"
     assert not core._is_waiting(), "the core still waits for somebody"
-    assert not log._shared._tickets
-    assert not log._shared._followers
-    assert not log._shared._incoming
-    assert not log._shared._role.locked()
+    assert not log._engine._tickets
+    assert not log._engine._waiting_threads
+    assert not log._engine._incoming
+    assert not log._engine._role.locked()
     assert not SHIELD.noted
     assert SHIELD._owner is None
     former = signal.getsignal(signal.SIGINT)
@@ -171,8 +171,8 @@ def test_futures_are_done_once_whatever_interrupts_their_owner(log: ziplog.Log) 
                 log.flush(10)
 
     def check() -> None:
-        assert log._shared._futures.open == 0
-        assert log._shared._futures._bytes == 0
+        assert log._engine._futures.open == 0
+        assert log._engine._futures._bytes == 0
         settle(log)
 
     assert interrupted(run, check) > 100

@@ -10,7 +10,7 @@ import pytest
 
 from ziplog.client.common.requests import NEVER, TailRequest
 from ziplog.client.engines import asyncio_engine as loops
-from ziplog.client.engines.asyncio_engine import LoopEngine
+from ziplog.client.engines.asyncio_engine import AsyncioEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,9 +76,9 @@ def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "Engine", Fake)
 
 
-def run(body: Callable[[LoopEngine, Any], Any]) -> None:
+def run(body: Callable[[AsyncioEngine, Any], Any]) -> None:
     async def main() -> None:
-        driver = LoopEngine(None)  # type: ignore[arg-type]
+        driver = AsyncioEngine(None)  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(10):
                 await body(driver, driver.engine)
@@ -94,7 +94,7 @@ async def rounds(count: int = 5) -> None:
 
 
 def test_what_came_while_sending_is_found_without_a_sign() -> None:
-    async def body(driver: LoopEngine, engine: Fake) -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
         engine.on_submit = [1]
         assert await driver.call(REQUEST) == "answer"
 
@@ -102,7 +102,7 @@ def test_what_came_while_sending_is_found_without_a_sign() -> None:
 
 
 def test_after_sending_nothing_is_received_that_is_not_there() -> None:
-    async def body(driver: LoopEngine, engine: Fake) -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
         driver.submit(REQUEST)
         await rounds()
         assert (engine.received, engine.waits) == (0, 0)
@@ -113,7 +113,7 @@ def test_after_sending_nothing_is_received_that_is_not_there() -> None:
 
 
 def test_what_is_readable_is_received_and_not_waited_for() -> None:
-    async def body(driver: LoopEngine, engine: Fake) -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
         _, future = driver.submit(REQUEST)
         await rounds()
         engine.frames.append(1)
@@ -125,7 +125,7 @@ def test_what_is_readable_is_received_and_not_waited_for() -> None:
 
 
 def test_a_sign_that_brought_nothing_is_cleared_once() -> None:
-    async def body(_driver: LoopEngine, engine: Fake) -> None:
+    async def body(_driver: AsyncioEngine, engine: Fake) -> None:
         engine.sign()
         await rounds(20)
         assert engine.waits == 1
@@ -134,7 +134,7 @@ def test_a_sign_that_brought_nothing_is_cleared_once() -> None:
 
 
 def test_what_comes_while_a_sign_is_cleared_is_found() -> None:
-    async def body(driver: LoopEngine, engine: Fake) -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
         _, future = driver.submit(REQUEST)
         await rounds()
         engine.on_wait = [1]

@@ -42,7 +42,7 @@ def _log(cluster: ServedCluster) -> Iterator[ziplog.Log]:
 def left(log: Any) -> tuple[int, int, int]:
     """Return what a client has open after its next call: in the core, and owners."""
     core = log._core
-    owners = (log._shared if isinstance(log, ziplog.Log) else log._driver).owners
+    owners = (log._engine if isinstance(log, ziplog.Log) else log._engine).owners
     return len(core._subscriptions._open), len(core._scans._open), len(owners)
 
 
@@ -152,7 +152,7 @@ def test_dropped_clients_leave_neither_threads_nor_descriptors(cluster: ServedCl
     def drop() -> None:
         log = ziplog.connect(cluster.endpoint)
         log.insert_nowait(b"x").result(10)
-        threads_before.append(log._shared._futures._thread)
+        threads_before.append(log._engine._futures._thread)
 
     threads_before: list[Any] = []
     gc.collect()
@@ -180,7 +180,7 @@ def test_dropped_clients_of_asyncio_leave_no_descriptors(cluster: ServedCluster)
         async def drop() -> weakref.ref[Any]:
             log = await ziplog.aio.connect(cluster.endpoint)
             await log.insert_after(b"x")
-            return weakref.ref(log._driver)
+            return weakref.ref(log._engine)
 
         before = descriptors()
         refs = [await drop() for _ in range(5)]
@@ -241,7 +241,7 @@ def test_a_forked_child_leaves_the_loop_of_its_parent_alone(cluster: ServedClust
     async def main() -> None:
         async with ziplog.aio.connect(cluster.endpoint) as log:
             await log.insert_after(b"x")
-            assert in_child(lambda: log._driver.close() or "closed") == "closed"
+            assert in_child(lambda: log._engine.close() or "closed") == "closed"
             async with asyncio.timeout(30):
                 assert (await log.insert_after(b"y")).gsn == 2
 

@@ -24,9 +24,9 @@ from tests.ziplog.client.fakes import (
     sent,
 )
 from ziplog import wire
-from ziplog.client.inserts.inflight import LANE_BYTES, UNIT_RECORDS
+from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES, UNIT_RECORDS
 from ziplog.client.inserts.locate import LOOK_UNITS
-from ziplog.client.inserts.retransmission import FIRST_TIMEOUT_NS
+from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.core.entries import decode_body
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RecordId
@@ -236,7 +236,7 @@ def test_a_long_call_is_not_sent_on_while_its_shard_is_away() -> None:
     assert not sent(glass)
     assert glass.take(wire.Hello), "the service is asked whether it is back"
     learn(glass, 2, "live")
-    assert sum(len(m.body) for m in sent(glass)) >= LANE_BYTES
+    assert sum(len(m.body) for m in sent(glass)) >= MAX_INFLIGHT_BYTES
 
 
 def test_a_server_that_left_its_view_makes_the_client_ask_the_others() -> None:
@@ -343,7 +343,7 @@ def test_a_dead_shard_that_nobody_knows_to_be_dead_makes_the_client_look() -> No
     glass = connected()
     glass.insert(b"x")
     sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     assert glass.take(wire.Hello), "silence makes it ask for the placements at once"
 
 
@@ -358,7 +358,7 @@ def test_calls_that_wait_at_a_silent_shard_go_elsewhere() -> None:
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=2))
     calls = [glass.insert(b"%d" % number) for number in range(5)]
     assert [m.shard for m in sent(glass)] == [0, 0]
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     moved = [m for m in sent(glass) if m.shard == 1]
     assert [decode_body(m.body, 1).payloads for m in moved] == [[b"2"], [b"3"]]
     for m in moved:

@@ -27,7 +27,7 @@ from tests.ziplog.client.fakes import (
 from tests.ziplog.client.storms import in_a_storm, insert_all, under_way_at
 from ziplog import wire
 from ziplog.client.inserts.inflight import UNIT_RECORDS
-from ziplog.client.inserts.retransmission import FIRST_TIMEOUT_NS
+from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.core.entries import decode_body
 from ziplog.core.node import BatchEnd
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
@@ -47,7 +47,7 @@ def test_a_redirect_of_all_replicas_counts_for_every_copy() -> None:
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     assert len(sent(glass)) == 1, "a second copy"
     glass.give(redirect(insert, 0))
     assert not moved(glass)
@@ -64,7 +64,7 @@ def test_a_lack_of_room_counts_for_the_copies_sent_so_far_only() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     (newest,) = sent(glass)
     for _ in range(2):  # the network may deliver twice what was said once
         glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
@@ -89,7 +89,7 @@ def test_an_old_lack_of_room_does_not_make_void_what_was_promised_since() -> Non
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     (newest,) = sent(glass)
     glass.give(refused(newest, 0, "full"), refused(insert, 0, "full"), refused(newest, 1, "full"))
     assert moved(glass) == [1]
@@ -131,7 +131,7 @@ def test_one_that_some_hold_and_some_refuse_is_repeated_until_all_agree() -> Non
     call = glass.insert(b"x")
     (insert,) = sent(glass)
     glass.give(ack(insert, 1, [4]), redirect(insert, 0))
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     assert {m.seq for m in sent(glass)} == {insert.seq}, "the same again, at the same shard"
     assert call not in glass.answers
     glass.give(redirect(insert, 1))
@@ -159,7 +159,7 @@ def test_another_view_makes_void_what_was_promised_in_the_former_one() -> None:
     glass.pass_time(1)
     (again,) = sent(glass)
     assert (again.shard, again.view, again.seq) == (0, 2, insert.seq)
-    glass.pass_time(2 * FIRST_TIMEOUT_NS)
+    glass.pass_time(2 * INITIAL_RETRANSMIT_NS)
     assert len(sent(glass)) == 1, "a copy more than is refused below"
     glass.give(redirect(insert, 1), redirect(again, 1))
     assert not moved(glass), "the primary of view 2 may take it"
@@ -245,7 +245,7 @@ def test_who_is_redirected_by_a_shard_that_the_service_calls_live_does_not_hurry
             count += 1
             glass.give(redirect(insert, 0), redirect(insert, 1))
         if glass.take(wire.Hello):
-            glass.sent.append(("", wire.Hello(CLUSTER, glass.core._turn._last_request)))
+            glass.sent.append(("", wire.Hello(CLUSTER, glass.core._context._last_request)))
             glass.inform(placement(0), placement(1))
         glass.pass_time(1 * MS)
     assert 1000 <= count <= 100 * 21, "each ten times a second"

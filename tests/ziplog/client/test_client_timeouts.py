@@ -7,9 +7,9 @@ from typing import Any
 from tests.ziplog.client.fakes import MS, Glass, S, ack, connected, pinned, refused, sent
 from ziplog.client.inserts.retransmission import (
     ACKS_PER_COPY,
-    FIRST_TIMEOUT_NS,
+    INITIAL_RETRANSMIT_NS,
     MAX_BACKOFF_NS,
-    MIN_TIMEOUT_NS,
+    MIN_RETRANSMIT_NS,
     SAVED_COPIES,
     Budget,
     Timeout,
@@ -24,7 +24,7 @@ def settle(glass: Glass, insert: Any, *servers: int, copy: int | None = None) ->
 
 def test_the_timeout_follows_the_samples_and_how_much_they_differ() -> None:
     timeout = Timeout()
-    assert timeout.ns == FIRST_TIMEOUT_NS
+    assert timeout.ns == INITIAL_RETRANSMIT_NS
     timeout.measure(400 * MS)
     assert timeout.ns == 400 * MS + 4 * 200 * MS, "the first sample counts"
     for _ in range(100):
@@ -34,7 +34,7 @@ def test_the_timeout_follows_the_samples_and_how_much_they_differ() -> None:
     assert timeout.ns > 3 * S, "one that is far off makes it careful"
     for _ in range(200):
         timeout.measure(1 * MS)
-    assert timeout.ns == MIN_TIMEOUT_NS
+    assert timeout.ns == MIN_RETRANSMIT_NS
 
 
 def test_a_timeout_doubles_until_there_is_a_sample_or_another_view() -> None:
@@ -77,19 +77,19 @@ def test_a_unit_that_was_sent_twice_gives_a_sample_only_if_the_copy_is_known() -
     glass = connected(pinned)
     glass.insert(b"x", timeout=60 * S)
     (first,) = sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + 100 * MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + 100 * MS)
     (again,) = sent(glass)
     assert again.copy == 2
-    timeout = glass.core._inserts.lanes[0].timeout
-    assert timeout.ns == 2 * FIRST_TIMEOUT_NS
+    timeout = glass.core._inserts.windows[0].timeout
+    assert timeout.ns == 2 * INITIAL_RETRANSMIT_NS
     settle(glass, again, copy=0)  # which copy it was is not told
-    assert timeout.ns == 2 * FIRST_TIMEOUT_NS, "it stays doubled"
+    assert timeout.ns == 2 * INITIAL_RETRANSMIT_NS, "it stays doubled"
     glass.insert(b"y", timeout=60 * S)
     sent(glass)
-    glass.pass_time(2 * FIRST_TIMEOUT_NS + 100 * MS)
+    glass.pass_time(2 * INITIAL_RETRANSMIT_NS + 100 * MS)
     (again,) = sent(glass)
     settle(glass, again, copy=1)
-    assert timeout.ns > 3 * FIRST_TIMEOUT_NS, "the first copy took that long"
+    assert timeout.ns > 3 * INITIAL_RETRANSMIT_NS, "the first copy took that long"
     assert first.seq != again.seq
 
 
@@ -99,7 +99,7 @@ def test_nothing_is_sent_again_while_others_are_settled() -> None:
         glass.insert(b"x", timeout=60 * S)
     waiting = sent(glass)
     while waiting:
-        glass.pass_time(FIRST_TIMEOUT_NS - 100 * MS)
+        glass.pass_time(INITIAL_RETRANSMIT_NS - 100 * MS)
         settle(glass, waiting.pop(0))
     assert glass.core.counters.retries == 0
 
@@ -122,12 +122,12 @@ def test_of_many_that_may_be_in_a_queue_one_is_sent_again() -> None:
     for _ in range(100):
         glass.insert(b"x", timeout=60 * S)
     sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     (probe,) = sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS)
     assert not sent(glass), "the timeout has doubled"
     settle(glass, probe)
-    glass.pass_time(2 * FIRST_TIMEOUT_NS)
+    glass.pass_time(2 * INITIAL_RETRANSMIT_NS)
     assert len({insert.seq for insert in sent(glass)}) == 99, "the copy was answered: they are lost"
 
 
@@ -157,9 +157,9 @@ def test_a_server_that_acks_again_proves_no_loss() -> None:
     glass.insert(b"x", timeout=60 * S)
     (insert,) = sent(glass)
     settle(glass, insert, 0)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     (again,) = sent(glass)
     glass.give(ack(again, 0, [2], counter=2))
-    assert glass.core._inserts.lanes[0].timeout.ns == 2 * FIRST_TIMEOUT_NS
+    assert glass.core._inserts.windows[0].timeout.ns == 2 * INITIAL_RETRANSMIT_NS
     glass.give(ack(again, 1, [2]))
-    assert glass.core._inserts.lanes[0].timeout.ns < 2 * FIRST_TIMEOUT_NS
+    assert glass.core._inserts.windows[0].timeout.ns < 2 * INITIAL_RETRANSMIT_NS

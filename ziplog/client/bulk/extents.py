@@ -22,9 +22,9 @@ from ziplog.types import RecordId
 from ziplog.wire import LeaseQuery
 
 if TYPE_CHECKING:
-    from ziplog.client.common.membership_client import Service
+    from ziplog.client.common.membership_client import MembershipClient
     from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.wire import LeaseHistory
 
 
@@ -125,27 +125,29 @@ def extents_of(runs: list[LeaseRun], start: int, stop: int | None, trim: int) ->
     return Extents(trim, end, shards, runs)
 
 
-class Inquiry(msgspec.Struct):
+class ExtentQuery(msgspec.Struct):
     """One question under way."""
 
     call: int
     request: ExtentsRequest
     leases: LeaseMap = msgspec.field(default_factory=LeaseMap)
     #: The number of the question to the service.
-    question: int = 0
+    open_request: int = 0
     #: Nobody was given its start: what is asked for is where the log ends.
-    is_beyond: bool = False
+    is_past_end: bool = False
 
 
-class Inquiries:
+class ExtentQueries:
     """All such questions of a client."""
 
-    def __init__(self, turn: Turn, service: Service, routing: Routing) -> None:
-        self._turn: Final = turn
-        self._service: Final = service
+    def __init__(
+        self, context: StepContext, membership: MembershipClient, routing: Routing
+    ) -> None:
+        self._context: Final = context
+        self._membership: Final = membership
         self._routing: Final = routing
         #: By call.
-        self._open: Final[dict[int, Inquiry]] = {}
+        self._open: Final[dict[int, ExtentQuery]] = {}
 
     @property
     def waiting(self) -> bool:
@@ -154,67 +156,67 @@ class Inquiries:
 
     def start(self, call: int, request: ExtentsRequest) -> None:
         """Take a call."""
-        self._turn.wake_at(request.deadline)
-        inquiry = self._open[call] = Inquiry(call, request)
+        self._context.set_timer(request.deadline)
+        query = self._open[call] = ExtentQuery(call, request)
         # The position before the start: it was given to somebody, if the log ends at the start.
-        self._ask(inquiry, max(request.start - 1, 1))
+        self._query_leases(query, max(request.start - 1, 1))
 
     def cancel(self, call: int) -> None:
         """The user waits no longer."""
-        inquiry = self._open.pop(call, None)
-        if inquiry is not None:
-            self._service.forget(inquiry.question)
+        query = self._open.pop(call, None)
+        if query is not None:
+            self._membership.cancel(query.open_request)
 
-    def _ask(self, inquiry: Inquiry, gsn: int) -> None:
-        inquiry.question = self._service.ask(
+    def _query_leases(self, query: ExtentQuery, gsn: int) -> None:
+        query.open_request = self._membership.send_request(
             lambda cluster, request: LeaseQuery(cluster, request, gsn),
-            lambda history: self._told(inquiry, history),
+            lambda history: self._on_history(query, history),
         )
 
-    def _told(self, inquiry: Inquiry, history: LeaseHistory) -> None:
+    def _on_history(self, query: ExtentQuery, history: LeaseHistory) -> None:
         self._routing.learn(history.placements)
-        leases, stop = inquiry.leases, inquiry.request.stop
+        leases, stop = query.leases, query.request.stop
         before = leases.stop
         leases.extend(history.runs)
         has_news = leases.stop > before
         if has_news and (stop is None or leases.stop < stop):
-            self._ask(inquiry, leases.stop)
-        elif not leases.stop and not inquiry.is_beyond:
-            inquiry.is_beyond = True
+            self._query_leases(query, leases.stop)
+        elif not leases.stop and not query.is_past_end:
+            query.is_past_end = True
             lease = self._routing.lease
-            self._ask(inquiry, lease.base if lease is not None else 1)
+            self._query_leases(query, lease.base if lease is not None else 1)
         else:
-            self._finish(inquiry, self._answer(inquiry, history.trim))
+            self._finish(query, self._answer(query, history.trim))
 
-    def _answer(self, inquiry: Inquiry, trim: int) -> Extents | NoSuchRecordError:
-        request, runs = inquiry.request, inquiry.leases.runs
-        end = inquiry.leases.stop or 1
+    def _answer(self, query: ExtentQuery, trim: int) -> Extents | NoSuchRecordError:
+        request, runs = query.request, query.leases.runs
+        end = query.leases.stop or 1
         last = max(request.start, request.stop or 0)
         if last > end:
             why = f"no position from {end} on was given to any shard yet"
             return NoSuchRecordError(RecordId(last, 0), why)
         return extents_of(runs, request.start, request.stop, trim)
 
-    def _finish(self, inquiry: Inquiry, result: Extents | Exception) -> None:
-        self.cancel(inquiry.call)
-        self._turn.complete(inquiry.call, result)
+    def _finish(self, query: ExtentQuery, result: Extents | Exception) -> None:
+        self.cancel(query.call)
+        self._context.complete(query.call, result)
 
     def tick(self) -> None:
         """End what is late."""
-        turn = self._turn
-        for inquiry in list(self._open.values()):
-            if turn.now >= inquiry.request.deadline:
+        context = self._context
+        for query in list(self._open.values()):
+            if context.now >= query.request.deadline:
                 what = f"the membership service of {self._routing} did not tell the leases"
-                error = DeadlineError(f"{what} from gsn {inquiry.request.start} on in time")
-                self._finish(inquiry, error)
+                error = DeadlineError(f"{what} from gsn {query.request.start} on in time")
+                self._finish(query, error)
             else:
-                turn.wake_at(inquiry.request.deadline)
+                context.set_timer(query.request.deadline)
 
     def check(self) -> None:
         """Assert the invariant."""
-        for inquiry in self._open.values():
-            assert self._service.is_open(inquiry.question), "nobody was asked"
-            assert self._turn.alarm <= inquiry.request.deadline
+        for query in self._open.values():
+            assert self._membership.is_open(query.open_request), "nobody was asked"
+            assert self._context.next_timer <= query.request.deadline
 
 
 def _base(run: LeaseRun) -> int:

@@ -38,11 +38,11 @@ T = TypeVar("T")
 _BATCH: Final = 256
 
 
-class LoopEngine:
+class AsyncioEngine:
     """The engine in an event loop."""
 
     def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
-        self.engine: Final = Engine(core, self._answer, decode=decode)
+        self.engine: Final = Engine(core, self._on_complete, decode=decode)
         self._loop: Final = asyncio.get_running_loop()
         self._is_main: Final = threading.current_thread() is threading.main_thread()
         #: Who has the sockets: a forked child must leave them, and the loop's selector, alone.
@@ -53,16 +53,16 @@ class LoopEngine:
         self._futures: Final[dict[int, asyncio.Future[Any]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = NEVER
-        self._is_look_due = False
+        self._is_poll_due = False
         self.is_closed = False
         #: Finds out what became of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
         self._fd: Final = self.engine.transport.fileno()
         # The loop must not keep a client that was dropped; one with calls under way keeps itself.
         self._self: Final = weakref.ref(self)
-        self._loop.add_reader(self._fd, _call, self._self, LoopEngine._readable)
+        self._loop.add_reader(self._fd, _call, self._self, AsyncioEngine._readable)
         weakref.finalize(
-            self, _drop, self._loop, self._fd, self.engine.transport, self._process
+            self, _close_later, self._loop, self._fd, self.engine.transport, self._process
         ).atexit = False
 
     def submit(self, request: Request) -> tuple[int, asyncio.Future[Any]]:
@@ -75,7 +75,7 @@ class LoopEngine:
             self._futures[number] = future
             _BUSY.add(self)
             self.engine.submit(number, request)
-            self._look_soon()
+            self._poll_soon()
         finally:
             if is_shielded:
                 SHIELD.leave(self)
@@ -98,15 +98,15 @@ class LoopEngine:
                 if not self._futures:
                     _BUSY.discard(self)
                 self._shielded(self.engine.cancel, number)
-                self._look_soon()
+                self._poll_soon()
             raise
 
-    def ask(self, request: Request) -> Any:
+    def call_now(self, request: Request) -> Any:
         """Return the answer to a request that is answered at once."""
         _, future = self.submit(request)
         return future.result()
 
-    def _answer(self, number: int, result: Any) -> None:
+    def _on_complete(self, number: int, result: Any) -> None:
         future = self._futures.pop(number, None)
         if not self._futures:
             _BUSY.discard(self)
@@ -131,24 +131,24 @@ class LoopEngine:
             SHIELD.leave(self)
 
     def _readable(self) -> None:
-        if not self.is_closed and not self._pump():
+        if not self.is_closed and not self._drive():
             # A change that brought no frame, or `wake`.
             self.engine.transport.wait(0)
             if self.engine.transport.ready():
-                self._look_soon()
+                self._poll_soon()
 
-    def _look_soon(self) -> None:
+    def _poll_soon(self) -> None:
         """Sending may have swallowed the sign that something came: look without it."""
-        if not self._is_look_due:
-            self._is_look_due = True
-            self._loop.call_soon(_call, self._self, LoopEngine._look)
+        if not self._is_poll_due:
+            self._is_poll_due = True
+            self._loop.call_soon(_call, self._self, AsyncioEngine._poll)
 
-    def _look(self) -> None:
-        self._is_look_due = False
+    def _poll(self) -> None:
+        self._is_poll_due = False
         if not self.is_closed:
-            self._pump(self.engine.transport.ready())
+            self._drive(self.engine.transport.ready())
 
-    def _pump(self, is_likely: bool = True) -> int:
+    def _drive(self, is_likely: bool = True) -> int:
         """Step what came, if that is likely, and what is due; returns how many frames came."""
         return self._shielded(self._step, is_likely)
 
@@ -159,21 +159,23 @@ class LoopEngine:
                 engine.submit(0, request)
         while is_likely and count < _BATCH and engine.receive():
             count += 1
-        engine.turn()
+        engine.end_batch()
         if engine.transport.ready():
-            self._look_soon()
+            self._poll_soon()
         due = engine.core.next_wakeup()
         if due is not None and due < self._timer_due:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_due = due
             delay_s = max(due - now_ns(), 0) / 1e9
-            self._timer = self._loop.call_later(delay_s, _call, self._self, LoopEngine._timed_out)
+            self._timer = self._loop.call_later(
+                delay_s, _call, self._self, AsyncioEngine._timed_out
+            )
         return count
 
     def _timed_out(self) -> None:
         self._timer, self._timer_due = None, NEVER
-        self._pump()
+        self._drive()
 
     def close(self) -> None:
         """Fail what is under way, and close. Idempotent."""
@@ -181,39 +183,41 @@ class LoopEngine:
             return
         self.is_closed = True
         if os.getpid() == self._process:
-            self._shielded(self._end)
+            self._shielded(self._close)
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         self._loop.remove_reader(self._fd)
         if self._timer is not None:
             self._timer.cancel()
         for number in list(self._futures):
-            self._answer(number, ClosedError())
+            self._on_complete(number, ClosedError())
         self.engine.close()
         _BUSY.discard(self)
 
 
 #: Those with calls under way: their futures may be all that is left of the client.
-_BUSY: Final[set[LoopEngine]] = set()
+_BUSY: Final[set[AsyncioEngine]] = set()
 
 
-def _call(ref: weakref.ref[LoopEngine], method: Callable[[LoopEngine], object]) -> None:
+def _call(ref: weakref.ref[AsyncioEngine], method: Callable[[AsyncioEngine], object]) -> None:
     engine = ref()
     if engine is not None:
         method(engine)
 
 
-def _drop(loop: asyncio.AbstractEventLoop, fd: int, transport: Transport, process: int) -> None:
+def _close_later(
+    loop: asyncio.AbstractEventLoop, fd: int, transport: Transport, process: int
+) -> None:
     """Close the sockets of a client that was dropped: the loop lets go of them first."""
     if os.getpid() != process:
         return
     try:
-        loop.call_soon_threadsafe(_close, loop, fd, transport)
+        loop.call_soon_threadsafe(_remove_and_close, loop, fd, transport)
     except RuntimeError:  # The loop is closed.
         transport.close()
 
 
-def _close(loop: asyncio.AbstractEventLoop, fd: int, transport: Transport) -> None:
+def _remove_and_close(loop: asyncio.AbstractEventLoop, fd: int, transport: Transport) -> None:
     if not transport.is_closed:
         loop.remove_reader(fd)
         transport.close()

@@ -44,7 +44,7 @@ T = TypeVar("T")
 #: Messages stepped before deadlines and other threads' calls are looked at.
 _BATCH: Final = 256
 #: A waiting thread looks at the role this often, whatever happens.
-_LOOK_S: Final = 1.0
+_POLL_S: Final = 1.0
 #: What may be under way by futures.
 _MAX_FUTURES: Final = 1024
 _MAX_FUTURE_BYTES: Final = 16 * 1024 * 1024
@@ -66,11 +66,11 @@ class Ticket:
         return self.done
 
 
-class SharedEngine:
+class BlockingEngine:
     """The engine behind a blocking client."""
 
     def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
-        self.engine: Final = Engine(core, self._answer, decode=decode)
+        self.engine: Final = Engine(core, self._on_complete, decode=decode)
         self._role: Final = threading.Lock()
         self._numbers: Final = itertools.count(1)
         self._tickets: Final[dict[int, Ticket]] = {}
@@ -78,7 +78,7 @@ class SharedEngine:
         self._incoming: Final[deque[tuple[int, Request | None, _FutureTicket | None]]] = deque()
         #: What to end once it was collected as garbage.
         self.owners: Final = Owners()
-        self._followers: Final[deque[Ticket]] = deque()
+        self._waiting_threads: Final[deque[Ticket]] = deque()
         self._is_closed = False
         #: Who has the sockets, and the threads: nothing works in its children.
         self._process: Final = os.getpid()
@@ -151,12 +151,12 @@ class SharedEngine:
             elif self._paused == threading.get_ident():
                 self._drive_in_handler(ticket, number, request)
             else:
-                self._follow(ticket, number, request)
+                self._wait_or_drive(ticket, number, request)
         finally:
             if not ticket.done:
                 self._abandon(number)
-            if self._followers or self._futures.open:
-                self._promote()
+            if self._waiting_threads or self._futures.open:
+                self._hand_over_role()
         return ticket.result
 
     def _drive_in_handler(self, ticket: Ticket, number: int, request: Request) -> None:
@@ -169,14 +169,14 @@ class SharedEngine:
         finally:
             self._paused = paused
 
-    def _follow(self, ticket: Ticket, number: int, request: Request) -> None:
+    def _wait_or_drive(self, ticket: Ticket, number: int, request: Request) -> None:
         """Leave the call to whoever drives; take the role if it becomes free."""
         signals: SimpleQueue[None] = SimpleQueue()
         ticket.signal = signals
         is_main, former = threading.get_ident() == self._main, self._main_signal
         if is_main:
             self._main_signal = signals
-        self._followers.append(ticket)
+        self._waiting_threads.append(ticket)
         try:
             self._incoming.append((number, request, None))
             self.engine.transport.wake()
@@ -188,12 +188,12 @@ class SharedEngine:
                         self._role.release()
                     return
                 with contextlib.suppress(Empty):
-                    signals.get(timeout=_LOOK_S)
+                    signals.get(timeout=_POLL_S)
                 if SHIELD.noted and not ticket.done:
                     SHIELD.run(self)
         finally:
             self._main_signal = former if is_main else self._main_signal
-            self._followers.remove(ticket)
+            self._waiting_threads.remove(ticket)
 
     def _abandon(self, number: int) -> None:
         """Nobody waits for the call any more."""
@@ -202,22 +202,22 @@ class SharedEngine:
             self._incoming.append((number, None, None))
             self.engine.transport.wake()
 
-    def tell(self, request: Request) -> None:
+    def post(self, request: Request) -> None:
         """Make a call whose answer does not matter; nothing if the client is closed."""
         if not self._is_closed and os.getpid() == self._process:
             # From here on it is made, whatever a signal's handler raises.
             self._incoming.append((0, request, None))
             self.engine.transport.wake()
-            self.shielded(self._take_told)
+            self.shielded(self._run_incoming)
 
-    def _take_told(self) -> None:
+    def _run_incoming(self) -> None:
         if self._role.acquire(blocking=False):
             try:
                 if not self._is_closed:
-                    self._take_incoming()
+                    self._submit_incoming()
             finally:
                 self._role.release()
-                self._promote()
+                self._hand_over_role()
 
     # --- the driver role ---
 
@@ -237,13 +237,13 @@ class SharedEngine:
         while not is_done():
             self._check_open()
             if incoming or gone:
-                self._take_incoming()
+                self._submit_incoming()
             for _ in range(_BATCH):
                 if not receive():
                     break
                 if is_done():
                     return
-            engine.turn()
+            engine.end_batch()
             if noted and not is_done():
                 self._run_handlers()
             if not incoming and not is_done():
@@ -257,7 +257,7 @@ class SharedEngine:
         finally:
             self._paused = former
 
-    def _take_incoming(self) -> None:
+    def _submit_incoming(self) -> None:
         while self._incoming:
             number, request, future = self._incoming.popleft()
             if future is not None:
@@ -269,15 +269,15 @@ class SharedEngine:
         for request in self.owners.endings():
             self.engine.submit(0, request)
 
-    def _promote(self) -> None:
+    def _hand_over_role(self) -> None:
         """Give the role, which is free, to a thread that waits."""
-        for ticket in tuple(self._followers):
+        for ticket in tuple(self._waiting_threads):
             if not ticket.done and ticket.signal is not None:
                 ticket.signal.put(None)
                 return
-        self._futures.look()
+        self._futures.wake_thread()
 
-    def _answer(self, number: int, result: Any) -> None:
+    def _on_complete(self, number: int, result: Any) -> None:
         ticket = self._tickets.pop(number, None)
         if ticket is None:
             return
@@ -286,7 +286,7 @@ class SharedEngine:
         ticket.result = result
         ticket.done = True
         if isinstance(ticket, _FutureTicket):
-            self._futures.finished(ticket)
+            self._futures.on_finished(ticket)
         elif ticket.signal is not None:
             ticket.signal.put(None)
 
@@ -309,13 +309,13 @@ class SharedEngine:
         if threading.get_ident() != self._main and self._role.acquire(blocking=False):
             try:
                 if not self._is_closed:
-                    self._take_incoming()
+                    self._submit_incoming()
             finally:
                 self._role.release()
-                self._promote()
+                self._hand_over_role()
         else:
             self.engine.transport.wake()
-            self._futures.look()
+            self._futures.wake_thread()
         if self._is_closed:
             self._fail_all()
         return ticket.future
@@ -336,14 +336,14 @@ class SharedEngine:
             return False
         finally:
             self._role.release()
-            if self._followers:
-                self._promote()
+            if self._waiting_threads:
+                self._hand_over_role()
         return True
 
     @property
-    def has_followers(self) -> bool:
+    def has_waiting_threads(self) -> bool:
         """Whether a thread waits that could drive."""
-        return bool(self._followers)
+        return bool(self._waiting_threads)
 
     @property
     def is_closed(self) -> bool:
@@ -356,10 +356,10 @@ class SharedEngine:
         """Fail what is under way, and close. Idempotent; from any thread."""
         self._is_closed = True
         if os.getpid() == self._process:
-            self.shielded(self._end)
+            self.shielded(self._close)
             self._futures.close()
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         self.engine.transport.wake()
         in_handler = self._paused == threading.get_ident()
         with contextlib.nullcontext() if in_handler else self._role:
@@ -372,7 +372,7 @@ class SharedEngine:
             if future is not None:
                 self._tickets[number] = future
         for number in list(self._tickets):
-            self._answer(number, ClosedError())
+            self._on_complete(number, ClosedError())
 
 
 class _Condition(threading.Condition):
@@ -407,18 +407,20 @@ class _FutureTicket(Ticket):
 class _Idle:
     """What the background thread drives for: until there is something else for it to do."""
 
-    def __init__(self, shared: SharedEngine, futures: _Futures) -> None:
+    def __init__(self, shared: BlockingEngine, futures: _Futures) -> None:
         self._shared: Final = shared
         self._futures: Final = futures
 
     def is_done(self) -> bool:
-        return self._futures.has_finished or self._shared.has_followers or not self._futures.open
+        return (
+            self._futures.has_finished or self._shared.has_waiting_threads or not self._futures.open
+        )
 
 
 class _Futures:
     """The futures under way, and the background thread, which starts with the first of them."""
 
-    def __init__(self, shared: SharedEngine) -> None:
+    def __init__(self, shared: BlockingEngine) -> None:
         self._shared: Final = shared
         self._lock: Final = threading.Lock()
         #: Threads that wait for room or for the end; each is woken once.
@@ -485,12 +487,12 @@ class _Futures:
     def has_finished(self) -> bool:
         return bool(self._finished)
 
-    def finished(self, ticket: _FutureTicket) -> None:
+    def on_finished(self, ticket: _FutureTicket) -> None:
         """Let the background thread tell the future's owner: under the role nobody may."""
         self._finished.append(ticket)
-        self.look()
+        self.wake_thread()
 
-    def look(self) -> None:
+    def wake_thread(self) -> None:
         """Let the background thread see whether there is something to do."""
         if self._thread is not None and self._signal.empty():
             # The thread must find it, though its client is dropped meanwhile.
@@ -508,14 +510,14 @@ class _Futures:
         """Drive, unless others do, until no future is under way; False if it is the end."""
         while True:
             while self._finished:
-                self._tell(self._finished.popleft())
+                self._resolve_future(self._finished.popleft())
             if not self.open:
                 return not self._shared.is_closed
-            if self._shared.has_followers or not self._shared.drive_futures(self._idle):
+            if self._shared.has_waiting_threads or not self._shared.drive_futures(self._idle):
                 with contextlib.suppress(Empty):
-                    self._signal.get(timeout=_LOOK_S)
+                    self._signal.get(timeout=_POLL_S)
 
-    def _tell(self, ticket: _FutureTicket) -> None:
+    def _resolve_future(self, ticket: _FutureTicket) -> None:
         result, future = ticket.result, ticket.future
         failed = isinstance(result, Exception)
         # The callbacks of the future run here; they find the count as it is without it.
@@ -533,7 +535,7 @@ class _Futures:
 
     def close(self) -> None:
         thread = self._thread
-        self.look()
+        self.wake_thread()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -547,7 +549,7 @@ def _serve(ref: weakref.ref[_Futures], signals: SimpleQueue[_Futures | None]) ->
         del futures
         with contextlib.suppress(Empty):
             # What comes keeps the client alive until it was looked at.
-            futures = signals.get(timeout=_LOOK_S)
+            futures = signals.get(timeout=_POLL_S)
             if futures is not None and not futures.work():
                 return
             del futures

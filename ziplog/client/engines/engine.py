@@ -1,6 +1,6 @@
 """Steps the core on a transport: frames in, effects out. Knows no threads and no event loop.
 
-Rule: one caller at a time. Who drives it receives until nothing is left, then calls `turn`, then
+Rule: one caller at a time. Who drives it receives until nothing is left, then calls `end_batch`, then
 sleeps for `timeout_ns`. Frames that are no message are dropped, counted and (now and then) logged.
 """
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect
 
 _log: Final = logging.getLogger("ziplog.client")
-_DRAINED: Final = BatchEnd()
+_BATCH_END: Final = BatchEnd()
 _WAKEUP: Final = Wakeup()
 _CLOSING: Final = Closing()
-_COMPLAINT_INTERVAL_NS: Final = 1_000_000_000
+_WARNING_INTERVAL_NS: Final = 1_000_000_000
 
 
 class Core(Node, Protocol):
@@ -79,7 +79,7 @@ class Engine:
         self._decode: Final = decode
         self._clock: Final = clock
         self._answer: Final = answer
-        self._next_complaint = 0
+        self._next_warning_at = 0
         self._is_closed = False
 
     def submit(self, call: int, request: Request) -> None:
@@ -100,17 +100,17 @@ class Engine:
             message = self._decode(frame)
         except ProtocolError as error:
             self.core.counters.protocol_errors += 1
-            self._complain("dropped a frame: %s", error)
+            self._log_warning("dropped a frame: %s", error)
             return True
         effects = self._step(Received(src, message), self._clock())
         if effects:
             self._execute(effects)
         return True
 
-    def turn(self) -> None:
+    def end_batch(self) -> None:
         """After the last frame: let the core act on all of them, and on the time."""
         now = self._clock()
-        effects = self._step(_DRAINED, now)
+        effects = self._step(_BATCH_END, now)
         if effects:
             self._execute(effects)
         due = self.core.next_wakeup()
@@ -144,12 +144,12 @@ class Engine:
             self.transport.connect(effect.name, effect.endpoint)
         except ConfigError as error:
             # The service named it, not the user.
-            self._complain("cannot connect: %s", error)
+            self._log_warning("cannot connect: %s", error)
 
-    def _complain(self, text: str, error: Exception) -> None:
+    def _log_warning(self, text: str, error: Exception) -> None:
         now = self._clock()
-        if now >= self._next_complaint:
-            self._next_complaint = now + _COMPLAINT_INTERVAL_NS
+        if now >= self._next_warning_at:
+            self._next_warning_at = now + _WARNING_INTERVAL_NS
             _log.warning(text, error)
 
     def close(self) -> None:

@@ -20,81 +20,87 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ziplog.client.common.routing import Route
-    from ziplog.client.common.step_context import Turn
-    from ziplog.client.inserts.inflight import Unit
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.inserts.inflight import InflightUnit
 
 _MS: Final = 1_000_000
-FIRST_PAUSE_NS: Final = 50 * _MS
+MIN_BACKOFF_NS: Final = 50 * _MS
 #: The longest pause while somebody waits, and while nobody does.
-LAST_PAUSE_NS: Final = 500 * _MS
-IDLE_PAUSE_NS: Final = 5_000 * _MS
+MAX_BACKOFF_NS: Final = 500 * _MS
+MAX_UNAWAITED_BACKOFF_NS: Final = 5_000 * _MS
 #: In one look, no more units of a shard are asked for.
-LOOK_UNITS: Final = 64
-_BY_TIMES_ASKED: Final = attrgetter("asked")
+MAX_LOCATES: Final = 64
+_BY_LOCATE_COUNT: Final = attrgetter("asked")
 
 
-def is_held(unit: Unit, route: Route) -> bool:
+def must_not_send(unit: InflightUnit, route: Route) -> bool:
     """Whether a unit must not be sent: nobody would take it, nobody wants it, or it could be late.
 
-    What is still of a former view, while the shard is there, is in doubt, or tied (`lane`). The
+    What is still of a former view, while the shard is there, is in doubt, or tied (`window`). The
     servers of a parked shard answer copies of their view: that it is there, or never will be.
     """
     is_answered = route.state == "parked" and unit.message.view == route.view
-    return unit.message.view < route.view or (route.is_away and not is_answered)
+    return unit.message.view < route.view or (route.is_unavailable and not is_answered)
 
 
-class Search:
+class LocateQueries:
     """The questions of one lane."""
 
-    __slots__ = ("_open", "_pause", "due")
+    __slots__ = ("_backoff", "_open", "due")
 
     def __init__(self) -> None:
         #: When to look next.
         self.due = 0
-        self._pause = FIRST_PAUSE_NS
+        self._backoff = MIN_BACKOFF_NS
         #: Units of the last look whose fate is not known.
         self._open = 0
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Something changed: look at once, and often again."""
         self.due = 0
-        self._pause = FIRST_PAUSE_NS
+        self._backoff = MIN_BACKOFF_NS
 
-    def decided(self) -> None:
+    def on_decided(self) -> None:
         """Somebody knew of a unit: go on with others, once the last look is done."""
-        self._pause = FIRST_PAUSE_NS
+        self._backoff = MIN_BACKOFF_NS
         self._open -= 1
         if self._open <= 0:
             self.due = 0
 
-    def look(self, turn: Turn, route: Route, units: Iterable[Unit]) -> bool:
+    def poll(self, context: StepContext, route: Route, units: Iterable[InflightUnit]) -> bool:
         """Ask for some of the units that are to be asked for, if it is time; whether it was."""
-        sought = [
+        candidates = [
             unit
             for unit in units
-            if (unit.is_suspect or is_held(unit, route)) and not unit.is_absent
+            if (unit.may_be_stale or must_not_send(unit, route)) and not unit.is_absent
         ]
-        if not sought:
+        if not candidates:
             return False
-        longest = LAST_PAUSE_NS if any(unit.is_awaited for unit in sought) else IDLE_PAUSE_NS
-        self.due = min(self.due, turn.now + longest)
-        is_due = turn.now >= self.due
+        longest = (
+            MAX_BACKOFF_NS
+            if any(unit.has_waiter for unit in candidates)
+            else MAX_UNAWAITED_BACKOFF_NS
+        )
+        self.due = min(self.due, context.now + longest)
+        is_due = context.now >= self.due
         if is_due:
-            self._ask(turn, route, sought)
-            self.due = turn.now + min(self._pause, longest)
-            self._pause = min(self._pause * 2, longest)
-        turn.wake_at(self.due)
+            self._send_locates(context, route, candidates)
+            self.due = context.now + min(self._backoff, longest)
+            self._backoff = min(self._backoff * 2, longest)
+        context.set_timer(self.due)
         return is_due
 
-    def _ask(self, turn: Turn, route: Route, sought: Sequence[Unit]) -> None:
-        chosen = nsmallest(LOOK_UNITS, sought, key=_BY_TIMES_ASKED)
+    def _send_locates(
+        self, context: StepContext, route: Route, candidates: Sequence[InflightUnit]
+    ) -> None:
+        chosen = nsmallest(MAX_LOCATES, candidates, key=_BY_LOCATE_COUNT)
         self._open = len(chosen)
         for unit in chosen:
-            unit.asked += 1
-            unit.is_suspect = False
+            unit.locate_count += 1
+            unit.may_be_stale = False
             message = unit.message
-            question = Locate(
+            locate = Locate(
                 message.cluster, message.shard, message.view, message.client, message.seq,
                 message.since,
             )  # fmt: skip
-            turn.effects.append(Broadcast(route.names, question))
+            context.effects.append(Broadcast(route.names, locate))

@@ -16,56 +16,60 @@ if TYPE_CHECKING:
 
     from ziplog.client.common.requests import Policy
     from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import Turn
-    from ziplog.client.inserts.inflight import Batch, Lane
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.inserts.inflight import InsertCall, ShardWindow
 
 _MS: Final = 1_000_000
 #: A shard that let us wait gets no new unpinned records for so long, and twice the next pause.
 _AVOID_NS: Final = 500 * _MS
 
 
-class Choice:
+class ShardSelector:
     """The policy, and what it is offered."""
 
     def __init__(
-        self, turn: Turn, routing: Routing, policy: Policy, lanes: Mapping[int, Lane]
+        self,
+        context: StepContext,
+        routing: Routing,
+        policy: Policy,
+        windows: Mapping[int, ShardWindow],
     ) -> None:
-        self._turn: Final = turn
+        self._context: Final = context
         self._routing: Final = routing
-        self._lanes: Final = lanes
+        self._windows: Final = windows
         self.policy = policy
         self._avoid_until = 0
         #: Lanes that began to be avoided, and were not looked at since.
-        self.overdue: list[Lane] = []
+        self.newly_avoided: list[ShardWindow] = []
 
-    def avoid(self, lane: Lane, pause: int = 0) -> None:
+    def avoid(self, window: ShardWindow, pause: int = 0) -> None:
         """Give a shard no new records for a while; `pause`: until its units are sent again, ns."""
-        now = self._turn.now
-        if lane.avoid_until <= now:
-            self.overdue.append(lane)
-            self._turn.wake_at(now)
-        lane.avoid_until = now + _AVOID_NS + 2 * pause
-        self._avoid_until = max(self._avoid_until, lane.avoid_until)
+        now = self._context.now
+        if window.avoid_until <= now:
+            self.newly_avoided.append(window)
+            self._context.set_timer(now)
+        window.avoid_until = now + _AVOID_NS + 2 * pause
+        self._avoid_until = max(self._avoid_until, window.avoid_until)
 
-    def __call__(self, batch: Batch) -> int | Exception:
+    def __call__(self, call: InsertCall) -> int | Exception:
         """Ask the policy, unless the call names the shard, or is in the log in part.
 
         While no shard is live, a batch stays.
         """
-        if batch.is_begun:
-            if self._routing.has_left(batch.shard):
+        if call.is_partly_placed:
+            if self._routing.is_removed(call.shard):
                 why = "as the shard has no more positions"
-                return insert_errors.untaken(batch, self._routing, why)
-            return batch.shard
-        if batch.request.shard is not None:
-            return batch.request.shard
+                return insert_errors.not_inserted_error(call, self._routing, why)
+            return call.shard
+        if call.request.shard is not None:
+            return call.request.shard
         live: Sequence[int] = self._routing.live
         if not live:
-            return batch.shard
-        now, lanes = self._turn.now, self._lanes
+            return call.shard
+        now, windows = self._context.now, self._windows
         if now < self._avoid_until:
-            live = [s for s in live if s not in lanes or lanes[s].avoid_until <= now] or live
-        request = batch.request
+            live = [s for s in live if s not in windows or windows[s].avoid_until <= now] or live
+        request = call.request
         try:
             shard = self.policy(request.payloads[0], request.key_of(0), live)
         except Exception as error:  # noqa: BLE001 - the user's code; the user gets it back

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ziplog.client.reads.tail import missing
+from ziplog.client.reads.tail import missing_servers
 from ziplog.errors import ClosedError, DeadlineError
 from ziplog.wire import Tail, TailReply
 
 if TYPE_CHECKING:
     from ziplog.client.common.requests import BarrierRequest
     from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.client.reads.subscribe import Subscriptions
     from ziplog.wire import Refused
 
 _MS: Final = 1_000_000
 #: A silent replica is asked again after so long, doubling up to the last; so is another shard.
-_FIRST_PAUSE_NS: Final = 10 * _MS
-_LAST_PAUSE_NS: Final = 200 * _MS
+_MIN_BACKOFF_NS: Final = 10 * _MS
+_MAX_BACKOFF_NS: Final = 200 * _MS
 
 
 class Barrier(msgspec.Struct):
@@ -43,14 +43,16 @@ class Barrier(msgspec.Struct):
     #: What its replicas answered, by server.
     replies: dict[int, TailReply] = msgspec.field(default_factory=dict)
     retry_at: int = 0
-    pause: int = _FIRST_PAUSE_NS
+    backoff: int = _MIN_BACKOFF_NS
 
 
 class Barriers:
     """All such questions."""
 
-    def __init__(self, turn: Turn, routing: Routing, subscriptions: Subscriptions) -> None:
-        self._turn: Final = turn
+    def __init__(
+        self, context: StepContext, routing: Routing, subscriptions: Subscriptions
+    ) -> None:
+        self._context: Final = context
         self._routing: Final = routing
         self._subscriptions: Final = subscriptions
         #: By the number of the present round.
@@ -63,33 +65,33 @@ class Barriers:
 
     def start(self, call: int, request: BarrierRequest) -> None:
         """Take a call."""
-        self._turn.wake_at(request.deadline)
-        self._ask(Barrier(call, request.deadline, request.subscription))
+        self._context.set_timer(request.deadline)
+        self._start_round(Barrier(call, request.deadline, request.subscription))
 
     def cancel(self, call: int) -> None:
         """The user waits no longer."""
         for number in [n for n, barrier in self._barriers.items() if barrier.call == call]:
             del self._barriers[number]
 
-    def _ask(self, barrier: Barrier) -> None:
+    def _start_round(self, barrier: Barrier) -> None:
         """Begin a round: its answers are of a later moment than the call."""
-        turn, routing = self._turn, self._routing
+        context, routing = self._context, self._routing
         subscription = self._subscriptions.get(barrier.subscription)
         if subscription is None:
-            turn.complete(
+            context.complete(
                 barrier.call, ClosedError("this subscription", "subscribe again to go on")
             )
             return
-        number = turn.request()
+        number = context.request()
         self._barriers[number] = barrier
         barrier.shard, barrier.replies = subscription.slowest(), {}
         route = routing.route(barrier.shard) if barrier.shard is not None else None
         if route is not None:
             message = Tail(routing.cluster, route.shard, route.view, number)
             for name in route.names:
-                turn.send(name, message)
-        barrier.retry_at = turn.now + barrier.pause
-        turn.wake_at(barrier.retry_at)
+                context.send(name, message)
+        barrier.retry_at = context.now + barrier.backoff
+        context.set_timer(barrier.retry_at)
 
     def on_reply(self, reply: TailReply) -> bool:
         """Take a replica's answer; False if it is of no question here."""
@@ -103,7 +105,7 @@ class Barriers:
             self._routing.refresh()
         if reply.view >= route.view:
             barrier.replies[reply.server] = reply
-            if not missing(barrier.replies, route):
+            if not missing_servers(barrier.replies, route):
                 self._conclude(reply.request, barrier)
         return True
 
@@ -115,7 +117,7 @@ class Barriers:
         bound = subscription.next_owned(barrier.shard, end) if subscription is not None else None
         if bound is not None:
             del self._barriers[number]
-            self._turn.complete(barrier.call, bound)
+            self._context.complete(barrier.call, bound)
 
     def on_refused(self, refused: Refused) -> bool:
         """Take a refusal: the shard may have another view; False if it is of no question here."""
@@ -126,23 +128,23 @@ class Barriers:
 
     def tick(self) -> None:
         """Ask again what is due; end what is late."""
-        turn = self._turn
+        context = self._context
         for number, barrier in list(self._barriers.items()):
-            if turn.now >= barrier.deadline:
+            if context.now >= barrier.deadline:
                 del self._barriers[number]
                 who = f"shard {barrier.shard}" if barrier.shard is not None else "no shard"
                 what = f"{who} of {self._routing} told how far it is before the deadline"
-                turn.complete(barrier.call, DeadlineError(what))
-            elif turn.now >= barrier.retry_at:
+                context.complete(barrier.call, DeadlineError(what))
+            elif context.now >= barrier.retry_at:
                 del self._barriers[number]
-                turn.counters.retries += 1
-                barrier.pause = min(barrier.pause * 2, _LAST_PAUSE_NS)
+                context.counters.retries += 1
+                barrier.backoff = min(barrier.backoff * 2, _MAX_BACKOFF_NS)
                 self._routing.refresh()
-                self._ask(barrier)
+                self._start_round(barrier)
             else:
-                turn.wake_at(min(barrier.retry_at, barrier.deadline))
+                context.set_timer(min(barrier.retry_at, barrier.deadline))
 
     def check(self) -> None:
         """Assert the invariant."""
         for barrier in self._barriers.values():
-            assert self._turn.alarm <= min(barrier.retry_at, barrier.deadline)
+            assert self._context.next_timer <= min(barrier.retry_at, barrier.deadline)

@@ -24,7 +24,7 @@ from ziplog.wire import Credit, Subscribe, Unsubscribe, Want
 
 if TYPE_CHECKING:
     from ziplog.client.common.routing import Route, Routing
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.core.entries import Unit
     from ziplog.wire import Deliver
 
@@ -33,33 +33,33 @@ _MS: Final = 1_000_000
 WINDOW_BYTES: Final = 4 * 1024 * 1024
 _UNIT_OVERHEAD_BYTES: Final = 64
 #: A sign of life goes out so often, and more credit after so much of the window.
-_RENEW_NS: Final = 500 * _MS
+_RENEW_INTERVAL_NS: Final = 500 * _MS
 _RENEW_BYTES: Final = WINDOW_BYTES // 4
 #: A replica that does not answer a sign of life for so long is left for the next one.
-_SILENCE_NS: Final = 1_000 * _MS
-#: A refused stream is opened again after so long, doubling up to `_SILENCE_NS`.
-_FIRST_PAUSE_NS: Final = 20 * _MS
+_SILENCE_TIMEOUT_NS: Final = 1_000 * _MS
+#: A refused stream is opened again after so long, doubling up to `_SILENCE_TIMEOUT_NS`.
+_MIN_BACKOFF_NS: Final = 20 * _MS
 #: A shard that holds others back is told so again after so long; one that is away, less often.
-_WANT_AGAIN_NS: Final = 50 * _MS
-_WANT_AWAY_NS: Final = 500 * _MS
+_WANT_INTERVAL_NS: Final = 50 * _MS
+_WANT_UNAVAILABLE_NS: Final = 500 * _MS
 _PAIR: Final = 2
 _BY_GSN: Final = itemgetter(0)
 
 Row = tuple[int, Record]
 
 
-class Stream:
+class ShardStream:
     """A shard's records from a position on."""
 
     def __init__(
         self,
-        turn: Turn,
+        context: StepContext,
         routing: Routing,
         shard: int,
         start: int,
         writers: WriterTable | None = None,
     ) -> None:
-        self._turn: Final = turn
+        self._context: Final = context
         self._routing: Final = routing
         self.shard: Final = shard
         #: The number of the present subscription at the server; each opening has its own.
@@ -82,11 +82,11 @@ class Stream:
         self._taken = 0
         self._granted = 0
         #: Since when an answer is due; 0: none is.
-        self._asked_at = 0
+        self._unanswered_since = 0
         self._renew_at = 0
         #: When to open it again after a refusal; 0: it is open.
         self._reopen_at = 0
-        self._pause = _FIRST_PAUSE_NS
+        self._backoff = _MIN_BACKOFF_NS
         #: Up to where the shard was asked to decide, and when to ask again.
         self._wanted = 0
         self._want_due = 0
@@ -95,56 +95,58 @@ class Stream:
 
     def open(self, position: int) -> None:
         """Open the stream (again), at its frontier, but at `position` at least."""
-        turn, routing = self._turn, self._routing
+        context, routing = self._context, self._routing
         self.frontier = max(self.frontier, position)
         route = routing.route(self.shard)
         assert route is not None, "a member without a placement"
         self.close()
         if route.view != self.view:
             self._failed = 0
-        self.number = turn.request()
+        self.number = context.request()
         self.view = route.view
         self._name = route.names[(_best(route) + self._failed) % len(route.names)]
         self._taken = -self._buffered
         self._granted = WINDOW_BYTES + self._taken if self._buffered < WINDOW_BYTES else 0
-        self._asked_at = turn.now
-        self._renew_at = turn.now + _RENEW_NS
+        self._unanswered_since = context.now
+        self._renew_at = context.now + _RENEW_INTERVAL_NS
         self._reopen_at = self._want_due = 0
-        turn.wake_at(self._renew_at)
-        turn.send(
+        context.set_timer(self._renew_at)
+        context.send(
             self._name,
             Subscribe(
-                routing.cluster, self.shard, route.view, turn.client, self.number,
+                routing.cluster, self.shard, route.view, context.client, self.number,
                 self.frontier, self._granted,
             ),
         )  # fmt: skip
 
-    def reopen_soon(self) -> None:
+    def reopen_later(self) -> None:
         """The server will not do it: try the next replica, after a pause."""
         self._failed += 1
-        self._reopen_at = self._turn.now + self._pause
-        self._pause = min(self._pause * 2, _SILENCE_NS)
-        self._turn.wake_at(self._reopen_at)
+        self._reopen_at = self._context.now + self._backoff
+        self._backoff = min(self._backoff * 2, _SILENCE_TIMEOUT_NS)
+        self._context.set_timer(self._reopen_at)
 
     def close(self) -> None:
         """Tell the server to stop sending."""
         if self.number:
-            message = Unsubscribe(self._routing.cluster, self.shard, self._turn.client, self.number)
-            self._turn.send(self._name, message)
+            message = Unsubscribe(
+                self._routing.cluster, self.shard, self._context.client, self.number
+            )
+            self._context.send(self._name, message)
 
     # --- receiving ---
 
-    def receive(self, deliver: Deliver) -> bool:
+    def on_deliver(self, deliver: Deliver) -> bool:
         """Take what came. False if the stream must be opened again: something was lost or wrong."""
-        self._asked_at = 0
+        self._unanswered_since = 0
         if deliver.view >= self.view:
-            self._pause = _FIRST_PAUSE_NS
+            self._backoff = _MIN_BACKOFF_NS
         elif not self._reopen_at:
-            self.reopen_soon()
+            self.reopen_later()
         if deliver.start != self.frontier:
             return deliver.start < self.frontier
         if deliver.shard != self.shard or not _is_sound(deliver):
-            self._turn.counters.protocol_errors += 1
+            self._context.counters.protocol_errors += 1
             self._failed += 1
             return False
         for unit in deliver.units:
@@ -166,7 +168,7 @@ class Stream:
         """Whether all that the server last reported was taken."""
         return 0 < self.stable <= self.frontier and not self.highest
 
-    def take(self, start: int, stop: int) -> list[Row]:
+    def pop_records(self, start: int, stop: int) -> list[Row]:
         """Take the records of [start, stop), in order; what is below `start` is dropped.
 
         So are repetitions of rows (docs/protocol.md, section 14.3).
@@ -204,7 +206,7 @@ class Stream:
             del rows[: bisect_left(rows, start, key=_BY_GSN)]
         return rows
 
-    def take_units(self) -> list[Unit]:
+    def pop_units(self) -> list[Unit]:
         """Take all units that are here, as they came: those of a scan, which takes no records."""
         units = list(self._units)
         self._units.clear()
@@ -214,58 +216,60 @@ class Stream:
 
     # --- telling the server ---
 
-    def renew(self) -> None:
+    def renew_credit(self) -> None:
         """Grant more credit if much of it was used."""
         if WINDOW_BYTES + self._taken - self._granted >= _RENEW_BYTES:
             self._send_credit()
 
     def _send_credit(self) -> None:
-        turn = self._turn
+        context = self._context
         self._granted = max(self._granted, WINDOW_BYTES + self._taken)
-        self._asked_at = self._asked_at or turn.now
-        self._renew_at = turn.now + _RENEW_NS
-        turn.wake_at(self._renew_at)
-        turn.send(
+        self._unanswered_since = self._unanswered_since or context.now
+        self._renew_at = context.now + _RENEW_INTERVAL_NS
+        context.set_timer(self._renew_at)
+        context.send(
             self._name,
             Credit(
-                self._routing.cluster, self.shard, self.view, turn.client, self.number,
+                self._routing.cluster, self.shard, self.view, context.client, self.number,
                 self._granted,
             ),
         )  # fmt: skip
 
-    def want(self, gsn: int) -> None:
+    def send_want(self, gsn: int) -> None:
         """Others are held back below `gsn`: ask the primary to decide up to it (D49)."""
-        turn = self._turn
+        context = self._context
         if self.stable > gsn:
             return
-        if self._wanted >= self.frontier and turn.now < self._want_due:
-            turn.wake_at(self._want_due)
+        if self._wanted >= self.frontier and context.now < self._want_due:
+            context.set_timer(self._want_due)
             return
         route = self._routing.route(self.shard)
         assert route is not None, "a member without a placement"
         self._wanted = gsn
-        self._want_due = turn.now + (_WANT_AWAY_NS if route.is_away else _WANT_AGAIN_NS)
-        turn.wake_at(self._want_due)
-        turn.send(route.names[0], Want(self._routing.cluster, self.shard, 0, gsn))
+        self._want_due = context.now + (
+            _WANT_UNAVAILABLE_NS if route.is_unavailable else _WANT_INTERVAL_NS
+        )
+        context.set_timer(self._want_due)
+        context.send(route.names[0], Want(self._routing.cluster, self.shard, 0, gsn))
 
     def tick(self) -> bool:
         """Give the signs of life that are due. False if the stream must be opened again."""
-        turn = self._turn
+        context = self._context
         if self._reopen_at:
-            turn.wake_at(self._reopen_at)
-            return turn.now < self._reopen_at
-        if self._asked_at and turn.now - self._asked_at >= _SILENCE_NS:
+            context.set_timer(self._reopen_at)
+            return context.now < self._reopen_at
+        if self._unanswered_since and context.now - self._unanswered_since >= _SILENCE_TIMEOUT_NS:
             self._failed += 1
             self._routing.refresh()
             return False
-        if turn.now >= self._renew_at:
+        if context.now >= self._renew_at:
             self._send_credit()
-        turn.wake_at(self._renew_at)
+        context.set_timer(self._renew_at)
         return True
 
     def check(self) -> None:
         """Assert the invariant."""
-        assert self._turn.alarm <= (self._reopen_at or self._renew_at)
+        assert self._context.next_timer <= (self._reopen_at or self._renew_at)
         assert self.highest < self.frontier
         sizes = [len(unit.body) + _UNIT_OVERHEAD_BYTES for unit in self._units]
         assert self._buffered == sum(sizes)

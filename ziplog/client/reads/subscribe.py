@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.client.common.lease_map import LeaseMap
 from ziplog.client.common.requests import NEVER, Blocked, Fetched, Progress
-from ziplog.client.reads.shard_stream import Stream
+from ziplog.client.reads.shard_stream import ShardStream
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError, ZiplogError
 from ziplog.types import RecordId
@@ -29,7 +29,7 @@ from ziplog.wire import LeaseQuery
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ziplog.client.common.membership_client import Service
+    from ziplog.client.common.membership_client import MembershipClient
     from ziplog.client.common.requests import (
         FetchRequest,
         ProgressRequest,
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
         UnsubscribeRequest,
     )
     from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import Turn
-    from ziplog.client.reads.tail import Survey, Surveys, Tails
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.reads.tail import LogTail, TailQueries, TailQuery
     from ziplog.core.view import LeaseRun
     from ziplog.types import Record
     from ziplog.wire import Deliver, LeaseHistory, Refused, Trimmed
 
 _MS: Final = 1_000_000
 #: The first lease is asked for again after so long, and later ones that nobody announces.
-_FIRST_LEASE_NS: Final = 50 * _MS
-_NEXT_LEASE_NS: Final = 1_000 * _MS
+_FIRST_LEASE_RETRY_NS: Final = 50 * _MS
+_NEXT_LEASE_RETRY_NS: Final = 1_000 * _MS
 _BY_GSN: Final = itemgetter(0)
 _GSN_OF: Final = attrgetter("rid.gsn")
 
 
-class Fetch:
+class PendingFetch:
     """A reader that waits for records."""
 
     __slots__ = ("call", "request")
@@ -66,15 +66,15 @@ class Subscription:
 
     def __init__(
         self,
-        turn: Turn,
-        service: Service,
+        context: StepContext,
+        membership: MembershipClient,
         routing: Routing,
-        streams: dict[int, tuple[Subscription, Stream]],
+        streams: dict[int, tuple[Subscription, ShardStream]],
         call: int,
         request: SubscribeRequest,
     ) -> None:
-        self._turn: Final = turn
-        self._service: Final = service
+        self._context: Final = context
+        self._membership: Final = membership
         self._routing: Final = routing
         #: All streams of the client, by the numbers that servers know them by.
         self._numbers: Final = streams
@@ -86,29 +86,29 @@ class Subscription:
         self.position = max(request.start.gsn, 1)
         #: It ends after this gsn; `NEVER` if it follows.
         self.last = NEVER
-        self.survey: Survey | None = None
-        self.fetches: Final[deque[Fetch]] = deque()
+        self.tail_query: TailQuery | None = None
+        self.fetches: Final[deque[PendingFetch]] = deque()
         self._leases: Final = LeaseMap()
-        self._streams: Final[dict[int, Stream]] = {}
+        self._streams: Final[dict[int, ShardStream]] = {}
         #: Whose rows were seen, by shard: one that comes back has the same again.
         self._writers: Final[dict[int, WriterTable]] = {}
         self._error: Exception | None = None
-        #: Merged, and kept until the reader has all of it; handed out up to `_taken`.
+        #: Merged, and kept until the reader has all of it; handed out up to `_handed_out`.
         self._ready: list[Record] = []
-        self._taken = 0
+        self._handed_out = 0
         #: The open question about leases (0: none), when to ask again, and how often we did.
-        self._question = 0
+        self._lease_request = 0
         self._lease_due = NEVER
         self._attempts = 0
-        #: Something came since `settle`.
+        #: Something came since `end_batch`.
         self.is_dirty = False
         self._is_closed = False
 
     # --- leases ---
 
-    def surveyed(self, tails: Tails | DeadlineError, *, follow: bool) -> None:
+    def on_tail(self, tails: LogTail | DeadlineError, *, follow: bool) -> None:
         """Take the answer about the tail."""
-        self.survey = None
+        self.tail_query = None
         if isinstance(tails, DeadlineError):
             self._fail(tails)
             return
@@ -122,9 +122,9 @@ class Subscription:
 
     def _open_if_ready(self) -> None:
         """Answer the call that opens it, once the tail and the leases are known."""
-        if self._error is None and not self.is_open and not self.survey and self._leases.stop:
+        if self._error is None and not self.is_open and not self.tail_query and self._leases.stop:
             self.is_open = True
-            self._turn.complete(self.number, self.number)
+            self._context.complete(self.number, self.number)
 
     def ask_leases(self) -> None:
         """Ask for the leases from where the known ones end."""
@@ -135,13 +135,13 @@ class Subscription:
             gsn = lease.base if lease is not None else 1
         self._attempts += 1
         self._lease_due = NEVER
-        self._service.forget(self._question)
-        self._question = self._service.ask(
-            lambda cluster, request: LeaseQuery(cluster, request, gsn), self._leases_told
+        self._membership.cancel(self._lease_request)
+        self._lease_request = self._membership.send_request(
+            lambda cluster, request: LeaseQuery(cluster, request, gsn), self._on_lease_history
         )
 
-    def _leases_told(self, history: LeaseHistory) -> None:
-        self._question = 0
+    def _on_lease_history(self, history: LeaseHistory) -> None:
+        self._lease_request = 0
         self._routing.learn(history.placements)
         is_whole = self._take_leases(history.runs)
         if history.trim > self.position and not (self.is_open and is_whole):
@@ -149,12 +149,12 @@ class Subscription:
             self._fail(TrimmedError(first))
         elif self._leases.stop:
             self._open_if_ready()
-            self._lease_due = self._turn.now + _NEXT_LEASE_NS
+            self._lease_due = self._context.now + _NEXT_LEASE_RETRY_NS
         elif self._attempts == 1:
             self.ask_leases()
         else:
-            self._lease_due = self._turn.now + _FIRST_LEASE_NS
-        self._turn.wake_at(self._lease_due)
+            self._lease_due = self._context.now + _FIRST_LEASE_RETRY_NS
+        self._context.set_timer(self._lease_due)
 
     def _take_leases(self, runs: Iterable[LeaseRun]) -> bool:
         """Take leases; False if some before them are missing."""
@@ -174,7 +174,7 @@ class Subscription:
                 self._routing.refresh(self._open_streams)
                 continue
             writers = self._writers.setdefault(shard, WriterTable())
-            stream = Stream(self._turn, self._routing, shard, self.position, writers)
+            stream = ShardStream(self._context, self._routing, shard, self.position, writers)
             self._streams[shard] = stream
             self._open(stream)
         for shard in sorted(self._streams.keys() - members):
@@ -182,45 +182,45 @@ class Subscription:
             del self._numbers[stream.number]
             stream.close()
 
-    def _open(self, stream: Stream) -> None:
+    def _open(self, stream: ShardStream) -> None:
         self._numbers.pop(stream.number, None)
         stream.open(self.position)
         self._numbers[stream.number] = (self, stream)
 
     # --- what streams say ---
 
-    def delivered(self, stream: Stream, deliver: Deliver) -> None:
+    def on_deliver(self, stream: ShardStream, deliver: Deliver) -> None:
         """Take a part of a stream."""
-        if not stream.receive(deliver):
+        if not stream.on_deliver(deliver):
             self._open(stream)
         self.is_dirty = True
         has_news = deliver.leases and deliver.leases[-1].last.stop > self._leases.stop
-        if has_news and not self._take_leases(deliver.leases) and not self._question:
+        if has_news and not self._take_leases(deliver.leases) and not self._lease_request:
             self.ask_leases()
 
-    def refused(self, stream: Stream, refused: Refused) -> None:
+    def on_refused(self, stream: ShardStream, on_refused: Refused) -> None:
         """Take a server's refusal of a stream."""
-        if refused.code == "unknown-subscription":
+        if on_refused.code == "unknown-subscription":
             self._open(stream)
             return
         self._routing.refresh()
-        stream.reopen_soon()
+        stream.reopen_later()
 
-    def trimmed(self, stream: Stream, trimmed: Trimmed) -> None:
+    def on_trimmed(self, stream: ShardStream, on_trimmed: Trimmed) -> None:
         """Take the news that a stream's position no longer exists, and so the subscription's own.
 
         A stream of which nothing came yet may be behind: it goes on from where the others are.
         """
 
         def found(shard: int) -> None:
-            self._fail(TrimmedError(RecordId(trimmed.first, shard)))
+            self._fail(TrimmedError(RecordId(on_trimmed.first, shard)))
 
-        if trimmed.first > self.position:
-            self._routing.find_owner(trimmed.first, found)
+        if on_trimmed.first > self.position:
+            self._routing.find_owner(on_trimmed.first, found)
         else:
             self._open(stream)
 
-    def rerouted(self, shards: list[int]) -> None:
+    def on_routes_changed(self, shards: list[int]) -> None:
         """Open the streams of shards with a new view again."""
         for shard in shards:
             stream, route = self._streams.get(shard), self._routing.route(shard)
@@ -229,7 +229,7 @@ class Subscription:
 
     # --- handing out ---
 
-    def settle(self) -> None:
+    def end_batch(self) -> None:
         """After a batch of messages: serve readers, grant credit, and ask who holds us back."""
         self.is_dirty = False
         self.serve()
@@ -237,38 +237,38 @@ class Subscription:
         if self.last != NEVER:
             highest = max(highest, self.last)
         for stream in self._streams.values():
-            stream.renew()
+            stream.renew_credit()
             if stream.frontier <= highest:
-                stream.want(highest)
+                stream.send_want(highest)
 
     def serve(self) -> None:
         """Answer the readers that wait, as far as there is something for them."""
         while self.fetches:
             fetch = self.fetches[0]
             self._seek(fetch.request.after)
-            if self._taken == len(self._ready):
+            if self._handed_out == len(self._ready):
                 self._merge()
             result = self._hand_out(fetch.request.max_records)
             if result is None:
                 return
             self.fetches.popleft()
-            self._turn.complete(fetch.call, result)
+            self._context.complete(fetch.call, result)
 
     def _seek(self, after: int) -> None:
         """Go on behind the last record that the reader has; back, if it lost an answer."""
-        taken, ready = self._taken, self._ready
+        taken, ready = self._handed_out, self._ready
         if after == NEVER or not ready or (taken and ready[taken - 1].rid.gsn == after):
             return
-        self._taken = bisect_right(ready, after, key=_GSN_OF)
-        self._turn.counters.delivered += self._taken - taken
+        self._handed_out = bisect_right(ready, after, key=_GSN_OF)
+        self._context.counters.delivered += self._handed_out - taken
 
     def _hand_out(self, max_records: int) -> Fetched | Exception | None:
-        start, ready = self._taken, self._ready
+        start, ready = self._handed_out, self._ready
         if start < len(ready):
-            self._taken = min(start + max_records, len(ready))
-            is_all = start == 0 and self._taken == len(ready)
-            records = ready if is_all else ready[start : self._taken]
-            self._turn.counters.delivered += len(records)
+            self._handed_out = min(start + max_records, len(ready))
+            is_all = start == 0 and self._handed_out == len(ready)
+            records = ready if is_all else ready[start : self._handed_out]
+            self._context.counters.delivered += len(records)
             return Fetched(records, ended=False)
         if self._error is not None:
             return self._error
@@ -280,9 +280,9 @@ class Subscription:
         if limit == self.position or self._error is not None:
             return
         try:
-            parts = [stream.take(self.position, limit) for stream in self._streams.values()]
+            parts = [stream.pop_records(self.position, limit) for stream in self._streams.values()]
         except ProtocolError as error:
-            self._turn.counters.protocol_errors += 1
+            self._context.counters.protocol_errors += 1
             self._error = error
             return
         filled = [rows for rows in parts if rows]
@@ -291,7 +291,7 @@ class Subscription:
             rows = [row for part in filled for row in part]
             rows.sort(key=_BY_GSN)
         self._ready = [record for _, record in rows]
-        self._taken = 0
+        self._handed_out = 0
         self._advance(limit)
 
     def _limit(self) -> int:
@@ -316,16 +316,16 @@ class Subscription:
         if self._leases.run_count < before:
             self._open_streams()
         if position >= self._leases.stop and position <= self.last:
-            self._lease_due = min(self._lease_due, self._turn.now + _FIRST_LEASE_NS)
-            self._turn.wake_at(self._lease_due)
+            self._lease_due = min(self._lease_due, self._context.now + _FIRST_LEASE_RETRY_NS)
+            self._context.set_timer(self._lease_due)
 
     def progress(self, after: int) -> Progress:
         """Return how far this is, for a reader whose last record is at `after`."""
         self._seek(after)
-        if self._taken == len(self._ready):
+        if self._handed_out == len(self._ready):
             self._merge()
-        has_ready = self._taken < len(self._ready)
-        gsn = self._ready[self._taken].rid.gsn if has_ready else self.position
+        has_ready = self._handed_out < len(self._ready)
+        gsn = self._ready[self._handed_out].rid.gsn if has_ready else self.position
         streams = self._streams.values()
         held = max((stream.highest for stream in streams), default=0)
         if self.last != NEVER:
@@ -363,27 +363,27 @@ class Subscription:
 
     def tick(self) -> None:
         """Do what has become due."""
-        turn = self._turn
+        context = self._context
         if self.is_failed:
             return
-        if not self.is_open and turn.now >= self.deadline:
+        if not self.is_open and context.now >= self.deadline:
             what = f"{self._routing} did not tell the leases of gsn {self.position}"
             self._fail(DeadlineError(f"{what} before the deadline"))
             return
-        if turn.now >= self._lease_due:
+        if context.now >= self._lease_due:
             self._lease_due = NEVER
             if not self.is_open or self.position >= self._leases.stop:
                 self.ask_leases()
         for fetch in list(self.fetches):
-            if turn.now >= fetch.request.deadline:
+            if context.now >= fetch.request.deadline:
                 self.fetches.remove(fetch)
-                turn.complete(fetch.call, Fetched([], ended=False))
+                context.complete(fetch.call, Fetched([], ended=False))
             else:
-                turn.wake_at(fetch.request.deadline)
+                context.set_timer(fetch.request.deadline)
         for stream in list(self._streams.values()):
             if not stream.tick():
                 self._open(stream)
-        turn.wake_at(self._lease_due if self.is_open else min(self._lease_due, self.deadline))
+        context.set_timer(self._lease_due if self.is_open else min(self._lease_due, self.deadline))
         self.is_dirty = True
 
     def _fail(self, error: ZiplogError) -> None:
@@ -394,8 +394,8 @@ class Subscription:
         if self.is_open:
             self.serve()
         else:
-            self._turn.complete(self.number, error)
-            self._turn.wake_at(self._turn.now)
+            self._context.complete(self.number, error)
+            self._context.set_timer(self._context.now)
 
     @property
     def is_failed(self) -> bool:
@@ -407,14 +407,14 @@ class Subscription:
         self._is_closed = True
         if not self.is_open and self._error is None:
             # Closed before it was open: that call, too, is answered.
-            self._turn.complete(self.number, self.number)
-        self._service.forget(self._question)
+            self._context.complete(self.number, self.number)
+        self._membership.cancel(self._lease_request)
         for stream in self._streams.values():
             del self._numbers[stream.number]
             stream.close()
         self._streams.clear()
         for fetch in self.fetches:
-            self._turn.complete(fetch.call, Fetched([], ended=True))
+            self._context.complete(fetch.call, Fetched([], ended=True))
         self.fetches.clear()
 
     def check(self) -> None:
@@ -428,20 +428,26 @@ class Subscription:
         assert not gsns or gsns[-1] < self.position
         assert self.position <= max(self._leases.stop, self._limit())
         for fetch in self.fetches:
-            assert self._turn.alarm <= fetch.request.deadline, "a deadline would be missed"
+            assert self._context.next_timer <= fetch.request.deadline, "a deadline would be missed"
 
 
 class Subscriptions:
     """All subscriptions of a client."""
 
-    def __init__(self, turn: Turn, service: Service, routing: Routing, surveys: Surveys) -> None:
-        self._turn: Final = turn
-        self._service: Final = service
+    def __init__(
+        self,
+        context: StepContext,
+        membership: MembershipClient,
+        routing: Routing,
+        tail_queries: TailQueries,
+    ) -> None:
+        self._context: Final = context
+        self._membership: Final = membership
         self._routing: Final = routing
-        self._surveys: Final = surveys
+        self._tail_queries: Final = tail_queries
         self._open: Final[dict[int, Subscription]] = {}
-        self._numbers: Final[dict[int, tuple[Subscription, Stream]]] = {}
-        routing.on_change.append(self._rerouted)
+        self._numbers: Final[dict[int, tuple[Subscription, ShardStream]]] = {}
+        routing.on_change.append(self._on_routes_changed)
 
     @property
     def waiting(self) -> bool:
@@ -457,15 +463,15 @@ class Subscriptions:
     def start(self, call: int, request: SubscribeRequest) -> None:
         """Open a subscription; its number is the call's."""
         subscription = Subscription(
-            self._turn, self._service, self._routing, self._numbers, call, request
+            self._context, self._membership, self._routing, self._numbers, call, request
         )
         self._open[call] = subscription
-        self._turn.wake_at(request.deadline)
+        self._context.set_timer(request.deadline)
         is_recent = request.start.gsn < 0
         if is_recent or not request.follow:
-            subscription.survey = self._surveys.start(
+            subscription.tail_query = self._tail_queries.start(
                 request.deadline,
-                lambda tails: subscription.surveyed(tails, follow=request.follow),
+                lambda tails: subscription.on_tail(tails, follow=request.follow),
                 with_recent=is_recent,
             )
         if not is_recent:
@@ -475,10 +481,12 @@ class Subscriptions:
         """Let a reader wait for records."""
         subscription = self._open.get(request.subscription)
         if subscription is None:
-            self._turn.complete(call, ClosedError("this subscription", "subscribe again to go on"))
+            self._context.complete(
+                call, ClosedError("this subscription", "subscribe again to go on")
+            )
             return
-        subscription.fetches.append(Fetch(call, request))
-        self._turn.wake_at(request.deadline)
+        subscription.fetches.append(PendingFetch(call, request))
+        self._context.set_timer(request.deadline)
         before = subscription.position
         subscription.serve()
         if subscription.position > before:
@@ -490,12 +498,12 @@ class Subscriptions:
         subscription = self._open.get(request.subscription)
         closed = ClosedError("this subscription", "subscribe again to go on")
         found = subscription.progress(request.after) if subscription else closed
-        self._turn.complete(call, found)
+        self._context.complete(call, found)
 
     def unsubscribe(self, call: int, request: UnsubscribeRequest) -> None:
         """End a subscription."""
         self._close(request.subscription)
-        self._turn.complete(call, None)
+        self._context.complete(call, None)
 
     def cancel(self, call: int) -> None:
         """The user waits no longer: for a subscription that opens, or for records."""
@@ -509,8 +517,8 @@ class Subscriptions:
     def _close(self, number: int) -> None:
         subscription = self._open.pop(number, None)
         if subscription is not None:
-            if subscription.survey is not None:
-                self._surveys.cancel(subscription.survey)
+            if subscription.tail_query is not None:
+                self._tail_queries.cancel(subscription.tail_query)
             subscription.close()
 
     # --- messages ---
@@ -519,33 +527,33 @@ class Subscriptions:
         """Take a part of a stream."""
         found = self._numbers.get(deliver.subscription)
         if found is not None:
-            found[0].delivered(found[1], deliver)
+            found[0].on_deliver(found[1], deliver)
 
-    def on_trimmed(self, trimmed: Trimmed) -> None:
+    def on_trimmed(self, on_trimmed: Trimmed) -> None:
         """Take the end of a stream that stands below the trim point."""
-        found = self._numbers.get(trimmed.subscription)
+        found = self._numbers.get(on_trimmed.subscription)
         if found is not None:
-            found[0].trimmed(found[1], trimmed)
+            found[0].on_trimmed(found[1], on_trimmed)
 
-    def on_refused(self, refused: Refused) -> bool:
+    def on_refused(self, on_refused: Refused) -> bool:
         """Take a refusal; False if it is of no stream."""
-        found = self._numbers.get(refused.request)
+        found = self._numbers.get(on_refused.request)
         if found is None:
             return False
-        found[0].refused(found[1], refused)
+        found[0].on_refused(found[1], on_refused)
         return True
 
-    def _rerouted(self, shards: list[int]) -> None:
+    def _on_routes_changed(self, shards: list[int]) -> None:
         for subscription in self._open.values():
-            subscription.rerouted(shards)
+            subscription.on_routes_changed(shards)
 
     # --- time ---
 
-    def drained(self) -> None:
+    def on_batch_end(self) -> None:
         """After a batch of messages."""
         for subscription in self._open.values():
             if subscription.is_dirty:
-                subscription.settle()
+                subscription.end_batch()
 
     def tick(self) -> None:
         """Do what has become due."""

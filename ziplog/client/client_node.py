@@ -199,7 +199,8 @@ class ClientCore:
         elif type(event) is Cancelled:
             for machine in (
                 self._inserts, self._syncs, self._reads, self._subscriptions, self._barriers,
-                self._cluster_calls, self._shard_changes, self._extent_queries, self._outline_queries, self._scans,
+                self._cluster_calls, self._shard_changes, self._extent_queries,
+                self._outline_queries, self._scans,
             ):  # fmt: skip
                 machine.cancel(event.id)
         elif type(event) is Closing:
@@ -274,15 +275,16 @@ class ClientCore:
     def _is_waiting(self) -> bool:
         machines = (
             self._inserts, self._syncs, self._reads, self._tail_queries, self._subscriptions,
-            self._barriers, self._shard_changes, self._extent_queries, self._outline_queries, self._scans,
+            self._barriers, self._shard_changes, self._extent_queries, self._outline_queries,
+            self._scans,
         )  # fmt: skip
         return any(machine.waiting for machine in machines)
 
     def check(self) -> None:
         """Assert the invariants of all parts."""
         for part in (
-            self._membership, self._routing, self._inserts, self._syncs, self._reads, self._tail_queries,
-            self._subscriptions, self._barriers, self._cluster_calls, self._shard_changes, self._extent_queries,
-            self._outline_queries, self._scans,
+            self._membership, self._routing, self._inserts, self._syncs, self._reads,
+            self._tail_queries, self._subscriptions, self._barriers, self._cluster_calls,
+            self._shard_changes, self._extent_queries, self._outline_queries, self._scans,
         ):  # fmt: skip
             part.check()

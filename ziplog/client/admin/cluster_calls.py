@@ -1,7 +1,8 @@
-"""Calls about the cluster as a whole: connect, the tail, trim, the status document.
+"""Calls about the whole cluster: connect, tail, trim, status document.
 
-Rule: each call is one question, asked again until its deadline (`membership`). Invariant: a call that
-was answered has no question open. See docs/protocol.md, sections 7 and 8.
+Each call is one request that is retried until its deadline (`membership_client`).
+
+Invariant: a completed call has no open request. See docs/protocol.md, sections 7 and 8.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ if TYPE_CHECKING:
     from ziplog.wire import StatusReply, TrimReply
 
 _MS: Final = 1_000_000
-#: A position that is not stable yet is trimmed again after so long.
+#: Interval between trim requests for a position that is not stable yet.
 _TRIM_RETRY_NS: Final = 100 * _MS
 
 
 class PendingCall(msgspec.Struct):
-    """One such call under way."""
+    """One pending call."""
 
     deadline: int
-    #: What to raise at the deadline.
+    #: Returns the error at the deadline.
     deadline_error: Callable[[], ZiplogError]
-    #: The open question to the service; 0: none.
+    #: Number of the open request to the service; 0: none.
     open_request: int = 0
     tail_query: TailQuery | None = None
-    #: When to `send` again; 0: not.
+    #: When to call `send` again; 0: never.
     retry_at: int = 0
     send: Callable[[], None] | None = None
 
 
 class ClusterCalls:
-    """All such calls of a client."""
+    """The pending cluster calls of a client."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class ClusterCalls:
         self._context.complete(call, result)
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer."""
+        """Cancel a call."""
         pending = self._pending.pop(call, None)
         if pending is not None:
             self._membership.cancel(pending.open_request)
@@ -83,7 +84,7 @@ class ClusterCalls:
                 self._tail_queries.cancel(pending.tail_query)
 
     def connect(self, call: int, request: ConnectRequest) -> None:
-        """Learn the cluster."""
+        """Get the cluster's description from the membership service."""
 
         def deadline_error() -> ZiplogError:
             tried = ", ".join(self._membership.endpoints)
@@ -109,7 +110,7 @@ class ClusterCalls:
         pending.open_request = self._membership.send_request(StatusQuery, on_reply)
 
     def tail(self, call: int, request: TailRequest) -> None:
-        """Find where the log ends."""
+        """Get the end of the log."""
 
         def on_reply(tails: LogTail | DeadlineError) -> None:
             self._finish(call, tails if isinstance(tails, DeadlineError) else tails.last)
@@ -118,7 +119,7 @@ class ClusterCalls:
         pending.tail_query = self._tail_queries.start(request.deadline, on_reply, with_recent=False)
 
     def trim(self, call: int, request: TrimRequest) -> None:
-        """Delete everything before a position, once it is stable."""
+        """Delete all records before a position, once it is stable."""
         rid = request.rid
 
         def on_reply(reply: TrimReply) -> None:
@@ -149,7 +150,7 @@ class ClusterCalls:
         )
 
     def tick(self) -> None:
-        """Ask again what is due; end what is late."""
+        """Retry the requests that are due; end the calls at their deadlines."""
         context = self._context
         for call, pending in list(self._pending.items()):
             if context.now >= pending.deadline:

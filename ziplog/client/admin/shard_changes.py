@@ -1,12 +1,12 @@
-"""Calls that change which shards there are: add one, take one out, have one sealed.
+"""Calls that change the set of shards: add, remove or finalize one.
 
-    asked of the service --done--> placements asked --> answered
-                         '-refused-> placements asked --> failed
+    service asked --done--> placements asked --> completed
+                  '-refused-> placements asked --> failed
 
-Rules: the service answers only when all is done, and is asked until then (`membership`); twice is the
-same as once. What a call ends with is told after the placements were learned: the client that made
-the change is the first to know of it. Invariant: a call under way has a question open.
-See docs/protocol.md, section 13.
+Rules: the service replies when the change is complete; until then the client retries the request,
+which is idempotent. The client updates its placements before it completes the call.
+
+Invariant: a pending call has an open request. See docs/protocol.md, section 13.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _DONE: Final[dict[Change, str]] = {
 
 
 class PendingChange(msgspec.Struct):
-    """One such call under way."""
+    """One pending change."""
 
     request: ChangeRequest
-    #: The number of the open question.
+    #: Number of the open request.
     open_request: int = 0
-    #: The service's answer.
+    #: The service's reply.
     reply: ShardChanged | None = None
 
 
 class ShardChanges:
-    """All such calls of a client."""
+    """The pending shard changes of a client."""
 
     def __init__(
         self, context: StepContext, membership: MembershipClient, routing: Routing
@@ -58,11 +58,11 @@ class ShardChanges:
 
     @property
     def waiting(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call is pending."""
         return bool(self._pending)
 
     def start(self, call: int, request: ChangeRequest) -> None:
-        """Take a call."""
+        """Start a call."""
         pending = self._pending[call] = PendingChange(request)
         self._context.set_timer(request.deadline)
 
@@ -82,7 +82,7 @@ class ShardChanges:
         )
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer; what the service has begun goes on."""
+        """Cancel a call; the service continues the change."""
         pending = self._pending.pop(call, None)
         if pending is not None:
             self._membership.cancel(pending.open_request)
@@ -97,10 +97,10 @@ class ShardChanges:
             result = self._refusal_error(pending.request, pending.reply)
         self._context.complete(call, result)
 
-    # --- what went wrong ---
+    # --- errors ---
 
     def _refusal_error(self, request: ChangeRequest, reply: ShardChanged) -> ConfigError:
-        """Return what is wrong with a request that the service refused."""
+        """Return the error for a request that the service refused."""
         shard, routing = request.shard, self._routing
         where = f"cannot {request.change} shard {shard} of {routing}"
         unused = f"a number that no shard ever had, such as {max(routing.shards, default=-1) + 1}"
@@ -125,7 +125,7 @@ class ShardChanges:
         return self._conflict_error(request, unused, where)
 
     def _conflict_error(self, request: ChangeRequest, unused: str, where: str) -> ConfigError:
-        """The number, or one of the servers, is in use."""
+        """Return the error for a shard number or a server that is in use."""
         routing, given = self._routing, [(r.name, r.endpoint) for r in request.replicas]
         for other in routing.shards:
             existing = [(replica.name, replica.endpoint) for replica in routing.servers(other)]
@@ -140,7 +140,7 @@ class ShardChanges:
         return ConfigError("shard", request.shard, allowed, where)
 
     def _deadline_error(self, request: ChangeRequest) -> DeadlineError:
-        """Return how far a change has come that was not done in time."""
+        """Return the error at the deadline, with the state of the change."""
         routing, shard, change = self._routing, request.shard, request.change
         state = routing.state(shard)
         match change, state:
@@ -163,7 +163,7 @@ class ShardChanges:
     # --- time ---
 
     def tick(self) -> None:
-        """End what is late."""
+        """End the calls at their deadlines."""
         for call, pending in list(self._pending.items()):
             if self._context.now >= pending.request.deadline:
                 self._finish(call)

@@ -1,10 +1,11 @@
-"""Which shards own positions of a range, and where epochs begin: what the leases say.
+"""Extents: the shards that own positions of a range, and the epochs of the range.
 
-    leases asked from the range's start on --more?--> asked again from their end --> answered
+    leases requested from the range's start --more?--> from their end --> completed
 
-Rules: the answer is complete: leases are asked for until they reach the range's end, or until there
-are no more; what nobody was ever given is refused, with where the log ends. Invariant: a question
-under way has a question to the service open. See docs/protocol.md, sections 3 and 14.
+Rule: the result is complete. The client requests leases until they reach the range's end, or until
+there are no more. A range after the last lease fails with the end of the log.
+
+Invariant: a pending call has an open request. See docs/protocol.md, sections 3 and 14.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True):
-    """Positions [start, stop) of which a shard owns its share, all through."""
+    """A range [start, stop) in which a shard owns its share of the positions throughout."""
 
     shard: int
     start: int
@@ -37,15 +38,14 @@ class Extent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Extents(msgspec.Struct, frozen=True):
-    """Who owns what of a range, and the epochs in it."""
+    """The owners of a range, and its epochs."""
 
-    #: All before it was trimmed.
+    #: Every record before it was trimmed.
     trim: int
-    #: The first position that is not known to have been given to anybody; the range ends there at
-    #: the latest.
+    #: The first position without a known owner; the range ends there at the latest.
     end: int
-    #: In order of their starts, then of shards; a shard that was out for a while has several.
-    #: Nothing trimmed is in them.
+    #: Sorted by start, then by shard. A shard that was not a member all the time has several.
+    #: Trimmed positions are left out.
     shards: list[Extent]
     #: The leases, from the one before the range on.
     runs: list[LeaseRun]
@@ -54,14 +54,14 @@ class Extents(msgspec.Struct, frozen=True):
         """Return the epoch of a position.
 
         Raises:
-            NoSuchRecordError: it lies outside of the leases known here.
+            NoSuchRecordError: no lease of this range contains the position.
             TrimmedError: its lease was trimmed.
 
         """
         return self._lease_at(gsn).epoch_at(gsn)
 
     def owner_at(self, gsn: int) -> int:
-        """Return the shard that owns a position, be it trimmed; errors are those of `epoch_at`."""
+        """Return the shard that owns a position, trimmed or not; errors as of `epoch_at`."""
         lease = self._lease_at(gsn)
         if not lease.members:
             raise NoSuchRecordError(RecordId(gsn, 0), "no shard was there to own it")
@@ -80,14 +80,14 @@ class Extents(msgspec.Struct, frozen=True):
         """Return the first position of an epoch.
 
         Raises:
-            ConfigError: it is none of the leases known here.
+            ConfigError: no lease of this range contains the epoch.
             TrimmedError: its lease was trimmed.
 
         """
         return self._lease_of(epoch).epoch_base(epoch)
 
     def epoch_stop(self, epoch: int) -> int:
-        """Return the position after an epoch's last one; errors are those of `epoch_start`."""
+        """Return the position after an epoch's last one; errors as of `epoch_start`."""
         return self._lease_of(epoch).epoch_base(epoch + 1)
 
     @property
@@ -109,10 +109,10 @@ class Extents(msgspec.Struct, frozen=True):
 
 
 def extents_of(runs: list[LeaseRun], start: int, stop: int | None, trim: int) -> Extents:
-    """Return who owns what of [start, stop) by leases that reach as far."""
+    """Return the owners of [start, stop), given all its leases."""
     end = runs[-1].last.stop if runs else 1
     low, high = max(start, trim), end if stop is None else min(stop, end)
-    #: From when on the members of the last run are in without a break.
+    #: For each member of the last run: the start of its uninterrupted membership.
     since: dict[int, int] = {}
     found: list[Extent] = []
     for run in runs:
@@ -126,19 +126,19 @@ def extents_of(runs: list[LeaseRun], start: int, stop: int | None, trim: int) ->
 
 
 class ExtentQuery(msgspec.Struct):
-    """One question under way."""
+    """One pending call."""
 
     call: int
     request: ExtentsRequest
     leases: LeaseMap = msgspec.field(default_factory=LeaseMap)
-    #: The number of the question to the service.
+    #: Number of the open request to the service.
     open_request: int = 0
-    #: Nobody was given its start: what is asked for is where the log ends.
+    #: No shard owns its start: the query now asks for the end of the log.
     is_past_end: bool = False
 
 
 class ExtentQueries:
-    """All such questions of a client."""
+    """The pending extent queries of a client."""
 
     def __init__(
         self, context: StepContext, membership: MembershipClient, routing: Routing
@@ -151,18 +151,18 @@ class ExtentQueries:
 
     @property
     def waiting(self) -> bool:
-        """Whether a question is open."""
+        """Whether a call is pending."""
         return bool(self._open)
 
     def start(self, call: int, request: ExtentsRequest) -> None:
-        """Take a call."""
+        """Start a call."""
         self._context.set_timer(request.deadline)
         query = self._open[call] = ExtentQuery(call, request)
-        # The position before the start: it was given to somebody, if the log ends at the start.
+        # The position before the start has an owner, even if the log ends at the start.
         self._query_leases(query, max(request.start - 1, 1))
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer."""
+        """Cancel a call."""
         query = self._open.pop(call, None)
         if query is not None:
             self._membership.cancel(query.open_request)
@@ -202,7 +202,7 @@ class ExtentQueries:
         self._context.complete(query.call, result)
 
     def tick(self) -> None:
-        """End what is late."""
+        """End the calls at their deadlines."""
         context = self._context
         for query in list(self._open.values()):
             if context.now >= query.request.deadline:

@@ -1,11 +1,12 @@
-"""How much the replicas of a shard hold of a range, and which of them serve it in bulk.
+"""Outlines: how much of a range a shard stores, and the archives that serve it.
 
-    all replicas asked --the first answered, then the others or a grace--> answered
+    all replicas asked --first reply, then all others or a grace period--> completed
 
-Rules: answers of the shard's present view count; who refuses is left out once somebody answered,
-and is asked again while nobody has; of the answers, the one that reaches farthest tells the
-stretches. Invariant: whatever is open is asked again, or ends, in time.
-See docs/protocol.md, section 14.
+Rules: only replies of the shard's current view count. A replica that refuses is left out once
+another one replied; until then the client asks it again. The reply that reaches farthest gives the
+steps.
+
+Invariant: every pending call is retried, or ends, in time. See docs/protocol.md, section 14.
 """
 
 from __future__ import annotations
@@ -25,59 +26,59 @@ if TYPE_CHECKING:
     from ziplog.wire import Refused
 
 _MS: Final = 1_000_000
-#: Who has not answered so long after the first one is left out.
+#: Time after the first reply after which missing replies are left out.
 GRACE_NS: Final = 200 * _MS
-#: While nobody has answered, all are asked again after so long, doubling up to the last.
+#: Interval before all replicas are asked again; it doubles up to the last value.
 _MIN_BACKOFF_NS: Final = 50 * _MS
 _MAX_BACKOFF_NS: Final = 500 * _MS
 
 
 class ShardOutline(msgspec.Struct, frozen=True):
-    """A shard's part of a range, in stretches of about equal size."""
+    """A shard's part of a range, in steps of about equal size."""
 
     shard: int
-    #: All before it was trimmed.
+    #: Every record before it was trimmed.
     trim: int
-    #: (stop, bytes) of each stretch: from where the one before ends up to `stop`.
+    #: (stop, bytes) of each step; it starts at the previous step's `stop`.
     steps: list[tuple[int, int]]
-    #: The archives of the replicas that have one: (host, port).
+    #: The (host, port) of each replica's archive, if it has one.
     archives: list[tuple[str, int]]
 
 
 class OutlineQuery(msgspec.Struct):
-    """One question under way."""
+    """One pending call."""
 
     call: int
     request: OutlineRequest
-    #: Its number at the servers.
+    #: Its request number at the servers.
     number: int
     #: By server.
     replies: dict[int, Outlined] = msgspec.field(default_factory=dict)
     refused: set[int] = msgspec.field(default_factory=set)
-    #: When it is answered whoever is missing; `NEVER` while nobody has answered.
+    #: When to complete the call with the replies so far; `NEVER` before the first reply.
     answer_at: int = NEVER
-    #: When to ask again; `NEVER` while it is not known where the shard is.
+    #: When to ask again; `NEVER` while the shard's route is unknown.
     retry_at: int = NEVER
     backoff: int = _MIN_BACKOFF_NS
 
 
 class OutlineQueries:
-    """All such questions of a client."""
+    """The pending outline queries of a client."""
 
     def __init__(self, context: StepContext, routing: Routing) -> None:
         self._context: Final = context
         self._routing: Final = routing
-        #: By number.
+        #: By request number.
         self._open: Final[dict[int, OutlineQuery]] = {}
         routing.on_change.append(self._on_routes_changed)
 
     @property
     def waiting(self) -> bool:
-        """Whether a question is open."""
+        """Whether a call is pending."""
         return bool(self._open)
 
     def start(self, call: int, request: OutlineRequest) -> None:
-        """Take a call."""
+        """Start a call."""
         number = self._context.request()
         query = self._open[number] = OutlineQuery(call, request, number)
         self._context.set_timer(request.deadline)
@@ -87,7 +88,7 @@ class OutlineQueries:
             self._routing.refresh(lambda: self._on_refreshed(query))
 
     def _on_refreshed(self, query: OutlineQuery) -> None:
-        """All shards that there are have been told."""
+        """Ask the shard after the first placements, or fail if it does not exist."""
         if query.number not in self._open:
             return
         shard, known = query.request.shard, self._routing.shards
@@ -97,12 +98,12 @@ class OutlineQueries:
             self._query_replicas(query)
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer."""
+        """Cancel a call."""
         for number in [n for n, query in self._open.items() if query.call == call]:
             del self._open[number]
 
     def _query_replicas(self, query: OutlineQuery) -> None:
-        """Ask those that have not answered."""
+        """Ask the replicas without a reply."""
         context, routing, request = self._context, self._routing, query.request
         route = routing.route(request.shard)
         assert route is not None, "who is asked has a place"
@@ -116,10 +117,10 @@ class OutlineQueries:
         query.retry_at = context.now + query.backoff
         context.set_timer(query.retry_at)
 
-    # --- answers ---
+    # --- replies ---
 
     def on_reply(self, reply: Outlined) -> None:
-        """Take a replica's answer."""
+        """Handle a replica's reply."""
         query = self._open.get(reply.request)
         route = self._routing.route(reply.shard)
         if query is None or route is None or reply.shard != query.request.shard:
@@ -135,7 +136,7 @@ class OutlineQueries:
             self._context.counters.protocol_errors += 1
 
     def on_refused(self, refused: Refused) -> bool:
-        """Take a refusal: the shard may have another view; False if it is of no question here."""
+        """Handle a refusal, perhaps of an older view; False if it is not for an outline."""
         query = self._open.get(refused.request)
         if query is None:
             return False
@@ -147,14 +148,14 @@ class OutlineQueries:
         return True
 
     def _conclude(self, query: OutlineQuery, route: Route) -> None:
-        """Answer, if somebody has and nobody is waited for."""
+        """Complete the call if it has a reply and no other is expected."""
         heard = query.replies.keys() | query.refused
         is_due = len(heard) >= len(route.names) or self._context.now >= query.answer_at
         if query.replies and is_due:
             self._finish(query, _outline(query, route))
 
     def _on_routes_changed(self, shards: list[int]) -> None:
-        """A shard's servers have other places, or another view: ask them anew."""
+        """Ask all replicas again, because their shard has another view or other endpoints."""
         for query in [o for o in self._open.values() if o.request.shard in shards]:
             query.replies.clear()
             query.answer_at = NEVER
@@ -168,7 +169,7 @@ class OutlineQueries:
     # --- time ---
 
     def tick(self) -> None:
-        """Ask again what is due; end what is late, or has waited long enough."""
+        """Retry, complete or end the calls that are due."""
         context, routing = self._context, self._routing
         for query in list(self._open.values()):
             request = query.request

@@ -1,13 +1,14 @@
-"""One shard's units of a range, as they are stored: what reads in bulk when no archive does.
+"""Scans: the stored units of one shard's range, for bulk reads without an archive.
 
-    opened --its stream goes on--> handed out --frontier at the range's end--> ended
+    opened --stream--> units returned --frontier at the range's end--> ended
 
-Rules: what is handed out is complete up to `reached`, in order, and follows what was handed out
-before; units are whole, so the first and the last may stick out of the range. What was handed out
-last is kept until a fetch names its end, as the answer may be lost on its way. The shard is asked
-to decide the range's positions (`Want`) once it is known that it has not.
-Invariant: `position` never passes the stream's frontier, nor the range's end.
-See docs/protocol.md, sections 7 and 14.
+Rules: the returned units are complete up to `reached`, in order, after the previous ones. Units are
+whole, so the first and the last may exceed the range. The reader may lose a result, so the last one
+is kept until a fetch names its end. The client asks the shard to decide undecided positions
+(`Want`).
+
+Invariant: `position` never passes the stream's frontier or the range's end. See docs/protocol.md,
+sections 7 and 14.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class OpenScan:
-    """One such reader."""
+    """One open scan."""
 
     def __init__(
         self,
@@ -41,25 +42,25 @@ class OpenScan:
     ) -> None:
         self._context: Final = context
         self._routing: Final = routing
-        #: All readers, by the numbers that servers know their streams by.
+        #: All scans, by the numbers of their streams at the servers.
         self._numbers: Final = numbers
         self.number: Final = call
         self.request: Final = request
-        #: All of the range before it was handed out.
+        #: The end of the units that were returned.
         self.position = request.start
-        #: What was handed out last: given again to a reader that does not have it.
+        #: The last result, for a reader that lost it.
         self._units: list[Unit] = []
-        #: None before it is known where the shard is, and after the end.
+        #: None before the shard's route is known, and after the end.
         self.stream: ShardStream | None = None
         self.fetches: Final[deque[tuple[int, ScanFetchRequest]]] = deque()
         self._error: Exception | None = None
-        #: False until the call that opens it was answered.
+        #: Whether the call that opens it was completed.
         self.is_open = False
-        #: Something came since `end_batch`.
+        #: Something arrived since `end_batch`.
         self.is_dirty = False
 
     def open(self) -> None:
-        """Open the stream: it is known which shards there are."""
+        """Open the stream; the shards are known now."""
         shard, known = self.request.shard, self._routing.shards
         if self._routing.route(shard) is None:
             self.fail(ConfigError("shard", shard, f"one of {known}"))
@@ -71,23 +72,23 @@ class OpenScan:
             self.reopen()
 
     def reopen(self) -> None:
-        """Have the stream begin (again) where it was."""
+        """Open or reopen the stream where it was."""
         assert self.stream is not None
         self._numbers.pop(self.stream.number, None)
         self.stream.open(self.position)
         self._numbers[self.stream.number] = self
 
-    # --- what the stream says ---
+    # --- the stream ---
 
     def on_deliver(self, deliver: Deliver) -> None:
-        """Take a part of the stream."""
+        """Handle a `Deliver` of the stream."""
         assert self.stream is not None
         if not self.stream.on_deliver(deliver):
             self.reopen()
         self.is_dirty = True
 
     def on_refused(self, on_refused: Refused) -> None:
-        """Take a server's refusal of the stream."""
+        """Handle a server's refusal of the stream."""
         assert self.stream is not None
         if on_refused.code == "unknown-subscription":
             self.reopen()
@@ -96,21 +97,21 @@ class OpenScan:
             self.stream.reopen_later()
 
     def on_trimmed(self, on_trimmed: Trimmed) -> None:
-        """Take the news that the position no longer exists."""
+        """Handle the trim of the scan's position."""
         self._routing.find_owner(
             on_trimmed.first,
             lambda owner: self.fail(TrimmedError(RecordId(on_trimmed.first, owner))),
         )
 
-    # --- handing out ---
+    # --- results ---
 
     @property
     def has_ended(self) -> bool:
-        """Whether all was handed out."""
+        """Whether all units were returned."""
         return self.position >= self.request.stop
 
     def end_batch(self) -> None:
-        """After a batch of messages: serve readers, grant credit, ask for what is undecided."""
+        """Complete fetches, grant credit, and send `Want`, after a batch of messages."""
         self.is_dirty = False
         self.serve()
         stream, stop = self.stream, self.request.stop
@@ -120,7 +121,7 @@ class OpenScan:
                 stream.send_want(stop - 1)
 
     def serve(self) -> None:
-        """Answer the readers that wait, as far as there is something for them."""
+        """Complete the pending fetches, as far as there are units."""
         while self.fetches:
             call, request = self.fetches[0]
             result = self._hand_out(request.position)
@@ -147,7 +148,7 @@ class OpenScan:
     # --- time and the end ---
 
     def tick(self) -> None:
-        """Do what has become due."""
+        """Do the work that is due."""
         context = self._context
         if not self.is_open and context.now >= self.request.deadline:
             what = f"{self._routing} did not tell where shard {self.request.shard} is"
@@ -167,7 +168,7 @@ class OpenScan:
         self.is_dirty = True
 
     def fail(self, error: Exception) -> None:
-        """End it: whoever reads on gets the error; the first one counts."""
+        """Fail the scan: all fetches get the first error."""
         if self._error is not None:
             return
         self._error = error
@@ -180,20 +181,20 @@ class OpenScan:
 
     @property
     def is_failed(self) -> bool:
-        """Whether the call that should have opened it was answered with an error."""
+        """Whether the opening call failed."""
         return self._error is not None and not self.is_open
 
     def close_stream(self) -> None:
-        """Have the server send nothing more."""
+        """Close the stream."""
         if self.stream is not None:
             self._numbers.pop(self.stream.number, None)
             self.stream.close()
             self.stream = None
 
     def close(self) -> None:
-        """End it: readers get nothing more."""
+        """Close the scan, and end the pending fetches."""
         if not self.is_open and self._error is None:
-            # Closed before it was open: that call, too, is answered.
+            # It was closed before it was open: complete the opening call, too.
             self._context.complete(self.number, self.number)
         self.close_stream()
         for call, _ in self.fetches:
@@ -212,7 +213,7 @@ class OpenScan:
 
 
 class Scans:
-    """All such readers of a client."""
+    """The open scans of a client."""
 
     def __init__(self, context: StepContext, routing: Routing) -> None:
         self._context: Final = context
@@ -223,13 +224,13 @@ class Scans:
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody waits for units, or for one to be opened."""
+        """Whether a fetch or an opening call is pending."""
         return any(scan.fetches or not scan.is_open for scan in self._open.values())
 
     # --- calls ---
 
     def start(self, call: int, request: ScanRequest) -> None:
-        """Open one; its number is the call's."""
+        """Open a scan; its number is the call's."""
         scan = OpenScan(self._context, self._routing, self._numbers, call, request)
         self._open[call] = scan
         self._context.set_timer(request.deadline)
@@ -243,7 +244,7 @@ class Scans:
             scan.open()
 
     def fetch(self, call: int, request: ScanFetchRequest) -> None:
-        """Let a reader wait for units."""
+        """Start a fetch."""
         scan = self._open.get(request.scan)
         if scan is None:
             self._context.complete(call, _closed())
@@ -253,16 +254,16 @@ class Scans:
         before = scan.position
         scan.serve()
         if scan.position > before:
-            # What was taken may be worth credit; a reader that only waits changes nothing.
+            # The returned units may free credit; a fetch that waits does not.
             scan.is_dirty = True
 
     def close(self, call: int, request: ScanCloseRequest) -> None:
-        """End one."""
+        """Close a scan."""
         self._close(request.scan)
         self._context.complete(call, None)
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer: for one that opens, or for units."""
+        """Cancel an opening call or a fetch."""
         scan = self._open.get(call)
         if scan is not None and not scan.is_open:
             self._close(call)
@@ -278,7 +279,7 @@ class Scans:
     # --- messages ---
 
     def on_deliver(self, deliver: Deliver) -> bool:
-        """Take a part of a stream; False if it is of none here."""
+        """Handle a `Deliver`; False if it is not for a scan."""
         scan = self._numbers.get(deliver.subscription)
         if scan is None:
             return False
@@ -286,7 +287,7 @@ class Scans:
         return True
 
     def on_trimmed(self, on_trimmed: Trimmed) -> bool:
-        """Take the end of a stream that stands below the trim point; False if of none here."""
+        """Handle a `Trimmed`; False if it is not for a scan."""
         scan = self._numbers.get(on_trimmed.subscription)
         if scan is None:
             return False
@@ -294,7 +295,7 @@ class Scans:
         return True
 
     def on_refused(self, on_refused: Refused) -> bool:
-        """Take a refusal; False if it is of no stream here."""
+        """Handle a refusal; False if it is not for a scan."""
         scan = self._numbers.get(on_refused.request)
         if scan is None:
             return False
@@ -302,7 +303,7 @@ class Scans:
         return True
 
     def _on_routes_changed(self, shards: list[int]) -> None:
-        """Open the streams of shards with a new view again."""
+        """Reopen the streams of shards with a new view."""
         for scan in self._open.values():
             if scan.request.shard in shards and scan.stream is not None:
                 route = self._routing.route(scan.request.shard)
@@ -312,13 +313,13 @@ class Scans:
     # --- time ---
 
     def on_batch_end(self) -> None:
-        """After a batch of messages."""
+        """End a batch of messages."""
         for scan in self._open.values():
             if scan.is_dirty:
                 scan.end_batch()
 
     def tick(self) -> None:
-        """Do what has become due."""
+        """Do the work that is due."""
         for number, scan in list(self._open.items()):
             if not scan.is_failed:
                 scan.tick()

@@ -159,4 +159,4 @@ class MembershipClient:
     def check(self) -> None:
         """Assert the invariant."""
         for pending in self._pending.values():
-            assert self._context.next_timer <= pending.retry_at, "a question would be forgotten"
+            assert self._context.next_timer <= pending.retry_at, "a retry would be missed"

@@ -57,15 +57,15 @@ class UnknownOutcome:
         return next(iter(self.open))
 
     def error(self, where: str, heard: str) -> OutcomeUnknownError:
-        """Return the error for a call with open units; `heard` describes the acks of the first unit."""
+        """Return the error for a call with open units; `heard` describes the first unit's acks."""
         if self.is_session_expired:
             text = (
-                f"an insert was under way at {where}, and the client was idle, or not heard, for so"
-                f" long that servers may have forgotten it: it may have happened (seq {self.seq})"
+                f"an insert was in flight at {where}, and servers may have expired this client's"
+                f" session since then: the insert may have happened (seq {self.seq})"
             )
         else:
             text = (
-                f"the deadline passed while an insert was under way at {where}: it may have"
+                f"the deadline passed while an insert was in flight at {where}: it may have"
                 f" happened (seq {self.seq}; {heard}); resolve() waits until that is known"
             )
         error = OutcomeUnknownError(text, shard=self.shard, seq=self.seq, doubt=self)
@@ -75,7 +75,7 @@ class UnknownOutcome:
 
 
 class ResolveRequest(Request, frozen=True, gc=False):
-    """Wait for the outcome of a call. Result: the rid of each payload; None: it will never exist."""
+    """Wait for a call's outcome. Result: the rid of each payload; None: it will never exist."""
 
     outcome: UnknownOutcome
 
@@ -130,5 +130,5 @@ class UnknownOutcomes:
     def check(self) -> None:
         """Assert the invariant."""
         for request in self._waiting.values():
-            assert request.outcome.open, "somebody waits for what is known"
+            assert request.outcome.open, "a call waits for a known outcome"
             assert self._context.next_timer <= request.deadline, "a deadline would be missed"

@@ -1,9 +1,9 @@
-"""The engine in an event loop.
+"""The asyncio engine: drives the client node in an event loop.
 
-The loop watches the transport's file descriptor, which reports changes only: so all is received
-whenever it is readable, and looked for again after everything that was sent. One timer stands for
-`next_wakeup`. Rules: all of it happens in the loop's thread; the loop knows the engine weakly, so
-that a client that was dropped is closed, but for its calls under way.
+The loop watches the transport's file descriptor, which reports changes only. So the engine receives
+all frames when it is readable, and polls again after each send. One timer stands for `next_wakeup`.
+Rules: everything runs in the loop's thread. The loop holds a weak reference, so a dropped client is
+closed, unless it has pending calls.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Messages stepped before the loop gets a turn.
+#: Number of messages per iteration of the loop.
 _BATCH: Final = 256
 
 
 class AsyncioEngine:
-    """The engine in an event loop."""
+    """Drives one client node in an event loop."""
 
     def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
         self.engine: Final = Engine(core, self._on_complete, decode=decode)
         self._loop: Final = asyncio.get_running_loop()
         self._is_main: Final = threading.current_thread() is threading.main_thread()
-        #: Who has the sockets: a forked child must leave them, and the loop's selector, alone.
+        #: The process of the sockets; a forked child must not touch them or the loop's selector.
         self._process: Final = os.getpid()
-        #: What to end once it was collected as garbage.
+        #: Subscriptions and scans to close once they are garbage-collected.
         self.owners: Final = Owners()
         self._numbers: Final = itertools.count(1)
         self._futures: Final[dict[int, asyncio.Future[Any]]] = {}
@@ -55,10 +55,11 @@ class AsyncioEngine:
         self._timer_due = NEVER
         self._is_poll_due = False
         self.is_closed = False
-        #: Finds out what became of an insert: (its error, time-out in seconds).
+        #: Resolves the unknown outcome of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
         self._fd: Final = self.engine.transport.fileno()
-        # The loop must not keep a client that was dropped; one with calls under way keeps itself.
+        # The loop must not keep a dropped client alive; a client with pending calls keeps itself
+        # alive.
         self._self: Final = weakref.ref(self)
         self._loop.add_reader(self._fd, _call, self._self, AsyncioEngine._readable)
         weakref.finalize(
@@ -66,7 +67,7 @@ class AsyncioEngine:
         ).atexit = False
 
     def submit(self, request: Request) -> tuple[int, asyncio.Future[Any]]:
-        """Hand in a request; returns its number and a future of the answer."""
+        """Submit a request; return its number and a future of the result."""
         if self.is_closed:
             raise ClosedError
         number, future = next(self._numbers), self._loop.create_future()
@@ -85,12 +86,12 @@ class AsyncioEngine:
         """Do nothing: no step of the loop waits."""
 
     async def call(self, request: Request) -> Any:
-        """Return the answer to a request; raises it if it is an exception."""
+        """Return the result of a request; raise it if it is an exception."""
         number, future = self.submit(request)
         return await self.finish(number, future)
 
     async def finish(self, number: int, future: asyncio.Future[Any]) -> Any:
-        """Wait for an answer; when this is cancelled, so is the call."""
+        """Wait for a result; a cancellation also cancels the call."""
         try:
             return await future
         except asyncio.CancelledError:
@@ -102,7 +103,7 @@ class AsyncioEngine:
             raise
 
     def call_now(self, request: Request) -> Any:
-        """Return the answer to a request that is answered at once."""
+        """Return the result of a request that is completed at once."""
         _, future = self.submit(request)
         return future.result()
 
@@ -122,7 +123,7 @@ class AsyncioEngine:
     # --- driving ---
 
     def _shielded(self, function: Callable[..., T], *args: Any) -> T:
-        """Return `function(*args)`; handlers of signals run before it and after it."""
+        """Return `function(*args)`; signal handlers run before it and after it."""
         if not self._is_main or not SHIELD.enter(self):
             return function(*args)
         try:
@@ -132,13 +133,13 @@ class AsyncioEngine:
 
     def _readable(self) -> None:
         if not self.is_closed and not self._drive():
-            # A change that brought no frame, or `wake`.
+            # A change without a frame, or `wake`.
             self.engine.transport.wait(0)
             if self.engine.transport.ready():
                 self._poll_soon()
 
     def _poll_soon(self) -> None:
-        """Sending may have swallowed the sign that something came: look without it."""
+        """Poll in the next iteration, because a send may have consumed the readable event."""
         if not self._is_poll_due:
             self._is_poll_due = True
             self._loop.call_soon(_call, self._self, AsyncioEngine._poll)
@@ -149,7 +150,7 @@ class AsyncioEngine:
             self._drive(self.engine.transport.ready())
 
     def _drive(self, is_likely: bool = True) -> int:
-        """Step what came, if that is likely, and what is due; returns how many frames came."""
+        """Process frames, if any are likely, and due timers; return the number of frames."""
         return self._shielded(self._step, is_likely)
 
     def _step(self, is_likely: bool) -> int:
@@ -178,7 +179,7 @@ class AsyncioEngine:
         self._drive()
 
     def close(self) -> None:
-        """Fail what is under way, and close. Idempotent."""
+        """Fail the pending calls and close the engine. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -195,7 +196,7 @@ class AsyncioEngine:
         _BUSY.discard(self)
 
 
-#: Those with calls under way: their futures may be all that is left of the client.
+#: Engines with pending calls; their futures may be the only references to the client.
 _BUSY: Final[set[AsyncioEngine]] = set()
 
 
@@ -208,7 +209,7 @@ def _call(ref: weakref.ref[AsyncioEngine], method: Callable[[AsyncioEngine], obj
 def _close_later(
     loop: asyncio.AbstractEventLoop, fd: int, transport: Transport, process: int
 ) -> None:
-    """Close the sockets of a client that was dropped: the loop lets go of them first."""
+    """Close a dropped client's sockets, after the loop stops watching them."""
     if os.getpid() != process:
         return
     try:

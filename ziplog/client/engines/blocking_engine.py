@@ -1,14 +1,15 @@
-"""One engine for many threads, without a hand-over for a thread that is alone.
+"""The blocking engine: many threads drive one client node (the Leader/Followers pattern).
 
-A calling thread that finds nobody driving takes the *driver role*, and steps the engine until its
-own call is answered; then it gives the role to a thread that waits. A thread that finds the role
-taken leaves its call in `_incoming`, wakes the driver, and waits for its answer or for the role.
-Futures are driven by a background thread while nobody else drives.
+A calling thread without a driver takes the *driver role*, and steps the engine until its own call
+is completed; then it hands the role to a waiting thread. Other threads put their calls in
+`_incoming`, wake the driver, and wait for a result or for the role. A background thread drives
+futures when no caller does.
 
-Rules: only the holder of the role touches the engine; users' callbacks of futures never run under
-the role; handlers of signals are held back until the engine is between two steps (`signals`).
-The main thread leaves its futures to the others: they cost no shield. Invariant: while a call is
-open, somebody drives or was given the role. In a forked child everything raises ClosedError.
+Rules: only the driver touches the engine. Callbacks of futures never run in the driver role. Signal
+handlers run between two steps (`signals`). The main thread leaves its futures to other threads, so
+they need no shield. In a forked child every call raises ClosedError.
+
+Invariant: while a call is pending, a thread drives or was handed the role.
 """
 
 from __future__ import annotations
@@ -41,64 +42,64 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Messages stepped before deadlines and other threads' calls are looked at.
+#: Number of messages between two checks of deadlines and of other threads' calls.
 _BATCH: Final = 256
-#: A waiting thread looks at the role this often, whatever happens.
+#: Interval at which a waiting thread checks the role, whatever happens.
 _POLL_S: Final = 1.0
-#: What may be under way by futures.
+#: Maximum number of pending futures, and of their bytes.
 _MAX_FUTURES: Final = 1024
 _MAX_FUTURE_BYTES: Final = 16 * 1024 * 1024
 
 
 class Ticket:
-    """A thread's call. Written by the driver, read by the thread once `done` is set."""
+    """A thread's call. The driver writes it; the thread reads it once `done` is set."""
 
     __slots__ = ("done", "result", "signal")
 
     def __init__(self) -> None:
         self.done = False
         self.result: Any = None
-        #: Set while its thread does not drive: tells it to look again.
+        #: Set while its thread does not drive; wakes the thread.
         self.signal: SimpleQueue[None] | None = None
 
     def is_done(self) -> bool:
-        """Whether the call was answered."""
+        """Whether the call was completed."""
         return self.done
 
 
 class BlockingEngine:
-    """The engine behind a blocking client."""
+    """Drives one client node for many threads."""
 
     def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
         self.engine: Final = Engine(core, self._on_complete, decode=decode)
         self._role: Final = threading.Lock()
         self._numbers: Final = itertools.count(1)
         self._tickets: Final[dict[int, Ticket]] = {}
-        #: Calls, and cancellations (None), of threads that do not drive; a future's ticket.
+        #: Calls, and cancellations (None), of threads that do not drive; with a future's ticket.
         self._incoming: Final[deque[tuple[int, Request | None, _FutureTicket | None]]] = deque()
-        #: What to end once it was collected as garbage.
+        #: Subscriptions and scans to close once they are garbage-collected.
         self.owners: Final = Owners()
         self._waiting_threads: Final[deque[Ticket]] = deque()
         self._is_closed = False
-        #: Who has the sockets, and the threads: nothing works in its children.
+        #: The process of the sockets and threads; they do not work in its children.
         self._process: Final = os.getpid()
         self._futures: Final = _Futures(self)
         self._main: Final = threading.main_thread().ident
-        #: What the main thread waits for, while it does not drive.
+        #: The queue that the main thread waits on while it does not drive.
         self._main_signal: SimpleQueue[None] | None = None
-        #: The thread that has the role, and runs handlers of signals between two steps; 0: none.
+        #: The driver thread while it runs signal handlers between two steps; 0: none.
         self._paused = 0
-        #: Finds out what became of an insert: (its error, time-out in seconds).
+        #: Resolves the unknown outcome of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
 
     # --- calls ---
 
     def call(self, request: Request, number: int = 0) -> Any:
-        """Return the answer to a request; raises it if it is an exception.
+        """Return the result of a request; raise it if it is an exception.
 
         Args:
-            request: what is asked.
-            number: one of `next_number`, where the core has to know the call's; 0: a new one.
+            request: the request.
+            number: a result of `next_number`, if the caller must know it; 0: a new one.
 
         """
         self._check_process()
@@ -113,12 +114,12 @@ class BlockingEngine:
             try:
                 raise result
             finally:
-                # With it this frame, which the exception knows, would keep what the caller made.
+                # The exception knows this frame, which would keep the caller's objects alive.
                 del result
         return result
 
     def shielded(self, function: Callable[..., T], *args: Any) -> T:
-        """Return `function(*args)`; handlers of signals run only where a call in it waits."""
+        """Return `function(*args)`; signal handlers run only where a call in it waits."""
         if threading.get_ident() != self._main or not SHIELD.enter(self):
             return function(*args)
         try:
@@ -127,11 +128,11 @@ class BlockingEngine:
             SHIELD.leave(self)
 
     def next_number(self) -> int:
-        """Return the number of a call that is still to be made."""
+        """Return the number of a future call."""
         return next(self._numbers)
 
     def interrupted(self) -> None:
-        """End the wait of the main thread's call: a signal was noted."""
+        """Wake the main thread's call, because a signal arrived."""
         self.engine.transport.wake()
         if self._main_signal is not None:
             self._main_signal.put(None)
@@ -160,7 +161,7 @@ class BlockingEngine:
         return ticket.result
 
     def _drive_in_handler(self, ticket: Ticket, number: int, request: Request) -> None:
-        """Drive on below the call that has the role: it is between two steps."""
+        """Drive below the call that has the role and runs a signal handler between two steps."""
         self._check_open()
         paused, self._paused = self._paused, 0
         try:
@@ -170,7 +171,7 @@ class BlockingEngine:
             self._paused = paused
 
     def _wait_or_drive(self, ticket: Ticket, number: int, request: Request) -> None:
-        """Leave the call to whoever drives; take the role if it becomes free."""
+        """Wait for the driver to complete the call; take the role if it becomes free."""
         signals: SimpleQueue[None] = SimpleQueue()
         ticket.signal = signals
         is_main, former = threading.get_ident() == self._main, self._main_signal
@@ -196,16 +197,16 @@ class BlockingEngine:
             self._waiting_threads.remove(ticket)
 
     def _abandon(self, number: int) -> None:
-        """Nobody waits for the call any more."""
+        """Cancel a call."""
         self._tickets.pop(number, None)
         if not self._is_closed:
             self._incoming.append((number, None, None))
             self.engine.transport.wake()
 
     def post(self, request: Request) -> None:
-        """Make a call whose answer does not matter; nothing if the client is closed."""
+        """Make a call without waiting for its result; ignore it if the client is closed."""
         if not self._is_closed and os.getpid() == self._process:
-            # From here on it is made, whatever a signal's handler raises.
+            # From here on the call is made, whatever a signal handler raises.
             self._incoming.append((0, request, None))
             self.engine.transport.wake()
             self.shielded(self._run_incoming)
@@ -230,7 +231,7 @@ class BlockingEngine:
             raise ClosedError
 
     def _drive(self, ticket: Ticket | _Idle) -> None:
-        """Step the engine until the ticket is done. The caller holds the role."""
+        """Step the engine until the ticket is done. The caller has the role."""
         engine, incoming, noted = self.engine, self._incoming, SHIELD.noted
         gone = self.owners.gone
         receive, wait, is_done = engine.receive, engine.transport.wait, ticket.is_done
@@ -250,7 +251,7 @@ class BlockingEngine:
                 wait(engine.timeout_ns())
 
     def _run_handlers(self) -> None:
-        """Run the handlers of signals, which may call this client, or close it."""
+        """Run signal handlers, which may call this client, or close it."""
         former, self._paused = self._paused, threading.get_ident()
         try:
             SHIELD.run(self)
@@ -270,7 +271,7 @@ class BlockingEngine:
             self.engine.submit(0, request)
 
     def _hand_over_role(self) -> None:
-        """Give the role, which is free, to a thread that waits."""
+        """Hand the free role to a waiting thread."""
         for ticket in tuple(self._waiting_threads):
             if not ticket.done and ticket.signal is not None:
                 ticket.signal.put(None)
@@ -293,7 +294,7 @@ class BlockingEngine:
     # --- futures ---
 
     def submit(self, request: Request, size: int, deadline_s: float) -> Future[Any]:
-        """Return a future of the answer; blocks while too many are under way.
+        """Return a future of the result; block while too many are pending.
 
         Raises:
             DeadlineError: it blocked for `deadline_s`.
@@ -321,13 +322,13 @@ class BlockingEngine:
         return ticket.future
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all futures so far are done; raise the first failure since the last time."""
+        """Wait until all futures so far are done; raise the first failure since the last call."""
         self._check_process()
         self._check_open()
         self._futures.flush(timeout_s)
 
     def drive_futures(self, until: _Idle) -> bool:
-        """Let the background thread drive; False if somebody else does."""
+        """Drive in the background thread; return False if another thread drives."""
         if not self._role.acquire(blocking=False):
             return False
         try:
@@ -353,7 +354,7 @@ class BlockingEngine:
     # --- the end ---
 
     def close(self) -> None:
-        """Fail what is under way, and close. Idempotent; from any thread."""
+        """Fail the pending calls and close the engine. Idempotent; from any thread."""
         self._is_closed = True
         if os.getpid() == self._process:
             self.shielded(self._close)
@@ -376,10 +377,10 @@ class BlockingEngine:
 
 
 class _Condition(threading.Condition):
-    """One that a signal's handler cannot leave locked: what it raises comes before or after.
+    """A condition that a signal handler's exception cannot leave locked.
 
-    `Condition.__enter__` is written in Python, so a handler may raise when it has the lock and
-    before it returns: nobody would ever unlock it, and the background thread would wait for ever.
+    `Condition.__enter__` is written in Python, so a handler may raise between the lock and the
+    return. The lock would then stay locked, and the background thread would hang.
     """
 
     @property
@@ -400,12 +401,12 @@ class _FutureTicket(Ticket):
         super().__init__()
         self.size: Final = size
         self.future: Final = _Future()
-        # It cannot be cancelled: what was sent may happen.
+        # It cannot be cancelled: a sent insert may happen.
         self.future.set_running_or_notify_cancel()
 
 
 class _Idle:
-    """What the background thread drives for: until there is something else for it to do."""
+    """The ticket of the background thread: done when it has other work, or none."""
 
     def __init__(self, shared: BlockingEngine, futures: _Futures) -> None:
         self._shared: Final = shared
@@ -418,14 +419,14 @@ class _Idle:
 
 
 class _Futures:
-    """The futures under way, and the background thread, which starts with the first of them."""
+    """The pending futures, and the background thread, which starts with the first of them."""
 
     def __init__(self, shared: BlockingEngine) -> None:
         self._shared: Final = shared
         self._lock: Final = threading.Lock()
         #: Threads that wait for room or for the end; each is woken once.
         self._waiters: Final[deque[SimpleQueue[None]]] = deque()
-        #: How many are not done, and the bytes of their payloads.
+        #: Number of pending futures, and the bytes of their payloads.
         self.open = 0
         self._bytes = 0
         self._finished: Final[deque[_FutureTicket]] = deque()
@@ -435,9 +436,9 @@ class _Futures:
         self._idle: Final = _Idle(shared, self)
 
     def wait_for_room(self, size: int, deadline_s: float, begin: Callable[[], None]) -> None:
-        """Wait until one more may be under way; then `begin` begins it.
+        """Wait until one more future may be pending; then call `begin`, which starts it.
 
-        Both happen or neither, whatever a handler of a signal raises: CPython runs none between
+        Both happen or neither, whatever a signal handler raises: CPython runs no handler between
         the counting and the end of `begin`, which is written in C.
         """
         if self._thread is None:
@@ -475,7 +476,7 @@ class _Futures:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                # The thread must not keep a client that was dropped.
+                # The thread must not keep a dropped client alive.
                 signals = self._signal
                 ref = weakref.ref(self, lambda _: signals.put(None))
                 thread = threading.Thread(
@@ -488,14 +489,14 @@ class _Futures:
         return bool(self._finished)
 
     def on_finished(self, ticket: _FutureTicket) -> None:
-        """Let the background thread tell the future's owner: under the role nobody may."""
+        """Let the background thread complete a future, because callbacks never run in the driver role."""
         self._finished.append(ticket)
         self.wake_thread()
 
     def wake_thread(self) -> None:
-        """Let the background thread see whether there is something to do."""
+        """Wake the background thread."""
         if self._thread is not None and self._signal.empty():
-            # The thread must find it, though its client is dropped meanwhile.
+            # The thread must find this object, even if the client is dropped meanwhile.
             self._signal.put(self)
 
     def flush(self, timeout_s: float) -> None:
@@ -507,7 +508,7 @@ class _Futures:
             raise DeadlineError(f"{self.open} inserts were still under way after {timeout_s:g} s")
 
     def work(self) -> bool:
-        """Drive, unless others do, until no future is under way; False if it is the end."""
+        """Drive, unless other threads do, until no future is pending; return False at the end."""
         while True:
             while self._finished:
                 self._resolve_future(self._finished.popleft())
@@ -520,7 +521,7 @@ class _Futures:
     def _resolve_future(self, ticket: _FutureTicket) -> None:
         result, future = ticket.result, ticket.future
         failed = isinstance(result, Exception)
-        # The callbacks of the future run here; they find the count as it is without it.
+        # The future's callbacks run here; they must see the count without it.
         with self._lock:
             self.open -= 1
             self._bytes -= ticket.size
@@ -541,14 +542,14 @@ class _Futures:
 
 
 def _serve(ref: weakref.ref[_Futures], signals: SimpleQueue[_Futures | None]) -> None:
-    """Work for the futures of a client that lives: the background thread."""
+    """Run the background thread for the futures of a live client."""
     while True:
         futures = ref()
         if futures is None or not futures.work():
             return
         del futures
         with contextlib.suppress(Empty):
-            # What comes keeps the client alive until it was looked at.
+            # The item keeps the client alive until it was processed.
             futures = signals.get(timeout=_POLL_S)
             if futures is not None and not futures.work():
                 return

@@ -1,7 +1,7 @@
-"""Steps the core on a transport: frames in, effects out. Knows no threads and no event loop.
+"""The engine: steps a client node on a transport, without threads or an event loop.
 
-Rule: one caller at a time. Who drives it receives until nothing is left, then calls `end_batch`, then
-sleeps for `timeout_ns`. Frames that are no message are dropped, counted and (now and then) logged.
+Rule: one caller at a time. The driver receives until no frame is left, then calls `end_batch`, then
+sleeps for `timeout_ns`. Malformed frames are dropped, counted and logged at a limited rate.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _WARNING_INTERVAL_NS: Final = 1_000_000_000
 
 
 class Core(Node, Protocol):
-    """A node that answers calls: a log's `ClientCore`, or what is built around one."""
+    """A node that completes calls: a log's `ClientCore`, or a node around one."""
 
     @property
     def counters(self) -> Counters:
-        """What this client did."""
+        """The counters of this client."""
         ...
 
 
 class Engine:
-    """A core and its transport."""
+    """A client node and its transport."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class Engine:
         transport: Transport | None = None,
         clock: Callable[[], int] = now_ns,
     ) -> None:
-        """Make an engine of a client.
+        """Create an engine.
 
         Args:
-            core: what to step.
-            answer: gets each call's number and result.
-            decode: makes messages of the frames that come in.
-            transport: its frames; its own if None.
-            clock: nanoseconds; counts the time while the machine is suspended.
+            core: the node to step.
+            answer: called with each call's number and result.
+            decode: decodes received frames.
+            transport: the transport; None: a new one.
+            clock: nanoseconds; includes the time while the machine is suspended.
 
         """
         self.core: Final = core
@@ -83,15 +83,15 @@ class Engine:
         self._is_closed = False
 
     def submit(self, call: int, request: Request) -> None:
-        """Hand the core a call."""
+        """Submit a call to the node."""
         self._execute(self._step(Call(call, request), self._clock()))
 
     def cancel(self, call: int) -> None:
-        """Tell the core that nobody waits for a call any more."""
+        """Cancel a call at the node."""
         self._execute(self._step(Cancelled(call), self._clock()))
 
     def receive(self) -> bool:
-        """Take one frame; False if there was none."""
+        """Process one frame; return False if there was none."""
         received = self.transport.receive()
         if received is None:
             return False
@@ -108,7 +108,7 @@ class Engine:
         return True
 
     def end_batch(self) -> None:
-        """After the last frame: let the core act on all of them, and on the time."""
+        """End a batch of frames: let the node act on all of them, and on due timers."""
         now = self._clock()
         effects = self._step(_BATCH_END, now)
         if effects:
@@ -118,7 +118,7 @@ class Engine:
             self._execute(self._step(_WAKEUP, now))
 
     def timeout_ns(self) -> int | None:
-        """How long there is nothing to do without input; None: for ever."""
+        """Return the nanoseconds until the next timer; None: no timer."""
         due = self.core.next_wakeup()
         return None if due is None else max(due - self._clock(), 0)
 
@@ -143,7 +143,7 @@ class Engine:
         try:
             self.transport.connect(effect.name, effect.endpoint)
         except ConfigError as error:
-            # The service named it, not the user.
+            # The membership service named the endpoint, not the caller.
             self._log_warning("cannot connect: %s", error)
 
     def _log_warning(self, text: str, error: Exception) -> None:
@@ -153,7 +153,7 @@ class Engine:
             _log.warning(text, error)
 
     def close(self) -> None:
-        """Send what the core has to say last, and close the sockets. May be called twice."""
+        """Send the node's last messages and close the sockets. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._execute(self._step(_CLOSING, self._clock()))

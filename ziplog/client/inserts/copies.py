@@ -1,10 +1,12 @@
-"""Which units are sent again, and when: those whose acks are overdue, as far as that is of use.
+"""Retransmission of units whose acks are overdue.
 
-Rules: what a server refused, and what another view must get, is sent again when it is due; so is a
-unit that servers passed over (`ShardWindow.was_passed_over`). Everything else is most likely in a queue: while
-other units are settled it is not overdue; when nothing is settled for a timeout, the oldest one may
-be sent again, the timeout doubles, and the copy has to be paid for (`timeouts.Budget`), unless the
-timeout cannot grow any more. See docs/protocol.md, section 4.1.
+A unit is retransmitted when it is due if a server refused it, if it must be sent in another view,
+or if servers passed it over (`ShardWindow.was_passed_over`). Every other unit is most likely in a
+server's queue, so it is not overdue while acks of other units arrive. Without such acks for one
+retransmission timeout, the client may retransmit the oldest unit and doubles the timeout. That copy
+needs `retransmission.Budget`, unless the timeout is at its maximum.
+
+See docs/protocol.md, section 4.1.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ if TYPE_CHECKING:
     from ziplog.errors import ZiplogError
 
 _MS: Final = 1_000_000
-#: Pauses between the copies of a unit up to this; of one that no call waits for, up to that.
+#: Maximum backoff between copies of a unit: while a caller waits for it, and otherwise.
 MAX_BACKOFF_NS: Final = 2_000 * _MS
 _MAX_UNAWAITED_BACKOFF_NS: Final = 5_000 * _MS
-#: In one look, not more than this is sent again to a shard.
+#: Maximum number of bytes that are retransmitted to a shard in one tick.
 _MAX_RETRANSMIT_BYTES: Final = 1024 * 1024
 
 
 class Copies:
-    """The further copies of a client's units."""
+    """Retransmits the units of a client."""
 
     def __init__(
         self,
@@ -51,20 +53,20 @@ class Copies:
         self._budget: Final = Budget()
 
     def on_acks_agree(self) -> None:
-        """Take the news that all acks of a unit agree."""
+        """Note that all acks of a unit agree."""
         self._budget.earn()
 
     def on_copy_answered(self, window: ShardWindow) -> None:
-        """Take the news that a server answered a further copy, and none before.
+        """Note that a server answered a further copy as the first one.
 
-        The one before, or its ack, was lost, and no queue was in the way.
+        The copy before it, or its ack, was lost; a queue was not the cause.
         """
         self._budget.refund()
         window.retransmit_timeout.reset()
         window.probe_at = 0
 
     def retransmit_due(self, window: ShardWindow, route: Route) -> None:
-        """Send again what is due at a shard."""
+        """Retransmit the units of a shard that are due."""
         context = self._context
         allowance = _MAX_RETRANSMIT_BYTES
         for unit in list(window.inflight.values()):
@@ -83,12 +85,12 @@ class Copies:
             context.set_timer(unit.retransmit_at)
 
     def _is_overdue(self, window: ShardWindow, unit: InflightUnit) -> bool:
-        """Whether a unit whose pause is over is to be sent again; if not, it is due later."""
+        """Whether a unit that is due is also overdue; if not, postpone it."""
         unit.retransmit_at = window.overdue_at(unit)
         return unit.retransmit_at <= self._context.now
 
     def _may_retransmit(self, window: ShardWindow, unit: InflightUnit) -> bool:
-        """Whether another copy is needed for sure, or can be paid for; if not, it is due later."""
+        """Whether another copy is needed, or the budget allows it; if not, postpone the unit."""
         if window.was_passed_over(unit):
             return True
         now = self._context.now
@@ -117,6 +119,6 @@ class Copies:
         self._avoid(window, unit.backoff)
 
     def _avoid(self, window: ShardWindow, pause: int) -> None:
-        """A shard lets this client wait: look whether it moved, and use others meanwhile."""
+        """Refresh the placements and prefer other shards, because this one does not answer."""
         self._routing.refresh()
         self._shard_selector.avoid(window, pause)

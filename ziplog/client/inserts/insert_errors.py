@@ -1,7 +1,7 @@
-"""What is said about an insert that ends without its rids.
+"""The errors of inserts that end without rids.
 
-Rule: `OutcomeUnknownError` if a server may hold some of it; otherwise it is not in the log, but for
-what the error names as placed, and never will be. See docs/protocol.md, section 4.
+Rule: `OutcomeUnknownError` if a server may hold a part of the call. Otherwise no record is in the
+log, now or later, except those that the error lists in `results`. See docs/protocol.md, section 4.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def deadline_error(
     is_unassigned: bool,
     is_session_expired: bool,
 ) -> tuple[ZiplogError, UnknownOutcome | None]:
-    """Return what to say about a call that ends undecided, and the doubt that is left.
+    """Return the error of a call at its deadline, and the outcome that stays unknown.
 
     Args:
-        batch: the call.
-        lanes: what this client has under way, by shard.
-        routing: where shards are.
-        is_homeless: its shard is not live.
-        is_forgotten: servers may have forgotten what is in doubt.
+        call: the call.
+        windows: the in-flight windows, by shard.
+        routing: the client's routing.
+        is_unassigned: the call's shard is not live.
+        is_session_expired: servers may have expired this client's session.
 
     """
     window = windows.get(call.shard)
@@ -51,51 +51,53 @@ def deadline_error(
     if call.shard < 0:
         why = f"no shard of {routing} is live; try again"
     elif is_unassigned:
-        who = "the policy chose" if call.request.shard is None else "it is for"
+        source = "the policy selected" if call.request.shard is None else "the insert is pinned to"
         why = (
-            f"{who} {where}, which is not live (live now: {list(routing.live)});"
+            f"{source} {where}, which is not live (live now: {list(routing.live)});"
             " nothing was inserted"
         )
     else:
         why = (
-            f"{where} had no room for the record until the deadline: too much that this client"
-            " sent there is undecided; nothing was inserted"
+            f"timed out: too many unacknowledged records of this client at {where};"
+            " nothing was inserted: try again"
         )
     return DeadlineError(why), None
 
 
 def not_inserted_error(call: InsertCall, routing: Routing, why: str) -> UnavailableError:
-    """Return what to say about a call whose units, but for those placed, are nowhere."""
+    """Return the error of a call whose unplaced units are absent."""
     missing, where = call.results.count(None), routing.describe(call.shard)
     what = f"{missing} of the {len(call.results)} records" if call.many else "the record"
-    return UnavailableError(f"no replica of {where} took {what} {why}, nor will one: try again")
+    return UnavailableError(
+        f"no replica of {where} accepted {what} {why}, and none will: try again"
+    )
 
 
 def partial_insert_error(call: InsertCall, routing: Routing) -> UnavailableError:
-    """Return what to say about a call of which a recovery kept a later part, and lost another."""
+    """Return the error of a call of which a recovery lost records but kept later ones."""
     missing, total = call.results.count(None), len(call.results)
     return UnavailableError(
-        f"when {routing.describe(call.shard)} was recovered, it lost {missing} of the {total}"
-        " records, and kept some that come later, so those that are missing cannot get their places"
-        " any more: `results` has None for each; insert them anew, if they may be behind"
+        f"{routing.describe(call.shard)} lost {missing} of the {total} records during recovery"
+        " but kept later ones, so the lost records cannot be inserted in their original order;"
+        " they are None in `results`: insert them again if they may come after the others"
     )
 
 
 def add_partial_results(error: ZiplogError, call: InsertCall) -> None:
-    """Say in the error of a call of several records which are placed, and if it may be repeated."""
+    """Add `results` to the error of a call with several records, and whether a retry is safe."""
     error.results = call.results
-    if call.is_sequential:  # readers drop repetitions
+    if call.is_sequential:  # Readers drop duplicates.
         error.retriable |= isinstance(error, OutcomeUnknownError)
-    else:  # some of it was done, so the whole must not simply be repeated
+    else:  # A retry of the whole call would insert some records twice.
         error.retriable = error.retriable and not call.is_partly_placed
 
 
 def unknown_outcome_error(
     outcome: UnknownOutcome, windows: Mapping[int, ShardWindow], routing: Routing
 ) -> OutcomeUnknownError:
-    """Return what to say about a call whose fate is not known in time."""
+    """Return the error of a call whose outcome is unknown."""
     unit = windows[outcome.shard].inflight.get(outcome.seq)
-    heard = "its servers contradicted themselves"
+    heard = "its servers sent contradictory acks"
     if unit is not None:
         heard = f"of {unit.replicas} replicas, {sorted(unit.acks)} acked"
     return outcome.error(routing.describe(outcome.shard), heard)

@@ -1,16 +1,15 @@
-"""Inserts: from a call to acks that agree.
+"""Inserts: from a call to agreeing acks of all replicas.
 
-    call --policy--> queued at a shard --window--> sent --acks agree, or found--> settled
-                                                    |--deadline--> doubtful --the same--> settled
-                                                    '--nowhere--> moved, sent again, or failed
+    call --policy--> queued at a shard --window--> sent --acks agree, or located--> placed
+                                                    |--deadline--> unknown --> placed or absent
+                                                    '--absent--> rerouted, sent again, or failed
 
-A call's payloads are cut into *units*; a unit is one `Insert`, identified by (client, seq), seq
-counted per shard in a `ShardWindow`. Rules: a unit that was sent is repeated with the same identity at the
-same shard, or asked for while that is away, until its fate is known, even when its call was
-answered (D13); it is settled when the newest acks of all replicas, of one view, name the same gsns
-(D8); it is nowhere if all replicas promised never to take a copy of it, or a view after theirs says
-so; a later view is sent it only if nothing of its call can be behind it (rule 5). Invariant: open
-seqs lie within the window that servers allow. See docs/protocol.md, sections 4 and 11.
+A call is split into units; each is one `Insert` with the identity (client, seq). Rules: a sent unit
+is retransmitted at the same shard under the same identity, or located while the shard is not
+available, until its outcome is known, even after its call ended (D13). It is placed when the newest
+acks of all replicas, of one view, name the same gsns (D8). It is absent if all replicas promised
+never to accept it, or a newer view reports that. It is sent in a newer view only if no later unit
+of its call may be placed (rule 5). See docs/protocol.md, sections 4 and 11.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from ziplog.client.common.unknown_outcome import ResolveRequest, UnknownOutcome
 
 _MS: Final = 1_000_000
-#: Pause before a refused unit is sent again, doubling up to `MAX_BACKOFF_NS`.
+#: Backoff before a refused unit is retransmitted; it doubles up to `MAX_BACKOFF_NS`.
 _REFUSED_BACKOFF_NS: Final = 2 * _MS
 
 
@@ -54,12 +53,12 @@ class Inserts:
         self._routing: Final = routing
         self._calls: dict[int, InsertCall] = {}
         self.windows: Final[dict[int, ShardWindow]] = {}
-        #: By shard, as the windows.
+        #: The `Locate` requests, by shard.
         self._locates: Final[dict[int, LocateQueries]] = {}
         self.shard_selector: Final = ShardSelector(context, routing, policy, self.windows)
-        #: Batches whose shard is not live (or that have none), by call.
+        #: Calls whose shard is not live, or that have no shard.
         self._unassigned: dict[int, InsertCall] = {}
-        #: They are looked at with the next answer about where shards are.
+        #: `_reassign` runs after the next reply about placements.
         self._is_reassign_due = False
         self._outcomes: Final = UnknownOutcomes(context)
         self.settled_reports: Final = SettledReports(context, routing, self.windows)
@@ -68,20 +67,20 @@ class Inserts:
 
     @property
     def waiting(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call is pending."""
         return bool(self._calls or self._outcomes)
 
     # --- from the call to the wire ---
 
     def start(self, number: int, request: InsertRequest) -> None:
-        """Take a call."""
+        """Start a call."""
         call = InsertCall(number, request)
         self._calls[number] = call
         self._context.set_timer(request.deadline)
         self._dispatch(call)
 
     def resolve(self, number: int, request: ResolveRequest) -> None:
-        """Take the question what became of a call in doubt, and find out at once."""
+        """Wait for the outcome of a call that ended, and locate its units now."""
         context, outcome = self._context, request.outcome
         if outcome.is_session_expired:
             context.complete(
@@ -98,14 +97,14 @@ class Inserts:
         context.set_timer(context.now)
 
     def cancel(self, number: int) -> None:
-        """The user waits no longer: what was sent is doubtful, the rest is dropped."""
+        """Cancel a call: its unsent units are dropped, the others stay in flight."""
         self._outcomes.cancel(number)
         call = self._calls.get(number)
         if call is not None:
             self._detach(call)
 
     def _dispatch(self, call: InsertCall) -> None:
-        """Give a batch, none of whose open units can have been taken, to a shard."""
+        """Assign a call to a shard; no open unit of it may have been accepted."""
         shard = self._choose(call)
         if shard is not None:
             self._assign(call, shard)
@@ -126,7 +125,7 @@ class Inserts:
             self._fill(window)
 
     def _choose(self, call: InsertCall) -> int | None:
-        """Ask the policy. None: it failed, and so did the call."""
+        """Select a shard; None if the policy failed, and so the call."""
         shard = self.shard_selector(call)
         if isinstance(shard, int):
             return shard
@@ -134,7 +133,7 @@ class Inserts:
         return None
 
     def _fill(self, window: ShardWindow) -> None:
-        """Send queued units as far as the window allows, call by call in turns."""
+        """Send queued units until the window is full, one unit of each call in turn."""
         route = self._routing.route(window.shard)
         if route is None or route.is_unavailable:
             return
@@ -147,7 +146,7 @@ class Inserts:
             call = queue[0]
             self._launch(window, call, route)
             if call.sent == len(call.unit_ranges) or call.is_sequential:
-                queue.popleft()  # one that goes step by step is back when the step is done
+                queue.popleft()  # It is queued again when its unit is placed.
             elif len(queue) > 1:
                 queue.rotate(-1)
 
@@ -159,8 +158,8 @@ class Inserts:
             call.since = window.since
         seq = window.next_seq
         message = Insert(
-            self._routing.cluster, window.shard, route.view, context.client, seq, window.first_incomplete,
-            call.previous, call.floor, stop - start, body, 1, call.since,
+            self._routing.cluster, window.shard, route.view, context.client, seq,
+            window.first_incomplete, call.previous, call.floor, stop - start, body, 1, call.since,
         )  # fmt: skip
         unit = InflightUnit(call, call.sent, message, route, context.now)
         unit.backoff = window.retransmit_timeout.ns
@@ -175,10 +174,10 @@ class Inserts:
         call.previous = seq
         context.effects.append(Broadcast(route.names, message))
 
-    # --- answers ---
+    # --- replies ---
 
     def on_ack(self, ack: InsertAck) -> None:
-        """Take an ack; settle the unit if all replicas agree (D8)."""
+        """Handle an ack; the unit is placed if the acks of all replicas agree (D8)."""
         window = self.windows.get(ack.shard)
         unit = window.inflight.get(ack.seq) if window is not None else None
         if window is None or unit is None:
@@ -212,7 +211,7 @@ class Inserts:
             self._complete_unit(window, unit, gsns)
 
     def on_located(self, located: Located) -> None:
-        """Take a server's word on where a unit is."""
+        """Handle a server's report on where a unit is."""
         window = self.windows.get(located.shard)
         unit = window.inflight.get(located.seq) if window is not None else None
         if window is None or unit is None or located.client != self._context.client:
@@ -233,7 +232,7 @@ class Inserts:
         self._context.set_timer(max(locates.due, self._context.now))
 
     def _mark_absent(self, window: ShardWindow, unit: InflightUnit) -> None:
-        """A view after that of its copies does not have it, so it never will exist by them."""
+        """Mark a unit as absent: a newer view than that of its copies does not have it."""
         unit.is_absent_in_newer_view = True
         self._routing.refresh()
         if unit.call is None:
@@ -278,7 +277,7 @@ class Inserts:
             self.settled_reports.on_window_empty(window)
 
     def _protocol_violation(self, window: ShardWindow, unit: InflightUnit, what: str) -> None:
-        """Servers did what they may not. A doubt about it stays one: nothing they say helps."""
+        """Fail a unit because servers violated the protocol; an unknown outcome stays unknown."""
         self._context.counters.protocol_errors += 1
         window.retire(unit)
         if unit.call is not None:
@@ -286,7 +285,7 @@ class Inserts:
         self._fill(window)
 
     def _abandon(self, window: ShardWindow, unit: InflightUnit) -> None:
-        """A unit never will exist."""
+        """Retire a unit that will never exist."""
         window.retire(unit)
         if unit.outcome is not None:
             self._outcomes.on_unit_resolved(unit.outcome, unit.message.seq, None)
@@ -296,7 +295,7 @@ class Inserts:
         self._context.complete(call.number, call.rids)
 
     def on_refused(self, refused: Refused) -> None:
-        """Take a refusal of a unit: repeat it, move it, or fail its call."""
+        """Handle a refusal of a unit: retransmit it, reroute it, or fail its call."""
         window = self.windows.get(refused.shard)
         unit = window.inflight.get(refused.request) if window is not None else None
         if window is None or unit is None:
@@ -325,13 +324,13 @@ class Inserts:
                 self._postpone(window, unit, refused)
 
     def _fail_unless_copy_in_flight(self, window: ShardWindow, unit: InflightUnit) -> None:
-        """The primary says that `after` does not exist: that ends it, unless a copy is under way.
+        """Fail the call because `after` does not exist, unless another copy is in flight.
 
-        One refusal may answer several copies; one that is still to arrive gets another answer by
-        the time when the unit would be sent again.
+        One refusal may answer several copies. A copy in flight gets another reply before the unit
+        would be retransmitted.
         """
         after = unit.call.request.after if unit.call else RecordId(unit.message.after, window.shard)
-        error = NoSuchRecordError(after, "no position from there on was ever given to a shard")
+        error = NoSuchRecordError(after, "no shard owns that position yet")
         if unit.copies == 1:
             self._reject(window, unit, error)
         else:
@@ -348,10 +347,11 @@ class Inserts:
     def _on_identity_expired(
         self, window: ShardWindow, unit: InflightUnit, refused: Refused
     ) -> None:
-        """A server never takes a unit, as it cannot tell it from one that it has forgotten.
+        """Handle a server's report that it cannot distinguish this unit from a forgotten one.
 
-        No server forgets a unit so soon after it was sent for the first time: then the unit was not
-        placed, and is nowhere once all replicas refused it. Otherwise its fate stays unknown.
+        Servers do not forget a unit within the session timeout. If it was first sent within it, it
+        was not placed, and is absent once all replicas refused it. Otherwise its outcome stays
+        unknown.
         """
         if self._context.now - unit.first_sent > self._context.session_expiry_ns:
             self._forget(window, unit)
@@ -366,7 +366,7 @@ class Inserts:
             self._fill(window)
 
     def _postpone(self, window: ShardWindow, unit: InflightUnit, refused: Refused) -> None:
-        """Send a refused unit again later; to another shard if no server can have taken it."""
+        """Retransmit a refused unit later, or reroute it if no server can have accepted it."""
         context = self._context
         self._routing.refresh()
         self.shard_selector.avoid(window)
@@ -381,18 +381,18 @@ class Inserts:
             self._retransmit_soon(unit)
 
     def _retransmit_soon(self, unit: InflightUnit) -> None:
-        """A server put the newest copy off: another one is due, later after each."""
+        """Schedule another copy, because a server refused the newest one; each one is later."""
         pause = min(_REFUSED_BACKOFF_NS << min(unit.copies, 10), MAX_BACKOFF_NS)
         unit.retransmit_at = min(unit.retransmit_at, self._context.now + pause)
         unit.may_be_queued = False
         self._context.set_timer(unit.retransmit_at)
 
     def _reroute(self, window: ShardWindow, call: InsertCall) -> bool:
-        """Give a batch of which nothing is anywhere to another shard, if the policy allows it.
+        """Assign a call whose units are all absent to another shard, if the policy allows it.
 
-        If not, and its identity is used up, it waits for its shard with a new one, as does the rest
-        of one that is placed in part. Its call ends if the shard never comes back, or if a later
-        part was placed than one that is nowhere. False: it stays as it is.
+        Otherwise, if its identities are used up, or it is placed in part, it waits for its shard
+        with new identities. The call fails if its shard never comes back, or if a later unit than
+        an absent one is placed. Returns False if the call stays as it is.
         """
         units = window.units_of(call)
         if not all(unit.is_absent for unit in units):
@@ -422,7 +422,7 @@ class Inserts:
         return True
 
     def _retry_after_refresh(self, call: InsertCall) -> None:
-        """Its shard takes nothing, whatever is known of it: try again when more is known."""
+        """Reassign a call after the next reply about placements; its shard accepts nothing now."""
         self._unassigned[call.number] = call
         if not self._is_reassign_due:
             self._is_reassign_due = True
@@ -431,7 +431,7 @@ class Inserts:
     # --- time and routes ---
 
     def _on_routes_changed(self, shards: list[int]) -> None:
-        """Send what is unsettled to the new view; find a place for what has none."""
+        """Retransmit the units in flight in the new views, and assign calls without a shard."""
         for shard in shards:
             window = self.windows.get(shard)
             route = self._routing.route(shard) if window is not None else None
@@ -448,7 +448,7 @@ class Inserts:
                     self._reroute(window, call)
 
     def _redirect(self, window: ShardWindow, route: Route) -> None:
-        """The shard has another view or state: send again what it may take, ask for the rest."""
+        """Retransmit or locate a shard's units, because its view or state has changed."""
         if not window.update_route(route):
             return
         context = self._context
@@ -465,9 +465,9 @@ class Inserts:
         self._resume_after_view_change(window, route)
 
     def _resume_after_view_change(self, window: ShardWindow, route: Route) -> None:
-        """Send calls of a former view on in this one, but not what could get behind its followers.
+        """Retransmit calls of older views in this view, unless a later unit may be placed.
 
-        Of those all is asked for, until it is known which of them are in the log.
+        The client locates all units of such a call, until it knows which of them are placed.
         """
         window.is_blocked_by_view_change = False
         known: list[InsertCall] = []
@@ -488,14 +488,14 @@ class Inserts:
         self._fill(window)
 
     def _reassign(self) -> None:
-        """Find a place for the batches that have none."""
+        """Assign the calls without a shard."""
         self._is_reassign_due = False
         unassigned, self._unassigned = self._unassigned, {}
         for call in unassigned.values():
             self._dispatch(call)
 
     def tick(self) -> None:
-        """Repeat and ask what is due, and end the calls whose deadline has passed."""
+        """Retransmit and locate the units that are due; end the calls at their deadlines."""
         context = self._context
         for call in list(self._calls.values()):
             if context.now >= call.request.deadline:
@@ -517,7 +517,7 @@ class Inserts:
 
     def _tick_window(self, window: ShardWindow) -> None:
         route = self._routing.route(window.shard)
-        assert route is not None, "a lane without a route"
+        assert route is not None, "a window without a route"
         if window.is_blocked_by_view_change and not route.is_unavailable:
             self._resume_after_view_change(window, route)
         self._copies.retransmit_due(window, route)
@@ -529,17 +529,17 @@ class Inserts:
             self._routing.refresh()
 
     def on_session_expired(self) -> None:
-        """This client was silent for so long that servers may have forgotten it.
+        """End the outcomes that servers can no longer report: they may have expired the session.
 
-        What they may hold can be told by nobody any more, and must not be sent again: it could be
-        placed twice (docs/protocol.md, section 4, rule 8).
+        A unit that such a server may hold must not be sent again, because it could be placed twice
+        (docs/protocol.md, section 4, rule 8).
         """
         for window in self.windows.values():
             for unit in [unit for unit in window.inflight.values() if not unit.is_absent]:
                 self._forget(window, unit)
 
     def _forget(self, window: ShardWindow, unit: InflightUnit) -> None:
-        """Neither send nor ask for a unit any more: its fate will never be known."""
+        """Stop retransmitting and locating a unit; its outcome stays unknown."""
         if unit.call is not None:
             self._expire(unit.call, is_session_expired=True)
         window.retire(unit)
@@ -549,7 +549,7 @@ class Inserts:
     # --- the end of a call ---
 
     def _expire(self, call: InsertCall, *, is_session_expired: bool = False) -> None:
-        """Its deadline has come, or servers may have forgotten it: say what is known about it."""
+        """Fail a call at its deadline, or because servers may have expired this session."""
         is_unassigned = call.number in self._unassigned
         error, outcome = insert_errors.deadline_error(
             call,
@@ -569,7 +569,7 @@ class Inserts:
         self._context.complete(call.number, error)
 
     def _detach(self, call: InsertCall, outcome: UnknownOutcome | None = None) -> None:
-        """Forget a call. Its units that were sent stay until their fate is known."""
+        """Forget a call; its units that were sent stay in flight until their outcome is known."""
         del self._calls[call.number]
         self._unassigned.pop(call.number, None)
         window = self.windows.get(call.shard)
@@ -593,10 +593,10 @@ class Inserts:
             if route is not None and not route.is_unavailable:
                 blocked = window.units_of_older_views(route.view)
                 assert window.is_blocked_by_view_change or not blocked, (
-                    "a call stays in a former view"
+                    "a call stays in an older view"
                 )
                 assert not any(call in blocked for call in window.queue), (
-                    "more of a call could go out"
+                    "a blocked call could send more"
                 )
             self._check_timers(window, route)
             for unit in window.inflight.values():

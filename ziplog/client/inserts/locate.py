@@ -1,10 +1,11 @@
-"""What became of units that must not be sent again (docs/protocol.md, sections 4 and 11).
+"""`Locate` requests for units that must not be sent again (docs/protocol.md, sections 4 and 11).
 
-While a shard is recovered, and for what nobody waits for once it has a later view, all servers are
-asked where a unit is (`Locate`), some units at a time, those first that were asked for least.
-Rules: the question names the view of the unit's newest copy, as an older one would prove nothing;
-between two looks lies a pause that grows while nothing is decided, so that a dead shard costs
-little. Invariant: a unit that is known to be nowhere is not asked for.
+While a shard recovers, and for units of ended calls after that, the client asks all servers where a
+unit is. It locates some units at a time, those with the fewest requests first. Rules: a request
+names the view of the unit's newest copy, because an older view would prove nothing; the interval
+grows while no outcome becomes known, so a dead shard costs little.
+
+Invariant: the client does not locate a unit that is known to be absent.
 """
 
 from __future__ import annotations
@@ -25,50 +26,51 @@ if TYPE_CHECKING:
 
 _MS: Final = 1_000_000
 MIN_BACKOFF_NS: Final = 50 * _MS
-#: The longest pause while somebody waits, and while nobody does.
+#: Maximum interval while a caller waits for a unit, and otherwise.
 MAX_BACKOFF_NS: Final = 500 * _MS
 MAX_UNAWAITED_BACKOFF_NS: Final = 5_000 * _MS
-#: In one look, no more units of a shard are asked for.
+#: Maximum number of units that are located at once, per shard.
 MAX_LOCATES: Final = 64
 _BY_LOCATE_COUNT: Final = attrgetter("asked")
 
 
 def must_not_send(unit: InflightUnit, route: Route) -> bool:
-    """Whether a unit must not be sent: nobody would take it, nobody wants it, or it could be late.
+    """Whether a unit must not be sent now: it could be placed late, or no server would accept it.
 
-    What is still of a former view, while the shard is there, is in doubt, or tied (`window`). The
-    servers of a parked shard answer copies of their view: that it is there, or never will be.
+    A unit of an older view than its available shard's has an unknown outcome, or its call is
+    blocked by the view change. Servers of a parked shard report the outcome of copies of their
+    view.
     """
     is_answered = route.state == "parked" and unit.message.view == route.view
     return unit.message.view < route.view or (route.is_unavailable and not is_answered)
 
 
 class LocateQueries:
-    """The questions of one lane."""
+    """The `Locate` requests of one shard."""
 
     __slots__ = ("_backoff", "_open", "due")
 
     def __init__(self) -> None:
-        #: When to look next.
+        #: When to locate units next.
         self.due = 0
         self._backoff = MIN_BACKOFF_NS
-        #: Units of the last look whose fate is not known.
+        #: Number of units of the last batch without an outcome.
         self._open = 0
 
     def expedite(self) -> None:
-        """Something changed: look at once, and often again."""
+        """Locate units now, and reset the interval."""
         self.due = 0
         self._backoff = MIN_BACKOFF_NS
 
     def on_decided(self) -> None:
-        """Somebody knew of a unit: go on with others, once the last look is done."""
+        """Note that an outcome became known; locate more units after the last batch."""
         self._backoff = MIN_BACKOFF_NS
         self._open -= 1
         if self._open <= 0:
             self.due = 0
 
     def poll(self, context: StepContext, route: Route, units: Iterable[InflightUnit]) -> bool:
-        """Ask for some of the units that are to be asked for, if it is time; whether it was."""
+        """Locate units if any must be and the interval is over; return whether it sent requests."""
         candidates = [
             unit
             for unit in units

@@ -1,9 +1,9 @@
-"""Reports what is settled while no insert would: servers forget it then.
+"""`Settled` reports of an idle client, so that servers can forget its units.
 
-Servers keep a unit until its client says that it is settled, and inserts say so. So a client that
-falls silent reports it: at once after many units, some times more while the silence lasts, and at
-its end. Rule: a report may be lost, as the next insert says the same; so it is not answered, and
-sent a few times only. See docs/protocol.md, section 4, rule 8.
+Servers keep a unit until its client reports that its outcome is known; inserts carry that report.
+An idle client sends it on its own: at once after many units, a few times more while it stays idle,
+and when it closes. Rule: a report may be lost, since the next insert carries it again; so servers
+do not answer it. See docs/protocol.md, section 4, rule 8.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ziplog.client.inserts.inflight import ShardWindow
 
 _S: Final = 1_000_000_000
-#: So many units are reported as soon as nothing is under way.
+#: Number of unreported units after which an idle client reports at once.
 MANY_UNITS: Final = 64
-#: A silent client reports after so long, and after each of these pauses again.
+#: Idle time before the first report, and intervals between the following ones.
 PAUSES_NS: Final = (1 * _S, 5 * _S, 25 * _S)
 
 
 class _IdlePeriod(msgspec.Struct):
-    """Since its last insert a client had nothing under way at a shard."""
+    """A period without inserts at one shard."""
 
     next_seq: int
     due: int
@@ -38,7 +38,7 @@ class _IdlePeriod(msgspec.Struct):
 
 
 class SettledReports:
-    """The reports of a client."""
+    """The `Settled` reports of a client."""
 
     def __init__(
         self, context: StepContext, routing: Routing, windows: Mapping[int, ShardWindow]
@@ -49,12 +49,12 @@ class SettledReports:
         self._idle: Final[dict[int, _IdlePeriod]] = {}
 
     def on_window_empty(self, window: ShardWindow) -> None:
-        """Report, if many units are settled that no insert told of; nothing is under way."""
+        """Report now if many units are unreported; the window has become empty."""
         if window.next_seq - window.reported >= MANY_UNITS:
             self._report(window)
 
     def tick(self) -> None:
-        """Report what is due."""
+        """Send the reports that are due."""
         for shard, window in self._windows.items():
             if window.inflight or window.queue:
                 continue
@@ -70,7 +70,7 @@ class SettledReports:
                 self._context.set_timer(idle.due)
 
     def send_all(self) -> None:
-        """Report everything: there will be no more inserts."""
+        """Report to all shards, because the client closes."""
         for window in self._windows.values():
             self._report(window)
 

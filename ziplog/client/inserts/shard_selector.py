@@ -1,8 +1,9 @@
-"""Which shard a call's records go to: the user's policy, and shards that let us wait left out.
+"""Shard selection: the policy of the caller, applied to the shards that are not avoided.
 
-Rule: the policy is offered the live shards but those avoided, unless that leaves none; what it
-names counts, live or not. Invariant: no shard is avoided after `_avoid_until`.
-See docs/protocol.md, sections 4 and 11.
+Rule: the policy gets the live shards except the avoided ones, unless that leaves none. Its result
+counts, whether that shard is live or not.
+
+Invariant: no shard is avoided after `_avoid_until`. See docs/protocol.md, sections 4 and 11.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from ziplog.client.inserts.inflight import InsertCall, ShardWindow
 
 _MS: Final = 1_000_000
-#: A shard that let us wait gets no new unpinned records for so long, and twice the next pause.
+#: Time for which a shard that does not answer gets no new unpinned records, in addition to twice
+#: its next backoff.
 _AVOID_NS: Final = 500 * _MS
 
 
 class ShardSelector:
-    """The policy, and what it is offered."""
+    """Selects the shard of each call."""
 
     def __init__(
         self,
@@ -39,11 +41,11 @@ class ShardSelector:
         self._windows: Final = windows
         self.policy = policy
         self._avoid_until = 0
-        #: Lanes that began to be avoided, and were not looked at since.
+        #: Windows of shards that are avoided since the last tick.
         self.newly_avoided: list[ShardWindow] = []
 
     def avoid(self, window: ShardWindow, pause: int = 0) -> None:
-        """Give a shard no new records for a while; `pause`: until its units are sent again, ns."""
+        """Avoid a shard for a while; `pause`: ns until its units are retransmitted."""
         now = self._context.now
         if window.avoid_until <= now:
             self.newly_avoided.append(window)
@@ -52,13 +54,13 @@ class ShardSelector:
         self._avoid_until = max(self._avoid_until, window.avoid_until)
 
     def __call__(self, call: InsertCall) -> int | Exception:
-        """Ask the policy, unless the call names the shard, or is in the log in part.
+        """Return the shard of a call: the pinned one, that of its placed part, or the policy's.
 
-        While no shard is live, a batch stays.
+        Without a live shard, the call keeps its shard. Returns the error if the policy failed.
         """
         if call.is_partly_placed:
             if self._routing.is_removed(call.shard):
-                why = "as the shard has no more positions"
+                why = "because the shard has no more positions"
                 return insert_errors.not_inserted_error(call, self._routing, why)
             return call.shard
         if call.request.shard is not None:
@@ -72,8 +74,8 @@ class ShardSelector:
         request = call.request
         try:
             shard = self.policy(request.payloads[0], request.key_of(0), live)
-        except Exception as error:  # noqa: BLE001 - the user's code; the user gets it back
+        except Exception as error:  # noqa: BLE001 - raised by the caller's policy, returned to the caller
             return error
         if type(shard) is not int:
-            return TypeError(f"the policy chose {shard!r}; a shard id is an int")
+            return TypeError(f"the policy returned {shard!r}; a shard id is an int")
         return shard

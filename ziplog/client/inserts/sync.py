@@ -1,10 +1,11 @@
-"""Waiting until what this client inserted is on stable storage (docs/protocol.md, sections 4, 5).
+"""`sync`: waits until the client's inserts are on stable storage (docs/protocol.md, 4 and 5).
 
-    primaries asked --durable beyond our last record--> that shard done; all done --> answered
+    primaries asked --durable beyond our last record--> shard done; all shards done --> completed
 
-Rules: each shard's primary is asked again, with growing pauses, and at once when the shard has
-another view; what is durable stays so, so an answer of any view counts. A record that a shard has
-lost fails the call, once. Invariant: a call under way has a question that is not answered.
+Rules: the client asks each shard's primary again, with a growing backoff, and at once after a view
+change. Durable records stay durable, so a reply of any view counts. A lost record fails one call.
+
+Invariant: a pending call has an open request.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ _MAX_BACKOFF_NS: Final = 500 * _MS
 
 
 class PendingSync(msgspec.Struct):
-    """One call under way."""
+    """One pending call."""
 
-    number: int
+    call: int
     deadline: int
-    #: The last record of this client, of all shards.
+    #: The last record of this client at any shard.
     last: RecordId
-    #: The records that are asked for, by the number of the question.
+    #: The record of each open request, by request number.
     open: dict[int, RecordId]
     retry_at: int = 0
     backoff: int = _MIN_BACKOFF_NS
 
 
 class Syncs:
-    """All such calls of a client."""
+    """The pending `sync` calls of a client."""
 
     def __init__(
         self, context: StepContext, routing: Routing, windows: Mapping[int, ShardWindow]
@@ -59,14 +60,14 @@ class Syncs:
 
     @property
     def waiting(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call is pending."""
         return bool(self._pending)
 
     @property
     def _unsynced(self) -> list[RecordId]:
-        """The last record of this client at each shard, in each view since it last synced there.
+        """The last record of this client at each shard, in each view since its last `sync`.
 
-        What servers lose together is the end of a view: if its last record is there, all are.
+        Servers lose the end of a view: if its last record is durable, all are.
         """
         return [
             RecordId(gsn, shard)
@@ -75,10 +76,10 @@ class Syncs:
         ]
 
     def _forget_synced(self, rid: RecordId) -> None:
-        """All up to a record of its shard is on stable storage.
+        """Forget the records up to one that is on stable storage, except the last one.
 
-        The last one stays: it tells the next call how far this client has come. It need not be the
-        one that was heard of last: who asks for a record may hear of an older view's late.
+        The last one is the result of the next call. It may differ from the newest reply's record,
+        because a reply of an older view may arrive late.
         """
         highest_gsns = self._windows[rid.shard].highest_gsns
         durable = [view for view, gsn in highest_gsns.items() if gsn <= rid.gsn]
@@ -86,26 +87,26 @@ class Syncs:
             del highest_gsns[view]
 
     def _forget_lost(self, rid: RecordId) -> None:
-        """A record is lost, and its user was told."""
+        """Forget a lost record after its error was raised."""
         highest_gsns = self._windows[rid.shard].highest_gsns
         for view in [view for view, gsn in highest_gsns.items() if gsn == rid.gsn]:
             del highest_gsns[view]
 
-    def start(self, number: int, request: SyncRequest) -> None:
-        """Take a call."""
+    def start(self, call: int, request: SyncRequest) -> None:
+        """Start a call."""
         context, unsynced = self._context, self._unsynced
         if not unsynced:
-            context.complete(number, RID_GENESIS)
+            context.complete(call, RID_GENESIS)
             return
         open_requests = {context.request(): rid for rid in unsynced}
-        pending = PendingSync(number, request.deadline, max(unsynced), open_requests)
-        self._pending[number] = pending
+        pending = PendingSync(call, request.deadline, max(unsynced), open_requests)
+        self._pending[call] = pending
         context.set_timer(request.deadline)
         self._send(pending)
 
-    def cancel(self, number: int) -> None:
-        """The user waits no longer."""
-        self._pending.pop(number, None)
+    def cancel(self, call: int) -> None:
+        """Cancel a call."""
+        self._pending.pop(call, None)
 
     def _send(self, pending: PendingSync) -> None:
         context, routing = self._context, self._routing
@@ -121,7 +122,7 @@ class Syncs:
         return next((s for s in self._pending.values() if number in s.open), None)
 
     def on_synced(self, synced: Synced) -> None:
-        """Take a primary's word on how far its shard is durable."""
+        """Handle a primary's report of its durable position."""
         pending = self._pending_of(synced.request)
         if pending is None:
             return
@@ -131,11 +132,11 @@ class Syncs:
         del pending.open[synced.request]
         self._forget_synced(rid)
         if not pending.open:
-            del self._pending[pending.number]
-            self._context.complete(pending.number, pending.last)
+            del self._pending[pending.call]
+            self._context.complete(pending.call, pending.last)
 
     def on_refused(self, refused: Refused) -> bool:
-        """Take a refusal: a record is lost, or its shard has another view; False: of no call."""
+        """Handle a refusal: the record is lost, or the view has changed; False if not ours."""
         pending = self._pending_of(refused.request)
         if pending is None:
             return False
@@ -143,11 +144,11 @@ class Syncs:
         if refused.code != "no-such-position" or refused.shard != rid.shard:
             self._routing.refresh()
             return True
-        del self._pending[pending.number]
+        del self._pending[pending.call]
         self._forget_lost(rid)
         where = self._routing.describe(rid.shard)
-        why = f"it was acknowledged from the memory of {where}, all of whose servers failed at once"
-        self._context.complete(pending.number, NoSuchRecordError(rid, why))
+        why = f"it was acknowledged from memory, and all servers of {where} failed at once"
+        self._context.complete(pending.call, NoSuchRecordError(rid, why))
         return True
 
     def _on_routes_changed(self, shards: Iterable[int]) -> None:
@@ -159,18 +160,18 @@ class Syncs:
                 self._context.set_timer(self._context.now)
 
     def tick(self) -> None:
-        """Ask again what is due; end what is late."""
+        """Retry the requests that are due; end the calls at their deadlines."""
         context = self._context
-        for number, pending in list(self._pending.items()):
+        for call, pending in list(self._pending.items()):
             if context.now >= pending.deadline:
-                del self._pending[number]
+                del self._pending[call]
                 shards = sorted({rid.shard for rid in pending.open.values()})
-                who = ", ".join(map(self._routing.describe, shards))
+                where = ", ".join(map(self._routing.describe, shards))
                 context.complete(
-                    pending.number,
+                    pending.call,
                     DeadlineError(
-                        f"{who} did not confirm before the deadline that all records of this client"
-                        " are on stable storage"
+                        f"{where} did not confirm before the deadline that all records of this"
+                        " client are on stable storage"
                     ),
                 )
                 continue
@@ -183,5 +184,5 @@ class Syncs:
     def check(self) -> None:
         """Assert the invariant."""
         for pending in self._pending.values():
-            assert pending.open, "a call that is done was not answered"
+            assert pending.open, "a finished call was not completed"
             assert self._context.next_timer <= min(pending.retry_at, pending.deadline)

@@ -1,12 +1,12 @@
-"""How far any reader of the log is at most: a bound, by one shard's word.
+"""Read barrier: an upper bound of the positions of all readers, from one shard's replicas.
 
-    one shard asked --all its replicas answered, in one view--> its next undecided position
+    one shard asked --all its replicas reply in one view--> its next undecided position
 
-A reader passes only what every owner has decided. So nobody has passed the first position of *any*
-shard that its replicas have not decided; and to ask one is enough. Rules: the shard owns positions
-ahead of us, as far as we know the leases, else its word bounds nothing; all replicas answer in one
-view, as in a survey of the tail (D50): whoever was replaced cannot have them all. We ask the shard
-that our subscription waits for most: its bound is the least. See docs/protocol.md, section 7.
+A reader passes only decided positions. So no reader has passed the first position of any shard that
+its replicas have not decided, and one shard is enough. Rules: the shard must own positions after
+the client's, by the known leases. All replicas must reply in one view, as in a tail query (D50), so
+that a replaced replica does not count. The client asks the shard that blocks its subscription most,
+because that bound is the lowest. See docs/protocol.md, section 7.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from ziplog.wire import Refused
 
 _MS: Final = 1_000_000
-#: A silent replica is asked again after so long, doubling up to the last; so is another shard.
+#: Interval before a silent replica, or another shard, is asked; it doubles up to the last value.
 _MIN_BACKOFF_NS: Final = 10 * _MS
 _MAX_BACKOFF_NS: Final = 200 * _MS
 
 
 class Barrier(msgspec.Struct):
-    """One question under way."""
+    """One pending call."""
 
     call: int
     deadline: int
     subscription: int
-    #: The shard that is asked; None: none is known that could say it.
+    #: The shard that is asked; None: no known shard can give a bound.
     shard: int | None = None
-    #: What its replicas answered, by server.
+    #: The replies of its replicas, by server.
     replies: dict[int, TailReply] = msgspec.field(default_factory=dict)
     retry_at: int = 0
     backoff: int = _MIN_BACKOFF_NS
 
 
 class Barriers:
-    """All such questions."""
+    """The pending barriers of a client."""
 
     def __init__(
         self, context: StepContext, routing: Routing, subscriptions: Subscriptions
@@ -55,26 +55,26 @@ class Barriers:
         self._context: Final = context
         self._routing: Final = routing
         self._subscriptions: Final = subscriptions
-        #: By the number of the present round.
+        #: By the number of the current round.
         self._barriers: Final[dict[int, Barrier]] = {}
 
     @property
     def waiting(self) -> bool:
-        """Whether a question is open."""
+        """Whether a call is pending."""
         return bool(self._barriers)
 
     def start(self, call: int, request: BarrierRequest) -> None:
-        """Take a call."""
+        """Start a call."""
         self._context.set_timer(request.deadline)
         self._start_round(Barrier(call, request.deadline, request.subscription))
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer."""
+        """Cancel a call."""
         for number in [n for n, barrier in self._barriers.items() if barrier.call == call]:
             del self._barriers[number]
 
     def _start_round(self, barrier: Barrier) -> None:
-        """Begin a round: its answers are of a later moment than the call."""
+        """Start a round of requests; its replies are newer than the call."""
         context, routing = self._context, self._routing
         subscription = self._subscriptions.get(barrier.subscription)
         if subscription is None:
@@ -94,7 +94,7 @@ class Barriers:
         context.set_timer(barrier.retry_at)
 
     def on_reply(self, reply: TailReply) -> bool:
-        """Take a replica's answer; False if it is of no question here."""
+        """Handle a replica's reply; False if it is not for a barrier."""
         barrier = self._barriers.get(reply.request)
         if barrier is None:
             return False
@@ -110,7 +110,7 @@ class Barriers:
         return True
 
     def _conclude(self, number: int, barrier: Barrier) -> None:
-        """Answer, if the shard's next position is known; else a later round will."""
+        """Complete the call if the shard's next position is known; otherwise a later round does."""
         subscription = self._subscriptions.get(barrier.subscription)
         end = min(reply.end for reply in barrier.replies.values())
         assert barrier.shard is not None, "who answers was asked"
@@ -120,14 +120,14 @@ class Barriers:
             self._context.complete(barrier.call, bound)
 
     def on_refused(self, refused: Refused) -> bool:
-        """Take a refusal: the shard may have another view; False if it is of no question here."""
+        """Handle a refusal, perhaps of an older view; False if it is not for a barrier."""
         if refused.request not in self._barriers:
             return False
         self._routing.refresh()
         return True
 
     def tick(self) -> None:
-        """Ask again what is due; end what is late."""
+        """Retry the requests that are due; end the calls at their deadlines."""
         context = self._context
         for number, barrier in list(self._barriers.items()):
             if context.now >= barrier.deadline:

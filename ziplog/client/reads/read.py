@@ -1,14 +1,15 @@
-"""Reading one position.
+"""Reads of one position.
 
-    asked the primary --silent--> asked the others --silent--> asked all replicas, ever less often
-                      --unstable, damaged, refused--> asked all replicas
-    asked all --all of one view say the same--> done;  --they differ--> asked all again
+    primary asked --silent--> others asked --silent--> all replicas asked, with a growing interval
+                  --unstable, damaged, refused--> all replicas asked
+    all asked --all of one view agree--> completed;  --they differ--> all asked again
 
-Rules: a stable answer counts from any replica; an unstable one only if all replicas of one view,
-the primary among them, say the same (D42). That a position is not decided yet is the primary's to
-say; but it may be the last to learn that its shard has gone on without it, so that counts once all
-replicas have answered in its view. Who cannot tell yet, as the shard recovers, is asked again until
-the deadline. Invariant: the replies kept are of one view. See docs/protocol.md, sections 6 and 11.
+Rules: a stable reply counts from any replica. An unstable reply counts only if all replicas of one
+view, including the primary, agree (D42). "Not decided yet" counts only after replies of all
+replicas in the primary's view, because a replaced primary may not know its shard's new view. While
+the shard recovers, the client retries until the deadline.
+
+Invariant: the replies kept are of one view. See docs/protocol.md, sections 6 and 11.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ if TYPE_CHECKING:
     from ziplog.wire import Refused
 
 _MS: Final = 1_000_000
-#: A silent replica is given so long, then twice that, up to the last: it may have been asked more
-#: than it can answer in that time, and it will answer every repetition, too.
+#: Retransmission timeout of a read; it doubles up to the last value. A replica with a long queue
+#: may need more time, and it answers every copy.
 _MIN_RETRANSMIT_NS: Final = 50 * _MS
 _MAX_RETRANSMIT_NS: Final = 800 * _MS
-#: Replicas that differ are asked again after so long, doubling up to `_MIN_RETRANSMIT_NS`, or, while
-#: their shard is away, up to the last.
+#: Interval before differing replicas are asked again; it doubles up to `_MIN_RETRANSMIT_NS`, or up
+#: to the last value while their shard is not available.
 _MIN_BACKOFF_NS: Final = 2 * _MS
 _MAX_BACKOFF_NS: Final = 500 * _MS
 
 
 class PendingRead:
-    """One read under way."""
+    """One pending read."""
 
     __slots__ = (
         "asks_all", "backoff", "call", "damaged", "replies", "request", "retransmit_timeout",
@@ -60,7 +61,7 @@ class PendingRead:
 
 
 class Reads:
-    """All reads of a client."""
+    """The pending reads of a client."""
 
     def __init__(self, context: StepContext, routing: Routing) -> None:
         self._context: Final = context
@@ -71,11 +72,11 @@ class Reads:
 
     @property
     def waiting(self) -> bool:
-        """Whether a read is under way."""
+        """Whether a read is pending."""
         return bool(self._pending)
 
     def start(self, call: int, request: ReadRequest) -> None:
-        """Take a call."""
+        """Start a call."""
         context, rid = self._context, request.rid
         if rid.gsn < 1:
             context.complete(call, NoSuchRecordError(rid, "it is before every record"))
@@ -90,7 +91,7 @@ class Reads:
             self._send(number, pending)
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer."""
+        """Cancel a call."""
         self._pending.pop(self._requests.pop(call, 0), None)
 
     def _send_if_known(self, number: int) -> None:
@@ -103,7 +104,7 @@ class Reads:
                 self._send(number, pending)
 
     def _send(self, number: int, pending: PendingRead, *, is_primary_silent: bool = False) -> None:
-        """Ask the primary first, the others if it is silent, everyone if that was not enough."""
+        """Send the read to the primary first, then to the other replicas, then to all."""
         context, routing, rid = self._context, self._routing, pending.request.rid
         route = routing.route(rid.shard)
         assert route is not None, "a reading of an unknown shard"
@@ -118,12 +119,12 @@ class Reads:
         context.set_timer(pending.retry_at)
 
     def _grow_backoff(self, pending: PendingRead, route: Route) -> None:
-        """Make the next pause longer."""
+        """Double the interval."""
         longest = _MAX_BACKOFF_NS if route.is_unavailable else _MIN_RETRANSMIT_NS
         pending.backoff = min(pending.backoff * 2, longest)
 
     def _on_routes_changed(self, shards: list[int]) -> None:
-        """The shards have another view or state: who waits for them asks again at once."""
+        """Retry the reads of shards with another view or state now."""
         for pending in self._pending.values():
             if pending.request.rid.shard in shards and pending.retry_at:
                 pending.asks_all = True
@@ -131,10 +132,10 @@ class Reads:
                 pending.retry_at = self._context.now
                 self._context.set_timer(self._context.now)
 
-    # --- answers ---
+    # --- replies ---
 
     def on_reply(self, reply: ReadReply) -> None:
-        """Take a replica's answer."""
+        """Handle a replica's reply."""
         pending = self._pending.get(reply.request)
         route = self._routing.route(reply.shard)
         if pending is None or route is None or reply.gsn != pending.request.rid.gsn:
@@ -156,7 +157,7 @@ class Reads:
                 self._compare(reply, pending, route)
 
     def _compare(self, reply: ReadReply, pending: PendingRead, route: Route) -> None:
-        """Take an answer that counts only if all others are equal."""
+        """Handle a reply that counts only if all replicas agree."""
         if reply.view != pending.view:
             if reply.view < pending.view:
                 return
@@ -186,7 +187,7 @@ class Reads:
         self._context.set_timer(pending.retry_at)
 
     def _on_damaged_copy(self, reply: ReadReply, pending: PendingRead, route: Route) -> None:
-        """A replica cannot tell: another one may; if none can, nobody will."""
+        """Handle a replica's damaged copy: ask the others, or fail if all copies are damaged."""
         pending.damaged.add(reply.server)
         if len(pending.damaged) >= len(route.names):
             what = f"no replica of shard {reply.shard} of {self._routing} can tell what is at"
@@ -199,7 +200,7 @@ class Reads:
             self._send(reply.request, pending)
 
     def on_refused(self, refused: Refused) -> bool:
-        """Take a refusal: ask everyone, soon; False if it is of no read."""
+        """Handle a refusal: ask all replicas soon; False if it is not for a read."""
         pending = self._pending.get(refused.request)
         if pending is None:
             return False
@@ -231,7 +232,7 @@ class Reads:
     # --- time ---
 
     def tick(self) -> None:
-        """Ask again what is due; end what is late."""
+        """Retry the reads that are due; end the calls at their deadlines."""
         context = self._context
         for number, pending in list(self._pending.items()):
             rid, deadline = pending.request.rid, pending.request.deadline

@@ -1,12 +1,14 @@
-"""One shard's part of a subscription: what a replica sends, in order, from a position on.
+"""The stream of one shard's records from a replica, as a part of a subscription or scan.
 
-    opened --Deliver at the frontier--> opened;  --gap, silence, refusal, new view--> opened again
+    opened --Deliver at the frontier--> opened;  --gap, silence, refusal, new view--> reopened
 
-Rules: only a `Deliver` that begins at the frontier counts. An older one is a repetition, a later
-one shows that something was lost, and the stream is opened again at the frontier, under a new
-number. What a server says in an older view than the shard's is true, as it is stable, but it will
-learn no more: another replica takes over. Invariant: what is buffered lies below the frontier, in
-gsn order, within about one credit window. See docs/protocol.md, sections 7 and 11.
+Rules: only a `Deliver` that starts at the frontier counts. An older one is a duplicate; a later one
+shows a loss, so the client reopens the stream at the frontier under a new number. Records from a
+server of an older view count, because they are stable; but that server gets no new ones, so the
+client changes to another replica.
+
+Invariant: buffered records are below the frontier, in gsn order, within about one credit window.
+See docs/protocol.md, sections 7 and 11.
 """
 
 from __future__ import annotations
@@ -29,17 +31,17 @@ if TYPE_CHECKING:
     from ziplog.wire import Deliver
 
 _MS: Final = 1_000_000
-#: Bytes that a server may send ahead of what was handed out; a unit counts 64 more than its body.
+#: Bytes that a server may send before the next credit; a unit counts 64 bytes more than its body.
 WINDOW_BYTES: Final = 4 * 1024 * 1024
 _UNIT_OVERHEAD_BYTES: Final = 64
-#: A sign of life goes out so often, and more credit after so much of the window.
+#: Interval between `Credit` messages, and used bytes after which one is sent at once.
 _RENEW_INTERVAL_NS: Final = 500 * _MS
 _RENEW_BYTES: Final = WINDOW_BYTES // 4
-#: A replica that does not answer a sign of life for so long is left for the next one.
+#: Time without a reply to a `Credit` after which the client changes to the next replica.
 _SILENCE_TIMEOUT_NS: Final = 1_000 * _MS
-#: A refused stream is opened again after so long, doubling up to `_SILENCE_TIMEOUT_NS`.
+#: Interval before a refused stream is reopened; it doubles up to `_SILENCE_TIMEOUT_NS`.
 _MIN_BACKOFF_NS: Final = 20 * _MS
-#: A shard that holds others back is told so again after so long; one that is away, less often.
+#: Interval between `Want` messages to a shard, and to one that is not available.
 _WANT_INTERVAL_NS: Final = 50 * _MS
 _WANT_UNAVAILABLE_NS: Final = 500 * _MS
 _PAIR: Final = 2
@@ -49,7 +51,7 @@ Row = tuple[int, Record]
 
 
 class ShardStream:
-    """A shard's records from a position on."""
+    """The records of one shard from a position on."""
 
     def __init__(
         self,
@@ -62,39 +64,39 @@ class ShardStream:
         self._context: Final = context
         self._routing: Final = routing
         self.shard: Final = shard
-        #: The number of the present subscription at the server; each opening has its own.
+        #: The number of the server's subscription; each opening has its own.
         self.number = 0
         self.view = 0
         self._name = b""
-        #: How many replicas of this view, beginning with the best one, were given up.
+        #: Number of replicas of this view that failed, beginning with the preferred one.
         self._failed = 0
-        #: All that the shard owns below it was received.
+        #: All records of the shard below it were received.
         self.frontier = start
-        #: What the server could have sent; 0 while it was not heard of.
+        #: The end of what the server could have sent; 0 before its first message.
         self.stable = 0
         self._units: deque[Unit] = deque()
-        #: Records of a unit of which only the beginning was taken.
+        #: The rest of a unit that was popped in part.
         self._rows: list[Row] = []
-        #: Who wrote the rows that were taken, and up to where: others are repetitions.
+        #: The rows that were popped, by writer; duplicates are dropped.
         self._writers: Final = WriterTable() if writers is None else writers
-        #: Bytes received and not yet taken, and those taken, less what was there at the opening.
+        #: Bytes received and not popped, and bytes popped minus those buffered at the opening.
         self._buffered = 0
         self._taken = 0
         self._granted = 0
-        #: Since when an answer is due; 0: none is.
+        #: The send time of an unanswered message; 0: none.
         self._unanswered_since = 0
         self._renew_at = 0
-        #: When to open it again after a refusal; 0: it is open.
+        #: When to reopen it after a refusal; 0: it is open.
         self._reopen_at = 0
         self._backoff = _MIN_BACKOFF_NS
-        #: Up to where the shard was asked to decide, and when to ask again.
+        #: The position that the shard was asked to decide up to, and when to ask again.
         self._wanted = 0
         self._want_due = 0
 
     # --- opening ---
 
     def open(self, position: int) -> None:
-        """Open the stream (again), at its frontier, but at `position` at least."""
+        """Open or reopen the stream at its frontier, but at `position` at least."""
         context, routing = self._context, self._routing
         self.frontier = max(self.frontier, position)
         route = routing.route(self.shard)
@@ -120,14 +122,14 @@ class ShardStream:
         )  # fmt: skip
 
     def reopen_later(self) -> None:
-        """The server will not do it: try the next replica, after a pause."""
+        """Reopen the stream at the next replica after a backoff, because this server refused it."""
         self._failed += 1
         self._reopen_at = self._context.now + self._backoff
         self._backoff = min(self._backoff * 2, _SILENCE_TIMEOUT_NS)
         self._context.set_timer(self._reopen_at)
 
     def close(self) -> None:
-        """Tell the server to stop sending."""
+        """Unsubscribe at the server."""
         if self.number:
             message = Unsubscribe(
                 self._routing.cluster, self.shard, self._context.client, self.number
@@ -137,7 +139,7 @@ class ShardStream:
     # --- receiving ---
 
     def on_deliver(self, deliver: Deliver) -> bool:
-        """Take what came. False if the stream must be opened again: something was lost or wrong."""
+        """Buffer a `Deliver`; return False if the stream must be reopened."""
         self._unanswered_since = 0
         if deliver.view >= self.view:
             self._backoff = _MIN_BACKOFF_NS
@@ -165,16 +167,16 @@ class ShardStream:
 
     @property
     def caught_up(self) -> bool:
-        """Whether all that the server last reported was taken."""
+        """Whether everything that the server last reported was popped."""
         return 0 < self.stable <= self.frontier and not self.highest
 
     def pop_records(self, start: int, stop: int) -> list[Row]:
-        """Take the records of [start, stop), in order; what is below `start` is dropped.
+        """Return the records of [start, stop), in order; drop records below `start`.
 
-        So are repetitions of rows (docs/protocol.md, section 14.3).
+        Also drop duplicate rows (docs/protocol.md, section 14.3).
 
         Raises:
-            ProtocolError: a unit's contents are not what servers may store.
+            ProtocolError: a unit's body is malformed.
 
         """
         rows, units, shard = self._rows, self._units, self.shard
@@ -207,17 +209,17 @@ class ShardStream:
         return rows
 
     def pop_units(self) -> list[Unit]:
-        """Take all units that are here, as they came: those of a scan, which takes no records."""
+        """Return all buffered units as they were received; for a scan, which pops no records."""
         units = list(self._units)
         self._units.clear()
         self._taken += self._buffered
         self._buffered = 0
         return units
 
-    # --- telling the server ---
+    # --- messages to the server ---
 
     def renew_credit(self) -> None:
-        """Grant more credit if much of it was used."""
+        """Send more credit if enough of the window was used."""
         if WINDOW_BYTES + self._taken - self._granted >= _RENEW_BYTES:
             self._send_credit()
 
@@ -236,7 +238,7 @@ class ShardStream:
         )  # fmt: skip
 
     def send_want(self, gsn: int) -> None:
-        """Others are held back below `gsn`: ask the primary to decide up to it (D49)."""
+        """Ask the primary to decide its positions up to `gsn`, because readers wait for them (D49)."""
         context = self._context
         if self.stable > gsn:
             return
@@ -253,7 +255,7 @@ class ShardStream:
         context.send(route.names[0], Want(self._routing.cluster, self.shard, 0, gsn))
 
     def tick(self) -> bool:
-        """Give the signs of life that are due. False if the stream must be opened again."""
+        """Send the credit that is due; return False if the stream must be reopened."""
         context = self._context
         if self._reopen_at:
             context.set_timer(self._reopen_at)
@@ -276,16 +278,16 @@ class ShardStream:
 
 
 def _best(route: Route) -> int:
-    """Return which replica is the first to know what is stable.
+    """Return the replica that is the first to know what is stable.
 
-    Of two, the backup: what it has applied, both have. The primary is a message behind; of more,
-    it is the one that the others report to (docs/protocol.md, section 13).
+    With two replicas that is the backup: both have what it has applied. With more it is the
+    primary, because the others report to it (docs/protocol.md, section 13).
     """
     return 1 if len(route.names) == _PAIR else 0
 
 
 def _is_sound(deliver: Deliver) -> bool:
-    """Whether its units lie in [start, frontier), in order; the first may begin below the start."""
+    """Whether the units are in order within [start, frontier); the first may begin earlier."""
     below = -1
     for unit in deliver.units:
         gsns = unit.gsns

@@ -1,14 +1,14 @@
-"""Subscriptions: one stream a shard, merged below the shards' frontiers.
+"""Subscriptions: one stream per shard, merged below the frontiers of all shards.
 
-    (tail asked) --> leases asked --> streams open --> ... --> ended, or failed
+    (tail queried) --> leases queried --> streams open --> ... --> ended, or failed
 
-Rules: what lies below the minimum of the members' frontiers is handed out, in gsn order, nothing
-else; the end of the known leases is never passed; a stream goes on exactly where it was, or is
-opened again there (D43, D44). A shard that holds others back is told so (`Want`, D49).
-An answer may be lost on its way to the reader, so each fetch names the last record that the reader
-has: what is ready is kept until a fetch names its last record.
-Invariant: `position` never passes a frontier; what was handed out is below it, each record once.
-See docs/protocol.md, section 7.
+Rules: a subscription returns the records below the members' lowest frontier, in gsn order, and
+never passes the end of the known leases. A stream continues where it was, or is reopened there
+(D43, D44). The client asks a shard that blocks others to decide its positions (`Want`, D49). The
+reader may lose a result, so each fetch names the reader's last record; records are kept until then.
+
+Invariant: `position` never passes a frontier; every record below it was returned once. See
+docs/protocol.md, section 7.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ziplog.wire import Deliver, LeaseHistory, Refused, Trimmed
 
 _MS: Final = 1_000_000
-#: The first lease is asked for again after so long, and later ones that nobody announces.
+#: Interval before the first lease is requested again, and before later leases are.
 _FIRST_LEASE_RETRY_NS: Final = 50 * _MS
 _NEXT_LEASE_RETRY_NS: Final = 1_000 * _MS
 _BY_GSN: Final = itemgetter(0)
@@ -52,7 +52,7 @@ _GSN_OF: Final = attrgetter("rid.gsn")
 
 
 class PendingFetch:
-    """A reader that waits for records."""
+    """A pending fetch."""
 
     __slots__ = ("call", "request")
 
@@ -76,38 +76,38 @@ class Subscription:
         self._context: Final = context
         self._membership: Final = membership
         self._routing: Final = routing
-        #: All streams of the client, by the numbers that servers know them by.
+        #: All streams of the client, by their numbers at the servers.
         self._numbers: Final = streams
         self.number: Final = call
-        #: False until the call that opens it was answered.
+        #: Whether the call that opens it was completed.
         self.is_open = False
         self.deadline: Final = request.deadline
-        #: All before it was handed out, or is ready to be.
+        #: The end of the records that were merged.
         self.position = max(request.start.gsn, 1)
-        #: It ends after this gsn; `NEVER` if it follows.
+        #: The last gsn of the subscription; `NEVER` if it follows the log.
         self.last = NEVER
         self.tail_query: TailQuery | None = None
         self.fetches: Final[deque[PendingFetch]] = deque()
         self._leases: Final = LeaseMap()
         self._streams: Final[dict[int, ShardStream]] = {}
-        #: Whose rows were seen, by shard: one that comes back has the same again.
+        #: The rows that were returned, by shard; a shard that becomes a member again keeps them.
         self._writers: Final[dict[int, WriterTable]] = {}
         self._error: Exception | None = None
-        #: Merged, and kept until the reader has all of it; handed out up to `_handed_out`.
+        #: Merged records, kept until the reader has all of them; `_handed_out` were returned.
         self._ready: list[Record] = []
         self._handed_out = 0
-        #: The open question about leases (0: none), when to ask again, and how often we did.
+        #: The open lease request (0: none), when to send it again, and the number of requests.
         self._lease_request = 0
         self._lease_due = NEVER
         self._attempts = 0
-        #: Something came since `end_batch`.
+        #: Something arrived since `end_batch`.
         self.is_dirty = False
         self._is_closed = False
 
     # --- leases ---
 
     def on_tail(self, tails: LogTail | DeadlineError, *, follow: bool) -> None:
-        """Take the answer about the tail."""
+        """Handle the result of the tail query."""
         self.tail_query = None
         if isinstance(tails, DeadlineError):
             self._fail(tails)
@@ -121,17 +121,17 @@ class Subscription:
             self._open_if_ready()
 
     def _open_if_ready(self) -> None:
-        """Answer the call that opens it, once the tail and the leases are known."""
+        """Complete the opening call once the tail and the leases are known."""
         if self._error is None and not self.is_open and not self.tail_query and self._leases.stop:
             self.is_open = True
             self._context.complete(self.number, self.number)
 
     def ask_leases(self) -> None:
-        """Ask for the leases from where the known ones end."""
+        """Request the leases after the known ones."""
         gsn = self._leases.stop or self.position
         lease = self._routing.lease
         if not self._leases.stop and self._attempts % 2:
-            # Nobody was given the position yet: begin with the present lease.
+            # No lease contains the position yet: start with the newest lease.
             gsn = lease.base if lease is not None else 1
         self._attempts += 1
         self._lease_due = NEVER
@@ -157,14 +157,14 @@ class Subscription:
         self._context.set_timer(self._lease_due)
 
     def _take_leases(self, runs: Iterable[LeaseRun]) -> bool:
-        """Take leases; False if some before them are missing."""
+        """Add leases; return False if leases before them are missing."""
         is_whole = self._leases.extend(runs)
         self._open_streams()
         self.is_dirty = True
         return is_whole
 
     def _open_streams(self) -> None:
-        """Have a stream of every shard that owns positions from here on, and no other."""
+        """Open a stream of each shard that owns positions from here on, and close the others."""
         if self._is_closed:
             return
         self._leases.forget(self.position)
@@ -187,10 +187,10 @@ class Subscription:
         stream.open(self.position)
         self._numbers[stream.number] = (self, stream)
 
-    # --- what streams say ---
+    # --- streams ---
 
     def on_deliver(self, stream: ShardStream, deliver: Deliver) -> None:
-        """Take a part of a stream."""
+        """Handle a `Deliver` of a stream."""
         if not stream.on_deliver(deliver):
             self._open(stream)
         self.is_dirty = True
@@ -199,7 +199,7 @@ class Subscription:
             self.ask_leases()
 
     def on_refused(self, stream: ShardStream, on_refused: Refused) -> None:
-        """Take a server's refusal of a stream."""
+        """Handle a server's refusal of a stream."""
         if on_refused.code == "unknown-subscription":
             self._open(stream)
             return
@@ -207,9 +207,9 @@ class Subscription:
         stream.reopen_later()
 
     def on_trimmed(self, stream: ShardStream, on_trimmed: Trimmed) -> None:
-        """Take the news that a stream's position no longer exists, and so the subscription's own.
+        """Handle the trim of a stream's position: fail if it affects the subscription.
 
-        A stream of which nothing came yet may be behind: it goes on from where the others are.
+        A new stream may start below the position; it then continues at the subscription's position.
         """
 
         def found(shard: int) -> None:
@@ -221,16 +221,16 @@ class Subscription:
             self._open(stream)
 
     def on_routes_changed(self, shards: list[int]) -> None:
-        """Open the streams of shards with a new view again."""
+        """Reopen the streams of shards with a new view."""
         for shard in shards:
             stream, route = self._streams.get(shard), self._routing.route(shard)
             if stream is not None and route is not None and route.view != stream.view:
                 self._open(stream)
 
-    # --- handing out ---
+    # --- results ---
 
     def end_batch(self) -> None:
-        """After a batch of messages: serve readers, grant credit, and ask who holds us back."""
+        """Complete fetches, grant credit, and send `Want`, after a batch of messages."""
         self.is_dirty = False
         self.serve()
         highest = max((stream.highest for stream in self._streams.values()), default=0)
@@ -242,7 +242,7 @@ class Subscription:
                 stream.send_want(highest)
 
     def serve(self) -> None:
-        """Answer the readers that wait, as far as there is something for them."""
+        """Complete the pending fetches, as far as there are records."""
         while self.fetches:
             fetch = self.fetches[0]
             self._seek(fetch.request.after)
@@ -255,7 +255,7 @@ class Subscription:
             self._context.complete(fetch.call, result)
 
     def _seek(self, after: int) -> None:
-        """Go on behind the last record that the reader has; back, if it lost an answer."""
+        """Continue after the reader's last record; go back if the reader lost a result."""
         taken, ready = self._handed_out, self._ready
         if after == NEVER or not ready or (taken and ready[taken - 1].rid.gsn == after):
             return
@@ -275,7 +275,7 @@ class Subscription:
         return Fetched([], ended=True) if self.position > self.last else None
 
     def _merge(self) -> None:
-        """Make ready what lies below all frontiers."""
+        """Merge the records below all frontiers."""
         limit = self._limit()
         if limit == self.position or self._error is not None:
             return
@@ -295,7 +295,7 @@ class Subscription:
         self._advance(limit)
 
     def _limit(self) -> int:
-        """Return up to where all positions are known: the members' minimal frontier."""
+        """Return the members' lowest frontier: all positions below it are known."""
         limit = self.position
         for stop, members in self._leases.spans(limit):
             lowest = min((self._frontier(shard) for shard in members), default=stop)
@@ -320,7 +320,7 @@ class Subscription:
             self._context.set_timer(self._lease_due)
 
     def progress(self, after: int) -> Progress:
-        """Return how far this is, for a reader whose last record is at `after`."""
+        """Return the progress for a reader whose last record is at `after`."""
         self._seek(after)
         if self._handed_out == len(self._ready):
             self._merge()
@@ -346,7 +346,7 @@ class Subscription:
         )
 
     def slowest(self) -> int | None:
-        """Return the shard that is behind all others of those that own positions from here on."""
+        """Return the shard with the lowest frontier, of those that own positions from here on."""
         owners = [
             stream
             for shard, stream in self._streams.items()
@@ -356,13 +356,13 @@ class Subscription:
         return slowest.shard if slowest is not None else None
 
     def next_owned(self, shard: int, gsn: int) -> int | None:
-        """Return the first gsn at or after `gsn` that a shard owns; None if none is known."""
+        """Return a shard's first position at or after `gsn`; None if none is known."""
         return self._leases.next_owned(shard, gsn)
 
     # --- time and the end ---
 
     def tick(self) -> None:
-        """Do what has become due."""
+        """Do the work that is due."""
         context = self._context
         if self.is_failed:
             return
@@ -387,7 +387,7 @@ class Subscription:
         self.is_dirty = True
 
     def _fail(self, error: ZiplogError) -> None:
-        """Let readers have what is ready, and then the error; the first error counts."""
+        """Fail: readers get the merged records first, then the first error."""
         if self._error is not None:
             return
         self._error = error
@@ -399,14 +399,14 @@ class Subscription:
 
     @property
     def is_failed(self) -> bool:
-        """Whether the call that should have opened it was answered with an error."""
+        """Whether the opening call failed."""
         return self._error is not None and not self.is_open
 
     def close(self) -> None:
-        """End it: streams are closed, readers get nothing more."""
+        """Close the subscription and its streams, and end the pending fetches."""
         self._is_closed = True
         if not self.is_open and self._error is None:
-            # Closed before it was open: that call, too, is answered.
+            # It was closed before it was open: complete the opening call, too.
             self._context.complete(self.number, self.number)
         self._membership.cancel(self._lease_request)
         for stream in self._streams.values():
@@ -432,7 +432,7 @@ class Subscription:
 
 
 class Subscriptions:
-    """All subscriptions of a client."""
+    """The subscriptions of a client."""
 
     def __init__(
         self,
@@ -451,7 +451,7 @@ class Subscriptions:
 
     @property
     def waiting(self) -> bool:
-        """Whether a reader waits, or a subscription is being opened."""
+        """Whether a fetch or an opening call is pending."""
         return any(sub.fetches or not sub.is_open for sub in self._open.values())
 
     def get(self, number: int) -> Subscription | None:
@@ -478,7 +478,7 @@ class Subscriptions:
             subscription.ask_leases()
 
     def fetch(self, call: int, request: FetchRequest) -> None:
-        """Let a reader wait for records."""
+        """Start a fetch."""
         subscription = self._open.get(request.subscription)
         if subscription is None:
             self._context.complete(
@@ -490,23 +490,23 @@ class Subscriptions:
         before = subscription.position
         subscription.serve()
         if subscription.position > before:
-            # What was taken may be worth credit; a reader that only waits changes nothing.
+            # The returned records may free credit; a fetch that waits does not.
             subscription.is_dirty = True
 
     def progress(self, call: int, request: ProgressRequest) -> None:
-        """Tell how far a subscription is."""
+        """Return the progress of a subscription."""
         subscription = self._open.get(request.subscription)
         closed = ClosedError("this subscription", "subscribe again to go on")
         found = subscription.progress(request.after) if subscription else closed
         self._context.complete(call, found)
 
     def unsubscribe(self, call: int, request: UnsubscribeRequest) -> None:
-        """End a subscription."""
+        """Close a subscription."""
         self._close(request.subscription)
         self._context.complete(call, None)
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer: for a subscription that opens, or for records."""
+        """Cancel an opening call or a fetch."""
         subscription = self._open.get(call)
         if subscription is not None and not subscription.is_open:
             self._close(call)
@@ -524,19 +524,19 @@ class Subscriptions:
     # --- messages ---
 
     def on_deliver(self, deliver: Deliver) -> None:
-        """Take a part of a stream."""
+        """Handle a `Deliver`."""
         found = self._numbers.get(deliver.subscription)
         if found is not None:
             found[0].on_deliver(found[1], deliver)
 
     def on_trimmed(self, on_trimmed: Trimmed) -> None:
-        """Take the end of a stream that stands below the trim point."""
+        """Handle a `Trimmed`: a stream's position is below the trim point."""
         found = self._numbers.get(on_trimmed.subscription)
         if found is not None:
             found[0].on_trimmed(found[1], on_trimmed)
 
     def on_refused(self, on_refused: Refused) -> bool:
-        """Take a refusal; False if it is of no stream."""
+        """Handle a refusal; False if it is not for a stream."""
         found = self._numbers.get(on_refused.request)
         if found is None:
             return False
@@ -550,13 +550,13 @@ class Subscriptions:
     # --- time ---
 
     def on_batch_end(self) -> None:
-        """After a batch of messages."""
+        """End a batch of messages."""
         for subscription in self._open.values():
             if subscription.is_dirty:
                 subscription.end_batch()
 
     def tick(self) -> None:
-        """Do what has become due."""
+        """Do the work that is due."""
         for number, subscription in list(self._open.items()):
             subscription.tick()
             if subscription.is_failed:

@@ -1,11 +1,12 @@
-"""Where the log ends, and which record is the last that no reader will see change.
+"""Tail queries: the end of the log, and the last record that readers agree on.
 
-    members asked --> replicas asked --all of one view answered--> (last stable asked) --> done
+    service asked --> replicas asked --all of one view replied--> (last stable asked) --> completed
 
-Rule: the shards that ever had positions come from the service's read barrier, and a shard's answer
-counts when all its replicas gave it in one view, the known one or a later one (D50); every
-completed insert is on all of them, so the highest filled position bounds all of them. A shard that
-recovers is waited for, one that has left is asked like any other.
+Rule: the service's read barrier names the shards that ever had positions. A shard counts when all
+its replicas replied in one view, the known one or a later one (D50). Every completed insert is on
+all of them, so the highest filled position is an upper bound. The query waits for a shard that
+recovers; it asks a removed shard like any other.
+
 See docs/protocol.md, sections 7, 11 and 13.
 """
 
@@ -29,41 +30,41 @@ if TYPE_CHECKING:
     from ziplog.wire import LeaseHistory, Refused
 
 _MS: Final = 1_000_000
-#: A silent replica is asked again after so long, doubling up to the last.
+#: Interval before a silent replica is asked again; it doubles up to the last value.
 _MIN_BACKOFF_NS: Final = 50 * _MS
 _MAX_BACKOFF_NS: Final = 500 * _MS
 
 
 class LogTail(msgspec.Struct, frozen=True, gc=False):
-    """Where the log ends."""
+    """The end of the log."""
 
     #: The last record; RID_GENESIS if there is none.
     last: RecordId
-    #: The last stable record below every shard's frontier; None if it was not asked for.
+    #: The last stable record below every shard's frontier; None if it was not requested.
     recent: RecordId | None
 
 
 class TailQuery(msgspec.Struct):
-    """One question to all shards."""
+    """One query to all shards."""
 
     deadline: int
     with_recent: bool
     then: Callable[[LogTail | DeadlineError], None]
-    #: Number of the present round: every round has its own.
+    #: Number of the current round; every round has its own.
     number: int = 0
-    #: Number of the question to the service; 0 once it is answered.
+    #: Number of the open request to the service; 0 after its reply.
     open_request: int = 0
-    #: Below which position the last stable record is asked for; 0 in the first round.
+    #: The position below which the last stable record is requested; 0 in the first round.
     below: int = 0
     last: RecordId = RID_GENESIS
-    #: The shards asked, and each one's replies by server.
+    #: The replies by server, of each shard that is asked.
     replies: dict[int, dict[int, TailReply]] = msgspec.field(default_factory=dict)
     retry_at: int = NEVER
     backoff: int = _MIN_BACKOFF_NS
 
 
 class TailQueries:
-    """All questions about the tail."""
+    """The pending tail queries of a client."""
 
     def __init__(
         self, context: StepContext, membership: MembershipClient, routing: Routing
@@ -76,11 +77,11 @@ class TailQueries:
 
     @property
     def waiting(self) -> bool:
-        """Whether a question is open."""
+        """Whether a query is pending."""
         return bool(self._queries)
 
     def waiting_for(self) -> list[str]:
-        """Return the shards that have not told for a while where they end, each with its state."""
+        """Return the shards without a reply for longer than one interval, each with its state."""
         shards: set[int] = set()
         for query in self._queries.values():
             if query.backoff > _MIN_BACKOFF_NS:
@@ -92,7 +93,7 @@ class TailQueries:
         ]
 
     def _unanswered(self, query: TailQuery) -> list[int]:
-        """Return the shards that have not answered."""
+        """Return the shards without a complete reply."""
         routes = {shard: self._routing.route(shard) for shard in query.replies}
         return [
             shard
@@ -103,14 +104,14 @@ class TailQueries:
     def start(
         self, deadline: int, then: Callable[[LogTail | DeadlineError], None], *, with_recent: bool
     ) -> TailQuery:
-        """Ask, and give `then` the answer."""
+        """Start a query; call `then` with its result."""
         query = TailQuery(deadline, with_recent, then)
         self._context.set_timer(deadline)
         self._query_members(query)
         return query
 
     def cancel(self, query: TailQuery) -> None:
-        """Stop asking."""
+        """Cancel a query."""
         self._queries.pop(query.number, None)
         self._membership.cancel(query.open_request)
 
@@ -137,7 +138,7 @@ class TailQueries:
         )
 
     def _query_replicas(self, query: TailQuery) -> None:
-        """Ask the replicas whose answers are missing."""
+        """Ask the replicas whose replies are missing."""
         context, routing = self._context, self._routing
         for shard, replies in query.replies.items():
             route = routing.route(shard)
@@ -148,10 +149,10 @@ class TailQueries:
         query.retry_at = context.now + query.backoff
         context.set_timer(query.retry_at)
 
-    # --- answers ---
+    # --- replies ---
 
     def on_reply(self, reply: TailReply) -> None:
-        """Take a replica's answer."""
+        """Handle a replica's reply."""
         query = self._queries.get(reply.request)
         route = self._routing.route(reply.shard)
         if query is None or route is None or reply.shard not in query.replies:
@@ -163,14 +164,14 @@ class TailQueries:
             self._routing.refresh()
 
     def on_refused(self, refused: Refused) -> bool:
-        """Take a refusal: the shard may have another view; False if it is of no survey."""
+        """Handle a refusal, perhaps of an older view; False if it is not for a tail query."""
         if refused.request not in self._queries:
             return False
         self._routing.refresh()
         return True
 
     def _on_routes_changed(self, _shards: list[int]) -> None:
-        """Shards have another view or state: what is missing is asked for at once."""
+        """Ask for the missing replies now, because shards have another view or state."""
         for query in self._queries.values():
             if query.retry_at != NEVER:
                 query.backoff = _MIN_BACKOFF_NS
@@ -178,7 +179,7 @@ class TailQueries:
                 self._context.set_timer(self._context.now)
 
     def _silent_replicas(self, query: TailQuery) -> list[str]:
-        """Return which replicas have not answered in their shard's newest view."""
+        """Return the replicas without a reply in their shard's newest view."""
         replicas: list[str] = []
         for shard, replies in query.replies.items():
             route = self._routing.route(shard)
@@ -191,13 +192,14 @@ class TailQueries:
         return replicas
 
     def _conclude(self, query: TailQuery) -> None:
-        """If all answers are here, answer, or ask for the last stable record below them."""
+        """Complete the query if no reply is missing, or ask for the last stable record."""
         if self._silent_replicas(query):
             return
         if query.below:
             self._finish(query, LogTail(query.last, self._recent(query)))
             return
-        # Of a shard, too, the highest counts: a server may not be able to read its last record.
+        # The highest replica of a shard counts: another one may not be able to read its last
+        # record.
         highest = [
             (max(reply.filled for reply in replies.values()), shard)
             for shard, replies in query.replies.items()
@@ -228,7 +230,7 @@ class TailQueries:
     # --- time ---
 
     def tick(self) -> None:
-        """Ask again what is due; end what is late."""
+        """Retry the requests that are due; end the queries at their deadlines."""
         context = self._context
         for query in list(self._queries.values()):
             if context.now >= query.deadline:
@@ -251,9 +253,9 @@ class TailQueries:
 
 
 def _was_member(placement: Placement) -> bool:
-    """Whether a shard ever had positions; if not, its servers may never have been there.
+    """Whether a shard ever had positions; otherwise its servers may never have run.
 
-    With the first lease that has it in, its servers' data directories are known.
+    The data directories of its servers are known from the first lease with the shard as a member.
     """
     if placement.state in {"finalized", "recovering"}:
         return any(replica.fingerprint for replica in placement.replicas)
@@ -261,7 +263,7 @@ def _was_member(placement: Placement) -> bool:
 
 
 def missing_servers(replies: Mapping[int, TailReply], route: Route) -> list[int]:
-    """Return the replicas that have not answered in the newest view that is known of the shard."""
+    """Return the replicas without a reply in the shard's newest known view."""
     view = max((reply.view for reply in replies.values()), default=0)
     view = max(view, route.view)
     return [s for s in range(len(route.names)) if s not in replies or replies[s].view != view]

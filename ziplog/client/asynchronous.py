@@ -1,4 +1,4 @@
-"""The asyncio client: the core of the blocking one, driven by the event loop (`loop`)."""
+"""The asyncio client: the same client node as the blocking one, driven by an event loop."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from ziplog.client.common.requests import Blocked, Fetched, Policy
     from ziplog.wire import Limits
 
-#: Records that may be under way by `insert_nowait`, and their bytes.
+#: Maximum number of pending `insert_nowait` calls, and of their bytes.
 _MAX_FUTURES: Final = 65_536
 _MAX_FUTURE_BYTES: Final = 64 * 1024 * 1024
 
 
 class AsyncLog:
-    """A client of one log for asyncio. As `ziplog.Log`, with coroutines where that one waits.
+    """A client of one log for asyncio: `ziplog.Log` with coroutines for methods that wait.
 
-    Belongs to the event loop in which it was connected.
+    It belongs to the event loop in which it was connected.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class AsyncLog:
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
-        """Flush, unless an exception is under way, and close."""
+        """Flush, unless an exception is being raised, and close."""
         try:
             if kind is None and not self._engine.is_closed:
                 await self.flush()
@@ -81,7 +81,7 @@ class AsyncLog:
 
     @property
     def cluster_number(self) -> int:
-        """The number by which servers tell clusters apart; see `ziplog.Log.cluster_number`."""
+        """The number by which servers distinguish clusters; see `ziplog.Log.cluster_number`."""
         return self._core.cluster
 
     def _deadline_ns(self, timeout: float | None) -> int:
@@ -97,7 +97,7 @@ class AsyncLog:
         key: BytesLike | str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> RecordId:
-        """Insert one record at some position after another; see `ziplog.Log.insert_after`."""
+        """Insert one record after another position; see `ziplog.Log.insert_after`."""
         request = arguments.insert((payload,), after, key, self._limits, self._deadline_ns(timeout))
         rids: list[RecordId] = await self._engine.call(request)
         return rids[0]
@@ -111,7 +111,7 @@ class AsyncLog:
         keys: Iterable[BytesLike | str | None] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> list[RecordId]:
-        """Insert records in their order, at one shard; see `ziplog.Log.insert_many`."""
+        """Insert records in order at one shard; see `ziplog.Log.insert_many`."""
         deadline_ns = self._deadline_ns(timeout)
         request = arguments.insert(
             payloads, after, key, self._limits, deadline_ns, many=True, keys=keys
@@ -132,7 +132,7 @@ class AsyncLog:
         row: int = 0,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> list[RecordId]:
-        """Insert rows under an identity of their own; see `ziplog.Log.insert_rows`."""
+        """Insert rows under an identity that allows retries; see `ziplog.Log.insert_rows`."""
         deadline_ns, origin = self._deadline_ns(timeout), (writer, batch, row)
         request = arguments.rows(payloads, keys, shard, origin, self._limits, deadline_ns)
         if not request.payloads:
@@ -148,17 +148,17 @@ class AsyncLog:
         key: BytesLike | str | None = None,
         timeout: float | None = None,
     ) -> asyncio.Future[RecordId]:
-        """Begin to insert a record; returns a future of its rid.
+        """Start to insert a record; return a future of its rid.
 
         Raises:
-            UnavailableError: 65,536 records or 64 MiB are under way; await `flush`.
+            UnavailableError: 65,536 records or 64 MiB are pending; await `flush`.
 
         """
         request = arguments.insert((payload,), after, key, self._limits, self._deadline_ns(timeout))
         size = len(request.payloads[0])
         if len(self._nowait) >= _MAX_FUTURES or self._nowait_bytes + size > _MAX_FUTURE_BYTES:
             raise UnavailableError(
-                f"{len(self._nowait)} inserts are under way, and no more are allowed;"
+                f"{len(self._nowait)} inserts are pending, and no more are allowed;"
                 " await flush() and try again"
             )
         _, answer = self._engine.submit(request)
@@ -176,7 +176,7 @@ class AsyncLog:
                 return
             if error is not None:
                 future.set_exception(error)
-                # `flush` will raise it if nobody else looks.
+                # `flush` raises it if the caller never looks at the future.
                 future.exception()
             else:
                 future.set_result(answer.result()[0])
@@ -194,7 +194,7 @@ class AsyncLog:
         if failure is not None:
             raise failure
         if late:
-            raise DeadlineError(f"{len(late)} inserts were still under way after {seconds:g} s")
+            raise DeadlineError(f"{len(late)} inserts were still pending after {seconds:g} s")
 
     async def sync(self, timeout: float | None = None) -> RecordId:  # noqa: ASYNC109 - as above
         """Wait until every completed insert is on stable storage; see `ziplog.Log.sync`."""
@@ -206,12 +206,12 @@ class AsyncLog:
         error: OutcomeUnknownError,
         timeout: float | None,  # noqa: ASYNC109 - as above
     ) -> RecordId | list[RecordId | None] | None:
-        """Find out what became of an insert; see `ziplog.OutcomeUnknownError.resolve`."""
+        """Wait for the outcome of an insert; see `ziplog.OutcomeUnknownError.resolve`."""
         request = arguments.resolve(error, self._deadline_ns(timeout))
         return arguments.resolved(error, await self._engine.call(request))
 
     def set_policy(self, policy: Policy) -> None:
-        """Let `policy` choose the shards of later inserts (see `ziplog.policy`)."""
+        """Select the shards of later inserts by `policy` (see `ziplog.policy`)."""
         self._core.set_policy(arguments.policy(policy))
 
     # --- reading ---
@@ -235,7 +235,7 @@ class AsyncLog:
     ) -> AsyncSubscription:
         """Return an async iterator over all records from `start` on; see `ziplog.Log.subscribe`.
 
-        It may be awaited, which waits until it is open.
+        Awaiting it waits until it is open.
         """
         if timeout is not None:
             arguments.timeout_s(timeout, 0)
@@ -248,9 +248,9 @@ class AsyncLog:
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> RecordId:
-        """Return a position at or after all inserts that were complete before this call.
+        """Return a position at or after all inserts that completed before this call.
 
-        Later ones may get a position before it still; see `ziplog.Log.check_tail`.
+        Later inserts may still get an earlier position; see `ziplog.Log.check_tail`.
         """
         rid: RecordId = await self._engine.call(TailRequest(self._deadline_ns(timeout)))
         return rid
@@ -264,7 +264,7 @@ class AsyncLog:
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> Extents:
-        """Return which shards own positions of a range; see `ziplog.Log.extents`."""
+        """Return the shards that own positions of a range; see `ziplog.Log.extents`."""
         request = arguments.extents(start, stop, self._deadline_ns(timeout))
         found: Extents = await self._engine.call(request)
         return found
@@ -277,7 +277,7 @@ class AsyncLog:
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> ShardOutline:
-        """Return how much a shard holds of a range; see `ziplog.Log.outline`."""
+        """Return a shard's size and archives for a range; see `ziplog.Log.outline`."""
         request = arguments.outline(shard, start, stop, self._deadline_ns(timeout))
         found: ShardOutline = await self._engine.call(request)
         return found
@@ -317,7 +317,7 @@ class AsyncLog:
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> None:
-        """Take a shard out for good; see `ziplog.Log.remove_shard`."""
+        """Remove a shard permanently; see `ziplog.Log.remove_shard`."""
         await self._engine.call(arguments.change(shard, "remove", self._deadline_ns(timeout)))
 
     async def finalize_shard(
@@ -326,7 +326,7 @@ class AsyncLog:
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> None:
-        """Remove a shard, and wait until it is sealed; see `ziplog.Log.finalize_shard`."""
+        """Remove a shard and wait until it is finalized; see `ziplog.Log.finalize_shard`."""
         await self._engine.call(arguments.change(shard, "finalize", self._deadline_ns(timeout)))
 
     async def cluster(
@@ -339,16 +339,16 @@ class AsyncLog:
         return arguments.status(document)
 
     def stats(self) -> dict[str, int]:
-        """Return what this client did: counts since it was made."""
+        """Return the counters of this client since it was created."""
         return msgspec.structs.asdict(self._core.counters)
 
     async def close(self) -> None:
-        """Close; what is under way raises ClosedError. May be called again."""
+        """Close the client; pending calls raise ClosedError. Idempotent."""
         self._engine.close()
 
 
 class AsyncSubscription:
-    """Records in gsn order, each once: an async iterator, and an async context manager."""
+    """Records in gsn order, each once: an async iterator and async context manager."""
 
     def __init__(
         self,
@@ -376,7 +376,7 @@ class AsyncSubscription:
         return await self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the subscription."""
         await self.close()
 
     def __aiter__(self) -> AsyncIterator[Record]:
@@ -421,19 +421,19 @@ class AsyncSubscription:
 
     @property
     def position(self) -> RecordId:
-        """Where a later subscription goes on without loss or repetition."""
+        """The position at which a later subscription continues without loss or duplicates."""
         self._update_progress()
         return self._buffer.position
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything that the servers last reported was handed out."""
+        """Whether everything that the servers last reported was returned."""
         self._update_progress()
         return self._buffer.caught_up
 
     @property
     def blocked_on(self) -> Blocked | None:
-        """The shard and the epoch that hold records back, if any do."""
+        """The shard and the epoch that block further records, if any do."""
         self._update_progress()
         return self._buffer.blocked_on
 
@@ -444,7 +444,7 @@ class AsyncSubscription:
             self._buffer.progress = self._engine.call_now(request)
 
     async def close(self) -> None:
-        """End the subscription. May be called again."""
+        """Close the subscription. Idempotent."""
         if self._buffer.closed:
             return
         self._update_progress()

@@ -1,8 +1,10 @@
-"""A shard's units in order, for those who read in bulk: a blocking and an asyncio iterator.
+"""Iterators over a shard's units for bulk reads: a blocking and an asyncio one.
 
-Rule: each step says how far it is complete; the last one says `stop`. A step has a deadline of its
-own. A step whose answer was lost (a cancelled task, a signal) is given again: each fetch names the
-position. Invariant: `position` is after all that was handed out. See docs/protocol.md, section 14.
+Rule: each step returns the end of its complete part; the last one returns `stop`. Each step has its
+own deadline. Each fetch names the position, so a lost result (a cancelled task, a signal) is
+returned again.
+
+Invariant: `position` is after all returned units. See docs/protocol.md, section 14.
 """
 
 from __future__ import annotations
@@ -22,28 +24,28 @@ if TYPE_CHECKING:
     from ziplog.client.engines.blocking_engine import BlockingEngine
     from ziplog.core.entries import Unit
 
-#: What a step gives: units, and up to where (exclusive) nothing is missing.
+#: The result of a step: units, and the gsn (exclusive) up to which they are complete.
 Step = tuple[list["Unit"], int]
 
 
 class _ScanCursor:
-    """How far a scan is: the same for both iterators."""
+    """The position of a scan, common to both iterators."""
 
     def __init__(self, number: int, start: int, stop: int, timeout: float) -> None:
         self._number: Final = number
         self._stop: Final = stop
         self._timeout: Final = timeout
-        #: All before it was handed out.
+        #: The end of the units that were returned.
         self.position = start
         self._is_closed = False
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing follows."""
+        """Whether no unit follows."""
         return self._is_closed or self.position >= self._stop
 
     def request(self) -> ScanFetchRequest:
-        """Return what to ask for next."""
+        """Return the next fetch."""
         deadline_ns = arguments.deadline_ns(self._timeout, 0)
         return ScanFetchRequest(deadline_ns, self._number, self.position)
 
@@ -51,27 +53,28 @@ class _ScanCursor:
         return ScanCloseRequest(NEVER, self._number)
 
     def accept(self, scanned: Scanned) -> Step:
-        """Return what came.
+        """Return the result of a fetch, and advance the position.
 
         Raises:
-            DeadlineError: nothing did.
+            DeadlineError: the fetch made no progress.
 
         """
         if scanned.reached <= self.position:
-            what = f"a scan up to gsn {self._stop} came no further than {self.position}"
+            what = f"a scan up to gsn {self._stop} did not get beyond gsn {self.position}"
             raise DeadlineError(f"{what} within {self._timeout:g} s")
         step = scanned.units, scanned.reached
-        # Last, and nothing behind it that a handler of a signal could interrupt.
+        # The last statement, so that no signal handler can interrupt after it.
         self.position = scanned.reached
         return step
 
 
 class Scan(_ScanCursor):
-    """Pairs (units, reached): an iterator, and a context manager.
+    """Pairs (units, reached): an iterator and context manager.
 
-    `units` are those that follow, in order, whole: the first may begin before the range, the last
-    end behind it. All that the shard owns below `reached` was handed out or is a no-op. The last
-    pair has `reached` == `stop`. It closes itself at its end, and when it is collected as garbage.
+    `units` are the following ones, in order, whole: the first may begin before the range, the last
+    end after it. Every position of the shard below `reached` was returned or is a no-op. The last
+    pair has `reached` == `stop`. The scan closes itself at its end, and when it is
+    garbage-collected.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class Scan(_ScanCursor):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the scan."""
         self.close()
 
     def __iter__(self) -> Iterator[Step]:
@@ -95,10 +98,10 @@ class Scan(_ScanCursor):
         return self
 
     def __next__(self) -> Step:
-        """Return what follows; waits for it.
+        """Return the next units; wait for them.
 
         Raises:
-            DeadlineError: nothing came within the scan's time-out; going on is allowed.
+            DeadlineError: nothing arrived within the scan's time-out; iteration may continue.
             TrimmedError: the next position was trimmed.
 
         """
@@ -108,7 +111,7 @@ class Scan(_ScanCursor):
         return self.accept(self._engine.call(self.request()))
 
     def close(self) -> None:
-        """End it. May be called again."""
+        """Close the scan. Idempotent."""
         if not self._is_closed:
             self._engine.shielded(self._close)
 
@@ -119,7 +122,7 @@ class Scan(_ScanCursor):
 
 
 class AsyncScan(_ScanCursor):
-    """Pairs (units, reached), as of `Scan`: an async iterator, and an async context manager."""
+    """Pairs (units, reached), as `Scan`: an async iterator and async context manager."""
 
     def __init__(
         self,
@@ -138,7 +141,7 @@ class AsyncScan(_ScanCursor):
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Wait until it is open; raises what `ziplog.Log.scan` raises."""
-        import asyncio  # noqa: PLC0415 - slow to load; who awaits has it
+        import asyncio  # noqa: PLC0415 - slow to load; loaded already when awaited
 
         yield from asyncio.shield(self._opened).__await__()
         return self
@@ -148,7 +151,7 @@ class AsyncScan(_ScanCursor):
         return await self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the scan."""
         await self.close()
 
     def __aiter__(self) -> AsyncIterator[Step]:
@@ -156,7 +159,7 @@ class AsyncScan(_ScanCursor):
         return self
 
     async def __anext__(self) -> Step:
-        """Return what follows; see `Scan`."""
+        """Return the next units; see `Scan`."""
         await self
         if self.has_ended:
             await self.close()
@@ -164,7 +167,7 @@ class AsyncScan(_ScanCursor):
         return self.accept(await self._engine.call(self.request()))
 
     async def close(self) -> None:
-        """End it. May be called again."""
+        """Close the scan. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             if not self._engine.is_closed:

@@ -126,7 +126,7 @@ class ClusterCalls:
             pending = self._pending[call]
             pending.open_request = 0
             if reply.error == "no-such-position":
-                self._finish(call, NoSuchRecordError(rid, "no shard was ever given the position"))
+                self._finish(call, NoSuchRecordError(rid, "no shard owns the position yet"))
             elif reply.error == "not-stable":
                 pending.retry_at = self._context.now + _TRIM_RETRY_NS
                 self._context.set_timer(pending.retry_at)

@@ -108,10 +108,10 @@ class ShardChanges:
             case "no-such-shard":
                 return ConfigError("shard", shard, f"one of {routing.shards}", where)
             case "retired":
-                allowed = f"{unused}: who has left never comes back"
+                allowed = f"{unused}: a removed shard never comes back"
                 return ConfigError("shard", shard, allowed, where)
             case "last-shard":
-                allowed = "not the last shard that takes records; add another one first"
+                allowed = "another shard than the last one that accepts records; add a shard first"
                 return ConfigError("shard", shard, allowed, where)
             case "wrong-size":
                 names = [replica.name for replica in request.replicas]
@@ -120,7 +120,9 @@ class ShardChanges:
                 allowed = f"as many servers as every shard of the cluster has: {size}"
                 return ConfigError("replicas", names, allowed, where)
             case "too-many":
-                allowed = f"another cluster: {len(routing.shards)} shards are as many as one holds"
+                allowed = (
+                    f"a shard of another cluster: {len(routing.shards)} shards are the maximum"
+                )
                 return ConfigError("shard", shard, allowed, where)
         return self._conflict_error(request, unused, where)
 
@@ -136,7 +138,7 @@ class ShardChanges:
                     allowed = f"a server of no other shard; shard {other} has {dict(existing)}"
                     return ConfigError("replica", f"{name}={endpoint}", allowed, where)
         existing = [(replica.name, replica.endpoint) for replica in routing.servers(request.shard)]
-        allowed = f"{unused}, or have the servers that it has: {dict(existing)}"
+        allowed = f"{unused}, or be given with its own servers: {dict(existing)}"
         return ConfigError("shard", request.shard, allowed, where)
 
     def _deadline_error(self, request: ChangeRequest) -> DeadlineError:
@@ -145,19 +147,19 @@ class ShardChanges:
         state = routing.state(shard)
         match change, state:
             case _, "recovering":
-                why = "it has to be recovered first"
+                why = "it must be recovered first"
             case "add", "joining":
                 servers = ", ".join(f"{r.name} at {r.endpoint}" for r in routing.servers(shard))
-                why = f"all its servers must run, and reach the membership service: {servers}"
+                why = f"all its servers must run and reach the membership service: {servers}"
             case "remove" | "finalize", "leaving":
-                why = "its servers have not confirmed yet that all it holds is on all of them"
+                why = "its servers have not yet confirmed that every record is on all of them"
                 if change == "finalize":
                     why += ", on stable storage"
             case _:
                 why = "the membership service did not confirm it"
         return DeadlineError(
             f"{routing.describe(shard)} was not {_DONE[change]} before the deadline: {why};"
-            " what has begun goes on, and asking again does no harm"
+            " the change continues, and the call may be repeated"
         )
 
     # --- time ---
@@ -173,7 +175,7 @@ class ShardChanges:
     def check(self) -> None:
         """Assert the invariant."""
         for pending in self._pending.values():
-            assert self._membership.is_open(pending.open_request), "a call without a question"
+            assert self._membership.is_open(pending.open_request), "a call without an open request"
             assert self._context.next_timer <= pending.request.deadline, (
                 "a deadline would be missed"
             )

@@ -64,7 +64,7 @@ class Extents(msgspec.Struct, frozen=True):
         """Return the shard that owns a position, trimmed or not; errors as of `epoch_at`."""
         lease = self._lease_at(gsn)
         if not lease.members:
-            raise NoSuchRecordError(RecordId(gsn, 0), "no shard was there to own it")
+            raise NoSuchRecordError(RecordId(gsn, 0), "no shard was live to own it")
         return lease.owner(gsn)
 
     def _lease_at(self, gsn: int) -> Lease:
@@ -96,7 +96,7 @@ class Extents(msgspec.Struct, frozen=True):
 
     def _lease_of(self, epoch: int) -> Lease:
         if not self.runs:
-            raise ConfigError("epoch", epoch, "of a log that has epochs: this one has none yet")
+            raise ConfigError("epoch", epoch, "an epoch of the log, which has none yet")
         at = bisect_right(self.runs, epoch, key=_first_epoch) - 1
         if at < 0 <= epoch and self._base <= self.trim:
             raise TrimmedError(RecordId(self.trim, 0))
@@ -193,7 +193,7 @@ class ExtentQueries:
         end = query.leases.stop or 1
         last = max(request.start, request.stop or 0)
         if last > end:
-            why = f"no position from {end} on was given to any shard yet"
+            why = f"no shard owns a position from {end} on yet"
             return NoSuchRecordError(RecordId(last, 0), why)
         return extents_of(runs, request.start, request.stop, trim)
 
@@ -206,8 +206,9 @@ class ExtentQueries:
         context = self._context
         for query in list(self._open.values()):
             if context.now >= query.request.deadline:
-                what = f"the membership service of {self._routing} did not tell the leases"
-                error = DeadlineError(f"{what} from gsn {query.request.start} on in time")
+                what = f"timed out waiting for the membership service of {self._routing}"
+                start = query.request.start
+                error = DeadlineError(f"{what} to report the leases from gsn {start} on")
                 self._finish(query, error)
             else:
                 context.set_timer(query.request.deadline)
@@ -215,7 +216,7 @@ class ExtentQueries:
     def check(self) -> None:
         """Assert the invariant."""
         for query in self._open.values():
-            assert self._membership.is_open(query.open_request), "nobody was asked"
+            assert self._membership.is_open(query.open_request), "a call without an open request"
             assert self._context.next_timer <= query.request.deadline
 
 

@@ -106,7 +106,7 @@ class OutlineQueries:
         """Ask the replicas without a reply."""
         context, routing, request = self._context, self._routing, query.request
         route = routing.route(request.shard)
-        assert route is not None, "who is asked has a place"
+        assert route is not None, "an asked shard without a placement"
         message = Outline(
             routing.cluster, route.shard, route.view, query.number, request.start, request.stop
         )
@@ -175,12 +175,12 @@ class OutlineQueries:
             request = query.request
             if query.replies and context.now >= min(query.answer_at, request.deadline):
                 route = routing.route(request.shard)
-                assert route is not None, "who answered has a place"
+                assert route is not None, "a shard with replies without a placement"
                 self._finish(query, _outline(query, route))
                 continue
             if context.now >= request.deadline:
                 where = routing.describe(request.shard)
-                what = f"no server of {where} told in time what it holds of"
+                what = f"timed out waiting for a server of {where} to report what it stores of"
                 error = DeadlineError(f"{what} [{request.start}, {request.stop})")
                 self._finish(query, error)
                 continue

@@ -151,8 +151,8 @@ class OpenScan:
         """Do the work that is due."""
         context = self._context
         if not self.is_open and context.now >= self.request.deadline:
-            what = f"{self._routing} did not tell where shard {self.request.shard} is"
-            self.fail(DeadlineError(f"{what} before the deadline"))
+            what = f"timed out waiting for {self._routing} to report where shard"
+            self.fail(DeadlineError(f"{what} {self.request.shard} is"))
             return
         for fetch in list(self.fetches):
             call, request = fetch
@@ -334,4 +334,4 @@ class Scans:
 
 
 def _closed() -> ClosedError:
-    return ClosedError("this scan", "open another one to go on")
+    return ClosedError("this scan", "open another one to continue")

@@ -447,7 +447,7 @@ class _Futures:
             lambda: self._begin(size, begin), deadline_s
         ):
             raise DeadlineError(
-                f"{self.open} inserts were under way for {deadline_s:g} s, and no more are"
+                f"{self.open} inserts were pending for {deadline_s:g} s, and no more are"
                 " allowed; nothing was inserted: try again"
             )
 
@@ -489,7 +489,7 @@ class _Futures:
         return bool(self._finished)
 
     def on_finished(self, ticket: _FutureTicket) -> None:
-        """Let the background thread complete a future, because callbacks never run in the driver role."""
+        """Let the background thread complete a future: callbacks never run in the driver role."""
         self._finished.append(ticket)
         self.wake_thread()
 
@@ -505,7 +505,7 @@ class _Futures:
         if failure is not None:
             raise failure
         if not is_done:
-            raise DeadlineError(f"{self.open} inserts were still under way after {timeout_s:g} s")
+            raise DeadlineError(f"{self.open} inserts were still pending after {timeout_s:g} s")
 
     def work(self) -> bool:
         """Drive, unless other threads do, until no future is pending; return False at the end."""

@@ -79,7 +79,7 @@ class Barriers:
         subscription = self._subscriptions.get(barrier.subscription)
         if subscription is None:
             context.complete(
-                barrier.call, ClosedError("this subscription", "subscribe again to go on")
+                barrier.call, ClosedError("this subscription", "subscribe again to continue")
             )
             return
         number = context.request()
@@ -113,7 +113,7 @@ class Barriers:
         """Complete the call if the shard's next position is known; otherwise a later round does."""
         subscription = self._subscriptions.get(barrier.subscription)
         end = min(reply.end for reply in barrier.replies.values())
-        assert barrier.shard is not None, "who answers was asked"
+        assert barrier.shard is not None, "a reply without a request"
         bound = subscription.next_owned(barrier.shard, end) if subscription is not None else None
         if bound is not None:
             del self._barriers[number]
@@ -132,8 +132,8 @@ class Barriers:
         for number, barrier in list(self._barriers.items()):
             if context.now >= barrier.deadline:
                 del self._barriers[number]
-                who = f"shard {barrier.shard}" if barrier.shard is not None else "no shard"
-                what = f"{who} of {self._routing} told how far it is before the deadline"
+                where = "a shard" if barrier.shard is None else f"shard {barrier.shard}"
+                what = f"timed out waiting for {where} of {self._routing} to report its position"
                 context.complete(barrier.call, DeadlineError(what))
             elif context.now >= barrier.retry_at:
                 del self._barriers[number]

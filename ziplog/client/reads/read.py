@@ -99,7 +99,9 @@ class Reads:
         if pending is not None and not pending.retry_at:
             if self._routing.route(pending.request.rid.shard) is None:
                 shards = self._routing.shards
-                self._fail_missing(number, pending, f"there is no such shard, only {shards}")
+                self._fail_missing(
+                    number, pending, f"there is no such shard; the shards are {shards}"
+                )
             else:
                 self._send(number, pending)
 
@@ -107,7 +109,7 @@ class Reads:
         """Send the read to the primary first, then to the other replicas, then to all."""
         context, routing, rid = self._context, self._routing, pending.request.rid
         route = routing.route(rid.shard)
-        assert route is not None, "a reading of an unknown shard"
+        assert route is not None, "a read of an unknown shard"
         message = Read(routing.cluster, rid.shard, route.view, number, rid.gsn)
         if pending.asks_all:
             others = route.names[1:] if is_primary_silent else ()
@@ -179,7 +181,7 @@ class Reads:
             return
         is_in_view = all(r.answer in {"record", "not-yet"} for r in replies)
         if is_in_view and pending.replies[0].answer == "not-yet" and not route.is_unavailable:
-            self._fail_missing(reply.request, pending, "nothing was inserted there yet")
+            self._fail_missing(reply.request, pending, "the position is not decided yet")
             return
         pending.replies.clear()
         pending.retry_at = self._context.now + pending.backoff
@@ -190,7 +192,7 @@ class Reads:
         """Handle a replica's damaged copy: ask the others, or fail if all copies are damaged."""
         pending.damaged.add(reply.server)
         if len(pending.damaged) >= len(route.names):
-            what = f"no replica of shard {reply.shard} of {self._routing} can tell what is at"
+            what = f"no replica of shard {reply.shard} of {self._routing} can read"
             self._finish(
                 reply.request, pending,
                 UnavailableError(f"{what} {pending.request.rid}: lost, or not recovered yet"),
@@ -240,9 +242,9 @@ class Reads:
                 answers = dict.fromkeys(pending.damaged, "unknown")
                 answers |= {reply.server: reply.answer for reply in pending.replies.values()}
                 heard = ", ".join(f"{server}: {answer}" for server, answer in answers.items())
-                what = f"{self._routing.describe(rid.shard)} did not tell what is at {rid}"
-                what += f" (replicas said: {heard or 'nothing'})"
-                self._finish(number, pending, DeadlineError(f"{what} before the deadline"))
+                what = f"timed out waiting for {self._routing.describe(rid.shard)} to read {rid}"
+                error = DeadlineError(f"{what} (replies: {heard or 'none'})")
+                self._finish(number, pending, error)
                 continue
             context.set_timer(deadline)
             if pending.retry_at:
@@ -250,7 +252,7 @@ class Reads:
                     was_primary_only, pending.asks_all = not pending.asks_all, True
                     context.counters.retries += 1
                     route = self._routing.route(rid.shard)
-                    assert route is not None, "a reading of an unknown shard"
+                    assert route is not None, "a read of an unknown shard"
                     self._grow_backoff(pending, route)
                     self._send(number, pending, is_primary_silent=was_primary_only)
                 context.set_timer(pending.retry_at)

@@ -238,7 +238,7 @@ class ShardStream:
         )  # fmt: skip
 
     def send_want(self, gsn: int) -> None:
-        """Ask the primary to decide its positions up to `gsn`, because readers wait for them (D49)."""
+        """Ask the primary to decide its positions up to `gsn`, because readers wait (D49)."""
         context = self._context
         if self.stable > gsn:
             return

@@ -367,8 +367,8 @@ class Subscription:
         if self.is_failed:
             return
         if not self.is_open and context.now >= self.deadline:
-            what = f"{self._routing} did not tell the leases of gsn {self.position}"
-            self._fail(DeadlineError(f"{what} before the deadline"))
+            what = f"timed out waiting for {self._routing} to report the leases"
+            self._fail(DeadlineError(f"{what} of gsn {self.position}"))
             return
         if context.now >= self._lease_due:
             self._lease_due = NEVER
@@ -482,7 +482,7 @@ class Subscriptions:
         subscription = self._open.get(request.subscription)
         if subscription is None:
             self._context.complete(
-                call, ClosedError("this subscription", "subscribe again to go on")
+                call, ClosedError("this subscription", "subscribe again to continue")
             )
             return
         subscription.fetches.append(PendingFetch(call, request))
@@ -496,7 +496,7 @@ class Subscriptions:
     def progress(self, call: int, request: ProgressRequest) -> None:
         """Return the progress of a subscription."""
         subscription = self._open.get(request.subscription)
-        closed = ClosedError("this subscription", "subscribe again to go on")
+        closed = ClosedError("this subscription", "subscribe again to continue")
         found = subscription.progress(request.after) if subscription else closed
         self._context.complete(call, found)
 

@@ -88,7 +88,7 @@ class TailQueries:
                 shards.update(self._unanswered(query))
         states = {shard: self._routing.state(shard) for shard in sorted(shards)}
         return [
-            f"shard {shard} ({'replicas' if state == 'live' else state})"
+            f"shard {shard} ({'silent' if state == 'live' else state})"
             for shard, state in states.items()
         ]
 
@@ -234,9 +234,9 @@ class TailQueries:
         context = self._context
         for query in list(self._queries.values()):
             if context.now >= query.deadline:
-                who = ", ".join(self._silent_replicas(query)) or "the membership service"
-                what = f"{who} of {self._routing} did not tell where the log ends"
-                self._finish(query, DeadlineError(f"{what} before the deadline"))
+                silent = ", ".join(self._silent_replicas(query)) or "the membership service"
+                what = f"timed out waiting for {silent} of {self._routing}"
+                self._finish(query, DeadlineError(f"{what} to report where the log ends"))
                 continue
             if context.now >= query.retry_at:
                 context.counters.retries += 1

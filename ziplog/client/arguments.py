@@ -137,8 +137,8 @@ def insert(
     Raises:
         TypeError: a payload or key is not bytes-like, or `after` is not a RecordId.
         RecordTooLargeError: a payload or key exceeds the cluster's limit.
-        ConfigError: `after` is RID_RECENT, `keys` has another length than `payloads`, or both `key` and
-            `keys` are given.
+        ConfigError: `after` is RID_RECENT, `keys` has another length than `payloads`, or both `key`
+            and `keys` are given.
 
     """
     copies = _payloads(payloads, limits.max_payload_bytes)

@@ -110,7 +110,8 @@ class Log:
 
         Args:
             payload: at most the cluster's limit (1 MiB by default); may be empty.
-            after: the record's gsn will be greater; any shard's position, also an empty or trimmed one.
+            after: the record's gsn will be greater. Any shard's position, even an empty or trimmed
+                one.
             key: stored with the record, and passed to the policy; a str is encoded as UTF-8.
             timeout: in seconds.
 
@@ -118,8 +119,8 @@ class Log:
             NoSuchRecordError: no shard owns the position `after` yet.
             RecordTooLargeError: payload or key; nothing was sent.
             UnavailableError: nothing was inserted; try again.
-            OutcomeUnknownError: the record may have been inserted. Do not simply try again: the error's
-                `resolve` waits until the outcome is known.
+            OutcomeUnknownError: the record may have been inserted. Do not simply try again: the
+                error's `resolve` waits until the outcome is known.
 
         """
         request = arguments.insert((payload,), after, key, self._limits, self._deadline_ns(timeout))
@@ -174,7 +175,7 @@ class Log:
             keys: one for each row; None: no row has a key.
             shard: the shard that gets the rows; the call waits while it is not live.
             writer: 16 bytes that no other writer uses; calls of one writer must not overlap.
-            batch: from 0 on; a writer may start a later batch only when the previous one is complete.
+            batch: from 0 on; a writer may start a batch only when the previous one is complete.
             row: the number of the first of these rows in its batch; the others follow.
             timeout: in seconds, for all rows.
 
@@ -271,9 +272,9 @@ class Log:
 
         Args:
             start: any position; RID_RECENT: the last stable record.
-            follow: continue without end; otherwise end with the last record inserted before this call.
-            timeout: iteration raises DeadlineError after this time without a record. None: no limit if
-                `follow`, otherwise the client's default.
+            follow: continue without end; otherwise end with the last record inserted before now.
+            timeout: iteration raises DeadlineError after this time without a record. None: no limit
+                if `follow`, otherwise the client's default.
 
         Raises:
             TrimmedError: records from `start` on were trimmed.
@@ -387,9 +388,9 @@ class Log:
             timeout: in seconds.
 
         Raises:
-            ConfigError: an argument is invalid; the number or a server is or was in use by another shard; or
-                the number of `replicas` differs from that of other shards.
-            DeadlineError: it was not live in time. The error names the reason; the change continues.
+            ConfigError: an argument is invalid; the number or a server is or was in use by another
+                shard; or the number of `replicas` differs from that of other shards.
+            DeadlineError: it was not live in time, see the error's text; the change continues.
 
         """
         self._engine.call(arguments.change(shard, "add", self._deadline_ns(timeout), replicas))
@@ -407,7 +408,7 @@ class Log:
 
         Raises:
             ConfigError: there is no such shard, or it is the last one that accepts records.
-            DeadlineError: it was not removed in time. The error names the reason; the change continues.
+            DeadlineError: it was not removed in time, see the error's text; the change continues.
 
         """
         self._engine.call(arguments.change(shard, "remove", self._deadline_ns(timeout)))

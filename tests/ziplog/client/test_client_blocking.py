@@ -39,7 +39,7 @@ def _log(cluster: ServedCluster) -> Iterator[ziplog.Log]:
 @pytest.fixture(autouse=True)
 def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for the driver role must be given it; looking now and then is not enough."""
-    monkeypatch.setattr(blocking_engine, "_LOOK_S", 3600.0)
+    monkeypatch.setattr(blocking_engine, "_POLL_S", 3600.0)
 
 
 @pytest.fixture(name="ctrl_c")

@@ -19,7 +19,7 @@ from tests.ziplog.client.fakes import (
     sent,
 )
 from ziplog import wire
-from ziplog.client.inserts.inflight import UNIT_RECORDS
+from ziplog.client.inserts.inflight import MAX_UNIT_RECORDS
 from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.errors import OutcomeUnknownError
 from ziplog.types import RecordId
@@ -70,7 +70,7 @@ def test_unit_that_all_refuse_starts_over_at_once_under_another_identity() -> No
 
 def test_call_of_many_units_starts_over_as_a_whole() -> None:
     glass = connected(pinned)
-    call = glass.insert(*[b"x"] * (2 * UNIT_RECORDS))
+    call = glass.insert(*[b"x"] * (2 * MAX_UNIT_RECORDS))
     first, second = sent(glass)
     glass.give(expired(first, 0), expired(first, 1), expired(second, 0))
     assert not sent(glass)

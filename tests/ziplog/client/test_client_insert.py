@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 
 from tests.ziplog.client.fakes import MS, FakeCluster, Glass, S, ack, placement, refused
 from ziplog import wire
-from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES, UNIT_BYTES, UNIT_RECORDS, cut
-from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS, MAX_BACKOFF_NS
+from ziplog.client.inserts.inflight import (
+    MAX_INFLIGHT_BYTES,
+    MAX_UNIT_BYTES,
+    MAX_UNIT_RECORDS,
+    split_into_units,
+)
+from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS, MAX_DOUBLED_NS
 from ziplog.core.entries import decode_body
 from ziplog.errors import (
     DeadlineError,
@@ -115,7 +120,7 @@ def test_a_silent_shard_gets_the_same_identity_again_with_growing_pauses() -> No
     assert sends[0] == INITIAL_RETRANSMIT_NS // MS
     pauses = [b - a for a, b in pairwise(sends)]
     assert pauses == sorted(pauses), "the pause shrank"
-    assert pauses[-1] == MAX_BACKOFF_NS // MS
+    assert pauses[-1] == MAX_DOUBLED_NS // MS
     assert glass.core.counters.retries == len(sends)
 
 
@@ -137,9 +142,9 @@ def test_done_below_is_the_lowest_open_seq() -> None:
 
 def test_many_payloads_become_chained_units_and_results_keep_their_order() -> None:
     glass = connected()
-    call = glass.insert(*(b"%d" % i for i in range(2 * UNIT_RECORDS + 1)))
+    call = glass.insert(*(b"%d" % i for i in range(2 * MAX_UNIT_RECORDS + 1)))
     units = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
-    assert [u.count for u in units] == [UNIT_RECORDS, UNIT_RECORDS, 1]
+    assert [u.count for u in units] == [MAX_UNIT_RECORDS, MAX_UNIT_RECORDS, 1]
     assert [u.predecessor for u in units] == [0, units[0].seq, units[1].seq]
     gsn = 1
     placed = []
@@ -158,13 +163,13 @@ def test_cuts_cover_all_payloads_within_their_limits(sizes: list[int], *, has_ke
     zeros = memoryview(bytes(400_000))
     payloads = [zeros[: size - of_key] for size, of_key in zip(sizes, of_keys, strict=True)]
     keys = [zeros[:of_key] or None for of_key in of_keys] if has_keys else None
-    cuts = cut(payloads, keys)  # type: ignore[arg-type]
+    cuts = split_into_units(payloads, keys)  # type: ignore[arg-type]
     assert cuts[0][0] == 0
     assert cuts[-1][1] == len(sizes)
     for (start, stop), (following, _) in zip(cuts, [*cuts[1:], (len(sizes), 0)], strict=True):
         assert stop == following
-        assert 1 <= stop - start <= UNIT_RECORDS
-        assert stop - start == 1 or sum(sizes[start:stop]) <= UNIT_BYTES
+        assert 1 <= stop - start <= MAX_UNIT_RECORDS
+        assert stop - start == 1 or sum(sizes[start:stop]) <= MAX_UNIT_BYTES
 
 
 def test_the_window_bounds_what_is_unsettled() -> None:
@@ -184,7 +189,7 @@ def test_the_window_bounds_bytes_too() -> None:
     glass = connected()
     glass.insert(*[bytes(200_000)] * 100)
     sent = sum(len(m.body) for name, m in glass.take(wire.Insert) if name == "s0r0:1")
-    assert MAX_INFLIGHT_BYTES <= sent <= MAX_INFLIGHT_BYTES + UNIT_BYTES
+    assert MAX_INFLIGHT_BYTES <= sent <= MAX_INFLIGHT_BYTES + MAX_UNIT_BYTES
 
 
 def test_small_calls_do_not_wait_for_the_end_of_a_large_one() -> None:
@@ -390,9 +395,9 @@ def test_an_ack_of_impossible_positions_is_an_error_of_the_servers() -> None:
 
 def test_a_failed_insert_many_tells_what_is_in_the_log() -> None:
     glass = connected()
-    call = glass.insert(*[b"x"] * (UNIT_RECORDS + 2), timeout=1 * S)
+    call = glass.insert(*[b"x"] * (MAX_UNIT_RECORDS + 2), timeout=1 * S)
     units = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
-    gsns = list(range(1, UNIT_RECORDS + 1))
+    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
     glass.give(ack(units[0], 0, gsns), ack(units[0], 1, gsns))
     glass.pass_time(1 * S)
     error = glass.answers[call]

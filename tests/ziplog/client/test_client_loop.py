@@ -28,7 +28,7 @@ class Fake:
         self._answer = answer
         self.core = self.transport = self
         self.frames: list[int] = []
-        self.received = self.turns = self.waits = 0
+        self.received = self.batches = self.waits = 0
         #: What comes while a request is sent, or while `wait` looks, without a sign.
         self.on_submit: list[int] = []
         self.on_wait: list[int] = []
@@ -50,8 +50,8 @@ class Fake:
         self._answer(self.frames.pop(0), "answer")
         return True
 
-    def turn(self) -> None:
-        self.turns += 1
+    def end_batch(self) -> None:
+        self.batches += 1
 
     def ready(self) -> bool:
         return bool(self.frames)
@@ -107,7 +107,7 @@ def test_after_sending_nothing_is_received_that_is_not_there() -> None:
         await rounds()
         assert (engine.received, engine.waits) == (0, 0)
         # The core acts on what was submitted, nevertheless.
-        assert engine.turns == 1
+        assert engine.batches == 1
 
     run(body)
 

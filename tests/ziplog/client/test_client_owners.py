@@ -42,7 +42,7 @@ def _log(cluster: ServedCluster) -> Iterator[ziplog.Log]:
 def left(log: Any) -> tuple[int, int, int]:
     """Return what a client has open after its next call: in the core, and owners."""
     core = log._core
-    owners = (log._engine if isinstance(log, ziplog.Log) else log._engine).owners
+    owners = log._engine.owners
     return len(core._subscriptions._open), len(core._scans._open), len(owners)
 
 
@@ -287,4 +287,4 @@ def test_the_shield_takes_handlers_as_they_come_and_go(log: ziplog.Log) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocking_engine, "_LOOK_S", 3600.0)
+    monkeypatch.setattr(blocking_engine, "_POLL_S", 3600.0)

@@ -24,8 +24,8 @@ from tests.ziplog.client.fakes import (
     sent,
 )
 from ziplog import wire
-from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES, UNIT_RECORDS
-from ziplog.client.inserts.locate import LOOK_UNITS
+from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES, MAX_UNIT_RECORDS
+from ziplog.client.inserts.locate import MAX_LOCATES
 from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.core.entries import decode_body
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
@@ -189,10 +189,10 @@ def test_what_was_nowhere_may_be_somewhere_once_it_is_sent_again() -> None:
 
 def test_a_partly_placed_call_is_never_moved() -> None:
     glass = connected()
-    call = glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
+    call = glass.insert(*[b"x"] * (MAX_UNIT_RECORDS + 1))
     first, second = sent(glass)
     learn(glass)
-    gsns = list(range(1, UNIT_RECORDS + 1))
+    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
     glass.give(located(first, 2, gsns), located(second, 2))
     glass.pass_time(2 * S)
     assert not sent(glass)
@@ -206,7 +206,7 @@ def test_a_partly_placed_call_is_never_moved() -> None:
 
 def test_a_call_is_moved_only_when_all_of_it_is_nowhere() -> None:
     glass = connected()
-    glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
+    glass.insert(*[b"x"] * (MAX_UNIT_RECORDS + 1))
     first, second = sent(glass)
     learn(glass)
     glass.give(located(second, 2))
@@ -296,7 +296,7 @@ def test_a_dead_shard_costs_few_messages_however_much_waits_for_it() -> None:
     glass.pass_time(10 * S)
     assert not sent(glass)
     questions = asked(glass)
-    assert 0 < len(questions) <= 2 * LOOK_UNITS * 21
+    assert 0 < len(questions) <= 2 * MAX_LOCATES * 21
     assert len({question.seq for question in questions}) >= 1000, "each has its turn"
     assert len(glass.sent) <= 110, "the service is asked ten times a second at most"
 
@@ -308,7 +308,7 @@ def test_answers_set_the_pace_of_further_questions() -> None:
     sent(glass)
     learn(glass)
     count = 0
-    for _ in range(1000 // LOOK_UNITS + 1):
+    for _ in range(1000 // MAX_LOCATES + 1):
         glass.pass_time(1 * MS)
         questions = {m.seq: m for m in asked(glass)}
         count += len(questions)
@@ -326,7 +326,7 @@ def test_others_are_asked_for_when_the_last_ones_are_decided() -> None:
     learn(glass)
     glass.pass_time(1)
     first = {m.seq: m for m in asked(glass)}
-    assert len(first) == LOOK_UNITS
+    assert len(first) == MAX_LOCATES
     *most, last = first.values()
     for question in most:
         glass.give(located(question, 2, [question.seq]))
@@ -335,7 +335,7 @@ def test_others_are_asked_for_when_the_last_ones_are_decided() -> None:
     glass.give(located(last, 2, [last.seq]))
     glass.pass_time(1)
     second = {m.seq for m in asked(glass)}
-    assert len(second) == LOOK_UNITS
+    assert len(second) == MAX_LOCATES
     assert not second & first.keys()
 
 
@@ -511,20 +511,20 @@ def test_a_doubt_that_is_not_resolved_in_time_stays_one() -> None:
 
 
 def test_the_doubt_of_a_long_call_is_about_what_was_sent_and_not_placed() -> None:
-    glass, error, (first, second, third) = in_doubt(*[b"x"] * (2 * UNIT_RECORDS + 1))
+    glass, error, (first, second, third) = in_doubt(*[b"x"] * (2 * MAX_UNIT_RECORDS + 1))
     learn(glass)
     call = resolve(glass, error, 5 * S)
-    gsns = list(range(1, UNIT_RECORDS + 1))
+    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
     glass.give(located(first, 2, gsns), located(third, 2))
     assert call not in glass.answers
     glass.pass_time(5 * S)
     partly = glass.answers[call]
     placed = [RecordId(gsn, 0) for gsn in gsns]
-    assert partly.results == [*placed, *[None] * (UNIT_RECORDS + 1)]
+    assert partly.results == [*placed, *[None] * (MAX_UNIT_RECORDS + 1)]
     assert partly.seq == second.seq
     call = resolve(glass, partly)
     glass.give(located(second, 2))
-    assert glass.answers[call] == [*placed, *[None] * (UNIT_RECORDS + 1)]
+    assert glass.answers[call] == [*placed, *[None] * (MAX_UNIT_RECORDS + 1)]
 
 
 def test_a_cancelled_question_is_not_answered() -> None:

@@ -26,7 +26,7 @@ from tests.ziplog.client.fakes import (
 )
 from tests.ziplog.client.storms import in_a_storm, insert_all, under_way_at
 from ziplog import wire
-from ziplog.client.inserts.inflight import UNIT_RECORDS
+from ziplog.client.inserts.inflight import MAX_UNIT_RECORDS
 from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.core.entries import decode_body
 from ziplog.core.node import BatchEnd
@@ -275,11 +275,11 @@ def half_placed(**options: Any) -> tuple[Glass, int, list[int]]:
     """Return a call of three units at shard 0, of which only the first is placed, and where."""
     glass = Glass()
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=2))
-    payloads = [b"%d" % index for index in range(3 * UNIT_RECORDS)]
+    payloads = [b"%d" % index for index in range(3 * MAX_UNIT_RECORDS)]
     call = glass.insert(*payloads, **options)
     first, second = sent(glass)
     assert first.shard == 0
-    gsns = list(range(1, UNIT_RECORDS + 1))
+    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
     glass.give(ack(first, 0, gsns))
     glass.give(redirect(second, 0), redirect(second, 1))
     assert call not in glass.answers, "the first part may be there, or not"
@@ -304,7 +304,7 @@ def test_half_a_call_waits_at_home_and_goes_on_behind_what_is_in_the_log() -> No
         assert (insert.shard, insert.after) == (0, gsns[-1])
         payloads = decode_body(insert.body, insert.count).payloads
         assert payloads == [b"%d" % n for n in range(index * 256, (index + 1) * 256)]
-        places = [1000 * index + n for n in range(UNIT_RECORDS)]
+        places = [1000 * index + n for n in range(MAX_UNIT_RECORDS)]
         glass.give(ack(insert, 0, places), ack(insert, 1, places))
         rids += [RecordId(gsn, 0) for gsn in places]
     assert glass.answers[call] == rids
@@ -317,7 +317,7 @@ def test_half_a_call_whose_shard_is_not_back_in_time_says_what_is_in_the_log() -
     glass.pass_time(2 * S)
     error = glass.answers[call]
     assert type(error) is UnavailableError
-    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * UNIT_RECORDS)
+    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * MAX_UNIT_RECORDS)
     assert not error.retriable, "the whole must not be repeated"
     assert "512 of the 768 records before the deadline" in str(error)
     glass.inform(placement(0), placement(1))
@@ -330,7 +330,7 @@ def test_half_a_call_whose_shard_has_left_ends_at_once_with_what_is_in_the_log()
     glass.inform(placement(0, state="leaving"), placement(1))
     error = glass.answers[call]
     assert type(error) is UnavailableError
-    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * UNIT_RECORDS)
+    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * MAX_UNIT_RECORDS)
     assert not error.retriable, "the whole must not be repeated"
     assert "512 of the 768 records" in str(error)
     assert not under_way_at(glass)
@@ -341,9 +341,9 @@ def test_half_a_call_whose_shard_has_left_ends_at_once_with_what_is_in_the_log()
 def test_half_a_call_whose_shard_is_leaving_and_had_no_room_is_sent_again() -> None:
     glass = Glass()
     glass.connect(placement(0), placement(1))
-    call = glass.insert(*[b"x"] * (2 * UNIT_RECORDS))
+    call = glass.insert(*[b"x"] * (2 * MAX_UNIT_RECORDS))
     first, second = sent(glass)
-    gsns = list(range(1, UNIT_RECORDS + 1))
+    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
     glass.give(ack(first, 0, gsns), ack(first, 1, gsns))
     glass.pass_time(600 * MS)
     glass.inform(placement(0, state="leaving"), placement(1))

@@ -29,7 +29,7 @@ from tests.ziplog.client.test_client_subscribe import Reader
 from ziplog import wire
 from ziplog.client.common.requests import InsertRequest
 from ziplog.client.inserts import inflight
-from ziplog.client.inserts.inflight import UNIT_RECORDS
+from ziplog.client.inserts.inflight import MAX_UNIT_RECORDS
 from ziplog.core.entries import Body, Origin, Unit, decode_body, encode_body
 from ziplog.core.view import run_of
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
@@ -45,7 +45,7 @@ WRITER = b"w" * 16
 def units_of_one() -> Iterator[None]:
     """Let each row be a unit."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inflight, "UNIT_RECORDS", 1)
+        patch.setattr(inflight, "MAX_UNIT_RECORDS", 1)
         yield
 
 
@@ -72,7 +72,7 @@ def done(glass: Glass, insert: wire.Insert, first: int) -> None:
 
 
 def test_a_unit_goes_out_when_the_one_before_is_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight, "UNIT_RECORDS", 2)
+    monkeypatch.setattr(inflight, "MAX_UNIT_RECORDS", 2)
     glass = connected()
     keys = [b"k", b"k", None, b"l", None]
     call = rows(glass, b"a", b"b", b"c", b"d", b"e", keys=keys, row=10)
@@ -95,16 +95,16 @@ def test_a_unit_goes_out_when_the_one_before_is_in_the_log(monkeypatch: pytest.M
 
 
 def test_a_unit_holds_rows_of_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight, "UNIT_RECORDS", UNIT_RECORDS)
+    monkeypatch.setattr(inflight, "MAX_UNIT_RECORDS", MAX_UNIT_RECORDS)
     glass = connected()
-    keys = [b"%d" % number for number in range(UNIT_RECORDS + 1)]
-    rows(glass, *[b"x"] * (UNIT_RECORDS + 1), keys=keys)
+    keys = [b"%d" % number for number in range(MAX_UNIT_RECORDS + 1)]
+    rows(glass, *[b"x"] * (MAX_UNIT_RECORDS + 1), keys=keys)
     (first,) = sent(glass)
-    assert (first.count, body(first).origin) == (UNIT_RECORDS, Origin(WRITER, 3, 0))
+    assert (first.count, body(first).origin) == (MAX_UNIT_RECORDS, Origin(WRITER, 3, 0))
     assert body(first).keys == keys[:-1]
     done(glass, first, 2)
     (second,) = sent(glass)
-    assert (second.count, body(second).origin) == (1, Origin(WRITER, 3, UNIT_RECORDS))
+    assert (second.count, body(second).origin) == (1, Origin(WRITER, 3, MAX_UNIT_RECORDS))
 
 
 def test_others_do_not_wait_behind_rows() -> None:

@@ -29,7 +29,7 @@ from ziplog.client.common.requests import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
-from ziplog.client.reads.shard_stream import WINDOW_BYTES, Stream
+from ziplog.client.reads.shard_stream import WINDOW_BYTES, ShardStream
 from ziplog.core.entries import Body, Unit, encode_body
 from ziplog.core.node import BatchEnd
 from ziplog.core.view import LeaseRun, run_of
@@ -80,7 +80,7 @@ class Reader(Glass):
         self.core._routing.learn(placements)
         self.step(BatchEnd())
 
-    def stream(self, shard: int) -> Stream:
+    def stream(self, shard: int) -> ShardStream:
         return self.core._subscriptions._open[self.subscription]._streams[shard]
 
     def fetch(self, timeout: int = NEVER, max_records: int = 1000) -> int:

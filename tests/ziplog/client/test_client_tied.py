@@ -35,7 +35,7 @@ PAYLOADS = [b"0", b"1", b"2", b"3"]
 @pytest.fixture(autouse=True)
 def units_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each record be a unit."""
-    monkeypatch.setattr(inflight, "UNIT_RECORDS", 1)
+    monkeypatch.setattr(inflight, "MAX_UNIT_RECORDS", 1)
 
 
 def under_way(

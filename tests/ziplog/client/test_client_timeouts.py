@@ -8,11 +8,11 @@ from tests.ziplog.client.fakes import MS, Glass, S, ack, connected, pinned, refu
 from ziplog.client.inserts.retransmission import (
     ACKS_PER_COPY,
     INITIAL_RETRANSMIT_NS,
-    MAX_BACKOFF_NS,
+    MAX_DOUBLED_NS,
     MIN_RETRANSMIT_NS,
     SAVED_COPIES,
     Budget,
-    Timeout,
+    RetransmitTimeout,
 )
 
 
@@ -23,37 +23,37 @@ def settle(glass: Glass, insert: Any, *servers: int, copy: int | None = None) ->
 
 
 def test_the_timeout_follows_the_samples_and_how_much_they_differ() -> None:
-    timeout = Timeout()
+    timeout = RetransmitTimeout()
     assert timeout.ns == INITIAL_RETRANSMIT_NS
-    timeout.measure(400 * MS)
+    timeout.observe_latency(400 * MS)
     assert timeout.ns == 400 * MS + 4 * 200 * MS, "the first sample counts"
     for _ in range(100):
-        timeout.measure(400 * MS)
+        timeout.observe_latency(400 * MS)
     assert 400 * MS <= timeout.ns < 410 * MS
-    timeout.measure(3 * S)
+    timeout.observe_latency(3 * S)
     assert timeout.ns > 3 * S, "one that is far off makes it careful"
     for _ in range(200):
-        timeout.measure(1 * MS)
+        timeout.observe_latency(1 * MS)
     assert timeout.ns == MIN_RETRANSMIT_NS
 
 
 def test_a_timeout_doubles_until_there_is_a_sample_or_another_view() -> None:
-    timeout = Timeout()
-    timeout.measure(100 * MS)
+    timeout = RetransmitTimeout()
+    timeout.observe_latency(100 * MS)
     first = timeout.ns
     timeout.back_off()
     assert timeout.ns == 2 * first
     for _ in range(10):
         timeout.back_off()
-    assert timeout.ns == MAX_BACKOFF_NS
+    assert timeout.ns == MAX_DOUBLED_NS
     assert timeout.is_longest
     timeout.reset()
     assert timeout.ns == first
 
 
 def test_long_samples_are_not_cut_off_by_the_longest_back_off() -> None:
-    timeout = Timeout()
-    timeout.measure(10 * S)
+    timeout = RetransmitTimeout()
+    timeout.observe_latency(10 * S)
     timeout.back_off()
     assert timeout.ns == 30 * S
 
@@ -80,7 +80,7 @@ def test_a_unit_that_was_sent_twice_gives_a_sample_only_if_the_copy_is_known() -
     glass.pass_time(INITIAL_RETRANSMIT_NS + 100 * MS)
     (again,) = sent(glass)
     assert again.copy == 2
-    timeout = glass.core._inserts.windows[0].timeout
+    timeout = glass.core._inserts.windows[0].retransmit_timeout
     assert timeout.ns == 2 * INITIAL_RETRANSMIT_NS
     settle(glass, again, copy=0)  # which copy it was is not told
     assert timeout.ns == 2 * INITIAL_RETRANSMIT_NS, "it stays doubled"
@@ -138,7 +138,7 @@ def test_a_client_without_acks_sends_few_copies_and_never_stops() -> None:
     sent(glass)
     glass.pass_time(60 * S)
     early = len(sent(glass))
-    assert SAVED_COPIES < early <= SAVED_COPIES + 60 * S // MAX_BACKOFF_NS
+    assert SAVED_COPIES < early <= SAVED_COPIES + 60 * S // MAX_DOUBLED_NS
     glass.pass_time(60 * S)
     assert len(sent(glass)) >= 10
 
@@ -160,6 +160,6 @@ def test_a_server_that_acks_again_proves_no_loss() -> None:
     glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     (again,) = sent(glass)
     glass.give(ack(again, 0, [2], counter=2))
-    assert glass.core._inserts.windows[0].timeout.ns == 2 * INITIAL_RETRANSMIT_NS
+    assert glass.core._inserts.windows[0].retransmit_timeout.ns == 2 * INITIAL_RETRANSMIT_NS
     glass.give(ack(again, 1, [2]))
-    assert glass.core._inserts.windows[0].timeout.ns < 2 * INITIAL_RETRANSMIT_NS
+    assert glass.core._inserts.windows[0].retransmit_timeout.ns < 2 * INITIAL_RETRANSMIT_NS

@@ -106,7 +106,7 @@ class OutlineQueries:
         """Ask the replicas without a reply."""
         context, routing, request = self._context, self._routing, query.request
         route = routing.route(request.shard)
-        assert route is not None, "an asked shard without a placement"
+        assert route is not None, "a query of a shard without a placement"
         message = Outline(
             routing.cluster, route.shard, route.view, query.number, request.start, request.stop
         )

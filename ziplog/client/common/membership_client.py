@@ -57,7 +57,7 @@ class MembershipRequest(msgspec.Struct):
     retry_at: int
     pause: int = _FIRST_RETRY_NS
     #: The nodes that got the request since `retry_at` was set.
-    asked: set[bytes] = msgspec.field(default_factory=set)
+    sent_to: set[bytes] = msgspec.field(default_factory=set)
 
 
 class MembershipClient:
@@ -104,7 +104,7 @@ class MembershipClient:
         if self._leader is None:
             self._send_to_all(pending)
         else:
-            pending.asked.add(self._leader)
+            pending.sent_to.add(self._leader)
             context.send(self._leader, message)
         return request
 
@@ -134,15 +134,15 @@ class MembershipClient:
         if pending is None or not reply.leader:
             return
         leader = self._name(reply.leader)
-        if leader not in pending.asked:
+        if leader not in pending.sent_to:
             self._leader = leader
-            pending.asked.add(leader)
+            pending.sent_to.add(leader)
             self._context.send(leader, pending.message)
 
     def _send_to_all(self, pending: MembershipRequest) -> None:
         for endpoint in self.endpoints:
             self._name(endpoint)
-        pending.asked.update(self._names.values())
+        pending.sent_to.update(self._names.values())
         self._context.effects.append(Broadcast(tuple(self._names.values()), pending.message))
 
     def tick(self) -> None:
@@ -152,7 +152,7 @@ class MembershipClient:
             if context.now >= pending.retry_at:
                 pending.pause = min(pending.pause * 2, _LAST_RETRY_NS)
                 pending.retry_at = context.now + pending.pause
-                pending.asked.clear()
+                pending.sent_to.clear()
                 self._send_to_all(pending)
             context.set_timer(pending.retry_at)
 

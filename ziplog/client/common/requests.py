@@ -190,7 +190,7 @@ class Fetched(msgspec.Struct, frozen=True, gc=False):
 
 
 class Blocked(NamedTuple):
-    """The shard and the epoch whose undecided positions block a subscription."""
+    """The shard and the epoch of the undecided positions that block a subscription."""
 
     shard: int
     epoch: int

@@ -65,7 +65,7 @@ class Routing:
         self.live: tuple[int, ...] = ()
         #: The newest known lease.
         self.lease: Lease | None = None
-        #: Called with the shards whose routes have changed.
+        #: Called with the shards that have a new route.
         self.on_change: list[Callable[[list[int]], None]] = []
         #: Called once after the next reply of the service.
         self._on_refreshed: list[Callable[[], None]] = []
@@ -74,7 +74,7 @@ class Routing:
         self.frontiers: dict[int, int] = {}
         #: The shards that are leaving or finalized.
         self._removed: set[int] = set()
-        #: The routes whose replicas are connected.
+        #: The routes with connected replicas.
         self._open: dict[int, Route] = {}
         self._is_refreshing = False
         self._refresh_sent_at = 0

@@ -1,4 +1,4 @@
-"""Inserts whose outcome was still unknown when their call ended (docs/protocol.md, section 4).
+"""Inserts with an outcome that was unknown when their call ended (docs/protocol.md, section 4).
 
 The units of such a call and the error that the caller got share one `UnknownOutcome`. It records
 the outcome of each unit once. `resolve()` waits until each unit is known to be placed or absent.
@@ -117,7 +117,7 @@ class UnknownOutcomes:
             self._context.complete(call, list(doubt.results))
 
     def pop_expired(self) -> list[tuple[int, UnknownOutcome]]:
-        """Remove the calls whose deadline has passed; return them with their outcomes."""
+        """Remove the calls after their deadline; return them with their outcomes."""
         context, late = self._context, []
         for call, request in list(self._waiting.items()):
             if context.now < request.deadline:

@@ -34,7 +34,7 @@ class Owners:
     def __init__(self) -> None:
         #: Without a reference to it, a weak reference makes no callback. By id: they need no hash.
         self._refs: Final[dict[int, Owned]] = {}
-        #: The references whose owners were collected.
+        #: The references to owners that were collected.
         self.gone: Final[deque[Owned]] = deque()
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ The noted handlers run where the call waits, or at its end.
 Rules: only the main thread is shielded, and only the outermost call runs handlers.
 
 Invariant: without a shielded call, a replacement runs its original handler. So a replacement that
-an exception left behind in `leave` changes nothing.
+an exception in `leave` did not remove changes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Retransmission of units whose acks are overdue.
+"""Retransmission of units with overdue acks.
 
 A unit is retransmitted when it is due if a server refused it, if it must be sent in another view,
 or if servers passed it over (`ShardWindow.was_passed_over`). Every other unit is most likely in a

@@ -334,7 +334,7 @@ class ShardWindow:
         return unsent
 
     def observe_latency(self, unit: InflightUnit, now: int) -> None:
-        """Observe the latency of a unit whose acks agree.
+        """Observe the latency of a unit after its acks agree.
 
         A unit with several copies gives a sample only if all servers answered the same copy, the
         first or the newest one (Karn's algorithm).
@@ -373,7 +373,7 @@ class ShardWindow:
         return False
 
     def overdue_at(self, unit: InflightUnit) -> int:
-        """Return when to retransmit a unit whose backoff is over.
+        """Return when to retransmit a unit after its backoff.
 
         While acks of other units arrive, the servers work, and this unit is most likely in their
         queue.
@@ -383,7 +383,7 @@ class ShardWindow:
         return max(unit.retransmit_at, self.progress_at + self.retransmit_timeout.ns)
 
     def retire(self, unit: InflightUnit) -> None:
-        """Remove a unit whose outcome is known."""
+        """Remove a unit after its outcome is known."""
         del self.inflight[unit.message.seq]
         self.bytes -= len(unit.message.body)
 

@@ -65,7 +65,7 @@ def deadline_error(
 
 
 def not_inserted_error(call: InsertCall, routing: Routing, why: str) -> UnavailableError:
-    """Return the error of a call whose unplaced units are absent."""
+    """Return the error of a call with absent units and no open ones."""
     missing, where = call.results.count(None), routing.describe(call.shard)
     what = f"{missing} of the {len(call.results)} records" if call.many else "the record"
     return UnavailableError(
@@ -95,7 +95,7 @@ def add_partial_results(error: ZiplogError, call: InsertCall) -> None:
 def unknown_outcome_error(
     outcome: UnknownOutcome, windows: Mapping[int, ShardWindow], routing: Routing
 ) -> OutcomeUnknownError:
-    """Return the error of a call whose outcome is unknown."""
+    """Return the error of a call with an unknown outcome."""
     unit = windows[outcome.shard].inflight.get(outcome.seq)
     heard = "its servers sent contradictory acks"
     if unit is not None:

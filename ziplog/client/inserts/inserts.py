@@ -56,7 +56,7 @@ class Inserts:
         #: The `Locate` requests, by shard.
         self._locates: Final[dict[int, LocateQueries]] = {}
         self.shard_selector: Final = ShardSelector(context, routing, policy, self.windows)
-        #: Calls whose shard is not live, or that have no shard.
+        #: Calls without a shard, or with a shard that is not live.
         self._unassigned: dict[int, InsertCall] = {}
         #: `_reassign` runs after the next reply about placements.
         self._is_reassign_due = False
@@ -388,7 +388,7 @@ class Inserts:
         self._context.set_timer(unit.retransmit_at)
 
     def _reroute(self, window: ShardWindow, call: InsertCall) -> bool:
-        """Assign a call whose units are all absent to another shard, if the policy allows it.
+        """Assign a call without a placed unit to another shard, if the policy allows it.
 
         Otherwise, if its identities are used up, or it is placed in part, it waits for its shard
         with new identities. The call fails if its shard never comes back, or if a later unit than

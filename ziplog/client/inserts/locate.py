@@ -31,7 +31,7 @@ MAX_BACKOFF_NS: Final = 500 * _MS
 MAX_UNAWAITED_BACKOFF_NS: Final = 5_000 * _MS
 #: Maximum number of units that are located at once, per shard.
 MAX_LOCATES: Final = 64
-_BY_LOCATE_COUNT: Final = attrgetter("asked")
+_BY_LOCATE_COUNT: Final = attrgetter("locate_count")
 
 
 def must_not_send(unit: InflightUnit, route: Route) -> bool:

@@ -320,7 +320,7 @@ class Subscription:
             self._context.set_timer(self._lease_due)
 
     def progress(self, after: int) -> Progress:
-        """Return the progress for a reader whose last record is at `after`."""
+        """Return the progress for a reader with its last record at `after`."""
         self._seek(after)
         if self._handed_out == len(self._ready):
             self._merge()

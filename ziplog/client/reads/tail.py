@@ -138,7 +138,7 @@ class TailQueries:
         )
 
     def _query_replicas(self, query: TailQuery) -> None:
-        """Ask the replicas whose replies are missing."""
+        """Ask the replicas without a reply."""
         context, routing = self._context, self._routing
         for shard, replies in query.replies.items():
             route = routing.route(shard)

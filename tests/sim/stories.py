@@ -37,7 +37,7 @@ def record(gsn: int, payload: bytes) -> Record:
 
 
 def empty(gsn: int) -> NoSuchRecordError:
-    return NoSuchRecordError(rid(gsn), "nothing was inserted there yet")
+    return NoSuchRecordError(rid(gsn), "the position is not decided yet")
 
 
 def no_op(gsn: int) -> NoSuchRecordError:

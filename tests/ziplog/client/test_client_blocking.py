@@ -422,7 +422,7 @@ def test_bad_arguments(log: ziplog.Log) -> None:
         log.insert_after(b"x", key=bytes(5000))
     with pytest.raises(ziplog.RecordTooLargeError):
         log.insert_many([b"x", b"y"], keys=["k", bytes(5000)])
-    with pytest.raises(ziplog.ConfigError, match="beside a key"):
+    with pytest.raises(ziplog.ConfigError, match="together with `key`"):
         log.insert_many([b"x"], key=b"k", keys=[b"k"])
     with pytest.raises(ziplog.ConfigError, match="1 keys"):
         log.insert_many([b"x", b"y"], keys=[b"k"])

@@ -115,7 +115,7 @@ def test_unit_that_was_sent_long_ago_is_never_sent_again(server: int) -> None:
     glass.give(expired(insert, server))
     error = glass.answers[call]
     assert isinstance(error, OutcomeUnknownError)
-    assert "forgot" in str(error)
+    assert "session" in str(error)
     again = glass.answers[resolve(glass, error)]
     assert isinstance(again, OutcomeUnknownError)
     glass.pass_time(60 * S)

@@ -152,7 +152,7 @@ def test_rows_never_go_to_another_shard(state: str) -> None:
     assert not sent(glass)
     error = glass.answers[call]
     assert isinstance(error, DeadlineError)
-    assert f"it is for shard 0 ({state})" in str(error)
+    assert f"pinned to shard 0 ({state})" in str(error)
     assert error.retriable
 
 
@@ -218,7 +218,7 @@ def test_the_deadline_between_two_units_says_what_is_there() -> None:
     glass.pass_time(1 * S)
     error = glass.answers[call]
     assert isinstance(error, UnavailableError)
-    assert "took 1 of the 2 records" in str(error)
+    assert "accepted 1 of the 2 records" in str(error)
     assert error.results == [RecordId(2, 0), None]
     learn(glass, view=2, state="live")
     glass.pass_time(1 * S)

@@ -111,7 +111,7 @@ class ShardChanges:
                 allowed = f"{unused}: a removed shard never comes back"
                 return ConfigError("shard", shard, allowed, where)
             case "last-shard":
-                allowed = "another shard than the last one that accepts records; add a shard first"
+                allowed = f"another one: {shard} is the last shard that accepts records; add another one first"
                 return ConfigError("shard", shard, allowed, where)
             case "wrong-size":
                 names = [replica.name for replica in request.replicas]

@@ -33,7 +33,7 @@ def behind() -> Asker:
     return glass
 
 
-def test_the_shard_that_is_behind_bounds_everybody_by_its_next_position() -> None:
+def test_slowest_shard_bounds_all_readers_by_its_next_position() -> None:
     glass = behind()
     call = glass.ask()
     questions = glass.questions()
@@ -46,7 +46,7 @@ def test_the_shard_that_is_behind_bounds_everybody_by_its_next_position() -> Non
     assert not glass.core._barriers.waiting
 
 
-def test_all_replicas_answer_in_the_newest_view_that_was_heard_of() -> None:
+def test_barrier_needs_replies_of_all_replicas_in_the_newest_known_view() -> None:
     glass = behind()
     call = glass.ask()
     tail = glass.questions()["s1r0:1"]
@@ -57,7 +57,7 @@ def test_all_replicas_answer_in_the_newest_view_that_was_heard_of() -> None:
     assert glass.answers.pop(call) == 32
 
 
-def test_an_answer_of_a_former_round_counts_for_nothing() -> None:
+def test_reply_of_an_earlier_round_is_ignored() -> None:
     glass = behind()
     call = glass.ask()
     first = glass.questions()["s1r0:1"]
@@ -72,7 +72,7 @@ def test_an_answer_of_a_former_round_counts_for_nothing() -> None:
     assert glass.answers.pop(call) == 10
 
 
-def test_a_shard_that_has_no_known_position_ahead_bounds_nothing() -> None:
+def test_shard_without_known_later_positions_gives_no_bound() -> None:
     """Its end is where it left, maybe: others may have gone on, and readers with them."""
     glass = Asker(leases=[run_of(lease([0, 1], size=10)), run_of(lease([0], 2, 11, size=100))])
     glass.deliver(0, 1, 9)
@@ -92,7 +92,7 @@ def test_a_shard_that_has_no_known_position_ahead_bounds_nothing() -> None:
     assert glass.answers.pop(call) == 40
 
 
-def test_it_is_asked_again_and_ends_at_its_deadline() -> None:
+def test_barrier_is_retried_until_its_deadline() -> None:
     glass = behind()
     call = glass.ask(S)
     glass.questions()
@@ -105,7 +105,7 @@ def test_it_is_asked_again_and_ends_at_its_deadline() -> None:
     assert not glass.core._barriers.waiting
 
 
-def test_a_refusal_makes_it_look_for_the_shard_anew() -> None:
+def test_refused_barrier_refreshes_the_placements() -> None:
     glass = behind()
     glass.pass_time(S)
     glass.questions()
@@ -120,7 +120,7 @@ def test_a_refusal_makes_it_look_for_the_shard_anew() -> None:
     assert {tail.view for _, tail in glass.take(wire.Tail)[-2:]} == {2}
 
 
-def test_without_its_subscription_there_is_no_answer() -> None:
+def test_barrier_of_a_closed_subscription_fails() -> None:
     glass = behind()
     waiting = glass.ask()
     glass.call(UnsubscribeRequest(glass.until(), glass.subscription))
@@ -130,7 +130,7 @@ def test_without_its_subscription_there_is_no_answer() -> None:
     assert isinstance(glass.answers.pop(waiting), ClosedError)
 
 
-def test_who_waits_no_longer_is_forgotten() -> None:
+def test_cancelled_barrier_gets_no_result() -> None:
     glass = behind()
     call = glass.ask()
     tail = glass.questions()["s1r0:1"]

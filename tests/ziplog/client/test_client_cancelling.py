@@ -126,7 +126,7 @@ def test_a_subscription_that_is_being_opened_is_not_left_open(cluster: ServedClu
     with_log(cluster, test)
 
 
-def test_an_insert_that_is_cancelled_is_there_once_or_not_at_all(cluster: ServedCluster) -> None:
+def test_cancelled_insert_is_in_the_log_at_most_once(cluster: ServedCluster) -> None:
     async def test(log: AsyncLog) -> None:
         begun, done = [], []
 
@@ -145,7 +145,7 @@ def test_an_insert_that_is_cancelled_is_there_once_or_not_at_all(cluster: Served
     with_log(cluster, test)
 
 
-def test_a_record_is_there_and_the_task_is_cancelled_in_the_same_iteration(
+def test_task_is_cancelled_in_the_iteration_in_which_its_record_arrives(
     cluster: ServedCluster,
 ) -> None:
     async def test(log: AsyncLog) -> None:

@@ -46,7 +46,7 @@ from ziplog.types import RID_GENESIS, RecordId
 # --- the service ---
 
 
-def test_connecting_asks_all_endpoints_and_names_them_when_nobody_answers() -> None:
+def test_connect_asks_all_endpoints_and_names_them_without_a_reply() -> None:
     glass = Glass(endpoints=["a:1", "b:2"])
     call = glass.call(ConnectRequest(glass.until(2 * S)))
     assert [name for name, _ in glass.sent] == ["a:1", "b:2"]
@@ -56,7 +56,7 @@ def test_connecting_asks_all_endpoints_and_names_them_when_nobody_answers() -> N
     assert "a:1, b:2" in str(error)
 
 
-def test_later_questions_go_to_the_leader_and_follow_it() -> None:
+def test_later_requests_go_to_the_leader_and_follow_it() -> None:
     glass = Glass(endpoints=["a:1", "b:2"])
     glass.connect(placement(0))
     call = glass.call(StatusRequest(glass.until()))
@@ -90,7 +90,7 @@ def test_a_message_that_only_servers_may_get_is_counted() -> None:
     assert glass.core.counters.protocol_errors == 1
 
 
-def test_a_client_with_nothing_under_way_is_quiet() -> None:
+def test_client_without_pending_calls_sends_nothing() -> None:
     glass = Glass()
     glass.connect(placement(0))
     glass.sent.clear()
@@ -99,7 +99,7 @@ def test_a_client_with_nothing_under_way_is_quiet() -> None:
     assert glass.core.next_wakeup() is None
 
 
-def test_while_something_waits_the_placements_are_asked_for_once_a_second() -> None:
+def test_placements_are_requested_once_a_second_while_a_call_is_pending() -> None:
     glass = Glass()
     glass.connect(placement(0))
     glass.call(ReadRequest(glass.until(60 * S), RecordId(1, 0)))
@@ -123,7 +123,7 @@ def test_an_older_view_does_not_replace_a_newer_one() -> None:
     assert {m.view for _, m in glass.take(wire.Insert)} == {3}
 
 
-def test_replicas_are_connected_when_they_are_needed_and_forgotten_when_they_moved() -> None:
+def test_replicas_are_connected_on_use_and_disconnected_when_they_move() -> None:
     glass = Glass()
     glass.connect(*(placement(shard) for shard in range(100)))
     assert len(glass.connected) == 1
@@ -175,7 +175,7 @@ def test_the_tail_of_an_empty_log() -> None:
     assert glass.answers[call] == RID_GENESIS
 
 
-def test_a_tail_of_two_views_does_not_count() -> None:
+def test_tail_replies_of_two_views_do_not_count() -> None:
     glass, call = tailing(2 * S)
     assert glass.core.waiting_for == [], "nobody is late yet"
     for name, message in glass.take(wire.Tail):
@@ -190,7 +190,7 @@ def test_a_tail_of_two_views_does_not_count() -> None:
     assert isinstance(error, DeadlineError)
 
 
-def test_a_shard_that_recovers_is_waited_for_and_answers_in_its_new_view() -> None:
+def test_tail_query_waits_for_a_recovering_shard_and_its_new_view() -> None:
     """All replicas in one view suffice, although the service still calls it the old one."""
     glass, call = tailing()
     glass.core._routing.learn([placement(2, state="recovering")])
@@ -208,7 +208,7 @@ def test_a_shard_that_recovers_is_waited_for_and_answers_in_its_new_view() -> No
     assert glass.answers[call] == RecordId(8, 2)
 
 
-def test_a_view_that_changes_meanwhile_voids_its_answers() -> None:
+def test_view_change_voids_earlier_tail_replies() -> None:
     glass, call = tailing()
     first, *others = glass.take(wire.Tail)
     for name, message in others:
@@ -227,7 +227,7 @@ def test_a_view_that_changes_meanwhile_voids_its_answers() -> None:
     assert glass.answers[call] == RecordId(7, 2)
 
 
-def test_a_silent_replica_is_asked_again_and_named_at_the_deadline() -> None:
+def test_silent_replica_is_asked_again_and_named_at_the_deadline() -> None:
     glass, call = tailing(120 * MS)
     for name, message in glass.take(wire.Tail):
         if name != "s1r1:1":
@@ -249,7 +249,7 @@ def test_trims(error: Any) -> None:
     assert isinstance(glass.answers[call], NoSuchRecordError if error else type(None))
 
 
-def test_a_trim_of_what_is_not_stable_yet_is_asked_for_again() -> None:
+def test_trim_of_an_unstable_position_is_retried() -> None:
     glass = Glass()
     glass.connect(placement(0))
     call = glass.call(TrimRequest(glass.until(), RecordId(9, 0)))

@@ -100,7 +100,7 @@ class FailingCluster(FakeCluster):
     pin=st.booleans(),
     failures=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 1)), max_size=6),
 )
-def test_every_record_is_there_once_or_said_not_to_be(
+def test_every_record_is_in_the_log_once_or_reported_absent(
     seed: int,
     loss: float,
     repetition: float,

@@ -46,7 +46,7 @@ def tell(glass: Glass, runs: list[LeaseRun], trim: int = 0) -> int:
     return gsn
 
 
-def test_a_shard_owns_its_share_from_when_it_is_in_to_when_it_is_out() -> None:
+def test_extent_spans_the_membership_of_its_shard() -> None:
     runs = history((0, 1), (0,), (0, 1), (0, 1), (1,))
     found = extents_of(runs, 1, None, 0)
     assert found.end == 151
@@ -67,7 +67,7 @@ def test_extents_are_cut_to_the_range_and_to_what_is_not_trimmed() -> None:
     st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=8),
     st.integers(1, 240), st.integers(1, 240), st.integers(0, 240),
 )  # fmt: skip
-def test_extents_say_of_each_position_who_is_a_member(
+def test_extents_list_the_members_of_each_position(
     members: list[set[int]], start: int, stop: int, trim: int
 ) -> None:
     runs = history(*(tuple(sorted(shards)) for shards in members))
@@ -112,7 +112,7 @@ def test_the_owners_of_positions() -> None:
         assert found.owner_at(lease.next_owned(shard, lease.base)) == shard
 
 
-def test_what_was_trimmed_with_its_lease_is_told_from_what_never_was() -> None:
+def test_trimmed_leases_are_distinguished_from_unknown_positions() -> None:
     found = extents_of(history((0,), (1,))[1:], 31, None, 35)
     with pytest.raises(TrimmedError) as trimmed:
         found.epoch_start(1)
@@ -149,7 +149,7 @@ def test_without_an_end_they_are_asked_for_until_there_are_no_more() -> None:
 
 
 @pytest.mark.parametrize(("start", "stop"), [(1, 32), (31, 32), (32, None)])
-def test_what_was_never_given_to_anybody_is_refused(start: int, stop: int | None) -> None:
+def test_range_without_owners_is_refused(start: int, stop: int | None) -> None:
     glass = connected()
     call = ask(glass, start, stop)
     tell(glass, history((0,)))
@@ -159,7 +159,7 @@ def test_what_was_never_given_to_anybody_is_refused(start: int, stop: int | None
     assert "a position from 31 on" in str(error)
 
 
-def test_a_start_beyond_all_leases_is_refused() -> None:
+def test_start_after_all_leases_is_refused() -> None:
     glass = connected()
     call = ask(glass, 40, None)
     assert tell(glass, []) == 39
@@ -170,7 +170,7 @@ def test_a_start_beyond_all_leases_is_refused() -> None:
     assert "a position from 31 on" in str(error)
 
 
-def test_of_a_log_without_leases_every_start_but_the_first_is_refused() -> None:
+def test_log_without_leases_refuses_every_start_but_the_first() -> None:
     glass = connected()
     call = ask(glass, 40, None)
     tell(glass, [])
@@ -202,7 +202,7 @@ def test_a_service_that_is_silent_is_asked_again_until_the_deadline() -> None:
     assert not glass.take(wire.LeaseQuery)
 
 
-def test_nobody_is_asked_for_whom_nobody_waits() -> None:
+def test_cancelled_extents_call_sends_no_request() -> None:
     glass = connected()
     call = ask(glass, 1, 5)
     glass.cancel(call)
@@ -221,7 +221,7 @@ def test_placements_of_the_answer_are_learned() -> None:
     assert routing.shards == [0, 1]
 
 
-def test_a_position_and_its_error_read_well() -> None:
+def test_position_errors_name_the_known_range() -> None:
     found = extents_of(history((0,)), 1, None, 0)
     with pytest.raises(NoSuchRecordError, match="positions 1 to 30") as error:
         found.epoch_at(99)

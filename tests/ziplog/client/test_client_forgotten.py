@@ -29,7 +29,7 @@ def expired(insert: wire.Insert, server: int, since: int = 50) -> wire.Refused:
     return msgspec.structs.replace(refused(insert, server, "expired"), since=since)
 
 
-def test_units_tell_how_much_was_decided_when_they_were_made() -> None:
+def test_units_carry_the_decided_position_of_their_creation() -> None:
     glass = connected(pinned)
     glass.insert(b"x")
     (first,) = sent(glass)
@@ -43,7 +43,7 @@ def test_units_tell_how_much_was_decided_when_they_were_made() -> None:
     assert (copy.copy, copy.since) == (2, 8), "all copies of a unit are of the same time"
 
 
-def test_first_unit_goes_by_what_the_membership_service_knows() -> None:
+def test_first_unit_uses_the_frontier_of_the_membership_service() -> None:
     glass = Glass(pinned)
     glass.connect(placement(0))
     news = msgspec.structs.replace(info(99, [placement(0), placement(1)], []), frontiers=[40, 0])
@@ -53,7 +53,7 @@ def test_first_unit_goes_by_what_the_membership_service_knows() -> None:
     assert insert.since == 40
 
 
-def test_unit_that_all_refuse_starts_over_at_once_under_another_identity() -> None:
+def test_unit_that_all_replicas_refuse_gets_a_new_identity_at_once() -> None:
     glass = connected(pinned)
     call = glass.insert(b"x")
     (insert,) = sent(glass)
@@ -68,7 +68,7 @@ def test_unit_that_all_refuse_starts_over_at_once_under_another_identity() -> No
     assert glass.core.counters.moved == 0
 
 
-def test_call_of_many_units_starts_over_as_a_whole() -> None:
+def test_call_of_many_units_restarts_as_a_whole() -> None:
     glass = connected(pinned)
     call = glass.insert(*[b"x"] * (2 * MAX_UNIT_RECORDS))
     first, second = sent(glass)
@@ -92,7 +92,7 @@ def test_one_replica_that_forgot_more_than_the_others_changes_nothing() -> None:
     assert glass.answers[call] == [RecordId(9, 0)]
 
 
-def test_promise_of_the_backup_keeps_a_unit_where_it_is() -> None:
+def test_ack_of_the_backup_keeps_a_unit_at_its_shard() -> None:
     """The backup's guess may become the decision of a recovery."""
     glass = connected(pinned)
     call = glass.insert(b"x")
@@ -125,7 +125,7 @@ def test_unit_that_was_sent_long_ago_is_never_sent_again(server: int) -> None:
     assert (fresh.seq, fresh.first_incomplete, fresh.since) == (2, 2, 50)
 
 
-def test_doubt_about_a_unit_that_is_refused_soon_ends_as_never() -> None:
+def test_unknown_outcome_of_an_expired_unit_resolves_to_absent() -> None:
     glass = connected(pinned)
     call = glass.insert(b"x", timeout=1 * S)
     (insert,) = sent(glass)
@@ -137,7 +137,7 @@ def test_doubt_about_a_unit_that_is_refused_soon_ends_as_never() -> None:
     assert glass.answers[asked] == [None]
 
 
-def test_question_where_a_unit_is_says_when_it_was_made() -> None:
+def test_locate_carries_the_decided_position_of_the_unit() -> None:
     glass = connected(pinned)
     glass.insert(b"x")
     (insert,) = sent(glass)

@@ -132,7 +132,7 @@ def _payloads(log: ziplog.Log) -> list[bytes]:
     return [record.payload for record in log.subscribe(follow=False)]
 
 
-def test_an_insert_is_there_once_or_not_at_all(log: ziplog.Log) -> None:
+def test_interrupted_insert_is_in_the_log_at_most_once(log: ziplog.Log) -> None:
     done: list[bytes] = []
     begun: list[bytes] = []
 
@@ -150,7 +150,7 @@ def test_an_insert_is_there_once_or_not_at_all(log: ziplog.Log) -> None:
     assert set(done) <= set(found) <= set(begun)
 
 
-def test_futures_are_done_once_whatever_interrupts_their_owner(log: ziplog.Log) -> None:
+def test_futures_complete_once_despite_interruptions(log: ziplog.Log) -> None:
     done: list[bytes] = []
     begun: list[bytes] = []
 
@@ -181,7 +181,7 @@ def test_futures_are_done_once_whatever_interrupts_their_owner(log: ziplog.Log) 
     assert set(done) <= set(found) <= set(begun)
 
 
-def test_a_handler_may_call_the_client_whose_call_it_interrupts(log: ziplog.Log) -> None:
+def test_signal_handler_may_call_the_interrupted_client(log: ziplog.Log) -> None:
     rids: list[ziplog.RecordId] = []
     former = signal.signal(signal.SIGALRM, lambda *_: rids.append(log.insert_after(b"alarm")))
     try:
@@ -192,7 +192,7 @@ def test_a_handler_may_call_the_client_whose_call_it_interrupts(log: ziplog.Log)
         signal.signal(signal.SIGALRM, former)
 
 
-def test_a_handler_may_close_the_client_whose_call_it_interrupts(log: ziplog.Log) -> None:
+def test_signal_handler_may_close_the_interrupted_client(log: ziplog.Log) -> None:
     former = signal.signal(signal.SIGALRM, lambda *_: log.close())
     try:
         log.insert_nowait(b"the background thread ends, too").result()

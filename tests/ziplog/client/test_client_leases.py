@@ -26,7 +26,7 @@ def history(choices: list[int]) -> list[LeaseRun]:
     st.lists(st.integers(1, 15), min_size=1, max_size=12),
     st.lists(st.integers(0, 220), max_size=6),
 )
-def test_the_members_of_what_is_kept_are_known(choices: list[int], passed: list[int]) -> None:
+def test_lease_map_knows_the_members_of_its_leases(choices: list[int], passed: list[int]) -> None:
     known, runs = LeaseMap(), history(choices)
     for part in (runs[:4], runs[2:], runs[:3]):
         known.extend(part)

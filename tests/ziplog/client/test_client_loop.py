@@ -93,7 +93,7 @@ async def rounds(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def test_what_came_while_sending_is_found_without_a_sign() -> None:
+def test_frames_that_arrive_during_a_send_are_received_without_an_event() -> None:
     async def body(driver: AsyncioEngine, engine: Fake) -> None:
         engine.on_submit = [1]
         assert await driver.call(REQUEST) == "answer"
@@ -101,7 +101,7 @@ def test_what_came_while_sending_is_found_without_a_sign() -> None:
     run(body)
 
 
-def test_after_sending_nothing_is_received_that_is_not_there() -> None:
+def test_send_without_arrivals_receives_nothing() -> None:
     async def body(driver: AsyncioEngine, engine: Fake) -> None:
         driver.submit(REQUEST)
         await rounds()
@@ -112,7 +112,7 @@ def test_after_sending_nothing_is_received_that_is_not_there() -> None:
     run(body)
 
 
-def test_what_is_readable_is_received_and_not_waited_for() -> None:
+def test_readable_frames_are_received_without_waiting() -> None:
     async def body(driver: AsyncioEngine, engine: Fake) -> None:
         _, future = driver.submit(REQUEST)
         await rounds()
@@ -124,7 +124,7 @@ def test_what_is_readable_is_received_and_not_waited_for() -> None:
     run(body)
 
 
-def test_a_sign_that_brought_nothing_is_cleared_once() -> None:
+def test_event_without_a_frame_is_cleared_once() -> None:
     async def body(_driver: AsyncioEngine, engine: Fake) -> None:
         engine.sign()
         await rounds(20)
@@ -133,7 +133,7 @@ def test_a_sign_that_brought_nothing_is_cleared_once() -> None:
     run(body)
 
 
-def test_what_comes_while_a_sign_is_cleared_is_found() -> None:
+def test_frames_that_arrive_while_an_event_is_cleared_are_received() -> None:
     async def body(driver: AsyncioEngine, engine: Fake) -> None:
         _, future = driver.submit(REQUEST)
         await rounds()

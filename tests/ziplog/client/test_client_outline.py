@@ -30,7 +30,7 @@ def reply(asked: wire.Outline, server: int, *steps: tuple[int, int], **fields: A
     return msgspec.structs.replace(made, **fields)
 
 
-def test_all_replicas_are_asked_at_once_and_who_tells_most_is_believed() -> None:
+def test_outline_uses_the_farthest_reply_of_all_replicas() -> None:
     glass = connected()
     call = glass.call(OutlineRequest(glass.until(), 0, 5, 100))
     asked = glass.take(wire.Outline)
@@ -44,7 +44,7 @@ def test_all_replicas_are_asked_at_once_and_who_tells_most_is_believed() -> None
     assert glass.answers[call] == expected
 
 
-def test_who_is_silent_after_a_grace_is_left_out() -> None:
+def test_silent_replica_is_left_out_after_the_grace_period() -> None:
     glass = connected()
     call, question = ask(glass)
     glass.pass_time(40 * MS)
@@ -55,7 +55,7 @@ def test_who_is_silent_after_a_grace_is_left_out() -> None:
     assert glass.answers[call].archives == [("s0r1", 9001)]
 
 
-def test_an_answer_is_given_at_the_deadline_without_the_grace() -> None:
+def test_outline_completes_at_the_deadline_within_the_grace_period() -> None:
     glass = connected()
     call = glass.call(OutlineRequest(glass.until(100 * MS), 0, 5, 100))
     question = glass.take(wire.Outline)[-1][1]
@@ -64,7 +64,7 @@ def test_an_answer_is_given_at_the_deadline_without_the_grace() -> None:
     assert glass.answers[call] == ShardOutline(0, 0, [], [("s0r0", 9000)])
 
 
-def test_who_refuses_is_not_waited_for() -> None:
+def test_outline_does_not_wait_for_a_replica_that_refuses() -> None:
     glass = connected()
     call, question = ask(glass)
     glass.give(refused(question, 1, "not-ready"))
@@ -73,7 +73,7 @@ def test_who_refuses_is_not_waited_for() -> None:
     assert glass.answers[call].steps == [(9, 1)]
 
 
-def test_while_all_refuse_they_are_asked_again() -> None:
+def test_outline_is_retried_while_all_replicas_refuse() -> None:
     glass = connected()
     call, question = ask(glass)
     glass.give(refused(question, 0, "not-ready"), refused(question, 1, "not-ready"))
@@ -84,7 +84,7 @@ def test_while_all_refuse_they_are_asked_again() -> None:
     assert glass.answers[call].steps == [(9, 1)]
 
 
-def test_another_view_begins_anew() -> None:
+def test_outline_restarts_in_another_view() -> None:
     glass = connected()
     call, question = ask(glass)
     glass.give(reply(question, 0, (50, 10)))
@@ -99,7 +99,7 @@ def test_another_view_begins_anew() -> None:
     assert glass.answers[call].steps == [(80, 10)]
 
 
-def test_a_view_that_is_not_known_yet_is_asked_for() -> None:
+def test_reply_of_an_unknown_view_refreshes_the_placements() -> None:
     glass = connected()
     glass.pass_time(1 * S)
     _, question = ask(glass)
@@ -108,7 +108,7 @@ def test_a_view_that_is_not_known_yet_is_asked_for() -> None:
     assert not glass.answers
 
 
-def test_stretches_out_of_order_are_no_answer() -> None:
+def test_reply_with_unordered_steps_is_ignored() -> None:
     glass = connected()
     call, question = ask(glass)
     glass.give(reply(question, 0, (50, 10), (50, 10)))
@@ -118,7 +118,7 @@ def test_stretches_out_of_order_are_no_answer() -> None:
     assert glass.answers[call].steps == [(9, 1)]
 
 
-def test_a_reply_for_another_question_is_passed_over() -> None:
+def test_reply_to_another_request_is_ignored() -> None:
     glass = connected()
     call, question = ask(glass)
     wrong = reply(question, 0, (50, 10), shard=1)
@@ -128,7 +128,7 @@ def test_a_reply_for_another_question_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_shard_that_is_not_known_is_asked_for(is_there: bool) -> None:
+def test_unknown_shard_refreshes_the_placements(is_there: bool) -> None:
     glass = connected()
     call = glass.call(OutlineRequest(glass.until(), 2, 5, 100))
     glass.pass_time(100 * MS)
@@ -142,7 +142,7 @@ def test_a_shard_that_is_not_known_is_asked_for(is_there: bool) -> None:
         assert "one of [0, 1]" in str(glass.answers[call])
 
 
-def test_the_deadline_and_the_end_of_interest() -> None:
+def test_outline_ends_at_its_deadline_or_cancellation() -> None:
     glass = connected()
     call, _ = ask(glass)
     other, _ = ask(glass)

@@ -54,7 +54,7 @@ def ended(cluster: ServedCluster) -> bool:
     return opened == closed
 
 
-def test_a_loop_to_the_end_leaves_nothing(cluster: ServedCluster, log: ziplog.Log) -> None:
+def test_loop_to_the_end_leaves_nothing_open(cluster: ServedCluster, log: ziplog.Log) -> None:
     for _ in range(3):
         for _record in log.subscribe(follow=False):
             pass
@@ -69,7 +69,7 @@ def test_a_loop_to_the_end_leaves_nothing(cluster: ServedCluster, log: ziplog.Lo
     wait_until(lambda: ended(cluster), "the servers were told")
 
 
-def test_one_at_its_end_is_closed_though_its_owner_keeps_it(log: ziplog.Log) -> None:
+def test_finished_iterator_is_closed_although_it_is_referenced(log: ziplog.Log) -> None:
     subscription, fetched = log.subscribe(follow=False), log.subscribe(follow=False)
     assert len(list(subscription)) == 5
     assert len(fetched.fetch()) == 5
@@ -81,7 +81,7 @@ def test_one_at_its_end_is_closed_though_its_owner_keeps_it(log: ziplog.Log) -> 
     assert list(subscription) == fetched.fetch() == list(scan) == []
 
 
-def test_a_loop_that_is_left_leaves_nothing(cluster: ServedCluster, log: ziplog.Log) -> None:
+def test_abandoned_loop_leaves_nothing_open(cluster: ServedCluster, log: ziplog.Log) -> None:
     for _ in range(3):
         for _record in log.subscribe():
             break
@@ -92,7 +92,7 @@ def test_a_loop_that_is_left_leaves_nothing(cluster: ServedCluster, log: ziplog.
     wait_until(lambda: ended(cluster), "the servers were told")
 
 
-def test_one_that_could_not_be_opened_leaves_nothing(log: ziplog.Log) -> None:
+def test_iterator_that_failed_to_open_leaves_nothing_open(log: ziplog.Log) -> None:
     log.trim(log.check_tail())
     # (What `pytest.raises` gives would keep them alive.)
     with contextlib.suppress(ziplog.TrimmedError):
@@ -104,7 +104,7 @@ def test_one_that_could_not_be_opened_leaves_nothing(log: ziplog.Log) -> None:
     assert left(log) == (0, 0, 0)
 
 
-def test_one_in_a_cycle_that_another_thread_collects(log: ziplog.Log) -> None:
+def test_iterator_in_a_cycle_is_closed_when_another_thread_collects_it(log: ziplog.Log) -> None:
     cycle: list[Any] = [log.subscribe()]
     cycle.append(cycle)
     del cycle
@@ -115,7 +115,7 @@ def test_one_in_a_cycle_that_another_thread_collects(log: ziplog.Log) -> None:
     assert left(log) == (0, 0, 0)
 
 
-def test_what_a_user_does_with_a_list_of_records_is_no_matter(log: ziplog.Log) -> None:
+def test_changes_to_a_fetched_list_do_not_affect_the_subscription(log: ziplog.Log) -> None:
     subscription = log.subscribe(follow=False)
     got = []
     while records := subscription.fetch():
@@ -124,7 +124,7 @@ def test_what_a_user_does_with_a_list_of_records_is_no_matter(log: ziplog.Log) -
     assert got == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_with_asyncio_likewise(cluster: ServedCluster) -> None:
+def test_asyncio_iterators_leave_nothing_open(cluster: ServedCluster) -> None:
     async def main() -> None:
         async with ziplog.aio.connect(cluster.endpoint) as log:
             await log.insert_many([b"%d" % number for number in range(5)])
@@ -167,7 +167,7 @@ def test_dropped_clients_leave_neither_threads_nor_descriptors(cluster: ServedCl
     wait_until(lambda: descriptors() == before, "the descriptors are closed")
 
 
-def test_a_future_is_done_though_its_client_was_dropped(cluster: ServedCluster) -> None:
+def test_future_completes_after_its_client_was_dropped(cluster: ServedCluster) -> None:
     log = ziplog.connect(cluster.endpoint)
     future = log.insert_nowait(b"x")
     del log
@@ -198,7 +198,7 @@ def test_dropped_clients_of_asyncio_leave_no_descriptors(cluster: ServedCluster)
     asyncio.run(main())
 
 
-def test_a_thread_of_futures_starts_again(cluster: ServedCluster, log: ziplog.Log) -> None:
+def test_background_thread_starts_again(cluster: ServedCluster, log: ziplog.Log) -> None:
     assert [log.insert_nowait(b"x").result(10).gsn for _ in range(3)] == [6, 7, 8]
     log.flush()
     assert log.insert_nowait(b"x").result(10).gsn == 9
@@ -219,7 +219,7 @@ def in_child(act: Any) -> str:
         return stream.read()
 
 
-def test_a_forked_child_disturbs_nothing(log: ziplog.Log) -> None:
+def test_forked_child_does_not_affect_its_parent(log: ziplog.Log) -> None:
     subscription, scan = log.subscribe(), log.scan(0, 1, 6)
     assert next(subscription).payload == b"0"
 
@@ -237,7 +237,7 @@ def test_a_forked_child_disturbs_nothing(log: ziplog.Log) -> None:
     assert log.insert_after(b"x").gsn == 6
 
 
-def test_a_forked_child_leaves_the_loop_of_its_parent_alone(cluster: ServedCluster) -> None:
+def test_forked_child_does_not_touch_its_parents_event_loop(cluster: ServedCluster) -> None:
     async def main() -> None:
         async with ziplog.aio.connect(cluster.endpoint) as log:
             await log.insert_after(b"x")
@@ -248,7 +248,7 @@ def test_a_forked_child_leaves_the_loop_of_its_parent_alone(cluster: ServedClust
     asyncio.run(main())
 
 
-def test_the_shield_takes_handlers_as_they_come_and_go(log: ziplog.Log) -> None:
+def test_shield_follows_changes_of_signal_handlers(log: ziplog.Log) -> None:
 
     seen = []
 

@@ -60,7 +60,7 @@ def under_way(*, policy: Any = None, timeout: int = 10 * S) -> tuple[Glass, int,
 # --- asking ---
 
 
-def test_a_unit_of_a_recovering_shard_is_asked_for_and_not_sent() -> None:
+def test_unit_of_a_recovering_shard_is_located_and_not_sent() -> None:
     glass, _, insert = under_way()
     times: list[int] = []
     start = glass.now
@@ -81,7 +81,7 @@ def test_a_unit_of_a_recovering_shard_is_asked_for_and_not_sent() -> None:
     assert pauses[-1] == 500
 
 
-def test_present_settles_it_whoever_says_so() -> None:
+def test_present_from_any_server_places_the_unit() -> None:
     glass, call, insert = under_way()
     glass.give(located(insert, 1, [7]))
     assert glass.answers[call] == [RecordId(7, 0)]
@@ -93,7 +93,7 @@ def test_present_settles_it_whoever_says_so() -> None:
     assert not asked(glass)
 
 
-def test_present_where_it_may_not_be_is_an_error() -> None:
+def test_present_at_invalid_positions_raises_protocol_error() -> None:
     glass = connected()
     call = glass.insert(b"x", after=RecordId(9, 0))
     (insert,) = sent(glass)
@@ -103,7 +103,7 @@ def test_present_where_it_may_not_be_is_an_error() -> None:
     assert "placed" in str(glass.answers[call])
 
 
-def test_absent_in_a_later_view_lets_it_go_to_another_shard() -> None:
+def test_unit_absent_in_a_newer_view_is_rerouted() -> None:
     glass, call, insert = under_way()
     glass.give(located(insert, 2))
     (moved,) = sent(glass)
@@ -119,7 +119,7 @@ def test_absent_in_a_later_view_lets_it_go_to_another_shard() -> None:
 
 
 @pytest.mark.parametrize("word", ["same view", "pending", "another client", "another seq"])
-def test_what_proves_nothing_moves_nothing(word: str) -> None:
+def test_inconclusive_located_replies_do_not_reroute(word: str) -> None:
     glass, call, insert = under_way()
     messages = {
         "same view": located(insert, 1),
@@ -133,7 +133,7 @@ def test_what_proves_nothing_moves_nothing(word: str) -> None:
     assert call not in glass.answers
 
 
-def test_the_question_names_the_view_of_the_newest_copy() -> None:
+def test_locate_names_the_view_of_the_newest_copy() -> None:
     """An `absent` of view 2 proves nothing once a copy of view 2 is under way."""
     glass, call, insert = under_way()
     old = asked(glass)[0]
@@ -152,7 +152,7 @@ def test_the_question_names_the_view_of_the_newest_copy() -> None:
     assert call not in glass.answers
 
 
-def test_a_pinned_one_waits_for_its_shard_and_is_sent_in_its_new_view() -> None:
+def test_pinned_insert_waits_for_its_shard_and_is_sent_in_its_new_view() -> None:
     glass, call, insert = under_way(policy=pinned)
     glass.give(located(insert, 2), located(insert, 2))
     asked(glass)
@@ -168,7 +168,7 @@ def test_a_pinned_one_waits_for_its_shard_and_is_sent_in_its_new_view() -> None:
     assert glass.answers[call] == [RecordId(5, 0)]
 
 
-def test_a_shard_that_is_away_in_its_next_view_has_no_copy_of_that_view() -> None:
+def test_shard_unavailable_in_its_next_view_has_no_copy_of_that_view() -> None:
     glass, _, insert = under_way()
     learn(glass, 2, "parked")
     glass.pass_time(100 * MS)
@@ -177,7 +177,7 @@ def test_a_shard_that_is_away_in_its_next_view_has_no_copy_of_that_view() -> Non
     assert [m.shard for m in sent(glass)] == [1]
 
 
-def test_what_was_nowhere_may_be_somewhere_once_it_is_sent_again() -> None:
+def test_absent_unit_may_be_placed_after_a_retransmission() -> None:
     glass, call, insert = under_way(policy=pinned, timeout=2 * S)
     glass.give(located(insert, 2))
     learn(glass, 2, "live")
@@ -187,7 +187,7 @@ def test_what_was_nowhere_may_be_somewhere_once_it_is_sent_again() -> None:
     assert isinstance(glass.answers[call], OutcomeUnknownError)
 
 
-def test_a_partly_placed_call_is_never_moved() -> None:
+def test_partly_placed_call_is_never_rerouted() -> None:
     glass = connected()
     call = glass.insert(*[b"x"] * (MAX_UNIT_RECORDS + 1))
     first, second = sent(glass)
@@ -204,7 +204,7 @@ def test_a_partly_placed_call_is_never_moved() -> None:
     assert glass.answers[call] == [RecordId(gsn, 0) for gsn in [*gsns, 1000]]
 
 
-def test_a_call_is_moved_only_when_all_of_it_is_nowhere() -> None:
+def test_call_is_rerouted_only_when_all_its_units_are_absent() -> None:
     glass = connected()
     glass.insert(*[b"x"] * (MAX_UNIT_RECORDS + 1))
     first, second = sent(glass)
@@ -215,7 +215,7 @@ def test_a_call_is_moved_only_when_all_of_it_is_nowhere() -> None:
     assert [(m.shard, m.body) for m in sent(glass)] == [(1, first.body), (1, second.body)]
 
 
-def test_what_is_nowhere_goes_to_the_first_shard_that_comes_back() -> None:
+def test_absent_call_goes_to_the_first_available_shard() -> None:
     glass, _, insert = under_way()
     learn(glass, shard=1)
     glass.give(located(insert, 2))
@@ -225,7 +225,7 @@ def test_what_is_nowhere_goes_to_the_first_shard_that_comes_back() -> None:
     assert [(m.shard, m.view) for m in sent(glass)] == [(1, 2)]
 
 
-def test_a_long_call_is_not_sent_on_while_its_shard_is_away() -> None:
+def test_long_call_is_not_continued_while_its_shard_is_unavailable() -> None:
     glass = connected(pinned)
     glass.insert(*[bytes(200_000)] * 60)
     first = sent(glass)
@@ -239,7 +239,7 @@ def test_a_long_call_is_not_sent_on_while_its_shard_is_away() -> None:
     assert sum(len(m.body) for m in sent(glass)) >= MAX_INFLIGHT_BYTES
 
 
-def test_a_server_that_left_its_view_makes_the_client_ask_the_others() -> None:
+def test_refusal_of_a_server_outside_its_view_starts_locate() -> None:
     """The service has not told of the recovery yet; one server has."""
     glass = connected()
     call = glass.insert(b"x")
@@ -252,7 +252,7 @@ def test_a_server_that_left_its_view_makes_the_client_ask_the_others() -> None:
     assert glass.answers[call] == [RecordId(7, 0)]
 
 
-def test_a_refusal_that_comes_twice_is_not_that_of_two_servers() -> None:
+def test_duplicate_refusal_counts_for_one_server() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -262,7 +262,7 @@ def test_a_refusal_that_comes_twice_is_not_that_of_two_servers() -> None:
     assert [m.shard for m in sent(glass)] == [1]
 
 
-def test_a_refusal_that_comes_twice_is_not_that_of_the_copy_sent_since() -> None:
+def test_duplicate_refusal_does_not_count_for_a_later_copy() -> None:
     """Found by the simulator (seed 2034): the second copy was taken, the record inserted twice."""
     glass = Glass(pinned)
     glass.connect(placement(0, 1), placement(1, 1))
@@ -285,7 +285,7 @@ def test_a_refusal_that_comes_twice_is_not_that_of_the_copy_sent_since() -> None
 # --- how much ---
 
 
-def test_a_dead_shard_costs_few_messages_however_much_waits_for_it() -> None:
+def test_dead_shard_costs_few_messages_whatever_waits_for_it() -> None:
     glass = connected(pinned)
     for _ in range(1100):
         glass.insert(b"x", timeout=60 * S)
@@ -301,7 +301,7 @@ def test_a_dead_shard_costs_few_messages_however_much_waits_for_it() -> None:
     assert len(glass.sent) <= 110, "the service is asked ten times a second at most"
 
 
-def test_answers_set_the_pace_of_further_questions() -> None:
+def test_located_replies_trigger_the_next_locates() -> None:
     glass = connected(pinned)
     for _ in range(1000):
         glass.insert(b"x", timeout=60 * S)
@@ -318,7 +318,7 @@ def test_answers_set_the_pace_of_further_questions() -> None:
     assert count <= 1100
 
 
-def test_others_are_asked_for_when_the_last_ones_are_decided() -> None:
+def test_more_units_are_located_when_the_last_ones_are_known() -> None:
     glass = connected(pinned)
     for _ in range(200):
         glass.insert(b"x", timeout=60 * S)
@@ -339,7 +339,7 @@ def test_others_are_asked_for_when_the_last_ones_are_decided() -> None:
     assert not second & first.keys()
 
 
-def test_a_dead_shard_that_nobody_knows_to_be_dead_makes_the_client_look() -> None:
+def test_silent_shard_makes_the_client_refresh_the_placements() -> None:
     glass = connected()
     glass.insert(b"x")
     sent(glass)
@@ -347,7 +347,7 @@ def test_a_dead_shard_that_nobody_knows_to_be_dead_makes_the_client_look() -> No
     assert glass.take(wire.Hello), "silence makes it ask for the placements at once"
 
 
-def test_calls_that_wait_at_a_silent_shard_go_elsewhere() -> None:
+def test_queued_calls_of_a_silent_shard_are_rerouted() -> None:
     choices: list[int] = []
 
     def policy(_payload: bytes, _key: bytes | None, live: Any) -> int:
@@ -382,7 +382,7 @@ def test_a_shard_is_avoided_for_as_long_as_it_is_silent() -> None:
 # --- the fast path ---
 
 
-def test_a_backup_that_waited_for_the_primarys_word_is_the_slow_path() -> None:
+def test_backup_that_waited_for_the_primarys_decision_is_the_slow_path() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -391,7 +391,7 @@ def test_a_backup_that_waited_for_the_primarys_word_is_the_slow_path() -> None:
     assert (counters.fast_path, counters.slow_path) == (0, 1)
 
 
-def test_a_backup_that_knew_the_primarys_word_already_is_the_fast_path() -> None:
+def test_backup_that_knew_the_primarys_decision_is_the_fast_path() -> None:
     """Its ack came with the client's own copy: two message delays."""
     glass = connected()
     glass.insert(b"x")
@@ -416,7 +416,7 @@ def in_doubt(*payloads: bytes, policy: Any = pinned) -> tuple[Glass, OutcomeUnkn
     return glass, error, inserts
 
 
-def test_a_doubt_is_resolved_by_acks() -> None:
+def test_unknown_outcome_is_resolved_by_acks() -> None:
     glass, error, (insert,) = in_doubt()
     call = resolve(glass, error)
     glass.pass_time(1)
@@ -429,7 +429,7 @@ def test_a_doubt_is_resolved_by_acks() -> None:
     assert glass.answers[again] == [RecordId(4, 0)], "it is remembered"
 
 
-def test_a_fate_that_became_known_before_anybody_asked() -> None:
+def test_outcome_known_before_resolve_is_returned_at_once() -> None:
     glass, error, (insert,) = in_doubt()
     learn(glass)
     glass.give(located(insert, 2, [4]))
@@ -440,7 +440,7 @@ def test_a_fate_that_became_known_before_anybody_asked() -> None:
     assert glass.answers[resolve(glass, error)] == [RecordId(4, 0)]
 
 
-def test_what_nobody_waits_for_is_not_inserted_in_a_later_view() -> None:
+def test_unit_of_an_ended_call_is_not_sent_in_a_newer_view() -> None:
     glass, error, (insert,) = in_doubt()
     learn(glass, 2, "live")
     call = resolve(glass, error)
@@ -454,7 +454,7 @@ def test_what_nobody_waits_for_is_not_inserted_in_a_later_view() -> None:
     assert glass.answers[resolve(glass, error)] == [None]
 
 
-def test_a_doubtful_unit_that_all_replicas_refuse_never_will_exist() -> None:
+def test_unknown_unit_that_all_replicas_refuse_resolves_to_absent() -> None:
     glass, error, (insert,) = in_doubt()
     call = resolve(glass, error)
     glass.pass_time(1)
@@ -468,7 +468,7 @@ def test_a_doubtful_unit_that_all_replicas_refuse_never_will_exist() -> None:
 
 
 @pytest.mark.parametrize("answer", ["identity-reused", "misplaced"])
-def test_a_doubt_about_which_servers_talk_nonsense_stays_one(answer: str) -> None:
+def test_outcome_stays_unknown_after_contradictory_replies(answer: str) -> None:
     """To say that the record never will exist would be a guess."""
     glass, error, (insert,) = in_doubt()
     call = resolve(glass, error, 1 * S)
@@ -482,7 +482,7 @@ def test_a_doubt_about_which_servers_talk_nonsense_stays_one(answer: str) -> Non
     assert "contradictory" in str(glass.answers[call])
 
 
-def test_a_shard_with_a_doubt_is_avoided_until_it_is_heard_again() -> None:
+def test_shard_with_an_unknown_outcome_is_avoided_until_its_next_ack() -> None:
     glass, _, (insert,) = in_doubt(policy=lambda _p, _k, live: live[0])
     for _ in range(60):
         glass.pass_time(500 * MS)
@@ -496,7 +496,7 @@ def test_a_shard_with_a_doubt_is_avoided_until_it_is_heard_again() -> None:
     assert next(m.shard for m in sent(glass) if b"z" in m.body) == 0
 
 
-def test_a_doubt_that_is_not_resolved_in_time_stays_one() -> None:
+def test_outcome_stays_unknown_when_resolve_times_out() -> None:
     glass, error, (insert,) = in_doubt()
     learn(glass)
     call = resolve(glass, error, 2 * S)
@@ -510,7 +510,7 @@ def test_a_doubt_that_is_not_resolved_in_time_stays_one() -> None:
     assert glass.answers[later] == [RecordId(9, 0)]
 
 
-def test_the_doubt_of_a_long_call_is_about_what_was_sent_and_not_placed() -> None:
+def test_unknown_outcome_of_a_long_call_covers_its_sent_unplaced_units() -> None:
     glass, error, (first, second, third) = in_doubt(*[b"x"] * (2 * MAX_UNIT_RECORDS + 1))
     learn(glass)
     call = resolve(glass, error, 5 * S)
@@ -527,7 +527,7 @@ def test_the_doubt_of_a_long_call_is_about_what_was_sent_and_not_placed() -> Non
     assert glass.answers[call] == [*placed, *[None] * (MAX_UNIT_RECORDS + 1)]
 
 
-def test_a_cancelled_question_is_not_answered() -> None:
+def test_cancelled_resolve_gets_no_result() -> None:
     glass, error, (insert,) = in_doubt()
     call, other = resolve(glass, error), resolve(glass, error)
     glass.cancel(call)
@@ -535,7 +535,7 @@ def test_a_cancelled_question_is_not_answered() -> None:
     assert glass.answers == {other: [RecordId(4, 0)]}
 
 
-def test_a_client_that_slept_for_long_sends_nothing_again() -> None:
+def test_client_with_an_expired_session_retransmits_nothing() -> None:
     """Servers forget a client that is silent: they would take a repetition for a new insert."""
     glass, error, (insert,) = in_doubt()
     pending = glass.insert(b"y", timeout=3600 * S)
@@ -557,7 +557,7 @@ def test_a_client_that_slept_for_long_sends_nothing_again() -> None:
     assert not sent(glass)
 
 
-def test_what_is_nowhere_survives_a_long_sleep() -> None:
+def test_absent_unit_survives_an_expired_session() -> None:
     glass, call, insert = under_way(policy=pinned, timeout=3600 * S)
     glass.give(located(insert, 2))
     glass.now += 601 * S
@@ -568,7 +568,7 @@ def test_what_is_nowhere_survives_a_long_sleep() -> None:
     assert glass.answers[call] == [RecordId(5, 0)]
 
 
-def test_errors_say_that_the_shard_recovers() -> None:
+def test_errors_state_that_the_shard_recovers() -> None:
     glass, call, insert = under_way(policy=pinned, timeout=1 * S)
     glass.give(located(insert, 2))
     homeless = glass.insert(b"y", timeout=1 * S)
@@ -582,7 +582,7 @@ def test_errors_say_that_the_shard_recovers() -> None:
     assert "[1]" in str(glass.answers[homeless])
 
 
-def test_pinned_inserts_succeed_when_their_shard_is_back() -> None:
+def test_pinned_inserts_succeed_when_their_shard_is_available_again() -> None:
     glass, _, _ = under_way(policy=pinned)
     call = glass.insert(b"y")
     glass.pass_time(4 * S)

@@ -60,7 +60,7 @@ def test_a_redirect_of_all_replicas_counts_for_every_copy() -> None:
     assert (counters.redirects, counters.moved, counters.protocol_errors) == (2, 1, 0)
 
 
-def test_a_lack_of_room_counts_for_the_copies_sent_so_far_only() -> None:
+def test_full_refusal_counts_only_for_copies_sent_so_far() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -75,7 +75,7 @@ def test_a_lack_of_room_counts_for_the_copies_sent_so_far_only() -> None:
     assert moved(glass) == [1], "one will never take it, the other none of the two copies"
 
 
-def test_a_lack_of_room_counts_for_copies_that_were_lost() -> None:
+def test_full_refusal_counts_for_lost_copies() -> None:
     glass = connected()
     glass.insert(b"x")
     glass.pass_time(8 * S)
@@ -85,7 +85,7 @@ def test_a_lack_of_room_counts_for_copies_that_were_lost() -> None:
     assert moved(glass) == [1]
 
 
-def test_an_old_lack_of_room_does_not_make_void_what_was_promised_since() -> None:
+def test_older_full_refusal_does_not_void_a_later_promise() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -95,7 +95,7 @@ def test_an_old_lack_of_room_does_not_make_void_what_was_promised_since() -> Non
     assert moved(glass) == [1]
 
 
-def test_a_redirect_that_comes_twice_is_not_that_of_two_servers() -> None:
+def test_duplicate_redirect_counts_for_one_server() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -103,7 +103,7 @@ def test_a_redirect_that_comes_twice_is_not_that_of_two_servers() -> None:
     assert not moved(glass)
 
 
-def test_a_redirect_voids_what_the_same_server_guessed() -> None:
+def test_redirect_voids_the_guess_of_the_same_server() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -113,7 +113,7 @@ def test_a_redirect_voids_what_the_same_server_guessed() -> None:
     assert moved(glass) == [1]
 
 
-def test_a_guess_that_comes_after_the_promise_is_older_than_that() -> None:
+def test_guess_that_arrives_after_its_servers_redirect_does_not_count() -> None:
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
@@ -126,7 +126,7 @@ def test_a_guess_that_comes_after_the_promise_is_older_than_that() -> None:
     assert moved(glass) == [1]
 
 
-def test_one_that_some_hold_and_some_refuse_is_repeated_until_all_agree() -> None:
+def test_unit_with_mixed_replies_is_retransmitted_until_all_agree() -> None:
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
@@ -138,7 +138,7 @@ def test_one_that_some_hold_and_some_refuse_is_repeated_until_all_agree() -> Non
     assert moved(glass) == [1]
 
 
-def test_where_the_primary_put_it_is_not_taken_back() -> None:
+def test_placement_by_the_primary_is_final() -> None:
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
@@ -149,7 +149,7 @@ def test_where_the_primary_put_it_is_not_taken_back() -> None:
     assert glass.core.counters.moved == 0
 
 
-def test_another_view_makes_void_what_was_promised_in_the_former_one() -> None:
+def test_view_change_voids_promises_of_the_older_view() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -169,7 +169,7 @@ def test_another_view_makes_void_what_was_promised_in_the_former_one() -> None:
     assert moved(glass) == [1]
 
 
-def test_a_doubt_ends_with_the_promises_of_all() -> None:
+def test_unknown_outcome_ends_with_redirects_of_all_replicas() -> None:
     glass = connected(pinned)
     call = glass.insert(b"x", timeout=1 * S)
     (insert,) = sent(glass)
@@ -184,7 +184,7 @@ def test_a_doubt_ends_with_the_promises_of_all() -> None:
     assert glass.answers[answer] == [None]
 
 
-def test_a_pinned_one_waits_at_home_and_has_a_new_identity_when_its_shard_is_back() -> None:
+def test_redirected_pinned_insert_waits_for_its_shard_with_a_new_identity() -> None:
     glass = connected(pinned)
     call = glass.insert(b"x")
     (insert,) = sent(glass)
@@ -203,7 +203,7 @@ def test_a_pinned_one_waits_at_home_and_has_a_new_identity_when_its_shard_is_bac
     assert glass.core.counters.moved == 0
 
 
-def test_a_parked_shard_is_sent_what_is_under_way_there_and_says_that_it_is_nowhere() -> None:
+def test_parked_shard_gets_units_in_flight_and_reports_them_absent() -> None:
     """A copy, or a refusal, may have been lost; the shard may be away for a minute."""
     glass = connected()
     call = glass.insert(b"x")
@@ -223,7 +223,7 @@ def test_a_parked_shard_is_sent_what_is_under_way_there_and_says_that_it_is_nowh
     assert glass.answers[call] == [RecordId(8, moved.shard)]
 
 
-def test_a_shard_that_was_recovered_and_is_parked_is_sent_what_is_under_way_there() -> None:
+def test_recovered_parked_shard_gets_units_in_flight() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -236,7 +236,7 @@ def test_a_shard_that_was_recovered_and_is_parked_is_sent_what_is_under_way_ther
         assert bool(sent(glass)) == (state == "parked")
 
 
-def test_who_is_redirected_by_a_shard_that_the_service_calls_live_does_not_hurry() -> None:
+def test_redirect_of_a_live_shard_waits_for_the_next_refresh() -> None:
     glass = connected(pinned)
     calls = [glass.insert(b"x", timeout=4 * S) for _ in range(100)]
     count = 0
@@ -253,7 +253,7 @@ def test_who_is_redirected_by_a_shard_that_the_service_calls_live_does_not_hurry
     assert all(isinstance(glass.answers[call], UnavailableError) for call in calls)
 
 
-def test_many_that_wait_at_home_cost_no_more_than_few() -> None:
+def test_many_unassigned_calls_cost_no_more_messages_than_few() -> None:
     choices: list[int] = []
 
     def policy(payload: bytes, key: bytes | None, live: Any) -> int:
@@ -293,7 +293,7 @@ def half_placed(**options: Any) -> tuple[Glass, int, list[int]]:
     return glass, call, gsns
 
 
-def test_half_a_call_waits_at_home_and_goes_on_behind_what_is_in_the_log() -> None:
+def test_partly_placed_call_waits_for_its_shard_and_continues_after_its_placed_part() -> None:
     glass, call, gsns = half_placed()
     glass.inform(placement(0, state="parked"), placement(1))
     glass.pass_time(5 * S)
@@ -311,7 +311,7 @@ def test_half_a_call_waits_at_home_and_goes_on_behind_what_is_in_the_log() -> No
     assert glass.core.counters.moved == 0
 
 
-def test_half_a_call_whose_shard_is_not_back_in_time_says_what_is_in_the_log() -> None:
+def test_partly_placed_call_reports_its_placed_part_at_the_deadline() -> None:
     glass, call, gsns = half_placed(timeout=2 * S)
     glass.inform(placement(0, state="parked"), placement(1))
     glass.pass_time(2 * S)
@@ -325,7 +325,7 @@ def test_half_a_call_whose_shard_is_not_back_in_time_says_what_is_in_the_log() -
     assert not sent(glass), "the call is over"
 
 
-def test_half_a_call_whose_shard_has_left_ends_at_once_with_what_is_in_the_log() -> None:
+def test_partly_placed_call_of_a_removed_shard_fails_at_once() -> None:
     glass, call, gsns = half_placed()
     glass.inform(placement(0, state="leaving"), placement(1))
     error = glass.answers[call]
@@ -338,7 +338,7 @@ def test_half_a_call_whose_shard_has_left_ends_at_once_with_what_is_in_the_log()
     assert not sent(glass)
 
 
-def test_half_a_call_whose_shard_is_leaving_and_had_no_room_is_sent_again() -> None:
+def test_partly_placed_call_of_a_leaving_full_shard_is_sent_again() -> None:
     glass = Glass()
     glass.connect(placement(0), placement(1))
     call = glass.insert(*[b"x"] * (2 * MAX_UNIT_RECORDS))
@@ -423,7 +423,7 @@ class ReshapedCluster(FakeCluster):
         st.tuples(st.integers(0, 400), st.integers(0, 1), st.booleans()), min_size=1, max_size=6
     ),
 )
-def test_every_record_is_there_once_however_shards_leave(
+def test_every_record_is_in_the_log_once_while_shards_leave(
     seed: int, loss: float, repetition: float, pin: bool, changes: list[tuple[int, int, bool]]
 ) -> None:
     cluster = in_a_storm(ReshapedCluster, seed, loss, repetition, pin=pin)

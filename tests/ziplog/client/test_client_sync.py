@@ -64,7 +64,7 @@ def test_sync_waits_for_all_shards_where_this_client_has_records() -> None:
     assert glass.answers[call] == RecordId(8, 1)
 
 
-def test_sync_is_asked_again_with_growing_pauses_and_at_once_in_a_new_view() -> None:
+def test_sync_is_retried_with_growing_backoff_and_at_once_in_a_new_view() -> None:
     glass = with_records()
     call = glass.call(SyncRequest(glass.until(30 * S)))
     for question in [m for _, m in glass.take(wire.Sync) if m.shard == 1]:
@@ -102,7 +102,7 @@ def test_sync_ends_at_its_deadline_and_names_the_shard() -> None:
     assert cancelled not in glass.answers
 
 
-def test_sync_covers_what_a_recovery_told() -> None:
+def test_sync_covers_inserts_that_a_recovery_placed() -> None:
     glass, call, insert = under_way()
     glass.give(located(insert, 2, [7]))
     assert call in glass.answers
@@ -111,7 +111,7 @@ def test_sync_covers_what_a_recovery_told() -> None:
     assert {m.gsn for _, m in glass.take(wire.Sync)} == {7}
 
 
-def test_sync_never_goes_back() -> None:
+def test_sync_result_never_decreases() -> None:
     """Of a record of an older view a client may hear after one that is behind it, of this view."""
     glass, lost, insert = under_way(timeout=1 * S)
     glass.pass_time(1 * S)

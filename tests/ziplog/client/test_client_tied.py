@@ -76,7 +76,7 @@ def failed(glass: Glass, call: int, *gsns: int) -> None:
     assert later.first_incomplete == later.seq, "nothing is left of it"
 
 
-def test_nothing_is_sent_while_a_later_unit_may_be_there() -> None:
+def test_nothing_is_sent_while_a_later_unit_may_be_placed() -> None:
     glass, call, units = under_way()
     assert not sent(glass)
     questions = asked(glass)
@@ -90,7 +90,7 @@ def test_nothing_is_sent_while_a_later_unit_may_be_there() -> None:
     assert {q.seq for q in asked(glass)} >= {units[-1].seq}
 
 
-def test_a_unit_that_is_nowhere_is_not_sent_behind_a_later_one() -> None:
+def test_absent_unit_is_not_sent_after_a_later_unit_was_placed() -> None:
     glass, call, (a, b, c, d) = under_way()
     glass.give(located(b, 2), located(a, 2, [3]), located(c, 2, [5]))
     glass.pass_time(1 * S)
@@ -100,14 +100,14 @@ def test_a_unit_that_is_nowhere_is_not_sent_behind_a_later_one() -> None:
     failed(glass, call, 3, 0, 5, 0)
 
 
-def test_the_order_of_the_answers_does_not_matter() -> None:
+def test_order_of_located_replies_does_not_matter() -> None:
     glass, call, (a, b, c, d) = under_way()
     glass.give(located(d, 2, [9]), located(c, 2), located(b, 2), located(a, 2))
     glass.pass_time(1)
     failed(glass, call, 0, 0, 0, 9)
 
 
-def test_all_that_is_nowhere_at_the_end_is_sent_again_in_order() -> None:
+def test_absent_last_units_are_sent_again_in_order() -> None:
     glass, call, (a, b, c, d) = under_way()
     glass.give(located(d, 2), located(b, 2, [4]), located(c, 2))
     glass.pass_time(1)
@@ -120,7 +120,7 @@ def test_all_that_is_nowhere_at_the_end_is_sent_again_in_order() -> None:
     assert glass.answers[call] == [RecordId(gsn, 0) for gsn in (3, 4, 7, 8)]
 
 
-def test_a_call_of_which_nothing_is_there_is_sent_again() -> None:
+def test_call_without_placed_units_is_sent_again() -> None:
     glass, call, units = under_way()
     glass.give(*(located(unit, 2) for unit in reversed(units)))
     glass.pass_time(1)
@@ -130,7 +130,7 @@ def test_a_call_of_which_nothing_is_there_is_sent_again() -> None:
     assert glass.answers[call] == [RecordId(gsn, 0) for gsn in (7, 8, 9, 10)]
 
 
-def test_a_first_unit_that_nothing_is_behind_need_not_be_asked_for() -> None:
+def test_first_unit_without_later_units_is_not_located() -> None:
     glass, call, (a, b) = under_way(PAYLOADS[:2])
     glass.give(located(b, 2))
     glass.pass_time(1)
@@ -138,7 +138,7 @@ def test_a_first_unit_that_nothing_is_behind_need_not_be_asked_for() -> None:
     assert call not in glass.answers
 
 
-def test_acks_of_the_former_view_count() -> None:
+def test_acks_of_the_older_view_count() -> None:
     """All replicas of a view held it: so it is in every later one, and nothing before it may be."""
     glass, call, (a, b) = under_way(PAYLOADS[:2])
     glass.give(*placed(b, 6))
@@ -148,7 +148,7 @@ def test_acks_of_the_former_view_count() -> None:
     failed(glass, call, 0, 6)
 
 
-def test_an_ack_of_the_former_view_may_be_the_last_word() -> None:
+def test_ack_of_the_older_view_may_complete_a_call() -> None:
     glass, call, (a, b) = under_way(PAYLOADS[:2])
     glass.give(located(a, 2))
     glass.pass_time(1)
@@ -181,7 +181,7 @@ def test_the_second_recovery_is_like_the_first() -> None:
     failed(glass, call, 0, 9)
 
 
-def test_more_of_a_call_goes_out_once_it_is_known_what_is_there() -> None:
+def test_blocked_call_continues_once_its_placed_units_are_known() -> None:
     glass = connected(pinned)
     call = glass.insert(*[bytes(200_000)] * 30)
     units = sent(glass)
@@ -209,7 +209,7 @@ def test_more_of_a_call_goes_out_once_it_is_known_what_is_there() -> None:
     assert len(glass.answers[call]) == 30
 
 
-def test_at_the_deadline_it_is_in_doubt_and_never_sent() -> None:
+def test_blocked_call_has_an_unknown_outcome_at_its_deadline() -> None:
     glass, call, (a, b, c) = under_way(PAYLOADS[:3], timeout=2 * S)
     glass.give(located(b, 2), located(c, 2, [5]))
     glass.pass_time(3 * S)
@@ -228,7 +228,7 @@ def test_calls_of_one_unit_are_sent_at_once() -> None:
     assert (again.seq, again.view) == (single.seq, 2)
 
 
-def test_what_all_replicas_refused_need_not_be_asked_for() -> None:
+def test_unit_that_all_replicas_refused_is_not_located() -> None:
     glass = connected(pinned)
     call = glass.insert(*PAYLOADS[:2])
     a, b = sent(glass)
@@ -243,7 +243,7 @@ def test_what_all_replicas_refused_need_not_be_asked_for() -> None:
     assert call not in glass.answers
 
 
-def test_a_call_that_went_to_another_shard_is_tied_no_longer() -> None:
+def test_rerouted_call_is_not_blocked() -> None:
     glass = connected()
     call = glass.insert(*PAYLOADS[:2])
     a, b = sent(glass)

@@ -93,7 +93,7 @@ def test_a_unit_that_was_sent_twice_gives_a_sample_only_if_the_copy_is_known() -
     assert first.seq != again.seq
 
 
-def test_nothing_is_sent_again_while_others_are_settled() -> None:
+def test_nothing_is_retransmitted_while_acks_of_other_units_arrive() -> None:
     glass = connected(pinned)
     for _ in range(40):
         glass.insert(b"x", timeout=60 * S)
@@ -104,7 +104,7 @@ def test_nothing_is_sent_again_while_others_are_settled() -> None:
     assert glass.core.counters.retries == 0
 
 
-def test_what_a_server_passed_over_is_sent_again() -> None:
+def test_unit_that_a_server_passed_over_is_retransmitted() -> None:
     glass = connected(pinned)
     glass.insert(b"lost", timeout=60 * S)
     (lost,) = sent(glass)
@@ -117,7 +117,7 @@ def test_what_a_server_passed_over_is_sent_again() -> None:
     assert glass.core.counters.retries >= 1
 
 
-def test_of_many_that_may_be_in_a_queue_one_is_sent_again() -> None:
+def test_one_of_many_possibly_queued_units_is_retransmitted() -> None:
     glass = connected(pinned)
     for _ in range(100):
         glass.insert(b"x", timeout=60 * S)

@@ -132,8 +132,8 @@ def views_do_not_matter() -> Iterator[None]:
         return accepts(state, route, _replace(message, view=state.view))
 
     def acked(self: Inserts, ack: wire.InsertAck) -> None:
-        lane = self.lanes.get(ack.shard)
-        unit = lane.unsettled.get(ack.seq) if lane is not None else None
+        window = self.windows.get(ack.shard)
+        unit = window.inflight.get(ack.seq) if window is not None else None
         on_ack(self, _replace(ack, view=unit.message.view) if unit is not None else ack)
 
     def is_mine(self: Replica, message: Any) -> bool:

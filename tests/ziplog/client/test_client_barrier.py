@@ -1,4 +1,4 @@
-"""How far any reader is at most (docs/protocol.md, section 7)."""
+"""Read barriers: an upper bound of all readers (docs/protocol.md, section 7)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ziplog.core.view import run_of
 from ziplog.errors import ClosedError, DeadlineError
 
 
-class Asker(Reader):
+class BarrierReader(Reader):
     """A reader of shard 0, which owns odd positions, and shard 1, which owns even ones."""
 
     def ask(self, timeout: int = S) -> int:
@@ -25,29 +25,29 @@ class Asker(Reader):
         self.give(wire.TailReply(CLUSTER, tail.shard, view, server, tail.request, 900, 900, 0, end))
 
 
-def behind() -> Asker:
-    """Return a reader for which shard 1 is behind."""
-    glass = Asker()
+def slow_shard_reader() -> BarrierReader:
+    """Return a subscription with shard 1 as the slowest shard."""
+    glass = BarrierReader()
     glass.deliver(0, 1, 9)
     glass.deliver(1, 1, 4)
     return glass
 
 
 def test_slowest_shard_bounds_all_readers_by_its_next_position() -> None:
-    glass = behind()
+    glass = slow_shard_reader()
     call = glass.ask()
     questions = glass.questions()
     assert sorted(questions) == ["s1r0:1", "s1r1:1"]
     glass.answer(questions["s1r0:1"], 0, 21)
     assert call not in glass.answers, "one that was replaced may answer, too, but not all can"
     glass.answer(questions["s1r1:1"], 1, 17)
-    # 17 is shard 0's. The backup has 18 not even decided: no reader was ever given it.
+    # Shard 0 owns 17. The backup has not even decided 18, so no reader has passed it.
     assert glass.answers.pop(call) == 18
     assert not glass.core._barriers.waiting
 
 
 def test_barrier_needs_replies_of_all_replicas_in_the_newest_known_view() -> None:
-    glass = behind()
+    glass = slow_shard_reader()
     call = glass.ask()
     tail = glass.questions()["s1r0:1"]
     glass.answer(tail, 0, 5)
@@ -58,7 +58,7 @@ def test_barrier_needs_replies_of_all_replicas_in_the_newest_known_view() -> Non
 
 
 def test_reply_of_an_earlier_round_is_ignored() -> None:
-    glass = behind()
+    glass = slow_shard_reader()
     call = glass.ask()
     first = glass.questions()["s1r0:1"]
     glass.answer(first, 0, 5)
@@ -73,8 +73,10 @@ def test_reply_of_an_earlier_round_is_ignored() -> None:
 
 
 def test_shard_without_known_later_positions_gives_no_bound() -> None:
-    """Its end is where it left, maybe: others may have gone on, and readers with them."""
-    glass = Asker(leases=[run_of(lease([0, 1], size=10)), run_of(lease([0], 2, 11, size=100))])
+    """Its end may be where it left the leases; other shards and readers may have continued."""
+    glass = BarrierReader(
+        leases=[run_of(lease([0, 1], size=10)), run_of(lease([0], 2, 11, size=100))]
+    )
     glass.deliver(0, 1, 9)
     glass.deliver(1, 1, 4)
     call = glass.ask()
@@ -82,7 +84,7 @@ def test_shard_without_known_later_positions_gives_no_bound() -> None:
     glass.answer(tail, 0, 11)
     glass.answer(tail, 1, 11)
     assert call not in glass.answers
-    # It has left: the next round asks the other shard.
+    # It has left the leases: the next round asks the other shard.
     glass.deliver(1, 4, 11)
     glass.pass_time(30 * MS)
     questions: dict[str, Any] = glass.questions()
@@ -93,7 +95,7 @@ def test_shard_without_known_later_positions_gives_no_bound() -> None:
 
 
 def test_barrier_is_retried_until_its_deadline() -> None:
-    glass = behind()
+    glass = slow_shard_reader()
     call = glass.ask(S)
     glass.questions()
     glass.pass_time(500 * MS)
@@ -106,7 +108,7 @@ def test_barrier_is_retried_until_its_deadline() -> None:
 
 
 def test_refused_barrier_refreshes_the_placements() -> None:
-    glass = behind()
+    glass = slow_shard_reader()
     glass.pass_time(S)
     glass.questions()
     glass.ask()
@@ -121,7 +123,7 @@ def test_refused_barrier_refreshes_the_placements() -> None:
 
 
 def test_barrier_of_a_closed_subscription_fails() -> None:
-    glass = behind()
+    glass = slow_shard_reader()
     waiting = glass.ask()
     glass.call(UnsubscribeRequest(glass.until(), glass.subscription))
     late = glass.ask()
@@ -131,7 +133,7 @@ def test_barrier_of_a_closed_subscription_fails() -> None:
 
 
 def test_cancelled_barrier_gets_no_result() -> None:
-    glass = behind()
+    glass = slow_shard_reader()
     call = glass.ask()
     tail = glass.questions()["s1r0:1"]
     glass.cancel(call)

@@ -37,8 +37,8 @@ def _log(cluster: ServedCluster) -> Iterator[ziplog.Log]:
 
 
 @pytest.fixture(autouse=True)
-def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for the driver role must be given it; looking now and then is not enough."""
+def _no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make polling so rare that a waiting thread must be handed the driver role."""
     monkeypatch.setattr(blocking_engine, "_POLL_S", 3600.0)
 
 
@@ -321,7 +321,7 @@ def test_ctrl_c_leaves_the_client_usable(
             cluster.silent.clear()
             log.insert_after(b"y")
             log._core.check()
-            assert not log._core._inserts.waiting, "the core still thinks that somebody waits"
+            assert not log._core._inserts.waiting, "a finished call is still pending"
         if driving is not None:
             assert len(driving.result(10)) == 20
     assert not log._engine._tickets

@@ -1,4 +1,4 @@
-"""What reads in bulk, on real sockets: the blocking and the asyncio API."""
+"""Bulk reads on real sockets: the blocking and the asyncio API."""
 
 from __future__ import annotations
 

@@ -36,15 +36,15 @@ def with_log(cluster: ServedCluster, test: Callable[[AsyncLog], Awaitable[None]]
     asyncio.run(main())
 
 
-async def settle(log: AsyncLog) -> None:
-    """Assert that nothing of former calls is left anywhere."""
+async def assert_nothing_open(log: AsyncLog) -> None:
+    """Assert that earlier calls left nothing open."""
     gc.collect(0)
     await log.check_tail()
     core = log._core
     core.check()
     assert not core._subscriptions._open, "a subscription was left open"
     assert not core._scans._open, "a scan was left open"
-    assert not core._is_waiting(), "the core still waits for somebody"
+    assert not core._is_waiting(), "a call is still pending"
     assert not log._engine._futures
 
 
@@ -81,7 +81,7 @@ def test_a_subscription_loses_and_repeats_nothing(cluster: ServedCluster, read: 
 
         async def check() -> None:
             assert [record.rid for record in got] == rids[:-1]
-            await settle(log)
+            await assert_nothing_open(log)
 
         assert await cancelled(run, check) >= 2 * _COUNT
 
@@ -106,7 +106,7 @@ def test_a_scan_loses_and_repeats_nothing(cluster: ServedCluster) -> None:
 
         async def check() -> None:
             assert gsns == [rid.gsn for rid in rids]
-            await settle(log)
+            await assert_nothing_open(log)
 
         assert await cancelled(run, check) >= 4
 
@@ -121,7 +121,7 @@ def test_a_subscription_that_is_being_opened_is_not_left_open(cluster: ServedClu
             with suppress(asyncio.CancelledError):
                 await step(log.scan(0, 1, 10))
 
-        assert await cancelled(run, lambda: settle(log)) >= 4
+        assert await cancelled(run, lambda: assert_nothing_open(log)) >= 4
 
     with_log(cluster, test)
 
@@ -137,7 +137,7 @@ def test_cancelled_insert_is_in_the_log_at_most_once(cluster: ServedCluster) -> 
                     await step(log.insert_after(begun[-1]))
                     done.append(begun[-1])
 
-        assert await cancelled(run, lambda: settle(log)) >= 4
+        assert await cancelled(run, lambda: assert_nothing_open(log)) >= 4
         found = [record.payload async for record in log.subscribe(follow=False)]
         assert len(found) == len(set(found))
         assert set(done) <= set(found) <= set(begun)

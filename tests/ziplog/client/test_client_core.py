@@ -1,4 +1,4 @@
-"""What is under the calls: the service, routes, tails, trims, leases; and random input."""
+"""Membership requests, routes, tails, trims and leases of the client node; and random input."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ def test_later_requests_go_to_the_leader_and_follow_it() -> None:
     glass = Glass(endpoints=["a:1", "b:2"])
     glass.connect(placement(0))
     call = glass.call(StatusRequest(glass.until()))
-    [(name, question)] = glass.take(wire.StatusQuery)
+    [(name, request)] = glass.take(wire.StatusQuery)
     assert name == SERVICE
-    glass.give(wire.NotLeader(CLUSTER, question.request, "new:3"))
+    glass.give(wire.NotLeader(CLUSTER, request.request, "new:3"))
     [(name, again)] = glass.take(wire.StatusQuery)
-    assert (name, again.request) == ("new:3", question.request)
-    glass.give(wire.NotLeader(CLUSTER, question.request, SERVICE))
+    assert (name, again.request) == ("new:3", request.request)
+    glass.give(wire.NotLeader(CLUSTER, request.request, SERVICE))
     assert not glass.take(wire.StatusQuery), "two nodes send us to and fro"
     glass.pass_time(150 * MS)
     assert {name for name, _ in glass.take(wire.StatusQuery)} >= {SERVICE, "new:3", "a:1", "b:2"}
-    glass.give(wire.StatusReply(CLUSTER, question.request, b"{}"))
+    glass.give(wire.StatusReply(CLUSTER, request.request, b"{}"))
     assert glass.answers[call] == b"{}"
 
 
@@ -143,9 +143,9 @@ def tailing(deadline: int = 10 * S) -> tuple[Glass, int]:
     glass = Glass()
     glass.connect(placement(0), placement(1))
     call = glass.call(TailRequest(glass.until(deadline)))
-    question = glass.take(wire.LeaseQuery)[-1][1]
+    request = glass.take(wire.LeaseQuery)[-1][1]
     known = [placement(0), placement(1), placement(2)]
-    glass.give(wire.LeaseHistory(CLUSTER, question.request, [], known, 0))
+    glass.give(wire.LeaseHistory(CLUSTER, request.request, [], known, 0))
     return glass, call
 
 
@@ -177,7 +177,7 @@ def test_the_tail_of_an_empty_log() -> None:
 
 def test_tail_replies_of_two_views_do_not_count() -> None:
     glass, call = tailing(2 * S)
-    assert glass.core.waiting_for == [], "nobody is late yet"
+    assert glass.core.waiting_for == [], "no replica is late yet"
     for name, message in glass.take(wire.Tail):
         view = 2 if name == "s1r0:1" else 1
         glass.give(tail_reply(message, int(name[3]), 5, view))
@@ -191,7 +191,7 @@ def test_tail_replies_of_two_views_do_not_count() -> None:
 
 
 def test_tail_query_waits_for_a_recovering_shard_and_its_new_view() -> None:
-    """All replicas in one view suffice, although the service still calls it the old one."""
+    """All replicas in one view suffice, although the service still names the old view."""
     glass, call = tailing()
     glass.core._routing.learn([placement(2, state="recovering")])
     for name, message in glass.take(wire.Tail):
@@ -299,7 +299,7 @@ def runs_of(leases: list[Any]) -> list[LeaseRun]:
     return runs
 
 
-# --- anything a peer may send ---
+# --- random messages ---
 
 TYPES = [
     wire.InsertAck, wire.Refused, wire.ReadReply, wire.Deliver, wire.Trimmed, wire.Frontier,
@@ -328,8 +328,8 @@ def test_no_message_breaks_a_client(data: st.DataObject) -> None:
     glass = Glass()
     glass.connect(placement(0), placement(1), leases=[run_of(lease([0, 1]))])
     subscription = glass.call(SubscribeRequest(glass.until(), RecordId(1, 0), True))
-    question = glass.take(wire.LeaseQuery)[-1][1]
-    glass.give(wire.LeaseHistory(CLUSTER, question.request, [run_of(lease([0, 1]))], [], 0))
+    request = glass.take(wire.LeaseQuery)[-1][1]
+    glass.give(wire.LeaseHistory(CLUSTER, request.request, [run_of(lease([0, 1]))], [], 0))
     requests = [
         ReadRequest(glass.until(), RecordId(3, 0)),
         TailRequest(glass.until()),

@@ -1,4 +1,4 @@
-"""Which shards own positions of a range, and where epochs begin (docs/protocol.md, 3 and 14)."""
+"""Extents: the owners of a range, and its epochs (docs/protocol.md, sections 3 and 14)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ziplog.errors import ConfigError, DeadlineError, NoSuchRecordError, Trimmed
 
 
 def history(*members: tuple[int, ...], epochs: int = 3, size: int = 10) -> list[LeaseRun]:
-    """Return one run for each change of members; equal ones in a row are one."""
+    """Return one run per change of members; equal ones in a row are one."""
     runs: list[LeaseRun] = []
     for shards in members:
         made = lease(shards)
@@ -33,12 +33,12 @@ def history(*members: tuple[int, ...], epochs: int = 3, size: int = 10) -> list[
     return runs
 
 
-def ask(glass: Glass, start: int, stop: int | None) -> int:
+def start_query(glass: Glass, start: int, stop: int | None) -> int:
     return glass.call(ExtentsRequest(glass.until(), start, stop))
 
 
-def tell(glass: Glass, runs: list[LeaseRun], trim: int = 0) -> int:
-    """Answer the open question about leases; returns from which gsn on it was."""
+def reply_leases(glass: Glass, runs: list[LeaseRun], trim: int = 0) -> int:
+    """Reply to the open lease request; return the gsn that it asked for."""
     question = glass.take(wire.LeaseQuery)[-1][1]
     known = [placement(0), placement(1)]
     glass.give(wire.LeaseHistory(CLUSTER, question.request, runs, known, trim))
@@ -128,21 +128,23 @@ def test_trimmed_leases_are_distinguished_from_unknown_positions() -> None:
 
 def test_leases_are_asked_for_until_they_reach_the_end_of_the_range() -> None:
     glass, runs = connected(), history((0,), (0, 1), (1,))
-    call = ask(glass, 5, 61)
-    assert tell(glass, runs[:1]) == 4, "the position before: it was given out if the log ends here"
+    call = start_query(glass, 5, 61)
+    assert reply_leases(glass, runs[:1]) == 4, (
+        "the position before: it was given out if the log ends here"
+    )
     assert not glass.answers
-    assert tell(glass, runs[1:2]) == 31
+    assert reply_leases(glass, runs[1:2]) == 31
     assert glass.answers[call].shards == [Extent(0, 5, 61), Extent(1, 31, 61)]
     assert glass.answers[call].end == 61
 
 
 def test_without_an_end_they_are_asked_for_until_there_are_no_more() -> None:
     glass, runs = connected(), history((0,), (0, 1))
-    call = ask(glass, 1, None)
-    assert tell(glass, runs[:1], trim=3) == 1
-    tell(glass, runs[1:], trim=3)
+    call = start_query(glass, 1, None)
+    assert reply_leases(glass, runs[:1], trim=3) == 1
+    reply_leases(glass, runs[1:], trim=3)
     assert not glass.answers
-    assert tell(glass, [], trim=4) == 61
+    assert reply_leases(glass, [], trim=4) == 61
     found = glass.answers[call]
     assert (found.trim, found.end) == (4, 61)
     assert found.shards == [Extent(0, 4, 61), Extent(1, 31, 61)]
@@ -151,9 +153,9 @@ def test_without_an_end_they_are_asked_for_until_there_are_no_more() -> None:
 @pytest.mark.parametrize(("start", "stop"), [(1, 32), (31, 32), (32, None)])
 def test_range_without_owners_is_refused(start: int, stop: int | None) -> None:
     glass = connected()
-    call = ask(glass, start, stop)
-    tell(glass, history((0,)))
-    tell(glass, [])
+    call = start_query(glass, start, stop)
+    reply_leases(glass, history((0,)))
+    reply_leases(glass, [])
     error = glass.answers[call]
     assert isinstance(error, NoSuchRecordError)
     assert "a position from 31 on" in str(error)
@@ -161,10 +163,10 @@ def test_range_without_owners_is_refused(start: int, stop: int | None) -> None:
 
 def test_start_after_all_leases_is_refused() -> None:
     glass = connected()
-    call = ask(glass, 40, None)
-    assert tell(glass, []) == 39
-    assert tell(glass, history((0,))) == 1, "where the log ends, to say so"
-    tell(glass, [])
+    call = start_query(glass, 40, None)
+    assert reply_leases(glass, []) == 39
+    assert reply_leases(glass, history((0,))) == 1, "where the log ends, to say so"
+    reply_leases(glass, [])
     error = glass.answers[call]
     assert isinstance(error, NoSuchRecordError)
     assert "a position from 31 on" in str(error)
@@ -172,27 +174,27 @@ def test_start_after_all_leases_is_refused() -> None:
 
 def test_log_without_leases_refuses_every_start_but_the_first() -> None:
     glass = connected()
-    call = ask(glass, 40, None)
-    tell(glass, [])
-    tell(glass, [])
+    call = start_query(glass, 40, None)
+    reply_leases(glass, [])
+    reply_leases(glass, [])
     assert "a position from 1 on" in str(glass.answers[call])
 
 
 def test_the_end_of_the_log_is_a_range_without_positions() -> None:
     glass = connected()
-    call = ask(glass, 31, None)
-    assert tell(glass, history((0,))) == 30
-    tell(glass, [])
+    call = start_query(glass, 31, None)
+    assert reply_leases(glass, history((0,))) == 30
+    reply_leases(glass, [])
     assert glass.answers[call].shards == []
-    call = ask(glass, 1, None)
-    tell(glass, [])
-    tell(glass, [])
+    call = start_query(glass, 1, None)
+    reply_leases(glass, [])
+    reply_leases(glass, [])
     assert glass.answers[call].shards == []
 
 
 def test_a_service_that_is_silent_is_asked_again_until_the_deadline() -> None:
     glass = connected()
-    call = ask(glass, 1, 5)
+    call = start_query(glass, 1, 5)
     glass.pass_time(1 * S)
     assert len({m.request for _, m in glass.take(wire.LeaseQuery)}) == 1, "the same question"
     glass.pass_time(9 * S)
@@ -204,7 +206,7 @@ def test_a_service_that_is_silent_is_asked_again_until_the_deadline() -> None:
 
 def test_cancelled_extents_call_sends_no_request() -> None:
     glass = connected()
-    call = ask(glass, 1, 5)
+    call = start_query(glass, 1, 5)
     glass.cancel(call)
     glass.sent.clear()
     glass.pass_time(500 * MS)
@@ -215,8 +217,8 @@ def test_cancelled_extents_call_sends_no_request() -> None:
 def test_placements_of_the_answer_are_learned() -> None:
     glass = Glass()
     glass.connect(placement(0))
-    ask(glass, 1, 5)
-    tell(glass, history((0,)))
+    start_query(glass, 1, 5)
+    reply_leases(glass, history((0,)))
     routing: Any = glass.core._routing
     assert routing.shards == [0, 1]
 

@@ -1,4 +1,4 @@
-"""A unit that servers cannot tell from one that they forgot (docs/protocol.md, 4, rule 13)."""
+"""Units that servers cannot distinguish from forgotten ones (docs/protocol.md, 4, rule 13)."""
 
 from __future__ import annotations
 
@@ -143,6 +143,6 @@ def test_locate_carries_the_decided_position_of_the_unit() -> None:
     (insert,) = sent(glass)
     glass.give(refused(insert, 0, "not-ready"))
     glass.pass_time(100 * MS)
-    questions = [question for _, question in glass.take(wire.Locate)]
-    assert questions
-    assert all(question.since == insert.since for question in questions)
+    requests = [request for _, request in glass.take(wire.Locate)]
+    assert requests
+    assert all(request.since == insert.since for request in requests)

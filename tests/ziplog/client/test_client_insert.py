@@ -160,7 +160,7 @@ def test_many_payloads_become_chained_units_and_results_keep_their_order() -> No
 def test_unit_ranges_cover_all_payloads_within_their_limits(
     sizes: list[int], *, has_keys: bool
 ) -> None:
-    """The sizes are of payloads, or half of each is that of a key."""
+    """The sizes are of payloads, or half of each size is that of a key."""
     of_keys = [size // 2 if has_keys else 0 for size in sizes]
     zeros = memoryview(bytes(400_000))
     payloads = [zeros[: size - of_key] for size, of_key in zip(sizes, of_keys, strict=True)]
@@ -234,7 +234,7 @@ def test_a_refused_insert_goes_to_another_shard_under_a_new_identity(
     "code", ["not-ready", "wrong-view", "wrong-shard", "wrong-cluster", "full"]
 )
 def test_refusal_without_a_promise_does_not_reroute(code: wire.RefusalCode) -> None:
-    """The same copy may have come before, or come again, when the server takes records."""
+    """The same copy may have arrived before, or arrive again, when the server accepts records."""
     glass = connected(shards=2)
     call = glass.insert(b"x", timeout=1 * S)
     insert = sent_insert(glass)
@@ -447,7 +447,7 @@ def test_cancelled_insert_is_retransmitted_until_its_outcome_is_known() -> None:
     assert glass.core.counters.inserts == 1
 
 
-# --- over a network that cannot be trusted ---
+# --- over a faulty network ---
 
 
 @settings(max_examples=40)

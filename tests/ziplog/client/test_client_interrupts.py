@@ -1,4 +1,4 @@
-"""A signal's handler raises at every step of the blocking client: nothing is lost or left over."""
+"""A signal handler raises at every step of the blocking client: nothing is lost or left over."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def _log() -> Iterator[ziplog.Log]:
         yield log
 
 
-def settle(log: ziplog.Log) -> None:
-    """Assert that nothing of former calls is left anywhere."""
+def assert_nothing_open(log: ziplog.Log) -> None:
+    """Assert that earlier calls left nothing open."""
     gc.collect(0)
     log.check_tail()
     core = log._core
     core.check()
     assert not core._subscriptions._open, "a subscription was left open"
     assert not core._scans._open, "a scan was left open"
-    assert not core._is_waiting(), "the core still waits for somebody"
+    assert not core._is_waiting(), "a call is still pending"
     assert not log._engine._tickets
     assert not log._engine._waiting_threads
     assert not log._engine._incoming
@@ -49,7 +49,7 @@ def settle(log: ziplog.Log) -> None:
 
 
 class Reading:
-    """A reader that goes on behind every exception."""
+    """A reader that continues after every exception."""
 
     def __init__(self, log: ziplog.Log, rids: list[RecordId], step: Any) -> None:
         self._log, self._rids, self._step = log, rids, step
@@ -85,7 +85,7 @@ class Reading:
 
     def check(self) -> None:
         assert self.got == self._rids
-        settle(self._log)
+        assert_nothing_open(self._log)
 
 
 def _by_next(subscription: Subscription) -> list[Record]:
@@ -123,7 +123,7 @@ def test_a_scan_loses_and_repeats_nothing(log: ziplog.Log) -> None:
 
     def check() -> None:
         assert gsns == [rid.gsn for rid in rids]
-        settle(log)
+        assert_nothing_open(log)
 
     assert interrupted(run, check) > 100
 
@@ -144,7 +144,7 @@ def test_interrupted_insert_is_in_the_log_at_most_once(log: ziplog.Log) -> None:
                 log.insert_after(payload)
                 done.append(payload)
 
-    assert interrupted(run, lambda: settle(log)) > 100
+    assert interrupted(run, lambda: assert_nothing_open(log)) > 100
     found = _payloads(log)
     assert len(set(found)) == len(found)
     assert set(done) <= set(found) <= set(begun)
@@ -162,7 +162,7 @@ def test_futures_complete_once_despite_interruptions(log: ziplog.Log) -> None:
             with suppress(Struck):
                 future = log.insert_nowait(payload)
             while future is not None and payload not in done:
-                # CPython's own `Condition.wait` raises RuntimeError when it was interrupted.
+                # CPython's own `Condition.wait` raises RuntimeError after an interruption.
                 with suppress(Struck, RuntimeError):
                     future.result(10)
                     done.append(payload)
@@ -173,7 +173,7 @@ def test_futures_complete_once_despite_interruptions(log: ziplog.Log) -> None:
     def check() -> None:
         assert log._engine._futures.open == 0
         assert log._engine._futures._bytes == 0
-        settle(log)
+        assert_nothing_open(log)
 
     assert interrupted(run, check) > 100
     found = _payloads(log)

@@ -1,4 +1,4 @@
-"""What a reader knows of leases, also of very many (docs/protocol.md, section 7)."""
+"""The lease map of a reader, also with very many leases (docs/protocol.md, section 7)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Member, run_of
 
 
 def history(choices: list[int]) -> list[LeaseRun]:
-    """Return runs of one lease each, whose members the bits of the numbers name."""
+    """Return runs of one lease each; the bits of each number name its members."""
     runs: list[LeaseRun] = []
     for number, bits in enumerate(choices):
         members = tuple(Member(shard, 1, 1) for shard in range(4) if bits >> shard & 1)

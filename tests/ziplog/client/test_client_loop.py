@@ -1,4 +1,4 @@
-"""How the event loop is told that something came, without any network."""
+"""Readable events of the asyncio engine, without a network."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ REQUEST = TailRequest(NEVER)
 
 
 class Fake:
-    """An engine, and its transport and core: what came stands in `frames`; `sign` makes readable.
+    """An engine with its transport and node; `frames` holds arrivals, `sign` makes it readable.
 
-    As libzmq's, its descriptor stays readable until somebody receives in vain, or waits.
+    As with libzmq, its descriptor stays readable until a receive finds nothing, or until `wait`.
     """
 
     def __init__(self, _core: Any, answer: Callable[[int, Any], None], **_: Any) -> None:
@@ -29,7 +29,7 @@ class Fake:
         self.core = self.transport = self
         self.frames: list[int] = []
         self.received = self.batches = self.waits = 0
-        #: What comes while a request is sent, or while `wait` looks, without a sign.
+        #: Frames that arrive during a send, or during `wait`, without an event.
         self.on_submit: list[int] = []
         self.on_wait: list[int] = []
         self._read, self._write = os.pipe2(os.O_NONBLOCK)
@@ -106,7 +106,7 @@ def test_send_without_arrivals_receives_nothing() -> None:
         driver.submit(REQUEST)
         await rounds()
         assert (engine.received, engine.waits) == (0, 0)
-        # The core acts on what was submitted, nevertheless.
+        # The node still acts on the submitted request.
         assert engine.batches == 1
 
     run(body)

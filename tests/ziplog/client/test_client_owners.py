@@ -1,4 +1,4 @@
-"""What a caller leaves without closing it ends by itself: subscriptions, scans, whole clients."""
+"""Abandoned subscriptions, scans and clients are closed when they are garbage-collected."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _log(cluster: ServedCluster) -> Iterator[ziplog.Log]:
         yield log
 
 
-def left(log: Any) -> tuple[int, int, int]:
-    """Return what a client has open after its next call: in the core, and owners."""
+def open_counts(log: Any) -> tuple[int, int, int]:
+    """Return the numbers of open subscriptions, scans and owners after the next call."""
     core = log._core
     owners = log._engine.owners
     return len(core._subscriptions._open), len(core._scans._open), len(owners)
@@ -65,8 +65,8 @@ def test_loop_to_the_end_leaves_nothing_open(cluster: ServedCluster, log: ziplog
             break
         for _units in log.scan(0, 1, 6):
             pass
-        assert left(log)[:2] == (0, 0)
-    wait_until(lambda: ended(cluster), "the servers were told")
+        assert open_counts(log)[:2] == (0, 0)
+    wait_until(lambda: ended(cluster), "the servers got an Unsubscribe")
 
 
 def test_finished_iterator_is_closed_although_it_is_referenced(log: ziplog.Log) -> None:
@@ -76,7 +76,7 @@ def test_finished_iterator_is_closed_although_it_is_referenced(log: ziplog.Log) 
     assert fetched.fetch() == []
     scan = log.scan(0, 1, 6)
     assert list(scan)
-    assert left(log) == (0, 0, 0)
+    assert open_counts(log) == (0, 0, 0)
     assert subscription.position == fetched.position
     assert list(subscription) == fetched.fetch() == list(scan) == []
 
@@ -88,20 +88,20 @@ def test_abandoned_loop_leaves_nothing_open(cluster: ServedCluster, log: ziplog.
         for _units in log.scan(0, 1, 60):
             break
         log.check_tail()
-        assert left(log) == (0, 0, 0)
-    wait_until(lambda: ended(cluster), "the servers were told")
+        assert open_counts(log) == (0, 0, 0)
+    wait_until(lambda: ended(cluster), "the servers got an Unsubscribe")
 
 
 def test_iterator_that_failed_to_open_leaves_nothing_open(log: ziplog.Log) -> None:
     log.trim(log.check_tail())
-    # (What `pytest.raises` gives would keep them alive.)
+    # (The result of `pytest.raises` would keep them alive.)
     with contextlib.suppress(ziplog.TrimmedError):
         pytest.fail(f"{log.subscribe()} was opened")
     with contextlib.suppress(ziplog.ConfigError):
         pytest.fail(f"{log.scan(7, 1, 2)} was opened")
     gc.collect()  # a traceback may hold them in a cycle
     log.check_tail()
-    assert left(log) == (0, 0, 0)
+    assert open_counts(log) == (0, 0, 0)
 
 
 def test_iterator_in_a_cycle_is_closed_when_another_thread_collects_it(log: ziplog.Log) -> None:
@@ -112,7 +112,7 @@ def test_iterator_in_a_cycle_is_closed_when_another_thread_collects_it(log: zipl
     collecting.start()
     collecting.join()
     log.check_tail()
-    assert left(log) == (0, 0, 0)
+    assert open_counts(log) == (0, 0, 0)
 
 
 def test_changes_to_a_fetched_list_do_not_affect_the_subscription(log: ziplog.Log) -> None:
@@ -138,10 +138,10 @@ def test_asyncio_iterators_leave_nothing_open(cluster: ServedCluster) -> None:
                 never = log.subscribe()
                 del never
                 await log.check_tail()
-                assert left(log) == (0, 0, 0)
+                assert open_counts(log) == (0, 0, 0)
 
     asyncio.run(main())
-    wait_until(lambda: ended(cluster), "the servers were told")
+    wait_until(lambda: ended(cluster), "the servers got an Unsubscribe")
 
 
 def descriptors() -> int:
@@ -205,7 +205,7 @@ def test_background_thread_starts_again(cluster: ServedCluster, log: ziplog.Log)
 
 
 def in_child(act: Any) -> str:
-    """Return what `act` returned in a forked child."""
+    """Return the result of `act` in a forked child."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -256,7 +256,7 @@ def test_shield_follows_changes_of_signal_handlers(log: ziplog.Log) -> None:
         seen.append("second")
 
     def first(*_: object) -> None:
-        # As a handler that is to run once does.
+        # As a handler that runs only once does.
         signal.signal(signal.SIGUSR2, second)
         seen.append("first")
 
@@ -275,7 +275,7 @@ def test_shield_follows_changes_of_signal_handlers(log: ziplog.Log) -> None:
         seen.clear()
         log.insert_after(b"x")
         assert seen == ["second"]
-        # One that was left behind, as a handler raised in the middle: it stands for the other.
+        # A replacement that an exception left in place; it runs the original handler.
         signal.signal(signal.SIGUSR2, SHIELD._note)
         signal.raise_signal(signal.SIGUSR2)
         assert seen == ["second", "second"]

@@ -114,7 +114,7 @@ def test_not_yet_counts_after_all_replicas_replied_in_the_primarys_view(
     [{"answer": "unknown"}, {"answer": "not-yet", "view": 2}, {"answer": "record", "view": 2}],
 )
 def test_not_yet_of_a_replaced_primary_does_not_count(survivor: dict[str, Any]) -> None:
-    """It may be the last to learn that it is none any more."""
+    """A replaced primary may be the last server to learn of the new view."""
     glass, _ = reading()
     _, read = asked(glass)
     glass.give(reply(read, 0, "not-yet", stable=False))
@@ -231,7 +231,7 @@ def test_single_silent_replica_is_asked_again() -> None:
 
 
 def test_silent_replicas_are_asked_with_growing_intervals() -> None:
-    """A server that is slow because it is asked much is not asked much more."""
+    """A server that is slow under load does not get much more load."""
     glass, _ = reading()
     times = []
     for at in range(0, 9_900, 10):
@@ -319,7 +319,7 @@ def test_recovering_replicas_are_asked_again_with_the_others() -> None:
     glass.give(reply(read, 0, "unknown", stable=False))
     assert asked(glass)[0] == ["s0r0:1", "s0r1:1"]
     glass.give(*(reply(read, server, "unknown", stable=False) for server in (0, 1)))
-    assert not glass.answers, "that is no damage: a recovery will tell"
+    assert not glass.answers, "that is not damage: a recovery will decide"
     glass.pass_time(100 * MS)
     assert asked(glass)[0][:2] == ["s0r0:1", "s0r1:1"]
     glass.give(reply(read, 1, "record"))

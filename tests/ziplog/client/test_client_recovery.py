@@ -32,14 +32,14 @@ from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RecordId
 
 
-def asked(glass: Glass) -> list[wire.Locate]:
+def sent_locates(glass: Glass) -> list[wire.Locate]:
     return [m for _, m in glass.take(wire.Locate)]
 
 
 def located(
     insert: wire.Insert | wire.Locate, view: int, gsns: list[int] | None = None, **fields: Any
 ) -> wire.Located:
-    """Return a server's word: present at the gsns, absent if there are none."""
+    """Return a server's report: present at the gsns, absent without gsns."""
     verdict = fields.pop("verdict", "present" if gsns else "absent")
     return wire.Located(
         CLUSTER, insert.shard, view, 1, fields.pop("client", CLIENT), insert.seq, verdict,
@@ -47,8 +47,10 @@ def located(
     )  # fmt: skip
 
 
-def under_way(*, policy: Any = None, timeout: int = 10 * S) -> tuple[Glass, int, wire.Insert]:
-    """Return a client with one insert at shard 0, which then goes away."""
+def with_pending_insert(
+    *, policy: Any = None, timeout: int = 10 * S
+) -> tuple[Glass, int, wire.Insert]:
+    """Return a client with one insert at shard 0, which then becomes unavailable."""
     glass = connected(policy)
     call = glass.insert(b"x", timeout=timeout)
     (insert,) = sent(glass)
@@ -57,16 +59,16 @@ def under_way(*, policy: Any = None, timeout: int = 10 * S) -> tuple[Glass, int,
     return glass, call, insert
 
 
-# --- asking ---
+# --- locate ---
 
 
 def test_unit_of_a_recovering_shard_is_located_and_not_sent() -> None:
-    glass, _, insert = under_way()
+    glass, _, insert = with_pending_insert()
     times: list[int] = []
     start = glass.now
     for _ in range(400):
-        for name, question in glass.take(wire.Locate):
-            assert (question.shard, question.view, question.client, question.seq) == (
+        for name, request in glass.take(wire.Locate):
+            assert (request.shard, request.view, request.client, request.seq) == (
                 0, 1, CLIENT, insert.seq,
             )  # fmt: skip
             times.append((glass.now - start) // MS)
@@ -82,15 +84,15 @@ def test_unit_of_a_recovering_shard_is_located_and_not_sent() -> None:
 
 
 def test_present_from_any_server_places_the_unit() -> None:
-    glass, call, insert = under_way()
+    glass, call, insert = with_pending_insert()
     glass.give(located(insert, 1, [7]))
     assert glass.answers[call] == [RecordId(7, 0)]
     counters = glass.core.counters
     assert (counters.inserts, counters.located, counters.slow_path) == (1, 1, 1)
     glass.give(located(insert, 2))
-    asked(glass)
+    sent_locates(glass)
     glass.pass_time(5 * S)
-    assert not asked(glass)
+    assert not sent_locates(glass)
 
 
 def test_present_at_invalid_positions_raises_protocol_error() -> None:
@@ -104,7 +106,7 @@ def test_present_at_invalid_positions_raises_protocol_error() -> None:
 
 
 def test_unit_absent_in_a_newer_view_is_rerouted() -> None:
-    glass, call, insert = under_way()
+    glass, call, insert = with_pending_insert()
     glass.give(located(insert, 2))
     (moved,) = sent(glass)
     assert (moved.shard, moved.body, moved.seq) == (1, insert.body, 1)
@@ -120,7 +122,7 @@ def test_unit_absent_in_a_newer_view_is_rerouted() -> None:
 
 @pytest.mark.parametrize("word", ["same view", "pending", "another client", "another seq"])
 def test_inconclusive_located_replies_do_not_reroute(word: str) -> None:
-    glass, call, insert = under_way()
+    glass, call, insert = with_pending_insert()
     messages = {
         "same view": located(insert, 1),
         "pending": located(insert, 2, verdict="pending"),
@@ -134,16 +136,16 @@ def test_inconclusive_located_replies_do_not_reroute(word: str) -> None:
 
 
 def test_locate_names_the_view_of_the_newest_copy() -> None:
-    """An `absent` of view 2 proves nothing once a copy of view 2 is under way."""
-    glass, call, insert = under_way()
-    old = asked(glass)[0]
+    """An `absent` of view 2 proves nothing once a copy of view 2 is in flight."""
+    glass, call, insert = with_pending_insert()
+    old = sent_locates(glass)[0]
     learn(glass, 2, "live")
     glass.pass_time(1)
     (again,) = sent(glass)
     assert (again.view, again.seq, again.body) == (2, insert.seq, insert.body)
     learn(glass, 2, "recovering")
     glass.pass_time(1)
-    assert {question.view for question in asked(glass)} == {2}
+    assert {request.view for request in sent_locates(glass)} == {2}
     glass.give(located(old, 2))
     glass.pass_time(1 * S)
     assert not sent(glass), "a copy of view 2 may still be placed"
@@ -153,12 +155,12 @@ def test_locate_names_the_view_of_the_newest_copy() -> None:
 
 
 def test_pinned_insert_waits_for_its_shard_and_is_sent_in_its_new_view() -> None:
-    glass, call, insert = under_way(policy=pinned)
+    glass, call, insert = with_pending_insert(policy=pinned)
     glass.give(located(insert, 2), located(insert, 2))
-    asked(glass)
+    sent_locates(glass)
     glass.pass_time(3 * S)
     assert not sent(glass)
-    assert not asked(glass), "it is known to be nowhere"
+    assert not sent_locates(glass), "it is known to be nowhere"
     learn(glass, 2, "live")
     glass.pass_time(1)
     (again,) = sent(glass)
@@ -169,16 +171,16 @@ def test_pinned_insert_waits_for_its_shard_and_is_sent_in_its_new_view() -> None
 
 
 def test_shard_unavailable_in_its_next_view_has_no_copy_of_that_view() -> None:
-    glass, _, insert = under_way()
+    glass, _, insert = with_pending_insert()
     learn(glass, 2, "parked")
     glass.pass_time(100 * MS)
-    assert {question.view for question in asked(glass)} == {1}
+    assert {request.view for request in sent_locates(glass)} == {1}
     glass.give(located(insert, 2))
     assert [m.shard for m in sent(glass)] == [1]
 
 
 def test_absent_unit_may_be_placed_after_a_retransmission() -> None:
-    glass, call, insert = under_way(policy=pinned, timeout=2 * S)
+    glass, call, insert = with_pending_insert(policy=pinned, timeout=2 * S)
     glass.give(located(insert, 2))
     learn(glass, 2, "live")
     glass.pass_time(1)
@@ -216,7 +218,7 @@ def test_call_is_rerouted_only_when_all_its_units_are_absent() -> None:
 
 
 def test_absent_call_goes_to_the_first_available_shard() -> None:
-    glass, _, insert = under_way()
+    glass, _, insert = with_pending_insert()
     learn(glass, shard=1)
     glass.give(located(insert, 2))
     glass.pass_time(1 * S)
@@ -240,14 +242,14 @@ def test_long_call_is_not_continued_while_its_shard_is_unavailable() -> None:
 
 
 def test_refusal_of_a_server_outside_its_view_starts_locate() -> None:
-    """The service has not told of the recovery yet; one server has."""
+    """The membership service has not reported the recovery yet; one server has."""
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
     glass.give(ack(insert, 1, [7]))
     glass.give(refused(insert, 0, "not-ready"))
     glass.pass_time(1)
-    assert {question.view for question in asked(glass)} == {1}
+    assert {request.view for request in sent_locates(glass)} == {1}
     glass.give(located(insert, 2, [7]))
     assert glass.answers[call] == [RecordId(7, 0)]
 
@@ -263,7 +265,7 @@ def test_duplicate_refusal_counts_for_one_server() -> None:
 
 
 def test_duplicate_refusal_does_not_count_for_a_later_copy() -> None:
-    """Found by the simulator (seed 2034): the second copy was taken, the record inserted twice."""
+    """Found by the simulator (seed 2034): the second copy was accepted too: a duplicate."""
     glass = Glass(pinned)
     glass.connect(placement(0, 1), placement(1, 1))
     call = glass.insert(b"x")
@@ -282,7 +284,7 @@ def test_duplicate_refusal_does_not_count_for_a_later_copy() -> None:
     assert glass.answers[call] == [RecordId(5, 0)]
 
 
-# --- how much ---
+# --- message counts ---
 
 
 def test_dead_shard_costs_few_messages_whatever_waits_for_it() -> None:
@@ -295,9 +297,9 @@ def test_dead_shard_costs_few_messages_whatever_waits_for_it() -> None:
     glass.sent.clear()
     glass.pass_time(10 * S)
     assert not sent(glass)
-    questions = asked(glass)
-    assert 0 < len(questions) <= 2 * MAX_LOCATES * 21
-    assert len({question.seq for question in questions}) >= 1000, "each has its turn"
+    requests = sent_locates(glass)
+    assert 0 < len(requests) <= 2 * MAX_LOCATES * 21
+    assert len({request.seq for request in requests}) >= 1000, "each has its turn"
     assert len(glass.sent) <= 110, "the service is asked ten times a second at most"
 
 
@@ -310,10 +312,10 @@ def test_located_replies_trigger_the_next_locates() -> None:
     count = 0
     for _ in range(1000 // MAX_LOCATES + 1):
         glass.pass_time(1 * MS)
-        questions = {m.seq: m for m in asked(glass)}
-        count += len(questions)
-        for question in questions.values():
-            glass.give(located(question, 2, [question.seq]), located(question, 2, [question.seq]))
+        requests = {m.seq: m for m in sent_locates(glass)}
+        count += len(requests)
+        for request in requests.values():
+            glass.give(located(request, 2, [request.seq]), located(request, 2, [request.seq]))
     assert len(glass.answers) == 1000
     assert count <= 1100
 
@@ -325,16 +327,16 @@ def test_more_units_are_located_when_the_last_ones_are_known() -> None:
     sent(glass)
     learn(glass)
     glass.pass_time(1)
-    first = {m.seq: m for m in asked(glass)}
+    first = {m.seq: m for m in sent_locates(glass)}
     assert len(first) == MAX_LOCATES
     *most, last = first.values()
-    for question in most:
-        glass.give(located(question, 2, [question.seq]))
+    for request in most:
+        glass.give(located(request, 2, [request.seq]))
         glass.pass_time(1)
-    assert not asked(glass)
+    assert not sent_locates(glass)
     glass.give(located(last, 2, [last.seq]))
     glass.pass_time(1)
-    second = {m.seq for m in asked(glass)}
+    second = {m.seq for m in sent_locates(glass)}
     assert len(second) == MAX_LOCATES
     assert not second & first.keys()
 
@@ -392,7 +394,7 @@ def test_backup_that_waited_for_the_primarys_decision_is_the_slow_path() -> None
 
 
 def test_backup_that_knew_the_primarys_decision_is_the_fast_path() -> None:
-    """Its ack came with the client's own copy: two message delays."""
+    """Its ack answers the client's own copy: two message delays."""
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -401,11 +403,13 @@ def test_backup_that_knew_the_primarys_decision_is_the_fast_path() -> None:
     assert (counters.fast_path, counters.slow_path) == (1, 0)
 
 
-# --- doubt ---
+# --- unknown outcomes ---
 
 
-def in_doubt(*payloads: bytes, policy: Any = pinned) -> tuple[Glass, OutcomeUnknownError, Any]:
-    """Return a client that does not know what became of an insert."""
+def with_unknown_outcome(
+    *payloads: bytes, policy: Any = pinned
+) -> tuple[Glass, OutcomeUnknownError, Any]:
+    """Return a client with an insert of unknown outcome."""
     glass = connected(policy)
     call = glass.insert(*(payloads or [b"x"]), timeout=1 * S)
     inserts = sent(glass)
@@ -417,7 +421,7 @@ def in_doubt(*payloads: bytes, policy: Any = pinned) -> tuple[Glass, OutcomeUnkn
 
 
 def test_unknown_outcome_is_resolved_by_acks() -> None:
-    glass, error, (insert,) = in_doubt()
+    glass, error, (insert,) = with_unknown_outcome()
     call = resolve(glass, error)
     glass.pass_time(1)
     assert [m.seq for m in sent(glass)] == [insert.seq], "it is sent again at once"
@@ -430,7 +434,7 @@ def test_unknown_outcome_is_resolved_by_acks() -> None:
 
 
 def test_outcome_known_before_resolve_is_returned_at_once() -> None:
-    glass, error, (insert,) = in_doubt()
+    glass, error, (insert,) = with_unknown_outcome()
     learn(glass)
     glass.give(located(insert, 2, [4]))
     for _ in range(2000):
@@ -441,12 +445,12 @@ def test_outcome_known_before_resolve_is_returned_at_once() -> None:
 
 
 def test_unit_of_an_ended_call_is_not_sent_in_a_newer_view() -> None:
-    glass, error, (insert,) = in_doubt()
+    glass, error, (insert,) = with_unknown_outcome()
     learn(glass, 2, "live")
     call = resolve(glass, error)
     glass.pass_time(1)
     assert not sent(glass)
-    assert {question.view for question in asked(glass)} == {1}
+    assert {request.view for request in sent_locates(glass)} == {1}
     glass.give(located(insert, 2))
     assert glass.answers[call] == [None]
     glass.insert(b"y")
@@ -455,7 +459,7 @@ def test_unit_of_an_ended_call_is_not_sent_in_a_newer_view() -> None:
 
 
 def test_unknown_unit_that_all_replicas_refuse_resolves_to_absent() -> None:
-    glass, error, (insert,) = in_doubt()
+    glass, error, (insert,) = with_unknown_outcome()
     call = resolve(glass, error)
     glass.pass_time(1)
     newest = sent(glass)[-1]
@@ -469,8 +473,8 @@ def test_unknown_unit_that_all_replicas_refuse_resolves_to_absent() -> None:
 
 @pytest.mark.parametrize("answer", ["identity-reused", "misplaced"])
 def test_outcome_stays_unknown_after_contradictory_replies(answer: str) -> None:
-    """To say that the record never will exist would be a guess."""
-    glass, error, (insert,) = in_doubt()
+    """To report that the record will never exist would be a guess."""
+    glass, error, (insert,) = with_unknown_outcome()
     call = resolve(glass, error, 1 * S)
     if answer == "misplaced":
         glass.give(located(insert, 2, [4, 5]))
@@ -483,7 +487,7 @@ def test_outcome_stays_unknown_after_contradictory_replies(answer: str) -> None:
 
 
 def test_shard_with_an_unknown_outcome_is_avoided_until_its_next_ack() -> None:
-    glass, _, (insert,) = in_doubt(policy=lambda _p, _k, live: live[0])
+    glass, _, (insert,) = with_unknown_outcome(policy=lambda _p, _k, live: live[0])
     for _ in range(60):
         glass.pass_time(500 * MS)
         call = glass.insert(b"y")
@@ -497,7 +501,7 @@ def test_shard_with_an_unknown_outcome_is_avoided_until_its_next_ack() -> None:
 
 
 def test_outcome_stays_unknown_when_resolve_times_out() -> None:
-    glass, error, (insert,) = in_doubt()
+    glass, error, (insert,) = with_unknown_outcome()
     learn(glass)
     call = resolve(glass, error, 2 * S)
     glass.pass_time(2 * S)
@@ -511,7 +515,9 @@ def test_outcome_stays_unknown_when_resolve_times_out() -> None:
 
 
 def test_unknown_outcome_of_a_long_call_covers_its_sent_unplaced_units() -> None:
-    glass, error, (first, second, third) = in_doubt(*[b"x"] * (2 * MAX_UNIT_RECORDS + 1))
+    glass, error, (first, second, third) = with_unknown_outcome(
+        *[b"x"] * (2 * MAX_UNIT_RECORDS + 1)
+    )
     learn(glass)
     call = resolve(glass, error, 5 * S)
     gsns = list(range(1, MAX_UNIT_RECORDS + 1))
@@ -528,7 +534,7 @@ def test_unknown_outcome_of_a_long_call_covers_its_sent_unplaced_units() -> None
 
 
 def test_cancelled_resolve_gets_no_result() -> None:
-    glass, error, (insert,) = in_doubt()
+    glass, error, (insert,) = with_unknown_outcome()
     call, other = resolve(glass, error), resolve(glass, error)
     glass.cancel(call)
     glass.give(ack(insert, 0, [4]), ack(insert, 1, [4]))
@@ -536,8 +542,8 @@ def test_cancelled_resolve_gets_no_result() -> None:
 
 
 def test_client_with_an_expired_session_retransmits_nothing() -> None:
-    """Servers forget a client that is silent: they would take a repetition for a new insert."""
-    glass, error, (insert,) = in_doubt()
+    """Servers expire the session of a silent client; they would accept a copy as a new insert."""
+    glass, error, (insert,) = with_unknown_outcome()
     pending = glass.insert(b"y", timeout=3600 * S)
     glass.sent.clear()
     glass.now += 601 * S
@@ -558,7 +564,7 @@ def test_client_with_an_expired_session_retransmits_nothing() -> None:
 
 
 def test_absent_unit_survives_an_expired_session() -> None:
-    glass, call, insert = under_way(policy=pinned, timeout=3600 * S)
+    glass, call, insert = with_pending_insert(policy=pinned, timeout=3600 * S)
     glass.give(located(insert, 2))
     glass.now += 601 * S
     learn(glass, 2, "live")
@@ -569,21 +575,21 @@ def test_absent_unit_survives_an_expired_session() -> None:
 
 
 def test_errors_state_that_the_shard_recovers() -> None:
-    glass, call, insert = under_way(policy=pinned, timeout=1 * S)
+    glass, call, insert = with_pending_insert(policy=pinned, timeout=1 * S)
     glass.give(located(insert, 2))
-    homeless = glass.insert(b"y", timeout=1 * S)
+    unassigned = glass.insert(b"y", timeout=1 * S)
     glass.pass_time(1 * S)
     error = glass.answers[call]
     assert type(error) is UnavailableError
     assert error.retriable
     assert "shard 0 (recovering)" in str(error)
-    assert type(glass.answers[homeless]) is DeadlineError
-    assert "shard 0 (recovering)" in str(glass.answers[homeless])
-    assert "[1]" in str(glass.answers[homeless])
+    assert type(glass.answers[unassigned]) is DeadlineError
+    assert "shard 0 (recovering)" in str(glass.answers[unassigned])
+    assert "[1]" in str(glass.answers[unassigned])
 
 
 def test_pinned_inserts_succeed_when_their_shard_is_available_again() -> None:
-    glass, _, _ = under_way(policy=pinned)
+    glass, _, _ = with_pending_insert(policy=pinned)
     call = glass.insert(b"y")
     glass.pass_time(4 * S)
     assert not sent(glass)

@@ -1,4 +1,4 @@
-"""What servers refuse for good, and where the client puts it (docs/protocol.md, section 13)."""
+"""Permanent refusals, and rerouting by the client (docs/protocol.md, section 13)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.ziplog.client.fakes import (
     resolve,
     sent,
 )
-from tests.ziplog.client.storms import in_a_storm, insert_all, under_way_at
+from tests.ziplog.client.storms import in_a_storm, insert_all, shards_in_flight
 from ziplog import wire
 from ziplog.client.inserts.inflight import MAX_UNIT_RECORDS
 from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
@@ -39,7 +39,7 @@ def redirect(insert: wire.Insert, server: int, **fields: Any) -> wire.Refused:
 
 
 def moved(glass: Glass) -> list[int]:
-    """Return the shards to which something was sent, but for shard 0."""
+    """Return the shards other than 0 that got a message."""
     return [m.shard for m in sent(glass) if m.shard]
 
 
@@ -204,7 +204,7 @@ def test_redirected_pinned_insert_waits_for_its_shard_with_a_new_identity() -> N
 
 
 def test_parked_shard_gets_units_in_flight_and_reports_them_absent() -> None:
-    """A copy, or a refusal, may have been lost; the shard may be away for a minute."""
+    """A copy, or a refusal, may have been lost; the shard may be unavailable for a minute."""
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
@@ -272,7 +272,7 @@ def test_many_unassigned_calls_cost_no_more_messages_than_few() -> None:
 
 
 def half_placed(**options: Any) -> tuple[Glass, int, list[int]]:
-    """Return a call of three units at shard 0, of which only the first is placed, and where."""
+    """Return a call of three units at shard 0, with only the first one placed, and its gsns."""
     glass = Glass()
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=2))
     payloads = [b"%d" % index for index in range(3 * MAX_UNIT_RECORDS)]
@@ -288,7 +288,7 @@ def half_placed(**options: Any) -> tuple[Glass, int, list[int]]:
         assert insert.shard == 0
         glass.give(redirect(insert, 0), redirect(insert, 1))
     assert call not in glass.answers
-    # Where shards are is asked for.
+    # The client requests the placements.
     glass.pass_time(200 * MS)
     return glass, call, gsns
 
@@ -333,7 +333,7 @@ def test_partly_placed_call_of_a_removed_shard_fails_at_once() -> None:
     assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * MAX_UNIT_RECORDS)
     assert not error.retriable, "the whole must not be repeated"
     assert "512 of the 768 records" in str(error)
-    assert not under_way_at(glass)
+    assert not shards_in_flight(glass)
     glass.pass_time(5 * S)
     assert not sent(glass)
 
@@ -359,14 +359,14 @@ def test_partly_placed_call_of_a_leaving_full_shard_is_sent_again() -> None:
 
 
 class ReshapedCluster(FakeCluster):
-    """Shards leave for good, or have no positions for a while; backups guess what is not placed."""
+    """Shards leave, or have no positions for a while; backups guess units that are not placed."""
 
     def __init__(self, glass: Glass, seed: int) -> None:
         super().__init__(glass, seed, shards=3)
-        #: The shards without positions, and those that ever were.
+        #: The shards without positions now, and those that ever had none.
         self.out: set[int] = set()
         self.was_out: set[int] = set()
-        #: The copies that came to a server, and those that it promised never to take.
+        #: The copies that arrived at a server, and those that it promised never to accept.
         self.seen: set[tuple[int, int, int]] = set()
         self.promised: set[tuple[int, int, int]] = set()
 
@@ -374,7 +374,7 @@ class ReshapedCluster(FakeCluster):
         key, promise = (message.shard, message.seq), (message.shard, message.seq, server)
         is_placed = key in self.placed
         predecessor = (message.shard, message.predecessor, server)
-        # A backup cannot know what the primary refused; when it is asked again, it gives in.
+        # A backup does not know the primary's refusals; asked again, it refuses, too.
         is_stranded = server and message.shard in self.was_out and promise in self.seen
         self.seen.add(promise)
         if not is_placed and (
@@ -431,7 +431,7 @@ def test_every_record_is_in_the_log_once_while_shards_leave(
         cluster.later(ms, partial(cluster.begin, shard, for_good=for_good))
 
     def is_plausible(error: UnavailableError) -> bool:
-        # In a second, with that loss, the client may not have heard that its shard has left.
+        # Within a second, at that loss, the client may not know that its shard has left.
         is_late = loss > 0 and isinstance(error, DeadlineError)
         return pin or bool(error.results) or is_late  # without a pin, some shard takes it
 

@@ -1,4 +1,4 @@
-"""Shards that join, leave and are finalized, as a client sees it (docs/protocol.md, section 13)."""
+"""Shards that join, leave and are finalized, at a client (docs/protocol.md, section 13)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_leaving_does_not_change_a_recovering_or_finalized_shard(state: str) -> 
 
 
 def test_removed_shard_never_becomes_live_again() -> None:
-    """An answer of the service may be older than what a server said."""
+    """A reply of the service may be older than a server's report."""
     glass = connected()
     leave(glass)
     for state in ("live", "parked", "joining"):
@@ -142,7 +142,7 @@ def test_insert_pinned_to_a_removed_shard_fails_at_its_deadline(
     error = glass.answers[call]
     assert isinstance(error, UnavailableError)
     assert f"shard 0 ({state})" in str(error)
-    assert "[1]" in str(error), "it names who takes records"
+    assert "[1]" in str(error), "it names the live shards"
 
 
 def test_a_running_client_uses_a_shard_that_joined_a_second_later() -> None:
@@ -187,7 +187,7 @@ def test_the_tail_is_not_asked_of_a_shard_that_never_had_a_position() -> None:
     glass.give(wire.LeaseHistory(CLUSTER, question.request, [], known, 0))
     for name, tail in glass.take(wire.Tail):
         filled = 5 + tail.shard
-        assert tail.shard < 2, "nobody may be there"
+        assert tail.shard < 2, "its servers may never have run"
         glass.give(
             wire.TailReply(CLUSTER, tail.shard, 1, int(name[3]), tail.request, filled, filled + 1)
         )
@@ -202,7 +202,7 @@ SERVERS = {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}
 def change(
     glass: Glass, what: Any, shard: int = 2, *, timeout: int = 10 * S
 ) -> tuple[int, wire.ChangeShard]:
-    """Ask for a change; returns the call, and what the service was asked."""
+    """Start a change; return the call, and the request to the service."""
     request = arguments.change(shard, what, glass.until(timeout), SERVERS)
     call = glass.call(request)
     ((_, message),) = glass.take(wire.ChangeShard)
@@ -273,7 +273,7 @@ def test_refused_change_names_the_reason(
     glass = connected()
     call, message = change(glass, what, shard)
     changed(glass, message, error)
-    assert call not in glass.answers, "what is told names what is"
+    assert call not in glass.answers, "the error needs the current placements"
     glass.inform(placement(0, 3), placement(1, 3))
     answer = glass.answers[call]
     assert isinstance(answer, ConfigError)
@@ -332,7 +332,7 @@ def test_change_at_its_deadline_names_the_reason(
         assert word in str(answer)
     glass.sent.clear()
     glass.pass_time(60 * S)
-    assert not glass.sent, "nobody waits any more"
+    assert not glass.sent, "no call is pending"
 
 
 def test_finished_change_completes_without_new_placements() -> None:

@@ -1,4 +1,4 @@
-"""Rows that may be written again: in order, whole from the start (docs/protocol.md, 14.3)."""
+"""Rows with an identity for retries: in order, a prefix after any failure (protocol.md, 14.3)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ WRITER = b"w" * 16
 
 
 @pytest.fixture(scope="module", autouse=True)
-def units_of_one() -> Iterator[None]:
-    """Let each row be a unit."""
+def single_row_units() -> Iterator[None]:
+    """Let each unit have one row."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inflight, "MAX_UNIT_RECORDS", 1)
         yield
@@ -66,7 +66,7 @@ def body(insert: wire.Insert) -> Body:
 
 
 def done(glass: Glass, insert: wire.Insert, first: int) -> None:
-    """Let both replicas say that a unit is at these positions."""
+    """Ack a unit from both replicas at these positions."""
     gsns = list(range(first, first + 2 * insert.count, 2))
     glass.give(ack(insert, 0, gsns), ack(insert, 1, gsns))
 
@@ -262,8 +262,8 @@ def test_a_view_that_changes_between_two_units() -> None:
     assert glass.answers[call] == [RecordId(2, 0), RecordId(4, 0)]
 
 
-class Careless(FakeCluster):
-    """Its primaries take units in whichever order they come, as a recovery may put them."""
+class ReorderingCluster(FakeCluster):
+    """Primaries that place units in any order, as a recovery may."""
 
     def insert(self, server: int, message: wire.Insert) -> None:
         super().insert(server, msgspec.structs.replace(message, predecessor=0))
@@ -279,12 +279,12 @@ class Careless(FakeCluster):
 def test_crashed_client_leaves_a_prefix_of_its_rows(
     seed: int, loss: float, lives_ms: list[int], keys: list[bytes | None]
 ) -> None:
-    """One client after the other dies; the last one does not."""
+    """One client after another crashes; the last one does not."""
     payloads = [b"%d" % number for number in range(len(keys))]
-    cluster = Careless(Glass(), seed)
+    cluster = ReorderingCluster(Glass(), seed)
     cluster.loss = cluster.repetition = loss
     for life_ms in [*lives_ms, None]:
-        glass = begin_anew(cluster)
+        glass = replace_client(cluster)
         before = len(cluster.log)
         call = rows(glass, *payloads, keys=keys, timeout=500 * S)
         if life_ms is None:
@@ -296,12 +296,12 @@ def test_crashed_client_leaves_a_prefix_of_its_rows(
         left = [payload for _, payload in cluster.log[before:]]
         assert left == payloads[: len(left)]
     cluster.loss = cluster.repetition = 0.0
-    begin_anew(cluster)
+    replace_client(cluster)
     assert [record.payload for record in cluster.fetch_all(cluster.subscribe())] == payloads
 
 
-def begin_anew(cluster: FakeCluster) -> Glass:
-    """Let a new client take the place of the one there was; nothing of that is under way."""
+def replace_client(cluster: FakeCluster) -> Glass:
+    """Replace the client by a new one; units in flight are dropped."""
     now = cluster.glass.now + 1 * S
     glass = cluster.glass = Glass()
     glass.now = now
@@ -315,7 +315,7 @@ def begin_anew(cluster: FakeCluster) -> Glass:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32))
 def test_rows_of_two_shards_with_faults(seed: int) -> None:
-    cluster = in_a_storm(Careless, seed, 0.2, 0.2, pin=False)
+    cluster = in_a_storm(ReorderingCluster, seed, 0.2, 0.2, pin=False)
     payloads = [b"%d" % number for number in range(12)]
     calls = [rows(cluster.glass, *payloads, shard=shard, timeout=900 * S) for shard in (0, 1)]
     for shard, call in enumerate(calls):

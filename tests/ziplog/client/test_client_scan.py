@@ -1,4 +1,4 @@
-"""One shard's units of a range, by its stream (docs/protocol.md, sections 7 and 14)."""
+"""Scans: one shard's units of a range, by its stream (docs/protocol.md, sections 7 and 14)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ziplog.types import RID_GENESIS
 
 
 class Scanner(Glass):
-    """A core that scans shard 0, which owns odd gsns."""
+    """A client node that scans shard 0, which owns odd gsns."""
 
     def __init__(self, start: int = 1, stop: int = 100) -> None:
         super().__init__()
@@ -35,11 +35,11 @@ class Scanner(Glass):
         self.scan = self.call(ScanRequest(self.until(), 0, start, stop))
         assert self.answers.pop(self.scan) == self.scan
         self.opened: Any = None
-        #: Where the stream was opened first.
+        #: The place of the first stream.
         self.where = self.look()
 
     def look(self) -> list[str]:
-        """Notice the streams that were opened; returns where."""
+        """Record the streams that were opened; return their places."""
         opened = self.take(wire.Subscribe)
         if opened:
             self.opened = opened[-1][1]
@@ -58,7 +58,7 @@ class Scanner(Glass):
         return self.call(ScanFetchRequest(until, self.scan))
 
     def result(self) -> tuple[list[list[int]], int]:
-        """Return the positions that are there now, and how far that is complete."""
+        """Return the available positions, and the end of the complete part."""
         call = self.fetch(0)
         self.pass_time(0)
         scanned = self.answers.pop(call)
@@ -263,7 +263,7 @@ def test_scan_and_subscription_are_independent() -> None:
 
 
 def scan_all(cluster: FakeCluster, shard: int, start: int, stop: int) -> list[tuple[int, bytes]]:
-    """Scan to the end; returns what lies inside of the range."""
+    """Scan to the end; return the positions inside the range."""
     glass = cluster.glass
     scan = cluster.result(glass.call(ScanRequest(glass.until(), shard, start, stop)))
     rows: list[tuple[int, bytes]] = []

@@ -1,4 +1,4 @@
-"""A client reports what is settled when no insert would (docs/protocol.md, section 4, rule 8)."""
+"""`Settled` reports of an idle client (docs/protocol.md, section 4, rule 8)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def settle(glass: Glass, *inserts: wire.Insert) -> None:
 
 
 def insert_units(glass: Glass, units: int) -> None:
-    """Insert so many units by one call, and have them settled."""
+    """Insert this many units by one call, and complete them."""
     glass.insert(*[b"x"] * (256 * units))
     settle(glass, *(message for name, message in glass.take(wire.Insert) if name == "s0r0:1"))
 
@@ -48,7 +48,7 @@ def test_one_insert_after_the_other_reports_nothing() -> None:
 
 
 def test_a_silent_client_reports_a_few_times() -> None:
-    """A report may be lost; but a thousand silent clients must not cost anything."""
+    """A report may be lost; but a thousand idle clients must not cost anything."""
     glass = connected()
     insert_units(glass, 1)
     glass.pass_time(2 * S)
@@ -107,7 +107,7 @@ def test_insert_that_all_servers_refuse_as_full_is_rerouted() -> None:
 
 
 class _Transport:
-    """Takes note of what happens to it."""
+    """Records the calls of the engine."""
 
     def __init__(self) -> None:
         self.happened: list[object] = []
@@ -121,7 +121,7 @@ class _Transport:
 
 
 class _Core:
-    """Has something to send at its end."""
+    """Has something to send when it closes."""
 
     counters = Counters()
 

@@ -38,7 +38,7 @@ from ziplog.types import RID_RECENT, RecordId
 
 
 class Reader(Glass):
-    """A core with one subscription over two shards that own odd and even gsns."""
+    """A client node with one subscription over two shards that own odd and even gsns."""
 
     def __init__(
         self, start: int = 1, *, shards: int = 2, leases: Any = None, replicas: int = 2
@@ -51,7 +51,7 @@ class Reader(Glass):
         self.tell_leases(*(leases or [run_of(lease(range(shards)))]))
         assert self.answers.pop(self.subscription) == self.subscription
         self.opened: dict[int, wire.Subscribe] = {}
-        #: Where the first streams were opened.
+        #: The places of the first streams.
         self.where = self.look()
 
     def tell_leases(self, *runs: LeaseRun, trim: int = 0) -> None:
@@ -59,7 +59,7 @@ class Reader(Glass):
         self.give(wire.LeaseHistory(CLUSTER, question.request, list(runs), self._known, trim))
 
     def look(self) -> list[str]:
-        """Notice the streams that were opened; returns where."""
+        """Record the streams that were opened; return their places."""
         opened = self.take(wire.Subscribe)
         self.opened |= {message.shard: message for _, message in opened}
         return [name for name, _ in opened]
@@ -88,7 +88,7 @@ class Reader(Glass):
         return self.call(FetchRequest(until, self.subscription, max_records))
 
     def gsns(self) -> list[int]:
-        """Return what is there now."""
+        """Return the available gsns."""
         call = self.fetch(0)
         self.pass_time(0)
         return [record.rid.gsn for record in self.batch(call).records]
@@ -132,7 +132,7 @@ def test_lost_fetch_result_is_returned_again() -> None:
     assert fetch(4, 10) == [5], "nothing is merged before all is there"
     assert position(4) == 5
     assert fetch(5) == fetch(5) == [6]
-    # A fetch that was given up, and is answered all the same, takes nothing from the next one.
+    # A cancelled fetch that is completed all the same takes nothing from the next one.
     waiting = [glass.call(FetchRequest(NEVER, glass.subscription, 9, 6)) for _ in range(2)]
     glass.deliver(1, 8, 12)
     glass.deliver(0, 7, 11, (7,), (9,))
@@ -258,7 +258,7 @@ def test_malformed_body_ends_only_its_subscription() -> None:
     assert isinstance(glass.answers.pop(call), ProtocolError)
 
 
-# --- credit and signs of life ---
+# --- credit and silence ---
 
 
 def test_credit_is_renewed_as_records_are_returned() -> None:
@@ -368,7 +368,7 @@ def test_recovering_shard_blocks_a_subscription_and_is_named() -> None:
         glass.pass_time(1 * S)
         for shard in (0, 1):
             glass.deliver(shard, glass.stream(shard).frontier, glass.stream(shard).frontier)
-    assert 5 <= len(glass.take(wire.Want)) <= 15, "who cannot answer is asked less often"
+    assert 5 <= len(glass.take(wire.Want)) <= 15, "an unavailable shard is asked less often"
 
 
 # --- wants and progress ---
@@ -427,7 +427,7 @@ def test_the_end_of_the_known_leases_is_not_passed() -> None:
 
 
 def shard_that_joins() -> Reader:
-    """Return a reader that is told of a lease with a shard of which it has not heard."""
+    """Return a reader that gets a lease with a shard that it does not know."""
     glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
     glass.deliver(0, 1, 25, [1], [9], [20])
     glass.take(wire.Hello)
@@ -518,7 +518,7 @@ def test_trim_past_a_running_subscription_ends_it() -> None:
 
 
 def test_stream_of_a_new_shard_continues_after_a_trim() -> None:
-    """It was opened when the lease with the shard was told, far ahead; nothing had come of it."""
+    """The stream was opened far ahead, when the lease with the shard arrived; it is still empty."""
     runs = [run_of(lease([0], size=10)), run_of(lease([0, 1], number=2, base=11, size=100))]
     glass = Reader(leases=runs)
     assert glass.opened[1].start == 1
@@ -585,7 +585,7 @@ def test_closing_ends_the_streams_and_the_readers() -> None:
     assert not glass.sent
 
 
-# --- over a network that cannot be trusted ---
+# --- over a faulty network ---
 
 
 @settings(max_examples=40)

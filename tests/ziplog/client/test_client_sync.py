@@ -16,7 +16,7 @@ from tests.ziplog.client.fakes import (
     resolve,
     sent,
 )
-from tests.ziplog.client.test_client_recovery import located, under_way
+from tests.ziplog.client.test_client_recovery import located, with_pending_insert
 from ziplog import wire
 from ziplog.client.common.requests import SyncRequest
 from ziplog.errors import DeadlineError, OutcomeUnknownError
@@ -103,7 +103,7 @@ def test_sync_ends_at_its_deadline_and_names_the_shard() -> None:
 
 
 def test_sync_covers_inserts_that_a_recovery_placed() -> None:
-    glass, call, insert = under_way()
+    glass, call, insert = with_pending_insert()
     glass.give(located(insert, 2, [7]))
     assert call in glass.answers
     glass.take(wire.Sync)
@@ -112,8 +112,8 @@ def test_sync_covers_inserts_that_a_recovery_placed() -> None:
 
 
 def test_sync_result_never_decreases() -> None:
-    """Of a record of an older view a client may hear after one that is behind it, of this view."""
-    glass, lost, insert = under_way(timeout=1 * S)
+    """A reply about an older view may arrive after one of this view with a later record."""
+    glass, lost, insert = with_pending_insert(timeout=1 * S)
     glass.pass_time(1 * S)
     error = glass.answers[lost]
     assert isinstance(error, OutcomeUnknownError)

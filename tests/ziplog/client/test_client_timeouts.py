@@ -1,4 +1,4 @@
-"""When a unit is sent again: the timeout, what counts as evidence, and the budget of copies."""
+"""Retransmission: the timeout, evidence of a loss, and the budget of copies."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_unit_that_was_sent_twice_gives_a_sample_only_if_the_copy_is_known() -
     assert again.copy == 2
     timeout = glass.core._inserts.windows[0].retransmit_timeout
     assert timeout.ns == 2 * INITIAL_RETRANSMIT_NS
-    settle(glass, again, copy=0)  # which copy it was is not told
+    settle(glass, again, copy=0)  # the acks do not name their copy
     assert timeout.ns == 2 * INITIAL_RETRANSMIT_NS, "it stays doubled"
     glass.insert(b"y", timeout=60 * S)
     sent(glass)

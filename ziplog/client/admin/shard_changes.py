@@ -111,7 +111,8 @@ class ShardChanges:
                 allowed = f"{unused}: a removed shard never comes back"
                 return ConfigError("shard", shard, allowed, where)
             case "last-shard":
-                allowed = f"another one: {shard} is the last shard that accepts records; add another one first"
+                last = f"{shard} is the last shard that accepts records"
+                allowed = f"another one: {last}; add another one first"
                 return ConfigError("shard", shard, allowed, where)
             case "wrong-size":
                 names = [replica.name for replica in request.replicas]

@@ -48,8 +48,8 @@ class SubscriptionBuffer:
             self.ended = self.closed or batch.ended
             return self.pending > 0
         if not self.pending and records[0].rid.gsn > self.after:
-            batch_left, after = iter(records), records[-1].rid.gsn
-            self._records, self.batch, self.after = records, batch_left, after
+            iterator, after = iter(records), records[-1].rid.gsn
+            self._records, self.batch, self.after = records, iterator, after
         return True
 
     @property
@@ -65,9 +65,9 @@ class SubscriptionBuffer:
         pending = iter(records)
         pending.__setstate__(stop)  # type: ignore[attr-defined]
         # A copy: the client node shares the list, and the caller may change the result.
-        taken = records[start:stop]
+        result = records[start:stop]
         self.batch = pending
-        return taken
+        return result
 
     @property
     def position(self) -> RecordId:

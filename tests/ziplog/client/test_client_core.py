@@ -193,7 +193,7 @@ def test_tail_replies_of_two_views_do_not_count() -> None:
 def test_tail_query_waits_for_a_recovering_shard_and_its_new_view() -> None:
     """All replicas in one view suffice, although the service still names the old view."""
     glass, call = tailing()
-    glass.core._routing.learn([placement(2, state="recovering")])
+    glass.core._routing.update_placements([placement(2, state="recovering")])
     for name, message in glass.take(wire.Tail):
         if message.shard != 2:
             glass.give(tail_reply(message, int(name[3]), 5))
@@ -216,7 +216,7 @@ def test_view_change_voids_earlier_tail_replies() -> None:
     glass.insert(b"x")
     glass.pass_time(40 * MS)
     glass.call(StatusRequest(glass.until()))
-    glass.core._routing.learn([placement(2, view=2)])
+    glass.core._routing.update_placements([placement(2, view=2)])
     glass.give(tail_reply(first[1], 0, 5))
     assert call not in glass.answers, "shard 2 answered in its former view"
     glass.pass_time(20 * MS)
@@ -352,7 +352,7 @@ def test_no_message_breaks_a_client(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         state = data.draw(st.sampled_from(["parked", "leaving", "finalized"]))
         view = data.draw(st.integers(1, 2))
-        glass.core._routing.learn([placement(0, view=view, state=state)])
+        glass.core._routing.update_placements([placement(0, view=view, state=state)])
     numbers = sorted({m.request for _, m in glass.sent if hasattr(m, "request")} | {1, 2})
     numbers += sorted({m.subscription for _, m in glass.sent if hasattr(m, "subscription")})
     small = st.integers(0, 12)

@@ -294,7 +294,7 @@ def test_every_record_that_was_inserted_can_be_read(seed: int, loss: float) -> N
 
 
 def recovering(glass: Glass, view: int = 1, state: str = "recovering") -> None:
-    glass.core._routing.learn([placement(0, view=view, state=state)])
+    glass.core._routing.update_placements([placement(0, view=view, state=state)])
     glass.step(BatchEnd())
 
 

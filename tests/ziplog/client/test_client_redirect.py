@@ -229,7 +229,7 @@ def test_recovered_parked_shard_gets_units_in_flight() -> None:
     (insert,) = sent(glass)
     other = placement(1 - insert.shard)
     for state in ("recovering", "parked"):
-        glass.core._routing.learn([placement(insert.shard, state=state), other])
+        glass.core._routing.update_placements([placement(insert.shard, state=state), other])
         glass.step(BatchEnd())
         glass.core.check()
         glass.pass_time(2 * S)

@@ -174,10 +174,10 @@ def test_scan_changes_to_the_next_replica_after_silence_or_refusal() -> None:
 def test_scan_reopens_its_stream_in_another_view() -> None:
     glass = Scanner()
     glass.deliver(1, 3, unit(1))
-    glass.core._routing.learn([placement(1, view=2)])
+    glass.core._routing.update_placements([placement(1, view=2)])
     glass.step(BatchEnd())
     assert not glass.look()
-    glass.core._routing.learn([placement(0, view=2)])
+    glass.core._routing.update_placements([placement(0, view=2)])
     glass.step(BatchEnd())
     assert glass.look() == ["s0r1:1"]
     assert (glass.opened.view, glass.opened.start) == (2, 3)

@@ -77,7 +77,7 @@ class Reader(Glass):
         )  # fmt: skip
 
     def learn(self, *placements: Any) -> None:
-        self.core._routing.learn(placements)
+        self.core._routing.update_placements(placements)
         self.step(BatchEnd())
 
     def stream(self, shard: int) -> ShardStream:

@@ -129,12 +129,12 @@ class ShardChanges:
 
     def _conflict_error(self, request: ChangeRequest, unused: str, where: str) -> ConfigError:
         """Return the error for a shard number or a server that is in use."""
-        routing, given = self._routing, [(r.name, r.endpoint) for r in request.replicas]
+        routing, requested = self._routing, [(r.name, r.endpoint) for r in request.replicas]
         for other in routing.shards:
             existing = [(replica.name, replica.endpoint) for replica in routing.servers(other)]
             if other == request.shard:
                 continue
-            for name, endpoint in given:
+            for name, endpoint in requested:
                 if any(name == n or endpoint == e for n, e in existing):
                     allowed = f"a server of no other shard; shard {other} has {dict(existing)}"
                     return ConfigError("replica", f"{name}={endpoint}", allowed, where)

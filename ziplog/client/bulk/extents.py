@@ -114,13 +114,13 @@ def extents_of(runs: list[LeaseRun], start: int, stop: int | None, trim: int) ->
     low, high = max(start, trim), end if stop is None else min(stop, end)
     #: For each member of the last run: the start of its uninterrupted membership.
     since: dict[int, int] = {}
-    found: list[Extent] = []
+    extents: list[Extent] = []
     for run in runs:
         base, members = run.first.base, {member.shard for member in run.first.members}
-        found += [Extent(shard, since.pop(shard), base) for shard in since.keys() - members]
+        extents += [Extent(shard, since.pop(shard), base) for shard in since.keys() - members]
         since |= dict.fromkeys(members - since.keys(), base)
-    found += [Extent(shard, base, end) for shard, base in since.items()]
-    clipped = [Extent(e.shard, max(e.start, low), min(e.stop, high)) for e in found]
+    extents += [Extent(shard, base, end) for shard, base in since.items()]
+    clipped = [Extent(e.shard, max(e.start, low), min(e.stop, high)) for e in extents]
     shards = sorted((e for e in clipped if e.start < e.stop), key=_by_start)
     return Extents(trim, end, shards, runs)
 
@@ -174,7 +174,7 @@ class ExtentQueries:
         )
 
     def _on_history(self, query: ExtentQuery, history: LeaseHistory) -> None:
-        self._routing.learn(history.placements)
+        self._routing.update_placements(history.placements)
         leases, stop = query.leases, query.request.stop
         before = leases.stop
         leases.extend(history.runs)
@@ -186,9 +186,9 @@ class ExtentQueries:
             lease = self._routing.lease
             self._query_leases(query, lease.base if lease is not None else 1)
         else:
-            self._finish(query, self._answer(query, history.trim))
+            self._finish(query, self._result(query, history.trim))
 
-    def _answer(self, query: ExtentQuery, trim: int) -> Extents | NoSuchRecordError:
+    def _result(self, query: ExtentQuery, trim: int) -> Extents | NoSuchRecordError:
         request, runs = query.request, query.leases.runs
         end = query.leases.stop or 1
         last = max(request.start, request.stop or 0)

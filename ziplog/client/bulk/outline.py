@@ -149,8 +149,8 @@ class OutlineQueries:
 
     def _conclude(self, query: OutlineQuery, route: Route) -> None:
         """Complete the call if it has a reply and no other is expected."""
-        heard = query.replies.keys() | query.refused
-        is_due = len(heard) >= len(route.names) or self._context.now >= query.answer_at
+        replied = query.replies.keys() | query.refused
+        is_due = len(replied) >= len(route.names) or self._context.now >= query.answer_at
         if query.replies and is_due:
             self._finish(query, _outline(query, route))
 

@@ -53,7 +53,7 @@ class MembershipRequest(msgspec.Struct):
     """A request without a reply."""
 
     message: Message
-    answer: Callable[[Any], None]
+    callback: Callable[[Any], None]
     retry_at: int
     pause: int = _FIRST_RETRY_NS
     #: The nodes that got the request since `retry_at` was set.
@@ -78,7 +78,7 @@ class MembershipClient:
         """All known endpoints, those that the caller passed first."""
         return list(dict.fromkeys((*self.endpoints, *self._names)))
 
-    def learn(self, endpoints: Sequence[str]) -> None:
+    def update_endpoints(self, endpoints: Sequence[str]) -> None:
         """Add the service's endpoints, the leader's first."""
         for endpoint in reversed(endpoints):
             self._leader = self._name(endpoint)
@@ -92,13 +92,13 @@ class MembershipClient:
         return name
 
     def send_request(
-        self, build: Callable[[int, int], Message], answer: Callable[[Any], None]
+        self, build: Callable[[int, int], Message], callback: Callable[[Any], None]
     ) -> int:
-        """Send `build(cluster, request)`, return the request number; `answer` gets the reply."""
+        """Send `build(cluster, request)`, return the request number; `callback` gets the reply."""
         context = self._context
         request = context.request()
         message = build(self.cluster, request)
-        pending = MembershipRequest(message, answer, context.now + _FIRST_RETRY_NS)
+        pending = MembershipRequest(message, callback, context.now + _FIRST_RETRY_NS)
         self._pending[request] = pending
         context.set_timer(pending.retry_at)
         if self._leader is None:
@@ -126,7 +126,7 @@ class MembershipClient:
             self._context.counters.protocol_errors += 1
             return
         del self._pending[request]
-        pending.answer(reply)
+        pending.callback(reply)
 
     def on_not_leader(self, reply: NotLeader) -> None:
         """Send the request to the leader that a node named."""

@@ -114,10 +114,10 @@ class Routing:
 
     # --- requests ---
 
-    def refresh(self, then: Callable[[], None] | None = None) -> None:
-        """Request the placements soon; call `then` after the next reply."""
-        if then is not None:
-            self._on_refreshed.append(then)
+    def refresh(self, callback: Callable[[], None] | None = None) -> None:
+        """Request the placements soon; call `callback` after the next reply."""
+        if callback is not None:
+            self._on_refreshed.append(callback)
         if self._is_refreshing:
             return
         due = self._refreshed_at + _MIN_AGE_NS
@@ -141,16 +141,16 @@ class Routing:
         elif waiting:
             self._context.set_timer(self._refreshed_at + self._max_age)
 
-    def find_owner(self, gsn: int, then: Callable[[int], None]) -> None:
-        """Request the owner of `gsn`; `then` gets the shard, or 0 if no known lease gives one."""
+    def find_owner(self, gsn: int, callback: Callable[[int], None]) -> None:
+        """Request the owner of `gsn`; `callback` gets the shard, or 0 if it has no known owner."""
 
-        def answer(history: LeaseHistory) -> None:
+        def on_reply(history: LeaseHistory) -> None:
             runs = (run for run in history.runs if run.first.base <= gsn < run.last.stop)
             lease = next((run.lease_at(gsn) for run in runs), None)
-            then(lease.owner(gsn) if lease is not None and lease.members else 0)
+            callback(lease.owner(gsn) if lease is not None and lease.members else 0)
 
         self._membership.send_request(
-            lambda cluster, request: LeaseQuery(cluster, request, gsn), answer
+            lambda cluster, request: LeaseQuery(cluster, request, gsn), on_reply
         )
 
     # --- replies ---
@@ -159,12 +159,12 @@ class Routing:
         """Update everything from a `ClusterInfo`."""
         membership = self._membership
         if self._is_refreshing:
-            took = self._context.now - self._refresh_sent_at
-            self._max_age = min(max(_MAX_AGE_NS, _AGE_PER_ANSWER * took), _LAST_MAX_AGE_NS)
+            latency = self._context.now - self._refresh_sent_at
+            self._max_age = min(max(_MAX_AGE_NS, _AGE_PER_ANSWER * latency), _LAST_MAX_AGE_NS)
         self._is_refreshing = False
         self._refreshed_at = self._context.now
         membership.cluster = membership.cluster or info.cluster
-        membership.learn(info.mms)
+        membership.update_endpoints(info.mms)
         self.cluster_name = info.name
         self.limits = info.limits
         self._context.session_expiry_ns = info.limits.session_timeout_s * 1_000_000_000 * 2 // 3
@@ -172,19 +172,19 @@ class Routing:
             self.lease = info.leases[-1].last
         for placement, frontier in zip(info.placements, info.frontiers, strict=False):
             self.frontiers[placement.shard] = frontier
-        self.learn(info.placements)
-        then, self._on_refreshed = self._on_refreshed, []
-        for call in then:
-            call()
+        self.update_placements(info.placements)
+        callbacks, self._on_refreshed = self._on_refreshed, []
+        for callback in callbacks:
+            callback()
 
     def on_leaving(self, leaving: Leaving) -> None:
         """Handle a server's announcement that its shard is leaving."""
         known = self._placements.get(leaving.shard)
         if known is not None and known.state in _NOT_REMOVED and known.view <= leaving.view:
-            self.learn([msgspec.structs.replace(known, state="leaving")])
+            self.update_placements([msgspec.structs.replace(known, state="leaving")])
             self.refresh()
 
-    def learn(self, placements: Iterable[Placement]) -> None:
+    def update_placements(self, placements: Iterable[Placement]) -> None:
         """Update the placements; ignore those of older views."""
         changed: list[int] = []
         for placement in placements:

@@ -56,8 +56,8 @@ class UnknownOutcome:
         """The seq of the first open unit."""
         return next(iter(self.open))
 
-    def error(self, where: str, heard: str) -> OutcomeUnknownError:
-        """Return the error for a call with open units; `heard` describes the first unit's acks."""
+    def error(self, where: str, acks: str) -> OutcomeUnknownError:
+        """Return the error for a call with open units; `acks` describes the first unit's acks."""
         if self.is_session_expired:
             text = (
                 f"an insert was in flight at {where}, and servers may have expired this client's"
@@ -66,7 +66,7 @@ class UnknownOutcome:
         else:
             text = (
                 f"the deadline passed while an insert was in flight at {where}: it may have"
-                f" happened (seq {self.seq}; {heard}); resolve() waits until that is known"
+                f" happened (seq {self.seq}; {acks}); resolve() waits until that is known"
             )
         error = OutcomeUnknownError(text, shard=self.shard, seq=self.seq, doubt=self)
         if self.many:
@@ -93,12 +93,12 @@ class UnknownOutcomes:
 
     def start(self, call: int, request: ResolveRequest) -> None:
         """Start a call."""
-        doubt = request.outcome
-        if not doubt.open:
-            self._context.complete(call, list(doubt.results))
+        outcome = request.outcome
+        if not outcome.open:
+            self._context.complete(call, list(outcome.results))
             return
         self._waiting[call] = request
-        doubt.calls += 1
+        outcome.calls += 1
         self._context.set_timer(request.deadline)
 
     def cancel(self, call: int) -> None:
@@ -107,25 +107,27 @@ class UnknownOutcomes:
         if request is not None:
             request.outcome.calls -= 1
 
-    def on_unit_resolved(self, doubt: UnknownOutcome, seq: int, gsns: Sequence[int] | None) -> None:
+    def on_unit_resolved(
+        self, outcome: UnknownOutcome, seq: int, gsns: Sequence[int] | None
+    ) -> None:
         """Record the outcome of a unit; complete the pending calls if it was the last open unit."""
-        doubt.resolve_unit(seq, gsns)
-        if doubt.open or not doubt.calls:
+        outcome.resolve_unit(seq, gsns)
+        if outcome.open or not outcome.calls:
             return
-        for call in [call for call, r in self._waiting.items() if r.outcome is doubt]:
+        for call in [call for call, r in self._waiting.items() if r.outcome is outcome]:
             self.cancel(call)
-            self._context.complete(call, list(doubt.results))
+            self._context.complete(call, list(outcome.results))
 
     def pop_expired(self) -> list[tuple[int, UnknownOutcome]]:
         """Remove the calls after their deadline; return them with their outcomes."""
-        context, late = self._context, []
+        context, expired = self._context, []
         for call, request in list(self._waiting.items()):
             if context.now < request.deadline:
                 context.set_timer(request.deadline)
             else:
                 self.cancel(call)
-                late.append((call, request.outcome))
-        return late
+                expired.append((call, request.outcome))
+        return expired
 
     def check(self) -> None:
         """Assert the invariant."""

@@ -155,7 +155,7 @@ class AsyncioEngine:
 
     def _step(self, is_likely: bool) -> int:
         engine, count = self.engine, 0
-        if self.owners.gone:
+        if self.owners.collected:
             for request in self.owners.endings():
                 engine.submit(0, request)
         while is_likely and count < _BATCH and engine.receive():

@@ -233,11 +233,11 @@ class BlockingEngine:
     def _drive(self, ticket: Ticket | _Idle) -> None:
         """Step the engine until the ticket is done. The caller has the role."""
         engine, incoming, noted = self.engine, self._incoming, SHIELD.noted
-        gone = self.owners.gone
+        collected = self.owners.collected
         receive, wait, is_done = engine.receive, engine.transport.wait, ticket.is_done
         while not is_done():
             self._check_open()
-            if incoming or gone:
+            if incoming or collected:
                 self._submit_incoming()
             for _ in range(_BATCH):
                 if not receive():
@@ -435,30 +435,30 @@ class _Futures:
         self._thread: threading.Thread | None = None
         self._idle: Final = _Idle(shared, self)
 
-    def wait_for_room(self, size: int, deadline_s: float, begin: Callable[[], None]) -> None:
-        """Wait until one more future may be pending; then call `begin`, which starts it.
+    def wait_for_room(self, size: int, deadline_s: float, submit_call: Callable[[], None]) -> None:
+        """Wait until one more future may be pending; then call `submit_call`, which starts it.
 
         Both happen or neither, whatever a signal handler raises: CPython runs no handler between
-        the counting and the end of `begin`, which is written in C.
+        the counting and the end of `submit_call`, which is written in C.
         """
         if self._thread is None:
             self._shared.shielded(self._start)
-        if not self._begin(size, begin) and not self._wait(
-            lambda: self._begin(size, begin), deadline_s
+        if not self._try_submit(size, submit_call) and not self._wait(
+            lambda: self._try_submit(size, submit_call), deadline_s
         ):
             raise DeadlineError(
                 f"{self.open} inserts were pending for {deadline_s:g} s, and no more are"
                 " allowed; nothing was inserted: try again"
             )
 
-    def _begin(self, size: int, begin: Callable[[], None]) -> bool:
+    def _try_submit(self, size: int, submit_call: Callable[[], None]) -> bool:
         with self._lock:
             is_full = self.open >= _MAX_FUTURES or self._bytes + size > _MAX_FUTURE_BYTES
             if is_full and self.open and not self._shared.is_closed:
                 return False
             self.open += 1
             self._bytes += size
-            begin()
+            submit_call()
         return True
 
     def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:

@@ -57,7 +57,7 @@ class Engine:
     def __init__(
         self,
         core: Core,
-        answer: Callable[[int, Any], None],
+        on_complete: Callable[[int, Any], None],
         *,
         decode: Callable[[bytes], Message] = decode,
         transport: Transport | None = None,
@@ -67,7 +67,7 @@ class Engine:
 
         Args:
             core: the node to step.
-            answer: called with each call's number and result.
+            on_complete: called with each call's number and result.
             decode: decodes received frames.
             transport: the transport; None: a new one.
             clock: nanoseconds; includes the time while the machine is suspended.
@@ -78,7 +78,7 @@ class Engine:
         self._step: Final = core.step
         self._decode: Final = decode
         self._clock: Final = clock
-        self._answer: Final = answer
+        self._on_complete: Final = on_complete
         self._next_warning_at = 0
         self._is_closed = False
 
@@ -130,7 +130,7 @@ class Engine:
                 for dst in effect.dsts:
                     send(dst, frame)
             elif isinstance(effect, Complete):
-                self._answer(effect.id, effect.result)
+                self._on_complete(effect.id, effect.result)
             elif isinstance(effect, Send):
                 send(effect.dst, encode(effect.message))
             elif isinstance(effect, Connect):

@@ -35,14 +35,14 @@ class Owners:
         #: Without a reference to it, a weak reference makes no callback. By id: they need no hash.
         self._refs: Final[dict[int, Owned]] = {}
         #: The references to owners that were collected.
-        self.gone: Final[deque[Owned]] = deque()
+        self.collected: Final[deque[Owned]] = deque()
 
     def __len__(self) -> int:
         return len(self._refs)
 
     def add(self, owner: object, ending: Ending) -> Owned:
         """Watch an owner; call this before there is something to close."""
-        ref = Owned(owner, self.gone.append)
+        ref = Owned(owner, self.collected.append)
         ref.ending = ending
         self._refs[id(ref)] = ref
         return ref
@@ -53,7 +53,7 @@ class Owners:
 
     def endings(self) -> Iterator[Request]:
         """Return the requests that close the collected owners, each once."""
-        while self.gone:
-            ref = self.gone.popleft()
+        while self.collected:
+            ref = self.collected.popleft()
             if self._refs.pop(id(ref), None) is not None:
                 yield from ref.ending()

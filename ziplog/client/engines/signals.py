@@ -53,7 +53,7 @@ class Shield:
         #: Signals that arrived, each with the frame of its first arrival.
         self.noted: Final[dict[int, FrameType | None]] = {}
         #: The last known handler of each of `_SIGNALS`, and the handlers written in Python.
-        self._found: list[Any] = []
+        self._known_handlers: list[Any] = []
         self._handlers: dict[int, Handler] = {}
         #: One object, so that it can be compared by identity.
         self._note: Final = self._noted
@@ -67,8 +67,8 @@ class Shield:
         if self._owner is not None:
             return False
         found = list(map(getsignal, _SIGNALS))
-        if found != self._found:
-            self._learn(found)
+        if found != self._known_handlers:
+            self._update_handlers(found)
         self._owner = owner
         try:
             for number in self._handlers:
@@ -78,14 +78,14 @@ class Shield:
             raise
         return True
 
-    def _learn(self, found: list[Any]) -> None:
+    def _update_handlers(self, found: list[Any]) -> None:
         former = self._handlers
         for index, number in enumerate(_SIGNALS):
             if found[index] is self._note:
                 found[index] = former.get(number)
         handlers = dict(zip(_SIGNALS, found, strict=True))
         self._handlers = {number: each for number, each in handlers.items() if callable(each)}
-        self._found = found
+        self._known_handlers = found
 
     def _noted(self, number: int, frame: FrameType | None) -> Any:
         owner = self._owner

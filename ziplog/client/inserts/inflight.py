@@ -45,7 +45,7 @@ class InsertCall:
     """One insert call: its payloads, split into units."""
 
     __slots__ = (
-        "done", "gsns", "number", "open", "previous", "request", "sent", "shard", "since",
+        "gsns", "number", "open", "placed_rids", "previous", "request", "sent", "shard", "since",
         "unit_ranges",
     )  # fmt: skip
 
@@ -53,7 +53,7 @@ class InsertCall:
         self.number: Final = number
         self.request: Final = request
         #: The rids of the payloads that were placed before `restart_remainder`.
-        self.done: tuple[RecordId, ...] = ()
+        self.placed_rids: tuple[RecordId, ...] = ()
         #: The payloads [start, stop) of each unit.
         payloads = request.payloads
         self.unit_ranges: Sequence[tuple[int, int]] = (
@@ -76,16 +76,16 @@ class InsertCall:
         """The rids of the payloads that are placed."""
         shard = self.shard
         rids = [RecordId(gsn, shard) for gsns in self.gsns if gsns is not None for gsn in gsns]
-        return [*self.done, *rids] if self.done else rids
+        return [*self.placed_rids, *rids] if self.placed_rids else rids
 
     @property
     def is_partly_placed(self) -> bool:
         """Whether some payloads are placed."""
-        return self.open < len(self.unit_ranges) or bool(self.done)
+        return self.open < len(self.unit_ranges) or bool(self.placed_rids)
 
     def restart_remainder(self) -> None:
         """Give new identities to the units that are not placed; all of them are absent."""
-        self.done = tuple(self.rids)
+        self.placed_rids = tuple(self.rids)
         first = len(self.unit_ranges) - self.open
         self.unit_ranges, self.gsns = self.unit_ranges[first:], self.gsns[first:]
         assert self.gsns.count(None) == self.open, "a unit would be placed after a later one"
@@ -106,7 +106,7 @@ class InsertCall:
         before = self.gsns[self.sent - 1] if self.is_sequential and self.sent else None
         if before:
             return before[-1]
-        return self.done[-1].gsn if self.done else self.request.after.gsn
+        return self.placed_rids[-1].gsn if self.placed_rids else self.request.after.gsn
 
     def has_later_unit(self, units: list[InflightUnit]) -> bool:
         """Whether a unit after the first of these units is placed, or may be placed.
@@ -142,7 +142,7 @@ class InsertCall:
     @property
     def results(self) -> list[RecordId | None]:
         """The rid of each payload; None while it is unknown."""
-        results: list[RecordId | None] = [*self.done]
+        results: list[RecordId | None] = [*self.placed_rids]
         for (start, stop), gsns in zip(self.unit_ranges, self.gsns, strict=True):
             known = [RecordId(gsn, self.shard) for gsn in gsns or ()]
             results += known or [None] * (stop - start)
@@ -417,10 +417,10 @@ def split_into_units(
     unit_ranges: list[tuple[int, int]] = []
     start = size = 0
     for index, payload in enumerate(payloads):
-        taken = len(payload) + (len(keys[index] or b"") if keys is not None else 0)
-        size += taken
+        payload_size = len(payload) + (len(keys[index] or b"") if keys is not None else 0)
+        size += payload_size
         if index > start and (size > MAX_UNIT_BYTES or index - start == MAX_UNIT_RECORDS):
             unit_ranges.append((start, index))
-            start, size = index, taken
+            start, size = index, payload_size
     unit_ranges.append((start, len(payloads)))
     return unit_ranges

@@ -97,7 +97,7 @@ def unknown_outcome_error(
 ) -> OutcomeUnknownError:
     """Return the error of a call with an unknown outcome."""
     unit = windows[outcome.shard].inflight.get(outcome.seq)
-    heard = "its servers sent contradictory acks"
+    acks = "its servers sent contradictory acks"
     if unit is not None:
-        heard = f"of {unit.replicas} replicas, {sorted(unit.acks)} acked"
-    return outcome.error(routing.describe(outcome.shard), heard)
+        acks = f"of {unit.replicas} replicas, {sorted(unit.acks)} acked"
+    return outcome.error(routing.describe(outcome.shard), acks)

@@ -522,8 +522,8 @@ class Inserts:
             self._resume_after_view_change(window, route)
         self._copies.retransmit_due(window, route)
         units = window.inflight.values()
-        has_asked = self._locates[window.shard].poll(self._context, route, units)
-        if has_asked or (
+        has_located = self._locates[window.shard].poll(self._context, route, units)
+        if has_located or (
             route.is_unavailable and (window.queue or any(u.has_waiter for u in units))
         ):
             self._routing.refresh()

@@ -41,8 +41,8 @@ def must_not_send(unit: InflightUnit, route: Route) -> bool:
     blocked by the view change. Servers of a parked shard report the outcome of copies of their
     view.
     """
-    is_answered = route.state == "parked" and unit.message.view == route.view
-    return unit.message.view < route.view or (route.is_unavailable and not is_answered)
+    is_reported = route.state == "parked" and unit.message.view == route.view
+    return unit.message.view < route.view or (route.is_unavailable and not is_reported)
 
 
 class LocateQueries:

@@ -241,9 +241,11 @@ class Reads:
             if context.now >= deadline:
                 answers = dict.fromkeys(pending.damaged, "unknown")
                 answers |= {reply.server: reply.answer for reply in pending.replies.values()}
-                heard = ", ".join(f"{server}: {answer}" for server, answer in answers.items())
+                replies_text = ", ".join(
+                    f"{server}: {answer}" for server, answer in answers.items()
+                )
                 what = f"timed out waiting for {self._routing.describe(rid.shard)} to read {rid}"
-                error = DeadlineError(f"{what} (replies: {heard or 'none'})")
+                error = DeadlineError(f"{what} (replies: {replies_text or 'none'})")
                 self._finish(number, pending, error)
                 continue
             context.set_timer(deadline)

@@ -81,7 +81,7 @@ class ShardStream:
         self._writers: Final = WriterTable() if writers is None else writers
         #: Bytes received and not popped, and bytes popped minus those buffered at the opening.
         self._buffered = 0
-        self._taken = 0
+        self._consumed = 0
         self._granted = 0
         #: The send time of an unanswered message; 0: none.
         self._unanswered_since = 0
@@ -107,8 +107,8 @@ class ShardStream:
         self.number = context.request()
         self.view = route.view
         self._name = route.names[(_best(route) + self._failed) % len(route.names)]
-        self._taken = -self._buffered
-        self._granted = WINDOW_BYTES + self._taken if self._buffered < WINDOW_BYTES else 0
+        self._consumed = -self._buffered
+        self._granted = WINDOW_BYTES + self._consumed if self._buffered < WINDOW_BYTES else 0
         self._unanswered_since = context.now
         self._renew_at = context.now + _RENEW_INTERVAL_NS
         self._reopen_at = self._want_due = 0
@@ -184,7 +184,7 @@ class ShardStream:
             unit = units.popleft()
             size = len(unit.body) + _UNIT_OVERHEAD_BYTES
             self._buffered -= size
-            self._taken += size
+            self._consumed += size
             gsns, epoch = unit.gsns, unit.epoch
             body = decode_body(unit.body, len(gsns))
             key, timestamp_us, payloads = body.key, body.timestamp_us, body.payloads
@@ -212,7 +212,7 @@ class ShardStream:
         """Return all buffered units as they were received; for a scan, which pops no records."""
         units = list(self._units)
         self._units.clear()
-        self._taken += self._buffered
+        self._consumed += self._buffered
         self._buffered = 0
         return units
 
@@ -220,12 +220,12 @@ class ShardStream:
 
     def renew_credit(self) -> None:
         """Send more credit if enough of the window was used."""
-        if WINDOW_BYTES + self._taken - self._granted >= _RENEW_BYTES:
+        if WINDOW_BYTES + self._consumed - self._granted >= _RENEW_BYTES:
             self._send_credit()
 
     def _send_credit(self) -> None:
         context = self._context
-        self._granted = max(self._granted, WINDOW_BYTES + self._taken)
+        self._granted = max(self._granted, WINDOW_BYTES + self._consumed)
         self._unanswered_since = self._unanswered_since or context.now
         self._renew_at = context.now + _RENEW_INTERVAL_NS
         context.set_timer(self._renew_at)

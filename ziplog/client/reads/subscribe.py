@@ -116,7 +116,7 @@ class Subscription:
             self.last = tails.last.gsn
         if tails.recent is not None:
             self.position = max(tails.recent.gsn, 1)
-            self.ask_leases()
+            self.request_leases()
         else:
             self._open_if_ready()
 
@@ -126,7 +126,7 @@ class Subscription:
             self.is_open = True
             self._context.complete(self.number, self.number)
 
-    def ask_leases(self) -> None:
+    def request_leases(self) -> None:
         """Request the leases after the known ones."""
         gsn = self._leases.stop or self.position
         lease = self._routing.lease
@@ -142,8 +142,8 @@ class Subscription:
 
     def _on_lease_history(self, history: LeaseHistory) -> None:
         self._lease_request = 0
-        self._routing.learn(history.placements)
-        is_whole = self._take_leases(history.runs)
+        self._routing.update_placements(history.placements)
+        is_whole = self._add_leases(history.runs)
         if history.trim > self.position and not (self.is_open and is_whole):
             first = RecordId(history.trim, self._leases.owner(history.trim) or 0)
             self._fail(TrimmedError(first))
@@ -151,12 +151,12 @@ class Subscription:
             self._open_if_ready()
             self._lease_due = self._context.now + _NEXT_LEASE_RETRY_NS
         elif self._attempts == 1:
-            self.ask_leases()
+            self.request_leases()
         else:
             self._lease_due = self._context.now + _FIRST_LEASE_RETRY_NS
         self._context.set_timer(self._lease_due)
 
-    def _take_leases(self, runs: Iterable[LeaseRun]) -> bool:
+    def _add_leases(self, runs: Iterable[LeaseRun]) -> bool:
         """Add leases; return False if leases before them are missing."""
         is_whole = self._leases.extend(runs)
         self._open_streams()
@@ -195,8 +195,8 @@ class Subscription:
             self._open(stream)
         self.is_dirty = True
         has_news = deliver.leases and deliver.leases[-1].last.stop > self._leases.stop
-        if has_news and not self._take_leases(deliver.leases) and not self._lease_request:
-            self.ask_leases()
+        if has_news and not self._add_leases(deliver.leases) and not self._lease_request:
+            self.request_leases()
 
     def on_refused(self, stream: ShardStream, on_refused: Refused) -> None:
         """Handle a server's refusal of a stream."""
@@ -256,11 +256,11 @@ class Subscription:
 
     def _seek(self, after: int) -> None:
         """Continue after the reader's last record; go back if the reader lost a result."""
-        taken, ready = self._handed_out, self._ready
-        if after == NEVER or not ready or (taken and ready[taken - 1].rid.gsn == after):
+        former, ready = self._handed_out, self._ready
+        if after == NEVER or not ready or (former and ready[former - 1].rid.gsn == after):
             return
         self._handed_out = bisect_right(ready, after, key=_GSN_OF)
-        self._context.counters.delivered += self._handed_out - taken
+        self._context.counters.delivered += self._handed_out - former
 
     def _hand_out(self, max_records: int) -> Fetched | Exception | None:
         start, ready = self._handed_out, self._ready
@@ -327,11 +327,11 @@ class Subscription:
         has_ready = self._handed_out < len(self._ready)
         gsn = self._ready[self._handed_out].rid.gsn if has_ready else self.position
         streams = self._streams.values()
-        held = max((stream.highest for stream in streams), default=0)
+        highest = max((stream.highest for stream in streams), default=0)
         if self.last != NEVER:
-            held = self.last if self.position <= self.last else 0
+            highest = self.last if self.position <= self.last else 0
         blocked = None
-        if held and streams and not has_ready:
+        if highest and streams and not has_ready:
             slowest = min(streams, key=lambda stream: stream.frontier)
             lease = self._leases.lease_at(slowest.frontier)
             blocked = Blocked(slowest.shard, lease.epoch_at(slowest.frontier) if lease else 0)
@@ -373,7 +373,7 @@ class Subscription:
         if context.now >= self._lease_due:
             self._lease_due = NEVER
             if not self.is_open or self.position >= self._leases.stop:
-                self.ask_leases()
+                self.request_leases()
         for fetch in list(self.fetches):
             if context.now >= fetch.request.deadline:
                 self.fetches.remove(fetch)
@@ -475,7 +475,7 @@ class Subscriptions:
                 with_recent=is_recent,
             )
         if not is_recent:
-            subscription.ask_leases()
+            subscription.request_leases()
 
     def fetch(self, call: int, request: FetchRequest) -> None:
         """Start a fetch."""

@@ -128,7 +128,7 @@ class TailQueries:
 
         def on_history(history: LeaseHistory) -> None:
             query.open_request = 0
-            self._routing.learn(history.placements)
+            self._routing.update_placements(history.placements)
             query.replies = {p.shard: {} for p in history.placements if _was_member(p)}
             self._query_replicas(query)
             self._conclude(query)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logdb.tasks import OpenCalls
 from logdb.wire import AwaitDecision, Decided
-from ziplog.client.common.requests import NEVER, InsertRequest, ResolveRequest
+from ziplog.client.common.requests import NEVER, InsertRequest
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.errors import (
     DeadlineError,
     OutcomeUnknownError,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from logdb.client.coordinators import Coordinators
     from logdb.tasks import LogTasks
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.types import RecordId
 
 _MS: Final = 1_000_000
@@ -112,7 +113,7 @@ class Commits:
     """All commits of a client."""
 
     def __init__(
-        self, context: Turn, coordinators: Coordinators, session: bytes, wall_offset_us: int
+        self, context: StepContext, coordinators: Coordinators, session: bytes, wall_offset_us: int
     ) -> None:
         self._context: Final = context
         self._coordinators: Final = coordinators
@@ -141,7 +142,7 @@ class Commits:
         commit = PendingCommit(number, deadline, [], done)
         commit.payload, commit.after = payload, after
         self._open[number] = commit
-        self._context.wake_at(deadline)
+        self._context.set_timer(deadline)
         self._insert(commit)
         return commit
 
@@ -154,7 +155,7 @@ class Commits:
         if former is not None:
             self._finish(former, _unknown_outcome_error(unknown, "another call resolves it now"))
         self._open[unknown.number] = commit
-        self._context.wake_at(deadline)
+        self._context.set_timer(deadline)
         self._query_decision(commit)
         for attempt in list(unknown.attempts):
             if attempt.unknown is not None:
@@ -241,7 +242,7 @@ class Commits:
 
     def _schedule_retry(self, commit: PendingCommit, at: int) -> None:
         commit.retry_at = min(commit.retry_at, at)
-        self._context.wake_at(commit.retry_at)
+        self._context.set_timer(commit.retry_at)
 
     def _finish(self, commit: PendingCommit, result: Any) -> None:
         commit.is_over = True
@@ -266,7 +267,7 @@ class Commits:
                     self._query_decision(commit)
                 elif commit.payload is not None and not commit.log_calls:
                     self._insert(commit)
-            context.wake_at(min(commit.retry_at, commit.deadline))
+            context.set_timer(min(commit.retry_at, commit.deadline))
 
     def _deadline_error(self, commit: PendingCommit) -> ZiplogError:
         if not commit.attempts:
@@ -289,7 +290,7 @@ class Commits:
             assert number == commit.number
             assert not commit.is_over, "a finished commit is open"
             due = min(commit.retry_at, commit.deadline)
-            assert self._context.alarm <= due, "a commit has no timer"
+            assert self._context.next_timer <= due, "a commit has no timer"
             assert commit.query or commit.log_calls or commit.retry_at < NEVER, (
                 "a commit has no request, no insert and no retry"
             )

@@ -19,7 +19,7 @@ from ziplog.types import RID_GENESIS, RecordId
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.core.message import Message
     from ziplog.errors import ZiplogError
 
@@ -92,7 +92,7 @@ class PendingQuery:
 class Coordinators:
     """The coordinators of one database, as a client sees them."""
 
-    def __init__(self, context: Turn, endpoints: Sequence[str], session: bytes) -> None:
+    def __init__(self, context: StepContext, endpoints: Sequence[str], session: bytes) -> None:
         """Prepare; nothing is sent before the first query.
 
         Args:
@@ -229,9 +229,9 @@ class Coordinators:
 
     def _set_timer_for(self, query: PendingQuery) -> None:
         context = self._context
-        context.wake_at(min(query.retry_at, query.deadline))
+        context.set_timer(min(query.retry_at, query.deadline))
         if context.now < query.sent_at + _PROBE_AFTER_NS:
-            context.wake_at(query.sent_at + _PROBE_AFTER_NS)
+            context.set_timer(query.sent_at + _PROBE_AFTER_NS)
 
     def _send(self, name: bytes, message: Message) -> None:
         if name not in self._connected:
@@ -300,7 +300,7 @@ class Coordinators:
         if query is not None:
             query.retry_at = min(query.retry_at, self._context.now + query.backoff)
             query.backoff = min(2 * query.backoff, QUERY_TIMEOUT_NS)
-            self._context.wake_at(query.retry_at)
+            self._context.set_timer(query.retry_at)
 
     def _on_invalid(self, src: bytes, reply: wire.Invalid) -> None:
         if reply.code == "wrong-cluster":
@@ -440,7 +440,7 @@ class Coordinators:
         assert self._liveness_queries <= self._queries.keys(), "a liveness query is not open"
         for query in self._queries.values():
             due = min(query.retry_at, query.deadline)
-            assert self._context.alarm <= due, "a query has no timer"
+            assert self._context.next_timer <= due, "a query has no timer"
 
 
 #: Usually answered late, so a liveness probe is sent along.

@@ -23,7 +23,7 @@ from logdb.tasks import LogTasks
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common import requests
 from ziplog.client.common.requests import NEVER
-from ziplog.client.common.step_context import Turn
+from ziplog.client.common.step_context import StepContext
 from ziplog.core.node import Call, Cancelled, Received, Wakeup
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class DatabaseCore:
         """
         assert len(client) == 24, "16 bytes for the log, and 8 for the session"
         self.session: Final = client[16:]
-        context = self._context = Turn(client[:16])
+        context = self._context = StepContext(client[:16])
         self._policy: Final = policy
         self._coordinators: Final = Coordinators(context, endpoints, self.session)
         self._coordinators.on_opened = self._on_opened
@@ -152,7 +152,7 @@ class DatabaseCore:
                 task.cancel()
         elif calls is not None:
             calls.step(event, now)
-        if type(event) is Wakeup and now >= context.alarm:
+        if type(event) is Wakeup and now >= context.next_timer:
             self._tick()
         effects, calls = context.effects, self._calls
         if effects:
@@ -163,7 +163,7 @@ class DatabaseCore:
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next wake-up."""
-        alarm = self._context.alarm
+        alarm = self._context.next_timer
         if self._calls is not None:
             other = self._calls.core.next_wakeup()
             if other is not None and other < alarm:
@@ -210,7 +210,7 @@ class DatabaseCore:
         self._context.complete(call, result)
 
     def _tick(self) -> None:
-        self._context.alarm = NEVER
+        self._context.next_timer = NEVER
         self._coordinators.tick()
         self._commits.tick()
         self._step_runner.wake_sleepers()

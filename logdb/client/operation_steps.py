@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from logdb.client.commits import Commits
     from logdb.client.coordinators import Coordinators
     from logdb.tasks import LogTasks
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -70,7 +70,7 @@ class StepRunner:
 
     __slots__ = ("calls", "commits", "context", "coordinators", "sleepers")
 
-    def __init__(self, context: Turn, coordinators: Coordinators, commits: Commits) -> None:
+    def __init__(self, context: StepContext, coordinators: Coordinators, commits: Commits) -> None:
         self.context: Final = context
         self.coordinators: Final = coordinators
         self.commits: Final = commits
@@ -105,7 +105,7 @@ class StepRunner:
                 return partial(self.commits.cancel, commit)
             case SleepUntil(deadline):
                 self.sleepers.append((deadline, task))
-                self.context.wake_at(deadline)
+                self.context.set_timer(deadline)
         return None
 
     def wake_sleepers(self) -> None:
@@ -117,12 +117,12 @@ class StepRunner:
                     task.resume()
             elif not task.is_over:
                 self.sleepers.append((wake_time, task))
-                self.context.wake_at(wake_time)
+                self.context.set_timer(wake_time)
 
     def check(self) -> None:
         """Assert the invariants."""
         for wake_time, _ in self.sleepers:
-            assert self.context.alarm <= wake_time, "a sleeping operation has no timer"
+            assert self.context.next_timer <= wake_time, "a sleeping operation has no timer"
 
 
 def _on_reply(task: Task, reply: Any, src: bytes) -> None:

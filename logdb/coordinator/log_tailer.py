@@ -183,7 +183,7 @@ class LogTailer:
         """Fetch records after each event; after the last of a batch, also check the progress."""
         calls = self._calls
         # Only a start waits for shards: it needs the tail, which all shards must report.
-        self.waiting_for = [] if self.is_ready else calls.core.awaited
+        self.waiting_for = [] if self.is_ready else calls.core.waiting_for
         if self._retry_at <= calls.now:
             self.start()
         if self._subscription and not self._is_fetching:

@@ -431,7 +431,7 @@ def test_missed_decisions_are_sent_after_a_restart() -> None:
 def test_a_start_reports_a_recovering_shard() -> None:
     harness = CoordinatorHarness()
     harness.log.is_down = True
-    harness.core.awaited = ["shard 1 (recovering)"]
+    harness.core.waiting_for = ["shard 1 (recovering)"]
     harness.poll()
     received = harness.query(harness.get(b"k"))
     assert (

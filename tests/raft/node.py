@@ -85,7 +85,7 @@ class NodeProcess:
         self.outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._write, daemon=True).start()
         self.raft = raft.Raft(
-            name, nodes, directory, self.ledger, on_event=self._tell, on_fatal=self._die
+            name, nodes, directory, self.ledger, on_event=self._tell, on_fatal=self._fail
         )
 
     def _tell(self, event: Event) -> None:
@@ -95,7 +95,7 @@ class NodeProcess:
                 self.mine.discard(number)
                 self.outbox.put(encode(("acknowledged", number, decode(event.result))))
 
-    def _die(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         self.pipe.send_bytes(encode(("fatal", reason)))
         os._exit(FATAL)
 
@@ -204,12 +204,12 @@ def _hurry(haste: float) -> None:
 def put_back_shipped(replace: Callable[[Any, str, Any], object] = setattr) -> None:
     """Have the library itself take what peers send; only who votes stays ours."""
     hook = "_SyncObj__onMessageReceived"
-    ours, shipped = getattr(raft_node.Node, hook), getattr(pysyncobj.syncobj.SyncObj, hook)
+    ours, shipped = getattr(raft_node.RaftNode, hook), getattr(pysyncobj.syncobj.SyncObj, hook)
 
-    def take(node: raft_node.Node, peer: Any, message: dict[str, Any]) -> None:
+    def take(node: raft_node.RaftNode, peer: Any, message: dict[str, Any]) -> None:
         (ours if message["type"] == "standing" else shipped)(node, peer, message)
 
-    def load(node: raft_node.Node, clearJournal: bool) -> None:  # noqa: N803
+    def load(node: raft_node.RaftNode, clearJournal: bool) -> None:  # noqa: N803
         found = Snapshot.read(node._snapshot)
         if clearJournal:
             node._journal.clear()
@@ -217,5 +217,5 @@ def put_back_shipped(replace: Callable[[Any, str, Any], object] = setattr) -> No
         node._consumer.restore(found.state)
         node._SyncObj__raftLastApplied = found.last.index
 
-    replace(raft_node.Node, hook, take)
-    replace(raft_node.Node, "_SyncObj__loadDumpFile", load)
+    replace(raft_node.RaftNode, hook, take)
+    replace(raft_node.RaftNode, "_SyncObj__loadDumpFile", load)

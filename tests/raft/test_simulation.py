@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from tests.raft.node import put_back_shipped
-from ziplog.raft import codec, pysyncobj_adapter, snapshot
+from ziplog.raft import codec, pysyncobj_adapter, raft_node, snapshot, state_machine
 from ziplog.raft import journal as journal_module
-from ziplog.raft import raft_node as receive
 from ziplog.raft.journal import Journal
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class World:
         self.chance = random.Random(seed)
         self.directory = directory
         self.names = [f"127.0.0.1:{port}" for port in range(1, size + 1)]
-        self.up: dict[str, receive.Node] = {}
+        self.up: dict[str, raft_node.RaftNode] = {}
         self.journals: dict[str, FrailJournal] = {}
         #: Messages from one node to another, in order; an entry means that they are connected.
         self.links: dict[tuple[str, str], deque[bytes]] = {}
@@ -133,7 +132,7 @@ class World:
     def start(self, name: str) -> None:
         path = self.directory / name.rpartition(":")[2]
         self.journals[name] = FrailJournal(path)
-        consumer = pysyncobj_adapter.Consumer(Words(), lambda _event: None)
+        consumer = state_machine.Consumer(Words(), lambda _event: None)
         nodes = {endpoint: endpoint for endpoint in self.names}
         self.up[name] = pysyncobj_adapter.join(nodes, name, self.journals[name], consumer, None)
         self.up[name].conf.leaderFallbackTimeout = 1e9
@@ -161,7 +160,7 @@ class World:
         self.journals[name].cuts_before = self.chance.random() < 0.5
 
     @contextlib.contextmanager
-    def running(self, name: str) -> Iterator[receive.Node]:
+    def running(self, name: str) -> Iterator[raft_node.RaftNode]:
         """Let a node do something, if it survives that."""
         with contextlib.suppress(PowerCutError):
             yield self.up[name]
@@ -207,12 +206,12 @@ class World:
         with self.running(name) as node:
             node._SyncObj__raftElectionDeadline = 0.0 if times_out else NEVER
             node._SyncObj__newAppendEntriesTime = 0.0 if beats else NEVER
-            node._tell_at = 0.0 if beats else NEVER
+            node._next_status_at = 0.0 if beats else NEVER
             node.doTick(0.0)
 
     def propose(self, name: str) -> None:
         self.number += 1
-        self.up[name].hand_over(b"%d" % self.number, lambda *_: None)
+        self.up[name].propose_command(b"%d" % self.number, lambda *_: None)
 
     def peer(self, name: str, other: str) -> Any:
         return next(node for node in self.up[name].otherNodes if node.id == other)
@@ -262,7 +261,7 @@ class World:
             if node._isLeader():
                 self._check_leader(name, node)
 
-    def _check_commits(self, name: str, node: receive.Node) -> None:
+    def _check_commits(self, name: str, node: raft_node.RaftNode) -> None:
         held = self.journals[name]
         first = max(self.seen[name] + 1, held.entries[0].index)
         for entry in held.since(first, max(0, node.raftCommitIndex + 1 - first)):
@@ -272,7 +271,7 @@ class World:
             assert former[:2] == promised[:2], (name, entry)
         self.seen[name] = max(self.seen[name], node.raftCommitIndex)
 
-    def _check_leader(self, name: str, node: receive.Node) -> None:
+    def _check_leader(self, name: str, node: raft_node.RaftNode) -> None:
         term = node.raftCurrentTerm
         assert self.leaders.setdefault(term, name) == name, f"two leaders in term {term}"
         entries = self.journals[name].entries
@@ -343,7 +342,7 @@ def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def live(directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int, size: int) -> World:
     """Let a group live through one history, and settle; any broken promise raises."""
     world = World(directory, seed, size)
-    monkeypatch.setattr(receive, "Transport", lambda *given: Wire(world, *given))
+    monkeypatch.setattr(raft_node, "Transport", lambda *given: Wire(world, *given))
     try:
         for name in world.names:
             world.new.add(name)
@@ -374,7 +373,7 @@ def test_no_history_loses_what_was_committed(
 @pytest.mark.usefixtures("_quick_disk")
 def test_a_former_leader_admits_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, 0, 3)
-    monkeypatch.setattr(receive, "Transport", lambda *given: Wire(world, *given))
+    monkeypatch.setattr(raft_node, "Transport", lambda *given: Wire(world, *given))
     try:
         for name in world.names:
             world.start(name)

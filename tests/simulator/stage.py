@@ -167,7 +167,7 @@ def virtual(kernel: Kernel) -> Iterator[None]:
         (raft_node, "time", found),
         (raft_node, "Transport", found.wire),
         (raft, "time", found),
-        (raft, "_refuse_taken", lambda _endpoint: None),
+        (raft, "_check_port_free", lambda _endpoint: None),
     ]
     former = [(module, name, vars(module).get(name, _ABSENT)) for module, name, _ in stand_ins]
     try:
@@ -218,9 +218,9 @@ class Node(raft_node.Node):
         self._member.wire.read()
         super().doTick(0.0)
 
-    def hand_over(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
+    def propose_command(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
         """Propose a command, and have a turn soon."""
-        super().hand_over(command, done)
+        super().propose_command(command, done)
         self.wake()
 
     def wake(self) -> None:
@@ -235,7 +235,7 @@ class Node(raft_node.Node):
         """Return when there is something to do though nothing arrives, in seconds."""
         due: float = self._SyncObj__startTime + self._SyncObj__numOneSecondDumps
         if self.otherNodes:
-            due = min(due, self._tell_at)
+            due = min(due, self._next_status_at)
             if self._isLeader():
                 return min(due, float(self._SyncObj__newAppendEntriesTime))
         elif self._isLeader():

@@ -14,11 +14,11 @@ from ziplog.archive.messages import (
     BLOCK,
     LOCATE,
     LOCATED,
-    MOST_PLACES,
+    MAX_PLACES,
     NEXT,
     REQUEST_BYTES,
-    STRANGER,
     WRITERS,
+    WRONG_SHARD,
     Answer,
     Places,
     Request,
@@ -30,7 +30,7 @@ from ziplog.archive.messages import (
     encode_request,
 )
 from ziplog.segments.block_file import BlockIndex, Part
-from ziplog.segments.blocks import MOST_BYTES, layout
+from ziplog.segments.blocks import MAX_BLOCK_BYTES, layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ NARROW = st.integers(0, 2**32 - 1)
 
 requests = st.builds(Request, st.sampled_from([BLOCK, WRITERS, LOCATE]), WIDE, NARROW, WIDE)
 #: With places of this many bytes there is no room for more.
-MOST_TELLING = 4096 + 96 * MOST_PLACES
+MOST_TELLING = 4096 + 96 * MAX_PLACES
 
 
 @st.composite
@@ -50,7 +50,7 @@ def blocks(draw: st.DrawFn, start: int | None = None) -> BlockIndex:
     begin = draw(st.integers(1, 2**62)) if start is None else start
     rows, has_keys = draw(st.integers(0, 100_000)), draw(st.booleans())
     sizes = (
-        draw(st.integers(2 * rows, MOST_BYTES)),
+        draw(st.integers(2 * rows, MAX_BLOCK_BYTES)),
         layout(rows, has_keys=has_keys).size,
         draw(st.integers(0, 64 * MIB)),
     )
@@ -64,7 +64,7 @@ def blocks(draw: st.DrawFn, start: int | None = None) -> BlockIndex:
 def places(draw: st.DrawFn) -> Places:
     """Blocks that follow each other, anywhere."""
     found: list[BlockIndex] = []
-    for _ in range(draw(st.integers(1, MOST_PLACES))):
+    for _ in range(draw(st.integers(1, MAX_PLACES))):
         stop = found[-1].stop if found else 1
         if stop > 2**62:
             break
@@ -83,7 +83,7 @@ answers = (
     | st.builds(lambda size: Answer(LOCATED, places_size=size), st.integers(0, MOST_TELLING))
     | st.builds(
         lambda kind, at, size, crc: Answer(kind, at, columns=Part(0, size, crc)),
-        st.sampled_from([WRITERS, NEXT, STRANGER]), WIDE, st.integers(0, 64 * MIB), NARROW,
+        st.sampled_from([WRITERS, NEXT, WRONG_SHARD]), WIDE, st.integers(0, 64 * MIB), NARROW,
     )
 )  # fmt: skip
 
@@ -120,7 +120,7 @@ def test_a_tower_is_no_places() -> None:
     assert decode_places(tower) is None
 
 
-@pytest.mark.parametrize("count", [0, MOST_PLACES + 1])
+@pytest.mark.parametrize("count", [0, MAX_PLACES + 1])
 def test_it_is_told_of_one_block_and_of_no_more_than_may_be(count: int) -> None:
     row = [msgspec.structs.replace(PLACED, start=at, stop=at + 1) for at in range(1, count + 1)]
     assert decode_places(encode_places(Places(b"/1.seg", row))) is None
@@ -149,8 +149,8 @@ def test_what_follows_an_answer_is_bounded(answer: Answer, at: int, put: bytes) 
     if found.kind == LOCATED:
         assert found.size <= MOST_TELLING
     # Each record takes two bytes of data, and 40 of columns and a bit.
-    assert found.data.size <= MOST_BYTES
-    assert found.columns.size <= max(64 * MIB, 21 * MOST_BYTES)
+    assert found.data.size <= MAX_BLOCK_BYTES
+    assert found.columns.size <= max(64 * MIB, 21 * MAX_BLOCK_BYTES)
     assert found.origins.size <= 64 * MIB
 
 
@@ -173,7 +173,7 @@ GOOD = Answer(
             has_keys=2, columns=Part(0, layout(3, has_keys=True).size, 1)
         ),  # neither yes nor no
         lambda a: a._replace(data=Part(0, 5, 2)),  # too few for three records
-        lambda a: a._replace(data=Part(0, MOST_BYTES + 1, 2)),
+        lambda a: a._replace(data=Part(0, MAX_BLOCK_BYTES + 1, 2)),
         lambda a: a._replace(origins=Part(0, 64 * MIB + 1, 2)),
         lambda a: a._replace(places_size=1),  # where there are none
         lambda a: a._replace(kind=LOCATED, places_size=9),  # where one is, and the block too
@@ -212,7 +212,7 @@ def test_blocks_that_do_not_follow_each_other_are_none(start: int) -> None:
     "change",
     [
         {"stop": 5}, {"start": -1}, {"start": 0}, {"stop": 2**63}, {"rows": 4}, {"rows": -1},
-        {"has_keys": True}, {"data": Part(5, 5, 2)}, {"data": Part(5, MOST_BYTES + 1, 2)},
+        {"has_keys": True}, {"data": Part(5, 5, 2)}, {"data": Part(5, MAX_BLOCK_BYTES + 1, 2)},
         {"origins": Part(9, 64 * MIB + 1, 0)},
     ],
 )  # fmt: skip
@@ -221,6 +221,6 @@ def test_what_can_be_no_block_is_at_no_place(change: dict[str, Any]) -> None:
     assert decode_places(encode_places(Places(b"/1.seg", [block]))) is None
 
 
-@pytest.mark.parametrize("kind", [0, NEXT, STRANGER, LOCATED, 255])
+@pytest.mark.parametrize("kind", [0, NEXT, WRONG_SHARD, LOCATED, 255])
 def test_what_cannot_be_asked_is_no_request(kind: int) -> None:
     assert decode_request(encode_request(Request(kind, 7, 3, 5))) is None

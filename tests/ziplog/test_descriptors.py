@@ -27,7 +27,7 @@ from ziplog.client.client_node import ClientCore
 from ziplog.client.common.requests import NEVER, ConnectRequest
 from ziplog.client.engines.blocking_engine import SharedEngine
 from ziplog.errors import ClosedError, UnavailableError
-from ziplog.runtime.descriptors import Door, Reserve
+from ziplog.runtime.descriptors import AcceptPause, Reserve
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def test_the_silent_are_closed_first_and_no_more_than_needed() -> None:
 
     def look(used: int, **received: int) -> list[int]:
         for name, count in received.items():
-            reserve.look_at(int(name[1:]), 1000 + int(name[1:]), count)
+            reserve.observe(int(name[1:]), 1000 + int(name[1:]), count)
         return reserve.choose(used, 0)
 
     with limited_to(128):
@@ -93,24 +93,24 @@ def test_the_silent_are_closed_first_and_no_more_than_needed() -> None:
         assert look(116, **both | {"_5": 101}) == [7, 9, 6, 8]
         assert reserve.shed == 10
         assert look(10) == []
-        assert not reserve._heard, "what is gone is forgotten"
+        assert not reserve._activity, "what is gone is forgotten"
 
 
 def test_a_port_that_is_shut_answers_nobody_until_it_opens() -> None:
-    door = Door()
+    door = AcceptPause()
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        door.shut(listening, 0)
-        assert door.is_shut
+        door.start(listening, 0)
+        assert door.is_active
         with socket.socket() as caller:
             caller.setblocking(False)
             assert caller.connect_ex(listening.getsockname()) == errno.EINPROGRESS
             poll = select.poll()
             poll.register(caller, select.POLLOUT)
             assert not poll.poll(50)
-            door.open_if_due(listening, S - 1)
-            assert door.is_shut
-            door.open_if_due(listening, S)
-            assert not door.is_shut
+            door.end_if_due(listening, S - 1)
+            assert door.is_active
+            door.end_if_due(listening, S)
+            assert not door.is_active
             assert poll.poll(30_000)
             assert not caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 

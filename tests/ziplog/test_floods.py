@@ -19,7 +19,7 @@ import zmq
 
 from tests.waiting import wait_until
 from ziplog.runtime import descriptors, receive_limits
-from ziplog.runtime.receive_limits import LIMIT_BYTES, Floods
+from ziplog.runtime.receive_limits import LIMIT_BYTES, ReceiveLimiter
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def test_small_frames_of_many_connections_are_bounded_together(
     server: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receive_limits, "TOTAL_BYTES", 1_000_000)
-    monkeypatch.setattr(receive_limits, "LOOK_NS", 0)
+    monkeypatch.setattr(receive_limits, "CHECK_INTERVAL_NS", 0)
     port = port_of(server)
     with contextlib.ExitStack() as stack:
         quiet = stack.enter_context(Raw(port))
@@ -214,9 +214,9 @@ def test_port_takes_no_new_connections_while_ended_ones_have_left_too_much(
     server: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receive_limits, "TOTAL_BYTES", 1_000_000)
-    monkeypatch.setattr(receive_limits, "LOOK_NS", 0)
+    monkeypatch.setattr(receive_limits, "CHECK_INTERVAL_NS", 0)
     port = port_of(server)
-    watch = server._floods
+    watch = server._limiter
     assert watch is not None
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(Raw(port)) for _ in range(8)]
@@ -224,13 +224,13 @@ def test_port_takes_no_new_connections_while_ended_ones_have_left_too_much(
             peer.send(wire(b"x"))  # so that the size of its frames is known
         taken: list[bytes] = []
         wait_until(lambda: taken.extend(take_all(server)) or len(taken) == 8, "frames")
-        assert not watch._door.is_shut
+        assert not watch._accept_pause.is_active
         for peer in peers:
             with contextlib.suppress(OSError):
                 peer.send(wire(b"x") * 20_000)
-        wait_until(lambda: server.wait(0) or watch._door.is_shut, "a shut door")
+        wait_until(lambda: server.wait(0) or watch._accept_pause.is_active, "a start door")
         monkeypatch.setattr(descriptors, "_PAUSE_NS", 0)
-    wait_until(lambda: take_all(server) == [] and not watch._door.is_shut, "an open door")
+    wait_until(lambda: take_all(server) == [] and not watch._accept_pause.is_active, "an open door")
     with Raw(port) as newcomer:
         newcomer.send(wire(b"after"))
         wait_until(lambda: b"after" in take_all(server), "the newcomer's frame")
@@ -238,7 +238,7 @@ def test_port_takes_no_new_connections_while_ended_ones_have_left_too_much(
 
 def test_what_is_taken_is_no_flood(server: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receive_limits, "LIMIT_BYTES", 500_000)
-    monkeypatch.setattr(receive_limits, "LOOK_NS", 0)
+    monkeypatch.setattr(receive_limits, "CHECK_INTERVAL_NS", 0)
     frames = [bytes(size) for size in (0, 1, 255, 256, 70_000)]
     data = b"".join(wire(frame) for frame in frames)
     with Raw(port_of(server)) as peer:
@@ -247,8 +247,8 @@ def test_what_is_taken_is_no_flood(server: Transport, monkeypatch: pytest.Monkey
             found: list[bytes] = []
             wait_until(lambda: found.extend(take_all(server)) or found == frames, "frames")  # noqa: B023
         [counted] = server._peers.values()
-        assert server._floods is not None
-        server._floods._next_look = 0
+        assert server._limiter is not None
+        server._limiter._next_check = 0
         server.wait(0)
         # To the byte: a count that drifts would cut off everybody in the end.
         assert counted.taken == 20 * len(data) > receive_limits.LIMIT_BYTES
@@ -301,10 +301,10 @@ def test_only_connections_to_the_port_are_cut_and_once(monkeypatch: pytest.Monke
                 end.sendall(bytes(1_001))
         for end in accepted:
             assert len(end.recv(1_001, socket.MSG_PEEK | socket.MSG_WAITALL)) == 1_001
-        watch = Floods(ours.getsockname()[1])
+        watch = ReceiveLimiter(ours.getsockname()[1])
         for _ in range(2):
-            watch._next_look = 0
-            assert watch.look() == []
+            watch._next_check = 0
+            assert watch.enforce() == []
             assert watch.cut == 1
         # Cut off in the middle of it, and from now on.
         assert [len(connection.recv(2_000)) for connection in accepted] == [1_001, 1_001]
@@ -315,9 +315,9 @@ def test_only_connections_to_the_port_are_cut_and_once(monkeypatch: pytest.Monke
 
 
 def test_a_descriptor_that_is_no_connection_counts_for_nobody() -> None:
-    watch, peer = Floods(1), receive_limits.Peer(b"x")
+    watch, peer = ReceiveLimiter(1), receive_limits.Peer(b"x")
     with socket.socket(socket.AF_UNIX) as unix, Path(os.devnull).open("rb") as file:
         assert not watch.add(peer, unix.fileno())
         assert not watch.add(peer, file.fileno())
     assert not watch.add(peer, 10_000)
-    assert watch.look() == []
+    assert watch.enforce() == []

@@ -30,7 +30,7 @@ def inbox_of(*frames: Frame) -> Inbox:
 
 
 def drain(box: Inbox) -> list[Frame]:
-    return list(iter(box.take, None))
+    return list(iter(box.pop, None))
 
 
 def test_without_a_queue_frames_pass_as_they_come() -> None:
@@ -61,7 +61,7 @@ def test_frames_of_one_source_stay_in_order() -> None:
     waiting = deque((b"a", insert(seq)) for seq in range(1, 400))
     box = Inbox(lambda: waiting.popleft() if waiting else None)
     box.fill()
-    handled = [box.take() for _ in range(200)]
+    handled = [box.pop() for _ in range(200)]
     waiting.extend((b"a", insert(seq)) for seq in range(400, 600))
     box.fill()
     handled += drain(box)

@@ -331,7 +331,7 @@ def test_a_tick_that_fails_is_not_the_last(
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ziplog.raft.raft_node.Node._tell", fail)
+        patch.setattr("ziplog.raft.raft_node.RaftNode._send_status", fail)
         wait_until(lambda: len(failures) > 3, "it fails several times")
     node.raft.propose(b"one")
     node.wait_committed(1)

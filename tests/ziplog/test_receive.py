@@ -9,7 +9,7 @@ import pytest
 from tests.ziplog.bench import TERM, WORD, Bench, Words, entries, snapshot
 from ziplog.raft import codec
 from ziplog.raft.journal import Entry, JournalError
-from ziplog.raft.log_matching import Comparison, compare
+from ziplog.raft.log_matching import LogMatch, compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -300,16 +300,16 @@ def held(first: int, *terms: int) -> list[Entry]:
 @pytest.mark.parametrize(
     ("own", "came", "found"),
     [
-        (held(3, 1), held(4, 1, 1), Comparison(0, contradicts=False)),
-        (held(3, 1, 1), held(4, 1), Comparison(1, contradicts=False)),
-        (held(3, 1, 1, 1), [], Comparison(0, contradicts=False)),
-        (held(3, 1, 1), held(4, 1, 1), Comparison(1, contradicts=False)),
-        (held(3, 1, 1, 1), held(4, 1, 2), Comparison(1, contradicts=True)),
+        (held(3, 1), held(4, 1, 1), LogMatch(0, contradicts=False)),
+        (held(3, 1, 1), held(4, 1), LogMatch(1, contradicts=False)),
+        (held(3, 1, 1, 1), [], LogMatch(0, contradicts=False)),
+        (held(3, 1, 1), held(4, 1, 1), LogMatch(1, contradicts=False)),
+        (held(3, 1, 1, 1), held(4, 1, 2), LogMatch(1, contradicts=True)),
         (held(3, 2), held(4, 1), None),
         ([], held(4, 1), None),
     ],
 )
 def test_entries_are_compared_one_by_one(
-    own: list[Entry], came: list[Entry], found: Comparison | None
+    own: list[Entry], came: list[Entry], found: LogMatch | None
 ) -> None:
     assert compare(own, 1, came) == found

@@ -128,9 +128,9 @@ def test_a_new_directory_is_new_no_more_once_a_leader_was_heard(
     bench: Callable[..., Bench],
 ) -> None:
     node = bench(is_voter=False)
-    assert node.node._standing().is_new
+    assert node.node._own_status().is_new
     node.append(1, 0)
-    assert not node.node._standing().is_new
+    assert not node.node._own_status().is_new
 
 
 def test_a_directory_that_lost_its_journal_only_is_not_new(bench: Callable[..., Bench]) -> None:
@@ -140,7 +140,7 @@ def test_a_directory_that_lost_its_journal_only_is_not_new(bench: Callable[..., 
     (first.directory / "journal").unlink()
     (first.directory / "flushed").unlink()
     again = bench(directory=first.directory, is_voter=False)
-    assert not again.node._standing().is_new
+    assert not again.node._own_status().is_new
     assert again.node.is_voter is False
 
 
@@ -171,7 +171,7 @@ def test_a_node_that_does_not_vote_says_what_it_waits_for(
 
     def reason() -> str:
         caplog.clear()
-        node.node._remind_at = 0.0
+        node.node._next_non_voter_log_at = 0.0
         node.node._tell()
         return caplog.text
 
@@ -239,7 +239,7 @@ def test_a_joiner_counts_only_after_it_was_admitted(bench: Callable[..., Bench])
     assert (node.c.id, admitted) in node.wire.sent
     node.acknowledge(node.c, 5)
     assert node.match(node.c) == 4
-    assert node.node._joiners == {}
+    assert node.node._pending_voters == {}
 
 
 def test_every_leader_has_barriers_of_its_own(bench: Callable[..., Bench]) -> None:
@@ -259,4 +259,4 @@ def test_a_directory_that_is_lost_again_joins_again(bench: Callable[..., Bench])
     node.acknowledge(node.c, 2, success=False, reset=True, joining="second")
     assert (node.match(node.c), node.following(node.c)) == (0, 2)
     node.acknowledge(node.c, 2, success=False, reset=True, joining="third")
-    assert [joiner.barrier for joiner in node.node._joiners.values()] == [5]
+    assert [joiner.barrier for joiner in node.node._pending_voters.values()] == [5]

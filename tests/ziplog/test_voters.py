@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ziplog.raft.voting_rights import Joiner, Standing, founders, is_admitted
+from ziplog.raft.voting_rights import PendingVoter, VoterStatus, founders, is_admitted
 
 
 def standing(
     identity: str, *, is_new: bool = True, voters: dict[str, str] | None = None
-) -> Standing:
-    return Standing(identity, is_voter=bool(voters), is_new=is_new, founders=voters or {})
+) -> VoterStatus:
+    return VoterStatus(identity, is_voter=bool(voters), is_new=is_new, founders=voters or {})
 
 
 ALL = {"a": "A", "b": "B", "c": "C"}
@@ -36,7 +36,7 @@ def test_the_first_of_a_group_that_is_all_new_writes_the_founders_down() -> None
     ],
 )
 def test_a_node_that_may_have_forgotten_something_founds_nothing(
-    own: str, me: Standing, others: dict[str, Standing | None]
+    own: str, me: VoterStatus, others: dict[str, VoterStatus | None]
 ) -> None:
     assert founders(own, me, others) == {}
 
@@ -64,4 +64,4 @@ def test_a_node_alone_is_its_group() -> None:
 def test_a_joiner_is_admitted_when_all_that_vote_hold_its_barrier(
     committed: int, held: dict[str, int], joiners: set[str], admitted: bool
 ) -> None:
-    assert is_admitted(Joiner("C2", 9), committed, held, joiners) is admitted
+    assert is_admitted(PendingVoter("C2", 9), committed, held, joiners) is admitted

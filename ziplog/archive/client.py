@@ -22,20 +22,20 @@ from ziplog.archive.messages import (
     LOCATE,
     LOCATED,
     NEXT,
-    STRANGER,
     WRITERS,
+    WRONG_SHARD,
     Answer,
     Request,
     decode_answer,
     decode_places,
     encode_request,
 )
-from ziplog.archive.sockets import is_here, receive
+from ziplog.archive.sockets import is_same_machine, receive
 from ziplog.errors import ClosedError, UnavailableError
 from ziplog.segments.block_file import decode_origins, decode_writers, is_sound
 from ziplog.segments.block_reader import BlockPlace, read_block
 from ziplog.segments.blocks import Block
-from ziplog.segments.buffer_pool import ReadMemory
+from ziplog.segments.buffer_pool import BufferPool
 from ziplog.segments.segment import Segment
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ArchiveClient:
         shard: int,
         *,
         timeout_s: float = 10.0,
-        memory: ReadMemory | None = None,
+        pool: BufferPool | None = None,
     ) -> None:
         """Ask the archive at `host` and `port`; it is called with the first question.
 
@@ -69,17 +69,17 @@ class ArchiveClient:
             cluster: the cluster's number.
             shard: whose positions are asked for.
             timeout_s: for how long the archive may be silent.
-            memory: where blocks of this machine's files are read to; None: some of its own.
+            pool: where blocks of this machine's files are read to; None: some of its own.
 
         """
         self._address, self._timeout_s = (host, port), timeout_s
         self._cluster, self._shard = cluster, shard
         self._socket: socket.socket | None = None
         #: Whether the archive seems to be on this machine, and whether its files gave what it said.
-        self._is_here, self._reads_files = False, True
+        self._is_same_machine, self._reads_files = False, True
         #: Where it said that blocks are.
         self._places: list[BlockPlace] = []
-        self._memory: Final = memory or ReadMemory()
+        self._pool: Final = pool or BufferPool()
         self._is_closed = False
 
     def __enter__(self) -> Self:
@@ -98,7 +98,7 @@ class ArchiveClient:
     def close(self) -> None:
         """Leave the archive. May be called twice."""
         self._is_closed = True
-        self._leave()
+        self._disconnect()
 
     def block(self, gsn: int) -> Block | int:
         """Return the block over a position.
@@ -116,26 +116,26 @@ class ArchiveClient:
         block = self._read(gsn)
         if block is not None:
             return block
-        answer, content = self._ask(BLOCK, gsn)
+        answer, content = self._request(BLOCK, gsn)
         if answer.kind == LOCATED:
-            self._places = _told(content)
+            self._places = _block_places(content)
             block = self._read(gsn)
             if block is not None:
                 return block
             # They are another machine's, or were deleted just now.
             self._reads_files, self._places = False, []
-            answer, content = self._ask(BLOCK, gsn)
+            answer, content = self._request(BLOCK, gsn)
         if answer.kind == NEXT and (not answer.start or answer.start > gsn):
             return answer.start
         if not answer.start <= gsn < answer.stop:
-            raise self._broken(f"sent a block that gsn {gsn} is not in")
+            raise self._unavailable(f"sent a block that gsn {gsn} is not in")
         return self._block(answer, content)
 
     def _read(self, gsn: int) -> Block | None:
         """Return the block over a position from where it was told to be, None: it is not there."""
         for place in self._places:
             if place.block.start <= gsn < place.block.stop:
-                return read_block(place, self._memory)
+                return read_block(place, self._pool)
         return None
 
     def _block(self, answer: Answer, content: bytearray) -> Block:
@@ -146,12 +146,12 @@ class ArchiveClient:
             parts.append(view[at : at + part.size])
             at += part.size
             if not is_sound(part, parts[-1]):
-                raise self._broken("sent a block that is damaged")
+                raise self._unavailable("sent a block that is damaged")
         columns, origins, data = parts
         try:
             runs = decode_origins(origins)
         except msgspec.MsgspecError as error:
-            raise self._broken(f"sent origins that are none: {error}") from error
+            raise self._unavailable(f"sent origins that are none: {error}") from error
         return Block(
             answer.start, answer.stop, answer.rows, answer.has_keys, columns, data, runs
         )  # fmt: skip
@@ -167,58 +167,58 @@ class ArchiveClient:
             ClosedError: likewise.
 
         """
-        answer, content = self._ask(WRITERS, gsn)
+        answer, content = self._request(WRITERS, gsn)
         if answer.kind != WRITERS or not is_sound(answer.columns, content):
-            raise self._broken("sent a writers' table that is damaged")
+            raise self._unavailable("sent a writers' table that is damaged")
         try:
             return answer.start, decode_writers(content)
         except msgspec.MsgspecError as error:
-            raise self._broken(f"sent a writers' table that is none: {error}") from error
+            raise self._unavailable(f"sent a writers' table that is none: {error}") from error
 
     # --- the connection ----------------------------------------------------------------------
 
-    def _ask(self, kind: int, gsn: int) -> tuple[Answer, bytearray]:
+    def _request(self, kind: int, gsn: int) -> tuple[Answer, bytearray]:
         if self._is_closed:
             raise ClosedError("this client of an archive")
         was_there = self._socket is not None
         try:
             try:
-                answer, content = self._exchange(kind, gsn)
+                answer, content = self._send_and_receive(kind, gsn)
             except ConnectionError:
                 # It may have left a connection that was silent for long.
                 if not was_there:
                     raise
-                self._leave()
-                answer, content = self._exchange(kind, gsn)
+                self._disconnect()
+                answer, content = self._send_and_receive(kind, gsn)
         except OSError as error:
-            raise self._broken(f"does not answer: {error or type(error).__name__}") from error
-        if answer.kind == STRANGER:
-            raise self._broken(f"is not of shard {self._shard} of this cluster")
+            raise self._unavailable(f"does not answer: {error or type(error).__name__}") from error
+        if answer.kind == WRONG_SHARD:
+            raise self._unavailable(f"is not of shard {self._shard} of this cluster")
         return answer, content
 
-    def _exchange(self, kind: int, gsn: int) -> tuple[Answer, bytearray]:
+    def _send_and_receive(self, kind: int, gsn: int) -> tuple[Answer, bytearray]:
         connection = self._socket
         if connection is None:
             patience_s = min(self._timeout_s, _CONNECT_S)
             connection = self._socket = socket.create_connection(self._address, patience_s)
             connection.settimeout(self._timeout_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._is_here = is_here(connection)
-        if kind == BLOCK and self._is_here and self._reads_files:
+            self._is_same_machine = is_same_machine(connection)
+        if kind == BLOCK and self._is_same_machine and self._reads_files:
             kind = LOCATE
         connection.sendall(encode_request(Request(kind, self._cluster, self._shard, gsn)))
         answer = decode_answer(bytes(receive(connection, ANSWER_BYTES)))
         # Whoever is not here names no files.
         if answer is None or (answer.kind == LOCATED and kind != LOCATE):
-            raise self._broken("sent what is no answer")
+            raise self._unavailable("sent what is no answer")
         return answer, receive(connection, answer.size)
 
-    def _broken(self, what: str) -> UnavailableError:
-        self._leave()
+    def _unavailable(self, what: str) -> UnavailableError:
+        self._disconnect()
         host, port = self._address
         return UnavailableError(f"the archive at {host}:{port} {what}")
 
-    def _leave(self) -> None:
+    def _disconnect(self) -> None:
         self._places = []
         if self._socket is not None:
             with suppress(OSError):
@@ -226,7 +226,7 @@ class ArchiveClient:
             self._socket = None
 
 
-def _told(content: bytearray) -> list[BlockPlace]:
+def _block_places(content: bytearray) -> list[BlockPlace]:
     """Return where blocks are said to be; nothing if they cannot be there."""
     told = decode_places(content)
     if told is None:
@@ -236,5 +236,5 @@ def _told(content: bytearray) -> list[BlockPlace]:
     segment = Segment.named(path.name)
     if segment is None:
         return []
-    rows = path.with_name(segment.rows_name)
+    rows = path.with_name(segment.block_file_name)
     return [BlockPlace(path, rows, block) for block in told.blocks]

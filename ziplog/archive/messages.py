@@ -15,15 +15,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ziplog.segments.block_file import BlockIndex, Part
-from ziplog.segments.blocks import MOST_BYTES, layout
+from ziplog.segments.blocks import MAX_BLOCK_BYTES, layout
 
 MAGIC: Final = b"ZIPARCH3"
 #: What is asked for.
 BLOCK, WRITERS, LOCATE = 1, 2, 5
 #: What else may be answered: there is no block; another cluster or shard; where blocks are.
-NEXT, STRANGER, LOCATED = 3, 4, 6
-_QUESTIONS: Final = frozenset((BLOCK, WRITERS, LOCATE))
-_ANSWERS: Final = frozenset((BLOCK, WRITERS, NEXT, STRANGER, LOCATED))
+NEXT, WRONG_SHARD, LOCATED = 3, 4, 6
+_REQUEST_KINDS: Final = frozenset((BLOCK, WRITERS, LOCATE))
+_ANSWER_KINDS: Final = frozenset((BLOCK, WRITERS, NEXT, WRONG_SHARD, LOCATED))
 #: Magic number, what is asked for, cluster, shard, position.
 _REQUEST: Final = struct.Struct("<8sBQIQ")
 #: Magic number, what it is; start and stop, or one position; records, whether there are keys; sizes
@@ -32,12 +32,12 @@ _ANSWER: Final = struct.Struct("<8sBQQIBIIIIIIH")
 REQUEST_BYTES: Final = _REQUEST.size
 ANSWER_BYTES: Final = _ANSWER.size
 #: Origins and writers' tables are no longer.
-_MOST_TOLD: Final = 64 * 1024 * 1024
+_MAX_TABLE_BYTES: Final = 64 * 1024 * 1024
 #: Of so many blocks it is told at a time where they are: those of a segment of usual size.
-MOST_PLACES: Final = 16
+MAX_PLACES: Final = 16
 #: Where they are takes no more bytes: PATH_MAX, and what numbers take.
-_MOST_TELLING: Final = 4096 + MOST_PLACES * 96
-_NOTHING: Final = Part(0, 0, 0)
+_MAX_PLACES_BYTES: Final = 4096 + MAX_PLACES * 96
+_NO_PART: Final = Part(0, 0, 0)
 
 
 class Request(NamedTuple):
@@ -57,9 +57,9 @@ class Answer(NamedTuple):
     stop: int = 0
     rows: int = 0
     has_keys: bool = False
-    columns: Part = _NOTHING
-    origins: Part = _NOTHING
-    data: Part = _NOTHING
+    columns: Part = _NO_PART
+    origins: Part = _NO_PART
+    data: Part = _NO_PART
     #: How many bytes follow that tell where blocks are.
     places_size: int = 0
 
@@ -91,7 +91,7 @@ def decode_request(content: bytes) -> Request | None:
     """Return what `REQUEST_BYTES` say, None if it is no request."""
     magic, *fields = _REQUEST.unpack(content)
     request = Request(*fields)
-    return request if magic == MAGIC and request.kind in _QUESTIONS else None
+    return request if magic == MAGIC and request.kind in _REQUEST_KINDS else None
 
 
 def encode_answer(answer: Answer) -> bytes:
@@ -104,7 +104,7 @@ def encode_answer(answer: Answer) -> bytes:
 def decode_answer(content: bytes) -> Answer | None:
     """Return what `ANSWER_BYTES` say, None if it is no answer, or tells of more than can be."""
     magic, kind, start, stop, rows, has_keys, *told, places_size = _ANSWER.unpack(content)
-    if magic != MAGIC or kind not in _ANSWERS or has_keys > 1:
+    if magic != MAGIC or kind not in _ANSWER_KINDS or has_keys > 1:
         return None
     columns, origins, data = (Part(0, told[index], told[index + 3]) for index in range(3))
     answer = Answer(
@@ -116,21 +116,23 @@ def decode_answer(content: bytes) -> Answer | None:
 def _is_sane(answer: Answer) -> bool:
     if answer.kind == LOCATED:
         is_all = answer == Answer(LOCATED, places_size=answer.places_size)
-        return is_all and answer.places_size <= _MOST_TELLING
+        return is_all and answer.places_size <= _MAX_PLACES_BYTES
     if answer.places_size:
         return False
     if answer.kind == BLOCK:
         return _is_block(answer)
-    return answer.columns.size <= _MOST_TOLD and not answer.origins.size and not answer.data.size
+    return (
+        answer.columns.size <= _MAX_TABLE_BYTES and not answer.origins.size and not answer.data.size
+    )
 
 
 def _is_block(told: Answer | BlockIndex) -> bool:
     """Whether there can be such a block."""
     # A payload takes two bytes at least.
     is_sane = 0 < told.start < told.stop < 2**63 and told.rows >= 0
-    is_sane = is_sane and 2 * told.rows <= told.data.size <= MOST_BYTES
+    is_sane = is_sane and 2 * told.rows <= told.data.size <= MAX_BLOCK_BYTES
     is_sane = is_sane and told.columns.size == layout(told.rows, has_keys=told.has_keys).size
-    return is_sane and told.origins.size <= _MOST_TOLD
+    return is_sane and told.origins.size <= _MAX_TABLE_BYTES
 
 
 def encode_places(places: Places) -> bytes:
@@ -147,5 +149,5 @@ def decode_places(content: bytes | bytearray) -> Places | None:
     is_path = places.segment.startswith(b"/") and b"\0" not in places.segment
     blocks = places.blocks
     is_row = all(before.stop == block.start for before, block in pairwise(blocks))
-    is_row = is_row and 0 < len(blocks) <= MOST_PLACES
+    is_row = is_row and 0 < len(blocks) <= MAX_PLACES
     return places if is_path and is_row and all(map(_is_block, blocks)) else None

@@ -30,7 +30,7 @@ def receive(connection: socket.socket, size: int) -> bytearray:
     return content
 
 
-def is_here(connection: socket.socket) -> bool:
+def is_same_machine(connection: socket.socket) -> bool:
     """Whether the peer seems to be on this machine: both ends have the same address.
 
     It may be wrong where connections are forwarded, or machines share an address.

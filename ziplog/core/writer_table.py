@@ -34,7 +34,7 @@ class WriterTable:
         """Whether any writer is known."""
         return bool(self._last)
 
-    def fresh(self, origin: Origin, count: int) -> int:
+    def first_new_row(self, origin: Origin, count: int) -> int:
         """Take note of `count` rows from `origin` on: how many of the first are repetitions.
 
         Units that follow each other, of one batch and with consecutive rows, may be taken as one.

@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 #: Connections that wait to be accepted.
 _BACKLOG: Final = 256
 #: Connections of which nobody knows yet whose they are; above, some are closed.
-_MAX_STRANGERS: Final = 64
+_MAX_UNIDENTIFIED: Final = 64
 #: The longest frame of such a connection, in bytes.
-_STRANGER_FRAME: Final = 4096
+_MAX_UNIDENTIFIED_FRAME: Final = 4096
 #: How often a tick reads from one connection: who sends without end must not stop the others.
 _READS_A_TICK: Final = 64
 #: How long a port takes nobody after it could not.
 _PAUSE_S: Final = 0.2
-_COMPLAINT_INTERVAL_S: Final = 1.0
+_LOG_INTERVAL_S: Final = 1.0
 _FRAME_LENGTH: Final = struct.Struct("i")
 _READ: Final = pysyncobj.poller.POLL_EVENT_TYPE.READ
 _WRITE: Final = pysyncobj.poller.POLL_EVENT_TYPE.WRITE
@@ -71,13 +71,13 @@ class Connection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc] 
         if len(buffer) >= _FRAME_LENGTH.size:
             (length,) = _FRAME_LENGTH.unpack_from(buffer)
             if not 0 < length <= self.longest:
-                _complain(f"a frame of {length} bytes; 1 to {self.longest} are allowed")
+                _log_dropped(f"a frame of {length} bytes; 1 to {self.longest} are allowed")
                 self.disconnect()
                 return None
         before = self.state
         message = super()._TcpConnection__processParseMessage()
         if message is None and self.state != before:
-            _complain("a frame that is no message")
+            _log_dropped("a frame that is no message")
         return message
 
 
@@ -93,7 +93,7 @@ class Server(pysyncobj.tcp_server.TcpServer):  # type: ignore[misc] # it has no 
             return  # who called has left
         except OSError as error:
             # The caller stays in the queue: without a pause he would keep this thread busy.
-            _complain(f"a caller, for the system refuses ({error.strerror})")
+            _log_dropped(f"a caller, for the system refuses ({error.strerror})")
             self._TcpServer__poller.unsubscribe(descriptor)
             self._is_paused_until = time.monotonic() + _PAUSE_S
             return
@@ -144,19 +144,19 @@ class Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it ha
         try:
             return bool(super()._connectIfNecessarySingle(node))
         except OSError as error:  # it must not end the tick: the next one tries again
-            _complain(f"the connection to {node}, for the system refuses ({error.strerror})")
+            _log_dropped(f"the connection to {node}, for the system refuses ({error.strerror})")
             return False
 
     def _onNewIncomingConnection(self, conn: Any) -> None:  # noqa: N802
-        if len(self._unknownConnections) >= _MAX_STRANGERS:
+        if len(self._unknownConnections) >= _MAX_UNIDENTIFIED:
             self._unknownConnections.pop().disconnect()
-        conn.longest = _STRANGER_FRAME
+        conn.longest = _MAX_UNIDENTIFIED_FRAME
         super()._onNewIncomingConnection(conn)
 
     def _onIncomingMessageReceived(self, conn: Any, message: Any) -> None:  # noqa: N802
         is_handshake = self._syncObj.encryptor and not conn.sendRandKey
         if not is_handshake and not (isinstance(message, str) and message in self._nodeAddrToNode):
-            _complain("the first message of a peer that is no node of the group")
+            _log_dropped("the first message of a peer that is no node of the group")
             conn.disconnect()
             return
         conn.longest = Connection.longest
@@ -168,18 +168,18 @@ class Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it ha
         try:
             super()._onMessageReceived(node, message)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            _complain(f"a message of node {node} that is none: {error!r}")
+            _log_dropped(f"a message of node {node} that is none: {error!r}")
 
 
-_complained_at = -_COMPLAINT_INTERVAL_S
+_last_logged_at = -_LOG_INTERVAL_S
 
 
-def _complain(what: str) -> None:
+def _log_dropped(what: str) -> None:
     """Log what a peer sent; at most one a second, for whoever sends that may send much."""
-    global _complained_at  # noqa: PLW0603 - one consensus port a process
+    global _last_logged_at  # noqa: PLW0603 - one consensus port a process
     now = time.monotonic()
-    if now >= _complained_at + _COMPLAINT_INTERVAL_S:
-        _complained_at = now
+    if now >= _last_logged_at + _LOG_INTERVAL_S:
+        _last_logged_at = now
         log.warning("consensus port: dropped %s", what)
 
 

@@ -206,7 +206,7 @@ class Journal:
         """
         while (step := _record_at(data, at)) is not None:
             record, end = step
-            self._take(record, at)
+            self._replay_record(record, at)
             at = end
         if _any_record_after(data, at):
             raise self._error(f"is damaged at byte {at}, in front of whole records: {_REMEDY}")
@@ -225,12 +225,12 @@ class Journal:
             )
         return at
 
-    def _take(self, record: _Record, at: int) -> None:
+    def _replay_record(self, record: _Record, at: int) -> None:
         match record:
             case Entry():
-                self._take_entries((record,), at)
+                self._replay_entries((record,), at)
             case _Entries():
-                self._take_entries(record.entries, at)
+                self._replay_entries(record.entries, at)
             case _Vote():
                 self.term, self.voted_for = record.term, record.voted_for
             case _Keep():
@@ -242,7 +242,7 @@ class Journal:
             case _Voter():
                 self.is_voter, self.founders = True, record.founders
 
-    def _take_entries(self, entries: Sequence[Entry], at: int) -> None:
+    def _replay_entries(self, entries: Sequence[Entry], at: int) -> None:
         for entry in entries:
             if self.entries and entry.index != self.entries[-1].index + 1:
                 raise self._error(f"has a gap in front of entry {entry.index}, byte {at}")
@@ -348,7 +348,7 @@ class Journal:
 
     def _write(self, record: _Record) -> None:
         frame = _frame(record)
-        self._refuse_failed()
+        self._check_usable()
         try:
             written = os.write(self._file, frame)
             os.fdatasync(self._file)
@@ -367,7 +367,7 @@ class Journal:
         With `can_wait`, a system without space or descriptors is no error: return False, and the
         old file goes on as it was.
         """
-        self._refuse_failed()
+        self._check_usable()
         records: list[_Record] = [
             _Identity(self.identity),
             _Vote(self.term, self.voted_for),
@@ -426,7 +426,7 @@ class Journal:
             self._failed = True
             raise self._error("cannot sync its directory", error) from error
 
-    def _refuse_failed(self) -> None:
+    def _check_usable(self) -> None:
         if self._failed:
             raise self._error("failed before; the process must stop")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ziplog.raft.journal import Entry
 
 
-class Comparison(NamedTuple):
+class LogMatch(NamedTuple):
     """How entries that came fit to those that are held."""
 
     #: So many of them, from the first on, are held already.
@@ -25,7 +25,7 @@ class Comparison(NamedTuple):
 
 def compare(
     own: Sequence[Entry], previous_term: int | None, came: Sequence[Entry]
-) -> Comparison | None:
+) -> LogMatch | None:
     """Compare what came, behind an entry of `previous_term`, with what is held.
 
     `own` are the entries held, from that previous one on. None: it is not the one that is held, so
@@ -36,6 +36,6 @@ def compare(
     known = 0
     for ours, theirs in zip(own[1:], came, strict=False):
         if ours.term != theirs.term:
-            return Comparison(known, contradicts=True)
+            return LogMatch(known, contradicts=True)
         known += 1
-    return Comparison(known, contradicts=False)
+    return LogMatch(known, contradicts=False)

@@ -12,46 +12,20 @@ from typing import TYPE_CHECKING, Any, Final
 import pysyncobj.config
 import pysyncobj.syncobj
 
-from ziplog.core.node import Committed, Restored
 from ziplog.raft.journal import Entry, Journal, JournalError
-from ziplog.raft.raft_node import Node
+from ziplog.raft.raft_node import RaftNode
 from ziplog.raft.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from ziplog.core.node import Event
-    from ziplog.raft.raft import Machine
+    from ziplog.raft.state_machine import Consumer
 
 #: Commands handed over and not applied yet.
 MAX_PROPOSALS: Final = 1000
 #: The journal is trimmed behind a snapshot when it is that long, or so old (seconds).
 _COMPACT_ENTRIES: Final = 4096
 _COMPACT_S: Final = 600
-
-
-class Consumer:
-    """What happens to committed commands and snapshots."""
-
-    def __init__(self, machine: Machine, on_event: Callable[[Event], None]) -> None:
-        self._machine, self._on_event = machine, on_event
-
-    def apply(self, command: bytes) -> bytes:
-        """Apply a committed command, on every node alike."""
-        if not command:  # a read barrier
-            return b""
-        result = self._machine.apply(command)
-        self._on_event(Committed(command, result))
-        return result
-
-    def take_snapshot(self) -> bytes:
-        """Return the machine's state."""
-        return self._machine.snapshot()
-
-    def restore(self, state: bytes) -> None:
-        """Replace the machine's state."""
-        self._machine.restore(state)
-        self._on_event(Restored(state))
 
 
 class _LibrarySnapshot:
@@ -131,7 +105,7 @@ def join(
     journal: Journal,
     consumer: Consumer,
     password: str | None,
-) -> Node:
+) -> RaftNode:
     """Return the library's node `name` of `nodes` (name to endpoint); it listens already.
 
     Raises:
@@ -154,10 +128,10 @@ def join(
         journalFile=_LibraryJournal(journal),
         fullDumpFile=str(path),
         serializer=_LibrarySnapshot(consumer).write,
-        deserializer=_not_asked,  # it wants both; `Node` reads the file itself
+        deserializer=_not_asked,  # it wants both; `RaftNode` reads the file itself
         password=password,
     )
-    return Node(nodes[name], others, conf, consumer, journal, path)
+    return RaftNode(nodes[name], others, conf, consumer, journal, path)
 
 
 def configuration(bind: str, *, alone: bool, **given: Any) -> pysyncobj.config.SyncObjConf:

@@ -17,7 +17,7 @@ import logging
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pysyncobj.config
 import pysyncobj.serializer
@@ -26,13 +26,15 @@ import pysyncobj.syncobj
 from ziplog.core.node import LeaderChanged, PeersChanged
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.raft.journal import Journal, JournalError
-from ziplog.raft.pysyncobj_adapter import MAX_PROPOSALS, Consumer, join
+from ziplog.raft.pysyncobj_adapter import MAX_PROPOSALS, join
+from ziplog.raft.state_machine import Consumer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ziplog.core.node import Event
+    from ziplog.raft.state_machine import Machine
 
 log = logging.getLogger(__name__)
 
@@ -46,22 +48,6 @@ _FAILED_TICK_S: Final = 0.01
 FOREIGN: Final = (pysyncobj.syncobj, pysyncobj.serializer)
 #: A command, in bytes; a journal record holds it and a little more.
 MAX_COMMAND: Final = 16 * 1024 * 1024
-
-
-class Machine(Protocol):
-    """What is replicated: total and deterministic; used on the tick thread only."""
-
-    def apply(self, command: bytes) -> bytes:
-        """Take a command and return its result; never raises."""
-        ...
-
-    def snapshot(self) -> bytes:
-        """Return the whole state."""
-        ...
-
-    def restore(self, snapshot: bytes) -> None:
-        """Replace the whole state."""
-        ...
 
 
 class Status(NamedTuple):
@@ -130,7 +116,7 @@ class Raft:
         self._proposals = threading.BoundedSemaphore(MAX_PROPOSALS)
         consumer = Consumer(machine, on_event)
         try:
-            _refuse_taken(nodes[name])
+            _check_port_free(nodes[name])
             self._sync: Final = join(nodes, name, self._journal, consumer, password)
         except BaseException:
             self._journal.close()
@@ -186,7 +172,7 @@ class Raft:
 
         with self._open_or_closed:
             if not self._is_closed:
-                self._sync.hand_over(command, applied)
+                self._sync.propose_command(command, applied)
                 return
         self._proposals.release()
         done(False)
@@ -206,10 +192,10 @@ class Raft:
             if not self._stopping:
                 self._tick()
         except JournalError as error:
-            self._die(str(error))
+            self._fail(str(error))
         except BaseException as error:  # whatever ends this thread must be told
             log.critical("consensus thread ended", exc_info=True)
-            self._die(f"the consensus thread ended: {error!r}")
+            self._fail(f"the consensus thread ended: {error!r}")
         if not self._stopping and not self._reason:
             return True
         self._close()
@@ -253,7 +239,7 @@ class Raft:
             if not self._is_closed:
                 self._sync.wake()
 
-    def _die(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         self._reason = self._reason or reason
 
     def _close(self) -> None:
@@ -265,7 +251,7 @@ class Raft:
         self._journal.close()
 
 
-def _refuse_taken(endpoint: str) -> None:
+def _check_port_free(endpoint: str) -> None:
     """Find out before the library does, which reports it by a traceback and leaks the socket."""
     host, _, port = endpoint.rpartition(":")
     with socket.socket() as probe:

@@ -24,13 +24,13 @@ from ziplog.raft.connections import Transport
 from ziplog.raft.journal import Entry, Journal, JournalError
 from ziplog.raft.log_matching import compare
 from ziplog.raft.snapshot import Snapshot, store
-from ziplog.raft.voting_rights import Joiner, Standing
+from ziplog.raft.voting_rights import PendingVoter, VoterStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ziplog.raft.pysyncobj_adapter import Consumer
+    from ziplog.raft.state_machine import Consumer
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +41,13 @@ _REGULAR: Final = b"\0"
 _MAX_SNAPSHOT: Final = 1 << 30
 #: How often a node says what it is: one that does not vote, and one that does. The latter also
 #: keeps connections alive on which nothing else is sent before an election.
-_TELL_S: Final = 0.2
-_TELL_VOTER_S: Final = 1.0
+_STATUS_INTERVAL_S: Final = 0.2
+_VOTER_STATUS_INTERVAL_S: Final = 1.0
 #: How often the log has it that a node does not vote yet.
-_REMIND_S: Final = 10.0
+_NON_VOTER_LOG_INTERVAL_S: Final = 10.0
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-_PlainEntry = tuple[bytes, _Number, _Number]
+_EntryTuple = tuple[bytes, _Number, _Number]
 
 
 class _Append(msgspec.Struct):
@@ -55,7 +55,7 @@ class _Append(msgspec.Struct):
 
     term: _Number
     commit_index: _Number
-    entries: tuple[_PlainEntry, ...] = ()
+    entries: tuple[_EntryTuple, ...] = ()
     previous: _Number | None = msgspec.field(default=None, name="prevLogIdx")
     previous_term: _Number | None = msgspec.field(default=None, name="prevLogTerm")
     transmission: Literal["start", "process", "finish"] | None = None
@@ -108,7 +108,7 @@ class _ForwardAnswer(msgspec.Struct):
 
 
 #: Messages that are left to the library, when they are what they should be.
-_LIBRARYS: Final = {
+_LIBRARY_MESSAGES: Final = {
     "request_vote": _VoteRequest,
     "response_vote": _Vote,
     "apply_command": _Forwarded,
@@ -116,7 +116,7 @@ _LIBRARYS: Final = {
 }
 
 
-class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
+class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
     """The library's node. Its name-mangled methods can be replaced here, and only here.
 
     Args:
@@ -142,13 +142,13 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         self._consumer: Final = consumer
         self._journal: Final = journal
         self._snapshot: Final = snapshot
-        self._standings: dict[str, Standing | None] = dict.fromkeys(others)
-        self._joiners: dict[str, Joiner] = {}
+        self._voter_statuses: dict[str, VoterStatus | None] = dict.fromkeys(others)
+        self._pending_voters: dict[str, PendingVoter] = {}
         self._pieces = bytearray()
-        self._tell_at = 0.0
-        self._remind_at = time.monotonic() + _REMIND_S
+        self._next_status_at = 0.0
+        self._next_non_voter_log_at = time.monotonic() + _NON_VOTER_LOG_INTERVAL_S
         super().__init__(own, others, conf, transportClass=Transport)
-        self._found()
+        self._check_founders()
 
     # --- what the adapter asks ---
 
@@ -171,7 +171,7 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         """Return the other nodes that are connected."""
         return [node for node in self.otherNodes if self.isNodeConnected(node)]
 
-    def hand_over(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
+    def propose_command(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
         """Propose a command; `done` gets its result and how it failed, if it did. Any thread."""
         self._applyCommand(_REGULAR + command, done)
 
@@ -196,14 +196,14 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
             case "next_node_idx":
                 self._on_answer(peer, msgspec.convert(message, _Answer))
             case "standing":
-                self._standings[peer.id] = msgspec.convert(message, Standing)
-                self._found()
+                self._voter_statuses[peer.id] = msgspec.convert(message, VoterStatus)
+                self._check_founders()
             case "admitted":
                 self._on_admitted(peer, msgspec.convert(message, _Admitted))
             case "request_vote" if not self.is_voter:
                 pass  # it may have voted in that term, and forgotten it
             case kind:
-                checked = msgspec.convert(message, _LIBRARYS[kind])
+                checked = msgspec.convert(message, _LIBRARY_MESSAGES[kind])
                 if isinstance(checked, _Forwarded) and not checked.command.startswith(_REGULAR):
                     raise ValueError("a command that is none of ours")
                 super()._SyncObj__onMessageReceived(peer, message)
@@ -213,24 +213,24 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         assert self.is_voter, "leads and may not vote"
-        self._joiners.clear()
+        self._pending_voters.clear()
         super()._SyncObj__onBecomeLeader()
 
     def _SyncObj__onNodeConnected(self, node: Any) -> None:  # noqa: N802
         super()._SyncObj__onNodeConnected(node)
-        self._tell_at = 0.0
+        self._next_status_at = 0.0
 
     def _SyncObj__onNodeDisconnected(self, node: Any) -> None:  # noqa: N802
         super()._SyncObj__onNodeDisconnected(node)
-        self._standings[node.id] = None
+        self._voter_statuses[node.id] = None
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802 - called in every tick
         before = self._getRaftLogSize()
         super()._checkCommandsToApply()
         if not self.otherNodes and self._getRaftLogSize() != before:
             self.wake()  # alone, nothing else would end the sleep before the commit
-        self._leave_lost_leader()
-        self._tell()
+        self._forget_lost_leader()
+        self._send_status()
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> Any:  # noqa: N802
         """Apply a committed entry; the library would try it again and again."""
@@ -248,7 +248,7 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         """Go on from the snapshot file; the library would go on if it could not."""
         self._load(Snapshot.read(self._snapshot))
 
-    def _leave_lost_leader(self) -> None:
+    def _forget_lost_leader(self) -> None:
         """Fail what was forwarded to a leader that is away: no answer will come."""
         leader = self._getLeader()
         if leader is None or leader == self.selfNode or self.isNodeConnected(leader):
@@ -259,46 +259,50 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
 
     # --- who votes ---
 
-    def _standing(self) -> Standing:
+    def _own_status(self) -> VoterStatus:
         held = self._journal
         is_new = not held.is_voter and held.entries[-1].index == 1 and self.raftCurrentTerm == 0
-        return Standing(held.identity, held.is_voter, is_new, held.founders)
+        return VoterStatus(held.identity, held.is_voter, is_new, held.founders)
 
-    def _tell(self) -> None:
+    def _send_status(self) -> None:
         now = time.monotonic()
-        if self._standings and now >= self._tell_at:
-            self._tell_at = now + (_TELL_VOTER_S if self.is_voter else _TELL_S)
-            message = {"type": "standing"} | msgspec.structs.asdict(self._standing())
+        if self._voter_statuses and now >= self._next_status_at:
+            self._next_status_at = now + (
+                _VOTER_STATUS_INTERVAL_S if self.is_voter else _STATUS_INTERVAL_S
+            )
+            message = {"type": "standing"} | msgspec.structs.asdict(self._own_status())
             for node in self.otherNodes:
                 self._send(node, message)
-        if not self.is_voter and now >= self._remind_at:
-            self._remind_at = now + _REMIND_S
-            log.warning("consensus directory %s %s", self._journal.directory, self._why_no_voter())
+        if not self.is_voter and now >= self._next_non_voter_log_at:
+            self._next_non_voter_log_at = now + _NON_VOTER_LOG_INTERVAL_S
+            log.warning(
+                "consensus directory %s %s", self._journal.directory, self._non_voter_reason()
+            )
 
-    def _why_no_voter(self) -> str:
-        silent = [name for name, standing in self._standings.items() if standing is None]
+    def _non_voter_reason(self) -> str:
+        silent = [name for name, status in self._voter_statuses.items() if status is None]
         if silent:
             return f"is new, and its node does not count yet: start {' and '.join(sorted(silent))}"
         voting = sum(
-            standing is not None and standing.is_voter for standing in self._standings.values()
+            status is not None and status.is_voter for status in self._voter_statuses.values()
         )
-        if voting > len(self._standings) // 2:
+        if voting > len(self._voter_statuses) // 2:
             return "is new, and its node does not count yet: it learns from the other nodes"
         return (
             "is new, as too many are: no majority has its old ones. Stop all, and put a copy of an"
             " old directory in the place of each new one (or empty all, to begin a new group)"
         )
 
-    def _found(self) -> None:
+    def _check_founders(self) -> None:
         if not self.is_voter:
-            found = voting_rights.founders(self._own, self._standing(), self._standings)
+            found = voting_rights.founders(self._own, self._own_status(), self._voter_statuses)
             if found:
                 self._become_voter(found)
 
     def _become_voter(self, founders: Mapping[str, str]) -> None:
         self._journal.set_voter(founders)
         self._wait_for_leader()
-        self._tell_at = 0.0
+        self._next_status_at = 0.0
         log.info("this node votes from now on")
 
     def _on_admitted(self, leader: Any, message: _Admitted) -> None:
@@ -307,34 +311,34 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
             or message.identity != self._journal.identity
             or message.term != self.raftCurrentTerm
             or leader != self._getLeader()
-            or not self._holds(message.index, message.term)
+            or not self._has_barrier(message.index, message.term)
         ):
             return
         # The lost directory may have voted in this term.
         self._SyncObj__setCurrentTerm(message.term, leader.id)
         self._become_voter({})
 
-    def _holds(self, barrier: int, term: int) -> bool:
+    def _has_barrier(self, barrier: int, term: int) -> bool:
         """Whether a barrier of that term's leader is held here, and with it all before it."""
         if self._committed >= barrier:  # it may be in a snapshot only
             return True
         held = self._journal.since(barrier, 1)
         return bool(held) and held[0].term == term
 
-    def _on_joiner(self, peer: Any, answer: _Answer) -> None:
+    def _on_pending_voter(self, peer: Any, answer: _Answer) -> None:
         """Let a node that does not vote learn the log; admit it once that is safe."""
-        joiner = self._joiners.get(peer.id)
-        if joiner is None or joiner.identity != answer.joining:
-            joiner = Joiner(str(answer.joining), self._journal.entries[-1].index + 1)
-            self._joiners[peer.id] = joiner
-            self._journal.append(Entry(_NO_OP, joiner.barrier, self.raftCurrentTerm))
+        pending = self._pending_voters.get(peer.id)
+        if pending is None or pending.identity != answer.joining:
+            pending = PendingVoter(str(answer.joining), self._journal.entries[-1].index + 1)
+            self._pending_voters[peer.id] = pending
+            self._journal.append(Entry(_NO_OP, pending.barrier, self.raftCurrentTerm))
             log.warning("node %s does not vote: it gets the whole log first", peer.id)
         self._SyncObj__raftMatchIndex[peer] = 0  # the lost directory's
         if answer.reset:
             self._send_from(peer, answer.next_node_idx)
         match = {node.id: index for node, index in self._SyncObj__raftMatchIndex.items()}
-        if voting_rights.is_admitted(joiner, self._committed, match, self._joiners):
-            admitted = _Admitted(self.raftCurrentTerm, joiner.identity, joiner.barrier)
+        if voting_rights.is_admitted(pending, self._committed, match, self._pending_voters):
+            admitted = _Admitted(self.raftCurrentTerm, pending.identity, pending.barrier)
             self._send(peer, {"type": "admitted"} | msgspec.structs.asdict(admitted))
 
     # --- as the leader: what the others hold ---
@@ -350,9 +354,9 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         if answer.next_node_idx > self._journal.entries[-1].index + 1 and answer.success:
             raise ValueError("it acknowledges what it was not sent")
         if answer.joining is not None:
-            self._on_joiner(peer, answer)
+            self._on_pending_voter(peer, answer)
             return
-        self._joiners.pop(peer.id, None)
+        self._pending_voters.pop(peer.id, None)
         self._SyncObj__lastResponseTime[peer] = time.monotonic()
         match, following = self._SyncObj__raftMatchIndex, self._SyncObj__raftNextIndex
         if answer.success:
@@ -373,7 +377,7 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         if append.term < self.raftCurrentTerm:
             self._answer(leader, self._committed + 1)  # the term tells it that it leads no more
             return
-        self._follow(leader, append)
+        self._accept_leader(leader, append)
         if not has_entries:
             self._on_snapshot(leader, append.serialized)
         elif append.transmission is None:
@@ -381,7 +385,7 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         else:
             self._on_piece(leader, append)
 
-    def _follow(self, leader: Any, append: _Append) -> None:
+    def _accept_leader(self, leader: Any, append: _Append) -> None:
         if append.term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(append.term, None)
         elif self._isLeader():
@@ -417,21 +421,21 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         found = compare(own, append.previous_term, came)
         if found is None:
             if own:
-                self._refuse_divergence(leader, previous)
+                self._check_not_committed(leader, previous)
             end = journal.entries[-1].index
             resume = end if previous > end else self._committed
             self._answer(leader, resume + 1, reset=True)
             return
         if found.contradicts:
             first = previous + found.known + 1
-            self._refuse_divergence(leader, first)
+            self._check_not_committed(leader, first)
             journal.delete_from(first)
         journal.extend(came[found.known :])
         verified = previous + len(came)
         self._commit(min(append.commit_index, verified))
         self._answer(leader, verified + 1, success=True)
 
-    def _refuse_divergence(self, leader: Any, index: int) -> None:
+    def _check_not_committed(self, leader: Any, index: int) -> None:
         if index <= self._committed:
             raise JournalError(
                 f"consensus: the leader {leader.id} contradicts entry {index}, which is committed"
@@ -450,7 +454,7 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         self._collect(append.data, codec.MAX_FRAME)
         if append.transmission == "finish":
             try:
-                entry = msgspec.convert(codec.loads(bytes(self._pieces)), _PlainEntry)
+                entry = msgspec.convert(codec.loads(bytes(self._pieces)), _EntryTuple)
             except ValueError:
                 pass  # some are missing, or one is still to come
             else:

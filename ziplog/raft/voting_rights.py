@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 
-class Standing(msgspec.Struct, frozen=True):
+class VoterStatus(msgspec.Struct, frozen=True):
     """What a node says of itself, to every other one, again and again."""
 
     identity: str
@@ -30,7 +30,7 @@ class Standing(msgspec.Struct, frozen=True):
     founders: dict[str, str]
 
 
-class Joiner(NamedTuple):
+class PendingVoter(NamedTuple):
     """What a leader knows of a node that does not vote yet."""
 
     identity: str
@@ -38,34 +38,36 @@ class Joiner(NamedTuple):
     barrier: int
 
 
-def founders(own: str, me: Standing, others: Mapping[str, Standing | None]) -> dict[str, str]:
+def founders(own: str, me: VoterStatus, others: Mapping[str, VoterStatus | None]) -> dict[str, str]:
     """Return the identities of the founders, if this node is one of them; else nothing.
 
     `own` is this node's endpoint, `others` what the others said to this process, None if nothing.
     """
     if not others:
         return {own: me.identity}
-    heard = [standing for standing in others.values() if standing is not None]
-    for standing in heard:
-        if standing.founders.get(own) == me.identity:
-            return standing.founders
+    heard = [status for status in others.values() if status is not None]
+    for status in heard:
+        if status.founders.get(own) == me.identity:
+            return status.founders
     # One node writes the founders down: two could do it with different ones.
     all_new = me.is_new and len(heard) == len(others) and all(s.is_new for s in heard)
     if all_new and own < min(others):
         return {own: me.identity} | {
-            name: standing.identity for name, standing in others.items() if standing is not None
+            name: status.identity for name, status in others.items() if status is not None
         }
     return {}
 
 
 def is_admitted(
-    joiner: Joiner, committed: int, held: Mapping[str, int], joiners: Collection[str]
+    pending_voter: PendingVoter, committed: int, held: Mapping[str, int], pending: Collection[str]
 ) -> bool:
-    """Whether a joiner may count once it holds its barrier.
+    """Whether a pending_voter may count once it holds its barrier.
 
     `held` says up to which entry every other node is known to hold this leader's log. All that
     vote must hold the barrier: then none of them leads, or is a candidate, in a term that the
     lost directory may have voted in and its successor does not know.
     """
-    voters = [index for node, index in held.items() if node not in joiners]
-    return committed >= joiner.barrier and all(index >= joiner.barrier for index in voters)
+    voters = [index for node, index in held.items() if node not in pending]
+    return committed >= pending_voter.barrier and all(
+        index >= pending_voter.barrier for index in voters
+    )

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     import threading
 
 #: More is of no use, and some systems allow a thousand times that.
-_ENOUGH: Final = 1_048_576
+_MAX_USEFUL: Final = 1_048_576
 #: With less, a server warns when it starts.
-_FEW: Final = 1024
+_MIN_COMFORTABLE: Final = 1024
 #: Of a limit, this part stays free, but no more than so many.
 _FREE_PART: Final = 8
-_MOST_FREE: Final = 64
+_MAX_FREE: Final = 64
 #: What brought less has not greeted as a peer of the log does.
 _GREETING_BYTES: Final = 64
 #: How long a port does not answer after connections were closed for want of descriptors.
@@ -55,12 +55,12 @@ def raise_limit() -> int:
     Logs a warning if these are few.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    wanted = _MAX_USEFUL if hard == resource.RLIM_INFINITY else min(hard, _MAX_USEFUL)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     limit = descriptor_limit()
-    if limit < _FEW:
+    if limit < _MIN_COMFORTABLE:
         _log().warning("this process may open few files", limit=limit, advice=ADVICE)
     return limit
 
@@ -68,7 +68,7 @@ def raise_limit() -> int:
 def descriptor_limit() -> int:
     """Return how many descriptors this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _ENOUGH if soft == resource.RLIM_INFINITY else soft
+    return _MAX_USEFUL if soft == resource.RLIM_INFINITY else soft
 
 
 def require(count: int, what: str) -> None:
@@ -84,7 +84,7 @@ def require(count: int, what: str) -> None:
     try:
         taken.extend(os.dup(2) for _ in range(count))
     except OSError as error:
-        raise scarce(what, error) from error
+        raise shortage_error(what, error) from error
     finally:
         for fd in taken:
             os.close(fd)
@@ -107,7 +107,7 @@ def start_thread(thread: threading.Thread, what: str) -> threading.Thread:
     return thread
 
 
-def scarce(what: str, error: OSError) -> UnavailableError:
+def shortage_error(what: str, error: OSError) -> UnavailableError:
     """Return the error of something that the system refused a descriptor, memory or thread."""
     return UnavailableError(
         f"{what}: the system refuses it ({error.strerror or error}). Close connections or files of"
@@ -129,15 +129,15 @@ class Reserve:
         self._number = 0
         self._warn_at = 0
         #: Of each connection: the bytes that it had brought, and the look at which they grew.
-        self._heard: dict[int, tuple[int, int]] = {}
+        self._activity: dict[int, tuple[int, int]] = {}
         self._connections: list[tuple[int, int, int]] = []
 
-    def look_at(self, fd: int, cookie: int, received: int) -> None:
+    def observe(self, fd: int, cookie: int, received: int) -> None:
         """Note a connection to the port, and how many bytes it has brought so far."""
-        before, number = self._heard.get(cookie, (-1, 0))
+        before, number = self._activity.get(cookie, (-1, 0))
         if received != before:
             number = self._number
-            self._heard[cookie] = received, number
+            self._activity[cookie] = received, number
         self._connections.append((number if received >= _GREETING_BYTES else -1, fd, cookie))
 
     def choose(self, used: int, now: int) -> list[int]:
@@ -150,10 +150,10 @@ class Reserve:
         """
         self._number += 1
         connections, self._connections = self._connections, []
-        if len(self._heard) > len(connections):
-            self._heard = {cookie: self._heard[cookie] for _, _, cookie in connections}
+        if len(self._activity) > len(connections):
+            self._activity = {cookie: self._activity[cookie] for _, _, cookie in connections}
         limit = descriptor_limit()
-        excess = used - (limit - min(limit // _FREE_PART, _MOST_FREE))
+        excess = used - (limit - min(limit // _FREE_PART, _MAX_FREE))
         if excess <= 0:
             return []
         chosen = [fd for _, fd, _ in sorted(connections)[:excess]]
@@ -170,7 +170,7 @@ class Reserve:
         return chosen
 
 
-class Door:
+class AcceptPause:
     """A listening socket that answers no callers for a while. For one thread.
 
     The kernel drops their packets, so they call again after a second or more. A caller that waits
@@ -179,22 +179,22 @@ class Door:
 
     def __init__(self) -> None:
         """Begin with an open door."""
-        self._open_at: int | None = None
+        self._ends_at: int | None = None
 
     @property
-    def is_shut(self) -> bool:
+    def is_active(self) -> bool:
         """Whether callers get no answer now."""
-        return self._open_at is not None
+        return self._ends_at is not None
 
-    def shut(self, listening: socket.socket, now: int) -> None:
+    def start(self, listening: socket.socket, now: int) -> None:
         """Answer no callers for a second from now on."""
-        if self._open_at is None:
+        if self._ends_at is None:
             program = struct.pack("HP", 1, ctypes.addressof(_DROP))
             listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-        self._open_at = now + _PAUSE_NS
+        self._ends_at = now + _PAUSE_NS
 
-    def open_if_due(self, listening: socket.socket, now: int) -> None:
+    def end_if_due(self, listening: socket.socket, now: int) -> None:
         """Answer callers again, if the second is over."""
-        if self._open_at is not None and now >= self._open_at:
+        if self._ends_at is not None and now >= self._ends_at:
             listening.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
-            self._open_at = None
+            self._ends_at = None

@@ -1,9 +1,9 @@
 """The loop under every server: feeds one node with events, carries its effects out in order.
 
-A turn: step what is waiting (at most 256 messages, or 50 ms, so that deadlines are kept; if that
-was not all, the next turn reads ahead and steps urgent messages first: `inbox`), what other threads
+A run_once: step what is waiting (at most 256 messages, or 50 ms, so that deadlines are kept; if that
+was not all, the next run_once reads ahead and steps urgent messages first: `inbox`), what other threads
 posted, and `Wakeup` if it is due; then `BatchEnd`; then sleep. Where entries must be on disk before
-anything is said (`flush_before_send`), what is sent after a `Persist` is held until the turn's end,
+anything is said (`flush_before_send`), what is sent after a `Persist` is held until the run_once's end,
 and one flush serves all (docs/protocol.md, section 10); only what is stable may be told meanwhile.
 Invariant: no held frame leaves before every entry that was appended before it is flushed.
 """
@@ -65,14 +65,14 @@ if TYPE_CHECKING:
     from ziplog.core.message import Message
     from ziplog.runtime.transport import Transport
 
-#: Messages that a turn steps, and the time that it takes, before it looks at the deadline again.
-_BATCH: Final = 256
-_TURN_NS: Final = 50_000_000
+#: Messages that a run_once steps, and the time that it takes, before it looks at the deadline again.
+_MAX_BATCH: Final = 256
+_STEP_BUDGET_NS: Final = 50_000_000
 #: Frames that wait for a flush; beyond, they are dropped (and repeated by the protocols).
 _MAX_HELD: Final = 10_000
 #: How long a flush that failed for lack of space is left alone.
 _FLUSH_RETRY_NS: Final = 50_000_000
-_COMPLAINT_INTERVAL_NS: Final = 1_000_000_000
+_BAD_FRAME_LOG_INTERVAL_NS: Final = 1_000_000_000
 #: Says nothing about what is stored, or only about what is stable, which is on every disk.
 _NEEDS_NO_DISK: Final = (
     Refused, Heartbeat, Rate, Deliver, Trimmed, TailReply, Frontier, Synced, Located, Beat, Suspect,
@@ -80,7 +80,7 @@ _NEEDS_NO_DISK: Final = (
 )  # fmt: skip
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_DRAINED: Final = BatchEnd()
+_BATCH_END: Final = BatchEnd()
 _WAKEUP: Final = Wakeup()
 
 
@@ -142,8 +142,8 @@ class Driver:
         self._stopping = False
         self._held: list[tuple[bytes, bytes]] = []
         self._is_dirty = False
-        self._next_complaint = 0
-        #: What the node said at the end of the last turn (asked once a turn: it costs a call).
+        self._next_bad_frame_log = 0
+        #: What the node said at the end of the last run_once (asked once a run_once: it costs a call).
         self._deadline: int | None = None
         self._log = structlog.get_logger()
         self._handlers: dict[type[Effect], Callable[[Any], None]] = {
@@ -152,8 +152,8 @@ class Driver:
             Connect: self._connect,
             Disconnect: self._disconnect,
             Persist: self._persist,
-            Propose: self._hand_over,
-            ReportBadMessage: self._take_complaint,
+            Propose: self._propose_command,
+            ReportBadMessage: self._report_bad_message,
             LogWarning: self._warn,
             Halt: self._halt,
         }
@@ -163,13 +163,13 @@ class Driver:
         try:
             self._deadline = self._node.next_wakeup()
             while not self._stopping:
-                self.turn()
+                self.run_once()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is our error: stop
             self._log.exception("the node failed")
             self._on_halt(f"{type(error).__name__}: {error}", _state(self._node))
 
     def stop(self) -> None:
-        """Let `run` return after the current turn. From any thread, and from signal handlers."""
+        """Let `run` return after the current run_once. From any thread, and from signal handlers."""
         self._stopping = True
         self._transport.wake()
 
@@ -181,7 +181,7 @@ class Driver:
         self._posted.append(event)
         self._transport.wake()
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Do everything that there is to do now, then let the transport wait."""
         if self._is_behind or self._is_unread:
             self._read_ahead()
@@ -190,11 +190,11 @@ class Driver:
         now = self._clock()
         if self._deadline is not None and self._deadline <= now:
             self._step(_WAKEUP, now)
-        self._step(_DRAINED, now)
-        retry = self._release() if self._is_dirty else None
+        self._step(_BATCH_END, now)
+        retry = self._flush_and_send() if self._is_dirty else None
         self._deadline = self._node.next_wakeup()
         if not is_more and not self._posted and not self._stopping:
-            self._transport.wait(self._pause(retry))
+            self._transport.wait(self._sleep_limit(retry))
 
     def _read_ahead(self) -> None:
         """Look at everything that waits, and report whether that was possible."""
@@ -206,14 +206,14 @@ class Driver:
     def _step_messages(self) -> bool:
         """Step what is waiting; return whether there may be more."""
         receive, decode, step, carry_out, clock = (
-            self._inbox.take,
+            self._inbox.pop,
             self._decode,
             self._node.step,
             self._carry_out,
             self._clock,
         )
-        until = clock() + _TURN_NS
-        for _ in range(_BATCH):
+        until = clock() + _STEP_BUDGET_NS
+        for _ in range(_MAX_BATCH):
             received = receive()
             if received is None:
                 return False
@@ -221,7 +221,7 @@ class Driver:
             try:
                 message = decode(frame)
             except ProtocolError as error:
-                self._complain(src, error)
+                self._drop_bad_frame(src, error)
                 continue
             now = clock()
             effects = step(Received(src, message), now)
@@ -244,7 +244,7 @@ class Driver:
         for effect in effects:
             handlers[type(effect)](effect)
 
-    def _pause(self, retry: int | None) -> int | None:
+    def _sleep_limit(self, retry: int | None) -> int | None:
         """Return how long to sleep at most, in nanoseconds."""
         deadline = self._deadline
         pause = None if deadline is None else max(deadline - self._clock(), 0)
@@ -259,7 +259,7 @@ class Driver:
         if frame is None:
             return
         if self._is_dirty and needs_disk(effect.message):
-            self._hold(effect.dst, frame)
+            self._hold_until_flushed(effect.dst, frame)
         else:
             self._transport.send(effect.dst, frame)
 
@@ -268,7 +268,7 @@ class Driver:
         if frame is None:
             return
         is_held = self._is_dirty and needs_disk(effect.message)
-        put = self._hold if is_held else self._transport.send
+        put = self._hold_until_flushed if is_held else self._transport.send
         for dst in effect.dsts:
             put(dst, frame)
 
@@ -276,10 +276,10 @@ class Driver:
         try:
             return encode(message)
         except LocalProtocolError as error:
-            self._complain(b"", error)
+            self._drop_bad_frame(b"", error)
             return None
 
-    def _hold(self, dst: bytes, frame: bytes) -> None:
+    def _hold_until_flushed(self, dst: bytes, frame: bytes) -> None:
         if len(self._held) < _MAX_HELD:
             self._held.append((dst, frame))
         else:
@@ -296,12 +296,12 @@ class Driver:
         self._store.append(effect.entry)
         self._is_dirty = self._flush_before_send
 
-    def _hand_over(self, effect: Propose) -> None:
+    def _propose_command(self, effect: Propose) -> None:
         assert self._propose is not None, "a node that proposes needs consensus"
         self._propose(effect.command)
 
-    def _take_complaint(self, effect: ReportBadMessage) -> None:
-        self._complain(effect.src, ProtocolError(effect.reason))
+    def _report_bad_message(self, effect: ReportBadMessage) -> None:
+        self._drop_bad_frame(effect.src, ProtocolError(effect.reason))
 
     def _warn(self, effect: LogWarning) -> None:
         self._log.warning(effect.text)
@@ -312,10 +312,10 @@ class Driver:
 
     # --- the disk, and complaints ------------------------------------------------------------
 
-    def _release(self) -> int | None:
+    def _flush_and_send(self) -> int | None:
         """Flush and let go of what was held; return after how long to try again, if at all."""
         store = self._store
-        assert store is not None, "only a store makes a turn dirty"
+        assert store is not None, "only a store makes a run_once dirty"
         fseq = store.last_fseq
         if not store.flush():
             return _FLUSH_RETRY_NS
@@ -325,12 +325,12 @@ class Driver:
         self._step(Persisted(fseq), self._clock())
         return 0 if self._is_dirty else None
 
-    def _complain(self, src: bytes, error: ProtocolError) -> None:
+    def _drop_bad_frame(self, src: bytes, error: ProtocolError) -> None:
         """Count a bad frame; log at most one a second: whoever sends them may send many."""
         self.bad_frames += 1
         now = self._clock()
-        if now >= self._next_complaint:
-            self._next_complaint = now + _COMPLAINT_INTERVAL_NS
+        if now >= self._next_bad_frame_log:
+            self._next_bad_frame_log = now + _BAD_FRAME_LOG_INTERVAL_NS
             self._log.warning(
                 "frame dropped", src=src.hex(), error=str(error)[:500], so_far=self.bad_frames
             )

@@ -3,7 +3,7 @@
 While a process keeps up, a frame goes from the transport straight to the node. When a queue has
 formed, `fill` reads everything that waits: what keeps the cluster together (`is_urgent`) is handled
 first, everything else in the order of arrival, but for sources that have much waiting already:
-what else they sent gets every fourth turn only. So a server that has more inserts than it can take
+what else they sent gets every fourth run_once only. So a server that has more inserts than it can take
 still hears its peers, sends its own signs of life, and serves those who ask little. Rule: of what
 one source sent, only urgent messages overtake others.
 
@@ -31,7 +31,7 @@ OVERHEAD_BYTES: Final = 160
 #: Frames of one source that wait in the order of arrival; it is enough for a batch of a client.
 SOURCE_FRAMES: Final = 256
 #: One of so many turns is for the rest.
-_REST_TURN: Final = 4
+_REST_INTERVAL: Final = 4
 #: Frames that one `fill` reads.
 _FILL_FRAMES: Final = 4096
 
@@ -56,48 +56,48 @@ class Inbox:
         #: What is from sources that had `SOURCE_FRAMES` among the others.
         self._rest: Final[deque[Frame]] = deque()
         #: By source: frames among the others, and in the rest.
-        self._waiting: Final[dict[bytes, int]] = {}
+        self._queued: Final[dict[bytes, int]] = {}
         #: By source: frames in the rest. Nothing of a source overtakes them, but what is urgent.
-        self._late: Final[dict[bytes, int]] = {}
+        self._in_rest: Final[dict[bytes, int]] = {}
         self._turns = 0
 
-    def take(self) -> Frame | None:
+    def pop(self) -> Frame | None:
         """Return the next frame to handle; None if there is none."""
         if self._urgent:
             frame = self._urgent.popleft()
         elif self._others or self._rest:
-            frame = self._take_other()
+            frame = self._pop_other()
         else:
             return self._receive()
         self.size -= len(frame[1]) + OVERHEAD_BYTES
         return frame
 
-    def _take_other(self) -> Frame:
+    def _pop_other(self) -> Frame:
         self._turns += 1
-        if self._others and not (self._rest and self._is_turn_of_rest):
+        if self._others and not (self._rest and self._is_rest_due):
             frame = self._others.popleft()
         else:
             frame = self._rest.popleft()
-            _uncount(self._late, frame[0])
-        _uncount(self._waiting, frame[0])
+            _uncount(self._in_rest, frame[0])
+        _uncount(self._queued, frame[0])
         return frame
 
     @property
-    def _is_turn_of_rest(self) -> bool:
+    def _is_rest_due(self) -> bool:
         source = self._rest[0][0]
         # What its source sent before is among the others until they are all late.
-        return not self._turns % _REST_TURN and self._late[source] == self._waiting[source]
+        return not self._turns % _REST_INTERVAL and self._in_rest[source] == self._queued[source]
 
     def _queue(self, frame: Frame) -> bool:
         source = frame[0]
-        count = self._waiting.get(source, 0)
+        count = self._queued.get(source, 0)
         if count >= SOURCE_FRAMES and self.size >= LIMIT_BYTES:
             self.dropped += 1
             return False
-        self._waiting[source] = count + 1
-        late = self._late.get(source, 0)
+        self._queued[source] = count + 1
+        late = self._in_rest.get(source, 0)
         if late or count >= SOURCE_FRAMES:
-            self._late[source] = late + 1
+            self._in_rest[source] = late + 1
             self._rest.append(frame)
         else:
             self._others.append(frame)

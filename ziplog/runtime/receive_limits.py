@@ -6,11 +6,11 @@ makes libzmq stop the process, and so a stranger could. The transport therefore 
 and the bound is here: of each connection to our port, the bytes that the kernel received less those
 that were taken as frames. What is no frame is never taken off.
 
-Rules: `look` shuts down every such connection that is more than `LIMIT_BYTES` ahead; and if all
+Rules: `enforce` shuts down every such connection that is more than `LIMIT_BYTES` ahead; and if all
 together hold more than `TOTAL_BYTES` of memory, those that hold most, until they do not. There a
 frame counts with its overhead, by the size of the frames that its peer sent so far. A peer may come
 back; but while connections that ended have left more than `TOTAL_BYTES`, the port answers no new
-ones, so that peers which connect again at once cannot pile up frames. `look` also
+ones, so that peers which connect again at once cannot pile up frames. `enforce` also
 shuts down idle connections where the process is about to lack file descriptors
 (ziplog/runtime/descriptors). (docs/protocol.md, section 4: rules of every server.)
 """
@@ -29,7 +29,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core.fields import MAX_FRAME
-from ziplog.runtime.descriptors import Door, Reserve, descriptor_limit
+from ziplog.runtime.descriptors import AcceptPause, Reserve, descriptor_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ _SMALL_BYTES: Final = 64 * 1024
 #: What libzmq needs for a frame besides its bytes.
 _FRAME_OVERHEAD: Final = 100
 #: From one look to the next; more where there are so many connections that it would cost over 1%.
-LOOK_NS: Final = 100_000_000
+CHECK_INTERVAL_NS: Final = 100_000_000
 _COST_SHARE: Final = 100
 #: Of `struct tcp_info`: tcpi_state and tcpi_bytes_received.
 _INFO: Final = struct.Struct("=B127xQ")
@@ -74,7 +74,7 @@ class Peer:
         return ahead + ahead * _FRAME_OVERHEAD * self.frames // max(self.taken, 1)
 
 
-class Floods:
+class ReceiveLimiter:
     """Watches the connections that came in at one port. For one thread."""
 
     #: Connections that were cut off.
@@ -87,10 +87,10 @@ class Floods:
         self._peers: dict[int, Peer] = {}
         #: By cookie, what was received; of connections that are gone, what is not taken stays.
         self._received: dict[int, int] = {}
-        self._left_behind: list[tuple[Peer, int]] = []
-        self._next_look = 0
-        self._reserve: Final = Reserve()
-        self._door: Final = Door()
+        self._unread_of_closed: list[tuple[Peer, int]] = []
+        self._next_check = 0
+        self._descriptor_reserve: Final = Reserve()
+        self._accept_pause: Final = AcceptPause()
         #: The descriptor of the socket that listens, and the highest one; -1, 0: not known yet.
         self._listening = -1
         self._highest = 0
@@ -107,13 +107,13 @@ class Floods:
                     return self._peers.setdefault(_cookie(connection), peer) is peer
         return False
 
-    def look(self) -> list[Peer]:
+    def enforce(self) -> list[Peer]:
         """Cut off who is too far ahead, if it is time to look.
 
         Returns the peers whose connections are gone since the last look.
         """
         now = time.monotonic_ns()
-        if now < self._next_look:
+        if now < self._next_check:
             return []
         start = time.thread_time_ns()
         try:
@@ -122,20 +122,20 @@ class Floods:
             alive = self._peers.keys()
             self._shed_unlisted(now)
         cost = time.thread_time_ns() - start
-        self._next_look = now + max(LOOK_NS, cost * _COST_SHARE)
+        self._next_check = now + max(CHECK_INTERVAL_NS, cost * _COST_SHARE)
         gone = [(cookie, self._peers.pop(cookie)) for cookie in self._peers.keys() - alive]
-        self._left_behind += [(peer, self._received.pop(cookie, 0)) for cookie, peer in gone]
+        self._unread_of_closed += [(peer, self._received.pop(cookie, 0)) for cookie, peer in gone]
         return [peer for _, peer in gone]
 
-    def emptied(self) -> None:
+    def on_drained(self) -> None:
         """Note that everything was taken that had come."""
-        self._left_behind.clear()
+        self._unread_of_closed.clear()
 
     @property
-    def _left_bytes(self) -> int:
+    def _closed_bytes(self) -> int:
         """What connections that are gone have left in memory."""
-        self._left_behind = [one for one in self._left_behind if one[0].taken < one[1]]
-        return sum(peer.held(received - peer.taken) for peer, received in self._left_behind)
+        self._unread_of_closed = [one for one in self._unread_of_closed if one[0].taken < one[1]]
+        return sum(peer.held(received - peer.taken) for peer, received in self._unread_of_closed)
 
     def _check_all(self, now: int) -> AbstractSet[int]:
         alive: set[int] = set()
@@ -146,7 +146,7 @@ class Floods:
         finally:
             for _, connection in held:
                 connection.close()
-        self._shed(self._reserve.choose(used, now), now)
+        self._shed(self._descriptor_reserve.choose(used, now), now)
         return alive
 
     def _check_each(self, alive: set[int], held: list[tuple[int, socket.socket]]) -> int:
@@ -179,16 +179,16 @@ class Floods:
                 with _borrowed(fd) as connection:
                     if connection.getsockname()[1] == self._port:
                         self._check(fd, connection)
-        self._shed(self._reserve.choose(used, now), now)
+        self._shed(self._descriptor_reserve.choose(used, now), now)
 
     def _shed(self, descriptors: Sequence[int], now: int) -> None:
         """Shut down connections. One that has just ended may have left its number to another."""
-        must_shut = bool(descriptors) or self._left_bytes > TOTAL_BYTES
-        if self._listening >= 0 and (must_shut or self._door.is_shut):
+        must_shut = bool(descriptors) or self._closed_bytes > TOTAL_BYTES
+        if self._listening >= 0 and (must_shut or self._accept_pause.is_active):
             with contextlib.suppress(OSError), _borrowed(self._listening) as listening:
                 if must_shut:
-                    self._door.shut(listening, now)
-                self._door.open_if_due(listening, now)
+                    self._accept_pause.start(listening, now)
+                self._accept_pause.end_if_due(listening, now)
         for fd in descriptors:
             with contextlib.suppress(OSError), _borrowed(fd) as connection:
                 # Never the socket that listens: libzmq would end the process.
@@ -196,7 +196,7 @@ class Floods:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _cut_largest(self, held: list[tuple[int, socket.socket]]) -> None:
-        total = self._left_bytes + sum(size for size, _ in held)
+        total = self._closed_bytes + sum(size for size, _ in held)
         for size, connection in sorted(held, key=itemgetter(0), reverse=True):
             if total <= TOTAL_BYTES:
                 return
@@ -217,7 +217,7 @@ class Floods:
         if state == _LISTENING:
             self._listening = fd
         elif state == _ESTABLISHED:
-            self._reserve.look_at(fd, cookie, received)
+            self._descriptor_reserve.observe(fd, cookie, received)
         ahead = received - (0 if peer is None else peer.taken)
         if peer is not None:
             self._received[cookie] = received

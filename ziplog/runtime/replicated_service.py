@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ziplog.config import ClusterConfig, NodeConfig
     from ziplog.core.node import Event, Node
-    from ziplog.raft.raft import Machine
+    from ziplog.raft.state_machine import Machine
 
 
 class Service(NamedTuple):

@@ -24,8 +24,8 @@ import zmq
 
 from ziplog.core.fields import MAX_FRAME
 from ziplog.errors import ClosedError, ConfigError, UnavailableError
-from ziplog.runtime.descriptors import require, scarce
-from ziplog.runtime.receive_limits import Floods, Peer
+from ziplog.runtime.descriptors import require, shortage_error
+from ziplog.runtime.receive_limits import Peer, ReceiveLimiter
 from ziplog.segments.entry import SCARCE
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _TAKES_NOTHING_MS: Final = 3_000
 #: How many frames in a row are followed by a question whether there is another.
 _ASK_FIRST: Final = 2
 #: A look for floods after so many frames, besides those of `wait`: a busy process may not wait.
-_LOOK_EVERY: Final = 256
+_CHECK_EVERY_FRAMES: Final = 256
 #: On the wire, a frame of up to this size has a short head.
 _SMALL_FRAME: Final = 255
 _SMALL_HEAD: Final = 2
@@ -95,7 +95,7 @@ class Transport:
             self._socket.close(0)
             self._context.term()
             if isinstance(error, OSError):
-                raise scarce(_WHAT, error) from error
+                raise shortage_error(_WHAT, error) from error
             raise
         self._secret = b"\x01" + os.urandom(8)
         self._connections = 0
@@ -103,8 +103,8 @@ class Transport:
         self._routes: dict[bytes, bytes] = {}
         #: By route.
         self._peers: dict[bytes, Peer] = {}
-        self._floods = None if self._endpoint is None else Floods(_port(self._endpoint))
-        self._gone: list[Peer] = []
+        self._limiter = None if self._endpoint is None else ReceiveLimiter(_port(self._endpoint))
+        self._closed_peers: list[Peer] = []
         # Bound once, and below pyzmq's own Python layer, which costs 1-2 us a call.
         backend: Any = super(zmq.Socket, self._socket)
         self._send: Callable[[bytes, int], object] = backend.send
@@ -155,7 +155,7 @@ class Transport:
     @property
     def cut(self) -> int:
         """How many connections to us were cut off: they brought more than is taken."""
-        return 0 if self._floods is None else self._floods.cut
+        return 0 if self._limiter is None else self._limiter.cut
 
     @property
     def wake_fd(self) -> int:
@@ -245,8 +245,8 @@ class Transport:
             else:
                 frame = self._recv(_NOBLOCK)
             self._taken += 1
-            if not self._taken % _LOOK_EVERY:
-                self._look()
+            if not self._taken % _CHECK_EVERY_FRAMES:
+                self._enforce_limits()
             if self._get(zmq.RCVMORE):
                 self._drop_rest()
                 continue
@@ -261,31 +261,31 @@ class Transport:
             return None
         self._taken = 0
         self._is_quiet = True
-        self._forget_gone()
+        self._forget_closed()
         return None
 
     def _receive_first(self, route: bytes) -> tuple[bytes, Peer | None]:
         """Take the frame of a route that is not known, and know it if it is one to answer."""
         frame = self._recv_frame(_NOBLOCK, False)
-        if self._floods is None or route[0] != 0:
+        if self._limiter is None or route[0] != 0:
             return frame.bytes, None
         peer = Peer(route)
         with contextlib.suppress(zmq.ZMQError):  # It ended before libzmq looked where it is from.
-            if self._floods.add(peer, int(frame.get(zmq.SRCFD))):
+            if self._limiter.add(peer, int(frame.get(zmq.SRCFD))):
                 self._peers[route] = peer
         return frame.bytes, peer
 
-    def _look(self) -> None:
-        if self._floods is not None:
-            self._gone += self._floods.look()
+    def _enforce_limits(self) -> None:
+        if self._limiter is not None:
+            self._closed_peers += self._limiter.enforce()
 
-    def _forget_gone(self) -> None:
+    def _forget_closed(self) -> None:
         # Only now: what they sent may have waited until here.
-        for peer in self._gone:
+        for peer in self._closed_peers:
             self._peers.pop(peer.name, None)
-        self._gone.clear()
-        if self._floods is not None:
-            self._floods.emptied()
+        self._closed_peers.clear()
+        if self._limiter is not None:
+            self._limiter.on_drained()
 
     def _drop_rest(self) -> None:
         while self._get(zmq.RCVMORE):
@@ -301,7 +301,7 @@ class Transport:
 
         Up to 10 ms it is exact to about 0.1 ms; longer times are rounded up to milliseconds.
         """
-        self._look()
+        self._enforce_limits()
         if self._is_woken:
             self._clear_wake()
         elif timeout_ns is not None and timeout_ns <= 0:
@@ -377,7 +377,7 @@ def _open() -> tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[bytes]]:
         return context, _router(context)
     except zmq.ZMQError as error:
         context.term()
-        raise scarce(_WHAT, OSError(error.errno or 0, error.strerror)) from error
+        raise shortage_error(_WHAT, OSError(error.errno or 0, error.strerror)) from error
 
 
 def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
@@ -423,7 +423,7 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
                 f"cannot listen at {endpoint}: it is in use; {advice}"
             ) from error
         if error.errno in SCARCE:
-            raise scarce(_WHAT, OSError(error.errno, error.strerror)) from error
+            raise shortage_error(_WHAT, OSError(error.errno, error.strerror)) from error
         allowed = f"'host:port' of this machine ({error.strerror})"
         raise ConfigError("bind", endpoint, allowed) from error
     bound = socket.get(zmq.LAST_ENDPOINT)

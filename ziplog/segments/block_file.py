@@ -51,7 +51,7 @@ class BlockIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
     origins: Part
 
 
-class RowsIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class BlockFileIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The footer."""
 
     #: Of the segment.
@@ -79,7 +79,7 @@ def is_sound(part: Part, content: bytes | bytearray | memoryview) -> bool:
     return len(content) == part.size and crc32c(content) == part.crc
 
 
-def encode_footer(index: RowsIndex) -> bytes:
+def encode_footer(index: BlockFileIndex) -> bytes:
     """Return the footer, and what the file ends with."""
     footer = msgspec.msgpack.encode(index)
     return footer + _TRAILER.pack(len(footer), crc32c(footer), MAGIC)
@@ -93,13 +93,13 @@ def footer_size(trailer: bytes) -> int:
     return size + TRAILER_BYTES if magic == MAGIC else 0
 
 
-def decode_footer(content: bytes) -> RowsIndex | None:
+def decode_footer(content: bytes) -> BlockFileIndex | None:
     """Return what `encode_footer` was given; None if it is damaged."""
     footer, trailer = content[:-TRAILER_BYTES], content[-TRAILER_BYTES:]
     if len(trailer) != TRAILER_BYTES or _TRAILER.unpack(trailer)[1] != crc32c(footer):
         return None
     try:
-        return msgspec.msgpack.decode(footer, type=RowsIndex)
+        return msgspec.msgpack.decode(footer, type=BlockFileIndex)
     except msgspec.MsgspecError:
         return None
 

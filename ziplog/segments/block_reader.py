@@ -18,7 +18,7 @@ import msgspec
 from ziplog.core.writer_table import WriterTable
 from ziplog.segments.block_file import (
     TRAILER_BYTES,
-    RowsIndex,
+    BlockFileIndex,
     decode_footer,
     decode_origins,
     decode_writers,
@@ -26,7 +26,7 @@ from ziplog.segments.block_file import (
     is_sound,
 )
 from ziplog.segments.blocks import Block, layout
-from ziplog.segments.buffer_pool import ReadMemory
+from ziplog.segments.buffer_pool import BufferPool
 from ziplog.segments.directory import SegmentDirectory
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ziplog.segments.block_file import BlockIndex, Part
     from ziplog.segments.blocks import OriginRun
-    from ziplog.segments.directory import Listed
+    from ziplog.segments.directory import ListedSegment
     from ziplog.segments.segment import Segment
 
 
@@ -50,28 +50,28 @@ class BlockPlace(NamedTuple):
     block: BlockIndex
 
 
-class Archive(SegmentDirectory):
+class BlockReader(SegmentDirectory):
     """The sealed segments in a directory, and their rows. Notices what changes. One thread."""
 
-    def __init__(self, directory: Path, memory: ReadMemory | None = None) -> None:
+    def __init__(self, directory: Path, pool: BufferPool | None = None) -> None:
         """Read what is in `directory`, which a storage server calls its `segments`.
 
         Args:
             directory: where the segments are.
-            memory: where blocks are read to; None: some of its own.
+            pool: where blocks are read to; None: some of its own.
 
         """
         super().__init__(directory)
-        self._entries: list[Listed] = []
+        self._entries: list[ListedSegment] = []
         #: Segments with rows, and where each begins; by segment, which file its rows were read of.
-        self._rows: list[tuple[Segment, RowsIndex]] = []
+        self._rows: list[tuple[Segment, BlockFileIndex]] = []
         self._starts: list[int] = []
-        self._known: dict[str, tuple[tuple[int, int], RowsIndex | None]] = {}
-        self._memory: Final = memory or ReadMemory()
+        self._known: dict[str, tuple[tuple[int, int], BlockFileIndex | None]] = {}
+        self._pool: Final = pool or BufferPool()
 
     # --- what there is -----------------------------------------------------------------------
 
-    def indexed(self) -> list[tuple[Segment, RowsIndex]]:
+    def indexed(self) -> list[tuple[Segment, BlockFileIndex]]:
         """Return the segments that have rows, in order of their positions."""
         listed = self.listed()
         if listed is not self._entries:
@@ -83,12 +83,12 @@ class Archive(SegmentDirectory):
             self._entries = listed
         return self._rows
 
-    def _index(self, entry: Listed) -> RowsIndex | None:
+    def _index(self, entry: ListedSegment) -> BlockFileIndex | None:
         """Return what the rows of a segment say, None if it has none that are about it now."""
         segment = entry.segment
-        if not entry.has_rows:
+        if not entry.has_block_file:
             return None
-        path = self._directory / segment.rows_name
+        path = self._directory / segment.block_file_name
         try:
             facts = path.stat()
             size = (self._directory / segment.name).stat().st_size
@@ -111,7 +111,7 @@ class Archive(SegmentDirectory):
         found = self.find(gsn)
         if isinstance(found, int):
             return found
-        block = read_block(found[0], self._memory)
+        block = read_block(found[0], self._pool)
         # What cannot be read here is read in another way.
         return block if block is not None else self.next_start(found[0].block.stop)
 
@@ -126,14 +126,14 @@ class Archive(SegmentDirectory):
             return self._next_start(rows, gsn)
         segment, index = rows[at]
         first = bisect_right(index.blocks, gsn, key=lambda block: block.stop)
-        path, rows_path = self._directory / segment.name, self._directory / segment.rows_name
+        path, rows_path = self._directory / segment.name, self._directory / segment.block_file_name
         return [BlockPlace(path, rows_path, block) for block in index.blocks[first : first + most]]
 
     def next_start(self, gsn: int) -> int:
         """Return where the first block begins that does not begin before a position; 0: none."""
         return self._next_start(self.indexed(), gsn)
 
-    def _next_start(self, rows: list[tuple[Segment, RowsIndex]], gsn: int) -> int:
+    def _next_start(self, rows: list[tuple[Segment, BlockFileIndex]], gsn: int) -> int:
         """Return the same of rows as they were seen just now: there may be more already."""
         for _, index in rows[max(bisect_right(self._starts, gsn) - 1, 0) :]:
             if index.blocks and index.blocks[-1].start >= gsn:
@@ -152,24 +152,24 @@ class Archive(SegmentDirectory):
         """
         position, writers = self._table(gsn)
         # Columns may be large, and this is asked for rarely.
-        memory = ReadMemory()
+        pool = BufferPool()
         while position < gsn:
             found = self.find(position)
             if isinstance(found, int):
                 break
             place = found[0]
-            runs = _origins(place, memory)
+            runs = _origins(place, pool)
             if runs is None:
                 break
             end = place.block.rows
             if place.block.stop > gsn:
-                gsns = _gsns(place, memory)
+                gsns = _gsns(place, pool)
                 if gsns is None:
                     break
                 end = bisect_left(gsns, gsn)
             for run in runs:
                 if run.at < end:
-                    writers.fresh(run.origin, min(run.count, end - run.at))
+                    writers.first_new_row(run.origin, min(run.count, end - run.at))
             position = min(place.block.stop, gsn)
         return position, writers
 
@@ -180,13 +180,13 @@ class Archive(SegmentDirectory):
             for position, part in ((index.stop, index.writers), (index.start, index.before)):
                 if part is None or position > gsn:
                     continue
-                table = read_table(self._directory / segment.rows_name, part)
+                table = read_table(self._directory / segment.block_file_name, part)
                 if table is not None:
                     return position, table
         return min(self.start, gsn), WriterTable()
 
 
-def read_index(path: Path) -> RowsIndex | None:
+def read_index(path: Path) -> BlockFileIndex | None:
     """Return the footer of a file of rows, None if there is none that is sound.
 
     Raises:
@@ -204,13 +204,13 @@ def read_index(path: Path) -> RowsIndex | None:
 
 def read_table(path: Path, part: Part) -> WriterTable | None:
     """Return a writers' table of a file of rows, None if it is gone or damaged."""
-    found = _parts(path, ReadMemory(), part)
+    found = _parts(path, BufferPool(), part)
     with suppress(msgspec.MsgspecError):
         return decode_writers(found[0]) if found is not None else None
     return None
 
 
-def read_block(place: BlockPlace, memory: ReadMemory) -> Block | None:
+def read_block(place: BlockPlace, pool: BufferPool) -> Block | None:
     """Return a block, None if its files are gone, or hold something else there.
 
     Whoever named the place need not be trusted: nothing but a segment's files is read, and no more
@@ -218,12 +218,12 @@ def read_block(place: BlockPlace, memory: ReadMemory) -> Block | None:
 
     Args:
         place: where it is.
-        memory: where it is read to.
+        pool: where it is read to.
 
     """
     index = place.block
-    told = _parts(place.rows, memory, index.columns, index.origins)
-    data = _parts(place.segment, memory, index.data) if told is not None else None
+    told = _parts(place.rows, pool, index.columns, index.origins)
+    data = _parts(place.segment, pool, index.data) if told is not None else None
     if told is None or data is None:
         return None
     columns, origins = told
@@ -237,21 +237,21 @@ def read_block(place: BlockPlace, memory: ReadMemory) -> Block | None:
     return None
 
 
-def _origins(place: BlockPlace, memory: ReadMemory) -> list[OriginRun] | None:
-    found = _parts(place.rows, memory, place.block.origins)
+def _origins(place: BlockPlace, pool: BufferPool) -> list[OriginRun] | None:
+    found = _parts(place.rows, pool, place.block.origins)
     with suppress(msgspec.MsgspecError):
         return decode_origins(found[0]) if found is not None else None
     return None
 
 
-def _gsns(place: BlockPlace, memory: ReadMemory) -> memoryview | None:
-    found = _parts(place.rows, memory, place.block.columns)
+def _gsns(place: BlockPlace, pool: BufferPool) -> memoryview | None:
+    found = _parts(place.rows, pool, place.block.columns)
     if found is None:
         return None
     return found[0][: 8 * place.block.rows].cast("q")
 
 
-def _parts(path: Path, memory: ReadMemory, *parts: Part) -> list[memoryview] | None:
+def _parts(path: Path, pool: BufferPool, *parts: Part) -> list[memoryview] | None:
     """Return parts of a file, None if it is gone, or one of them is damaged."""
     try:
         fd = os.open(path, _READ)
@@ -265,7 +265,7 @@ def _parts(path: Path, memory: ReadMemory, *parts: Part) -> list[memoryview] | N
         for part in parts:
             if min(part.at, part.size) < 0 or part.at + part.size > facts.st_size:
                 return None
-            content = memory.view(part.size)
+            content = pool.view(part.size)
             # If less is read, what is there instead does not match the CRC.
             os.preadv(fd, [content], part.at)
             if not is_sound(part, content):

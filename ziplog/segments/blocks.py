@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: A block ends behind the first entry with which it has so many bytes.
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 #: In so many bytes there is a block, or damage: they hold more than one entry.
-MOST_BYTES: Final = BLOCK_BYTES + 4 * MAX_FRAME
+MAX_BLOCK_BYTES: Final = BLOCK_BYTES + 4 * MAX_FRAME
 
 #: MessagePack's header of a payload, by its length; the last one is for all longer ones.
 _HEADER: Final = bytes([2]) * 0x100 + bytes([3]) * 0xFF00 + bytes([5])
@@ -72,7 +72,7 @@ class Block(msgspec.Struct, frozen=True):
     origins: list[OriginRun]
 
 
-class Layout(NamedTuple):
+class ColumnLayout(NamedTuple):
     """Where the columns of a block are in `Block.columns`."""
 
     #: 64-bit integers.
@@ -88,16 +88,20 @@ class Layout(NamedTuple):
     size: int
 
 
-def layout(rows: int, *, has_keys: bool) -> Layout:
+def layout(rows: int, *, has_keys: bool) -> ColumnLayout:
     """Return where the columns of `rows` records are."""
     ends = [8 * rows * count for count in range(5)]
     gsns, epochs, timestamps, values = map(slice, ends[:-1], ends[1:])
     size = ends[-1]
     if not has_keys:
-        return Layout(gsns, epochs, timestamps, values, slice(size, size), slice(size, size), size)
+        return ColumnLayout(
+            gsns, epochs, timestamps, values, slice(size, size), slice(size, size), size
+        )
     bits = size + 8 * rows
     keys, key_bits = slice(size, bits), slice(bits, bits + (rows + 7) // 8)
-    return Layout(gsns, epochs, timestamps, values, keys, key_bits, bits + (rows + 63) // 64 * 8)
+    return ColumnLayout(
+        gsns, epochs, timestamps, values, keys, key_bits, bits + (rows + 63) // 64 * 8
+    )
 
 
 def block_of_units(units: Iterable[Unit], start: int, stop: int) -> Block:
@@ -117,7 +121,7 @@ def block_of_units(units: Iterable[Unit], start: int, stop: int) -> Block:
     return builder.block(start, stop, b"".join(bodies))
 
 
-class Cut(NamedTuple):
+class BlockCut(NamedTuple):
     """The next block of a segment, and what was learnt of the entries in it."""
 
     #: None: no entry in it is about a position.
@@ -130,11 +134,11 @@ class Cut(NamedTuple):
 
 def cut_block(
     data: bytes, salt: int, start: int, last_fseq: int, name: str, *, is_end: bool
-) -> Cut | None:
+) -> BlockCut | None:
     """Return the first block of `data`, a segment's bytes from where an entry begins; None: more.
 
     Args:
-        data: of the segment; `is_end`: up to its end, or more than `MOST_BYTES`.
+        data: of the segment; `is_end`: up to its end, or more than `MAX_BLOCK_BYTES`.
         salt: the segment's.
         start: the position that the block begins with; 0: that of its first entry.
         last_fseq: the number of the entry before; -1: any.
@@ -175,7 +179,7 @@ def cut_block(
         if not is_end:
             return None
     block = builder.block(start, stop, memoryview(data)[:size]) if stop else None
-    return Cut(block, size, last_fseq)
+    return BlockCut(block, size, last_fseq)
 
 
 class _Builder:

@@ -20,7 +20,7 @@ _SMALL: Final = 64 * 1024
 _LARGE: Final = 16 * 1024 * 1024
 
 
-class ReadMemory:
+class BufferPool:
     """Gives out memory to read into. For any thread."""
 
     def __init__(self) -> None:

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 _SETTLED_NS: Final = 200_000_000
 
 
-class Listed(NamedTuple):
+class ListedSegment(NamedTuple):
     """A segment that is there."""
 
     #: Known by its name only.
     segment: Segment
     #: The number of the first entry that belongs to a newer one; 0: it is the newest.
     limit: int
-    has_rows: bool
+    has_block_file: bool
 
 
 class SegmentDirectory:
@@ -43,8 +43,8 @@ class SegmentDirectory:
     def __init__(self, directory: Path) -> None:
         """Read what is in `directory`, which a storage server calls its `segments`."""
         self._directory = directory
-        self._listed: list[Listed] = []
-        self._seen: tuple[int, bool] = (0, False)
+        self._listed: list[ListedSegment] = []
+        self._stamp: tuple[int, bool] = (0, False)
         #: Segments as they were loaded, with what they were loaded by.
         self._loaded: dict[str, tuple[tuple[int, int, int], Segment]] = {}
 
@@ -70,16 +70,16 @@ class SegmentDirectory:
 
     # --- what there is -----------------------------------------------------------------------
 
-    def listed(self) -> list[Listed]:
+    def listed(self) -> list[ListedSegment]:
         """Return the segments that are not void, oldest first."""
         try:
             changed = self._directory.stat().st_mtime_ns
-            if self._seen != (changed, True):
+            if self._stamp != (changed, True):
                 is_settled = time.time_ns() - changed > _SETTLED_NS
                 self._listed = self._list()
-                self._seen = (changed, is_settled)
+                self._stamp = (changed, is_settled)
         except FileNotFoundError:
-            self._listed, self._seen = [], (0, False)
+            self._listed, self._stamp = [], (0, False)
         return self._listed
 
     @property
@@ -88,16 +88,16 @@ class SegmentDirectory:
         listed = self.listed()
         return listed[-1].segment.base if listed else 0
 
-    def _list(self) -> list[Listed]:
+    def _list(self) -> list[ListedSegment]:
         names = {path.name for path in self._directory.iterdir()}
         segments = [segment for name in names if (segment := Segment.named(name)) is not None]
         segments.sort(key=lambda segment: segment.number)
-        listed: list[Listed] = []
+        listed: list[ListedSegment] = []
         limit = 0
         for segment in reversed(segments):
             if listed and (listed[-1].segment.is_first or segment.base_fseq > limit > 0):
                 continue
-            listed.append(Listed(segment, limit, segment.rows_name in names))
+            listed.append(ListedSegment(segment, limit, segment.block_file_name in names))
             # Files of before entries were counted tell none.
             limit = min(limit or segment.base_fseq, segment.base_fseq) or limit
         there = {entry.segment.name for entry in listed}
@@ -159,7 +159,7 @@ class SegmentDirectory:
             if start >= end:
                 return
             segment = self._load(entry)
-            self._connect(before, segment, start)
+            self._check_no_gap(before, segment, start)
             before = segment
             if segment.last < start:
                 continue
@@ -169,7 +169,7 @@ class SegmentDirectory:
         if start < end:
             raise UnreadableError(f"gsn {start} was in the damaged end of {self._directory}")
 
-    def _connect(self, before: Segment | None, segment: Segment, start: int) -> None:
+    def _check_no_gap(self, before: Segment | None, segment: Segment, start: int) -> None:
         """Tell a segment what it has to know of the one before it; see that none is missing."""
         is_torn = before is not None and (
             before.is_torn or segment.base_fseq > before.last_fseq + 1
@@ -207,7 +207,7 @@ class SegmentDirectory:
                 yield units, min(reached, end)
                 start = reached
 
-    def _load(self, entry: Listed) -> Segment:
+    def _load(self, entry: ListedSegment) -> Segment:
         """Return a segment with its index: from the file beside it, or made anew."""
         segment = entry.segment
         path = self._directory / segment.name
@@ -221,7 +221,7 @@ class SegmentDirectory:
             assert loaded is not None, "it was listed"
             index = self._directory / segment.index_name
             contents = index.read_bytes() if index.exists() else b""
-            if not loaded.take_index(contents, facts.st_size):
+            if not loaded.load_index(contents, facts.st_size):
                 loaded.rebuild(path.read_bytes(), max(entry.limit - 1, 0))
         except OSError as error:
             raise unreadable(segment.name, error) from error

@@ -49,17 +49,17 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
 
-class _Front(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _EntryPrefix(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The first fields of an `Entry`."""
 
     fseq: int
     view: int
 
 
-_front_decoder: msgspec.msgpack.Decoder[_Front] = msgspec.msgpack.Decoder(_Front)
+_prefix_decoder: msgspec.msgpack.Decoder[_EntryPrefix] = msgspec.msgpack.Decoder(_EntryPrefix)
 
 
-class Found(NamedTuple):
+class DecodedHeader(NamedTuple):
     """An entry of a segment, or a stretch of damage, by its place in the bytes read."""
 
     kind: int
@@ -125,7 +125,7 @@ def encode(
     return _GUARD.pack(salt, crc32c(facts)) + facts, body
 
 
-def decode(data: bytes, found: Found, file: str) -> Entry:
+def decode(data: bytes, found: DecodedHeader, file: str) -> Entry:
     """Return an entry; `file` is where it is from.
 
     Raises:
@@ -137,12 +137,12 @@ def decode(data: bytes, found: Found, file: str) -> Entry:
     return _decoder.decode(memoryview(data)[found.start : found.stop])
 
 
-def view_of(data: bytes, found: Found) -> int:
+def view_of(data: bytes, found: DecodedHeader) -> int:
     """Return the view of a whole entry."""
-    return _front_decoder.decode(memoryview(data)[found.start : found.stop]).view
+    return _prefix_decoder.decode(memoryview(data)[found.start : found.stop]).view
 
 
-def seek(data: bytes, gsn: int, salt: int) -> Found | None:
+def seek(data: bytes, gsn: int, salt: int) -> DecodedHeader | None:
     """Return the whole entry that reaches over `gsn`, if it is found without a look at the others.
 
     `data` begins with an entry. None says nothing: what was passed over is not checked, so only
@@ -159,7 +159,7 @@ def seek(data: bytes, gsn: int, salt: int) -> Found | None:
     return found if is_it else None
 
 
-def walk(data: bytes, salt: int, at: int = 0) -> Iterator[Found]:
+def walk(data: bytes, salt: int, at: int = 0) -> Iterator[DecodedHeader]:
     """Go through the entries of `data` from `at` on, where one begins.
 
     Damage has positions 0, 0.
@@ -168,7 +168,7 @@ def walk(data: bytes, salt: int, at: int = 0) -> Iterator[Found]:
         facts = _facts(data, at, salt)
         if facts is None:
             following = _next_header(data, at + 1, salt)
-            yield Found(DAMAGED, 0, 0, 0, at, following, False, 0)
+            yield DecodedHeader(DAMAGED, 0, 0, 0, at, following, False, 0)
             at = following
             continue
         length, checksum, first, last, place, told = facts
@@ -180,7 +180,7 @@ def walk(data: bytes, salt: int, at: int = 0) -> Iterator[Found]:
             at = min(at, _next_header(data, start, salt))
         kind, lag = told & (1 << _KIND_BITS) - 1, told >> _KIND_BITS
         flushed = place + 1 - lag if lag else 0
-        yield Found(kind, first, last, place, start, at, is_whole, flushed)
+        yield DecodedHeader(kind, first, last, place, start, at, is_whole, flushed)
 
 
 def _facts(data: bytes, at: int, salt: int) -> tuple[int, ...] | None:

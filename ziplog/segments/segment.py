@@ -27,7 +27,7 @@ from ziplog.segments.entry_codec import (
     MARK,
     PLACE,
     TABLE,
-    Found,
+    DecodedHeader,
     decode,
     seek,
     view_of,
@@ -121,7 +121,7 @@ class Segment:
         return self.name.removesuffix("seg") + "idx"
 
     @property
-    def rows_name(self) -> str:
+    def block_file_name(self) -> str:
         """The name of the file of its rows (docs/protocol.md, section 14.1), if there is one."""
         return self.name.removesuffix("seg") + "rows"
 
@@ -181,7 +181,7 @@ class Segment:
         body = msgspec.msgpack.encode(index)
         return crc32c(body).to_bytes(4, "little") + body
 
-    def take_index(self, contents: bytes, size: int) -> bool:
+    def load_index(self, contents: bytes, size: int) -> bool:
         """Take an index over, if it is whole and about this segment, of `size` bytes."""
         if crc32c(contents[4:]) != int.from_bytes(contents[:4], "little"):
             return False
@@ -210,7 +210,7 @@ class Segment:
         """
         self.clear()
         every = list(walk(data, self.salt))
-        flushed = max(flushed, self._told(every))
+        flushed = max(flushed, self._flushed_entry(every))
         good = placed = self.last_fseq
         for found in every:
             if not found.is_whole and good >= flushed:
@@ -218,19 +218,19 @@ class Segment:
             self.size = found.stop
             if found.kind == DAMAGED:
                 continue
-            self._recall(found)
+            self._index_entry(found)
             if found.kind < EXPIRE:
                 placed = found.fseq
             if found.is_whole:
-                self._learn(data, found)
-                good = self._count(good, found.fseq) if found.is_numbered else good
+                self._index_body(data, found)
+                good = self._note_gap(good, found.fseq) if found.is_numbered else good
         if good < flushed:
-            self._count(good, flushed + 1)
+            self._note_gap(good, flushed + 1)
             self.last_fseq = max(self.last_fseq, flushed)
         self.is_torn = bool(self.holes) and self.holes[-1][1] > placed
         self.flushed = self.size
 
-    def _told(self, every: list[Found]) -> int:
+    def _flushed_entry(self, every: list[DecodedHeader]) -> int:
         """Return the last entry that was on stable storage, as the entries tell."""
         if self.is_counted:
             return max((found.flushed for found in every), default=0)
@@ -241,13 +241,13 @@ class Segment:
             self.last_fseq = self.base_fseq - 1
         return max((found.fseq for found in numbered if found.is_whole), default=0)
 
-    def _recall(self, found: Found) -> None:
+    def _index_entry(self, found: DecodedHeader) -> None:
         self.size = found.start - HEADER_BYTES
         record = found.last if found.kind == PLACE else 0
         size = found.stop - self.size
         self.add(found.kind, found.first, found.last, record, found.fseq, size)
 
-    def _learn(self, data: bytes, found: Found) -> None:
+    def _index_body(self, data: bytes, found: DecodedHeader) -> None:
         """Take what only the body tells."""
         if found.kind == MARK:
             mark = decode(data, found, self.name).decision
@@ -258,7 +258,7 @@ class Segment:
         else:
             self.add_view(view_of(data, found), found.fseq)
 
-    def _count(self, good: int, fseq: int) -> int:
+    def _note_gap(self, good: int, fseq: int) -> int:
         """Note what is missing between the last good entry and this one, which is returned."""
         if fseq > good + 1:
             self.holes.append((good + 1, fseq - 1))
@@ -290,7 +290,7 @@ class Segment:
             return 0
         return self.views[index][1] - 1 if index < len(self.views) else self.last_fseq
 
-    def find(self, directory: Path, gsn: int) -> tuple[bytes, Found | None]:
+    def find(self, directory: Path, gsn: int) -> tuple[bytes, DecodedHeader | None]:
         """Return the bytes of a block, and what in it is about `gsn`, which may be damage.
 
         Raises:
@@ -305,7 +305,7 @@ class Segment:
             found = next((f for f in self._listed(data, block) if f.last >= gsn), None)
         return data, found if found is not None and found.first <= gsn else None
 
-    def read(self, directory: Path, block: int) -> tuple[bytes, list[Found]]:
+    def read(self, directory: Path, block: int) -> tuple[bytes, list[DecodedHeader]]:
         """Return a block's bytes and what is in them of `Place`, `Skip` and damage, in order.
 
         Raises:
@@ -315,14 +315,14 @@ class Segment:
         data = self._block(directory, block)
         return data, list(self._listed(data, block))
 
-    def _listed(self, data: bytes, block: int) -> Iterator[Found]:
+    def _listed(self, data: bytes, block: int) -> Iterator[DecodedHeader]:
         fseq = self.fseqs[block - 1] if block else self.base_fseq - 1
         before = self.block_last(block - 1) if block else self.base - 1
         is_torn = block == 0 and self.is_torn_before
         entries = walk(data, self.salt)
         return _positions(entries, fseq, before, self.block_last(block), is_torn)
 
-    def read_from(self, directory: Path, fseq: int) -> tuple[bytes, list[Found]]:
+    def read_from(self, directory: Path, fseq: int) -> tuple[bytes, list[DecodedHeader]]:
         """Return the bytes of the block of entry `fseq`, and the entries in it from there on.
 
         Those that are damaged may be missing.
@@ -348,7 +348,7 @@ class Segment:
                 last = found.last
         return last
 
-    def read_table(self, directory: Path, start: int, size: int) -> tuple[bytes, Found]:
+    def read_table(self, directory: Path, start: int, size: int) -> tuple[bytes, DecodedHeader]:
         """Return the bytes of a table, and what is there.
 
         Raises:
@@ -377,8 +377,8 @@ class Segment:
 
 
 def _positions(
-    entries: Iterable[Found], fseq: int, before: int, last: int, is_torn: bool
-) -> Iterator[Found]:
+    entries: Iterable[DecodedHeader], fseq: int, before: int, last: int, is_torn: bool
+) -> Iterator[DecodedHeader]:
     """Leave out what is about no position, and say of damage which ones it may have held.
 
     Entries are numbered from `fseq` + 1 on: where one is missing there is a hole, of the positions
@@ -403,5 +403,5 @@ def _positions(
         yield _damage(before + 1, last)
 
 
-def _damage(first: int, last: int) -> Found:
-    return Found(DAMAGED, first, last, 0, 0, 0, False, 0)
+def _damage(first: int, last: int) -> DecodedHeader:
+    return DecodedHeader(DAMAGED, first, last, 0, 0, 0, False, 0)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziplog.segments.buffer_pool import ReadMemory
+from ziplog.segments.buffer_pool import BufferPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ KIB = 1024
 
 
 def test_what_was_let_go_is_used_again() -> None:
-    memory = ReadMemory()
+    memory = BufferPool()
     view = memory.view(5000 * KIB)
     piece = view.obj
     part = view[7:90]
@@ -33,20 +33,20 @@ def test_what_was_let_go_is_used_again() -> None:
 
 
 def test_a_view_has_the_size_that_was_asked_for() -> None:
-    memory = ReadMemory()
+    memory = BufferPool()
     for size in (0, 1, 64 * KIB - 1, 64 * KIB, 1024 * KIB, 1024 * KIB + 1, 3):
         assert memory.view(size).nbytes == size
 
 
 def test_what_is_too_small_is_not_kept() -> None:
-    memory = ReadMemory()
+    memory = BufferPool()
     for size in range(1, 7):
         memory.view(size * 1024 * KIB).release()
     assert sum(map(len, memory._pieces)) == 6 * 1024 * KIB
 
 
 def test_what_is_little_holds_no_piece() -> None:
-    memory = ReadMemory()
+    memory = BufferPool()
     large = memory.view(100 * KIB)
     piece = large.obj
     large.release()
@@ -55,7 +55,7 @@ def test_what_is_little_holds_no_piece() -> None:
 
 
 def test_what_is_huge_is_not_kept() -> None:
-    memory = ReadMemory()
+    memory = BufferPool()
     memory.view(16 * 1024 * KIB).release()
     memory.view(16 * 1024 * KIB + 1).release()
     assert [len(piece) for piece in memory._pieces] == [16 * 1024 * KIB]
@@ -72,7 +72,7 @@ def restless() -> Iterator[None]:
 
 @pytest.mark.usefixtures("restless")
 def test_threads_never_get_the_same() -> None:
-    memory = ReadMemory()
+    memory = BufferPool()
 
     def work(mark: int) -> None:
         for _ in range(20_000):
@@ -92,7 +92,7 @@ steps = st.lists(
 
 @given(steps)
 def test_what_is_held_stays_as_it_is(steps: list[tuple[int, bool, int]]) -> None:
-    memory, numbers = ReadMemory(), count(1)
+    memory, numbers = BufferPool(), count(1)
     held: list[tuple[memoryview, int]] = []
     for size, is_held, let_go in steps:
         view, mark = memory.view(size), next(numbers)

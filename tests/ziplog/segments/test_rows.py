@@ -24,7 +24,7 @@ WRITER = b"w" * 16
 
 
 def all_blocks(data: bytes, start: int = 1, last_fseq: int = 0) -> tuple[list[Block], int]:
-    """Cut a segment into blocks, and see that they follow each other."""
+    """BlockCut a segment into blocks, and see that they follow each other."""
     blocks: list[Block] = []
     at = 0
     while at < len(data):

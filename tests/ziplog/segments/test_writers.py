@@ -35,15 +35,17 @@ def test_like_looking_at_all_that_was_written(history: list[Any], at: int) -> No
         if index == at:  # a table goes on like the one that it was made of
             writers = WriterTable(writers.export())
         expected = repeated(history[:index], writer, batch, row, count)
-        assert writers.fresh(Origin(writer, batch, row), count) == expected
+        assert writers.first_new_row(Origin(writer, batch, row), count) == expected
 
 
 @given(written)
 def test_units_that_follow_each_other_count_as_one(history: list[Any]) -> None:
     one, parts = WriterTable(), WriterTable()
     for writer, batch, row, count in history:
-        whole = one.fresh(Origin(writer, batch, row), count)
-        assert whole == sum(parts.fresh(Origin(writer, batch, row + i), 1) for i in range(count))
+        whole = one.first_new_row(Origin(writer, batch, row), count)
+        assert whole == sum(
+            parts.first_new_row(Origin(writer, batch, row + i), 1) for i in range(count)
+        )
     assert one.export() == parts.export()
 
 
@@ -51,7 +53,7 @@ def test_who_wrote_least_recently_is_forgotten_first(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ziplog.core.writer_table.MAX_WRITERS", 3)
     writers = WriterTable()
     for writer in (*WRITERS[:3], WRITERS[0], WRITERS[3]):
-        writers.fresh(Origin(writer, 1, 1), 1)
+        writers.first_new_row(Origin(writer, 1, 1), 1)
     assert [writer for writer, _, _ in writers.export()] == [WRITERS[2], WRITERS[0], WRITERS[3]]
-    assert writers.fresh(Origin(WRITERS[0], 1, 0), 3) == 2
-    assert writers.fresh(Origin(WRITERS[1], 1, 1), 1) == 0
+    assert writers.first_new_row(Origin(WRITERS[0], 1, 0), 3) == 2
+    assert writers.first_new_row(Origin(WRITERS[1], 1, 1), 1) == 0

@@ -172,7 +172,7 @@ def test_a_node_that_does_not_vote_says_what_it_waits_for(
     def reason() -> str:
         caplog.clear()
         node.node._next_non_voter_log_at = 0.0
-        node.node._tell()
+        node.node._send_status()
         return caplog.text
 
     used = {"type": "standing", "identity": "x", "is_new": False, "founders": {}}

@@ -268,7 +268,7 @@ def test_a_forked_child_is_told_that_it_has_no_client(log: ziplog.Log) -> None:
     os.waitpid(child, 0)
     assert len(told) == 3
     assert set(told) == {
-        f"the client of process {os.getpid()}, in its child, is closed; connect again to go on"
+        f"the client of process {os.getpid()}, in its child, is closed; connect again to continue"
     }
     assert log.read_record(log.insert_after(b"after")).payload == b"after"
 

@@ -161,12 +161,12 @@ def test_another_cluster_or_shard_is_told_nothing(
 ) -> None:
     process = started(segments)
     with process.client(cluster, shard) as client:
-        with pytest.raises(UnavailableError, match="is not of shard"):
+        with pytest.raises(UnavailableError, match="does not belong to shard"):
             client.block(1)
-        with pytest.raises(UnavailableError, match="is not of shard"):
+        with pytest.raises(UnavailableError, match="does not belong to shard"):
             client.writers(1)
     process.board.cluster = 0  # it does not know yet
-    with process.client() as client, pytest.raises(UnavailableError, match="is not of shard"):
+    with process.client() as client, pytest.raises(UnavailableError, match="does not belong to shard"):
         client.block(1)
 
 
@@ -432,13 +432,13 @@ def test_an_answer_is_taken(pretending: Callable[..., ArchiveClient]) -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (os.urandom(200), "sent what is no answer"),
-        (block_answer(kind=7), "sent what is no answer"),
-        (block_answer(rows=2**31), "sent what is no answer"),
+        (os.urandom(200), "sent an invalid answer"),
+        (block_answer(kind=7), "sent an invalid answer"),
+        (block_answer(rows=2**31), "sent an invalid answer"),
         (block_answer(data=part_of(b"another", 0)), "damaged"),
-        (block_answer(start=6), "that gsn 5 is not in"),
-        (encode_answer(Answer(NEXT, 5)), "that gsn 5 is not in"),
-        (encode_answer(Answer(WRITERS, 5)), "that gsn 5 is not in"),
+        (block_answer(start=6), "that does not hold gsn 5"),
+        (encode_answer(Answer(NEXT, 5)), "that does not hold gsn 5"),
+        (encode_answer(Answer(WRITERS, 5)), "that does not hold gsn 5"),
         (block_answer()[:-1], "does not answer"),
     ],
 )

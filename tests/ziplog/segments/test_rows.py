@@ -140,9 +140,9 @@ def test_damage_is_never_passed_over(part: str, index: int) -> None:
 def test_a_missing_entry_is_never_passed_over() -> None:
     parts: list[Any] = [(0, Body(1, None, [b"x" * 90]), "ours", "") for _ in range(5)]
     entries = entries_of(parts)
-    with pytest.raises(UnreadableError, match="misses the entry after 2"):
+    with pytest.raises(UnreadableError, match="lacks the entry after 2"):
         cut_block(stored(entries[:2] + entries[3:]), SALT, 1, 0, "s", is_end=True)
-    with pytest.raises(UnreadableError, match="misses the entry after 0"):
+    with pytest.raises(UnreadableError, match="lacks the entry after 0"):
         cut_block(stored(entries[1:]), SALT, 1, 0, "s", is_end=True)
     # Of old files nothing tells the first number.
     cut = cut_block(stored(entries[1:]), SALT, 0, -1, "s", is_end=True)

@@ -188,7 +188,7 @@ def test_a_journal_of_an_earlier_release_is_read_and_protected_from_then_on(
     lose_note(path)
     with capture_logs() as logs:
         assert reopened(tmp_path).entries == ENTRIES
-    assert [log["event"] for log in logs] == ["a torn end of the consensus journal was cut off"]
+    assert [log["event"] for log in logs] == ["cut off a torn end of the consensus journal"]
 
 
 def test_a_note_about_the_file_before_does_not_count(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_what_a_snapshot_contradicts_is_replaced(
 def test_a_gap_between_snapshot_and_journal_is_refused(tmp_path: Path) -> None:
     written(tmp_path, ENTRIES[3:])
     journal = Journal(tmp_path)
-    with pytest.raises(JournalError, match="begins with entry 4, behind the snapshot"):
+    with pytest.raises(JournalError, match="starts with entry 4, but its snapshot ends"):
         journal.begin_with(*ENTRIES[2:4])
     journal.close()
 

@@ -73,7 +73,7 @@ def test_a_leader_counts_entries_of_its_own_term_only(bench: Callable[..., Bench
 def test_a_second_leader_of_one_term_stops_the_node(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.lead()
-    with pytest.raises(JournalError, match="leads in term 5, as this one does"):
+    with pytest.raises(JournalError, match="leads in term 5, and so does this one"):
         node.append(2, 4)
 
 
@@ -179,15 +179,15 @@ def test_a_node_that_does_not_vote_says_what_it_waits_for(
     assert f"start {min(node.b.id, node.c.id)} and {max(node.b.id, node.c.id)}" in reason()
     for peer in (node.b, node.c):
         node.hear(peer, is_voter=False, **used)
-    assert "no majority has its old ones" in reason()
+    assert "no majority has its old directories" in reason()
     node.hear(node.c, is_voter=True, **used)
-    assert "no majority has its old ones" in reason()
+    assert "no majority has its old directories" in reason()
     node.hear(node.b, is_voter=True, **used)
-    assert "it learns from the other nodes" in reason()
+    assert "it copies the log from the other nodes" in reason()
     node.node._SyncObj__onNodeDisconnected(node.b)
     assert f"start {node.b.id}" in reason()
     node.hear(node.b, is_voter=True, **used)
-    assert "it learns from the other nodes" in reason()
+    assert "it copies the log from the other nodes" in reason()
 
 
 def joined(node: Bench, **change: Any) -> bool:

@@ -67,7 +67,7 @@ class ArchiveClient:
             host: the server's host.
             port: the archive's port, from `Outlined`.
             cluster: the cluster's number.
-            shard: the shard whose blocks are requested.
+            shard: the shard of the requested blocks.
             timeout_s: timeout for each answer.
             pool: buffers for blocks that are read from local files; None: a pool of its own.
 
@@ -104,7 +104,7 @@ class ArchiveClient:
         """Return the block that holds a position.
 
         Returns:
-            The block, whose columns start at a multiple of 8 bytes in memory; or, if the archive
+            The block, with columns aligned to 8 bytes in memory; or, if the archive
             does not have it, or no longer, the start of its next block; 0: there is none.
 
         Raises:

@@ -68,7 +68,7 @@ class Schedule:
         return result
 
     def slot_from(self, shard: int, offset: int) -> int:
-        """Return the shard's first slot whose offset is at or after `offset`.
+        """Return the shard's first slot with an offset at or after `offset`.
 
         This is also the number of the shard's slots below `offset`.
         """

@@ -1,6 +1,6 @@
-"""What a Raft follower takes of entries: what it does not hold, and no more than that.
+"""Raft's log matching: compares entries of the leader with those that a follower holds.
 
-Rule (Raft, section 5.3): entries are deleted only if one that came contradicts them
+Rule (Raft, section 5.3): entries are deleted only if a received entry conflicts with them
 (docs/protocol.md, section 12).
 """
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 class LogMatch(NamedTuple):
-    """How entries that came fit to those that are held."""
+    """The result of comparing received entries with held ones."""
 
-    #: So many of them, from the first on, are held already.
+    #: Number of received entries, from the first on, that are held already.
     known: int
-    #: The next one is held with another term: it and all behind it must go.
+    #: The next entry is held with another term: it and all after it must be deleted.
     contradicts: bool
 
 
 def compare(
     own: Sequence[Entry], previous_term: int | None, came: Sequence[Entry]
 ) -> LogMatch | None:
-    """Compare what came, behind an entry of `previous_term`, with what is held.
+    """Compare received entries, which follow an entry of `previous_term`, with held ones.
 
-    `own` are the entries held, from that previous one on. None: it is not the one that is held, so
-    nothing of what came may be taken.
+    `own` are the held entries from that previous one on. None: the previous entry does not match,
+    so none of the received entries may be appended.
     """
     if not own or own[0].term != previous_term:
         return None

@@ -194,7 +194,7 @@ class _Builder:
         self._origins: list[OriginRun] = []
 
     def add(self, epoch: int, gsns: Sequence[int], body: bytes, at: int) -> None:
-        """Add the next unit, whose encoded body starts at offset `at`."""
+        """Add the next unit, with its encoded body at offset `at`."""
         count = len(gsns)
         contents = decode_body(body, count)
         values, keys = _bounds(body, contents, at)

@@ -51,6 +51,8 @@ class ConfigError(ZiplogError, ValueError):
         self, name: str, value: object, allowed: str, where: str = "", *, message: str = ""
     ) -> None:
         self.name, self.value, self.allowed, self.where = name, value, allowed, where
+        #: The whole sentence, if one was given; otherwise empty.
+        self.message = message
         prefix = f"{where}: " if where else ""
         super().__init__(prefix + (message or f"{name} is {value!r}; it must be {allowed}"))
 

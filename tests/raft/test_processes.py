@@ -55,7 +55,7 @@ def test_torture(tmp_path: Path) -> None:
     assert verdict.is_good, verdict
 
 
-def test_the_leader_is_killed_again_and_again(group: Callable[..., Group]) -> None:
+def test_leader_is_killed_repeatedly(group: Callable[..., Group]) -> None:
     running = group()
     running.load(True)
     for _ in range(8):
@@ -67,7 +67,7 @@ def test_the_leader_is_killed_again_and_again(group: Callable[..., Group]) -> No
     check(running)
 
 
-def test_a_paused_leader_acknowledges_nothing_that_is_not_committed(
+def test_paused_leader_acknowledges_only_committed_commands(
     group: Callable[..., Group],
 ) -> None:
     running = group()
@@ -123,7 +123,7 @@ def test_a_lost_node_is_replaced(group: Callable[..., Group]) -> None:
     check(running)
 
 
-def test_a_wiped_node_does_not_let_acknowledged_commands_be_lost(
+def test_wiped_node_does_not_lose_acknowledged_commands(
     group: Callable[..., Group],
 ) -> None:
     running = group()
@@ -146,7 +146,7 @@ def test_a_wiped_node_does_not_let_acknowledged_commands_be_lost(
     check(running)
 
 
-def test_a_lack_of_file_descriptors_passes(group: Callable[..., Group]) -> None:
+def test_group_recovers_from_a_lack_of_file_descriptors(group: Callable[..., Group]) -> None:
     running = group()
     # Connections go from the greater endpoint to the lesser.
     called, _, caller = sorted(running.nodes, key=running.nodes.__getitem__)

@@ -361,7 +361,7 @@ def live(directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int, size: int)
 @pytest.mark.usefixtures("_quick_disk")
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("seed", range(int(os.environ.get("ZIPLOG_SEEDS", "3"))))
-def test_no_history_loses_what_was_committed(
+def test_no_history_loses_a_committed_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, size: int
 ) -> None:
     world = live(tmp_path, monkeypatch, seed, size)
@@ -371,7 +371,9 @@ def test_no_history_loses_what_was_committed(
 
 
 @pytest.mark.usefixtures("_quick_disk")
-def test_a_former_leader_admits_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_former_leader_admits_no_pending_voter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path, 0, 3)
     monkeypatch.setattr(raft_node, "Transport", lambda *given: Wire(world, *given))
     try:
@@ -403,7 +405,7 @@ def test_a_former_leader_admits_nobody(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")
 @pytest.mark.usefixtures("_quick_disk")
-def test_what_the_library_takes_by_itself_is_noticed(
+def test_simulation_detects_the_faults_of_the_original_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only what it can lose with directories that stay.

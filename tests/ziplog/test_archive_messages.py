@@ -89,39 +89,39 @@ answers = (
 
 
 @given(requests)
-def test_a_request_is_what_was_asked(request: Request) -> None:
+def test_request_round_trips(request: Request) -> None:
     content = encode_request(request)
     assert len(content) == REQUEST_BYTES
     assert decode_request(content) == request
 
 
 @given(answers)
-def test_an_answer_is_what_was_answered(answer: Answer) -> None:
+def test_answer_round_trips(answer: Answer) -> None:
     content = encode_answer(answer)
     assert len(content) == ANSWER_BYTES
     assert decode_answer(content) == answer
 
 
 @given(places())
-def test_places_are_what_was_told(told: Places) -> None:
+def test_places_round_trip(told: Places) -> None:
     content = encode_places(told)
     assert len(content) <= MOST_TELLING
     assert decode_places(content) == told
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_places_or_none(content: bytes) -> None:
+def test_any_bytes_decode_to_places_or_none(content: bytes) -> None:
     found = decode_places(content)
     assert found is None or decode_places(encode_places(found)) == found
 
 
-def test_a_tower_is_no_places() -> None:
+def test_deeply_nested_input_is_not_places() -> None:
     tower = b"\x93\xc4\x01/\x90" + b"\x91" * 5000 + b"\xc0"
     assert decode_places(tower) is None
 
 
 @pytest.mark.parametrize("count", [0, MAX_PLACES + 1])
-def test_it_is_told_of_one_block_and_of_no_more_than_may_be(count: int) -> None:
+def test_places_hold_one_block_up_to_the_maximum(count: int) -> None:
     row = [msgspec.structs.replace(PLACED, start=at, stop=at + 1) for at in range(1, count + 1)]
     assert decode_places(encode_places(Places(b"/1.seg", row))) is None
     assert decode_places(encode_places(Places(b"/1.seg", [PLACED]))) is not None
@@ -133,14 +133,14 @@ def changed(content: bytes, at: int, put: bytes) -> bytes:
 
 
 @given(requests, st.integers(0, 2**16), st.binary(min_size=1, max_size=12))
-def test_a_damaged_request_is_another_one_or_none(request: Request, at: int, put: bytes) -> None:
+def test_damaged_request_is_another_one_or_none(request: Request, at: int, put: bytes) -> None:
     content = changed(encode_request(request), at, put)
     found = decode_request(content)
     assert found is None or encode_request(found) == content
 
 
 @given(answers, st.integers(0, 2**16), st.binary(min_size=1, max_size=12))
-def test_what_follows_an_answer_is_bounded(answer: Answer, at: int, put: bytes) -> None:
+def test_size_after_an_answer_header_is_bounded(answer: Answer, at: int, put: bytes) -> None:
     content = changed(encode_answer(answer), at, put)
     found = decode_answer(content)
     if found is None:
@@ -183,7 +183,7 @@ GOOD = Answer(
         lambda a: Answer(WRITERS, a.start, columns=Part(0, 64 * MIB + 1, 2)),
     ],
 )
-def test_what_cannot_be_is_no_answer(spoil: Callable[[Answer], Answer]) -> None:
+def test_impossible_answer_is_rejected(spoil: Callable[[Answer], Answer]) -> None:
     assert decode_answer(encode_answer(GOOD)) == GOOD
     assert decode_answer(encode_answer(spoil(GOOD))) is None
 
@@ -192,18 +192,18 @@ DATA, COLUMNS, NOTHING = Part(5, 30, 2), Part(7, layout(3, has_keys=False).size,
 PLACED = BlockIndex(5, 9, 3, False, DATA, COLUMNS, NOTHING)
 
 
-def test_where_blocks_can_be_is_taken() -> None:
+def test_valid_places_are_accepted() -> None:
     places = Places(b"/log/1.seg", [PLACED, msgspec.structs.replace(PLACED, start=9, stop=11)])
     assert decode_places(encode_places(places)) == places
 
 
 @pytest.mark.parametrize("path", [b"relative/1.seg", b"1.seg", b"", b"/with\0zero"])
-def test_what_is_no_absolute_path_is_no_place(path: bytes) -> None:
+def test_relative_path_is_rejected(path: bytes) -> None:
     assert decode_places(encode_places(Places(path, [PLACED]))) is None
 
 
 @pytest.mark.parametrize("start", [8, 10])
-def test_blocks_that_do_not_follow_each_other_are_none(start: int) -> None:
+def test_blocks_with_a_gap_are_rejected(start: int) -> None:
     behind = msgspec.structs.replace(PLACED, start=start, stop=11)
     assert decode_places(encode_places(Places(b"/1.seg", [PLACED, behind]))) is None
 
@@ -216,11 +216,11 @@ def test_blocks_that_do_not_follow_each_other_are_none(start: int) -> None:
         {"origins": Part(9, 64 * MIB + 1, 0)},
     ],
 )  # fmt: skip
-def test_what_can_be_no_block_is_at_no_place(change: dict[str, Any]) -> None:
+def test_impossible_block_is_rejected(change: dict[str, Any]) -> None:
     block = msgspec.structs.replace(PLACED, **change)
     assert decode_places(encode_places(Places(b"/1.seg", [block]))) is None
 
 
 @pytest.mark.parametrize("kind", [0, NEXT, WRONG_SHARD, LOCATED, 255])
-def test_what_cannot_be_asked_is_no_request(kind: int) -> None:
+def test_unknown_request_is_rejected(kind: int) -> None:
     assert decode_request(encode_request(Request(kind, 7, 3, 5))) is None

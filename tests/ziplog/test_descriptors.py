@@ -74,7 +74,7 @@ def descriptors() -> set[str]:
 # --- what is closed --------------------------------------------------------------------------
 
 
-def test_the_silent_are_closed_first_and_no_more_than_needed() -> None:
+def test_silent_connections_are_closed_first_and_no_more_than_needed() -> None:
     reserve = Reserve()
 
     def look(used: int, **received: int) -> list[int]:
@@ -96,7 +96,7 @@ def test_the_silent_are_closed_first_and_no_more_than_needed() -> None:
         assert not reserve._activity, "what is gone is forgotten"
 
 
-def test_a_port_that_is_shut_answers_nobody_until_it_opens() -> None:
+def test_paused_port_accepts_no_connection_until_the_pause_ends() -> None:
     door = AcceptPause()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         door.start(listening, 0)
@@ -222,7 +222,7 @@ def open_with_few_descriptors() -> None:
         assert descriptors() == before
 
 
-def test_a_client_without_descriptors_says_so_and_leaves_nothing_behind() -> None:
+def test_client_without_descriptors_reports_it_and_leaks_nothing() -> None:
     # No other thread of that process opens a descriptor meanwhile.
     process = multiprocessing.get_context("spawn").Process(target=open_with_few_descriptors)
     process.start()
@@ -230,7 +230,7 @@ def test_a_client_without_descriptors_says_so_and_leaves_nothing_behind() -> Non
     assert process.exitcode == 0
 
 
-def test_a_server_without_descriptors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_descriptors_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 

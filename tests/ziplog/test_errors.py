@@ -55,7 +55,7 @@ def test_an_unknown_outcome_is_not_unavailability() -> None:
     assert not issubclass(OutcomeUnknownError, UnavailableError)
 
 
-def test_what_they_carry() -> None:
+def test_attributes_of_errors() -> None:
     config = ConfigError("port", 0, "1 to 65535", "a.toml")
     assert (config.name, config.value, config.allowed, config.where) == (
         "port", 0, "1 to 65535", "a.toml",

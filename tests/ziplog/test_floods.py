@@ -109,7 +109,7 @@ def be_attacked() -> None:
     server.close()
 
 
-def test_who_breaks_off_in_a_flood_does_not_stop_the_process() -> None:
+def test_peer_that_disconnects_in_a_flood_does_not_stop_the_process() -> None:
     # libzmq would stop it with SIGABRT, so it is one of its own.
     process = multiprocessing.get_context("spawn").Process(target=be_attacked)
     process.start()
@@ -117,7 +117,7 @@ def test_who_breaks_off_in_a_flood_does_not_stop_the_process() -> None:
     assert process.exitcode == 0
 
 
-def test_libzmq_never_stops_reading_and_never_asks_who_is_there(server: Transport) -> None:
+def test_libzmq_never_stops_reading_and_sends_no_heartbeats(server: Transport) -> None:
     # Each of the two, with a connection that ends at the wrong time, stops the process.
     options = (zmq.RCVHWM, zmq.HEARTBEAT_IVL)
     assert [server._socket.get(option) for option in options] == [0, 0]
@@ -177,7 +177,7 @@ class Flood:
 
 
 @pytest.mark.parametrize("identity", [b"", b"twin", b"\0twin"])
-def test_a_flood_is_cut_off_and_nobody_else(server: Transport, identity: bytes) -> None:
+def test_only_the_flooding_connection_is_closed(server: Transport, identity: bytes) -> None:
     port = port_of(server)
     # libzmq never gives the frames of the second of two peers with one identity.
     with Raw(port, identity), Raw(port) as other, Flood(port, identity) as flood:
@@ -210,7 +210,7 @@ def test_small_frames_of_many_connections_are_bounded_together(
         wait_until(lambda: b"after" in take_all(server), "the other's frame")
 
 
-def test_port_takes_no_new_connections_while_ended_ones_have_left_too_much(
+def test_port_accepts_no_connections_while_closed_ones_have_left_too_much(
     server: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receive_limits, "TOTAL_BYTES", 1_000_000)
@@ -236,7 +236,9 @@ def test_port_takes_no_new_connections_while_ended_ones_have_left_too_much(
         wait_until(lambda: b"after" in take_all(server), "the newcomer's frame")
 
 
-def test_what_is_taken_is_no_flood(server: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_that_are_read_do_not_count(
+    server: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(receive_limits, "LIMIT_BYTES", 500_000)
     monkeypatch.setattr(receive_limits, "CHECK_INTERVAL_NS", 0)
     frames = [bytes(size) for size in (0, 1, 255, 256, 70_000)]
@@ -255,7 +257,7 @@ def test_what_is_taken_is_no_flood(server: Transport, monkeypatch: pytest.Monkey
     assert server.cut == 0
 
 
-def test_a_process_that_never_waits_looks_too(
+def test_process_that_never_waits_checks_too(
     server: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receive_limits, "LIMIT_BYTES", 1_000_000)
@@ -263,7 +265,7 @@ def test_a_process_that_never_waits_looks_too(
         wait_until(lambda: [server.receive() for _ in range(100)] and server.cut, "a cut")
 
 
-def test_who_is_gone_is_forgotten(server: Transport) -> None:
+def test_closed_peer_is_removed(server: Transport) -> None:
     port = port_of(server)
     for _ in range(50):
         with Raw(port) as peer:
@@ -272,7 +274,7 @@ def test_who_is_gone_is_forgotten(server: Transport) -> None:
     wait_until(lambda: take_all(server) == [] and not server._peers, "nobody")
 
 
-def test_nobody_is_forgotten_for_want_of_descriptors(
+def test_no_peer_is_removed_for_lack_of_descriptors(
     server: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Raw(port_of(server)) as peer:
@@ -289,7 +291,7 @@ def test_nobody_is_forgotten_for_want_of_descriptors(
         assert len(server._peers) == 1
 
 
-def test_only_connections_to_the_port_are_cut_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_connections_to_the_port_are_closed_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receive_limits, "LIMIT_BYTES", 1_000)
     with contextlib.ExitStack() as stack:
         ours, others = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab")
@@ -314,7 +316,7 @@ def test_only_connections_to_the_port_are_cut_and_once(monkeypatch: pytest.Monke
             accepted[1].recv(1)
 
 
-def test_a_descriptor_that_is_no_connection_counts_for_nobody() -> None:
+def test_descriptor_that_is_not_a_connection_is_not_counted() -> None:
     watch, peer = ReceiveLimiter(1), receive_limits.Peer(b"x")
     with socket.socket(socket.AF_UNIX) as unix, Path(os.devnull).open("rb") as file:
         assert not watch.add(peer, unix.fileno())

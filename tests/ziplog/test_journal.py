@@ -30,7 +30,7 @@ def reopened(directory: Path) -> Journal:
     return journal
 
 
-def test_what_was_written_is_there_again(tmp_path: Path) -> None:
+def test_journal_returns_what_was_written(tmp_path: Path) -> None:
     written(tmp_path)
     journal = reopened(tmp_path)
     assert journal.entries == ENTRIES
@@ -70,7 +70,7 @@ def test_every_torn_tail_is_cut_off_and_logged(tmp_path: Path) -> None:
     assert set(ends) == set(range(7))
 
 
-def test_a_journal_goes_on_after_a_torn_tail(tmp_path: Path) -> None:
+def test_journal_continues_after_a_torn_tail(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_bytes(path.read_bytes()[:-50])
     lose_note(path)
@@ -94,7 +94,7 @@ def test_a_file_from_a_crash_before_the_first_record_opens_empty(
     assert reopened(tmp_path).entries == ENTRIES
 
 
-def test_zeros_behind_the_last_record_are_a_torn_tail(tmp_path: Path) -> None:
+def test_zeros_after_the_last_record_are_a_torn_tail(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_bytes(path.read_bytes() + b"\0" * 4096)
     assert reopened(tmp_path).entries == ENTRIES
@@ -191,7 +191,7 @@ def test_a_journal_of_an_earlier_release_is_read_and_protected_from_then_on(
     assert [log["event"] for log in logs] == ["cut off a torn end of the consensus journal"]
 
 
-def test_a_note_about_the_file_before_does_not_count(tmp_path: Path) -> None:
+def test_note_about_an_earlier_file_does_not_count(tmp_path: Path) -> None:
     """A crash between the rename of a new file and the note about it."""
     path = written(tmp_path)
     note = (path.parent / "flushed").read_bytes()
@@ -256,7 +256,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     reopened(tmp_path)
 
 
-def test_a_trim_that_a_crash_cut_short_is_finished(tmp_path: Path) -> None:
+def test_trim_interrupted_by_a_crash_is_completed(tmp_path: Path) -> None:
     written(tmp_path)
     journal = Journal(tmp_path)
     journal.begin_with(*ENTRIES[3:5])
@@ -273,7 +273,7 @@ def test_a_trim_that_a_crash_cut_short_is_finished(tmp_path: Path) -> None:
         (Entry(b"far", 98, 9), Entry(b"behind the last", 99, 9)),
     ],
 )
-def test_what_a_snapshot_contradicts_is_replaced(
+def test_entries_that_contradict_a_snapshot_are_replaced(
     tmp_path: Path, previous: Entry, last: Entry
 ) -> None:
     written(tmp_path)
@@ -293,7 +293,7 @@ def test_a_gap_between_snapshot_and_journal_is_refused(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_who_a_directory_is_outlives_restarts_and_trims(tmp_path: Path) -> None:
+def test_identity_survives_restarts_and_trims(tmp_path: Path) -> None:
     written(tmp_path)
     journal = Journal(tmp_path)
     assert not journal.is_voter
@@ -309,7 +309,7 @@ def test_who_a_directory_is_outlives_restarts_and_trims(tmp_path: Path) -> None:
     assert reopened(tmp_path / "other").identity not in {"", journal.identity}
 
 
-def test_several_entries_are_there_together_or_not_at_all(tmp_path: Path) -> None:
+def test_several_entries_are_stored_atomically(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append(ENTRIES[0])
     before = (tmp_path / "journal").stat().st_size
@@ -324,7 +324,7 @@ def test_several_entries_are_there_together_or_not_at_all(tmp_path: Path) -> Non
         assert reopened(tmp_path).entries == ENTRIES[:1]
 
 
-def test_a_rewrite_that_a_crash_cut_short_changes_nothing(tmp_path: Path) -> None:
+def test_rewrite_interrupted_by_a_crash_changes_nothing(tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "journal.new").write_bytes(b"ZIPRAFT2 half of")
     journal = Journal(tmp_path)

@@ -76,7 +76,7 @@ def check(directory: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
-def test_whatever_is_refused_no_entry_is_lost(tmp_path: Path, error: int) -> None:
+def test_no_entry_is_lost_when_a_system_call_is_refused(tmp_path: Path, error: int) -> None:
     outcomes: Counter[tuple[str, str]] = Counter()
     for number in range(1, 1000):
         directory = tmp_path / str(number)

@@ -31,7 +31,7 @@ def pair() -> Iterator[tuple[Any, Any, Any]]:
         end.disconnect()
 
 
-def test_what_a_full_socket_does_not_take_follows_by_itself(pair: tuple[Any, Any, Any]) -> None:
+def test_rest_of_a_message_follows_when_a_full_socket_drains(pair: tuple[Any, Any, Any]) -> None:
     poller, one, other = pair
     received: list[Any] = []
     other.setOnMessageReceivedCallback(received.append)
@@ -43,7 +43,7 @@ def test_what_a_full_socket_does_not_take_follows_by_itself(pair: tuple[Any, Any
     assert received == [message]
 
 
-def test_a_node_that_calls_again_has_left_its_former_connection(tmp_path: Path) -> None:
+def test_new_connection_of_a_node_replaces_its_former_one(tmp_path: Path) -> None:
     # The greater endpoint calls.
     own, caller = sorted(free_endpoints(2))
     node = Raft(

@@ -43,7 +43,7 @@ def test_only_contradicted_entries_are_replaced(bench: Callable[..., Bench]) -> 
     assert node.terms == [0, 4, 4, 5]
 
 
-def test_an_entry_behind_an_unknown_one_is_asked_for_again(bench: Callable[..., Bench]) -> None:
+def test_entry_after_an_unknown_one_is_requested_again(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4, 4))
     far = node.append(9, 5, 5)
     assert (far["success"], far["reset"], far["next_node_idx"]) == (False, True, 4)
@@ -77,7 +77,7 @@ def test_nothing_is_committed_that_was_not_compared(bench: Callable[..., Bench])
     assert node.committed == 3
 
 
-def test_entries_that_skip_one_are_no_message(bench: Callable[..., Bench]) -> None:
+def test_entries_with_a_gap_are_rejected(bench: Callable[..., Bench]) -> None:
     node = bench()
     with pytest.raises(ValueError, match="follow each other"):
         node.hear(
@@ -87,7 +87,7 @@ def test_entries_that_skip_one_are_no_message(bench: Callable[..., Bench]) -> No
     assert node.terms == [0]
 
 
-def test_a_former_leader_is_told_the_term_and_nothing_else(bench: Callable[..., Bench]) -> None:
+def test_former_leader_receives_only_the_term(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.append(2, 4)
     answer = node.append(1, 0, 3, 3, term=3)
@@ -114,7 +114,7 @@ def test_a_long_entry_comes_in_pieces(bench: Callable[..., Bench]) -> None:
     assert node.answer()["next_node_idx"] == 3
 
 
-def test_a_long_entry_of_which_a_piece_is_missing_is_not_taken(bench: Callable[..., Bench]) -> None:
+def test_long_entry_with_a_missing_piece_is_rejected(bench: Callable[..., Bench]) -> None:
     node = bench()
     whole = codec.dumps((WORD, 2, TERM))
     long_entry(node, [("start", whole[:3]), ("finish", whole[5:])])
@@ -122,7 +122,7 @@ def test_a_long_entry_of_which_a_piece_is_missing_is_not_taken(bench: Callable[.
     assert not node.answer()["success"]
 
 
-def test_what_is_sent_in_pieces_may_begin_anew(bench: Callable[..., Bench]) -> None:
+def test_transfer_in_pieces_may_restart(bench: Callable[..., Bench]) -> None:
     node = bench()
     whole = codec.dumps((WORD, 2, TERM))
     long_entry(node, [("start", whole[:5]), ("start", whole[:3]), ("finish", whole[3:])])
@@ -132,7 +132,7 @@ def test_what_is_sent_in_pieces_may_begin_anew(bench: Callable[..., Bench]) -> N
     assert node.snapshot(snapshot(9, 5))["next_node_idx"] == 10
 
 
-def test_what_is_sent_in_pieces_has_an_end(
+def test_transfer_in_pieces_is_bounded(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziplog.raft.raft_node._MAX_SNAPSHOT", 100)
@@ -151,7 +151,7 @@ def test_a_late_long_entry_deletes_nothing(bench: Callable[..., Bench]) -> None:
 # --- snapshots ---
 
 
-def test_a_snapshot_that_is_ahead_is_taken(bench: Callable[..., Bench]) -> None:
+def test_newer_snapshot_is_installed(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     answer = node.snapshot(snapshot(9, 5), commit=9)
     assert (answer["success"], answer["next_node_idx"]) == (True, 10)
@@ -164,7 +164,7 @@ def test_a_snapshot_that_is_ahead_is_taken(bench: Callable[..., Bench]) -> None:
     assert again.node.raftLastApplied == 9
 
 
-def test_a_snapshot_that_is_not_ahead_is_refused(bench: Callable[..., Bench]) -> None:
+def test_older_snapshot_is_refused(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 5, 5, 5, 5))
     node.append(5, 5, commit=4)
     node.tick()
@@ -176,14 +176,14 @@ def test_a_snapshot_that_is_not_ahead_is_refused(bench: Callable[..., Bench]) ->
     assert not (node.directory / "snapshot").exists()
 
 
-def test_what_is_held_behind_a_snapshot_stays(bench: Callable[..., Bench]) -> None:
+def test_entries_after_a_snapshot_are_kept(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 5, 5, 5, 5))
     assert node.snapshot(snapshot(3, 5))["success"]
     assert [entry.index for entry in node.journal.entries] == [2, 3, 4, 5]
     assert node.committed == 3
 
 
-def test_what_contradicts_a_snapshot_goes(bench: Callable[..., Bench]) -> None:
+def test_entries_that_conflict_with_a_snapshot_are_deleted(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4, 4, 4, 4))
     assert node.snapshot(snapshot(3, 5))["success"]
     assert [(entry.index, entry.term) for entry in node.journal.entries] == [(2, 5), (3, 5)]
@@ -206,7 +206,7 @@ def test_a_snapshot_with_a_hole_changes_nothing_on_disk(bench: Callable[..., Ben
     assert node.terms == [0, 5]
 
 
-def test_a_snapshot_ends_the_wait_for_what_it_stands_for(bench: Callable[..., Bench]) -> None:
+def test_snapshot_completes_waiting_commands(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     done: list[bool] = []
     node.append(2, 4)
@@ -227,7 +227,7 @@ def test_a_command_may_be_proposed_while_a_snapshot_is_loaded(bench: Callable[..
     assert [m["command"] for _, m in node.wire.sent if m["type"] == "apply_command"] == [b"\0one"]
 
 
-def test_what_was_forwarded_to_a_former_leader_is_given_up(bench: Callable[..., Bench]) -> None:
+def test_commands_forwarded_to_a_former_leader_fail(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.append(2, 4)
     done: list[bool] = []
@@ -241,7 +241,7 @@ def test_what_was_forwarded_to_a_former_leader_is_given_up(bench: Callable[..., 
     assert node.node.leader_id() == node.c.id
 
 
-def test_what_was_forwarded_to_a_leader_that_went_away_is_given_up(
+def test_commands_forwarded_to_a_disconnected_leader_fail(
     bench: Callable[..., Bench],
 ) -> None:
     node = bench(entries(2, 4))

@@ -25,7 +25,7 @@ def test_acknowledgements_of_another_term_do_not_count(bench: Callable[..., Benc
     assert node.match(node.b) == 2
 
 
-def test_an_answer_of_a_later_term_ends_the_lead(bench: Callable[..., Bench]) -> None:
+def test_answer_of_a_later_term_ends_the_leadership(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.lead()
     node.acknowledge(node.b, 3, term=TERM + 1, success=False)
@@ -34,7 +34,7 @@ def test_an_answer_of_a_later_term_ends_the_lead(bench: Callable[..., Bench]) ->
     assert node.match(node.b) == 0
 
 
-def test_a_late_reset_does_not_go_back_behind_what_is_held(bench: Callable[..., Bench]) -> None:
+def test_late_reset_does_not_resend_held_entries(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4, 4, 4))
     node.lead()
     node.acknowledge(node.b, 5)
@@ -44,7 +44,7 @@ def test_a_late_reset_does_not_go_back_behind_what_is_held(bench: Callable[..., 
     assert node.following(node.c) == node.journal.entries[-1].index + 1
 
 
-def test_an_acknowledgement_does_not_have_entries_sent_again(bench: Callable[..., Bench]) -> None:
+def test_acknowledgement_does_not_resend_entries(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4, 4, 4))
     node.lead()
     before = node.following(node.b)
@@ -52,7 +52,7 @@ def test_an_acknowledgement_does_not_have_entries_sent_again(bench: Callable[...
     assert node.following(node.b) == before == 6
 
 
-def test_an_acknowledgement_of_what_was_not_sent_is_no_message(bench: Callable[..., Bench]) -> None:
+def test_acknowledgement_of_unsent_entries_is_rejected(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.lead()
     with pytest.raises(ValueError, match="what it was not sent"):
@@ -89,7 +89,7 @@ def test_a_vote_is_on_disk_before_it_is_given(bench: Callable[..., Bench]) -> No
     assert len(node.wire.sent) == 1
 
 
-def test_nobody_with_an_older_log_gets_a_vote(bench: Callable[..., Bench]) -> None:
+def test_candidate_with_an_older_log_gets_no_vote(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4, 4))
     node.hear(node.c, type="request_vote", term=7, last_log_index=9, last_log_term=3)
     node.hear(node.c, type="request_vote", term=8, last_log_index=2, last_log_term=4)
@@ -97,7 +97,9 @@ def test_nobody_with_an_older_log_gets_a_vote(bench: Callable[..., Bench]) -> No
     assert node.journal.term == 8
 
 
-def test_a_candidate_votes_for_itself_on_disk_before_it_asks(bench: Callable[..., Bench]) -> None:
+def test_candidate_stores_its_own_vote_before_it_requests_votes(
+    bench: Callable[..., Bench],
+) -> None:
     node = bench(entries(2, 4))
     node.node._SyncObj__raftElectionDeadline = 0.0
     node.tick()
@@ -109,7 +111,7 @@ def test_a_candidate_votes_for_itself_on_disk_before_it_asks(bench: Callable[...
 # --- a node with a new directory ---
 
 
-def test_a_new_directory_neither_votes_nor_stands(bench: Callable[..., Bench]) -> None:
+def test_new_directory_neither_votes_nor_is_a_candidate(bench: Callable[..., Bench]) -> None:
     node = bench(is_voter=False)
     node.hear(node.c, type="request_vote", term=7, last_log_index=2, last_log_term=4)
     node.node._SyncObj__raftElectionDeadline = 0.0
@@ -119,12 +121,14 @@ def test_a_new_directory_neither_votes_nor_stands(bench: Callable[..., Bench]) -
     assert node.journal.term == 0
 
 
-def test_a_new_directory_says_so_when_it_acknowledges(bench: Callable[..., Bench]) -> None:
+def test_new_directory_sends_its_identity_with_acknowledgements(
+    bench: Callable[..., Bench],
+) -> None:
     node = bench(is_voter=False)
     assert node.append(1, 0, 5)["joining"] == node.journal.identity
 
 
-def test_a_new_directory_is_new_no_more_once_a_leader_was_heard(
+def test_new_directory_is_no_longer_new_once_it_had_a_leader(
     bench: Callable[..., Bench],
 ) -> None:
     node = bench(is_voter=False)
@@ -144,7 +148,7 @@ def test_a_directory_that_lost_its_journal_only_is_not_new(bench: Callable[..., 
     assert again.node.is_voter is False
 
 
-def test_a_new_directory_forgets_a_leader_that_went_away(bench: Callable[..., Bench]) -> None:
+def test_new_directory_forgets_a_disconnected_leader(bench: Callable[..., Bench]) -> None:
     node = bench(is_voter=False)
     node.append(1, 0)
     assert node.node.leader_id() == node.b.id
@@ -164,7 +168,7 @@ def test_a_directory_keeps_its_identity_and_its_vote(bench: Callable[..., Bench]
     assert bench(is_voter=False).journal.identity != identity
 
 
-def test_a_node_that_does_not_vote_says_what_it_waits_for(
+def test_node_without_a_vote_logs_the_reason(
     bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:
     node = bench(is_voter=False)
@@ -221,7 +225,7 @@ def test_a_new_directory_votes_if_its_barrier_is_in_a_snapshot(
     assert joined(node, index=5)
 
 
-def test_a_joiner_counts_only_after_it_was_admitted(bench: Callable[..., Bench]) -> None:
+def test_pending_voter_counts_only_after_it_was_admitted(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.lead()  # its no-op is entry 3
     node.acknowledge(node.c, 4, joining="new")
@@ -252,7 +256,7 @@ def test_every_leader_has_barriers_of_its_own(bench: Callable[..., Bench]) -> No
     assert node.terms == [0, 4, TERM, TERM, TERM + 2, TERM + 2]
 
 
-def test_a_directory_that_is_lost_again_joins_again(bench: Callable[..., Bench]) -> None:
+def test_directory_that_is_lost_again_is_admitted_again(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.lead()
     node.acknowledge(node.c, 4)

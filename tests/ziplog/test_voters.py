@@ -16,7 +16,7 @@ def standing(
 ALL = {"a": "A", "b": "B", "c": "C"}
 
 
-def test_the_first_of_a_group_that_is_all_new_writes_the_founders_down() -> None:
+def test_first_node_of_a_new_group_records_the_founders() -> None:
     others = {"b": standing("B"), "c": standing("C")}
     assert founders("a", standing("A"), others) == ALL
 
@@ -35,18 +35,18 @@ def test_the_first_of_a_group_that_is_all_new_writes_the_founders_down() -> None
         ("a", standing("A", is_new=False), {"b": standing("B"), "c": standing("C")}),
     ],
 )
-def test_a_node_that_may_have_forgotten_something_founds_nothing(
+def test_node_that_may_have_lost_state_founds_no_group(
     own: str, me: VoterStatus, others: dict[str, VoterStatus | None]
 ) -> None:
     assert founders(own, me, others) == {}
 
 
-def test_a_founder_learns_from_any_other_that_it_is_one() -> None:
+def test_founder_learns_its_status_from_any_other() -> None:
     others = {"a": None, "c": standing("C", is_new=False, voters=ALL)}
     assert founders("b", standing("B"), others) == ALL
 
 
-def test_a_node_alone_is_its_group() -> None:
+def test_single_node_is_its_own_group() -> None:
     assert founders("a", standing("A"), {}) == {"a": "A"}
 
 
@@ -61,7 +61,7 @@ def test_a_node_alone_is_its_group() -> None:
         (9, {"b": 9, "c": 0, "d": 9, "e": 0}, {"c", "e"}, True),
     ],
 )
-def test_a_joiner_is_admitted_when_all_that_vote_hold_its_barrier(
+def test_pending_voter_is_admitted_when_all_voters_hold_its_barrier(
     committed: int, held: dict[str, int], joiners: set[str], admitted: bool
 ) -> None:
     assert is_admitted(PendingVoter("C2", 9), committed, held, joiners) is admitted

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KIB = 1024
 
 
-def test_what_was_let_go_is_used_again() -> None:
+def test_released_buffer_is_reused() -> None:
     memory = BufferPool()
     view = memory.view(5000 * KIB)
     piece = view.obj
@@ -32,20 +32,20 @@ def test_what_was_let_go_is_used_again() -> None:
     assert memory.view(5001 * KIB).obj is piece
 
 
-def test_a_view_has_the_size_that_was_asked_for() -> None:
+def test_view_has_the_requested_size() -> None:
     memory = BufferPool()
     for size in (0, 1, 64 * KIB - 1, 64 * KIB, 1024 * KIB, 1024 * KIB + 1, 3):
         assert memory.view(size).nbytes == size
 
 
-def test_what_is_too_small_is_not_kept() -> None:
+def test_free_buffers_that_are_too_small_are_dropped() -> None:
     memory = BufferPool()
     for size in range(1, 7):
         memory.view(size * 1024 * KIB).release()
     assert sum(map(len, memory._pieces)) == 6 * 1024 * KIB
 
 
-def test_what_is_little_holds_no_piece() -> None:
+def test_small_view_uses_no_pooled_buffer() -> None:
     memory = BufferPool()
     large = memory.view(100 * KIB)
     piece = large.obj
@@ -54,7 +54,7 @@ def test_what_is_little_holds_no_piece() -> None:
     assert little.obj is not piece
 
 
-def test_what_is_huge_is_not_kept() -> None:
+def test_huge_buffer_is_not_pooled() -> None:
     memory = BufferPool()
     memory.view(16 * 1024 * KIB).release()
     memory.view(16 * 1024 * KIB + 1).release()
@@ -71,7 +71,7 @@ def restless() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restless")
-def test_threads_never_get_the_same() -> None:
+def test_threads_never_share_a_buffer() -> None:
     memory = BufferPool()
 
     def work(mark: int) -> None:
@@ -91,7 +91,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_what_is_held_stays_as_it_is(steps: list[tuple[int, bool, int]]) -> None:
+def test_contents_of_a_live_view_never_change(steps: list[tuple[int, bool, int]]) -> None:
     memory, numbers = BufferPool(), count(1)
     held: list[tuple[memoryview, int]] = []
     for size, is_held, let_go in steps:

@@ -29,7 +29,7 @@ def repeated(history: list[Any], writer: bytes, batch: int, row: int, count: int
 
 
 @given(written, st.integers(0, 40))
-def test_like_looking_at_all_that_was_written(history: list[Any], at: int) -> None:
+def test_table_equals_a_check_of_the_whole_history(history: list[Any], at: int) -> None:
     writers = WriterTable()
     for index, (writer, batch, row, count) in enumerate(history):
         if index == at:  # a table goes on like the one that it was made of
@@ -39,7 +39,7 @@ def test_like_looking_at_all_that_was_written(history: list[Any], at: int) -> No
 
 
 @given(written)
-def test_units_that_follow_each_other_count_as_one(history: list[Any]) -> None:
+def test_consecutive_units_count_as_one(history: list[Any]) -> None:
     one, parts = WriterTable(), WriterTable()
     for writer, batch, row, count in history:
         whole = one.first_new_row(Origin(writer, batch, row), count)
@@ -49,7 +49,7 @@ def test_units_that_follow_each_other_count_as_one(history: list[Any]) -> None:
     assert one.export() == parts.export()
 
 
-def test_who_wrote_least_recently_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recent_writer_is_removed_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ziplog.core.writer_table.MAX_WRITERS", 3)
     writers = WriterTable()
     for writer in (*WRITERS[:3], WRITERS[0], WRITERS[3]):

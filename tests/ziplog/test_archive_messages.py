@@ -1,4 +1,4 @@
-"""What an archive is asked and answers: what was encoded comes out, and no more is believed."""
+"""The codec of archive messages: it round-trips, and rejects anything else."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ WIDE = st.integers(0, 2**64 - 1)
 NARROW = st.integers(0, 2**32 - 1)
 
 requests = st.builds(Request, st.sampled_from([BLOCK, WRITERS, LOCATE]), WIDE, NARROW, WIDE)
-#: With places of this many bytes there is no room for more.
+#: Maximum size of encoded places.
 MOST_TELLING = 4096 + 96 * MAX_PLACES
 
 
 @st.composite
 def blocks(draw: st.DrawFn, start: int | None = None) -> BlockIndex:
-    """A block that may be somewhere in a segment."""
+    """A valid block somewhere in a segment."""
     begin = draw(st.integers(1, 2**62)) if start is None else start
     rows, has_keys = draw(st.integers(0, 100_000)), draw(st.booleans())
     sizes = (
@@ -62,7 +62,7 @@ def blocks(draw: st.DrawFn, start: int | None = None) -> BlockIndex:
 
 @st.composite
 def places(draw: st.DrawFn) -> Places:
-    """Blocks that follow each other, anywhere."""
+    """Consecutive blocks anywhere in a segment."""
     found: list[BlockIndex] = []
     for _ in range(draw(st.integers(1, MAX_PLACES))):
         stop = found[-1].stop if found else 1
@@ -73,7 +73,7 @@ def places(draw: st.DrawFn) -> Places:
 
 
 def about(block: BlockIndex) -> Answer:
-    """Return the answer that is a block."""
+    """Return an answer with a block."""
     parts = [Part(0, part.size, part.crc) for part in (block.columns, block.origins, block.data)]
     return Answer(BLOCK, block.start, block.stop, block.rows, block.has_keys, *parts)
 

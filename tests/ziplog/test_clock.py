@@ -1,4 +1,4 @@
-"""The clock of nodes counts the time while the machine is suspended."""
+"""The clock of nodes counts the time during which the machine is suspended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's order of things, with a transport in memory; and once on real sockets."""
+"""The driver's order of events and effects, with a transport in memory and on real sockets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def refusal() -> wire.Refused:
 
 
 class FakeTransport:
-    """Frames come from a list; what is sent is written to the common story."""
+    """Receives frames from a list, and adds sent ones to the common story."""
 
     def __init__(self, story: list[Any]) -> None:
         self.story = story
@@ -99,7 +99,7 @@ class FakeStore:
 
 
 class FakeNode:
-    """Answers with what the test says."""
+    """Returns the effects that the test gives."""
 
     def __init__(self, answer: Callable[[Event], list[Effect]] = lambda _: []) -> None:
         self.answer = answer
@@ -120,7 +120,7 @@ class FakeNode:
 
 
 class World:
-    """A driver whose `run` ends at the n-th sleep."""
+    """A driver that stops at the n-th sleep."""
 
     def __init__(
         self, answer: Callable[[Event], list[Effect]] = lambda _: [], **given: Any
@@ -318,7 +318,7 @@ def test_at_disk_stable_data_is_sent_while_the_disk_is_full() -> None:
 def test_bad_messages_and_warnings_of_a_node_are_logged() -> None:
     world = World(
         lambda event: (
-            [ReportBadMessage(b"\0abc", "Hello: nobody asked"), LogWarning("the roof is on fire")]
+            [ReportBadMessage(b"\0abc", "Hello: not requested"), LogWarning("the roof is on fire")]
             if isinstance(event, Received)
             else []
         )
@@ -328,7 +328,7 @@ def test_bad_messages_and_warnings_of_a_node_are_logged() -> None:
         world.run()
     assert world.driver.bad_frames == 3
     assert [log["event"] for log in logs].count("frame dropped") == 1
-    assert "Hello: nobody asked" in str(logs)
+    assert "Hello: not requested" in str(logs)
     assert [log["event"] for log in logs].count("the roof is on fire") == 3
 
 

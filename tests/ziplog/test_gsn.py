@@ -1,4 +1,4 @@
-"""Schedule arithmetic against a merge by exact fractions (thesis 4.2.3, Fig. 4.2)."""
+"""Schedule arithmetic, compared with a merge by exact fractions (thesis 4.2.3, Fig. 4.2)."""
 
 from fractions import Fraction
 from random import Random

@@ -1,4 +1,4 @@
-"""The order in which a process handles what waits, and how much may wait."""
+"""The order of waiting frames in a process, and the limits of their number."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_busy_source_does_not_delay_a_small_one() -> None:
 
 
 def test_frames_of_one_source_stay_in_order() -> None:
-    """A client takes the answer to a later insert as a sign that an earlier one was lost."""
+    """A client treats the answer to a later insert as a sign that an earlier one was lost."""
     waiting = deque((b"a", insert(seq)) for seq in range(1, 400))
     box = Inbox(lambda: waiting.popleft() if waiting else None)
     box.fill()

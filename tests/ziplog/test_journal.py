@@ -1,4 +1,4 @@
-"""The consensus journal: what it wrote is there after any crash, and damage is never swallowed."""
+"""The Raft journal: written data survives any crash, and damage is always detected."""
 
 import os
 from collections.abc import Callable
@@ -38,14 +38,14 @@ def test_journal_returns_what_was_written(tmp_path: Path) -> None:
 
 
 def made_bytes(path: Path) -> int:
-    """Return how long a journal's file was when it was made."""
+    """Return the size of a journal's file at its creation."""
     header = note_of(path.read_bytes()[8:HEADER_BYTES])
     assert header is not None
     return header[1]
 
 
 def lose_note(path: Path) -> None:
-    """Let the note beside a journal be as late as a power cut can leave it."""
+    """Make a journal's note as old as a power cut can leave it."""
     (path.parent / "flushed").unlink(missing_ok=True)
 
 
@@ -101,7 +101,7 @@ def test_zeros_after_the_last_record_are_a_torn_tail(tmp_path: Path) -> None:
 
 
 def test_any_flipped_bit_is_refused(tmp_path: Path) -> None:
-    """Also one in the last record, which was on stable storage when the process was killed."""
+    """This includes the last record, which was on stable storage when the process was killed."""
     path = written(tmp_path)
     whole = path.read_bytes()
     for at in range(len(whole)):
@@ -137,7 +137,7 @@ def test_the_error_names_the_byte_and_how_much_was_stored(tmp_path: Path) -> Non
 
 
 def test_without_the_note_only_the_last_record_may_be_lost(tmp_path: Path) -> None:
-    """After a power cut the note may be late; damage of the last record is like a torn write."""
+    """After a power cut the note may be old; damage in the last record is like a torn write."""
     path = written(tmp_path)
     whole = path.read_bytes()
     outcomes = set()
@@ -192,7 +192,7 @@ def test_a_journal_of_an_earlier_release_is_read_and_protected_from_then_on(
 
 
 def test_note_about_an_earlier_file_does_not_count(tmp_path: Path) -> None:
-    """A crash between the rename of a new file and the note about it."""
+    """Simulates a crash between the rename of a new file and its note."""
     path = written(tmp_path)
     note = (path.parent / "flushed").read_bytes()
     journal = Journal(tmp_path)
@@ -318,7 +318,7 @@ def test_several_entries_are_stored_atomically(tmp_path: Path) -> None:
     whole = (tmp_path / "journal").read_bytes()
     assert reopened(tmp_path).entries == ENTRIES
     for size in range(before, len(whole)):
-        # The kernel may have written the middle before the beginning.
+        # The kernel may write the middle before the start.
         (tmp_path / "journal").write_bytes(whole[:before] + bytes(20) + whole[before + 20 : size])
         lose_note(tmp_path / "journal")
         assert reopened(tmp_path).entries == ENTRIES[:1]

@@ -1,4 +1,4 @@
-"""Plain values come back as they were, their lists as tuples, and nothing else is ever made."""
+"""The Raft codec: plain values round-trip, with lists as tuples; anything else is refused."""
 
 from __future__ import annotations
 

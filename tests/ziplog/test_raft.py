@@ -1,4 +1,4 @@
-"""Consensus on real sockets: one node and three, restarts, snapshots, and what ends a node."""
+"""Raft on real sockets: groups of one and three, restarts, snapshots, and fatal errors."""
 
 import socket
 import subprocess
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 class Running:
-    """One node and everything that it said."""
+    """One node, and all its events."""
 
     def __init__(self, name: str, nodes: dict[str, str], directory: Path) -> None:
         self.machine = Words()
@@ -112,7 +112,7 @@ def test_one_node_commits_in_order_and_posts_events(start: Callable[..., Running
 def test_a_lone_commit_does_not_wait_for_the_tick(
     start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With ticks of ten seconds only a wake-up can bring these to an end in time.
+    # With ticks of ten seconds, these end in time only by wake-ups.
     node = start("a", single())
     node.wait_leader()
     monkeypatch.setattr(raft_module, "_LONE_TICK_S", 10.0)
@@ -193,7 +193,7 @@ def test_three_nodes_agree_and_continue_without_their_leader(start: Callable[...
     )
 
 
-# The library leaves the snapshot that it sends to the garbage collector.
+# The library does not close the snapshot file that it sends.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")
 def test_node_that_was_down_gets_the_snapshot(start: Callable[..., Running]) -> None:
     nodes = group()
@@ -249,7 +249,7 @@ def test_a_read_barrier_does_not_wait_for_the_tick(
     running = [start(name, nodes) for name in nodes]
     for node in running:
         node.wait_leader()
-    # With ticks of two seconds only wake-ups can bring thirty of these to an end in time.
+    # With ticks of two seconds, thirty of these end in time only by wake-ups.
     monkeypatch.setattr(raft_module, "_TICK_S", 2.0)
     asked = iter(running * 10)
     done: list[bool] = []
@@ -404,7 +404,7 @@ def test_idle_node_uses_little_cpu(start: Callable[..., Running]) -> None:
 
 
 def leader_of(running: dict[str, Running]) -> str:
-    """Return who leads, once somebody does."""
+    """Wait for a leader, and return it."""
     found: list[str] = []
 
     def is_led() -> bool:

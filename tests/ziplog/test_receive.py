@@ -1,4 +1,4 @@
-"""What a consensus node takes from its leader, message by message: nothing committed is lost."""
+"""Messages of a leader to a Raft node, one by one: no committed entry is lost."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def long_entry(
 def test_a_long_entry_comes_in_pieces(bench: Callable[..., Bench]) -> None:
     node = bench()
     whole = codec.dumps((WORD, 2, TERM))
-    # The library counts a little short, and says twice that it has finished.
+    # The library counts slightly short, and sends "finish" twice.
     long_entry(node, [("start", whole[:3]), ("finish", whole[3:-2]), ("finish", whole[-2:])])
     assert node.terms == [0, TERM]
     assert node.answer()["next_node_idx"] == 3
@@ -169,7 +169,7 @@ def test_older_snapshot_is_refused(bench: Callable[..., Bench]) -> None:
     node.append(5, 5, commit=4)
     node.tick()
     answer = node.snapshot(snapshot(4, 5))
-    # What is committed needs not be sent, though.
+    # Committed entries need not be sent, though.
     assert (answer["success"], answer["next_node_idx"]) == (True, 5)
     assert node.machine.words == [b"word"] * 3
     assert node.terms == [0, 5, 5, 5, 5]
@@ -266,7 +266,7 @@ def test_a_snapshot_that_cannot_be_restored_stops_the_node(
                    for _, message in node.wire.sent)  # fmt: skip
 
 
-# --- what is no message ---
+# --- invalid messages ---
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_other_messages_are_refused(bench: Callable[..., Bench], message: dict[s
     assert node.wire.sent == []
 
 
-# --- comparing ---
+# --- log matching ---
 
 
 def held(first: int, *terms: int) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""Who counts for a consensus node: whose acknowledgements, whose votes, and whose directories."""
+"""Which acknowledgements, votes and directories a Raft node counts."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_new_directory_votes_once_it_holds_its_barrier(bench: Callable[..., Be
     assert not joined(node, term=4, index=2)  # late, of a term that is over
     assert not joined(node, index=2)  # that one was of an earlier term: it proves nothing
     assert joined(node)
-    # It may have voted in this term before, but for no other who led.
+    # Its lost directory may have voted in this term, but for no other leader.
     assert (node.journal.term, node.journal.voted_for) == (TERM, node.b.id)
     assert node.append(3, 5)["joining"] is None
 

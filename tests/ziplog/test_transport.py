@@ -1,4 +1,4 @@
-"""One ROUTER per process: frames arrive, are dropped and counted, and garbage hurts nobody."""
+"""The transport: frames arrive, or are dropped and counted, and garbage does no harm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def take(transport: Transport, within_s: float = 10) -> tuple[bytes, bytes]:
 
 
 def take_until(transport: Transport, condition: Callable[[], bool]) -> None:
-    """Receive (and forget) until the condition holds."""
+    """Receive (and discard) until the condition holds."""
     deadline = time.monotonic_ns() + 10 * SECOND
     while not condition():
         assert time.monotonic_ns() < deadline, "the condition never held"
@@ -154,7 +154,7 @@ def test_two_names_of_one_endpoint_are_independent(opened: Callable[..., Transpo
 
 
 def test_peer_with_the_identity_of_another_has_no_name(opened: Callable[..., Transport]) -> None:
-    # libzmq would stop the process at `connect` if the identity were in use.
+    # libzmq would abort the process at `connect` if the identity were in use.
     server, other = opened("127.0.0.1:0"), opened("127.0.0.1:0")
     context = zmq.Context()
     try:
@@ -247,7 +247,7 @@ def test_a_wait_times_out(opened: Callable[..., Transport], timeout_ns: int) -> 
 
 
 def test_no_frame_is_missed_by_a_wait(opened: Callable[..., Transport]) -> None:
-    """libzmq's descriptor reports changes only; each way to miss one would hang here."""
+    """libzmq's descriptor is edge-triggered; each way to miss an edge would hang here."""
     server, client = opened("127.0.0.1:0"), opened()
     client.connect(b"server", endpoint_of(server))
 
@@ -284,7 +284,7 @@ def test_send_that_consumes_the_edge_of_a_frame(opened: Callable[..., Transport]
     server.send(route, b"answer")
     assert select.select([client._fds[0]], [], [], 10)[0]
     for _ in range(3_000):  # libzmq looks at its mailbox once in a while
-        client.send(b"nobody", b"")
+        client.send(b"unknown", b"")
     client.wait(None)
     assert take(client) == (b"server", b"answer")
 

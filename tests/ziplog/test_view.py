@@ -1,4 +1,4 @@
-"""Leases: who owns which gsn, over epochs and over runs of leases (docs/protocol.md, 2 and 3)."""
+"""Leases: the owner of each gsn, over epochs and runs of leases (docs/protocol.md, 2 and 3)."""
 
 import msgspec
 from hypothesis import given
@@ -27,7 +27,7 @@ def leases(draw: st.DrawFn) -> Lease:
 
 
 def owners(lease: Lease) -> dict[int, int]:
-    """Return every gsn's owner, by the definition: each epoch repeats the round from its base."""
+    """Return each gsn's owner by the definition: each epoch repeats the round from its base."""
     return {
         lease.base + epoch * lease.epoch_size + offset: lease.schedule.owner(offset)
         for epoch in range(lease.epochs)

@@ -1,4 +1,4 @@
-"""Who founds a group, and whom a leader admits: by their own words and by what all hold."""
+"""Founding of a group and admission of voters, from the nodes' statuses and logs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def test_first_node_of_a_new_group_records_the_founders() -> None:
 @pytest.mark.parametrize(
     ("own", "me", "others"),
     [
-        # Only one node may do it.
+        # Only one node may record the founders.
         ("b", standing("B"), {"a": standing("A"), "c": standing("C")}),
-        # Somebody was not heard: it may know what was committed.
+        # One node sent no status: it may hold committed entries.
         ("a", standing("A"), {"b": standing("B"), "c": None}),
-        # The group exists, and this node's directory is not the one that founded it.
+        # The group exists, and its founder was another directory of this node.
         ("a", standing("other"), {"b": standing("B", is_new=False, voters=ALL), "c": None}),
         ("a", standing("A"), {"b": standing("B"), "c": standing("C", is_new=False)}),
-        # It is not new itself.
+        # This node is not new.
         ("a", standing("A", is_new=False), {"b": standing("B"), "c": standing("C")}),
     ],
 )

@@ -1,4 +1,4 @@
-"""The codec: every message comes back as it was, and nothing else gets in."""
+"""The codec: every message round-trips, and anything else is rejected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_ITEMS = 4
 
 
 def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
-    """Return a strategy for what a type admits, with the ends of every range."""
+    """Return a strategy for the values of a type, with the ends of every range."""
     match kind:
         case inspect.BoolType():
             return st.booleans()
@@ -65,7 +65,7 @@ def messages_of(kind: type) -> st.SearchStrategy[Any]:
 
 
 def plain(thing: Any) -> Any:
-    """Return what MessagePack should hold for it: arrays, led by tags."""
+    """Return the expected MessagePack value: arrays that start with tags."""
     if isinstance(thing, msgspec.Struct):
         fields = [plain(getattr(thing, name)) for name in thing.__struct_fields__]
         tag = thing.__struct_config__.tag
@@ -83,7 +83,7 @@ def test_message_round_trips(kind: type, data: st.DataObject) -> None:
     frame = wire.encode(message)
     assert wire.decode(frame) == message
     assert type(wire.decode(frame)) is kind
-    # Another implementation of MessagePack reads the same, and writes what is read here.
+    # Another MessagePack implementation reads the same values, and its frames decode here.
     assert msgpack.unpackb(frame) == plain(message)
     assert wire.decode(msgpack.packb(plain(message))) == message
 
@@ -95,7 +95,7 @@ def test_tags_carry_the_version_and_are_all_different() -> None:
 
 
 def test_tags_and_fields_in_use_are_unchanged() -> None:
-    # Fields are only ever added at the end: old programs know these by their places.
+    # New fields are only added at the end: old programs identify fields by position.
     assert KINDS[0].__struct_config__.tag == 257
     assert KINDS[0].__struct_fields__ == (
         "cluster", "shard", "view", "client", "seq", "first_incomplete", "predecessor", "after",
@@ -230,7 +230,7 @@ def test_body_round_trips(
     data = encode_body(body)
     assert decode_body(data, len(payloads)) == body
     assert msgpack.unpackb(data) == [timestamp_us, key, payloads, origin and plain(origin)]
-    # As it was stored before there were origins.
+    # The stored form from before origins.
     assert decode_body(msgpack.packb([timestamp_us, key, payloads]), len(payloads)) == (
         Body(timestamp_us, key, payloads)
     )

@@ -1,4 +1,4 @@
-"""Memory to read into is used again, and never while somebody looks into it."""
+"""The buffer pool reuses buffers, and never while a view of one is alive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_released_buffer_is_reused() -> None:
     piece = view.obj
     part = view[7:90]
     view.release()
-    # A part of it is held still.
+    # A view of a part is still alive.
     other = memory.view(4000 * KIB)
     assert other.obj is not piece
     part.release()
@@ -63,7 +63,7 @@ def test_huge_buffer_is_not_pooled() -> None:
 
 @pytest.fixture
 def restless() -> Iterator[None]:
-    """Threads take turns as often as may be."""
+    """Let threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -1,4 +1,4 @@
-"""Columns of blocks: against decoding record by record."""
+"""Columns of blocks, compared with decoding record by record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRITER = b"w" * 16
 
 
 def all_blocks(data: bytes, start: int = 1, last_fseq: int = 0) -> tuple[list[Block], int]:
-    """BlockCut a segment into blocks, and see that they follow each other."""
+    """Cut a segment into blocks, and check that they follow each other."""
     blocks: list[Block] = []
     at = 0
     while at < len(data):
@@ -144,7 +144,7 @@ def test_missing_entry_is_never_skipped() -> None:
         cut_block(stored(entries[:2] + entries[3:]), SALT, 1, 0, "s", is_end=True)
     with pytest.raises(UnreadableError, match="lacks the entry after 0"):
         cut_block(stored(entries[1:]), SALT, 1, 0, "s", is_end=True)
-    # Of old files nothing tells the first number.
+    # In old files, the first number is unknown.
     cut = cut_block(stored(entries[1:]), SALT, 0, -1, "s", is_end=True)
     assert cut is not None
     assert cut.block is not None

@@ -1,4 +1,4 @@
-"""The writers' table: against the whole history, and over its bound."""
+"""The writer table, compared with the whole history, and beyond its maximum size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ written = st.lists(
 
 
 def repeated(history: list[Any], writer: bytes, batch: int, row: int, count: int) -> int:
-    """Row by row: it counts if it is later than all before it."""
+    """The reference: a row counts if it is later than all rows before it."""
     seen = {(b, r + i) for w, b, r, n in history for i in range(n) if w == writer}
     last = max(seen, default=(-1, -1))
     return sum((batch, row + index) <= last for index in range(count))

@@ -355,7 +355,10 @@ def test_a_block_that_is_not_over_the_position_is_not_taken(
     pretending: Callable[..., Pretender], segment: Path
 ) -> None:
     archive = pretending(located(segment), WHOLE)
-    with archive.client() as client, pytest.raises(UnavailableError, match="that does not hold gsn 9"):
+    with (
+        archive.client() as client,
+        pytest.raises(UnavailableError, match="that does not hold gsn 9"),
+    ):
         client.block(9)
     assert archive.asked == [LOCATE, BLOCK]
 

@@ -166,7 +166,10 @@ def test_another_cluster_or_shard_is_told_nothing(
         with pytest.raises(UnavailableError, match="does not belong to shard"):
             client.writers(1)
     process.board.cluster = 0  # it does not know yet
-    with process.client() as client, pytest.raises(UnavailableError, match="does not belong to shard"):
+    with (
+        process.client() as client,
+        pytest.raises(UnavailableError, match="does not belong to shard"),
+    ):
         client.block(1)
 
 

@@ -163,7 +163,7 @@ def virtual(kernel: Kernel) -> Iterator[None]:
         (serializer, "atomicReplace", found.replace),
         (journal, "secrets", names),
         (pysyncobj_adapter, "Path", found.path),
-        (pysyncobj_adapter, "Node", found.node),
+        (pysyncobj_adapter, "RaftNode", found.node),
         (raft_node, "time", found),
         (raft_node, "Transport", found.wire),
         (raft, "time", found),
@@ -203,7 +203,7 @@ class _InOrder(frozenset[Any]):
         return self
 
 
-class Node(raft_node.Node):
+class Node(raft_node.RaftNode):
     """The library's node, ticked by the kernel."""
 
     def __init__(self, member: Actor, *given: Any) -> None:

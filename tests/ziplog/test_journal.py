@@ -107,7 +107,7 @@ def test_any_flipped_bit_is_refused(tmp_path: Path) -> None:
     for at in range(len(whole)):
         for bit in range(8):
             path.write_bytes(flipped(whole, at, bit))
-            with pytest.raises(JournalError, match=r"damaged .*empty this directory") as refused:
+            with pytest.raises(JournalError, match=r"damaged.*empty this directory") as refused:
                 Journal(tmp_path)
             assert str(path) in str(refused.value)
             assert path.read_bytes() == flipped(whole, at, bit)
@@ -123,7 +123,7 @@ def test_every_shorter_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match=r"(damaged|missing or empty).*empty this directory"):
             Journal(tmp_path)
     path.unlink()
-    with pytest.raises(JournalError, match="missing or empty, but `flushed` is beside it"):
+    with pytest.raises(JournalError, match="missing or empty, but `flushed` exists"):
         Journal(tmp_path)
 
 
@@ -244,7 +244,7 @@ def test_a_journal_works_without_its_note(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "journal").write_bytes(b"PYSYNCOBJ" + b"\0" * 100)
-    with pytest.raises(JournalError, match="no journal of this version"):
+    with pytest.raises(JournalError, match="not a journal of this version"):
         Journal(tmp_path)
 
 

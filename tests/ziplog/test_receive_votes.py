@@ -55,7 +55,7 @@ def test_acknowledgement_does_not_resend_entries(bench: Callable[..., Bench]) ->
 def test_acknowledgement_of_unsent_entries_is_rejected(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.lead()
-    with pytest.raises(ValueError, match="what it was not sent"):
+    with pytest.raises(ValueError, match="entries that it was not sent"):
         node.acknowledge(node.b, 99)
 
 

@@ -89,8 +89,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         gsns.append(gsn)
         return real(self, kind, gsn)
 
-    real = ArchiveClient._ask
-    monkeypatch.setattr(ArchiveClient, "_ask", ask)
+    real = ArchiveClient._request
+    monkeypatch.setattr(ArchiveClient, "_request", ask)
     return gsns
 
 

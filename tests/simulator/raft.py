@@ -134,7 +134,7 @@ class Member:
         self._due = None
         if when < self._busy_until:
             self._schedule(when)
-        elif not self.is_paused and self._act(self.raft.turn):
+        elif not self.is_paused and self._act(self.raft.run_once):
             due_ns = max(int(self.node.due() * S), self._kernel.now)
             self._schedule(due_ns + int(self._kernel.random.random() * _TICK_NS))
 

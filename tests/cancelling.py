@@ -1,7 +1,7 @@
-"""A task that is cancelled at every await of a run: before what it waits for is there, or with it.
+"""Cancels a task at every await of a run: before the awaited result arrives, or together with it.
 
-The second kind is the one that loses results: the future is done, and the task was cancelled in the
-same iteration of the loop, before it went on.
+The second kind loses results: the future is done, and the task is cancelled in the same iteration
+of the loop, before it continues.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ T = TypeVar("T")
 
 
 class Canceller:
-    """Cancels once, at one await of all that it is given."""
+    """Cancels once, at one of the awaits."""
 
     def __init__(self, at: int, *, is_late: bool) -> None:
         self._at: Final = at
         self._is_late: Final = is_late
-        #: Awaits so far.
+        #: Number of awaits so far.
         self.awaits = 0
 
     def __call__(self, awaitable: Awaitable[T]) -> Awaitable[T]:
-        """Return what is to be awaited instead."""
+        """Return the awaitable to use instead."""
         return _Step(self, awaitable)
 
     def strikes(self) -> bool:
-        """Whether this await is the one."""
+        """Whether this await is the selected one."""
         self.awaits += 1
         return self.awaits == self._at
 
     @property
     def is_late(self) -> bool:
-        """Whether it cancels when what is waited for is there."""
+        """Whether it cancels when the awaited result has arrived."""
         return self._is_late
 
 
@@ -65,7 +65,7 @@ class _Step(Generic[T]):
 async def cancelled(
     run: Callable[[Canceller], Awaitable[None]], check: Callable[[], Awaitable[None]]
 ) -> int:
-    """Cancel a run at each of its awaits, in both ways; returns how many there were."""
+    """Cancel a run at each of its awaits, in both ways; return the number of awaits."""
     total = 0
     for is_late in (False, True):
         at = 1

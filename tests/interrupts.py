@@ -1,9 +1,9 @@
-"""A signal whose handler raises, at every step of a run where CPython could run a handler.
+"""Raises an exception in a signal handler, at every step where CPython could run the handler.
 
-CPython runs the handlers of signals in the main thread at the beginning of a function, at the jump
-back of a loop, and after a call of a function that is written in C. `interrupted` has a run traced
-opcode by opcode, raises a signal at the n-th such place, for n = 1, 2, ... until a run has fewer.
-Whether the handler runs then, or is held back, is up to what is tested.
+CPython runs signal handlers in the main thread at the start of a function, at the backward jump of
+a loop, and after a call of a C function. `interrupted` traces a run opcode by opcode and raises a
+signal at the n-th such place, for n = 1, 2, ... until a run has fewer places. The tested code
+decides whether the handler runs there or is delayed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 SIGNAL: Final = signal.SIGUSR1
-#: Where the steps are counted: our clients, and what they are made of.
+#: The modules in which steps are counted: our clients and the modules that they use.
 _TRACED: Final = (
     "/ziplog/client/",
     "/ziplog/runtime/transport.py",
@@ -34,7 +34,7 @@ _AFTER: Final = {"RESUME", "CALL", "CALL_FUNCTION_EX"}
 
 
 class Struck(Exception):  # noqa: N818 - it is no error
-    """What the handler raises."""
+    """The exception of the handler."""
 
 
 def _strike(*_: object) -> None:
@@ -46,15 +46,15 @@ class Interrupter:
 
     def __init__(self, at: int) -> None:
         self._at: Final = at
-        #: Steps so far.
+        #: Number of steps so far.
         self.steps = 0
-        #: Where it was raised.
+        #: The place where it was raised.
         self.where = "nowhere"
-        #: The opcode that each frame ran last; "" if it entered a function that is no C.
+        #: The last opcode of each frame; "" after it entered a Python function.
         self._last: dict[FrameType, str] = {}
 
     def trace(self, frame: FrameType, event: str, _arg: object) -> Any:
-        """Take an event of `sys.settrace`."""
+        """Process an event of `sys.settrace`."""
         if event == "call":
             if frame.f_back in self._last:
                 self._last[frame.f_back] = ""
@@ -74,7 +74,7 @@ class Interrupter:
         return self.trace
 
     def forget(self) -> None:
-        """Keep no frame alive: what it holds could not be collected."""
+        """Drop all frames, so that their objects can be collected."""
         self._last.clear()
 
     def _step(self, frame: FrameType) -> None:
@@ -101,17 +101,17 @@ def _traced(interrupter: Interrupter) -> Iterator[None]:
 
 
 def interrupted(run: Callable[[], None], check: Callable[[], None], stride: int = 1) -> int:
-    """Interrupt a run at each of its steps; returns how many there were.
+    """Interrupt a run at each of its steps; return the number of steps.
 
     Args:
-        run: does the same each time, and goes on behind a `Struck`.
+        run: does the same each time, and continues after a `Struck`.
         check: asserts what must hold after it; is not interrupted.
-        stride: how far one interrupted step is from the next.
+        stride: the distance between two interrupted steps.
 
     """
     former = signal.signal(SIGNAL, _strike)
     at = 1
-    # Each run is followed by a collection, which needs to look at what is new only.
+    # Each run is followed by a collection, which only needs to look at new objects.
     gc.collect()
     gc.freeze()
     try:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logdb.tasks import OpenCalls
 from logdb.wire import Ask, Decided
-from ziplog.client.common.requests import NEVER, InsertRequest, ResolveRequest
+from ziplog.client.common.requests import NEVER, InsertRequest
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.errors import (
     DeadlineError,
     OutcomeUnknownError,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from logdb.client.coordinators import Coordinators
     from logdb.tasks import LogCalls
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.types import RecordId
 
 _MS: Final = 1_000_000
@@ -101,7 +102,7 @@ class Commits:
     """All commits of a client."""
 
     def __init__(
-        self, turn: Turn, coordinators: Coordinators, session: bytes, wall_offset_us: int
+        self, turn: StepContext, coordinators: Coordinators, session: bytes, wall_offset_us: int
     ) -> None:
         self._turn: Final = turn
         self._coordinators: Final = coordinators
@@ -130,7 +131,7 @@ class Commits:
         commit = PendingCommit(number, deadline, [], done)
         commit.payload, commit.after = payload, after
         self._open[number] = commit
-        self._turn.wake_at(deadline)
+        self._turn.set_timer(deadline)
         self._insert(commit)
         return commit
 
@@ -143,7 +144,7 @@ class Commits:
         if former is not None:
             self._end(former, _unknown(doubt, "somebody else asks for it now"))
         self._open[doubt.number] = commit
-        self._turn.wake_at(deadline)
+        self._turn.set_timer(deadline)
         self._ask(commit)
         for attempt in list(doubt.attempts):
             if attempt.doubt is not None:
@@ -230,7 +231,7 @@ class Commits:
 
     def _look_at(self, commit: PendingCommit, at: int) -> None:
         commit.retry_at = min(commit.retry_at, at)
-        self._turn.wake_at(commit.retry_at)
+        self._turn.set_timer(commit.retry_at)
 
     def _end(self, commit: PendingCommit, result: Any) -> None:
         commit.is_over = True
@@ -255,7 +256,7 @@ class Commits:
                     self._ask(commit)
                 elif commit.payload is not None and not commit.log_calls:
                     self._insert(commit)
-            turn.wake_at(min(commit.retry_at, commit.deadline))
+            turn.set_timer(min(commit.retry_at, commit.deadline))
 
     def _late(self, commit: PendingCommit) -> ZiplogError:
         if not commit.attempts:
@@ -277,7 +278,7 @@ class Commits:
             assert number == commit.number
             assert not commit.is_over, "what is over waits"
             due = min(commit.retry_at, commit.deadline)
-            assert self._turn.alarm <= due, "a commit would be forgotten"
+            assert self._turn.next_timer <= due, "a commit would be forgotten"
             assert commit.question or commit.log_calls or commit.retry_at < NEVER, "nobody asks"
 
 

@@ -19,7 +19,7 @@ from ziplog.types import RID_GENESIS, RecordId
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.core.message import Message
     from ziplog.errors import ZiplogError
 
@@ -90,7 +90,7 @@ class Question:
 class Coordinators:
     """The coordinators of one database, as a client sees them."""
 
-    def __init__(self, turn: Turn, endpoints: Sequence[str], session: bytes) -> None:
+    def __init__(self, turn: StepContext, endpoints: Sequence[str], session: bytes) -> None:
         """Make it; nothing is sent before somebody asks.
 
         Args:
@@ -227,9 +227,9 @@ class Coordinators:
 
     def _wake_for(self, question: Question) -> None:
         turn = self._turn
-        turn.wake_at(min(question.retry_at, question.deadline))
+        turn.set_timer(min(question.retry_at, question.deadline))
         if turn.now < question.sent_at + _SIGN_AFTER_NS:
-            turn.wake_at(question.sent_at + _SIGN_AFTER_NS)
+            turn.set_timer(question.sent_at + _SIGN_AFTER_NS)
 
     def _send(self, name: bytes, message: Message) -> None:
         if name not in self._connected:
@@ -298,7 +298,7 @@ class Coordinators:
         if question is not None:
             question.retry_at = min(question.retry_at, self._turn.now + question.pause)
             question.pause = min(2 * question.pause, PATIENCE_NS)
-            self._turn.wake_at(question.retry_at)
+            self._turn.set_timer(question.retry_at)
 
     def _invalid(self, src: bytes, reply: wire.Invalid) -> None:
         if reply.code == "wrong-cluster":
@@ -434,7 +434,7 @@ class Coordinators:
         assert self._signs <= self._questions.keys(), "a question was half forgotten"
         for question in self._questions.values():
             due = min(question.retry_at, question.deadline)
-            assert self._turn.alarm <= due, "a question would be forgotten"
+            assert self._turn.next_timer <= due, "a question would be forgotten"
 
 
 #: Usually not answered for long: whether somebody is there is asked for besides.

@@ -23,7 +23,7 @@ from logdb.tasks import LogCalls
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common import requests
 from ziplog.client.common.requests import NEVER
-from ziplog.client.common.step_context import Turn
+from ziplog.client.common.step_context import StepContext
 from ziplog.core.node import Call, Cancelled, Received, Wakeup
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class DatabaseCore:
         """
         assert len(client) == 24, "16 bytes for the log, and 8 for the session"
         self.session: Final = client[16:]
-        turn = self._turn = Turn(client[:16])
+        turn = self._turn = StepContext(client[:16])
         self._policy: Final = policy
         self._coordinators: Final = Coordinators(turn, endpoints, self.session)
         self._coordinators.on_opened = self._opened
@@ -149,7 +149,7 @@ class DatabaseCore:
                 running.cancel()
         elif calls is not None:
             calls.step(event, now)
-        if type(event) is Wakeup and now >= turn.alarm:
+        if type(event) is Wakeup and now >= turn.next_timer:
             self._tick()
         effects, calls = turn.effects, self._calls
         if effects:
@@ -160,7 +160,7 @@ class DatabaseCore:
 
     def next_wakeup(self) -> int | None:
         """Return when this node wants to be woken."""
-        alarm = self._turn.alarm
+        alarm = self._turn.next_timer
         if self._calls is not None:
             other = self._calls.core.next_wakeup()
             if other is not None and other < alarm:
@@ -207,7 +207,7 @@ class DatabaseCore:
         self._turn.complete(call, result)
 
     def _tick(self) -> None:
-        self._turn.alarm = NEVER
+        self._turn.next_timer = NEVER
         self._coordinators.tick()
         self._commits.tick()
         self._machines.wake()

@@ -14,10 +14,10 @@ from logdb.client import single_calls
 from logdb.client.backoff import Retrying
 from logdb.client.core import DatabaseCore
 from ziplog import policy
-from ziplog.client.arguments import DEFAULT_TIMEOUT_S, deadline, endpoints, timeout_s
+from ziplog.client.arguments import DEFAULT_TIMEOUT_S, deadline_ns, endpoints, timeout_s
 from ziplog.client.common.requests import NEVER
-from ziplog.client.engines.asyncio_engine import LoopEngine
-from ziplog.client.engines.blocking_engine import SharedEngine
+from ziplog.client.engines.asyncio_engine import AsyncioEngine
+from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ class Caller:
         """Make it; nothing is sent before the first call."""
         self.timeout_s: Final = timeout_s(timeout, DEFAULT_TIMEOUT_S)
         self.core: Final = _core(coordinators)
-        self._shared: Final = SharedEngine(self.core, wire.decode)
+        self._shared: Final = BlockingEngine(self.core, wire.decode)
         self._shared.resolve = self._resolve
         self.owners: Final = self._shared.owners
 
     def until(self, timeout: float | None = None) -> int:
         """Return when a call with this time-out (in seconds) ends, in monotonic nanoseconds."""
-        return deadline(timeout, self.timeout_s)
+        return deadline_ns(timeout, self.timeout_s)
 
     def retrying(self, retries: int | None, timeout: float | None) -> Retrying:
         """Return the attempts of a transaction that begins now; see `Database.run`."""
@@ -91,7 +91,7 @@ class Caller:
 
     def tell(self, request: Request) -> None:
         """Hand in what is answered at once, unless it is closed."""
-        self._shared.tell(request)
+        self._shared.post(request)
 
     def _resolve(self, error: OutcomeUnknownError, timeout: float | None) -> RecordId | None:
         return self.drive(single_calls.resolved(self.until(timeout), error))
@@ -108,14 +108,14 @@ class AsyncCaller:
         """Make it, in the running event loop."""
         self.timeout_s: Final = timeout_s(timeout, DEFAULT_TIMEOUT_S)
         self.core: Final = _core(coordinators)
-        self._engine: Final = LoopEngine(self.core, wire.decode)
+        self._engine: Final = AsyncioEngine(self.core, wire.decode)
         self._engine.resolve = self._resolve
         self.owners: Final = self._engine.owners
         self.call: Final = self._engine.call
 
     def until(self, timeout: float | None = None) -> int:
         """Return when a call with this time-out (in seconds) ends, in monotonic nanoseconds."""
-        return deadline(timeout, self.timeout_s)
+        return deadline_ns(timeout, self.timeout_s)
 
     def retrying(self, retries: int | None, timeout: float | None) -> Retrying:
         """Return the attempts of a transaction that begins now; see `Database.run`."""
@@ -140,7 +140,7 @@ class AsyncCaller:
     def tell(self, request: Request) -> None:
         """Hand in what is answered at once, unless it is closed."""
         if not self._engine.is_closed:
-            self._engine.ask(request)
+            self._engine.call_now(request)
 
     async def _resolve(self, error: OutcomeUnknownError, timeout: float | None) -> RecordId | None:
         return await self.drive(single_calls.resolved(self.until(timeout), error))

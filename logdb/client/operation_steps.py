@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from logdb.client.commits import Commits
     from logdb.client.coordinators import Coordinators
     from logdb.tasks import LogCalls
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -70,7 +70,7 @@ class Machines:
 
     __slots__ = ("calls", "commits", "coordinators", "sleepers", "turn")
 
-    def __init__(self, turn: Turn, coordinators: Coordinators, commits: Commits) -> None:
+    def __init__(self, turn: StepContext, coordinators: Coordinators, commits: Commits) -> None:
         self.turn: Final = turn
         self.coordinators: Final = coordinators
         self.commits: Final = commits
@@ -105,7 +105,7 @@ class Machines:
                 return partial(self.commits.cancel, commit)
             case SleepUntil(deadline):
                 self.sleepers.append((deadline, running))
-                self.turn.wake_at(deadline)
+                self.turn.set_timer(deadline)
         return None
 
     def wake(self) -> None:
@@ -117,12 +117,12 @@ class Machines:
                     running.resume()
             elif not running.is_over:
                 self.sleepers.append((until, running))
-                self.turn.wake_at(until)
+                self.turn.set_timer(until)
 
     def check(self) -> None:
         """Assert the invariants."""
         for until, _ in self.sleepers:
-            assert self.turn.alarm <= until, "somebody would sleep for ever"
+            assert self.turn.next_timer <= until, "somebody would sleep for ever"
 
 
 def _told(running: Running, reply: Any, src: bytes) -> None:

@@ -183,7 +183,7 @@ class Follower:
         """After each event: take records, if there are some; after the last one, look around."""
         calls = self._calls
         # Nothing it does at the start could do without: no tail is known before all have told.
-        self.awaited = [] if self.is_ready else calls.core.awaited
+        self.awaited = [] if self.is_ready else calls.core.waiting_for
         if self._retry_at <= calls.now:
             self.start()
         if self._subscription and not self._is_fetching:

@@ -33,7 +33,6 @@ from ziplog.client.common.requests import (
     ProgressRequest,
     ReadRequest,
     Request,
-    ResolveRequest,
     StatusRequest,
     SubscribeRequest,
     SyncRequest,
@@ -41,6 +40,7 @@ from ziplog.client.common.requests import (
     TrimRequest,
     UnsubscribeRequest,
 )
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.core.node import Call, Cancelled, Complete, Effect, Event, Wakeup
 from ziplog.errors import (
     ClosedError,
@@ -256,7 +256,7 @@ class FakeCore:
         self.subscriptions: Final[dict[int, Subscription]] = {}
         self.description = "fake log"
         #: Shards that are to be said to be waited for.
-        self.awaited: list[str] = []
+        self.waiting_for: list[str] = []
         self.policy: Policy | None = None
         self._silent: Final[set[int]] = set()
         #: Fetches of subscriptions that were ended while they waited.
@@ -402,7 +402,7 @@ class FakeCore:
         )
 
     def _resolve(self, _call: int, request: ResolveRequest) -> list[RecordId | None]:
-        doubt: Any = request.doubt
+        doubt: Any = request.outcome
         assert isinstance(doubt, FakeDoubt)
         return doubt.rids
 

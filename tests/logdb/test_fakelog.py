@@ -25,11 +25,11 @@ from ziplog.client.common.requests import (
     ProgressRequest,
     ReadRequest,
     Request,
-    ResolveRequest,
     SubscribeRequest,
     TrimRequest,
     UnsubscribeRequest,
 )
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.core.node import Wakeup
 from ziplog.errors import (
     ClosedError,

@@ -24,12 +24,12 @@ from ziplog.client.common.requests import (
     FetchRequest,
     InsertRequest,
     ReadRequest,
-    ResolveRequest,
     SubscribeRequest,
     SyncRequest,
     TailRequest,
     TrimRequest,
 )
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.errors import NoSuchRecordError, OutcomeUnknownError, TrimmedError
 
 _SCRIPTS: Final = str(Path(__file__).resolve().parents[2] / "scripts")
@@ -300,7 +300,7 @@ class History:
         match operation.request:
             case InsertRequest() as request:
                 return events.Insert(op, at, request.after.gsn, self._new_payloads(file, request))
-            case ResolveRequest(doubt=doubt):
+            case ResolveRequest(outcome=doubt):
                 operation.of = self._doubts[id(doubt)]
                 return events.Resolve(op, at, file.op_of[operation.of])
             case ReadRequest(rid=rid):

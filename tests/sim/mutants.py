@@ -247,10 +247,10 @@ def client_completes_on_the_primarys_word() -> Iterator[None]:
 
     def completed(self: Inserts, ack: wire.InsertAck) -> None:
         on_ack(self, ack)
-        lane = self.lanes.get(ack.shard)
-        unit = lane.unsettled.get(ack.seq) if lane is not None else None
-        if lane is not None and unit is not None and unit.acks.get(0) is ack:
-            self._settle(lane, unit, ack.gsns)
+        window = self.windows.get(ack.shard)
+        unit = window.inflight.get(ack.seq) if window is not None else None
+        if window is not None and unit is not None and unit.acks.get(0) is ack:
+            self._complete_unit(window, unit, ack.gsns)
 
     with replaced(Inserts, "on_ack", completed):
         yield
@@ -271,13 +271,13 @@ def client_completes_on_a_majority() -> Iterator[None]:
 
     def completed(self: Inserts, ack: wire.InsertAck) -> None:
         on_ack(self, ack)
-        lane = self.lanes.get(ack.shard)
-        unit = lane.unsettled.get(ack.seq) if lane is not None else None
-        if lane is None or unit is None or 0 not in unit.acks:
+        window = self.windows.get(ack.shard)
+        unit = window.inflight.get(ack.seq) if window is not None else None
+        if window is None or unit is None or 0 not in unit.acks:
             return
         gsns = unit.acks[0].gsns
         if sum(one.gsns == gsns for one in unit.acks.values()) > unit.replicas // 2:
-            self._settle(lane, unit, gsns)
+            self._complete_unit(window, unit, gsns)
 
     with replaced(Inserts, "on_ack", completed):
         yield
@@ -338,7 +338,11 @@ def silent_shard_is_skipped() -> Iterator[None]:
 
     def skipped(self: Subscription, shard: int) -> int:
         route = self._routing.route(shard)
-        return self._leases.stop if route is not None and route.is_away else frontier(self, shard)
+        return (
+            self._leases.stop
+            if route is not None and route.is_unavailable
+            else frontier(self, shard)
+        )
 
     with replaced(Subscription, "_frontier", skipped):
         yield
@@ -352,10 +356,10 @@ def one_replica_answers_a_read() -> Iterator[None]:
     def asked(self: Reads, call: int, request: Any) -> None:
         start(self, call, request)
         number = self._requests.get(call, 0)
-        reading = self._readings.get(number)
+        reading = self._pending.get(number)
         if reading is not None and reading.retry_at:
             reading.asks_all = True
-            self._ask(number, reading)
+            self._send(number, reading)
 
     def believed(self: Reads, reply: wire.ReadReply) -> None:
         is_record = reply.answer == "record"

@@ -20,7 +20,7 @@ from tests.sim.mutation import LAN, LOSSY, SLOW, busy, mutant, replaced
 from tests.sim.plan import Fault, Plan
 from tests.simulator.kernel import MS, US, S
 from tests.simulator.network import Conditions
-from ziplog.client.inserts.inflight import Unit
+from ziplog.client.inserts.inflight import InflightUnit
 from ziplog.segments.entry import NO_SPACE
 
 if TYPE_CHECKING:
@@ -107,14 +107,14 @@ def refusal_beside_a_promise() -> Iterator[None]:
 @mutant(_half_refused, _HALF_REFUSED)
 def one_redirect_is_enough() -> Iterator[None]:
     """A client takes one replica's refusal for good for all (docs/protocol.md, section 13)."""
-    is_absent = Unit.is_absent.fget  # type: ignore[attr-defined]
+    is_absent = InflightUnit.is_absent.fget  # type: ignore[attr-defined]
 
-    def absent(self: Unit) -> bool:
+    def absent(self: InflightUnit) -> bool:
         return bool(self.redirects) or is_absent(self)
 
     with (
-        replaced(Unit, "is_absent", property(absent)),
-        replaced(Unit, "is_redirected", property(lambda self: bool(self.redirects))),
+        replaced(InflightUnit, "is_absent", property(absent)),
+        replaced(InflightUnit, "is_redirected", property(lambda self: bool(self.redirects))),
     ):
         yield
 
@@ -154,11 +154,11 @@ _TWICE: Final = Conditions(delay_ns=(20 * US, 5 * MS), repeats=0.3, stalls=0.1)
 def refusals_are_counted() -> Iterator[None]:
     """A client takes any refusal for that of one more copy (docs/protocol.md, section 4)."""
 
-    def counted(self: Unit, refused: Refused) -> None:
+    def counted(self: InflightUnit, refused: Refused) -> None:
         server = refused.server
         self.refusals = {**self.refusals, server: self.refusals.get(server, 0) + 1}
 
-    with replaced(Unit, "refuse", counted):
+    with replaced(InflightUnit, "add_refusal", counted):
         yield
 
 

@@ -34,7 +34,7 @@ from tests.sim.plan import Fault, Plan
 from tests.simulator.kernel import MS, US
 from tests.simulator.network import Conditions
 from ziplog import wire
-from ziplog.client.inserts.inflight import Batch
+from ziplog.client.inserts.inflight import InsertCall
 from ziplog.client.inserts.inserts import Inserts
 from ziplog.core.view import LeaseRun, run_of
 
@@ -65,7 +65,7 @@ def _kill_early_and_hold_up(seed: int) -> Plan:
 )
 def unit_gets_behind_its_followers() -> Iterator[None]:
     """A client sends a later view what is open, whatever may be there of its call (D13)."""
-    with replaced(Batch, "is_ahead", lambda _batch, _units: False):
+    with replaced(InsertCall, "has_later_unit", lambda _batch, _units: False):
         yield
 
 
@@ -132,8 +132,8 @@ def views_do_not_matter() -> Iterator[None]:
         return accepts(state, route, _replace(message, view=state.view))
 
     def acked(self: Inserts, ack: wire.InsertAck) -> None:
-        lane = self.lanes.get(ack.shard)
-        unit = lane.unsettled.get(ack.seq) if lane is not None else None
+        window = self.windows.get(ack.shard)
+        unit = window.inflight.get(ack.seq) if window is not None else None
         on_ack(self, _replace(ack, view=unit.message.view) if unit is not None else ack)
 
     def is_mine(self: Replica, message: Any) -> bool:

@@ -234,7 +234,7 @@ class ClientProgram:
         engine = self.engine
         while engine.receive():
             pass
-        engine.turn()
+        engine.end_batch()
         engine.transport.wait(engine.timeout_ns())
 
     def check(self) -> None:

@@ -15,11 +15,11 @@ from ziplog.client.common.requests import (
     FetchRequest,
     InsertRequest,
     ReadRequest,
-    ResolveRequest,
     SubscribeRequest,
     TailRequest,
     TrimRequest,
 )
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.errors import (
     ConfigError,
     DeadlineError,

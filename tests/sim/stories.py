@@ -15,11 +15,11 @@ from ziplog.client.common.requests import (
     FetchRequest,
     InsertRequest,
     ReadRequest,
-    ResolveRequest,
     SubscribeRequest,
     TailRequest,
     TrimRequest,
 )
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.errors import NoSuchRecordError, OutcomeUnknownError
 from ziplog.types import RID_RECENT, Record, RecordId
 
@@ -37,7 +37,7 @@ def record(gsn: int, payload: bytes) -> Record:
 
 
 def empty(gsn: int) -> NoSuchRecordError:
-    return NoSuchRecordError(rid(gsn), "nothing was inserted there yet")
+    return NoSuchRecordError(rid(gsn), "the position is not decided yet")
 
 
 def no_op(gsn: int) -> NoSuchRecordError:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.sim.crowd import load
-from ziplog.client.inserts.inflight import Lane
-from ziplog.client.inserts.retransmission import Budget, Timeout
+from ziplog.client.inserts.inflight import ShardWindow
+from ziplog.client.inserts.retransmission import Budget, RetransmitTimeout
 from ziplog.runtime import inbox
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ def test_goodput_stays_near_the_peak_and_no_view_changes(clients: int, depth: in
 def unlimited(patch: pytest.MonkeyPatch) -> None:
     """A client may send as many copies as it likes, and its timeout never grows."""
     patch.setattr(Budget, "spend", lambda _: True)
-    patch.setattr(Timeout, "back_off", lambda _: None)
+    patch.setattr(RetransmitTimeout, "back_off", lambda _: None)
 
 
 def without_evidence(patch: pytest.MonkeyPatch) -> None:
     """Every unit whose pause is over counts as lost."""
-    patch.setattr(Lane, "has_missed", lambda *_: True)
+    patch.setattr(ShardWindow, "was_passed_over", lambda *_: True)
 
 
 def in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:

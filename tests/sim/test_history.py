@@ -14,12 +14,12 @@ from ziplog.client.common.requests import (
     InsertRequest,
     ProgressRequest,
     ReadRequest,
-    ResolveRequest,
     SubscribeRequest,
     SyncRequest,
     TailRequest,
     TrimRequest,
 )
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.errors import (
     DeadlineError,
     NoSuchRecordError,

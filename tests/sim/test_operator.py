@@ -54,8 +54,8 @@ def test_a_shard_that_left_though_nobody_asked_is_told() -> None:
     ("change", "why"),
     [
         (Change("remove", 0, 1, 2), "must be one of [0, 1]"),
-        (Change("remove", 0, 1, 2), "a number: who has left never comes back"),
-        (Change("add", 2, 1, 2), "not the last shard that takes records"),
+        (Change("remove", 0, 1, 2), "a number: a removed shard never comes back"),
+        (Change("add", 2, 1, 2), "another one: 0 is the last shard that accepts records"),
         (Change("add", 2, 1, 2), "as many servers as every shard of the cluster has: 2"),
     ],
 )

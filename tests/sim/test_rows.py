@@ -35,7 +35,7 @@ KEYS: Final = [b"%d" % number if number % 3 else None for number in range(24)]
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the rows be twelve units."""
-    monkeypatch.setattr(inflight, "UNIT_RECORDS", 2)
+    monkeypatch.setattr(inflight, "MAX_UNIT_RECORDS", 2)
 
 
 def write(client: Client, shard: int = 0) -> Call:

@@ -16,13 +16,13 @@ from ziplog.client.common.requests import (
     FetchRequest,
     InsertRequest,
     ReadRequest,
-    ResolveRequest,
     SubscribeRequest,
     SyncRequest,
     TailRequest,
     TrimRequest,
     UnsubscribeRequest,
 )
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.errors import OutcomeUnknownError, TrimmedError
 from ziplog.types import RID_GENESIS, RecordId
 

@@ -44,4 +44,4 @@ def test_drivers_and_engines_use_this_clock(runs_nodes: type) -> None:
 
 def test_deadlines_use_the_same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "now_ns", lambda: SUSPENDED_NS)
-    assert arguments.deadline(2.0, 30.0) == SUSPENDED_NS + 2_000_000_000
+    assert arguments.deadline_ns(2.0, 30.0) == SUSPENDED_NS + 2_000_000_000

@@ -25,7 +25,7 @@ from tests.ziplog.test_floods import GREETING
 from ziplog import policy
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common.requests import NEVER, ConnectRequest
-from ziplog.client.engines.blocking_engine import SharedEngine
+from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.errors import ClosedError, UnavailableError
 from ziplog.runtime.descriptors import AcceptPause, Reserve
 from ziplog.runtime.transport import Transport
@@ -249,7 +249,7 @@ def test_a_thread_that_is_refused_is_reported_and_started_later(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    shared = SharedEngine(ClientCore(bytes(16), ["127.0.0.1:1"], policy.random()))
+    shared = BlockingEngine(ClientCore(bytes(16), ["127.0.0.1:1"], policy.random()))
     try:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refuse)

@@ -1,6 +1,6 @@
-"""What users pass, checked and turned into requests: the same for the blocking and the asyncio API.
+"""Checks of the callers' arguments, and their conversion to requests, for both public APIs.
 
-Rule: what cannot work is refused here, before anything is sent.
+Rule: an argument that cannot work raises here, before anything is sent.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from ziplog.client.common.requests import (
     InsertRequest,
     OutlineRequest,
     ReadRequest,
-    ResolveRequest,
     ScanRequest,
     SubscribeRequest,
     TrimRequest,
 )
-from ziplog.client.common.unknown_outcome import Doubt
+from ziplog.client.common.unknown_outcome import ResolveRequest, UnknownOutcome
 from ziplog.core.entries import Origin
 from ziplog.core.view import Replica
 from ziplog.errors import (
@@ -46,14 +45,14 @@ if TYPE_CHECKING:
     from ziplog.errors import OutcomeUnknownError
     from ziplog.wire import Limits
 
-#: How long a call may take unless the user says otherwise.
+#: Default time-out of a call.
 DEFAULT_TIMEOUT_S: Final = 10.0
-#: A shard has no more servers, and no server a longer name.
+#: Maximum number of a shard's replicas, and maximum length of a replica's name.
 _MAX_REPLICAS: Final = 16
 _MAX_NAME: Final = 128
-#: Bytes of a writer's name.
+#: Length of a writer's identity, in bytes.
 _WRITER: Final = 16
-#: Records that iteration takes at once.
+#: Maximum number of records that iteration fetches at once.
 READ_AHEAD: Final = 65_536
 _ENDPOINT: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.ASCII)
 _ENDPOINTS_RULE: Final = (
@@ -62,7 +61,7 @@ _ENDPOINTS_RULE: Final = (
 )
 
 _REPLICAS_RULE: Final = (
-    "its servers, the primary first: 1 to 16 names (up to 128 characters) and where each listens,"
+    "its servers, the primary first: 1 to 16 names (up to 128 characters) and their endpoints,"
     " such as {'s2r0': '127.0.0.1:7420', 's2r1': '127.0.0.1:7421'}, all different"
 )
 
@@ -75,16 +74,16 @@ def endpoints(
     of: str = "the membership service",
     port: int = 7400,
 ) -> list[str]:
-    """Return the endpoints that a bootstrap string (or list) names.
+    """Return the endpoints of a bootstrap string or list.
 
     Args:
         bootstrap: the endpoints; a string may begin with "ziplog://".
-        name: what they are called where they are given, for messages.
-        of: what listens there.
-        port: an example.
+        name: the argument's name, for errors.
+        of: the servers that listen there, for errors.
+        port: an example, for errors.
 
     Raises:
-        ConfigError: it names none, or one that is no "host:port".
+        ConfigError: it contains no endpoint, or one that is not "host:port".
 
     """
     rule = _ENDPOINTS_RULE.format(of=of, port=port, next=port + 1)
@@ -107,7 +106,7 @@ def timeout_s(timeout: float | None, default: float) -> float:
     """Return a time-out in seconds.
 
     Raises:
-        ConfigError: it is no number from 0 on.
+        ConfigError: it is not a number from 0 on.
 
     """
     if timeout is None:
@@ -117,8 +116,8 @@ def timeout_s(timeout: float | None, default: float) -> float:
     return timeout
 
 
-def deadline(timeout: float | None, default: float) -> int:
-    """Return when a call with this time-out ends, in monotonic nanoseconds."""
+def deadline_ns(timeout: float | None, default: float) -> int:
+    """Return the deadline of a call with this time-out, in monotonic nanoseconds."""
     seconds = timeout_s(timeout, default)
     return now_ns() + int(seconds * 1e9) if seconds < 1e9 else NEVER
 
@@ -128,31 +127,32 @@ def insert(
     after: RecordId,
     key: BytesLike | str | None,
     limits: Limits,
-    until: int,
+    deadline_ns: int,
     *,
     many: bool = False,
     keys: Iterable[BytesLike | str | None] | None = None,
 ) -> InsertRequest:
-    """Return a request to insert copies of `payloads`; `many`: the user gave a list.
+    """Return a request to insert copies of `payloads`; `many`: the caller passed a list.
 
     Raises:
-        TypeError: a payload or key is not bytes-like, or `after` no RecordId.
-        RecordTooLargeError: a payload or key is larger than the cluster allows.
-        ConfigError: `after` is RID_RECENT, there are not as many keys as payloads, or a key too.
+        TypeError: a payload or key is not bytes-like, or `after` is not a RecordId.
+        RecordTooLargeError: a payload or key exceeds the cluster's limit.
+        ConfigError: `after` is RID_RECENT, `keys` has another length than `payloads`, or both `key`
+            and `keys` are given.
 
     """
     copies = _payloads(payloads, limits.max_payload_bytes)
     if key is not None:
         key = _key(key, limits.max_key_bytes)
         if keys is not None:
-            raise ConfigError("keys", "given beside a key", "one for each record, or None")
+            raise ConfigError("keys", "given together with `key`", "None, or `key` left out")
     if after is not RID_GENESIS:
         check_rid("after", after)
     now_us = time.time_ns() // 1000
     if keys is None:
-        return InsertRequest(until, copies, after, key, now_us, many)
+        return InsertRequest(deadline_ns, copies, after, key, now_us, many)
     named = _keys(keys, len(copies), limits.max_key_bytes)
-    return InsertRequest(until, copies, after, None, now_us, many, named)
+    return InsertRequest(deadline_ns, copies, after, None, now_us, many, named)
 
 
 def rows(
@@ -161,20 +161,20 @@ def rows(
     shard: int,
     origin: tuple[BytesLike, int, int],
     limits: Limits,
-    until: int,
+    deadline_ns: int,
 ) -> InsertRequest:
-    """Return a request to insert a writer's rows; `origin`: (writer, batch, number of the first).
+    """Return a request to insert a writer's rows; `origin`: (writer, batch, first row number).
 
     Raises:
         TypeError: a payload or key is not bytes-like.
-        RecordTooLargeError: a payload or key is larger than the cluster allows.
-        ConfigError: no shard id, no 16 bytes, a negative number, or not as many keys as payloads.
+        RecordTooLargeError: a payload or key exceeds the cluster's limit.
+        ConfigError: the shard, the writer, a number, or the length of `keys` is invalid.
 
     """
     check_shard(shard)
     writer, batch, row = origin
     if not isinstance(writer, (bytes, bytearray, memoryview)) or len(bytes(writer)) != _WRITER:
-        raise ConfigError("writer", writer, f"{_WRITER} bytes that nobody else writes under")
+        raise ConfigError("writer", writer, f"{_WRITER} bytes that no other writer uses")
     for name, number in (("batch", batch), ("row", row)):
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**62:
             raise ConfigError(name, number, "a whole number from 0 to 2**62 - 1")
@@ -183,7 +183,7 @@ def rows(
         named = _keys(keys, len(copies), limits.max_key_bytes)
     now_us = time.time_ns() // 1000
     return InsertRequest(
-        until, copies, RID_GENESIS, None, now_us, many=True, keys=named, shard=shard,
+        deadline_ns, copies, RID_GENESIS, None, now_us, many=True, keys=named, shard=shard,
         origin=Origin(bytes(writer), batch, row),
     )  # fmt: skip
 
@@ -232,10 +232,10 @@ def _key(key: object, limit: int, index: int | None = None) -> bytes:
 
 
 def check_rid(name: str, rid: object) -> None:
-    """Check that `rid` names a position.
+    """Check that `rid` is a position.
 
     Raises:
-        TypeError: it is no RecordId.
+        TypeError: it is not a RecordId.
         ConfigError: it is RID_RECENT, or out of range.
 
     """
@@ -249,10 +249,10 @@ def check_rid(name: str, rid: object) -> None:
 
 
 def check_shard(shard: object) -> None:
-    """Check that `shard` may be a shard's number.
+    """Check that `shard` is a valid shard number.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not.
 
     """
     if not isinstance(shard, int) or isinstance(shard, bool) or not 0 <= shard < 2**31:
@@ -267,71 +267,71 @@ def _range(start: object, stop: object) -> None:
             raise ConfigError(name, gsn, f"no less than the start, {least}")
 
 
-def extents(start: int, stop: int | None, until: int) -> ExtentsRequest:
+def extents(start: int, stop: int | None, deadline_ns: int) -> ExtentsRequest:
     """Return a request for the owners of [start, stop)."""
     _range(start, start if stop is None else stop)
-    return ExtentsRequest(until, start, stop)
+    return ExtentsRequest(deadline_ns, start, stop)
 
 
-def outline(shard: int, start: int, stop: int, until: int) -> OutlineRequest:
+def outline(shard: int, start: int, stop: int, deadline_ns: int) -> OutlineRequest:
     """Return a request for what a shard holds of [start, stop)."""
     check_shard(shard)
     _range(start, stop)
-    return OutlineRequest(until, shard, start, stop)
+    return OutlineRequest(deadline_ns, shard, start, stop)
 
 
-def scan(shard: int, start: int, stop: int, until: int) -> ScanRequest:
+def scan(shard: int, start: int, stop: int, deadline_ns: int) -> ScanRequest:
     """Return a request to read a shard's units of [start, stop)."""
     check_shard(shard)
     _range(start, stop)
-    return ScanRequest(until, shard, start, stop)
+    return ScanRequest(deadline_ns, shard, start, stop)
 
 
-def resolve(error: OutcomeUnknownError, until: int) -> ResolveRequest:
-    """Return a request for what became of the insert that ended with this error.
+def resolve(error: OutcomeUnknownError, deadline_ns: int) -> ResolveRequest:
+    """Return a request for the outcome of the insert that ended with this error.
 
     Raises:
         ClosedError: no client raised it.
 
     """
-    if not isinstance(error.doubt, Doubt):
+    if not isinstance(error.doubt, UnknownOutcome):
         raise ClosedError("the client of this error", ONLY_ITS_CLIENT)
-    return ResolveRequest(until, error.doubt)
+    return ResolveRequest(deadline_ns, error.doubt)
 
 
 def resolved(
     error: OutcomeUnknownError, rids: list[RecordId | None]
 ) -> RecordId | list[RecordId | None] | None:
-    """Return what the user gets of the answer, and keep it in the error of an `insert_many`."""
-    if not cast("Doubt", error.doubt).many:
+    """Return the result of `resolve`, and store it in the error of an `insert_many`."""
+    if not cast("UnknownOutcome", error.doubt).many:
         return rids[0]
     error.results = list(rids)
     return rids
 
 
-def read(rid: RecordId, until: int) -> ReadRequest:
+def read(rid: RecordId, deadline_ns: int) -> ReadRequest:
     """Return a request to read a record."""
     check_rid("rid", rid)
-    return ReadRequest(until, rid)
+    return ReadRequest(deadline_ns, rid)
 
 
-def trim(rid: RecordId, until: int) -> TrimRequest:
+def trim(rid: RecordId, deadline_ns: int) -> TrimRequest:
     """Return a request to trim before a record."""
     check_rid("rid", rid)
-    return TrimRequest(until, rid)
+    return TrimRequest(deadline_ns, rid)
 
 
 def change(
-    shard: int, what: Change, until: int, replicas: Mapping[str, str] | None = None
+    shard: int, what: Change, deadline_ns: int, replicas: Mapping[str, str] | None = None
 ) -> ChangeRequest:
-    """Return a request to change a shard; `replicas`: of one to add.
+    """Return a request to change a shard; `replicas`: the servers of a shard to add.
 
     Raises:
-        ConfigError: `shard` is no shard id, or `replicas` names no servers.
+        ConfigError: `shard` or `replicas` is invalid.
 
     """
     check_shard(shard)
-    return ChangeRequest(until, shard, what, _replicas(replicas) if what == "add" else ())
+    return ChangeRequest(deadline_ns, shard, what, _replicas(replicas) if what == "add" else ())
 
 
 def _replicas(replicas: object) -> tuple[Replica, ...]:
@@ -347,15 +347,15 @@ def _replicas(replicas: object) -> tuple[Replica, ...]:
     return tuple(Replica(name, endpoint) for name, endpoint in replicas.items())
 
 
-def subscribe(start: RecordId, until: int, *, follow: bool) -> SubscribeRequest:
+def subscribe(start: RecordId, deadline_ns: int, *, follow: bool) -> SubscribeRequest:
     """Return a request for a subscription; `start` may be RID_RECENT."""
     if not (isinstance(start, RecordId) and start.gsn < 0):
         check_rid("start", start)
-    return SubscribeRequest(until, start, follow)
+    return SubscribeRequest(deadline_ns, start, follow)
 
 
-def fetch(subscription: int, max_records: int, until: int, after: int) -> FetchRequest:
-    """Return a request for the records behind the gsn `after`.
+def fetch(subscription: int, max_records: int, deadline_ns: int, after: int) -> FetchRequest:
+    """Return a request for the records after the gsn `after`.
 
     Raises:
         ConfigError: `max_records` is below 1.
@@ -363,11 +363,11 @@ def fetch(subscription: int, max_records: int, until: int, after: int) -> FetchR
     """
     if not isinstance(max_records, int) or max_records < 1:
         raise ConfigError("max_records", max_records, "a whole number from 1 on")
-    return FetchRequest(until, subscription, max_records, after)
+    return FetchRequest(deadline_ns, subscription, max_records, after)
 
 
 def policy(chosen: object) -> Policy:
-    """Return a policy as it is.
+    """Return a policy unchanged.
 
     Raises:
         ConfigError: it is not callable.
@@ -383,10 +383,12 @@ def status(document: bytes) -> dict[str, Any]:
     """Return the contents of a status document.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: it is not a JSON object.
 
     """
     try:
         return msgspec.json.decode(document, type=dict[str, Any])
     except msgspec.MsgspecError as error:
-        raise ProtocolError(f"the service sent a status that is no JSON object: {error}") from error
+        raise ProtocolError(
+            f"the membership service sent a status that is not a JSON object: {error}"
+        ) from error

@@ -1,4 +1,4 @@
-"""The asyncio client: the core of the blocking one, driven by the event loop (`loop`)."""
+"""The asyncio client: the same client node as the blocking one, driven by an event loop."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ziplog.client.common.requests import (
     TailRequest,
     UnsubscribeRequest,
 )
-from ziplog.client.engines.asyncio_engine import LoopEngine
+from ziplog.client.engines.asyncio_engine import AsyncioEngine
 from ziplog.client.scan_iterators import AsyncScan
-from ziplog.client.subscription_buffer import Reader
+from ziplog.client.subscription_buffer import SubscriptionBuffer
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RID_GENESIS, Record, RecordId
 
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
     from ziplog.client.common.requests import Blocked, Fetched, Policy
     from ziplog.wire import Limits
 
-#: Records that may be under way by `insert_nowait`, and their bytes.
+#: Maximum number of pending `insert_nowait` calls, and of their bytes.
 _MAX_FUTURES: Final = 65_536
 _MAX_FUTURE_BYTES: Final = 64 * 1024 * 1024
 
 
 class AsyncLog:
-    """A client of one log for asyncio. As `ziplog.Log`, with coroutines where that one waits.
+    """A client of one log for asyncio: `ziplog.Log` with coroutines for methods that wait.
 
-    Belongs to the event loop in which it was connected.
+    It belongs to the event loop in which it was connected.
     """
 
     def __init__(
-        self, driver: LoopEngine, core: ClientCore, limits: Limits, timeout: float
+        self, engine: AsyncioEngine, core: ClientCore, limits: Limits, timeout: float
     ) -> None:
         """Use `ziplog.aio.connect`."""
-        self._driver: Final = driver
+        self._engine: Final = engine
         self._core: Final = core
-        driver.resolve = self._resolve
+        engine.resolve = self._resolve
         self._limits: Final = limits
         self._timeout: Final = timeout
         self._nowait: Final[set[asyncio.Future[RecordId]]] = set()
@@ -64,9 +64,9 @@ class AsyncLog:
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
-        """Flush, unless an exception is under way, and close."""
+        """Flush, unless an exception is being raised, and close."""
         try:
-            if kind is None and not self._driver.is_closed:
+            if kind is None and not self._engine.is_closed:
                 await self.flush()
         finally:
             await self.close()
@@ -81,11 +81,11 @@ class AsyncLog:
 
     @property
     def cluster_number(self) -> int:
-        """The number by which servers tell clusters apart; see `ziplog.Log.cluster_number`."""
+        """The number by which servers distinguish clusters; see `ziplog.Log.cluster_number`."""
         return self._core.cluster
 
-    def _until(self, timeout: float | None) -> int:
-        return arguments.deadline(timeout, self._timeout)
+    def _deadline_ns(self, timeout: float | None) -> int:
+        return arguments.deadline_ns(timeout, self._timeout)
 
     # --- inserting ---
 
@@ -97,9 +97,9 @@ class AsyncLog:
         key: BytesLike | str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> RecordId:
-        """Insert one record at some position after another; see `ziplog.Log.insert_after`."""
-        request = arguments.insert((payload,), after, key, self._limits, self._until(timeout))
-        rids: list[RecordId] = await self._driver.call(request)
+        """Insert one record after another position; see `ziplog.Log.insert_after`."""
+        request = arguments.insert((payload,), after, key, self._limits, self._deadline_ns(timeout))
+        rids: list[RecordId] = await self._engine.call(request)
         return rids[0]
 
     async def insert_many(
@@ -111,12 +111,14 @@ class AsyncLog:
         keys: Iterable[BytesLike | str | None] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> list[RecordId]:
-        """Insert records in their order, at one shard; see `ziplog.Log.insert_many`."""
-        until = self._until(timeout)
-        request = arguments.insert(payloads, after, key, self._limits, until, many=True, keys=keys)
+        """Insert records in order at one shard; see `ziplog.Log.insert_many`."""
+        deadline_ns = self._deadline_ns(timeout)
+        request = arguments.insert(
+            payloads, after, key, self._limits, deadline_ns, many=True, keys=keys
+        )
         if not request.payloads:
             return []
-        rids: list[RecordId] = await self._driver.call(request)
+        rids: list[RecordId] = await self._engine.call(request)
         return rids
 
     async def insert_rows(
@@ -130,12 +132,12 @@ class AsyncLog:
         row: int = 0,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> list[RecordId]:
-        """Insert rows under an identity of their own; see `ziplog.Log.insert_rows`."""
-        until, origin = self._until(timeout), (writer, batch, row)
-        request = arguments.rows(payloads, keys, shard, origin, self._limits, until)
+        """Insert rows under an identity that allows retries; see `ziplog.Log.insert_rows`."""
+        deadline_ns, origin = self._deadline_ns(timeout), (writer, batch, row)
+        request = arguments.rows(payloads, keys, shard, origin, self._limits, deadline_ns)
         if not request.payloads:
             return []
-        rids: list[RecordId] = await self._driver.call(request)
+        rids: list[RecordId] = await self._engine.call(request)
         return rids
 
     def insert_nowait(
@@ -146,20 +148,20 @@ class AsyncLog:
         key: BytesLike | str | None = None,
         timeout: float | None = None,
     ) -> asyncio.Future[RecordId]:
-        """Begin to insert a record; returns a future of its rid.
+        """Start to insert a record; return a future of its rid.
 
         Raises:
-            UnavailableError: 65,536 records or 64 MiB are under way; await `flush`.
+            UnavailableError: 65,536 records or 64 MiB are pending; await `flush`.
 
         """
-        request = arguments.insert((payload,), after, key, self._limits, self._until(timeout))
+        request = arguments.insert((payload,), after, key, self._limits, self._deadline_ns(timeout))
         size = len(request.payloads[0])
         if len(self._nowait) >= _MAX_FUTURES or self._nowait_bytes + size > _MAX_FUTURE_BYTES:
             raise UnavailableError(
-                f"{len(self._nowait)} inserts are under way, and no more are allowed;"
+                f"{len(self._nowait)} inserts are pending, and no more are allowed;"
                 " await flush() and try again"
             )
-        _, answer = self._driver.submit(request)
+        _, answer = self._engine.submit(request)
         future: asyncio.Future[RecordId] = asyncio.get_running_loop().create_future()
         self._nowait.add(future)
         self._nowait_bytes += size
@@ -174,7 +176,7 @@ class AsyncLog:
                 return
             if error is not None:
                 future.set_exception(error)
-                # `flush` will raise it if nobody else looks.
+                # `flush` raises it if the caller never looks at the future.
                 future.exception()
             else:
                 future.set_result(answer.result()[0])
@@ -192,11 +194,11 @@ class AsyncLog:
         if failure is not None:
             raise failure
         if late:
-            raise DeadlineError(f"{len(late)} inserts were still under way after {seconds:g} s")
+            raise DeadlineError(f"{len(late)} inserts were still pending after {seconds:g} s")
 
     async def sync(self, timeout: float | None = None) -> RecordId:  # noqa: ASYNC109 - as above
         """Wait until every completed insert is on stable storage; see `ziplog.Log.sync`."""
-        rid: RecordId = await self._driver.call(SyncRequest(self._until(timeout)))
+        rid: RecordId = await self._engine.call(SyncRequest(self._deadline_ns(timeout)))
         return rid
 
     async def _resolve(
@@ -204,12 +206,12 @@ class AsyncLog:
         error: OutcomeUnknownError,
         timeout: float | None,  # noqa: ASYNC109 - as above
     ) -> RecordId | list[RecordId | None] | None:
-        """Find out what became of an insert; see `ziplog.OutcomeUnknownError.resolve`."""
-        request = arguments.resolve(error, self._until(timeout))
-        return arguments.resolved(error, await self._driver.call(request))
+        """Wait for the outcome of an insert; see `ziplog.OutcomeUnknownError.resolve`."""
+        request = arguments.resolve(error, self._deadline_ns(timeout))
+        return arguments.resolved(error, await self._engine.call(request))
 
     def set_policy(self, policy: Policy) -> None:
-        """Let `policy` choose the shards of later inserts (see `ziplog.policy`)."""
+        """Select the shards of later inserts by `policy` (see `ziplog.policy`)."""
         self._core.set_policy(arguments.policy(policy))
 
     # --- reading ---
@@ -221,7 +223,7 @@ class AsyncLog:
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> Record:
         """Return the record at a position; see `ziplog.Log.read_record`."""
-        record: Record = await self._driver.call(arguments.read(rid, self._until(timeout)))
+        record: Record = await self._engine.call(arguments.read(rid, self._deadline_ns(timeout)))
         return record
 
     def subscribe(
@@ -233,24 +235,24 @@ class AsyncLog:
     ) -> AsyncSubscription:
         """Return an async iterator over all records from `start` on; see `ziplog.Log.subscribe`.
 
-        It may be awaited, which waits until it is open.
+        Awaiting it waits until it is open.
         """
         if timeout is not None:
             arguments.timeout_s(timeout, 0)
-        request = arguments.subscribe(start, self._until(None), follow=follow)
+        request = arguments.subscribe(start, self._deadline_ns(None), follow=follow)
         limit = timeout if timeout is not None or follow else self._timeout
-        return AsyncSubscription(self._driver, *self._driver.submit(request), start, limit)
+        return AsyncSubscription(self._engine, *self._engine.submit(request), start, limit)
 
     async def check_tail(
         self,
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> RecordId:
-        """Return a position at or after all inserts that were complete before this call.
+        """Return a position at or after all inserts that completed before this call.
 
-        Later ones may get a position before it still; see `ziplog.Log.check_tail`.
+        Later inserts may still get an earlier position; see `ziplog.Log.check_tail`.
         """
-        rid: RecordId = await self._driver.call(TailRequest(self._until(timeout)))
+        rid: RecordId = await self._engine.call(TailRequest(self._deadline_ns(timeout)))
         return rid
 
     # --- reading in bulk ---
@@ -262,9 +264,9 @@ class AsyncLog:
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> Extents:
-        """Return which shards own positions of a range; see `ziplog.Log.extents`."""
-        request = arguments.extents(start, stop, self._until(timeout))
-        found: Extents = await self._driver.call(request)
+        """Return the shards that own positions of a range; see `ziplog.Log.extents`."""
+        request = arguments.extents(start, stop, self._deadline_ns(timeout))
+        found: Extents = await self._engine.call(request)
         return found
 
     async def outline(
@@ -275,16 +277,16 @@ class AsyncLog:
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> ShardOutline:
-        """Return how much a shard holds of a range; see `ziplog.Log.outline`."""
-        request = arguments.outline(shard, start, stop, self._until(timeout))
-        found: ShardOutline = await self._driver.call(request)
+        """Return a shard's size and archives for a range; see `ziplog.Log.outline`."""
+        request = arguments.outline(shard, start, stop, self._deadline_ns(timeout))
+        found: ShardOutline = await self._engine.call(request)
         return found
 
     def scan(self, shard: int, start: int, stop: int, *, timeout: float | None = None) -> AsyncScan:
         """Return an async iterator over a shard's units; see `ziplog.Log.scan`."""
         limit = arguments.timeout_s(timeout, self._timeout)
-        request = arguments.scan(shard, start, stop, self._until(timeout))
-        return AsyncScan(self._driver, *self._driver.submit(request), start, stop, limit)
+        request = arguments.scan(shard, start, stop, self._deadline_ns(timeout))
+        return AsyncScan(self._engine, *self._engine.submit(request), start, stop, limit)
 
     # --- the cluster ---
 
@@ -295,7 +297,7 @@ class AsyncLog:
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> None:
         """Delete all records before `rid`; see `ziplog.Log.trim`."""
-        await self._driver.call(arguments.trim(rid, self._until(timeout)))
+        await self._engine.call(arguments.trim(rid, self._deadline_ns(timeout)))
 
     async def add_shard(
         self,
@@ -305,7 +307,9 @@ class AsyncLog:
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> None:
         """Add a shard; see `ziplog.Log.add_shard`."""
-        await self._driver.call(arguments.change(shard, "add", self._until(timeout), replicas))
+        await self._engine.call(
+            arguments.change(shard, "add", self._deadline_ns(timeout), replicas)
+        )
 
     async def remove_shard(
         self,
@@ -313,8 +317,8 @@ class AsyncLog:
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> None:
-        """Take a shard out for good; see `ziplog.Log.remove_shard`."""
-        await self._driver.call(arguments.change(shard, "remove", self._until(timeout)))
+        """Remove a shard permanently; see `ziplog.Log.remove_shard`."""
+        await self._engine.call(arguments.change(shard, "remove", self._deadline_ns(timeout)))
 
     async def finalize_shard(
         self,
@@ -322,8 +326,8 @@ class AsyncLog:
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> None:
-        """Remove a shard, and wait until it is sealed; see `ziplog.Log.finalize_shard`."""
-        await self._driver.call(arguments.change(shard, "finalize", self._until(timeout)))
+        """Remove a shard and wait until it is finalized; see `ziplog.Log.finalize_shard`."""
+        await self._engine.call(arguments.change(shard, "finalize", self._deadline_ns(timeout)))
 
     async def cluster(
         self,
@@ -331,36 +335,36 @@ class AsyncLog:
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
     ) -> dict[str, Any]:
         """Return the status document."""
-        document: bytes = await self._driver.call(StatusRequest(self._until(timeout)))
+        document: bytes = await self._engine.call(StatusRequest(self._deadline_ns(timeout)))
         return arguments.status(document)
 
     def stats(self) -> dict[str, int]:
-        """Return what this client did: counts since it was made."""
+        """Return the counters of this client since it was created."""
         return msgspec.structs.asdict(self._core.counters)
 
     async def close(self) -> None:
-        """Close; what is under way raises ClosedError. May be called again."""
-        self._driver.close()
+        """Close the client; pending calls raise ClosedError. Idempotent."""
+        self._engine.close()
 
 
 class AsyncSubscription:
-    """Records in gsn order, each once: an async iterator, and an async context manager."""
+    """Records in gsn order, each once: an async iterator and async context manager."""
 
     def __init__(
         self,
-        driver: LoopEngine,
+        engine: AsyncioEngine,
         number: int,
         opened: asyncio.Future[int],
         start: RecordId,
         timeout: float | None,
     ) -> None:
-        self._driver: Final = driver
+        self._engine: Final = engine
         self._number: Final = number
         self._opened: Final = opened
         self._timeout: Final = timeout
-        self._reader: Final = Reader(start)
+        self._buffer: Final = SubscriptionBuffer(start)
         request = UnsubscribeRequest(NEVER, number)
-        self._owned: Final = driver.owners.add(self, lambda: (request,))
+        self._owned: Final = engine.owners.add(self, lambda: (request,))
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Wait until it is open; raises what `ziplog.Log.subscribe` raises."""
@@ -372,7 +376,7 @@ class AsyncSubscription:
         return await self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the subscription."""
         await self.close()
 
     def __aiter__(self) -> AsyncIterator[Record]:
@@ -382,10 +386,10 @@ class AsyncSubscription:
     async def __anext__(self) -> Record:
         """Return the next record; see `ziplog.Subscription`."""
         while True:
-            for record in self._reader.batch:
+            for record in self._buffer.batch:
                 return record
             if not await self._fill(arguments.READ_AHEAD, self._timeout):
-                if self._reader.ended:
+                if self._buffer.ended:
                     await self.close()
                     raise StopAsyncIteration
                 raise DeadlineError(f"no record came within {self._timeout:g} s")
@@ -398,56 +402,56 @@ class AsyncSubscription:
         """Return up to `max_records` records; see `ziplog.Subscription.fetch`."""
         limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
         arguments.fetch(self._number, max_records, NEVER, 0)
-        while not self._reader.pending and await self._fill(max_records, limit):
+        while not self._buffer.pending and await self._fill(max_records, limit):
             pass  # Another task may have taken them.
-        if self._reader.ended and not self._reader.pending:
+        if self._buffer.ended and not self._buffer.pending:
             await self.close()
-        return self._reader.take(max_records)
+        return self._buffer.pop(max_records)
 
     async def _fill(self, max_records: int, limit: float | None) -> bool:
-        reader = self._reader
-        if reader.ended:
+        buffer = self._buffer
+        if buffer.ended:
             return False
         if not self._opened.done() or self._opened.exception() is not None:
             await self
-        until = NEVER if limit is None else arguments.deadline(limit, 0)
-        request = arguments.fetch(self._number, max_records, until, reader.after)
-        batch: Fetched = await self._driver.call(request)
-        return reader.fill(batch)
+        deadline_ns = NEVER if limit is None else arguments.deadline_ns(limit, 0)
+        request = arguments.fetch(self._number, max_records, deadline_ns, buffer.after)
+        batch: Fetched = await self._engine.call(request)
+        return buffer.fill(batch)
 
     @property
     def position(self) -> RecordId:
-        """Where a later subscription goes on without loss or repetition."""
-        self._look()
-        return self._reader.position
+        """The position at which a later subscription continues without loss or duplicates."""
+        self._update_progress()
+        return self._buffer.position
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything that the servers last reported was handed out."""
-        self._look()
-        return self._reader.caught_up
+        """Whether everything that the servers last reported was returned."""
+        self._update_progress()
+        return self._buffer.caught_up
 
     @property
     def blocked_on(self) -> Blocked | None:
-        """The shard and the epoch that hold records back, if any do."""
-        self._look()
-        return self._reader.blocked_on
+        """The shard and the epoch that block further records, if any do."""
+        self._update_progress()
+        return self._buffer.blocked_on
 
-    def _look(self) -> None:
-        is_open = self._opened.done() and not self._driver.is_closed
-        if self._reader.must_ask and is_open and self._opened.exception() is None:
-            request = ProgressRequest(NEVER, self._number, self._reader.after)
-            self._reader.progress = self._driver.ask(request)
+    def _update_progress(self) -> None:
+        is_open = self._opened.done() and not self._engine.is_closed
+        if self._buffer.needs_progress and is_open and self._opened.exception() is None:
+            request = ProgressRequest(NEVER, self._number, self._buffer.after)
+            self._buffer.progress = self._engine.call_now(request)
 
     async def close(self) -> None:
-        """End the subscription. May be called again."""
-        if self._reader.closed:
+        """Close the subscription. Idempotent."""
+        if self._buffer.closed:
             return
-        self._look()
-        self._reader.close()
-        if not self._driver.is_closed:
-            self._driver.ask(UnsubscribeRequest(NEVER, self._number))
-        self._driver.owners.remove(self._owned)
+        self._update_progress()
+        self._buffer.close()
+        if not self._engine.is_closed:
+            self._engine.call_now(UnsubscribeRequest(NEVER, self._number))
+        self._engine.owners.remove(self._owned)
 
 
 async def connect(
@@ -456,10 +460,10 @@ async def connect(
     """Connect; see `ziplog.aio.connect`."""
     timeout = arguments.timeout_s(seconds, arguments.DEFAULT_TIMEOUT_S)
     core = ClientCore(os.urandom(16), arguments.endpoints(bootstrap), policy)
-    driver = LoopEngine(core)
+    engine = AsyncioEngine(core)
     try:
-        limits = await driver.call(ConnectRequest(arguments.deadline(timeout, timeout)))
+        limits = await engine.call(ConnectRequest(arguments.deadline_ns(timeout, timeout)))
     except BaseException:
-        driver.close()
+        engine.close()
         raise
-    return AsyncLog(driver, core, limits, timeout)
+    return AsyncLog(engine, core, limits, timeout)

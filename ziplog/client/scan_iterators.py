@@ -1,8 +1,10 @@
-"""A shard's units in order, for those who read in bulk: a blocking and an asyncio iterator.
+"""Iterators over a shard's units for bulk reads: a blocking and an asyncio one.
 
-Rule: each step says how far it is complete; the last one says `stop`. A step has a deadline of its
-own. A step whose answer was lost (a cancelled task, a signal) is given again: each fetch names the
-position. Invariant: `position` is after all that was handed out. See docs/protocol.md, section 14.
+Rule: each step returns the end of its complete part; the last one returns `stop`. Each step has its
+own deadline. Each fetch names the position, so a lost result (a cancelled task, a signal) is
+returned again.
+
+Invariant: `position` is after all returned units. See docs/protocol.md, section 14.
 """
 
 from __future__ import annotations
@@ -18,76 +20,77 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
     from typing import Any, Self
 
-    from ziplog.client.engines.asyncio_engine import LoopEngine
-    from ziplog.client.engines.blocking_engine import SharedEngine
+    from ziplog.client.engines.asyncio_engine import AsyncioEngine
+    from ziplog.client.engines.blocking_engine import BlockingEngine
     from ziplog.core.entries import Unit
 
-#: What a step gives: units, and up to where (exclusive) nothing is missing.
+#: The result of a step: units, and the gsn (exclusive) up to which they are complete.
 Step = tuple[list["Unit"], int]
 
 
-class _Progress:
-    """How far a scan is: the same for both iterators."""
+class _ScanCursor:
+    """The position of a scan, common to both iterators."""
 
     def __init__(self, number: int, start: int, stop: int, timeout: float) -> None:
         self._number: Final = number
         self._stop: Final = stop
         self._timeout: Final = timeout
-        #: All before it was handed out.
+        #: The end of the units that were returned.
         self.position = start
         self._is_closed = False
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing follows."""
+        """Whether no unit follows."""
         return self._is_closed or self.position >= self._stop
 
     def request(self) -> ScanFetchRequest:
-        """Return what to ask for next."""
-        until = arguments.deadline(self._timeout, 0)
-        return ScanFetchRequest(until, self._number, self.position)
+        """Return the next fetch."""
+        deadline_ns = arguments.deadline_ns(self._timeout, 0)
+        return ScanFetchRequest(deadline_ns, self._number, self.position)
 
     def _closing(self) -> ScanCloseRequest:
         return ScanCloseRequest(NEVER, self._number)
 
-    def take(self, scanned: Scanned) -> Step:
-        """Return what came.
+    def accept(self, scanned: Scanned) -> Step:
+        """Return the result of a fetch, and advance the position.
 
         Raises:
-            DeadlineError: nothing did.
+            DeadlineError: the fetch made no progress.
 
         """
         if scanned.reached <= self.position:
-            what = f"a scan up to gsn {self._stop} came no further than {self.position}"
+            what = f"a scan up to gsn {self._stop} did not get beyond gsn {self.position}"
             raise DeadlineError(f"{what} within {self._timeout:g} s")
         step = scanned.units, scanned.reached
-        # Last, and nothing behind it that a handler of a signal could interrupt.
+        # The last statement, so that no signal handler can interrupt after it.
         self.position = scanned.reached
         return step
 
 
-class Scan(_Progress):
-    """Pairs (units, reached): an iterator, and a context manager.
+class Scan(_ScanCursor):
+    """Pairs (units, reached): an iterator and context manager.
 
-    `units` are those that follow, in order, whole: the first may begin before the range, the last
-    end behind it. All that the shard owns below `reached` was handed out or is a no-op. The last
-    pair has `reached` == `stop`. It closes itself at its end, and when it is collected as garbage.
+    `units` are the following ones, in order, whole: the first may begin before the range, the last
+    end after it. Every position of the shard below `reached` was returned or is a no-op. The last
+    pair has `reached` == `stop`. The scan closes itself at its end, and when it is
+    garbage-collected.
     """
 
     def __init__(
-        self, shared: SharedEngine, number: int, start: int, stop: int, timeout: float
+        self, engine: BlockingEngine, number: int, start: int, stop: int, timeout: float
     ) -> None:
         super().__init__(number, start, stop, timeout)
-        self._shared: Final = shared
+        self._engine: Final = engine
         request = self._closing()
-        self._owned: Final = shared.owners.add(self, lambda: (request,))
+        self._owned: Final = engine.owners.add(self, lambda: (request,))
 
     def __enter__(self) -> Self:
         """Return the scan."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the scan."""
         self.close()
 
     def __iter__(self) -> Iterator[Step]:
@@ -95,35 +98,35 @@ class Scan(_Progress):
         return self
 
     def __next__(self) -> Step:
-        """Return what follows; waits for it.
+        """Return the next units; wait for them.
 
         Raises:
-            DeadlineError: nothing came within the scan's time-out; going on is allowed.
+            DeadlineError: nothing arrived within the scan's time-out; iteration may continue.
             TrimmedError: the next position was trimmed.
 
         """
         if self.has_ended:
             self.close()
             raise StopIteration
-        return self.take(self._shared.call(self.request()))
+        return self.accept(self._engine.call(self.request()))
 
     def close(self) -> None:
-        """End it. May be called again."""
+        """Close the scan. Idempotent."""
         if not self._is_closed:
-            self._shared.shielded(self._close)
+            self._engine.shielded(self._close)
 
     def _close(self) -> None:
-        self._shared.tell(self._closing())
+        self._engine.post(self._closing())
         self._is_closed = True
-        self._shared.owners.remove(self._owned)
+        self._engine.owners.remove(self._owned)
 
 
-class AsyncScan(_Progress):
-    """Pairs (units, reached), as of `Scan`: an async iterator, and an async context manager."""
+class AsyncScan(_ScanCursor):
+    """Pairs (units, reached), as `Scan`: an async iterator and async context manager."""
 
     def __init__(
         self,
-        driver: LoopEngine,
+        engine: AsyncioEngine,
         number: int,
         opened: asyncio.Future[int],
         start: int,
@@ -131,14 +134,14 @@ class AsyncScan(_Progress):
         timeout: float,
     ) -> None:
         super().__init__(number, start, stop, timeout)
-        self._driver: Final = driver
+        self._engine: Final = engine
         self._opened: Final = opened
         request = self._closing()
-        self._owned: Final = driver.owners.add(self, lambda: (request,))
+        self._owned: Final = engine.owners.add(self, lambda: (request,))
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Wait until it is open; raises what `ziplog.Log.scan` raises."""
-        import asyncio  # noqa: PLC0415 - slow to load; who awaits has it
+        import asyncio  # noqa: PLC0415 - slow to load; loaded already when awaited
 
         yield from asyncio.shield(self._opened).__await__()
         return self
@@ -148,7 +151,7 @@ class AsyncScan(_Progress):
         return await self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the scan."""
         await self.close()
 
     def __aiter__(self) -> AsyncIterator[Step]:
@@ -156,17 +159,17 @@ class AsyncScan(_Progress):
         return self
 
     async def __anext__(self) -> Step:
-        """Return what follows; see `Scan`."""
+        """Return the next units; see `Scan`."""
         await self
         if self.has_ended:
             await self.close()
             raise StopAsyncIteration
-        return self.take(await self._driver.call(self.request()))
+        return self.accept(await self._engine.call(self.request()))
 
     async def close(self) -> None:
-        """End it. May be called again."""
+        """Close the scan. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            if not self._driver.is_closed:
-                self._driver.ask(self._closing())
-            self._driver.owners.remove(self._owned)
+            if not self._engine.is_closed:
+                self._engine.call_now(self._closing())
+            self._engine.owners.remove(self._owned)

@@ -1,8 +1,9 @@
-"""What a subscription's owner has in hand: the records fetched and not yet handed out.
+"""The buffer of a subscription: records fetched and not yet returned to the caller.
 
-The same for the blocking and the asyncio API. Rule: what is stored together is computed first, so
-that no exception of a signal's handler comes between (CPython runs handlers at calls and loops).
-Invariant: `position` is after every record handed out, and not after any other.
+Both public APIs use it. Values that belong together are computed first and stored in one statement,
+so that no signal handler's exception separates them (CPython runs handlers at calls and loops).
+
+Invariant: `position` is after every record that was returned, and not after any other.
 """
 
 from __future__ import annotations
@@ -19,78 +20,78 @@ if TYPE_CHECKING:
     from ziplog.client.common.requests import Blocked, Fetched
 
 
-class Reader:
-    """Records on their way to the user."""
+class SubscriptionBuffer:
+    """Records between a fetch and the caller."""
 
     __slots__ = ("_records", "after", "batch", "closed", "ended", "progress")
 
     def __init__(self, start: RecordId) -> None:
         self._records: list[Record] = []
-        #: Gives the records in hand. (A list's iterator knows how many are left.)
+        #: Iterates over the buffered records. (A list's iterator knows how many are left.)
         self.batch: Iterator[Record] = iter(self._records)
-        #: The gsn of the last record that came; 0: none did.
+        #: The gsn of the last record that was fetched; 0: none.
         self.after = 0
-        #: The core's part: how far it is with what it handed to us.
+        #: The client node's progress, with the records that it returned to this buffer.
         first = RecordId(max(start.gsn, 1), start.shard)
         self.progress = Progress(first, caught_up=False, blocked_on=None)
-        #: Nothing will ever follow what is in hand.
+        #: No record will follow the buffered ones.
         self.ended = False
         self.closed = False
 
     def fill(self, batch: Fetched) -> bool:
-        """Take the next records; False if none are there.
+        """Buffer the records of a fetch; return False if none are available.
 
-        What is there already stays as it is: two tasks that read at once get the same answer.
+        Buffered records stay: two tasks that fetch at once get the same result.
         """
         records = batch.records
         if self.closed or not records:
             self.ended = self.closed or batch.ended
             return self.pending > 0
         if not self.pending and records[0].rid.gsn > self.after:
-            batch_left, after = iter(records), records[-1].rid.gsn
-            self._records, self.batch, self.after = records, batch_left, after
+            iterator, after = iter(records), records[-1].rid.gsn
+            self._records, self.batch, self.after = records, iterator, after
         return True
 
     @property
     def pending(self) -> int:
-        """How many records are in hand."""
+        """Number of buffered records."""
         return length_hint(self.batch)
 
-    def take(self, max_records: int) -> list[Record]:
-        """Hand out up to so many records."""
+    def pop(self, max_records: int) -> list[Record]:
+        """Return up to `max_records` records and remove them."""
         records = self._records
         start = len(records) - self.pending
         stop = min(start + max_records, len(records))
         pending = iter(records)
         pending.__setstate__(stop)  # type: ignore[attr-defined]
-        # Not the list itself: it is the core's, too, and the user may change what it gets.
-        taken = records[start:stop]
+        # A copy: the client node shares the list, and the caller may change the result.
+        result = records[start:stop]
         self.batch = pending
-        return taken
+        return result
 
     @property
     def position(self) -> RecordId:
-        """Where to go on: with the first record in hand, else where the core is."""
+        """Where to continue: at the first buffered record, or at the client node's position."""
         pending = self.pending
         return self._records[-pending].rid if pending else self.progress.position
 
     @property
     def caught_up(self) -> bool:
-        """Whether all was handed out."""
+        """Whether everything was returned."""
         return not self.pending and self.progress.caught_up
 
     @property
     def blocked_on(self) -> Blocked | None:
-        """What holds records back, if nothing is in hand."""
+        """What blocks further records, if no record is buffered."""
         return None if self.pending else self.progress.blocked_on
 
     @property
-    def must_ask(self) -> bool:
-        """Whether only the core can tell how far it is."""
+    def needs_progress(self) -> bool:
+        """Whether only the client node knows the progress."""
         return not self.closed and not self.pending
 
     def close(self) -> None:
-        """Hand out nothing more; `position` stays."""
+        """Drop the buffered records; `position` stays."""
         progress, none = Progress(self.position, self.caught_up, None), list[Record]()
         pending = iter(none)
         self.progress, self._records, self.batch = progress, none, pending

@@ -49,7 +49,7 @@ def learn(db: FakeDatabase, view: int, state: str) -> None:
     """Let the client learn of the shards' view and state."""
     db.states = dict.fromkeys(db.states, state)
     placements = [placement(shard, view=view, state=state) for shard in db.states]
-    db.glass.core._calls.core._routing.learn(placements)
+    db.glass.core._calls.core._routing.update_placements(placements)
 
 
 #: Moments of a commit: what has to have happened.

@@ -421,7 +421,7 @@ def test_what_happened_while_it_was_behind_is_told_when_it_is_back() -> None:
 def test_while_a_shard_recovers_it_says_what_it_waits_for() -> None:
     glass = Glass()
     glass.log.is_down = True
-    glass.core.awaited = ["shard 1 (recovering)"]
+    glass.core.waiting_for = ["shard 1 (recovering)"]
     glass.turn()
     told = glass.ask(glass.get(b"k"))
     assert told.reason == "it replays the log, is at 0 of 0, and waits for shard 1 (recovering)"

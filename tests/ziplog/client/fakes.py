@@ -1,8 +1,8 @@
-"""A client core under glass, and a small cluster that answers it in memory.
+"""`Glass`, a client node in virtual time, and `FakeCluster`, an in-memory cluster for it.
 
-`Glass` steps a core in virtual time and keeps what it sent and answered; its invariants are checked
-after every step. `FakeCluster` plays the membership service and the shards on the simplest possible
-model of the log; its network drops, repeats and reorders as its generator says.
+`Glass` steps a node, keeps what it sent and completed, and checks its invariants after each step.
+`FakeCluster` plays the membership service and the shards on a simple model of the log; its network
+loses, duplicates and reorders messages at random.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ziplog.client.common.requests import (
     FetchRequest,
     InsertRequest,
     Request,
-    ResolveRequest,
     SubscribeRequest,
 )
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.core.entries import Unit, decode_body
 from ziplog.core.node import BatchEnd, Broadcast, Call, Cancelled, Complete, Received, Send, Wakeup
 from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Member, Placement, Replica, run_of
@@ -72,14 +72,14 @@ def info(
 
 
 class Glass:
-    """One core, stepped by hand."""
+    """One client node, stepped by hand."""
 
     def __init__(
         self, policy: Policy | None = None, *, endpoints: Sequence[str] = (SERVICE,)
     ) -> None:
         self.core = ClientCore(CLIENT, endpoints, policy or (lambda _p, _k, live: live[0]))
         self.now = 5 * S
-        #: (name, message) of everything that was ordered to be sent, and not looked at.
+        #: (name, message) of every sent message that no test has taken.
         self.sent: list[tuple[str, Any]] = []
         self.answers: dict[int, Any] = {}
         self.connected: list[str] = []
@@ -108,13 +108,13 @@ class Glass:
         self.step(Cancelled(call))
 
     def give(self, *messages: Message) -> None:
-        """Let messages arrive, as one batch; each passes through the codec."""
+        """Deliver messages as one batch; each passes through the codec."""
         for message in messages:
-            self.step(Received(b"somebody", wire.decode(wire.encode(message))))
+            self.step(Received(b"server", wire.decode(wire.encode(message))))
         self.step(BatchEnd())
 
     def pass_time(self, duration: int) -> None:
-        """Let time pass, with a wake-up whenever the core asks for one."""
+        """Advance the time, with a wakeup at each timer of the node."""
         end = self.now + duration
         while (due := self.core.next_wakeup()) is not None and due <= end:
             self.now = max(self.now, due)
@@ -122,7 +122,7 @@ class Glass:
         self.now = end
 
     def take(self, kind: type) -> list[tuple[str, Any]]:
-        """Return what was sent of this kind since the last look at it, and forget it."""
+        """Return and remove the sent messages of this kind."""
         found = [item for item in self.sent if isinstance(item[1], kind)]
         self.sent = [item for item in self.sent if not isinstance(item[1], kind)]
         return found
@@ -133,7 +133,7 @@ class Glass:
         leases: Sequence[LeaseRun] | None = None,
         limits: wire.Limits | None = None,
     ) -> None:
-        """Let the core learn these placements."""
+        """Connect, with these placements."""
         call = self.call(ConnectRequest(self.until()))
         self.inform(*placements, leases=leases, limits=limits)
         assert isinstance(self.answers.pop(call), wire.Limits)
@@ -144,7 +144,7 @@ class Glass:
         leases: Sequence[LeaseRun] | None = None,
         limits: wire.Limits | None = None,
     ) -> None:
-        """Answer the open question about the cluster."""
+        """Reply to the open `Hello` request."""
         asked = self.take(wire.Hello)
         shards = [p.shard for p in placements]
         known = [run_of(lease(shards))] if leases is None and shards else leases or ()
@@ -178,7 +178,7 @@ def ack(
 def refused(
     message: Any, server: int, code: wire.RefusalCode, request: int | None = None
 ) -> wire.Refused:
-    """Return a server's refusal; for lack of room, with the promise that belongs to it."""
+    """Return a server's refusal; a `full` one carries its promise."""
     is_insert = isinstance(message, wire.Insert)
     number = message.seq if is_insert else request or message.request
     copies = message.copy if is_insert and code == "full" else 0
@@ -196,26 +196,26 @@ def connected(policy: Any = None) -> Glass:
 
 
 def learn(glass: Glass, view: int = 1, state: str = "recovering", shard: int = 0) -> None:
-    """Let the core learn of a shard's view and state."""
-    glass.core._routing.learn([placement(shard, view=view, state=state)])
+    """Deliver a shard's view and state."""
+    glass.core._routing.update_placements([placement(shard, view=view, state=state)])
     glass.step(BatchEnd())
 
 
 def sent(glass: Glass) -> list[wire.Insert]:
-    """Return what was sent to primaries since the last look."""
+    """Return and remove the inserts that were sent to primaries."""
     return [m for name, m in glass.take(wire.Insert) if name.endswith("r0:1")]
 
 
 def resolve(glass: Glass, error: OutcomeUnknownError, timeout: int = 10 * S) -> int:
-    doubt: Any = error.doubt
-    return glass.call(ResolveRequest(glass.until(timeout), doubt))
+    outcome: Any = error.doubt
+    return glass.call(ResolveRequest(glass.until(timeout), outcome))
 
 
 class FakeCluster:
-    """A log of a few shards that own positions in turn, and a network that cannot be trusted.
+    """A log of a few shards that own positions in turn, and an unreliable network.
 
-    Every shard places units at its next positions. A backup may first ack a wrong guess. What is
-    placed is stable at once. `frontier` moves with inserts and on `Want`.
+    Each shard places units at its next positions. A backup may first ack a wrong guess. A placed
+    unit is stable at once. `frontier` moves with inserts and on `Want`.
     """
 
     def __init__(self, glass: Glass, seed: int, shards: int = 2, replicas: int = 2) -> None:
@@ -229,15 +229,15 @@ class FakeCluster:
         self.units: dict[int, list[tuple[list[int], bytes]]] = {s: [] for s in range(shards)}
         self.frontiers = dict(enumerate(range(1, shards + 1)))
         self.guessed: set[tuple[int, int]] = set()
-        #: Each shard's view, and its state as the service tells it.
+        #: Each shard's view, and its state at the membership service.
         self.views = dict.fromkeys(range(shards), 1)
         self.states: dict[int, Any] = dict.fromkeys(range(shards), "live")
-        #: What is asked of shards is done, unless this says why not.
+        #: The error of shard changes; "": they succeed.
         self.refusal: Any = ""
-        #: Number of a subscription at a server: (shard, server, sent so far, credit).
+        #: By the number of a subscription at a server: (shard, server, sent so far, credit).
         self.streams: dict[int, list[int]] = {}
         self.counter = itertools.count(1)
-        #: The share of messages that are lost, and that come twice.
+        #: The share of messages that are lost, and that arrive twice.
         self.loss = self.repetition = 0.0
         self.in_flight: list[tuple[int, int, Callable[[], object]]] = []
 
@@ -251,11 +251,11 @@ class FakeCluster:
                 self.in_flight.append((at, next(self.counter), deliver))
 
     def later(self, ms: int, act: Callable[[], object]) -> None:
-        """Let something happen after so long."""
+        """Schedule an action after a duration."""
         self.in_flight.append((self.glass.now + ms * MS, next(self.counter), act))
 
     def run(self, done: Callable[[], bool], within: int = 300 * S) -> None:
-        """Let time pass until `done`."""
+        """Advance the time until `done`."""
         end = self.glass.now + within
         while not done():
             assert self.glass.now < end, "it never came to an end"
@@ -276,12 +276,12 @@ class FakeCluster:
 
     def reply(self, message: Message) -> None:
         frame = wire.encode(message)
-        self.carry(lambda: self.glass.step(Received(b"somebody", wire.decode(frame))))
+        self.carry(lambda: self.glass.step(Received(b"server", wire.decode(frame))))
 
     # --- the servers ---
 
     def serve(self, name: str, message: Any) -> None:
-        """Let a server answer."""
+        """Handle a message at a server."""
         server = int(name[3]) if name != SERVICE else 0
         match message:
             case wire.Hello():
@@ -334,14 +334,14 @@ class FakeCluster:
                 self.read(server, message)
 
     def placements(self) -> list[Placement]:
-        """Return where the shards are."""
+        """Return the placements."""
         return [
             placement(shard, self.replicas, self.views[shard], self.states[shard])
             for shard in range(self.shards)
         ]
 
     def locate(self, server: int, message: wire.Locate) -> None:
-        """Tell where a unit is: as in the protocol, `absent` only in a later view."""
+        """Return a unit's `Located` reply; as in the protocol, `absent` only in a later view."""
         view, gsns = self.views[message.shard], self.placed.get((message.shard, message.seq))
         verdict: Any = "absent" if message.view < view else "pending"
         if gsns is not None:
@@ -427,7 +427,7 @@ class FakeCluster:
         self.deliver(message.subscription)
 
     def outline(self, server: int, message: wire.Outline) -> None:
-        """Tell all units of the range as one stretch."""
+        """Return all units of the range as one step."""
         units = [u for u in self.units[message.shard] if message.start <= u[0][0] < message.stop]
         size = sum(len(body) for _, body in units)
         steps = [wire.Step(units[-1][0][-1] + 1, size)] if units else []
@@ -439,7 +439,7 @@ class FakeCluster:
         )  # fmt: skip
 
     def deliver(self, number: int) -> None:
-        """Send what the credit allows, from where the last message ended."""
+        """Send as far as the credit allows, from the end of the last message."""
         shard, server, sent, credit = self.streams[number]
         if sent < self.trim:
             view = self.views[shard]
@@ -462,7 +462,7 @@ class FakeCluster:
             )
         )  # fmt: skip
 
-    # --- what the client should see ---
+    # --- expected results ---
 
     @property
     def log(self) -> list[tuple[int, bytes]]:
@@ -475,7 +475,7 @@ class FakeCluster:
         )
 
     def result(self, call: int) -> Any:
-        """Wait for a call's end."""
+        """Run until a call is completed; return its result."""
         self.run(lambda: call in self.glass.answers)
         return self.glass.answers.pop(call)
 

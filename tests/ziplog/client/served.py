@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ServedCluster(FakeCluster):
-    """Answers at once, unless it was told to be silent about a kind of message."""
+    """Replies at once, except to message types in `silent`."""
 
     def __init__(self, replicas: int = 2) -> None:
         super().__init__(Glass(), seed=1, shards=1, replicas=replicas)
@@ -27,11 +27,11 @@ class ServedCluster(FakeCluster):
         self.endpoint = self.service = self._at(SERVICE)
         self._reply_to: tuple[str, bytes] = ("", b"")
         self._routes: dict[int, tuple[str, bytes]] = {}
-        #: Messages of these kinds get no answer.
+        #: Messages of these types get no reply.
         self.silent: set[type] = set()
-        #: Every message that came in.
+        #: Every received message.
         self.received: list[Any] = []
-        #: A frame to send before the next answer.
+        #: A frame to send before the next reply.
         self.garbage: bytes | None = None
         self.arrived = threading.Condition()
         self._is_stopping = False
@@ -59,7 +59,7 @@ class ServedCluster(FakeCluster):
         return [Placement(0, self.views[0], self.states[0], replicas)]
 
     def wait_for_inserts(self, payload: bytes, count: int = 1) -> None:
-        """Wait until so many inserts that hold this payload came in."""
+        """Wait until this many inserts with this payload arrived."""
 
         def came() -> bool:
             inserts = [m for m in self.received if isinstance(m, wire.Insert)]
@@ -69,7 +69,7 @@ class ServedCluster(FakeCluster):
             assert self.arrived.wait_for(came, 10)
 
     def wait_for(self, *kinds: type) -> None:
-        """Wait until a message of each of these kinds came in."""
+        """Wait until a message of each of these types arrived."""
         with self.arrived:
             assert self.arrived.wait_for(
                 lambda: set(kinds) <= {type(message) for message in self.received}, 10

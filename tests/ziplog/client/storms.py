@@ -1,11 +1,11 @@
-"""Many inserts over a bad network, while shards come and go: each is in the log once, or not."""
+"""Many inserts over a faulty network while shards join and leave: each is logged at most once."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.ziplog.client.fakes import MS, FakeCluster, Glass, S, pinned, resolve
-from ziplog.client.inserts.inflight import UNIT_RECORDS
+from ziplog.client.inserts.inflight import MAX_UNIT_RECORDS
 from ziplog.errors import OutcomeUnknownError, UnavailableError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def by_length(payload: bytes, _key: bytes | None, live: Sequence[int]) -> int:
 
 
 def in_a_storm(kind: type[Kind], seed: int, loss: float, repetition: float, *, pin: bool) -> Kind:
-    """Return a cluster with a client, and from now on a network that loses and repeats."""
+    """Return a cluster with a client, and a network that loses and duplicates from now on."""
     glass = Glass(pinned if pin else by_length)
     cluster = kind(glass, seed)
     glass.connect(*cluster.placements())
@@ -34,11 +34,11 @@ def insert_all(
     timeout: int,
     is_plausible: Callable[[UnavailableError], bool] = lambda _: True,
 ) -> None:
-    """Insert 40 times, a third of them in a second; the log holds once what was not refused."""
+    """Insert 40 times, a third of them within a second; the log holds each accepted record once."""
     glass = cluster.glass
     calls: dict[int, list[bytes]] = {}
     for number in range(40):
-        count = 1 if number % 4 else UNIT_RECORDS + 1
+        count = 1 if number % 4 else MAX_UNIT_RECORDS + 1
         size = 1 + number % cluster.shards
         records = [b"%d-%d" % (number, part) * size for part in range(count)]
         calls[glass.insert(*records, timeout=timeout if number % 3 else 1 * S)] = records
@@ -55,10 +55,10 @@ def insert_all(
             rids = rids.results
         assert [rid for rid in rids if rid] == sorted(rid for rid in rids if rid)
         expected |= {rid: one for rid, one in zip(rids, records, strict=False) if rid}
-    cluster.run(lambda: not under_way_at(glass))
+    cluster.run(lambda: not shards_in_flight(glass))
     assert cluster.log == sorted((rid.gsn, payload) for rid, payload in expected.items())
 
 
-def under_way_at(glass: Glass) -> list[int]:
-    """Return the shards with units whose fate is not known."""
-    return [shard for shard, lane in glass.core._inserts.lanes.items() if lane.unsettled]
+def shards_in_flight(glass: Glass) -> list[int]:
+    """Return the shards with units in flight."""
+    return [shard for shard, window in glass.core._inserts.windows.items() if window.inflight]

@@ -125,7 +125,7 @@ def test_flush_raises_the_first_failure_once(cluster: ServedCluster) -> None:
     run(cluster, body)
 
 
-def test_closing_fails_what_is_under_way(cluster: ServedCluster) -> None:
+def test_close_fails_pending_calls(cluster: ServedCluster) -> None:
     async def body(log: ziplog.aio.AsyncLog) -> None:
         cluster.silent.add(wire.Insert)
         subscription = await log.subscribe()
@@ -210,7 +210,7 @@ def test_the_same_names_and_arguments_as_the_blocking_api() -> None:
         assert [p.default for p in expected.values()] == [p.default for p in found.values()]
 
 
-def test_shards_come_and_go(cluster: ServedCluster) -> None:
+def test_shards_are_added_and_removed(cluster: ServedCluster) -> None:
     async def body(log: ziplog.aio.AsyncLog) -> None:
         await log.add_shard(3, {"a": "127.0.0.1:1", "b": "127.0.0.1:2"})
         await log.remove_shard(3, timeout=5)

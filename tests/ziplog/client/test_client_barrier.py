@@ -1,4 +1,4 @@
-"""How far any reader is at most (docs/protocol.md, section 7)."""
+"""Read barriers: an upper bound of all readers (docs/protocol.md, section 7)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ziplog.core.view import run_of
 from ziplog.errors import ClosedError, DeadlineError
 
 
-class Asker(Reader):
+class BarrierReader(Reader):
     """A reader of shard 0, which owns odd positions, and shard 1, which owns even ones."""
 
     def ask(self, timeout: int = S) -> int:
@@ -25,29 +25,29 @@ class Asker(Reader):
         self.give(wire.TailReply(CLUSTER, tail.shard, view, server, tail.request, 900, 900, 0, end))
 
 
-def behind() -> Asker:
-    """Return a reader for which shard 1 is behind."""
-    glass = Asker()
+def slow_shard_reader() -> BarrierReader:
+    """Return a subscription with shard 1 as the slowest shard."""
+    glass = BarrierReader()
     glass.deliver(0, 1, 9)
     glass.deliver(1, 1, 4)
     return glass
 
 
-def test_the_shard_that_is_behind_bounds_everybody_by_its_next_position() -> None:
-    glass = behind()
+def test_slowest_shard_bounds_all_readers_by_its_next_position() -> None:
+    glass = slow_shard_reader()
     call = glass.ask()
     questions = glass.questions()
     assert sorted(questions) == ["s1r0:1", "s1r1:1"]
     glass.answer(questions["s1r0:1"], 0, 21)
     assert call not in glass.answers, "one that was replaced may answer, too, but not all can"
     glass.answer(questions["s1r1:1"], 1, 17)
-    # 17 is shard 0's. The backup has 18 not even decided: no reader was ever given it.
+    # Shard 0 owns 17. The backup has not even decided 18, so no reader has passed it.
     assert glass.answers.pop(call) == 18
     assert not glass.core._barriers.waiting
 
 
-def test_all_replicas_answer_in_the_newest_view_that_was_heard_of() -> None:
-    glass = behind()
+def test_barrier_needs_replies_of_all_replicas_in_the_newest_known_view() -> None:
+    glass = slow_shard_reader()
     call = glass.ask()
     tail = glass.questions()["s1r0:1"]
     glass.answer(tail, 0, 5)
@@ -57,8 +57,8 @@ def test_all_replicas_answer_in_the_newest_view_that_was_heard_of() -> None:
     assert glass.answers.pop(call) == 32
 
 
-def test_an_answer_of_a_former_round_counts_for_nothing() -> None:
-    glass = behind()
+def test_reply_of_an_earlier_round_is_ignored() -> None:
+    glass = slow_shard_reader()
     call = glass.ask()
     first = glass.questions()["s1r0:1"]
     glass.answer(first, 0, 5)
@@ -72,9 +72,11 @@ def test_an_answer_of_a_former_round_counts_for_nothing() -> None:
     assert glass.answers.pop(call) == 10
 
 
-def test_a_shard_that_has_no_known_position_ahead_bounds_nothing() -> None:
-    """Its end is where it left, maybe: others may have gone on, and readers with them."""
-    glass = Asker(leases=[run_of(lease([0, 1], size=10)), run_of(lease([0], 2, 11, size=100))])
+def test_shard_without_known_later_positions_gives_no_bound() -> None:
+    """Its end may be where it left the leases; other shards and readers may have continued."""
+    glass = BarrierReader(
+        leases=[run_of(lease([0, 1], size=10)), run_of(lease([0], 2, 11, size=100))]
+    )
     glass.deliver(0, 1, 9)
     glass.deliver(1, 1, 4)
     call = glass.ask()
@@ -82,7 +84,7 @@ def test_a_shard_that_has_no_known_position_ahead_bounds_nothing() -> None:
     glass.answer(tail, 0, 11)
     glass.answer(tail, 1, 11)
     assert call not in glass.answers
-    # It has left: the next round asks the other shard.
+    # It has left the leases: the next round asks the other shard.
     glass.deliver(1, 4, 11)
     glass.pass_time(30 * MS)
     questions: dict[str, Any] = glass.questions()
@@ -92,8 +94,8 @@ def test_a_shard_that_has_no_known_position_ahead_bounds_nothing() -> None:
     assert glass.answers.pop(call) == 40
 
 
-def test_it_is_asked_again_and_ends_at_its_deadline() -> None:
-    glass = behind()
+def test_barrier_is_retried_until_its_deadline() -> None:
+    glass = slow_shard_reader()
     call = glass.ask(S)
     glass.questions()
     glass.pass_time(500 * MS)
@@ -105,8 +107,8 @@ def test_it_is_asked_again_and_ends_at_its_deadline() -> None:
     assert not glass.core._barriers.waiting
 
 
-def test_a_refusal_makes_it_look_for_the_shard_anew() -> None:
-    glass = behind()
+def test_refused_barrier_refreshes_the_placements() -> None:
+    glass = slow_shard_reader()
     glass.pass_time(S)
     glass.questions()
     glass.ask()
@@ -120,8 +122,8 @@ def test_a_refusal_makes_it_look_for_the_shard_anew() -> None:
     assert {tail.view for _, tail in glass.take(wire.Tail)[-2:]} == {2}
 
 
-def test_without_its_subscription_there_is_no_answer() -> None:
-    glass = behind()
+def test_barrier_of_a_closed_subscription_fails() -> None:
+    glass = slow_shard_reader()
     waiting = glass.ask()
     glass.call(UnsubscribeRequest(glass.until(), glass.subscription))
     late = glass.ask()
@@ -130,8 +132,8 @@ def test_without_its_subscription_there_is_no_answer() -> None:
     assert isinstance(glass.answers.pop(waiting), ClosedError)
 
 
-def test_who_waits_no_longer_is_forgotten() -> None:
-    glass = behind()
+def test_cancelled_barrier_gets_no_result() -> None:
+    glass = slow_shard_reader()
     call = glass.ask()
     tail = glass.questions()["s1r0:1"]
     glass.cancel(call)

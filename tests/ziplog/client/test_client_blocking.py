@@ -37,9 +37,9 @@ def _log(cluster: ServedCluster) -> Iterator[ziplog.Log]:
 
 
 @pytest.fixture(autouse=True)
-def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for the driver role must be given it; looking now and then is not enough."""
-    monkeypatch.setattr(blocking_engine, "_LOOK_S", 3600.0)
+def _no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make polling so rare that a waiting thread must be handed the driver role."""
+    monkeypatch.setattr(blocking_engine, "_POLL_S", 3600.0)
 
 
 @pytest.fixture(name="ctrl_c")
@@ -130,7 +130,7 @@ def test_an_unknown_outcome_can_be_resolved(cluster: ServedCluster, log: ziplog.
         caught.value.resolve()
 
 
-def test_an_insert_that_a_recovery_lost_never_will_exist(
+def test_insert_that_a_recovery_lost_resolves_to_none(
     cluster: ServedCluster, log: ziplog.Log
 ) -> None:
     cluster.silent.add(wire.Insert)
@@ -146,7 +146,9 @@ def test_an_insert_that_a_recovery_lost_never_will_exist(
     assert not list(log.subscribe(follow=False))
 
 
-def test_the_doubt_of_many_is_a_list(cluster: ServedCluster, log: ziplog.Log) -> None:
+def test_unknown_outcome_of_many_resolves_to_a_list(
+    cluster: ServedCluster, log: ziplog.Log
+) -> None:
     cluster.silent.add(wire.Insert)
     with pytest.raises(ziplog.OutcomeUnknownError) as caught:
         log.insert_many([b"x"], timeout=0.05)
@@ -161,7 +163,9 @@ def test_the_doubt_of_many_is_a_list(cluster: ServedCluster, log: ziplog.Log) ->
     assert {r.rid: r.payload for r in log.subscribe(follow=False)} == {rid: b"y", rids[0]: b"x"}
 
 
-def test_inserts_go_on_when_their_shard_is_back(cluster: ServedCluster, log: ziplog.Log) -> None:
+def test_inserts_resume_when_their_shard_is_available_again(
+    cluster: ServedCluster, log: ziplog.Log
+) -> None:
     log.insert_after(b"x")
     cluster.silent |= {wire.Insert, wire.Locate}
     cluster.states[0] = "recovering"
@@ -201,7 +205,7 @@ def test_leaving_the_with_block_flushes(cluster: ServedCluster) -> None:
         log.insert_after(b"x")
 
 
-def test_each_of_many_may_have_its_own_key(log: ziplog.Log) -> None:
+def test_each_record_of_many_may_have_its_own_key(log: ziplog.Log) -> None:
     asked: list[tuple[bytes, bytes | None]] = []
 
     def choose(payload: bytes, key: bytes | None, live: Any) -> int:
@@ -245,7 +249,7 @@ def test_a_call_is_answered_while_another_thread_waits(
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_is_told_that_it_has_no_client(log: ziplog.Log) -> None:
+def test_client_in_a_forked_child_raises_closed_error(log: ziplog.Log) -> None:
     log.insert_after(b"before")
     reading, writing = os.pipe()
     child = os.fork()
@@ -273,7 +277,7 @@ def test_a_forked_child_is_told_that_it_has_no_client(log: ziplog.Log) -> None:
     assert log.read_record(log.insert_after(b"after")).payload == b"after"
 
 
-def test_closing_fails_what_is_under_way(cluster: ServedCluster, log: ziplog.Log) -> None:
+def test_close_fails_pending_calls(cluster: ServedCluster, log: ziplog.Log) -> None:
     cluster.silent.add(wire.Insert)
     subscription = log.subscribe()
     insert = partial(log.insert_after, b"under way")
@@ -317,14 +321,14 @@ def test_ctrl_c_leaves_the_client_usable(
             cluster.silent.clear()
             log.insert_after(b"y")
             log._core.check()
-            assert not log._core._inserts.waiting, "the core still thinks that somebody waits"
+            assert not log._core._inserts.waiting, "a finished call is still pending"
         if driving is not None:
             assert len(driving.result(10)) == 20
-    assert not log._shared._tickets
+    assert not log._engine._tickets
     assert len(list(log.subscribe(follow=False))) >= 20
 
 
-def test_ctrl_c_never_tears_a_step_apart(
+def test_ctrl_c_never_interrupts_a_step(
     cluster: ServedCluster, log: ziplog.Log, ctrl_c: Any
 ) -> None:
     def policy(_payload: bytes, _key: bytes | None, _live: Any) -> int:
@@ -349,7 +353,7 @@ def test_ctrl_c_at_the_very_end_of_a_call_is_not_lost(log: ziplog.Log, ctrl_c: A
     assert signal.getsignal(signal.SIGINT) is ctrl_c
 
 
-def test_a_handler_of_ctrl_c_that_returns_lets_the_call_go_on(
+def test_call_resumes_after_a_ctrl_c_handler_returns(
     cluster: ServedCluster, log: ziplog.Log
 ) -> None:
     seen = []
@@ -393,7 +397,7 @@ def test_forms_of_a_bootstrap(cluster: ServedCluster, form: Any) -> None:
         assert cluster.endpoint in repr(log)
 
 
-def test_nobody_there() -> None:
+def test_connect_without_a_server_fails() -> None:
     transport = Transport("127.0.0.1:0")
     endpoint = transport.endpoint
     assert endpoint is not None
@@ -422,7 +426,7 @@ def test_bad_arguments(log: ziplog.Log) -> None:
         log.insert_after(b"x", key=bytes(5000))
     with pytest.raises(ziplog.RecordTooLargeError):
         log.insert_many([b"x", b"y"], keys=["k", bytes(5000)])
-    with pytest.raises(ziplog.ConfigError, match="beside a key"):
+    with pytest.raises(ziplog.ConfigError, match="together with `key`"):
         log.insert_many([b"x"], key=b"k", keys=[b"k"])
     with pytest.raises(ziplog.ConfigError, match="1 keys"):
         log.insert_many([b"x", b"y"], keys=[b"k"])
@@ -447,7 +451,7 @@ def test_bad_arguments(log: ziplog.Log) -> None:
     assert log.insert_after(bytes(1024 * 1024)).gsn > rid.gsn
 
 
-def test_a_time_out_of_nothing_still_looks(log: ziplog.Log) -> None:
+def test_zero_timeout_still_polls(log: ziplog.Log) -> None:
     subscription = log.subscribe()
     assert subscription.fetch(timeout=0) == []
     rid = log.insert_after(b"y", timeout=float("inf"))
@@ -456,7 +460,7 @@ def test_a_time_out_of_nothing_still_looks(log: ziplog.Log) -> None:
     assert [record.rid for record in records] == [rid]
 
 
-def test_garbage_from_a_server_is_counted_and_hurts_nobody(
+def test_malformed_messages_are_counted_and_harmless(
     cluster: ServedCluster, log: ziplog.Log
 ) -> None:
     log.insert_after(b"x")
@@ -465,7 +469,7 @@ def test_garbage_from_a_server_is_counted_and_hurts_nobody(
     assert log.stats()["protocol_errors"] == 1
 
 
-def test_shards_come_and_go(cluster: ServedCluster, log: ziplog.Log) -> None:
+def test_shards_are_added_and_removed(cluster: ServedCluster, log: ziplog.Log) -> None:
     log.add_shard(3, {"a": "127.0.0.1:1", "b": "127.0.0.1:2"})
     log.remove_shard(3, timeout=5)
     log.finalize_shard(3)

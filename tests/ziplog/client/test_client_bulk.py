@@ -1,4 +1,4 @@
-"""What reads in bulk, on real sockets: the blocking and the asyncio API."""
+"""Bulk reads on real sockets: the blocking and the asyncio API."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _log(cluster: ServedCluster) -> Iterator[ziplog.Log]:
         yield log
 
 
-def test_who_owns_what_and_how_much_there_is(log: ziplog.Log) -> None:
+def test_extents_and_outlines_of_a_real_cluster(log: ziplog.Log) -> None:
     rid = log.insert_after(b"x")
     found = log.extents(1, rid.gsn + 1)
     assert found.shards == [Extent(0, 1, rid.gsn + 1)]
@@ -62,7 +62,7 @@ def test_a_scan_gives_all_units_and_ends(log: ziplog.Log) -> None:
     assert list(log.scan(0, 3, 3)) == []
 
 
-def test_what_cannot_be_scanned(cluster: ServedCluster, log: ziplog.Log) -> None:
+def test_invalid_scans_are_refused(cluster: ServedCluster, log: ziplog.Log) -> None:
     with pytest.raises(ConfigError, match="shard"):
         log.scan(-1, 1, 2)
     with pytest.raises(ConfigError, match="no less than the start"):
@@ -76,10 +76,12 @@ def test_what_cannot_be_scanned(cluster: ServedCluster, log: ziplog.Log) -> None
         list(log.scan(0, 1, 9))
 
 
-def test_a_scan_that_stands_still_says_so(cluster: ServedCluster, log: ziplog.Log) -> None:
+def test_scan_without_progress_raises_deadline_error(
+    cluster: ServedCluster, log: ziplog.Log
+) -> None:
     cluster.silent |= {wire.Subscribe, wire.Credit}
     with log.scan(0, 1, 9, timeout=0.05) as scan:
-        with pytest.raises(DeadlineError, match="no further than 1"):
+        with pytest.raises(DeadlineError, match="beyond gsn 1"):
             next(scan)
         with pytest.raises(DeadlineError):
             next(scan)
@@ -91,7 +93,7 @@ def test_a_scan_that_stands_still_says_so(cluster: ServedCluster, log: ziplog.Lo
     scan.close()
 
 
-def test_rows_that_are_written_again_are_read_once(log: ziplog.Log) -> None:
+def test_rows_that_are_inserted_again_are_read_once(log: ziplog.Log) -> None:
     payloads, keys = [b"%d" % number for number in range(6)], ["a", "a", None, b"b", b"b", "b"]
     part = log.insert_rows(payloads[:3], keys=keys[:3], shard=0, writer=WRITER, batch=1)
     rids = log.insert_rows(payloads, keys=keys, shard=0, writer=WRITER, batch=1)
@@ -118,7 +120,7 @@ def test_rows_that_are_written_again_are_read_once(log: ziplog.Log) -> None:
         ("keys", {"keys": [None, None]}),
     ],
 )
-def test_rows_that_cannot_be_written(log: ziplog.Log, name: str, wrong: dict[str, Any]) -> None:
+def test_invalid_rows_are_refused(log: ziplog.Log, name: str, wrong: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"shard": 0, "writer": WRITER, "batch": 0} | wrong
     with pytest.raises(ConfigError, match=f"^{name} is"):
         log.insert_rows([b"x"], **arguments)
@@ -134,7 +136,7 @@ def test_rows_that_are_too_large_are_not_sent(cluster: ServedCluster, log: ziplo
     assert not any(isinstance(message, wire.Insert) for message in cluster.received)
 
 
-def test_the_same_by_asyncio(cluster: ServedCluster) -> None:
+def test_bulk_reads_and_rows_by_asyncio(cluster: ServedCluster) -> None:
     async def main() -> None:
         async with asyncio.timeout(30), ziplog.aio.connect(cluster.endpoint) as log:
             for _ in range(2):

@@ -36,16 +36,16 @@ def with_log(cluster: ServedCluster, test: Callable[[AsyncLog], Awaitable[None]]
     asyncio.run(main())
 
 
-async def settle(log: AsyncLog) -> None:
-    """Assert that nothing of former calls is left anywhere."""
+async def assert_nothing_open(log: AsyncLog) -> None:
+    """Assert that earlier calls left nothing open."""
     gc.collect(0)
     await log.check_tail()
     core = log._core
     core.check()
     assert not core._subscriptions._open, "a subscription was left open"
     assert not core._scans._open, "a scan was left open"
-    assert not core._is_waiting(), "the core still waits for somebody"
-    assert not log._driver._futures
+    assert not core._is_waiting(), "a call is still pending"
+    assert not log._engine._futures
 
 
 async def _by_next(subscription: Any, step: Canceller) -> list[Any]:
@@ -81,7 +81,7 @@ def test_a_subscription_loses_and_repeats_nothing(cluster: ServedCluster, read: 
 
         async def check() -> None:
             assert [record.rid for record in got] == rids[:-1]
-            await settle(log)
+            await assert_nothing_open(log)
 
         assert await cancelled(run, check) >= 2 * _COUNT
 
@@ -106,7 +106,7 @@ def test_a_scan_loses_and_repeats_nothing(cluster: ServedCluster) -> None:
 
         async def check() -> None:
             assert gsns == [rid.gsn for rid in rids]
-            await settle(log)
+            await assert_nothing_open(log)
 
         assert await cancelled(run, check) >= 4
 
@@ -121,12 +121,12 @@ def test_a_subscription_that_is_being_opened_is_not_left_open(cluster: ServedClu
             with suppress(asyncio.CancelledError):
                 await step(log.scan(0, 1, 10))
 
-        assert await cancelled(run, lambda: settle(log)) >= 4
+        assert await cancelled(run, lambda: assert_nothing_open(log)) >= 4
 
     with_log(cluster, test)
 
 
-def test_an_insert_that_is_cancelled_is_there_once_or_not_at_all(cluster: ServedCluster) -> None:
+def test_cancelled_insert_is_in_the_log_at_most_once(cluster: ServedCluster) -> None:
     async def test(log: AsyncLog) -> None:
         begun, done = [], []
 
@@ -137,7 +137,7 @@ def test_an_insert_that_is_cancelled_is_there_once_or_not_at_all(cluster: Served
                     await step(log.insert_after(begun[-1]))
                     done.append(begun[-1])
 
-        assert await cancelled(run, lambda: settle(log)) >= 4
+        assert await cancelled(run, lambda: assert_nothing_open(log)) >= 4
         found = [record.payload async for record in log.subscribe(follow=False)]
         assert len(found) == len(set(found))
         assert set(done) <= set(found) <= set(begun)
@@ -145,12 +145,12 @@ def test_an_insert_that_is_cancelled_is_there_once_or_not_at_all(cluster: Served
     with_log(cluster, test)
 
 
-def test_a_record_is_there_and_the_task_is_cancelled_in_the_same_iteration(
+def test_task_is_cancelled_in_the_iteration_in_which_its_record_arrives(
     cluster: ServedCluster,
 ) -> None:
     async def test(log: AsyncLog) -> None:
         subscription = await log.subscribe()
-        engine = log._driver.engine
+        engine = log._engine.engine
         answer = engine._answer
         waiting: list[asyncio.Task[Any]] = []
 

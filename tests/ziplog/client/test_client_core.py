@@ -1,4 +1,4 @@
-"""What is under the calls: the service, routes, tails, trims, leases; and random input."""
+"""Membership requests, routes, tails, trims and leases of the client node; and random input."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from ziplog.client.common.requests import (
     ConnectRequest,
     FetchRequest,
     ReadRequest,
-    ResolveRequest,
     StatusRequest,
     SubscribeRequest,
     SyncRequest,
     TailRequest,
     TrimRequest,
 )
+from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.core.entries import Body, Unit, encode_body
 from ziplog.core.node import BatchEnd, Call, Received, Wakeup
 from ziplog.core.view import LeaseRun, Member, run_of
@@ -46,7 +46,7 @@ from ziplog.types import RID_GENESIS, RecordId
 # --- the service ---
 
 
-def test_connecting_asks_all_endpoints_and_names_them_when_nobody_answers() -> None:
+def test_connect_asks_all_endpoints_and_names_them_without_a_reply() -> None:
     glass = Glass(endpoints=["a:1", "b:2"])
     call = glass.call(ConnectRequest(glass.until(2 * S)))
     assert [name for name, _ in glass.sent] == ["a:1", "b:2"]
@@ -56,20 +56,20 @@ def test_connecting_asks_all_endpoints_and_names_them_when_nobody_answers() -> N
     assert "a:1, b:2" in str(error)
 
 
-def test_later_questions_go_to_the_leader_and_follow_it() -> None:
+def test_later_requests_go_to_the_leader_and_follow_it() -> None:
     glass = Glass(endpoints=["a:1", "b:2"])
     glass.connect(placement(0))
     call = glass.call(StatusRequest(glass.until()))
-    [(name, question)] = glass.take(wire.StatusQuery)
+    [(name, request)] = glass.take(wire.StatusQuery)
     assert name == SERVICE
-    glass.give(wire.NotLeader(CLUSTER, question.request, "new:3"))
+    glass.give(wire.NotLeader(CLUSTER, request.request, "new:3"))
     [(name, again)] = glass.take(wire.StatusQuery)
-    assert (name, again.request) == ("new:3", question.request)
-    glass.give(wire.NotLeader(CLUSTER, question.request, SERVICE))
+    assert (name, again.request) == ("new:3", request.request)
+    glass.give(wire.NotLeader(CLUSTER, request.request, SERVICE))
     assert not glass.take(wire.StatusQuery), "two nodes send us to and fro"
     glass.pass_time(150 * MS)
     assert {name for name, _ in glass.take(wire.StatusQuery)} >= {SERVICE, "new:3", "a:1", "b:2"}
-    glass.give(wire.StatusReply(CLUSTER, question.request, b"{}"))
+    glass.give(wire.StatusReply(CLUSTER, request.request, b"{}"))
     assert glass.answers[call] == b"{}"
 
 
@@ -90,7 +90,7 @@ def test_a_message_that_only_servers_may_get_is_counted() -> None:
     assert glass.core.counters.protocol_errors == 1
 
 
-def test_a_client_with_nothing_under_way_is_quiet() -> None:
+def test_client_without_pending_calls_sends_nothing() -> None:
     glass = Glass()
     glass.connect(placement(0))
     glass.sent.clear()
@@ -99,7 +99,7 @@ def test_a_client_with_nothing_under_way_is_quiet() -> None:
     assert glass.core.next_wakeup() is None
 
 
-def test_while_something_waits_the_placements_are_asked_for_once_a_second() -> None:
+def test_placements_are_requested_once_a_second_while_a_call_is_pending() -> None:
     glass = Glass()
     glass.connect(placement(0))
     glass.call(ReadRequest(glass.until(60 * S), RecordId(1, 0)))
@@ -123,7 +123,7 @@ def test_an_older_view_does_not_replace_a_newer_one() -> None:
     assert {m.view for _, m in glass.take(wire.Insert)} == {3}
 
 
-def test_replicas_are_connected_when_they_are_needed_and_forgotten_when_they_moved() -> None:
+def test_replicas_are_connected_on_use_and_disconnected_when_they_move() -> None:
     glass = Glass()
     glass.connect(*(placement(shard) for shard in range(100)))
     assert len(glass.connected) == 1
@@ -143,9 +143,9 @@ def tailing(deadline: int = 10 * S) -> tuple[Glass, int]:
     glass = Glass()
     glass.connect(placement(0), placement(1))
     call = glass.call(TailRequest(glass.until(deadline)))
-    question = glass.take(wire.LeaseQuery)[-1][1]
+    request = glass.take(wire.LeaseQuery)[-1][1]
     known = [placement(0), placement(1), placement(2)]
-    glass.give(wire.LeaseHistory(CLUSTER, question.request, [], known, 0))
+    glass.give(wire.LeaseHistory(CLUSTER, request.request, [], known, 0))
     return glass, call
 
 
@@ -175,31 +175,31 @@ def test_the_tail_of_an_empty_log() -> None:
     assert glass.answers[call] == RID_GENESIS
 
 
-def test_a_tail_of_two_views_does_not_count() -> None:
+def test_tail_replies_of_two_views_do_not_count() -> None:
     glass, call = tailing(2 * S)
-    assert glass.core.awaited == [], "nobody is late yet"
+    assert glass.core.waiting_for == [], "no replica is late yet"
     for name, message in glass.take(wire.Tail):
         view = 2 if name == "s1r0:1" else 1
         glass.give(tail_reply(message, int(name[3]), 5, view))
     assert not glass.answers
     glass.pass_time(60 * MS)
     assert [name for name, _ in glass.take(wire.Tail)] == ["s1r1:1"], "the view that is behind"
-    assert glass.core.awaited == ["shard 1 (silent)"]
+    assert glass.core.waiting_for == ["shard 1 (silent)"]
     glass.pass_time(2 * S)
     error = glass.answers[call]
     assert isinstance(error, DeadlineError)
 
 
-def test_a_shard_that_recovers_is_waited_for_and_answers_in_its_new_view() -> None:
-    """All replicas in one view suffice, although the service still calls it the old one."""
+def test_tail_query_waits_for_a_recovering_shard_and_its_new_view() -> None:
+    """All replicas in one view suffice, although the service still names the old view."""
     glass, call = tailing()
-    glass.core._routing.learn([placement(2, state="recovering")])
+    glass.core._routing.update_placements([placement(2, state="recovering")])
     for name, message in glass.take(wire.Tail):
         if message.shard != 2:
             glass.give(tail_reply(message, int(name[3]), 5))
     glass.pass_time(4 * S)
     asked = [m for _, m in glass.take(wire.Tail) if m.shard == 2]
-    assert glass.core.awaited == ["shard 2 (recovering)"]
+    assert glass.core.waiting_for == ["shard 2 (recovering)"]
     assert 10 < len(asked) < 60, "a dead shard is asked with growing pauses"
     number = asked[-1]
     glass.give(tail_reply(number, 0, 8, 2), tail_reply(number, 1, 7, 1))
@@ -208,7 +208,7 @@ def test_a_shard_that_recovers_is_waited_for_and_answers_in_its_new_view() -> No
     assert glass.answers[call] == RecordId(8, 2)
 
 
-def test_a_view_that_changes_meanwhile_voids_its_answers() -> None:
+def test_view_change_voids_earlier_tail_replies() -> None:
     glass, call = tailing()
     first, *others = glass.take(wire.Tail)
     for name, message in others:
@@ -216,7 +216,7 @@ def test_a_view_that_changes_meanwhile_voids_its_answers() -> None:
     glass.insert(b"x")
     glass.pass_time(40 * MS)
     glass.call(StatusRequest(glass.until()))
-    glass.core._routing.learn([placement(2, view=2)])
+    glass.core._routing.update_placements([placement(2, view=2)])
     glass.give(tail_reply(first[1], 0, 5))
     assert call not in glass.answers, "shard 2 answered in its former view"
     glass.pass_time(20 * MS)
@@ -227,7 +227,7 @@ def test_a_view_that_changes_meanwhile_voids_its_answers() -> None:
     assert glass.answers[call] == RecordId(7, 2)
 
 
-def test_a_silent_replica_is_asked_again_and_named_at_the_deadline() -> None:
+def test_silent_replica_is_asked_again_and_named_at_the_deadline() -> None:
     glass, call = tailing(120 * MS)
     for name, message in glass.take(wire.Tail):
         if name != "s1r1:1":
@@ -249,7 +249,7 @@ def test_trims(error: Any) -> None:
     assert isinstance(glass.answers[call], NoSuchRecordError if error else type(None))
 
 
-def test_a_trim_of_what_is_not_stable_yet_is_asked_for_again() -> None:
+def test_trim_of_an_unstable_position_is_retried() -> None:
     glass = Glass()
     glass.connect(placement(0))
     call = glass.call(TrimRequest(glass.until(), RecordId(9, 0)))
@@ -299,7 +299,7 @@ def runs_of(leases: list[Any]) -> list[LeaseRun]:
     return runs
 
 
-# --- anything a peer may send ---
+# --- random messages ---
 
 TYPES = [
     wire.InsertAck, wire.Refused, wire.ReadReply, wire.Deliver, wire.Trimmed, wire.Frontier,
@@ -328,8 +328,8 @@ def test_no_message_breaks_a_client(data: st.DataObject) -> None:
     glass = Glass()
     glass.connect(placement(0), placement(1), leases=[run_of(lease([0, 1]))])
     subscription = glass.call(SubscribeRequest(glass.until(), RecordId(1, 0), True))
-    question = glass.take(wire.LeaseQuery)[-1][1]
-    glass.give(wire.LeaseHistory(CLUSTER, question.request, [run_of(lease([0, 1]))], [], 0))
+    request = glass.take(wire.LeaseQuery)[-1][1]
+    glass.give(wire.LeaseHistory(CLUSTER, request.request, [run_of(lease([0, 1]))], [], 0))
     requests = [
         ReadRequest(glass.until(), RecordId(3, 0)),
         TailRequest(glass.until()),
@@ -352,7 +352,7 @@ def test_no_message_breaks_a_client(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         state = data.draw(st.sampled_from(["parked", "leaving", "finalized"]))
         view = data.draw(st.integers(1, 2))
-        glass.core._routing.learn([placement(0, view=view, state=state)])
+        glass.core._routing.update_placements([placement(0, view=view, state=state)])
     numbers = sorted({m.request for _, m in glass.sent if hasattr(m, "request")} | {1, 2})
     numbers += sorted({m.subscription for _, m in glass.sent if hasattr(m, "subscription")})
     small = st.integers(0, 12)

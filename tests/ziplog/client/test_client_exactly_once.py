@@ -1,4 +1,4 @@
-"""Exactly once, through recoveries and over a bad network (docs/protocol.md, section 11)."""
+"""Exactly-once inserts through recoveries and over a faulty network (docs/protocol.md, 11)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ziplog import wire
 
 
 class FailingCluster(FakeCluster):
-    """Shards fail and come back in the next view; what one replica alone held may be gone."""
+    """Shards fail and come back in the next view; units of one replica alone may be lost."""
 
     def __init__(self, glass: Glass, seed: int) -> None:
         super().__init__(glass, seed)
@@ -23,8 +23,8 @@ class FailingCluster(FakeCluster):
         self.holders: dict[tuple[int, int], set[int]] = {}
         self.quiet: set[int] = set()
         self.joined: set[int] = set()
-        #: How likely a server has no room for a copy, and how many copies it so promised, in this
-        #: view, never to take: by shard, server and seq.
+        #: The probability that a server refuses a copy as full, and the number of copies that it
+        #: promised never to accept in this view: by shard, server and seq.
         self.lack = 0.0
         self.promised: dict[tuple[int, int, int], int] = {}
 
@@ -35,15 +35,15 @@ class FailingCluster(FakeCluster):
         if isinstance(message, wire.Insert) and shard in self.joined:
             self.reply(refused(message, int(name[3]), "not-ready"))
             return
-        if isinstance(message, wire.Insert) and self.puts_off(int(name[3]), message):
+        if isinstance(message, wire.Insert) and self.refuses_as_full(int(name[3]), message):
             return
         super().serve(name, message)
         key = (shard, getattr(message, "seq", 0))
         if isinstance(message, wire.Insert) and key in self.placed:
             self.holders.setdefault(key, set()).add(int(name[3]))  # type: ignore[arg-type]
 
-    def puts_off(self, server: int, message: wire.Insert) -> bool:
-        """Refuse what there is no room for, and again what was promised then."""
+    def refuses_as_full(self, server: int, message: wire.Insert) -> bool:
+        """Refuse a copy as full, and later copies that an earlier promise covers."""
         shard, seq = message.shard, message.seq
         if message.view != self.views[shard] or (shard, seq) in self.placed:
             return False
@@ -56,7 +56,7 @@ class FailingCluster(FakeCluster):
         return message.copy <= copies
 
     def fail(self, shard: int) -> None:
-        """Let a shard fail now, be decided on soon, and come back later."""
+        """Fail a shard now, recover it soon, and bring it back later."""
         if shard in self.quiet or shard in self.joined:
             return
         self.quiet.add(shard)
@@ -75,7 +75,7 @@ class FailingCluster(FakeCluster):
         self.states[shard] = "recovering"
         survivor = self.random.randrange(self.replicas)
         keys = [key for key in self.placed if key[0] == shard]
-        # Who has acked a unit holds all that was placed before it.
+        # A replica that acked a unit holds all units that were placed before it.
         while keys and survivor not in self.holders.get(keys[-1], set()):
             gsns = self.placed.pop(keys.pop())
             self.units[shard] = [unit for unit in self.units[shard] if unit[0] != gsns]
@@ -100,7 +100,7 @@ class FailingCluster(FakeCluster):
     pin=st.booleans(),
     failures=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 1)), max_size=6),
 )
-def test_every_record_is_there_once_or_said_not_to_be(
+def test_every_record_is_in_the_log_once_or_reported_absent(
     seed: int,
     loss: float,
     repetition: float,

@@ -1,4 +1,4 @@
-"""Which shards own positions of a range, and where epochs begin (docs/protocol.md, 3 and 14)."""
+"""Extents: the owners of a range, and its epochs (docs/protocol.md, sections 3 and 14)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ziplog.errors import ConfigError, DeadlineError, NoSuchRecordError, Trimmed
 
 
 def history(*members: tuple[int, ...], epochs: int = 3, size: int = 10) -> list[LeaseRun]:
-    """Return one run for each change of members; equal ones in a row are one."""
+    """Return one run per change of members; equal ones in a row are one."""
     runs: list[LeaseRun] = []
     for shards in members:
         made = lease(shards)
@@ -33,12 +33,12 @@ def history(*members: tuple[int, ...], epochs: int = 3, size: int = 10) -> list[
     return runs
 
 
-def ask(glass: Glass, start: int, stop: int | None) -> int:
+def start_query(glass: Glass, start: int, stop: int | None) -> int:
     return glass.call(ExtentsRequest(glass.until(), start, stop))
 
 
-def tell(glass: Glass, runs: list[LeaseRun], trim: int = 0) -> int:
-    """Answer the open question about leases; returns from which gsn on it was."""
+def reply_leases(glass: Glass, runs: list[LeaseRun], trim: int = 0) -> int:
+    """Reply to the open lease request; return the gsn that it asked for."""
     question = glass.take(wire.LeaseQuery)[-1][1]
     known = [placement(0), placement(1)]
     glass.give(wire.LeaseHistory(CLUSTER, question.request, runs, known, trim))
@@ -46,7 +46,7 @@ def tell(glass: Glass, runs: list[LeaseRun], trim: int = 0) -> int:
     return gsn
 
 
-def test_a_shard_owns_its_share_from_when_it_is_in_to_when_it_is_out() -> None:
+def test_extent_spans_the_membership_of_its_shard() -> None:
     runs = history((0, 1), (0,), (0, 1), (0, 1), (1,))
     found = extents_of(runs, 1, None, 0)
     assert found.end == 151
@@ -67,7 +67,7 @@ def test_extents_are_cut_to_the_range_and_to_what_is_not_trimmed() -> None:
     st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=8),
     st.integers(1, 240), st.integers(1, 240), st.integers(0, 240),
 )  # fmt: skip
-def test_extents_say_of_each_position_who_is_a_member(
+def test_extents_list_the_members_of_each_position(
     members: list[set[int]], start: int, stop: int, trim: int
 ) -> None:
     runs = history(*(tuple(sorted(shards)) for shards in members))
@@ -104,7 +104,7 @@ def test_the_owners_of_positions() -> None:
     runs = history((0,), (), (0, 1))
     found = extents_of(runs, 1, None, 0)
     assert found.owner_at(30) == 0
-    with pytest.raises(NoSuchRecordError, match="no shard was there"):
+    with pytest.raises(NoSuchRecordError, match="no shard was live"):
         found.owner_at(31)
     assert {found.owner_at(gsn) for gsn in range(61, 91)} == {0, 1}
     for shard in (0, 1):
@@ -112,7 +112,7 @@ def test_the_owners_of_positions() -> None:
         assert found.owner_at(lease.next_owned(shard, lease.base)) == shard
 
 
-def test_what_was_trimmed_with_its_lease_is_told_from_what_never_was() -> None:
+def test_trimmed_leases_are_distinguished_from_unknown_positions() -> None:
     found = extents_of(history((0,), (1,))[1:], 31, None, 35)
     with pytest.raises(TrimmedError) as trimmed:
         found.epoch_start(1)
@@ -128,71 +128,73 @@ def test_what_was_trimmed_with_its_lease_is_told_from_what_never_was() -> None:
 
 def test_leases_are_asked_for_until_they_reach_the_end_of_the_range() -> None:
     glass, runs = connected(), history((0,), (0, 1), (1,))
-    call = ask(glass, 5, 61)
-    assert tell(glass, runs[:1]) == 4, "the position before: it was given out if the log ends here"
+    call = start_query(glass, 5, 61)
+    assert reply_leases(glass, runs[:1]) == 4, (
+        "the position before: it was given out if the log ends here"
+    )
     assert not glass.answers
-    assert tell(glass, runs[1:2]) == 31
+    assert reply_leases(glass, runs[1:2]) == 31
     assert glass.answers[call].shards == [Extent(0, 5, 61), Extent(1, 31, 61)]
     assert glass.answers[call].end == 61
 
 
 def test_without_an_end_they_are_asked_for_until_there_are_no_more() -> None:
     glass, runs = connected(), history((0,), (0, 1))
-    call = ask(glass, 1, None)
-    assert tell(glass, runs[:1], trim=3) == 1
-    tell(glass, runs[1:], trim=3)
+    call = start_query(glass, 1, None)
+    assert reply_leases(glass, runs[:1], trim=3) == 1
+    reply_leases(glass, runs[1:], trim=3)
     assert not glass.answers
-    assert tell(glass, [], trim=4) == 61
+    assert reply_leases(glass, [], trim=4) == 61
     found = glass.answers[call]
     assert (found.trim, found.end) == (4, 61)
     assert found.shards == [Extent(0, 4, 61), Extent(1, 31, 61)]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(1, 32), (31, 32), (32, None)])
-def test_what_was_never_given_to_anybody_is_refused(start: int, stop: int | None) -> None:
+def test_range_without_owners_is_refused(start: int, stop: int | None) -> None:
     glass = connected()
-    call = ask(glass, start, stop)
-    tell(glass, history((0,)))
-    tell(glass, [])
+    call = start_query(glass, start, stop)
+    reply_leases(glass, history((0,)))
+    reply_leases(glass, [])
     error = glass.answers[call]
     assert isinstance(error, NoSuchRecordError)
-    assert "no position from 31 on" in str(error)
+    assert "a position from 31 on" in str(error)
 
 
-def test_a_start_beyond_all_leases_is_refused() -> None:
+def test_start_after_all_leases_is_refused() -> None:
     glass = connected()
-    call = ask(glass, 40, None)
-    assert tell(glass, []) == 39
-    assert tell(glass, history((0,))) == 1, "where the log ends, to say so"
-    tell(glass, [])
+    call = start_query(glass, 40, None)
+    assert reply_leases(glass, []) == 39
+    assert reply_leases(glass, history((0,))) == 1, "where the log ends, to say so"
+    reply_leases(glass, [])
     error = glass.answers[call]
     assert isinstance(error, NoSuchRecordError)
-    assert "no position from 31 on" in str(error)
+    assert "a position from 31 on" in str(error)
 
 
-def test_of_a_log_without_leases_every_start_but_the_first_is_refused() -> None:
+def test_log_without_leases_refuses_every_start_but_the_first() -> None:
     glass = connected()
-    call = ask(glass, 40, None)
-    tell(glass, [])
-    tell(glass, [])
-    assert "no position from 1 on" in str(glass.answers[call])
+    call = start_query(glass, 40, None)
+    reply_leases(glass, [])
+    reply_leases(glass, [])
+    assert "a position from 1 on" in str(glass.answers[call])
 
 
 def test_the_end_of_the_log_is_a_range_without_positions() -> None:
     glass = connected()
-    call = ask(glass, 31, None)
-    assert tell(glass, history((0,))) == 30
-    tell(glass, [])
+    call = start_query(glass, 31, None)
+    assert reply_leases(glass, history((0,))) == 30
+    reply_leases(glass, [])
     assert glass.answers[call].shards == []
-    call = ask(glass, 1, None)
-    tell(glass, [])
-    tell(glass, [])
+    call = start_query(glass, 1, None)
+    reply_leases(glass, [])
+    reply_leases(glass, [])
     assert glass.answers[call].shards == []
 
 
 def test_a_service_that_is_silent_is_asked_again_until_the_deadline() -> None:
     glass = connected()
-    call = ask(glass, 1, 5)
+    call = start_query(glass, 1, 5)
     glass.pass_time(1 * S)
     assert len({m.request for _, m in glass.take(wire.LeaseQuery)}) == 1, "the same question"
     glass.pass_time(9 * S)
@@ -202,9 +204,9 @@ def test_a_service_that_is_silent_is_asked_again_until_the_deadline() -> None:
     assert not glass.take(wire.LeaseQuery)
 
 
-def test_nobody_is_asked_for_whom_nobody_waits() -> None:
+def test_cancelled_extents_call_sends_no_request() -> None:
     glass = connected()
-    call = ask(glass, 1, 5)
+    call = start_query(glass, 1, 5)
     glass.cancel(call)
     glass.sent.clear()
     glass.pass_time(500 * MS)
@@ -215,13 +217,13 @@ def test_nobody_is_asked_for_whom_nobody_waits() -> None:
 def test_placements_of_the_answer_are_learned() -> None:
     glass = Glass()
     glass.connect(placement(0))
-    ask(glass, 1, 5)
-    tell(glass, history((0,)))
+    start_query(glass, 1, 5)
+    reply_leases(glass, history((0,)))
     routing: Any = glass.core._routing
     assert routing.shards == [0, 1]
 
 
-def test_a_position_and_its_error_read_well() -> None:
+def test_position_errors_name_the_known_range() -> None:
     found = extents_of(history((0,)), 1, None, 0)
     with pytest.raises(NoSuchRecordError, match="positions 1 to 30") as error:
         found.epoch_at(99)

@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 
 from tests.ziplog.client.fakes import MS, FakeCluster, Glass, S, ack, placement, refused
 from ziplog import wire
-from ziplog.client.inserts.inflight import LANE_BYTES, UNIT_BYTES, UNIT_RECORDS, cut
-from ziplog.client.inserts.retransmission import FIRST_TIMEOUT_NS, MAX_BACKOFF_NS
+from ziplog.client.inserts.inflight import (
+    MAX_INFLIGHT_BYTES,
+    MAX_UNIT_BYTES,
+    MAX_UNIT_RECORDS,
+    split_into_units,
+)
+from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS, MAX_DOUBLED_NS
 from ziplog.core.entries import decode_body
 from ziplog.errors import (
     DeadlineError,
@@ -100,7 +105,7 @@ def test_an_older_ack_that_comes_late_changes_nothing() -> None:
     assert glass.answers[call] == [RecordId(4, 0)]
 
 
-def test_a_silent_shard_gets_the_same_identity_again_with_growing_pauses() -> None:
+def test_silent_shard_gets_the_same_identity_again_with_growing_backoff() -> None:
     glass = connected()
     glass.insert(b"x", timeout=30 * S)
     first = sent_insert(glass)
@@ -112,14 +117,14 @@ def test_a_silent_shard_gets_the_same_identity_again_with_growing_pauses() -> No
             assert again.seq == first.seq
             times.append((glass.now - start) // MS)
     sends = sorted(set(times))
-    assert sends[0] == FIRST_TIMEOUT_NS // MS
+    assert sends[0] == INITIAL_RETRANSMIT_NS // MS
     pauses = [b - a for a, b in pairwise(sends)]
     assert pauses == sorted(pauses), "the pause shrank"
-    assert pauses[-1] == MAX_BACKOFF_NS // MS
+    assert pauses[-1] == MAX_DOUBLED_NS // MS
     assert glass.core.counters.retries == len(sends)
 
 
-def test_done_below_is_the_lowest_open_seq() -> None:
+def test_first_incomplete_is_the_lowest_seq_in_flight() -> None:
     glass = connected()
     inserts = []
     for _ in range(3):
@@ -137,9 +142,9 @@ def test_done_below_is_the_lowest_open_seq() -> None:
 
 def test_many_payloads_become_chained_units_and_results_keep_their_order() -> None:
     glass = connected()
-    call = glass.insert(*(b"%d" % i for i in range(2 * UNIT_RECORDS + 1)))
+    call = glass.insert(*(b"%d" % i for i in range(2 * MAX_UNIT_RECORDS + 1)))
     units = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
-    assert [u.count for u in units] == [UNIT_RECORDS, UNIT_RECORDS, 1]
+    assert [u.count for u in units] == [MAX_UNIT_RECORDS, MAX_UNIT_RECORDS, 1]
     assert [u.predecessor for u in units] == [0, units[0].seq, units[1].seq]
     gsn = 1
     placed = []
@@ -152,22 +157,24 @@ def test_many_payloads_become_chained_units_and_results_keep_their_order() -> No
 
 
 @given(sizes=st.lists(st.integers(0, 400_000), min_size=1, max_size=600), has_keys=st.booleans())
-def test_cuts_cover_all_payloads_within_their_limits(sizes: list[int], *, has_keys: bool) -> None:
-    """The sizes are of payloads, or half of each is that of a key."""
+def test_unit_ranges_cover_all_payloads_within_their_limits(
+    sizes: list[int], *, has_keys: bool
+) -> None:
+    """The sizes are of payloads, or half of each size is that of a key."""
     of_keys = [size // 2 if has_keys else 0 for size in sizes]
     zeros = memoryview(bytes(400_000))
     payloads = [zeros[: size - of_key] for size, of_key in zip(sizes, of_keys, strict=True)]
     keys = [zeros[:of_key] or None for of_key in of_keys] if has_keys else None
-    cuts = cut(payloads, keys)  # type: ignore[arg-type]
+    cuts = split_into_units(payloads, keys)  # type: ignore[arg-type]
     assert cuts[0][0] == 0
     assert cuts[-1][1] == len(sizes)
     for (start, stop), (following, _) in zip(cuts, [*cuts[1:], (len(sizes), 0)], strict=True):
         assert stop == following
-        assert 1 <= stop - start <= UNIT_RECORDS
-        assert stop - start == 1 or sum(sizes[start:stop]) <= UNIT_BYTES
+        assert 1 <= stop - start <= MAX_UNIT_RECORDS
+        assert stop - start == 1 or sum(sizes[start:stop]) <= MAX_UNIT_BYTES
 
 
-def test_the_window_bounds_what_is_unsettled() -> None:
+def test_window_limits_the_units_in_flight() -> None:
     glass = Glass()
     glass.connect(placement(0), limits=wire.Limits(max_unsettled_units=4))
     calls = [glass.insert(b"x") for _ in range(6)]
@@ -180,11 +187,11 @@ def test_the_window_bounds_what_is_unsettled() -> None:
     assert calls[1] in glass.answers
 
 
-def test_the_window_bounds_bytes_too() -> None:
+def test_window_limits_the_bytes_in_flight() -> None:
     glass = connected()
     glass.insert(*[bytes(200_000)] * 100)
     sent = sum(len(m.body) for name, m in glass.take(wire.Insert) if name == "s0r0:1")
-    assert LANE_BYTES <= sent <= LANE_BYTES + UNIT_BYTES
+    assert MAX_INFLIGHT_BYTES <= sent <= MAX_INFLIGHT_BYTES + MAX_UNIT_BYTES
 
 
 def test_small_calls_do_not_wait_for_the_end_of_a_large_one() -> None:
@@ -226,8 +233,8 @@ def test_a_refused_insert_goes_to_another_shard_under_a_new_identity(
 @pytest.mark.parametrize(
     "code", ["not-ready", "wrong-view", "wrong-shard", "wrong-cluster", "full"]
 )
-def test_a_refusal_without_a_promise_proves_nothing(code: wire.RefusalCode) -> None:
-    """The same copy may have come before, or come again, when the server takes records."""
+def test_refusal_without_a_promise_does_not_reroute(code: wire.RefusalCode) -> None:
+    """The same copy may have arrived before, or arrive again, when the server accepts records."""
     glass = connected(shards=2)
     call = glass.insert(b"x", timeout=1 * S)
     insert = sent_insert(glass)
@@ -238,7 +245,7 @@ def test_a_refusal_without_a_promise_proves_nothing(code: wire.RefusalCode) -> N
     assert isinstance(glass.answers[call], OutcomeUnknownError)
 
 
-def test_each_copy_says_which_one_it_is() -> None:
+def test_each_copy_carries_its_number() -> None:
     glass = connected()
     glass.insert(b"x")
     glass.pass_time(2 * S)
@@ -249,7 +256,7 @@ def test_each_copy_says_which_one_it_is() -> None:
     assert sent_insert(glass).copy == 1
 
 
-def test_an_insert_that_one_server_took_stays_although_the_other_refuses() -> None:
+def test_insert_that_one_server_acked_stays_although_the_other_refuses() -> None:
     glass = connected(shards=2)
     call = glass.insert(b"x", timeout=2 * S)
     insert = sent_insert(glass)
@@ -259,7 +266,7 @@ def test_an_insert_that_one_server_took_stays_although_the_other_refuses() -> No
     assert isinstance(glass.answers[call], OutcomeUnknownError)
 
 
-def test_a_refusal_that_comes_twice_proves_nothing_about_the_other_server() -> None:
+def test_duplicate_refusal_does_not_count_for_the_other_server() -> None:
     glass = connected(shards=2)
     glass.insert(b"x")
     insert = sent_insert(glass)
@@ -293,7 +300,7 @@ def test_refused_by_all_until_the_deadline_is_unavailable_and_retriable() -> Non
     assert "fake" in str(error)
 
 
-def test_silence_until_the_deadline_is_an_unknown_outcome() -> None:
+def test_no_ack_until_the_deadline_is_an_unknown_outcome() -> None:
     glass = connected()
     call = glass.insert(b"x", timeout=1 * S)
     insert = sent_insert(glass)
@@ -326,7 +333,7 @@ def test_an_insert_that_was_never_sent_ends_as_a_deadline() -> None:
     assert "shard 9" in str(glass.answers[call])
 
 
-def test_a_policys_shard_is_waited_for() -> None:
+def test_insert_waits_for_the_shard_of_the_policy() -> None:
     glass = connected(policy=lambda _p, _k, _l: 1)
     glass.insert(b"x")
     glass.pass_time(150 * MS)
@@ -334,7 +341,7 @@ def test_a_policys_shard_is_waited_for() -> None:
     assert sent_insert(glass).shard == 1
 
 
-def test_a_position_that_was_never_given_out() -> None:
+def test_insert_after_a_position_without_an_owner_fails() -> None:
     glass = connected()
     after = RecordId(10**15, 3)
     call = glass.insert(b"x", after=after)
@@ -345,11 +352,11 @@ def test_a_position_that_was_never_given_out() -> None:
     assert error.rid == after
 
 
-def test_it_is_not_believed_while_a_copy_is_under_way() -> None:
+def test_no_such_position_waits_for_copies_in_flight() -> None:
     glass = connected()
     call = glass.insert(b"x", after=RecordId(10**15, 3))
     insert = sent_insert(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     assert glass.take(wire.Insert)
     glass.give(refused(insert, 0, "no-such-position"))
     assert not glass.answers
@@ -357,9 +364,9 @@ def test_it_is_not_believed_while_a_copy_is_under_way() -> None:
     assert glass.answers[call] == [RecordId(10**15 + 1, 0)]
     call = glass.insert(b"x", after=RecordId(10**15, 3))
     insert = sent_insert(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     glass.give(refused(insert, 0, "no-such-position"))
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     assert isinstance(glass.answers[call], NoSuchRecordError)
 
 
@@ -378,7 +385,7 @@ def test_some_refusals_are_final(code: wire.RefusalCode, kind: type) -> None:
     assert isinstance(glass.answers[call], kind)
 
 
-def test_an_ack_of_impossible_positions_is_an_error_of_the_servers() -> None:
+def test_ack_with_invalid_positions_raises_protocol_error() -> None:
     for gsns in ([3], [5, 5], [7, 6], [6]):
         glass = connected()
         call = glass.insert(b"x", b"y", after=RecordId(5, 0))
@@ -388,11 +395,11 @@ def test_an_ack_of_impossible_positions_is_an_error_of_the_servers() -> None:
         assert glass.core.counters.protocol_errors == 1
 
 
-def test_a_failed_insert_many_tells_what_is_in_the_log() -> None:
+def test_failed_insert_many_reports_the_placed_records() -> None:
     glass = connected()
-    call = glass.insert(*[b"x"] * (UNIT_RECORDS + 2), timeout=1 * S)
+    call = glass.insert(*[b"x"] * (MAX_UNIT_RECORDS + 2), timeout=1 * S)
     units = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
-    gsns = list(range(1, UNIT_RECORDS + 1))
+    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
     glass.give(ack(units[0], 0, gsns), ack(units[0], 1, gsns))
     glass.pass_time(1 * S)
     error = glass.answers[call]
@@ -409,7 +416,7 @@ def test_a_silent_shard_gets_no_new_records_for_a_while() -> None:
 
     glass = connected(shards=2, policy=policy)
     glass.insert(b"x")
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     glass.insert(b"y")
     assert asked == [[0, 1], [1]]
     glass.take(wire.Insert)
@@ -428,19 +435,19 @@ def test_a_policy_that_raises_fails_the_call_with_its_own_error() -> None:
     assert isinstance(glass.answers[glass.insert(b"x")], TypeError)
 
 
-def test_a_cancelled_insert_is_repeated_until_its_fate_is_known() -> None:
+def test_cancelled_insert_is_retransmitted_until_its_outcome_is_known() -> None:
     glass = connected()
     call = glass.insert(b"x")
     insert = sent_insert(glass)
     glass.cancel(call)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     assert {m.seq for _, m in glass.take(wire.Insert)} == {insert.seq}
     glass.give(ack(insert, 0, [1]), ack(insert, 1, [1]))
     assert not glass.answers
     assert glass.core.counters.inserts == 1
 
 
-# --- over a network that cannot be trusted ---
+# --- over a faulty network ---
 
 
 @settings(max_examples=40)
@@ -450,7 +457,7 @@ def test_a_cancelled_insert_is_repeated_until_its_fate_is_known() -> None:
     repetition=st.sampled_from([0.0, 0.3]),
     counts=st.lists(st.integers(1, 700), min_size=1, max_size=12),
 )
-def test_every_record_is_in_the_log_once_and_where_the_client_was_told(
+def test_every_record_is_in_the_log_once_at_its_returned_rid(
     seed: int, loss: float, repetition: float, counts: list[int]
 ) -> None:
     glass = Glass(lambda _p, _k, live: live[seed % len(live)])

@@ -1,4 +1,4 @@
-"""A signal's handler raises at every step of the blocking client: nothing is lost or left over."""
+"""A signal handler raises at every step of the blocking client: nothing is lost or left over."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def _log() -> Iterator[ziplog.Log]:
         yield log
 
 
-def settle(log: ziplog.Log) -> None:
-    """Assert that nothing of former calls is left anywhere."""
+def assert_nothing_open(log: ziplog.Log) -> None:
+    """Assert that earlier calls left nothing open."""
     gc.collect(0)
     log.check_tail()
     core = log._core
     core.check()
     assert not core._subscriptions._open, "a subscription was left open"
     assert not core._scans._open, "a scan was left open"
-    assert not core._is_waiting(), "the core still waits for somebody"
-    assert not log._shared._tickets
-    assert not log._shared._followers
-    assert not log._shared._incoming
-    assert not log._shared._role.locked()
+    assert not core._is_waiting(), "a call is still pending"
+    assert not log._engine._tickets
+    assert not log._engine._waiting_threads
+    assert not log._engine._incoming
+    assert not log._engine._role.locked()
     assert not SHIELD.noted
     assert SHIELD._owner is None
     former = signal.getsignal(signal.SIGINT)
@@ -49,7 +49,7 @@ def settle(log: ziplog.Log) -> None:
 
 
 class Reading:
-    """A reader that goes on behind every exception."""
+    """A reader that continues after every exception."""
 
     def __init__(self, log: ziplog.Log, rids: list[RecordId], step: Any) -> None:
         self._log, self._rids, self._step = log, rids, step
@@ -85,7 +85,7 @@ class Reading:
 
     def check(self) -> None:
         assert self.got == self._rids
-        settle(self._log)
+        assert_nothing_open(self._log)
 
 
 def _by_next(subscription: Subscription) -> list[Record]:
@@ -123,7 +123,7 @@ def test_a_scan_loses_and_repeats_nothing(log: ziplog.Log) -> None:
 
     def check() -> None:
         assert gsns == [rid.gsn for rid in rids]
-        settle(log)
+        assert_nothing_open(log)
 
     assert interrupted(run, check) > 100
 
@@ -132,7 +132,7 @@ def _payloads(log: ziplog.Log) -> list[bytes]:
     return [record.payload for record in log.subscribe(follow=False)]
 
 
-def test_an_insert_is_there_once_or_not_at_all(log: ziplog.Log) -> None:
+def test_interrupted_insert_is_in_the_log_at_most_once(log: ziplog.Log) -> None:
     done: list[bytes] = []
     begun: list[bytes] = []
 
@@ -144,13 +144,13 @@ def test_an_insert_is_there_once_or_not_at_all(log: ziplog.Log) -> None:
                 log.insert_after(payload)
                 done.append(payload)
 
-    assert interrupted(run, lambda: settle(log)) > 100
+    assert interrupted(run, lambda: assert_nothing_open(log)) > 100
     found = _payloads(log)
     assert len(set(found)) == len(found)
     assert set(done) <= set(found) <= set(begun)
 
 
-def test_futures_are_done_once_whatever_interrupts_their_owner(log: ziplog.Log) -> None:
+def test_futures_complete_once_despite_interruptions(log: ziplog.Log) -> None:
     done: list[bytes] = []
     begun: list[bytes] = []
 
@@ -162,7 +162,7 @@ def test_futures_are_done_once_whatever_interrupts_their_owner(log: ziplog.Log) 
             with suppress(Struck):
                 future = log.insert_nowait(payload)
             while future is not None and payload not in done:
-                # CPython's own `Condition.wait` raises RuntimeError when it was interrupted.
+                # CPython's own `Condition.wait` raises RuntimeError after an interruption.
                 with suppress(Struck, RuntimeError):
                     future.result(10)
                     done.append(payload)
@@ -171,9 +171,9 @@ def test_futures_are_done_once_whatever_interrupts_their_owner(log: ziplog.Log) 
                 log.flush(10)
 
     def check() -> None:
-        assert log._shared._futures.open == 0
-        assert log._shared._futures._bytes == 0
-        settle(log)
+        assert log._engine._futures.open == 0
+        assert log._engine._futures._bytes == 0
+        assert_nothing_open(log)
 
     assert interrupted(run, check) > 100
     found = _payloads(log)
@@ -181,7 +181,7 @@ def test_futures_are_done_once_whatever_interrupts_their_owner(log: ziplog.Log) 
     assert set(done) <= set(found) <= set(begun)
 
 
-def test_a_handler_may_call_the_client_whose_call_it_interrupts(log: ziplog.Log) -> None:
+def test_signal_handler_may_call_the_interrupted_client(log: ziplog.Log) -> None:
     rids: list[ziplog.RecordId] = []
     former = signal.signal(signal.SIGALRM, lambda *_: rids.append(log.insert_after(b"alarm")))
     try:
@@ -192,7 +192,7 @@ def test_a_handler_may_call_the_client_whose_call_it_interrupts(log: ziplog.Log)
         signal.signal(signal.SIGALRM, former)
 
 
-def test_a_handler_may_close_the_client_whose_call_it_interrupts(log: ziplog.Log) -> None:
+def test_signal_handler_may_close_the_interrupted_client(log: ziplog.Log) -> None:
     former = signal.signal(signal.SIGALRM, lambda *_: log.close())
     try:
         log.insert_nowait(b"the background thread ends, too").result()

@@ -1,4 +1,4 @@
-"""What a reader knows of leases, also of very many (docs/protocol.md, section 7)."""
+"""The lease map of a reader, also with very many leases (docs/protocol.md, section 7)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Member, run_of
 
 
 def history(choices: list[int]) -> list[LeaseRun]:
-    """Return runs of one lease each, whose members the bits of the numbers name."""
+    """Return runs of one lease each; the bits of each number name its members."""
     runs: list[LeaseRun] = []
     for number, bits in enumerate(choices):
         members = tuple(Member(shard, 1, 1) for shard in range(4) if bits >> shard & 1)
@@ -26,7 +26,7 @@ def history(choices: list[int]) -> list[LeaseRun]:
     st.lists(st.integers(1, 15), min_size=1, max_size=12),
     st.lists(st.integers(0, 220), max_size=6),
 )
-def test_the_members_of_what_is_kept_are_known(choices: list[int], passed: list[int]) -> None:
+def test_lease_map_knows_the_members_of_its_leases(choices: list[int], passed: list[int]) -> None:
     known, runs = LeaseMap(), history(choices)
     for part in (runs[:4], runs[2:], runs[:3]):
         known.extend(part)

@@ -1,4 +1,4 @@
-"""What clients do when they do not know, against the processes of a cluster."""
+"""`resolve` and `sync` against the processes of a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("durability", ["memory", "disk"])
 def test_resolve_and_sync(tmp_path: Path, durability: str) -> None:
-    """A backup stands still, for less than it takes to be suspected or for more: both are right."""
+    """A backup is paused for less or more than the suspicion timeout; both results are valid."""
     with Cluster(tmp_path, shards=2, f=1, durability=durability) as cluster:
         with cluster.connect() as log:
             assert log.sync() == ziplog.RID_GENESIS

@@ -1,4 +1,4 @@
-"""How the event loop is told that something came, without any network."""
+"""Readable events of the asyncio engine, without a network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ziplog.client.common.requests import NEVER, TailRequest
 from ziplog.client.engines import asyncio_engine as loops
-from ziplog.client.engines.asyncio_engine import LoopEngine
+from ziplog.client.engines.asyncio_engine import AsyncioEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,17 +19,17 @@ REQUEST = TailRequest(NEVER)
 
 
 class Fake:
-    """An engine, and its transport and core: what came stands in `frames`; `sign` makes readable.
+    """An engine with its transport and node; `frames` holds arrivals, `sign` makes it readable.
 
-    As libzmq's, its descriptor stays readable until somebody receives in vain, or waits.
+    As with libzmq, its descriptor stays readable until a receive finds nothing, or until `wait`.
     """
 
     def __init__(self, _core: Any, answer: Callable[[int, Any], None], **_: Any) -> None:
         self._answer = answer
         self.core = self.transport = self
         self.frames: list[int] = []
-        self.received = self.turns = self.waits = 0
-        #: What comes while a request is sent, or while `wait` looks, without a sign.
+        self.received = self.batches = self.waits = 0
+        #: Frames that arrive during a send, or during `wait`, without an event.
         self.on_submit: list[int] = []
         self.on_wait: list[int] = []
         self._read, self._write = os.pipe2(os.O_NONBLOCK)
@@ -50,8 +50,8 @@ class Fake:
         self._answer(self.frames.pop(0), "answer")
         return True
 
-    def turn(self) -> None:
-        self.turns += 1
+    def end_batch(self) -> None:
+        self.batches += 1
 
     def ready(self) -> bool:
         return bool(self.frames)
@@ -76,9 +76,9 @@ def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "Engine", Fake)
 
 
-def run(body: Callable[[LoopEngine, Any], Any]) -> None:
+def run(body: Callable[[AsyncioEngine, Any], Any]) -> None:
     async def main() -> None:
-        driver = LoopEngine(None)  # type: ignore[arg-type]
+        driver = AsyncioEngine(None)  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(10):
                 await body(driver, driver.engine)
@@ -93,27 +93,27 @@ async def rounds(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def test_what_came_while_sending_is_found_without_a_sign() -> None:
-    async def body(driver: LoopEngine, engine: Fake) -> None:
+def test_frames_that_arrive_during_a_send_are_received_without_an_event() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
         engine.on_submit = [1]
         assert await driver.call(REQUEST) == "answer"
 
     run(body)
 
 
-def test_after_sending_nothing_is_received_that_is_not_there() -> None:
-    async def body(driver: LoopEngine, engine: Fake) -> None:
+def test_send_without_arrivals_receives_nothing() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
         driver.submit(REQUEST)
         await rounds()
         assert (engine.received, engine.waits) == (0, 0)
-        # The core acts on what was submitted, nevertheless.
-        assert engine.turns == 1
+        # The node still acts on the submitted request.
+        assert engine.batches == 1
 
     run(body)
 
 
-def test_what_is_readable_is_received_and_not_waited_for() -> None:
-    async def body(driver: LoopEngine, engine: Fake) -> None:
+def test_readable_frames_are_received_without_waiting() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
         _, future = driver.submit(REQUEST)
         await rounds()
         engine.frames.append(1)
@@ -124,8 +124,8 @@ def test_what_is_readable_is_received_and_not_waited_for() -> None:
     run(body)
 
 
-def test_a_sign_that_brought_nothing_is_cleared_once() -> None:
-    async def body(_driver: LoopEngine, engine: Fake) -> None:
+def test_event_without_a_frame_is_cleared_once() -> None:
+    async def body(_driver: AsyncioEngine, engine: Fake) -> None:
         engine.sign()
         await rounds(20)
         assert engine.waits == 1
@@ -133,8 +133,8 @@ def test_a_sign_that_brought_nothing_is_cleared_once() -> None:
     run(body)
 
 
-def test_what_comes_while_a_sign_is_cleared_is_found() -> None:
-    async def body(driver: LoopEngine, engine: Fake) -> None:
+def test_frames_that_arrive_while_an_event_is_cleared_are_received() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
         _, future = driver.submit(REQUEST)
         await rounds()
         engine.on_wait = [1]

@@ -1,4 +1,4 @@
-"""How much a shard holds, and who serves it in bulk (docs/protocol.md, section 14)."""
+"""Outlines: a shard's size and archives (docs/protocol.md, section 14)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ziplog.core.message import Message
 
 
-def ask(glass: Glass, shard: int = 0) -> tuple[int, wire.Outline]:
+def start_query(glass: Glass, shard: int = 0) -> tuple[int, wire.Outline]:
     call = glass.call(OutlineRequest(glass.until(), shard, 5, 100))
     return call, glass.take(wire.Outline)[-1][1]
 
@@ -30,105 +30,105 @@ def reply(asked: wire.Outline, server: int, *steps: tuple[int, int], **fields: A
     return msgspec.structs.replace(made, **fields)
 
 
-def test_all_replicas_are_asked_at_once_and_who_tells_most_is_believed() -> None:
+def test_outline_uses_the_farthest_reply_of_all_replicas() -> None:
     glass = connected()
     call = glass.call(OutlineRequest(glass.until(), 0, 5, 100))
     asked = glass.take(wire.Outline)
     assert [name for name, _ in asked] == ["s0r0:1", "s0r1:1"]
-    question = asked[0][1]
-    assert (question.start, question.stop, question.view) == (5, 100, 1)
-    glass.give(reply(question, 0, (50, 10), (100, 20), trim=7))
+    request = asked[0][1]
+    assert (request.start, request.stop, request.view) == (5, 100, 1)
+    glass.give(reply(request, 0, (50, 10), (100, 20), trim=7))
     assert not glass.answers, "the other one may have an archive, too"
-    glass.give(reply(question, 1, (90, 30), archive_port=0, trim=3))
+    glass.give(reply(request, 1, (90, 30), archive_port=0, trim=3))
     expected = ShardOutline(0, 7, [(50, 10), (100, 20)], [("s0r0", 9000)])
     assert glass.answers[call] == expected
 
 
-def test_who_is_silent_after_a_grace_is_left_out() -> None:
+def test_silent_replica_is_left_out_after_the_grace_period() -> None:
     glass = connected()
-    call, question = ask(glass)
+    call, request = start_query(glass)
     glass.pass_time(40 * MS)
-    glass.give(reply(question, 1, (100, 20)))
+    glass.give(reply(request, 1, (100, 20)))
     glass.pass_time(GRACE_NS - 1)
     assert not glass.answers
     glass.pass_time(1)
     assert glass.answers[call].archives == [("s0r1", 9001)]
 
 
-def test_an_answer_is_given_at_the_deadline_without_the_grace() -> None:
+def test_outline_completes_at_the_deadline_within_the_grace_period() -> None:
     glass = connected()
     call = glass.call(OutlineRequest(glass.until(100 * MS), 0, 5, 100))
-    question = glass.take(wire.Outline)[-1][1]
-    glass.give(reply(question, 0))
+    request = glass.take(wire.Outline)[-1][1]
+    glass.give(reply(request, 0))
     glass.pass_time(100 * MS)
     assert glass.answers[call] == ShardOutline(0, 0, [], [("s0r0", 9000)])
 
 
-def test_who_refuses_is_not_waited_for() -> None:
+def test_outline_does_not_wait_for_a_replica_that_refuses() -> None:
     glass = connected()
-    call, question = ask(glass)
-    glass.give(refused(question, 1, "not-ready"))
+    call, request = start_query(glass)
+    glass.give(refused(request, 1, "not-ready"))
     assert not glass.answers
-    glass.give(reply(question, 0, (9, 1)))
+    glass.give(reply(request, 0, (9, 1)))
     assert glass.answers[call].steps == [(9, 1)]
 
 
-def test_while_all_refuse_they_are_asked_again() -> None:
+def test_outline_is_retried_while_all_replicas_refuse() -> None:
     glass = connected()
-    call, question = ask(glass)
-    glass.give(refused(question, 0, "not-ready"), refused(question, 1, "not-ready"))
+    call, request = start_query(glass)
+    glass.give(refused(request, 0, "not-ready"), refused(request, 1, "not-ready"))
     assert not glass.answers
     glass.pass_time(60 * MS)
     assert [name for name, _ in glass.take(wire.Outline)] == ["s0r0:1", "s0r1:1"]
-    glass.give(refused(question, 0, "not-ready"), reply(question, 1, (9, 1)))
+    glass.give(refused(request, 0, "not-ready"), reply(request, 1, (9, 1)))
     assert glass.answers[call].steps == [(9, 1)]
 
 
-def test_another_view_begins_anew() -> None:
+def test_outline_restarts_in_another_view() -> None:
     glass = connected()
-    call, question = ask(glass)
-    glass.give(reply(question, 0, (50, 10)))
+    call, request = start_query(glass)
+    glass.give(reply(request, 0, (50, 10)))
     learn(glass, view=2, state="live")
     glass.pass_time(0)
     again = glass.take(wire.Outline)[-1][1]
     assert again.view == 2
-    glass.give(reply(question, 0, (50, 10)), reply(question, 1, (60, 10)))
+    glass.give(reply(request, 0, (50, 10)), reply(request, 1, (60, 10)))
     glass.pass_time(GRACE_NS)
     assert not glass.answers, "they are of a view that is over"
     glass.give(reply(again, 0, (70, 10)), reply(again, 1, (80, 10)))
     assert glass.answers[call].steps == [(80, 10)]
 
 
-def test_a_view_that_is_not_known_yet_is_asked_for() -> None:
+def test_reply_of_an_unknown_view_refreshes_the_placements() -> None:
     glass = connected()
     glass.pass_time(1 * S)
-    _, question = ask(glass)
-    glass.give(reply(question, 0, (50, 10), view=2))
+    _, request = start_query(glass)
+    glass.give(reply(request, 0, (50, 10), view=2))
     assert glass.take(wire.Hello)
     assert not glass.answers
 
 
-def test_stretches_out_of_order_are_no_answer() -> None:
+def test_reply_with_unordered_steps_is_ignored() -> None:
     glass = connected()
-    call, question = ask(glass)
-    glass.give(reply(question, 0, (50, 10), (50, 10)))
+    call, request = start_query(glass)
+    glass.give(reply(request, 0, (50, 10), (50, 10)))
     assert glass.core.counters.protocol_errors == 1
-    glass.give(reply(question, 1, (9, 1)))
+    glass.give(reply(request, 1, (9, 1)))
     glass.pass_time(GRACE_NS)
     assert glass.answers[call].steps == [(9, 1)]
 
 
-def test_a_reply_for_another_question_is_passed_over() -> None:
+def test_reply_to_another_request_is_ignored() -> None:
     glass = connected()
-    call, question = ask(glass)
-    wrong = reply(question, 0, (50, 10), shard=1)
-    glass.give(wrong, reply(question, 0, (50, 10), request=question.request + 1))
+    call, request = start_query(glass)
+    wrong = reply(request, 0, (50, 10), shard=1)
+    glass.give(wrong, reply(request, 0, (50, 10), request=request.request + 1))
     glass.pass_time(GRACE_NS)
     assert call not in glass.answers
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_shard_that_is_not_known_is_asked_for(is_there: bool) -> None:
+def test_unknown_shard_refreshes_the_placements(is_there: bool) -> None:
     glass = connected()
     call = glass.call(OutlineRequest(glass.until(), 2, 5, 100))
     glass.pass_time(100 * MS)
@@ -142,10 +142,10 @@ def test_a_shard_that_is_not_known_is_asked_for(is_there: bool) -> None:
         assert "one of [0, 1]" in str(glass.answers[call])
 
 
-def test_the_deadline_and_the_end_of_interest() -> None:
+def test_outline_ends_at_its_deadline_or_cancellation() -> None:
     glass = connected()
-    call, _ = ask(glass)
-    other, _ = ask(glass)
+    call, _ = start_query(glass)
+    other, _ = start_query(glass)
     glass.cancel(other)
     glass.pass_time(10 * S)
     assert isinstance(glass.answers[call], DeadlineError)

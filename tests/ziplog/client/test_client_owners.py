@@ -1,4 +1,4 @@
-"""What a caller leaves without closing it ends by itself: subscriptions, scans, whole clients."""
+"""Abandoned subscriptions, scans and clients are closed when they are garbage-collected."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def _log(cluster: ServedCluster) -> Iterator[ziplog.Log]:
         yield log
 
 
-def left(log: Any) -> tuple[int, int, int]:
-    """Return what a client has open after its next call: in the core, and owners."""
+def open_counts(log: Any) -> tuple[int, int, int]:
+    """Return the numbers of open subscriptions, scans and owners after the next call."""
     core = log._core
-    owners = (log._shared if isinstance(log, ziplog.Log) else log._driver).owners
+    owners = log._engine.owners
     return len(core._subscriptions._open), len(core._scans._open), len(owners)
 
 
@@ -54,7 +54,7 @@ def ended(cluster: ServedCluster) -> bool:
     return opened == closed
 
 
-def test_a_loop_to_the_end_leaves_nothing(cluster: ServedCluster, log: ziplog.Log) -> None:
+def test_loop_to_the_end_leaves_nothing_open(cluster: ServedCluster, log: ziplog.Log) -> None:
     for _ in range(3):
         for _record in log.subscribe(follow=False):
             pass
@@ -65,46 +65,46 @@ def test_a_loop_to_the_end_leaves_nothing(cluster: ServedCluster, log: ziplog.Lo
             break
         for _units in log.scan(0, 1, 6):
             pass
-        assert left(log)[:2] == (0, 0)
-    wait_until(lambda: ended(cluster), "the servers were told")
+        assert open_counts(log)[:2] == (0, 0)
+    wait_until(lambda: ended(cluster), "the servers got an Unsubscribe")
 
 
-def test_one_at_its_end_is_closed_though_its_owner_keeps_it(log: ziplog.Log) -> None:
+def test_finished_iterator_is_closed_although_it_is_referenced(log: ziplog.Log) -> None:
     subscription, fetched = log.subscribe(follow=False), log.subscribe(follow=False)
     assert len(list(subscription)) == 5
     assert len(fetched.fetch()) == 5
     assert fetched.fetch() == []
     scan = log.scan(0, 1, 6)
     assert list(scan)
-    assert left(log) == (0, 0, 0)
+    assert open_counts(log) == (0, 0, 0)
     assert subscription.position == fetched.position
     assert list(subscription) == fetched.fetch() == list(scan) == []
 
 
-def test_a_loop_that_is_left_leaves_nothing(cluster: ServedCluster, log: ziplog.Log) -> None:
+def test_abandoned_loop_leaves_nothing_open(cluster: ServedCluster, log: ziplog.Log) -> None:
     for _ in range(3):
         for _record in log.subscribe():
             break
         for _units in log.scan(0, 1, 60):
             break
         log.check_tail()
-        assert left(log) == (0, 0, 0)
-    wait_until(lambda: ended(cluster), "the servers were told")
+        assert open_counts(log) == (0, 0, 0)
+    wait_until(lambda: ended(cluster), "the servers got an Unsubscribe")
 
 
-def test_one_that_could_not_be_opened_leaves_nothing(log: ziplog.Log) -> None:
+def test_iterator_that_failed_to_open_leaves_nothing_open(log: ziplog.Log) -> None:
     log.trim(log.check_tail())
-    # (What `pytest.raises` gives would keep them alive.)
+    # (The result of `pytest.raises` would keep them alive.)
     with contextlib.suppress(ziplog.TrimmedError):
         pytest.fail(f"{log.subscribe()} was opened")
     with contextlib.suppress(ziplog.ConfigError):
         pytest.fail(f"{log.scan(7, 1, 2)} was opened")
     gc.collect()  # a traceback may hold them in a cycle
     log.check_tail()
-    assert left(log) == (0, 0, 0)
+    assert open_counts(log) == (0, 0, 0)
 
 
-def test_one_in_a_cycle_that_another_thread_collects(log: ziplog.Log) -> None:
+def test_iterator_in_a_cycle_is_closed_when_another_thread_collects_it(log: ziplog.Log) -> None:
     cycle: list[Any] = [log.subscribe()]
     cycle.append(cycle)
     del cycle
@@ -112,10 +112,10 @@ def test_one_in_a_cycle_that_another_thread_collects(log: ziplog.Log) -> None:
     collecting.start()
     collecting.join()
     log.check_tail()
-    assert left(log) == (0, 0, 0)
+    assert open_counts(log) == (0, 0, 0)
 
 
-def test_what_a_user_does_with_a_list_of_records_is_no_matter(log: ziplog.Log) -> None:
+def test_changes_to_a_fetched_list_do_not_affect_the_subscription(log: ziplog.Log) -> None:
     subscription = log.subscribe(follow=False)
     got = []
     while records := subscription.fetch():
@@ -124,7 +124,7 @@ def test_what_a_user_does_with_a_list_of_records_is_no_matter(log: ziplog.Log) -
     assert got == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_with_asyncio_likewise(cluster: ServedCluster) -> None:
+def test_asyncio_iterators_leave_nothing_open(cluster: ServedCluster) -> None:
     async def main() -> None:
         async with ziplog.aio.connect(cluster.endpoint) as log:
             await log.insert_many([b"%d" % number for number in range(5)])
@@ -138,10 +138,10 @@ def test_with_asyncio_likewise(cluster: ServedCluster) -> None:
                 never = log.subscribe()
                 del never
                 await log.check_tail()
-                assert left(log) == (0, 0, 0)
+                assert open_counts(log) == (0, 0, 0)
 
     asyncio.run(main())
-    wait_until(lambda: ended(cluster), "the servers were told")
+    wait_until(lambda: ended(cluster), "the servers got an Unsubscribe")
 
 
 def descriptors() -> int:
@@ -152,7 +152,7 @@ def test_dropped_clients_leave_neither_threads_nor_descriptors(cluster: ServedCl
     def drop() -> None:
         log = ziplog.connect(cluster.endpoint)
         log.insert_nowait(b"x").result(10)
-        threads_before.append(log._shared._futures._thread)
+        threads_before.append(log._engine._futures._thread)
 
     threads_before: list[Any] = []
     gc.collect()
@@ -167,7 +167,7 @@ def test_dropped_clients_leave_neither_threads_nor_descriptors(cluster: ServedCl
     wait_until(lambda: descriptors() == before, "the descriptors are closed")
 
 
-def test_a_future_is_done_though_its_client_was_dropped(cluster: ServedCluster) -> None:
+def test_future_completes_after_its_client_was_dropped(cluster: ServedCluster) -> None:
     log = ziplog.connect(cluster.endpoint)
     future = log.insert_nowait(b"x")
     del log
@@ -180,7 +180,7 @@ def test_dropped_clients_of_asyncio_leave_no_descriptors(cluster: ServedCluster)
         async def drop() -> weakref.ref[Any]:
             log = await ziplog.aio.connect(cluster.endpoint)
             await log.insert_after(b"x")
-            return weakref.ref(log._driver)
+            return weakref.ref(log._engine)
 
         before = descriptors()
         refs = [await drop() for _ in range(5)]
@@ -198,14 +198,14 @@ def test_dropped_clients_of_asyncio_leave_no_descriptors(cluster: ServedCluster)
     asyncio.run(main())
 
 
-def test_a_thread_of_futures_starts_again(cluster: ServedCluster, log: ziplog.Log) -> None:
+def test_background_thread_starts_again(cluster: ServedCluster, log: ziplog.Log) -> None:
     assert [log.insert_nowait(b"x").result(10).gsn for _ in range(3)] == [6, 7, 8]
     log.flush()
     assert log.insert_nowait(b"x").result(10).gsn == 9
 
 
 def in_child(act: Any) -> str:
-    """Return what `act` returned in a forked child."""
+    """Return the result of `act` in a forked child."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -219,7 +219,7 @@ def in_child(act: Any) -> str:
         return stream.read()
 
 
-def test_a_forked_child_disturbs_nothing(log: ziplog.Log) -> None:
+def test_forked_child_does_not_affect_its_parent(log: ziplog.Log) -> None:
     subscription, scan = log.subscribe(), log.scan(0, 1, 6)
     assert next(subscription).payload == b"0"
 
@@ -237,18 +237,18 @@ def test_a_forked_child_disturbs_nothing(log: ziplog.Log) -> None:
     assert log.insert_after(b"x").gsn == 6
 
 
-def test_a_forked_child_leaves_the_loop_of_its_parent_alone(cluster: ServedCluster) -> None:
+def test_forked_child_does_not_touch_its_parents_event_loop(cluster: ServedCluster) -> None:
     async def main() -> None:
         async with ziplog.aio.connect(cluster.endpoint) as log:
             await log.insert_after(b"x")
-            assert in_child(lambda: log._driver.close() or "closed") == "closed"
+            assert in_child(lambda: log._engine.close() or "closed") == "closed"
             async with asyncio.timeout(30):
                 assert (await log.insert_after(b"y")).gsn == 2
 
     asyncio.run(main())
 
 
-def test_the_shield_takes_handlers_as_they_come_and_go(log: ziplog.Log) -> None:
+def test_shield_follows_changes_of_signal_handlers(log: ziplog.Log) -> None:
 
     seen = []
 
@@ -256,7 +256,7 @@ def test_the_shield_takes_handlers_as_they_come_and_go(log: ziplog.Log) -> None:
         seen.append("second")
 
     def first(*_: object) -> None:
-        # As a handler that is to run once does.
+        # As a handler that runs only once does.
         signal.signal(signal.SIGUSR2, second)
         seen.append("first")
 
@@ -275,7 +275,7 @@ def test_the_shield_takes_handlers_as_they_come_and_go(log: ziplog.Log) -> None:
         seen.clear()
         log.insert_after(b"x")
         assert seen == ["second"]
-        # One that was left behind, as a handler raised in the middle: it stands for the other.
+        # A replacement that an exception left in place; it runs the original handler.
         signal.signal(signal.SIGUSR2, SHIELD._note)
         signal.raise_signal(signal.SIGUSR2)
         assert seen == ["second", "second"]
@@ -287,4 +287,4 @@ def test_the_shield_takes_handlers_as_they_come_and_go(log: ziplog.Log) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocking_engine, "_LOOK_S", 3600.0)
+    monkeypatch.setattr(blocking_engine, "_POLL_S", 3600.0)

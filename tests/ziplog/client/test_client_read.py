@@ -44,7 +44,7 @@ def reply(read: wire.Read, server: int, answer: wire.Answer, **fields: Any) -> w
 RECORD = Record(RID, b"payload", b"k", 77, 3)
 
 
-def test_a_stable_answer_of_one_replica_suffices() -> None:
+def test_stable_reply_of_one_replica_suffices() -> None:
     glass, call = reading()
     names, read = asked(glass)
     assert names == ["s0r0:1"]
@@ -52,7 +52,7 @@ def test_a_stable_answer_of_one_replica_suffices() -> None:
     assert glass.answers[call] == RECORD
 
 
-def test_an_unstable_one_counts_only_if_all_replicas_say_the_same() -> None:
+def test_unstable_reply_counts_only_if_all_replicas_agree() -> None:
     glass, call = reading(replicas=3)
     _, read = asked(glass)
     glass.give(reply(read, 0, "record", stable=False))
@@ -86,7 +86,7 @@ def test_a_backups_guess_is_not_a_record() -> None:
     assert isinstance(glass.answers[call], NoSuchRecordError)
 
 
-def test_answers_of_two_views_are_not_combined() -> None:
+def test_replies_of_two_views_are_not_combined() -> None:
     glass, _ = reading()
     _, read = asked(glass)
     glass.give(
@@ -97,7 +97,7 @@ def test_answers_of_two_views_are_not_combined() -> None:
 
 
 @pytest.mark.parametrize("backup", ["not-yet", "record"])
-def test_the_primarys_not_yet_counts_once_all_have_answered_in_its_view(
+def test_not_yet_counts_after_all_replicas_replied_in_the_primarys_view(
     backup: wire.Answer,
 ) -> None:
     glass, call = reading()
@@ -113,8 +113,8 @@ def test_the_primarys_not_yet_counts_once_all_have_answered_in_its_view(
     "survivor",
     [{"answer": "unknown"}, {"answer": "not-yet", "view": 2}, {"answer": "record", "view": 2}],
 )
-def test_a_primary_without_which_its_shard_went_on_denies_nothing(survivor: dict[str, Any]) -> None:
-    """It may be the last to learn that it is none any more."""
+def test_not_yet_of_a_replaced_primary_does_not_count(survivor: dict[str, Any]) -> None:
+    """A replaced primary may be the last server to learn of the new view."""
     glass, _ = reading()
     _, read = asked(glass)
     glass.give(reply(read, 0, "not-yet", stable=False))
@@ -142,7 +142,7 @@ def test_an_unknown_shard_is_looked_up_once() -> None:
     assert "[0, 1]" in str(error)
 
 
-def test_a_shard_that_has_just_come() -> None:
+def test_read_of_a_new_shard() -> None:
     glass, _ = reading(RecordId(5, 9))
     glass.pass_time(100 * MS)
     glass.inform(placement(0), placement(9))
@@ -174,7 +174,7 @@ def test_a_first_position_that_was_trimmed_meanwhile_has_no_known_owner() -> Non
     assert error.first == RecordId(8, 0)
 
 
-def test_damage_at_one_replica_is_made_good_by_the_other() -> None:
+def test_damaged_copy_is_read_from_the_other_replica() -> None:
     glass, call = reading()
     _, read = asked(glass)
     glass.give(reply(read, 0, "unknown"))
@@ -184,7 +184,7 @@ def test_damage_at_one_replica_is_made_good_by_the_other() -> None:
     assert glass.answers[call] == RECORD
 
 
-def test_damage_everywhere_is_an_error() -> None:
+def test_damaged_copies_at_all_replicas_are_an_error() -> None:
     glass, call = reading()
     _, read = asked(glass)
     glass.give(reply(read, 0, "unknown"), reply(read, 1, "unknown"))
@@ -201,7 +201,7 @@ def test_a_silent_or_unready_primary() -> None:
     assert glass.answers[call] == RECORD
 
 
-def test_silence_ends_at_the_deadline_and_leaves_nothing_behind() -> None:
+def test_read_without_a_reply_ends_at_its_deadline() -> None:
     glass, call = reading()
     glass.pass_time(10 * S)
     error = glass.answers[call]
@@ -223,15 +223,15 @@ def test_a_slow_primary_is_not_asked_again_before_the_others() -> None:
     assert glass.answers[call] == RECORD
 
 
-def test_an_only_replica_that_is_silent_is_asked_again() -> None:
+def test_single_silent_replica_is_asked_again() -> None:
     glass, _ = reading(replicas=1)
     asked(glass)
     glass.pass_time(60 * MS)
     assert asked(glass)[0] == ["s0r0:1"]
 
 
-def test_silence_is_met_with_fewer_and_fewer_questions() -> None:
-    """A server that is slow because it is asked much is not asked much more."""
+def test_silent_replicas_are_asked_with_growing_intervals() -> None:
+    """A server that is slow under load does not get much more load."""
     glass, _ = reading()
     times = []
     for at in range(0, 9_900, 10):
@@ -245,7 +245,7 @@ def test_silence_is_met_with_fewer_and_fewer_questions() -> None:
 
 
 @pytest.mark.parametrize("answer", ["unstable", "refused"])
-def test_who_answers_is_not_silent_any_more(answer: str) -> None:
+def test_reply_resets_the_retransmission_timeout(answer: str) -> None:
     glass, _ = reading()
     _, read = asked(glass)
     glass.pass_time(4 * S)
@@ -294,11 +294,11 @@ def test_every_record_that_was_inserted_can_be_read(seed: int, loss: float) -> N
 
 
 def recovering(glass: Glass, view: int = 1, state: str = "recovering") -> None:
-    glass.core._routing.learn([placement(0, view=view, state=state)])
+    glass.core._routing.update_placements([placement(0, view=view, state=state)])
     glass.step(BatchEnd())
 
 
-def test_a_recovering_primarys_not_yet_is_not_final() -> None:
+def test_not_yet_of_a_recovering_primary_is_not_final() -> None:
     glass, call = reading()
     _, read = asked(glass)
     recovering(glass)
@@ -313,20 +313,20 @@ def test_a_recovering_primarys_not_yet_is_not_final() -> None:
     assert isinstance(glass.answers[call], NoSuchRecordError)
 
 
-def test_who_cannot_tell_yet_is_asked_again_and_others_too() -> None:
+def test_recovering_replicas_are_asked_again_with_the_others() -> None:
     glass, call = reading()
     _, read = asked(glass)
     glass.give(reply(read, 0, "unknown", stable=False))
     assert asked(glass)[0] == ["s0r0:1", "s0r1:1"]
     glass.give(*(reply(read, server, "unknown", stable=False) for server in (0, 1)))
-    assert not glass.answers, "that is no damage: a recovery will tell"
+    assert not glass.answers, "that is not damage: a recovery will decide"
     glass.pass_time(100 * MS)
     assert asked(glass)[0][:2] == ["s0r0:1", "s0r1:1"]
     glass.give(reply(read, 1, "record"))
     assert glass.answers[call] == RECORD
 
 
-def test_a_recovering_shard_is_asked_with_growing_pauses_until_the_deadline() -> None:
+def test_recovering_shard_is_asked_with_growing_intervals_until_the_deadline() -> None:
     glass, call = reading()
     recovering(glass)
     asked(glass)

@@ -24,22 +24,22 @@ from tests.ziplog.client.fakes import (
     sent,
 )
 from ziplog import wire
-from ziplog.client.inserts.inflight import LANE_BYTES, UNIT_RECORDS
-from ziplog.client.inserts.locate import LOOK_UNITS
-from ziplog.client.inserts.retransmission import FIRST_TIMEOUT_NS
+from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES, MAX_UNIT_RECORDS
+from ziplog.client.inserts.locate import MAX_LOCATES
+from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.core.entries import decode_body
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RecordId
 
 
-def asked(glass: Glass) -> list[wire.Locate]:
+def sent_locates(glass: Glass) -> list[wire.Locate]:
     return [m for _, m in glass.take(wire.Locate)]
 
 
 def located(
     insert: wire.Insert | wire.Locate, view: int, gsns: list[int] | None = None, **fields: Any
 ) -> wire.Located:
-    """Return a server's word: present at the gsns, absent if there are none."""
+    """Return a server's report: present at the gsns, absent without gsns."""
     verdict = fields.pop("verdict", "present" if gsns else "absent")
     return wire.Located(
         CLUSTER, insert.shard, view, 1, fields.pop("client", CLIENT), insert.seq, verdict,
@@ -47,8 +47,10 @@ def located(
     )  # fmt: skip
 
 
-def under_way(*, policy: Any = None, timeout: int = 10 * S) -> tuple[Glass, int, wire.Insert]:
-    """Return a client with one insert at shard 0, which then goes away."""
+def with_pending_insert(
+    *, policy: Any = None, timeout: int = 10 * S
+) -> tuple[Glass, int, wire.Insert]:
+    """Return a client with one insert at shard 0, which then becomes unavailable."""
     glass = connected(policy)
     call = glass.insert(b"x", timeout=timeout)
     (insert,) = sent(glass)
@@ -57,16 +59,16 @@ def under_way(*, policy: Any = None, timeout: int = 10 * S) -> tuple[Glass, int,
     return glass, call, insert
 
 
-# --- asking ---
+# --- locate ---
 
 
-def test_a_unit_of_a_recovering_shard_is_asked_for_and_not_sent() -> None:
-    glass, _, insert = under_way()
+def test_unit_of_a_recovering_shard_is_located_and_not_sent() -> None:
+    glass, _, insert = with_pending_insert()
     times: list[int] = []
     start = glass.now
     for _ in range(400):
-        for name, question in glass.take(wire.Locate):
-            assert (question.shard, question.view, question.client, question.seq) == (
+        for name, request in glass.take(wire.Locate):
+            assert (request.shard, request.view, request.client, request.seq) == (
                 0, 1, CLIENT, insert.seq,
             )  # fmt: skip
             times.append((glass.now - start) // MS)
@@ -81,19 +83,19 @@ def test_a_unit_of_a_recovering_shard_is_asked_for_and_not_sent() -> None:
     assert pauses[-1] == 500
 
 
-def test_present_settles_it_whoever_says_so() -> None:
-    glass, call, insert = under_way()
+def test_present_from_any_server_places_the_unit() -> None:
+    glass, call, insert = with_pending_insert()
     glass.give(located(insert, 1, [7]))
     assert glass.answers[call] == [RecordId(7, 0)]
     counters = glass.core.counters
     assert (counters.inserts, counters.located, counters.slow_path) == (1, 1, 1)
     glass.give(located(insert, 2))
-    asked(glass)
+    sent_locates(glass)
     glass.pass_time(5 * S)
-    assert not asked(glass)
+    assert not sent_locates(glass)
 
 
-def test_present_where_it_may_not_be_is_an_error() -> None:
+def test_present_at_invalid_positions_raises_protocol_error() -> None:
     glass = connected()
     call = glass.insert(b"x", after=RecordId(9, 0))
     (insert,) = sent(glass)
@@ -103,8 +105,8 @@ def test_present_where_it_may_not_be_is_an_error() -> None:
     assert "placed" in str(glass.answers[call])
 
 
-def test_absent_in_a_later_view_lets_it_go_to_another_shard() -> None:
-    glass, call, insert = under_way()
+def test_unit_absent_in_a_newer_view_is_rerouted() -> None:
+    glass, call, insert = with_pending_insert()
     glass.give(located(insert, 2))
     (moved,) = sent(glass)
     assert (moved.shard, moved.body, moved.seq) == (1, insert.body, 1)
@@ -119,8 +121,8 @@ def test_absent_in_a_later_view_lets_it_go_to_another_shard() -> None:
 
 
 @pytest.mark.parametrize("word", ["same view", "pending", "another client", "another seq"])
-def test_what_proves_nothing_moves_nothing(word: str) -> None:
-    glass, call, insert = under_way()
+def test_inconclusive_located_replies_do_not_reroute(word: str) -> None:
+    glass, call, insert = with_pending_insert()
     messages = {
         "same view": located(insert, 1),
         "pending": located(insert, 2, verdict="pending"),
@@ -133,17 +135,17 @@ def test_what_proves_nothing_moves_nothing(word: str) -> None:
     assert call not in glass.answers
 
 
-def test_the_question_names_the_view_of_the_newest_copy() -> None:
-    """An `absent` of view 2 proves nothing once a copy of view 2 is under way."""
-    glass, call, insert = under_way()
-    old = asked(glass)[0]
+def test_locate_names_the_view_of_the_newest_copy() -> None:
+    """An `absent` of view 2 proves nothing once a copy of view 2 is in flight."""
+    glass, call, insert = with_pending_insert()
+    old = sent_locates(glass)[0]
     learn(glass, 2, "live")
     glass.pass_time(1)
     (again,) = sent(glass)
     assert (again.view, again.seq, again.body) == (2, insert.seq, insert.body)
     learn(glass, 2, "recovering")
     glass.pass_time(1)
-    assert {question.view for question in asked(glass)} == {2}
+    assert {request.view for request in sent_locates(glass)} == {2}
     glass.give(located(old, 2))
     glass.pass_time(1 * S)
     assert not sent(glass), "a copy of view 2 may still be placed"
@@ -152,13 +154,13 @@ def test_the_question_names_the_view_of_the_newest_copy() -> None:
     assert call not in glass.answers
 
 
-def test_a_pinned_one_waits_for_its_shard_and_is_sent_in_its_new_view() -> None:
-    glass, call, insert = under_way(policy=pinned)
+def test_pinned_insert_waits_for_its_shard_and_is_sent_in_its_new_view() -> None:
+    glass, call, insert = with_pending_insert(policy=pinned)
     glass.give(located(insert, 2), located(insert, 2))
-    asked(glass)
+    sent_locates(glass)
     glass.pass_time(3 * S)
     assert not sent(glass)
-    assert not asked(glass), "it is known to be nowhere"
+    assert not sent_locates(glass), "it is known to be nowhere"
     learn(glass, 2, "live")
     glass.pass_time(1)
     (again,) = sent(glass)
@@ -168,17 +170,17 @@ def test_a_pinned_one_waits_for_its_shard_and_is_sent_in_its_new_view() -> None:
     assert glass.answers[call] == [RecordId(5, 0)]
 
 
-def test_a_shard_that_is_away_in_its_next_view_has_no_copy_of_that_view() -> None:
-    glass, _, insert = under_way()
+def test_shard_unavailable_in_its_next_view_has_no_copy_of_that_view() -> None:
+    glass, _, insert = with_pending_insert()
     learn(glass, 2, "parked")
     glass.pass_time(100 * MS)
-    assert {question.view for question in asked(glass)} == {1}
+    assert {request.view for request in sent_locates(glass)} == {1}
     glass.give(located(insert, 2))
     assert [m.shard for m in sent(glass)] == [1]
 
 
-def test_what_was_nowhere_may_be_somewhere_once_it_is_sent_again() -> None:
-    glass, call, insert = under_way(policy=pinned, timeout=2 * S)
+def test_absent_unit_may_be_placed_after_a_retransmission() -> None:
+    glass, call, insert = with_pending_insert(policy=pinned, timeout=2 * S)
     glass.give(located(insert, 2))
     learn(glass, 2, "live")
     glass.pass_time(1)
@@ -187,12 +189,12 @@ def test_what_was_nowhere_may_be_somewhere_once_it_is_sent_again() -> None:
     assert isinstance(glass.answers[call], OutcomeUnknownError)
 
 
-def test_a_partly_placed_call_is_never_moved() -> None:
+def test_partly_placed_call_is_never_rerouted() -> None:
     glass = connected()
-    call = glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
+    call = glass.insert(*[b"x"] * (MAX_UNIT_RECORDS + 1))
     first, second = sent(glass)
     learn(glass)
-    gsns = list(range(1, UNIT_RECORDS + 1))
+    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
     glass.give(located(first, 2, gsns), located(second, 2))
     glass.pass_time(2 * S)
     assert not sent(glass)
@@ -204,9 +206,9 @@ def test_a_partly_placed_call_is_never_moved() -> None:
     assert glass.answers[call] == [RecordId(gsn, 0) for gsn in [*gsns, 1000]]
 
 
-def test_a_call_is_moved_only_when_all_of_it_is_nowhere() -> None:
+def test_call_is_rerouted_only_when_all_its_units_are_absent() -> None:
     glass = connected()
-    glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
+    glass.insert(*[b"x"] * (MAX_UNIT_RECORDS + 1))
     first, second = sent(glass)
     learn(glass)
     glass.give(located(second, 2))
@@ -215,8 +217,8 @@ def test_a_call_is_moved_only_when_all_of_it_is_nowhere() -> None:
     assert [(m.shard, m.body) for m in sent(glass)] == [(1, first.body), (1, second.body)]
 
 
-def test_what_is_nowhere_goes_to_the_first_shard_that_comes_back() -> None:
-    glass, _, insert = under_way()
+def test_absent_call_goes_to_the_first_available_shard() -> None:
+    glass, _, insert = with_pending_insert()
     learn(glass, shard=1)
     glass.give(located(insert, 2))
     glass.pass_time(1 * S)
@@ -225,7 +227,7 @@ def test_what_is_nowhere_goes_to_the_first_shard_that_comes_back() -> None:
     assert [(m.shard, m.view) for m in sent(glass)] == [(1, 2)]
 
 
-def test_a_long_call_is_not_sent_on_while_its_shard_is_away() -> None:
+def test_long_call_is_not_continued_while_its_shard_is_unavailable() -> None:
     glass = connected(pinned)
     glass.insert(*[bytes(200_000)] * 60)
     first = sent(glass)
@@ -236,23 +238,23 @@ def test_a_long_call_is_not_sent_on_while_its_shard_is_away() -> None:
     assert not sent(glass)
     assert glass.take(wire.Hello), "the service is asked whether it is back"
     learn(glass, 2, "live")
-    assert sum(len(m.body) for m in sent(glass)) >= LANE_BYTES
+    assert sum(len(m.body) for m in sent(glass)) >= MAX_INFLIGHT_BYTES
 
 
-def test_a_server_that_left_its_view_makes_the_client_ask_the_others() -> None:
-    """The service has not told of the recovery yet; one server has."""
+def test_refusal_of_a_server_outside_its_view_starts_locate() -> None:
+    """The membership service has not reported the recovery yet; one server has."""
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
     glass.give(ack(insert, 1, [7]))
     glass.give(refused(insert, 0, "not-ready"))
     glass.pass_time(1)
-    assert {question.view for question in asked(glass)} == {1}
+    assert {request.view for request in sent_locates(glass)} == {1}
     glass.give(located(insert, 2, [7]))
     assert glass.answers[call] == [RecordId(7, 0)]
 
 
-def test_a_refusal_that_comes_twice_is_not_that_of_two_servers() -> None:
+def test_duplicate_refusal_counts_for_one_server() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -262,8 +264,8 @@ def test_a_refusal_that_comes_twice_is_not_that_of_two_servers() -> None:
     assert [m.shard for m in sent(glass)] == [1]
 
 
-def test_a_refusal_that_comes_twice_is_not_that_of_the_copy_sent_since() -> None:
-    """Found by the simulator (seed 2034): the second copy was taken, the record inserted twice."""
+def test_duplicate_refusal_does_not_count_for_a_later_copy() -> None:
+    """Found by the simulator (seed 2034): the second copy was accepted too: a duplicate."""
     glass = Glass(pinned)
     glass.connect(placement(0, 1), placement(1, 1))
     call = glass.insert(b"x")
@@ -282,10 +284,10 @@ def test_a_refusal_that_comes_twice_is_not_that_of_the_copy_sent_since() -> None
     assert glass.answers[call] == [RecordId(5, 0)]
 
 
-# --- how much ---
+# --- message counts ---
 
 
-def test_a_dead_shard_costs_few_messages_however_much_waits_for_it() -> None:
+def test_dead_shard_costs_few_messages_whatever_waits_for_it() -> None:
     glass = connected(pinned)
     for _ in range(1100):
         glass.insert(b"x", timeout=60 * S)
@@ -295,59 +297,59 @@ def test_a_dead_shard_costs_few_messages_however_much_waits_for_it() -> None:
     glass.sent.clear()
     glass.pass_time(10 * S)
     assert not sent(glass)
-    questions = asked(glass)
-    assert 0 < len(questions) <= 2 * LOOK_UNITS * 21
-    assert len({question.seq for question in questions}) >= 1000, "each has its turn"
+    requests = sent_locates(glass)
+    assert 0 < len(requests) <= 2 * MAX_LOCATES * 21
+    assert len({request.seq for request in requests}) >= 1000, "each has its turn"
     assert len(glass.sent) <= 110, "the service is asked ten times a second at most"
 
 
-def test_answers_set_the_pace_of_further_questions() -> None:
+def test_located_replies_trigger_the_next_locates() -> None:
     glass = connected(pinned)
     for _ in range(1000):
         glass.insert(b"x", timeout=60 * S)
     sent(glass)
     learn(glass)
     count = 0
-    for _ in range(1000 // LOOK_UNITS + 1):
+    for _ in range(1000 // MAX_LOCATES + 1):
         glass.pass_time(1 * MS)
-        questions = {m.seq: m for m in asked(glass)}
-        count += len(questions)
-        for question in questions.values():
-            glass.give(located(question, 2, [question.seq]), located(question, 2, [question.seq]))
+        requests = {m.seq: m for m in sent_locates(glass)}
+        count += len(requests)
+        for request in requests.values():
+            glass.give(located(request, 2, [request.seq]), located(request, 2, [request.seq]))
     assert len(glass.answers) == 1000
     assert count <= 1100
 
 
-def test_others_are_asked_for_when_the_last_ones_are_decided() -> None:
+def test_more_units_are_located_when_the_last_ones_are_known() -> None:
     glass = connected(pinned)
     for _ in range(200):
         glass.insert(b"x", timeout=60 * S)
     sent(glass)
     learn(glass)
     glass.pass_time(1)
-    first = {m.seq: m for m in asked(glass)}
-    assert len(first) == LOOK_UNITS
+    first = {m.seq: m for m in sent_locates(glass)}
+    assert len(first) == MAX_LOCATES
     *most, last = first.values()
-    for question in most:
-        glass.give(located(question, 2, [question.seq]))
+    for request in most:
+        glass.give(located(request, 2, [request.seq]))
         glass.pass_time(1)
-    assert not asked(glass)
+    assert not sent_locates(glass)
     glass.give(located(last, 2, [last.seq]))
     glass.pass_time(1)
-    second = {m.seq for m in asked(glass)}
-    assert len(second) == LOOK_UNITS
+    second = {m.seq for m in sent_locates(glass)}
+    assert len(second) == MAX_LOCATES
     assert not second & first.keys()
 
 
-def test_a_dead_shard_that_nobody_knows_to_be_dead_makes_the_client_look() -> None:
+def test_silent_shard_makes_the_client_refresh_the_placements() -> None:
     glass = connected()
     glass.insert(b"x")
     sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     assert glass.take(wire.Hello), "silence makes it ask for the placements at once"
 
 
-def test_calls_that_wait_at_a_silent_shard_go_elsewhere() -> None:
+def test_queued_calls_of_a_silent_shard_are_rerouted() -> None:
     choices: list[int] = []
 
     def policy(_payload: bytes, _key: bytes | None, live: Any) -> int:
@@ -358,7 +360,7 @@ def test_calls_that_wait_at_a_silent_shard_go_elsewhere() -> None:
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=2))
     calls = [glass.insert(b"%d" % number) for number in range(5)]
     assert [m.shard for m in sent(glass)] == [0, 0]
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     moved = [m for m in sent(glass) if m.shard == 1]
     assert [decode_body(m.body, 1).payloads for m in moved] == [[b"2"], [b"3"]]
     for m in moved:
@@ -382,7 +384,7 @@ def test_a_shard_is_avoided_for_as_long_as_it_is_silent() -> None:
 # --- the fast path ---
 
 
-def test_a_backup_that_waited_for_the_primarys_word_is_the_slow_path() -> None:
+def test_backup_that_waited_for_the_primarys_decision_is_the_slow_path() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -391,8 +393,8 @@ def test_a_backup_that_waited_for_the_primarys_word_is_the_slow_path() -> None:
     assert (counters.fast_path, counters.slow_path) == (0, 1)
 
 
-def test_a_backup_that_knew_the_primarys_word_already_is_the_fast_path() -> None:
-    """Its ack came with the client's own copy: two message delays."""
+def test_backup_that_knew_the_primarys_decision_is_the_fast_path() -> None:
+    """Its ack answers the client's own copy: two message delays."""
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -401,11 +403,13 @@ def test_a_backup_that_knew_the_primarys_word_already_is_the_fast_path() -> None
     assert (counters.fast_path, counters.slow_path) == (1, 0)
 
 
-# --- doubt ---
+# --- unknown outcomes ---
 
 
-def in_doubt(*payloads: bytes, policy: Any = pinned) -> tuple[Glass, OutcomeUnknownError, Any]:
-    """Return a client that does not know what became of an insert."""
+def with_unknown_outcome(
+    *payloads: bytes, policy: Any = pinned
+) -> tuple[Glass, OutcomeUnknownError, Any]:
+    """Return a client with an insert of unknown outcome."""
     glass = connected(policy)
     call = glass.insert(*(payloads or [b"x"]), timeout=1 * S)
     inserts = sent(glass)
@@ -416,8 +420,8 @@ def in_doubt(*payloads: bytes, policy: Any = pinned) -> tuple[Glass, OutcomeUnkn
     return glass, error, inserts
 
 
-def test_a_doubt_is_resolved_by_acks() -> None:
-    glass, error, (insert,) = in_doubt()
+def test_unknown_outcome_is_resolved_by_acks() -> None:
+    glass, error, (insert,) = with_unknown_outcome()
     call = resolve(glass, error)
     glass.pass_time(1)
     assert [m.seq for m in sent(glass)] == [insert.seq], "it is sent again at once"
@@ -429,8 +433,8 @@ def test_a_doubt_is_resolved_by_acks() -> None:
     assert glass.answers[again] == [RecordId(4, 0)], "it is remembered"
 
 
-def test_a_fate_that_became_known_before_anybody_asked() -> None:
-    glass, error, (insert,) = in_doubt()
+def test_outcome_known_before_resolve_is_returned_at_once() -> None:
+    glass, error, (insert,) = with_unknown_outcome()
     learn(glass)
     glass.give(located(insert, 2, [4]))
     for _ in range(2000):
@@ -440,13 +444,13 @@ def test_a_fate_that_became_known_before_anybody_asked() -> None:
     assert glass.answers[resolve(glass, error)] == [RecordId(4, 0)]
 
 
-def test_what_nobody_waits_for_is_not_inserted_in_a_later_view() -> None:
-    glass, error, (insert,) = in_doubt()
+def test_unit_of_an_ended_call_is_not_sent_in_a_newer_view() -> None:
+    glass, error, (insert,) = with_unknown_outcome()
     learn(glass, 2, "live")
     call = resolve(glass, error)
     glass.pass_time(1)
     assert not sent(glass)
-    assert {question.view for question in asked(glass)} == {1}
+    assert {request.view for request in sent_locates(glass)} == {1}
     glass.give(located(insert, 2))
     assert glass.answers[call] == [None]
     glass.insert(b"y")
@@ -454,8 +458,8 @@ def test_what_nobody_waits_for_is_not_inserted_in_a_later_view() -> None:
     assert glass.answers[resolve(glass, error)] == [None]
 
 
-def test_a_doubtful_unit_that_all_replicas_refuse_never_will_exist() -> None:
-    glass, error, (insert,) = in_doubt()
+def test_unknown_unit_that_all_replicas_refuse_resolves_to_absent() -> None:
+    glass, error, (insert,) = with_unknown_outcome()
     call = resolve(glass, error)
     glass.pass_time(1)
     newest = sent(glass)[-1]
@@ -468,9 +472,9 @@ def test_a_doubtful_unit_that_all_replicas_refuse_never_will_exist() -> None:
 
 
 @pytest.mark.parametrize("answer", ["identity-reused", "misplaced"])
-def test_a_doubt_about_which_servers_talk_nonsense_stays_one(answer: str) -> None:
-    """To say that the record never will exist would be a guess."""
-    glass, error, (insert,) = in_doubt()
+def test_outcome_stays_unknown_after_contradictory_replies(answer: str) -> None:
+    """To report that the record will never exist would be a guess."""
+    glass, error, (insert,) = with_unknown_outcome()
     call = resolve(glass, error, 1 * S)
     if answer == "misplaced":
         glass.give(located(insert, 2, [4, 5]))
@@ -479,11 +483,11 @@ def test_a_doubt_about_which_servers_talk_nonsense_stays_one(answer: str) -> Non
     glass.pass_time(1 * S)
     assert isinstance(glass.answers[call], OutcomeUnknownError)
     assert glass.core.counters.protocol_errors == 1
-    assert "contradicted" in str(glass.answers[call])
+    assert "contradictory" in str(glass.answers[call])
 
 
-def test_a_shard_with_a_doubt_is_avoided_until_it_is_heard_again() -> None:
-    glass, _, (insert,) = in_doubt(policy=lambda _p, _k, live: live[0])
+def test_shard_with_an_unknown_outcome_is_avoided_until_its_next_ack() -> None:
+    glass, _, (insert,) = with_unknown_outcome(policy=lambda _p, _k, live: live[0])
     for _ in range(60):
         glass.pass_time(500 * MS)
         call = glass.insert(b"y")
@@ -496,8 +500,8 @@ def test_a_shard_with_a_doubt_is_avoided_until_it_is_heard_again() -> None:
     assert next(m.shard for m in sent(glass) if b"z" in m.body) == 0
 
 
-def test_a_doubt_that_is_not_resolved_in_time_stays_one() -> None:
-    glass, error, (insert,) = in_doubt()
+def test_outcome_stays_unknown_when_resolve_times_out() -> None:
+    glass, error, (insert,) = with_unknown_outcome()
     learn(glass)
     call = resolve(glass, error, 2 * S)
     glass.pass_time(2 * S)
@@ -510,34 +514,36 @@ def test_a_doubt_that_is_not_resolved_in_time_stays_one() -> None:
     assert glass.answers[later] == [RecordId(9, 0)]
 
 
-def test_the_doubt_of_a_long_call_is_about_what_was_sent_and_not_placed() -> None:
-    glass, error, (first, second, third) = in_doubt(*[b"x"] * (2 * UNIT_RECORDS + 1))
+def test_unknown_outcome_of_a_long_call_covers_its_sent_unplaced_units() -> None:
+    glass, error, (first, second, third) = with_unknown_outcome(
+        *[b"x"] * (2 * MAX_UNIT_RECORDS + 1)
+    )
     learn(glass)
     call = resolve(glass, error, 5 * S)
-    gsns = list(range(1, UNIT_RECORDS + 1))
+    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
     glass.give(located(first, 2, gsns), located(third, 2))
     assert call not in glass.answers
     glass.pass_time(5 * S)
     partly = glass.answers[call]
     placed = [RecordId(gsn, 0) for gsn in gsns]
-    assert partly.results == [*placed, *[None] * (UNIT_RECORDS + 1)]
+    assert partly.results == [*placed, *[None] * (MAX_UNIT_RECORDS + 1)]
     assert partly.seq == second.seq
     call = resolve(glass, partly)
     glass.give(located(second, 2))
-    assert glass.answers[call] == [*placed, *[None] * (UNIT_RECORDS + 1)]
+    assert glass.answers[call] == [*placed, *[None] * (MAX_UNIT_RECORDS + 1)]
 
 
-def test_a_cancelled_question_is_not_answered() -> None:
-    glass, error, (insert,) = in_doubt()
+def test_cancelled_resolve_gets_no_result() -> None:
+    glass, error, (insert,) = with_unknown_outcome()
     call, other = resolve(glass, error), resolve(glass, error)
     glass.cancel(call)
     glass.give(ack(insert, 0, [4]), ack(insert, 1, [4]))
     assert glass.answers == {other: [RecordId(4, 0)]}
 
 
-def test_a_client_that_slept_for_long_sends_nothing_again() -> None:
-    """Servers forget a client that is silent: they would take a repetition for a new insert."""
-    glass, error, (insert,) = in_doubt()
+def test_client_with_an_expired_session_retransmits_nothing() -> None:
+    """Servers expire the session of a silent client; they would accept a copy as a new insert."""
+    glass, error, (insert,) = with_unknown_outcome()
     pending = glass.insert(b"y", timeout=3600 * S)
     glass.sent.clear()
     glass.now += 601 * S
@@ -549,7 +555,7 @@ def test_a_client_that_slept_for_long_sends_nothing_again() -> None:
     call = resolve(glass, error)
     again = glass.answers[call]
     assert isinstance(again, OutcomeUnknownError)
-    assert "idle" in str(again)
+    assert "session" in str(again)
     glass.give(ack(new, 0, [5]), ack(new, 1, [5]))
     assert glass.answers[fresh] == [RecordId(5, 0)]
     glass.sent.clear()
@@ -557,8 +563,8 @@ def test_a_client_that_slept_for_long_sends_nothing_again() -> None:
     assert not sent(glass)
 
 
-def test_what_is_nowhere_survives_a_long_sleep() -> None:
-    glass, call, insert = under_way(policy=pinned, timeout=3600 * S)
+def test_absent_unit_survives_an_expired_session() -> None:
+    glass, call, insert = with_pending_insert(policy=pinned, timeout=3600 * S)
     glass.give(located(insert, 2))
     glass.now += 601 * S
     learn(glass, 2, "live")
@@ -568,22 +574,22 @@ def test_what_is_nowhere_survives_a_long_sleep() -> None:
     assert glass.answers[call] == [RecordId(5, 0)]
 
 
-def test_errors_say_that_the_shard_recovers() -> None:
-    glass, call, insert = under_way(policy=pinned, timeout=1 * S)
+def test_errors_state_that_the_shard_recovers() -> None:
+    glass, call, insert = with_pending_insert(policy=pinned, timeout=1 * S)
     glass.give(located(insert, 2))
-    homeless = glass.insert(b"y", timeout=1 * S)
+    unassigned = glass.insert(b"y", timeout=1 * S)
     glass.pass_time(1 * S)
     error = glass.answers[call]
     assert type(error) is UnavailableError
     assert error.retriable
     assert "shard 0 (recovering)" in str(error)
-    assert type(glass.answers[homeless]) is DeadlineError
-    assert "shard 0 (recovering)" in str(glass.answers[homeless])
-    assert "[1]" in str(glass.answers[homeless])
+    assert type(glass.answers[unassigned]) is DeadlineError
+    assert "shard 0 (recovering)" in str(glass.answers[unassigned])
+    assert "[1]" in str(glass.answers[unassigned])
 
 
-def test_pinned_inserts_succeed_when_their_shard_is_back() -> None:
-    glass, _, _ = under_way(policy=pinned)
+def test_pinned_inserts_succeed_when_their_shard_is_available_again() -> None:
+    glass, _, _ = with_pending_insert(policy=pinned)
     call = glass.insert(b"y")
     glass.pass_time(4 * S)
     assert not sent(glass)

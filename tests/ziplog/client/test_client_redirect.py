@@ -1,4 +1,4 @@
-"""What servers refuse for good, and where the client puts it (docs/protocol.md, section 13)."""
+"""Permanent refusals, and rerouting by the client (docs/protocol.md, section 13)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.ziplog.client.fakes import (
     resolve,
     sent,
 )
-from tests.ziplog.client.storms import in_a_storm, insert_all, under_way_at
+from tests.ziplog.client.storms import in_a_storm, insert_all, shards_in_flight
 from ziplog import wire
-from ziplog.client.inserts.inflight import UNIT_RECORDS
-from ziplog.client.inserts.retransmission import FIRST_TIMEOUT_NS
+from ziplog.client.inserts.inflight import MAX_UNIT_RECORDS
+from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.core.entries import decode_body
 from ziplog.core.node import BatchEnd
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
@@ -39,7 +39,7 @@ def redirect(insert: wire.Insert, server: int, **fields: Any) -> wire.Refused:
 
 
 def moved(glass: Glass) -> list[int]:
-    """Return the shards to which something was sent, but for shard 0."""
+    """Return the shards other than 0 that got a message."""
     return [m.shard for m in sent(glass) if m.shard]
 
 
@@ -47,7 +47,7 @@ def test_a_redirect_of_all_replicas_counts_for_every_copy() -> None:
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     assert len(sent(glass)) == 1, "a second copy"
     glass.give(redirect(insert, 0))
     assert not moved(glass)
@@ -60,11 +60,11 @@ def test_a_redirect_of_all_replicas_counts_for_every_copy() -> None:
     assert (counters.redirects, counters.moved, counters.protocol_errors) == (2, 1, 0)
 
 
-def test_a_lack_of_room_counts_for_the_copies_sent_so_far_only() -> None:
+def test_full_refusal_counts_only_for_copies_sent_so_far() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     (newest,) = sent(glass)
     for _ in range(2):  # the network may deliver twice what was said once
         glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
@@ -75,7 +75,7 @@ def test_a_lack_of_room_counts_for_the_copies_sent_so_far_only() -> None:
     assert moved(glass) == [1], "one will never take it, the other none of the two copies"
 
 
-def test_a_lack_of_room_counts_for_copies_that_were_lost() -> None:
+def test_full_refusal_counts_for_lost_copies() -> None:
     glass = connected()
     glass.insert(b"x")
     glass.pass_time(8 * S)
@@ -85,17 +85,17 @@ def test_a_lack_of_room_counts_for_copies_that_were_lost() -> None:
     assert moved(glass) == [1]
 
 
-def test_an_old_lack_of_room_does_not_make_void_what_was_promised_since() -> None:
+def test_older_full_refusal_does_not_void_a_later_promise() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     (newest,) = sent(glass)
     glass.give(refused(newest, 0, "full"), refused(insert, 0, "full"), refused(newest, 1, "full"))
     assert moved(glass) == [1]
 
 
-def test_a_redirect_that_comes_twice_is_not_that_of_two_servers() -> None:
+def test_duplicate_redirect_counts_for_one_server() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -103,7 +103,7 @@ def test_a_redirect_that_comes_twice_is_not_that_of_two_servers() -> None:
     assert not moved(glass)
 
 
-def test_a_redirect_voids_what_the_same_server_guessed() -> None:
+def test_redirect_voids_the_guess_of_the_same_server() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -113,7 +113,7 @@ def test_a_redirect_voids_what_the_same_server_guessed() -> None:
     assert moved(glass) == [1]
 
 
-def test_a_guess_that_comes_after_the_promise_is_older_than_that() -> None:
+def test_guess_that_arrives_after_its_servers_redirect_does_not_count() -> None:
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
@@ -126,19 +126,19 @@ def test_a_guess_that_comes_after_the_promise_is_older_than_that() -> None:
     assert moved(glass) == [1]
 
 
-def test_one_that_some_hold_and_some_refuse_is_repeated_until_all_agree() -> None:
+def test_unit_with_mixed_replies_is_retransmitted_until_all_agree() -> None:
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
     glass.give(ack(insert, 1, [4]), redirect(insert, 0))
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     assert {m.seq for m in sent(glass)} == {insert.seq}, "the same again, at the same shard"
     assert call not in glass.answers
     glass.give(redirect(insert, 1))
     assert moved(glass) == [1]
 
 
-def test_where_the_primary_put_it_is_not_taken_back() -> None:
+def test_placement_by_the_primary_is_final() -> None:
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
@@ -149,7 +149,7 @@ def test_where_the_primary_put_it_is_not_taken_back() -> None:
     assert glass.core.counters.moved == 0
 
 
-def test_another_view_makes_void_what_was_promised_in_the_former_one() -> None:
+def test_view_change_voids_promises_of_the_older_view() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -159,7 +159,7 @@ def test_another_view_makes_void_what_was_promised_in_the_former_one() -> None:
     glass.pass_time(1)
     (again,) = sent(glass)
     assert (again.shard, again.view, again.seq) == (0, 2, insert.seq)
-    glass.pass_time(2 * FIRST_TIMEOUT_NS)
+    glass.pass_time(2 * INITIAL_RETRANSMIT_NS)
     assert len(sent(glass)) == 1, "a copy more than is refused below"
     glass.give(redirect(insert, 1), redirect(again, 1))
     assert not moved(glass), "the primary of view 2 may take it"
@@ -169,7 +169,7 @@ def test_another_view_makes_void_what_was_promised_in_the_former_one() -> None:
     assert moved(glass) == [1]
 
 
-def test_a_doubt_ends_with_the_promises_of_all() -> None:
+def test_unknown_outcome_ends_with_redirects_of_all_replicas() -> None:
     glass = connected(pinned)
     call = glass.insert(b"x", timeout=1 * S)
     (insert,) = sent(glass)
@@ -184,7 +184,7 @@ def test_a_doubt_ends_with_the_promises_of_all() -> None:
     assert glass.answers[answer] == [None]
 
 
-def test_a_pinned_one_waits_at_home_and_has_a_new_identity_when_its_shard_is_back() -> None:
+def test_redirected_pinned_insert_waits_for_its_shard_with_a_new_identity() -> None:
     glass = connected(pinned)
     call = glass.insert(b"x")
     (insert,) = sent(glass)
@@ -203,8 +203,8 @@ def test_a_pinned_one_waits_at_home_and_has_a_new_identity_when_its_shard_is_bac
     assert glass.core.counters.moved == 0
 
 
-def test_a_parked_shard_is_sent_what_is_under_way_there_and_says_that_it_is_nowhere() -> None:
-    """A copy, or a refusal, may have been lost; the shard may be away for a minute."""
+def test_parked_shard_gets_units_in_flight_and_reports_them_absent() -> None:
+    """A copy, or a refusal, may have been lost; the shard may be unavailable for a minute."""
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
@@ -223,20 +223,20 @@ def test_a_parked_shard_is_sent_what_is_under_way_there_and_says_that_it_is_nowh
     assert glass.answers[call] == [RecordId(8, moved.shard)]
 
 
-def test_a_shard_that_was_recovered_and_is_parked_is_sent_what_is_under_way_there() -> None:
+def test_recovered_parked_shard_gets_units_in_flight() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
     other = placement(1 - insert.shard)
     for state in ("recovering", "parked"):
-        glass.core._routing.learn([placement(insert.shard, state=state), other])
+        glass.core._routing.update_placements([placement(insert.shard, state=state), other])
         glass.step(BatchEnd())
         glass.core.check()
         glass.pass_time(2 * S)
         assert bool(sent(glass)) == (state == "parked")
 
 
-def test_who_is_redirected_by_a_shard_that_the_service_calls_live_does_not_hurry() -> None:
+def test_redirect_of_a_live_shard_waits_for_the_next_refresh() -> None:
     glass = connected(pinned)
     calls = [glass.insert(b"x", timeout=4 * S) for _ in range(100)]
     count = 0
@@ -245,7 +245,7 @@ def test_who_is_redirected_by_a_shard_that_the_service_calls_live_does_not_hurry
             count += 1
             glass.give(redirect(insert, 0), redirect(insert, 1))
         if glass.take(wire.Hello):
-            glass.sent.append(("", wire.Hello(CLUSTER, glass.core._turn._last_request)))
+            glass.sent.append(("", wire.Hello(CLUSTER, glass.core._context._last_request)))
             glass.inform(placement(0), placement(1))
         glass.pass_time(1 * MS)
     assert 1000 <= count <= 100 * 21, "each ten times a second"
@@ -253,7 +253,7 @@ def test_who_is_redirected_by_a_shard_that_the_service_calls_live_does_not_hurry
     assert all(isinstance(glass.answers[call], UnavailableError) for call in calls)
 
 
-def test_many_that_wait_at_home_cost_no_more_than_few() -> None:
+def test_many_unassigned_calls_cost_no_more_messages_than_few() -> None:
     choices: list[int] = []
 
     def policy(payload: bytes, key: bytes | None, live: Any) -> int:
@@ -272,14 +272,14 @@ def test_many_that_wait_at_home_cost_no_more_than_few() -> None:
 
 
 def half_placed(**options: Any) -> tuple[Glass, int, list[int]]:
-    """Return a call of three units at shard 0, of which only the first is placed, and where."""
+    """Return a call of three units at shard 0, with only the first one placed, and its gsns."""
     glass = Glass()
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=2))
-    payloads = [b"%d" % index for index in range(3 * UNIT_RECORDS)]
+    payloads = [b"%d" % index for index in range(3 * MAX_UNIT_RECORDS)]
     call = glass.insert(*payloads, **options)
     first, second = sent(glass)
     assert first.shard == 0
-    gsns = list(range(1, UNIT_RECORDS + 1))
+    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
     glass.give(ack(first, 0, gsns))
     glass.give(redirect(second, 0), redirect(second, 1))
     assert call not in glass.answers, "the first part may be there, or not"
@@ -288,12 +288,12 @@ def half_placed(**options: Any) -> tuple[Glass, int, list[int]]:
         assert insert.shard == 0
         glass.give(redirect(insert, 0), redirect(insert, 1))
     assert call not in glass.answers
-    # Where shards are is asked for.
+    # The client requests the placements.
     glass.pass_time(200 * MS)
     return glass, call, gsns
 
 
-def test_half_a_call_waits_at_home_and_goes_on_behind_what_is_in_the_log() -> None:
+def test_partly_placed_call_waits_for_its_shard_and_continues_after_its_placed_part() -> None:
     glass, call, gsns = half_placed()
     glass.inform(placement(0, state="parked"), placement(1))
     glass.pass_time(5 * S)
@@ -304,20 +304,20 @@ def test_half_a_call_waits_at_home_and_goes_on_behind_what_is_in_the_log() -> No
         assert (insert.shard, insert.after) == (0, gsns[-1])
         payloads = decode_body(insert.body, insert.count).payloads
         assert payloads == [b"%d" % n for n in range(index * 256, (index + 1) * 256)]
-        places = [1000 * index + n for n in range(UNIT_RECORDS)]
+        places = [1000 * index + n for n in range(MAX_UNIT_RECORDS)]
         glass.give(ack(insert, 0, places), ack(insert, 1, places))
         rids += [RecordId(gsn, 0) for gsn in places]
     assert glass.answers[call] == rids
     assert glass.core.counters.moved == 0
 
 
-def test_half_a_call_whose_shard_is_not_back_in_time_says_what_is_in_the_log() -> None:
+def test_partly_placed_call_reports_its_placed_part_at_the_deadline() -> None:
     glass, call, gsns = half_placed(timeout=2 * S)
     glass.inform(placement(0, state="parked"), placement(1))
     glass.pass_time(2 * S)
     error = glass.answers[call]
     assert type(error) is UnavailableError
-    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * UNIT_RECORDS)
+    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * MAX_UNIT_RECORDS)
     assert not error.retriable, "the whole must not be repeated"
     assert "512 of the 768 records before the deadline" in str(error)
     glass.inform(placement(0), placement(1))
@@ -325,25 +325,25 @@ def test_half_a_call_whose_shard_is_not_back_in_time_says_what_is_in_the_log() -
     assert not sent(glass), "the call is over"
 
 
-def test_half_a_call_whose_shard_has_left_ends_at_once_with_what_is_in_the_log() -> None:
+def test_partly_placed_call_of_a_removed_shard_fails_at_once() -> None:
     glass, call, gsns = half_placed()
     glass.inform(placement(0, state="leaving"), placement(1))
     error = glass.answers[call]
     assert type(error) is UnavailableError
-    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * UNIT_RECORDS)
+    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * MAX_UNIT_RECORDS)
     assert not error.retriable, "the whole must not be repeated"
     assert "512 of the 768 records" in str(error)
-    assert not under_way_at(glass)
+    assert not shards_in_flight(glass)
     glass.pass_time(5 * S)
     assert not sent(glass)
 
 
-def test_half_a_call_whose_shard_is_leaving_and_had_no_room_is_sent_again() -> None:
+def test_partly_placed_call_of_a_leaving_full_shard_is_sent_again() -> None:
     glass = Glass()
     glass.connect(placement(0), placement(1))
-    call = glass.insert(*[b"x"] * (2 * UNIT_RECORDS))
+    call = glass.insert(*[b"x"] * (2 * MAX_UNIT_RECORDS))
     first, second = sent(glass)
-    gsns = list(range(1, UNIT_RECORDS + 1))
+    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
     glass.give(ack(first, 0, gsns), ack(first, 1, gsns))
     glass.pass_time(600 * MS)
     glass.inform(placement(0, state="leaving"), placement(1))
@@ -359,14 +359,14 @@ def test_half_a_call_whose_shard_is_leaving_and_had_no_room_is_sent_again() -> N
 
 
 class ReshapedCluster(FakeCluster):
-    """Shards leave for good, or have no positions for a while; backups guess what is not placed."""
+    """Shards leave, or have no positions for a while; backups guess units that are not placed."""
 
     def __init__(self, glass: Glass, seed: int) -> None:
         super().__init__(glass, seed, shards=3)
-        #: The shards without positions, and those that ever were.
+        #: The shards without positions now, and those that ever had none.
         self.out: set[int] = set()
         self.was_out: set[int] = set()
-        #: The copies that came to a server, and those that it promised never to take.
+        #: The copies that arrived at a server, and those that it promised never to accept.
         self.seen: set[tuple[int, int, int]] = set()
         self.promised: set[tuple[int, int, int]] = set()
 
@@ -374,7 +374,7 @@ class ReshapedCluster(FakeCluster):
         key, promise = (message.shard, message.seq), (message.shard, message.seq, server)
         is_placed = key in self.placed
         predecessor = (message.shard, message.predecessor, server)
-        # A backup cannot know what the primary refused; when it is asked again, it gives in.
+        # A backup does not know the primary's refusals; asked again, it refuses, too.
         is_stranded = server and message.shard in self.was_out and promise in self.seen
         self.seen.add(promise)
         if not is_placed and (
@@ -423,7 +423,7 @@ class ReshapedCluster(FakeCluster):
         st.tuples(st.integers(0, 400), st.integers(0, 1), st.booleans()), min_size=1, max_size=6
     ),
 )
-def test_every_record_is_there_once_however_shards_leave(
+def test_every_record_is_in_the_log_once_while_shards_leave(
     seed: int, loss: float, repetition: float, pin: bool, changes: list[tuple[int, int, bool]]
 ) -> None:
     cluster = in_a_storm(ReshapedCluster, seed, loss, repetition, pin=pin)
@@ -431,7 +431,7 @@ def test_every_record_is_there_once_however_shards_leave(
         cluster.later(ms, partial(cluster.begin, shard, for_good=for_good))
 
     def is_plausible(error: UnavailableError) -> bool:
-        # In a second, with that loss, the client may not have heard that its shard has left.
+        # Within a second, at that loss, the client may not know that its shard has left.
         is_late = loss > 0 and isinstance(error, DeadlineError)
         return pin or bool(error.results) or is_late  # without a pin, some shard takes it
 

@@ -1,4 +1,4 @@
-"""Shards that join, leave and are finalized, as a client sees it (docs/protocol.md, section 13)."""
+"""Shards that join, leave and are finalized, at a client (docs/protocol.md, section 13)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.ziplog.client.fakes import (
 from ziplog import wire
 from ziplog.client import arguments
 from ziplog.client.common.requests import ReadRequest, SyncRequest, TailRequest
-from ziplog.client.inserts.inflight import UNIT_RECORDS
+from ziplog.client.inserts.inflight import MAX_UNIT_RECORDS
 from ziplog.core.entries import decode_body
 from ziplog.core.view import Replica
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
@@ -52,7 +52,7 @@ def payloads(insert: wire.Insert) -> list[bytes]:
 # --- a shard that leaves ---
 
 
-def test_what_is_new_goes_elsewhere_and_what_is_under_way_goes_on() -> None:
+def test_leaving_shard_finishes_units_in_flight_and_gets_no_new_ones() -> None:
     glass = connected()
     call = glass.insert(b"old")
     (old,) = sent(glass)
@@ -66,18 +66,18 @@ def test_what_is_new_goes_elsewhere_and_what_is_under_way_goes_on() -> None:
     assert glass.answers[call] == [RecordId(4, 0)]
 
 
-def test_calls_of_which_nothing_was_sent_move_and_what_was_begun_is_finished_there() -> None:
+def test_unsent_calls_are_rerouted_and_started_calls_finish_at_their_shard() -> None:
     def policy(_payload: bytes, _key: bytes | None, live: Any) -> int:
         return int(live[0])
 
     glass = Glass(policy)
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=1))
-    long = glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
+    long = glass.insert(*[b"x"] * (MAX_UNIT_RECORDS + 1))
     glass.insert(b"waits")
     (first,) = sent(glass)
     leave(glass)
     assert [(m.shard, payloads(m)) for m in sent(glass)] == [(1, [b"waits"])]
-    gsns = list(range(1, UNIT_RECORDS + 1))
+    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
     glass.give(ack(first, 0, gsns), ack(first, 1, gsns))
     (second,) = sent(glass)
     assert (second.shard, second.count) == (0, 1)
@@ -89,7 +89,7 @@ def test_calls_of_which_nothing_was_sent_move_and_what_was_begun_is_finished_the
     ("word", "is_believed"),
     [((0, 2), True), ((0, 3), True), ((0, 1), False), ((7, 1), False)],
 )
-def test_the_word_counts_of_servers_that_are_not_behind(
+def test_leaving_counts_only_in_the_newest_known_view(
     word: tuple[int, int], is_believed: bool
 ) -> None:
     glass = Glass()
@@ -99,7 +99,7 @@ def test_the_word_counts_of_servers_that_are_not_behind(
     assert [m.shard for m in sent(glass)] == [1 if is_believed else 0]
 
 
-def test_the_service_is_asked_when_a_server_says_that_its_shard_leaves() -> None:
+def test_leaving_refreshes_the_placements() -> None:
     glass = connected()
     leave(glass)
     glass.pass_time(100 * MS)
@@ -107,15 +107,15 @@ def test_the_service_is_asked_when_a_server_says_that_its_shard_leaves() -> None
 
 
 @pytest.mark.parametrize("state", ["recovering", "finalized"])
-def test_who_recovers_or_is_finalized_is_not_called_leaving(state: str) -> None:
+def test_leaving_does_not_change_a_recovering_or_finalized_shard(state: str) -> None:
     glass = connected()
     learn(glass, 1, state)
     leave(glass)
     assert glass.core._routing.state(0) == state
 
 
-def test_who_has_left_never_comes_back() -> None:
-    """An answer of the service may be older than what a server said."""
+def test_removed_shard_never_becomes_live_again() -> None:
+    """A reply of the service may be older than a server's report."""
     glass = connected()
     leave(glass)
     for state in ("live", "parked", "joining"):
@@ -131,7 +131,7 @@ def test_who_has_left_never_comes_back() -> None:
 
 
 @pytest.mark.parametrize("state", ["leaving", "finalized"])
-def test_an_insert_that_is_pinned_to_a_shard_that_left_is_told_so_at_its_deadline(
+def test_insert_pinned_to_a_removed_shard_fails_at_its_deadline(
     state: str,
 ) -> None:
     glass = connected(pinned)
@@ -142,7 +142,7 @@ def test_an_insert_that_is_pinned_to_a_shard_that_left_is_told_so_at_its_deadlin
     error = glass.answers[call]
     assert isinstance(error, UnavailableError)
     assert f"shard 0 ({state})" in str(error)
-    assert "[1]" in str(error), "it names who takes records"
+    assert "[1]" in str(error), "it names the live shards"
 
 
 def test_a_running_client_uses_a_shard_that_joined_a_second_later() -> None:
@@ -161,7 +161,7 @@ class LeftCluster(FakeCluster):
 
 
 @pytest.mark.parametrize("state", ["leaving", "finalized"])
-def test_what_a_shard_holds_that_left_is_read_as_ever(state: str) -> None:
+def test_records_of_a_removed_shard_can_be_read(state: str) -> None:
     glass = Glass(lambda payload, _k, _live: int(payload))
     cluster = LeftCluster(glass, 1)
     glass.connect(*cluster.placements())
@@ -187,7 +187,7 @@ def test_the_tail_is_not_asked_of_a_shard_that_never_had_a_position() -> None:
     glass.give(wire.LeaseHistory(CLUSTER, question.request, [], known, 0))
     for name, tail in glass.take(wire.Tail):
         filled = 5 + tail.shard
-        assert tail.shard < 2, "nobody may be there"
+        assert tail.shard < 2, "its servers may never have run"
         glass.give(
             wire.TailReply(CLUSTER, tail.shard, 1, int(name[3]), tail.request, filled, filled + 1)
         )
@@ -202,7 +202,7 @@ SERVERS = {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}
 def change(
     glass: Glass, what: Any, shard: int = 2, *, timeout: int = 10 * S
 ) -> tuple[int, wire.ChangeShard]:
-    """Ask for a change; returns the call, and what the service was asked."""
+    """Start a change; return the call, and the request to the service."""
     request = arguments.change(shard, what, glass.until(timeout), SERVERS)
     call = glass.call(request)
     ((_, message),) = glass.take(wire.ChangeShard)
@@ -213,7 +213,7 @@ def changed(glass: Glass, message: wire.ChangeShard, error: Any = "") -> None:
     glass.give(wire.ShardChanged(CLUSTER, message.request, message.shard, error))
 
 
-def test_a_shard_is_added_and_used_by_who_added_it() -> None:
+def test_client_uses_the_shard_that_it_added() -> None:
     glass = connected(lambda _p, _k, live: live[-1])
     call, message = change(glass, "add")
     assert (message.shard, message.change) == (2, "add")
@@ -232,7 +232,7 @@ def test_a_shard_is_added_and_used_by_who_added_it() -> None:
 
 
 @pytest.mark.parametrize("what", ["remove", "finalize"])
-def test_a_shard_is_removed_and_not_used_by_who_removed_it(what: str) -> None:
+def test_client_does_not_use_the_shard_that_it_removed(what: str) -> None:
     glass = connected()
     call, message = change(glass, what, 0)
     assert (message.shard, message.change, message.replicas) == (0, what, [])
@@ -267,13 +267,13 @@ def test_a_change_follows_the_leader() -> None:
         ("add", 0, "exists", ["shard is 0", "such as 2", "s0r0:1"]),
     ],
 )
-def test_a_change_that_is_refused_says_what_is_wrong(
+def test_refused_change_names_the_reason(
     what: str, shard: int, error: str, words: Sequence[str]
 ) -> None:
     glass = connected()
     call, message = change(glass, what, shard)
     changed(glass, message, error)
-    assert call not in glass.answers, "what is told names what is"
+    assert call not in glass.answers, "the error needs the current placements"
     glass.inform(placement(0, 3), placement(1, 3))
     answer = glass.answers[call]
     assert isinstance(answer, ConfigError)
@@ -315,7 +315,7 @@ def test_a_server_that_another_shard_has_is_named(theirs: Replica) -> None:
         ("finalize", "recovering", ["shard 2 (recovering)", "recovered first"]),
     ],
 )
-def test_a_change_that_is_late_says_what_it_waits_for(
+def test_change_at_its_deadline_names_the_reason(
     what: str, state: str | None, words: Sequence[str]
 ) -> None:
     glass = connected()
@@ -332,10 +332,10 @@ def test_a_change_that_is_late_says_what_it_waits_for(
         assert word in str(answer)
     glass.sent.clear()
     glass.pass_time(60 * S)
-    assert not glass.sent, "nobody waits any more"
+    assert not glass.sent, "no call is pending"
 
 
-def test_a_change_that_is_done_is_done_although_nobody_tells_where_shards_are() -> None:
+def test_finished_change_completes_without_new_placements() -> None:
     glass = connected()
     call, message = change(glass, "remove", 0)
     changed(glass, message)
@@ -343,7 +343,7 @@ def test_a_change_that_is_done_is_done_although_nobody_tells_where_shards_are() 
     assert glass.answers[call] is None
 
 
-def test_a_change_for_which_nobody_waits_is_not_asked_for() -> None:
+def test_cancelled_change_is_not_retried() -> None:
     glass = connected()
     call, message = change(glass, "remove", 0)
     glass.cancel(call)

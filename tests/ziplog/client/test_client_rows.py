@@ -1,4 +1,4 @@
-"""Rows that may be written again: in order, whole from the start (docs/protocol.md, 14.3)."""
+"""Rows with an identity for retries: in order, a prefix after any failure (protocol.md, 14.3)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.ziplog.client.test_client_subscribe import Reader
 from ziplog import wire
 from ziplog.client.common.requests import InsertRequest
 from ziplog.client.inserts import inflight
-from ziplog.client.inserts.inflight import UNIT_RECORDS
+from ziplog.client.inserts.inflight import MAX_UNIT_RECORDS
 from ziplog.core.entries import Body, Origin, Unit, decode_body, encode_body
 from ziplog.core.view import run_of
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
@@ -42,10 +42,10 @@ WRITER = b"w" * 16
 
 
 @pytest.fixture(scope="module", autouse=True)
-def units_of_one() -> Iterator[None]:
-    """Let each row be a unit."""
+def single_row_units() -> Iterator[None]:
+    """Let each unit have one row."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inflight, "UNIT_RECORDS", 1)
+        patch.setattr(inflight, "MAX_UNIT_RECORDS", 1)
         yield
 
 
@@ -66,13 +66,15 @@ def body(insert: wire.Insert) -> Body:
 
 
 def done(glass: Glass, insert: wire.Insert, first: int) -> None:
-    """Let both replicas say that a unit is at these positions."""
+    """Ack a unit from both replicas at these positions."""
     gsns = list(range(first, first + 2 * insert.count, 2))
     glass.give(ack(insert, 0, gsns), ack(insert, 1, gsns))
 
 
-def test_a_unit_goes_out_when_the_one_before_is_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight, "UNIT_RECORDS", 2)
+def test_unit_of_rows_is_sent_after_the_previous_one_is_placed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inflight, "MAX_UNIT_RECORDS", 2)
     glass = connected()
     keys = [b"k", b"k", None, b"l", None]
     call = rows(glass, b"a", b"b", b"c", b"d", b"e", keys=keys, row=10)
@@ -95,19 +97,19 @@ def test_a_unit_goes_out_when_the_one_before_is_in_the_log(monkeypatch: pytest.M
 
 
 def test_a_unit_holds_rows_of_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight, "UNIT_RECORDS", UNIT_RECORDS)
+    monkeypatch.setattr(inflight, "MAX_UNIT_RECORDS", MAX_UNIT_RECORDS)
     glass = connected()
-    keys = [b"%d" % number for number in range(UNIT_RECORDS + 1)]
-    rows(glass, *[b"x"] * (UNIT_RECORDS + 1), keys=keys)
+    keys = [b"%d" % number for number in range(MAX_UNIT_RECORDS + 1)]
+    rows(glass, *[b"x"] * (MAX_UNIT_RECORDS + 1), keys=keys)
     (first,) = sent(glass)
-    assert (first.count, body(first).origin) == (UNIT_RECORDS, Origin(WRITER, 3, 0))
+    assert (first.count, body(first).origin) == (MAX_UNIT_RECORDS, Origin(WRITER, 3, 0))
     assert body(first).keys == keys[:-1]
     done(glass, first, 2)
     (second,) = sent(glass)
-    assert (second.count, body(second).origin) == (1, Origin(WRITER, 3, UNIT_RECORDS))
+    assert (second.count, body(second).origin) == (1, Origin(WRITER, 3, MAX_UNIT_RECORDS))
 
 
-def test_others_do_not_wait_behind_rows() -> None:
+def test_other_calls_do_not_wait_for_rows() -> None:
     glass = connected()
     rows(glass, b"a", b"b")
     call = glass.insert(b"x")
@@ -120,7 +122,7 @@ def test_others_do_not_wait_behind_rows() -> None:
     assert second.after == 2
 
 
-def test_a_unit_must_be_above_the_one_before() -> None:
+def test_unit_of_rows_is_placed_after_the_previous_one() -> None:
     glass = connected()
     call = rows(glass, b"a", b"b")
     done(glass, sent(glass)[0], 6)
@@ -129,7 +131,7 @@ def test_a_unit_must_be_above_the_one_before() -> None:
     assert glass.answers[call].results == [RecordId(6, 0), None]
 
 
-def test_when_its_shard_lets_it_wait_it_waits() -> None:
+def test_rows_wait_for_a_silent_shard() -> None:
     glass = connected()
     call = rows(glass, b"a", b"b")
     (insert,) = sent(glass)
@@ -152,7 +154,7 @@ def test_rows_never_go_to_another_shard(state: str) -> None:
     assert not sent(glass)
     error = glass.answers[call]
     assert isinstance(error, DeadlineError)
-    assert f"it is for shard 0 ({state})" in str(error)
+    assert f"pinned to shard 0 ({state})" in str(error)
     assert error.retriable
 
 
@@ -208,7 +210,7 @@ def test_a_redirect_of_a_later_unit_by_a_parked_shard_lets_it_wait_there() -> No
     assert glass.answers[call] == [RecordId(gsn, 0) for gsn in (2, 4, 6)]
 
 
-def test_the_deadline_between_two_units_says_what_is_there() -> None:
+def test_deadline_between_two_units_reports_the_placed_rows() -> None:
     glass = connected()
     call = rows(glass, b"a", b"b", timeout=1 * S)
     (insert,) = sent(glass)
@@ -218,14 +220,14 @@ def test_the_deadline_between_two_units_says_what_is_there() -> None:
     glass.pass_time(1 * S)
     error = glass.answers[call]
     assert isinstance(error, UnavailableError)
-    assert "took 1 of the 2 records" in str(error)
+    assert "accepted 1 of the 2 records" in str(error)
     assert error.results == [RecordId(2, 0), None]
     learn(glass, view=2, state="live")
     glass.pass_time(1 * S)
     assert not sent(glass), "the call is over"
 
 
-def test_after_a_unit_in_doubt_nothing_follows() -> None:
+def test_no_unit_of_rows_follows_one_with_an_unknown_outcome() -> None:
     glass = connected()
     call = rows(glass, b"a", b"b", b"c", timeout=1 * S)
     done(glass, sent(glass)[0], 2)
@@ -260,8 +262,8 @@ def test_a_view_that_changes_between_two_units() -> None:
     assert glass.answers[call] == [RecordId(2, 0), RecordId(4, 0)]
 
 
-class Careless(FakeCluster):
-    """Its primaries take units in whichever order they come, as a recovery may put them."""
+class ReorderingCluster(FakeCluster):
+    """Primaries that place units in any order, as a recovery may."""
 
     def insert(self, server: int, message: wire.Insert) -> None:
         super().insert(server, msgspec.structs.replace(message, predecessor=0))
@@ -274,15 +276,15 @@ class Careless(FakeCluster):
     st.lists(st.integers(0, 200), max_size=3),
     st.lists(st.sampled_from([None, b"k", b"l"]), min_size=1, max_size=40),
 )
-def test_what_a_client_that_dies_leaves_behind_is_the_beginning_of_its_rows(
+def test_crashed_client_leaves_a_prefix_of_its_rows(
     seed: int, loss: float, lives_ms: list[int], keys: list[bytes | None]
 ) -> None:
-    """One client after the other dies; the last one does not."""
+    """One client after another crashes; the last one does not."""
     payloads = [b"%d" % number for number in range(len(keys))]
-    cluster = Careless(Glass(), seed)
+    cluster = ReorderingCluster(Glass(), seed)
     cluster.loss = cluster.repetition = loss
     for life_ms in [*lives_ms, None]:
-        glass = begin_anew(cluster)
+        glass = replace_client(cluster)
         before = len(cluster.log)
         call = rows(glass, *payloads, keys=keys, timeout=500 * S)
         if life_ms is None:
@@ -294,12 +296,12 @@ def test_what_a_client_that_dies_leaves_behind_is_the_beginning_of_its_rows(
         left = [payload for _, payload in cluster.log[before:]]
         assert left == payloads[: len(left)]
     cluster.loss = cluster.repetition = 0.0
-    begin_anew(cluster)
+    replace_client(cluster)
     assert [record.payload for record in cluster.fetch_all(cluster.subscribe())] == payloads
 
 
-def begin_anew(cluster: FakeCluster) -> Glass:
-    """Let a new client take the place of the one there was; nothing of that is under way."""
+def replace_client(cluster: FakeCluster) -> Glass:
+    """Replace the client by a new one; units in flight are dropped."""
     now = cluster.glass.now + 1 * S
     glass = cluster.glass = Glass()
     glass.now = now
@@ -312,8 +314,8 @@ def begin_anew(cluster: FakeCluster) -> Glass:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32))
-def test_rows_of_two_shards_in_a_storm(seed: int) -> None:
-    cluster = in_a_storm(Careless, seed, 0.2, 0.2, pin=False)
+def test_rows_of_two_shards_with_faults(seed: int) -> None:
+    cluster = in_a_storm(ReorderingCluster, seed, 0.2, 0.2, pin=False)
     payloads = [b"%d" % number for number in range(12)]
     calls = [rows(cluster.glass, *payloads, shard=shard, timeout=900 * S) for shard in (0, 1)]
     for shard, call in enumerate(calls):
@@ -334,7 +336,7 @@ def written(
     return Unit(0, list(gsns), encode_body(made))
 
 
-def test_subscribers_pass_over_repetitions() -> None:
+def test_subscribers_skip_duplicate_rows() -> None:
     glass = Reader()
     glass.deliver(
         0, 1, 41,
@@ -346,7 +348,7 @@ def test_subscribers_pass_over_repetitions() -> None:
     assert glass.gsns() == [1, 2, 3, 4, 5, 13, 15, 17, 21, 23, 25]
 
 
-def test_each_record_has_its_key_behind_a_repetition_too() -> None:
+def test_records_after_a_duplicate_row_keep_their_keys() -> None:
     glass = Reader()
     glass.deliver(
         0, 1, 21,
@@ -359,7 +361,7 @@ def test_each_record_has_its_key_behind_a_repetition_too() -> None:
     ]  # fmt: skip
 
 
-def test_a_cut_between_two_looks_changes_nothing() -> None:
+def test_fetch_boundary_within_a_unit_changes_nothing() -> None:
     glass = Reader()
     glass.deliver(0, 1, 21, written(1, 3, 5, 7), written(9, 11, 13, 15, 17))
     glass.deliver(1, 1, 4)
@@ -370,7 +372,7 @@ def test_a_cut_between_two_looks_changes_nothing() -> None:
     assert glass.gsns() == [17]
 
 
-def test_a_shard_that_was_out_for_a_while_has_the_same_writers() -> None:
+def test_shard_that_rejoins_keeps_its_writer_table() -> None:
     both = lease((0, 1))
     alone = both.following(lease((1,)).members)
     glass = Reader(leases=[run_of(both), run_of(alone)])

@@ -1,4 +1,4 @@
-"""One shard's units of a range, by its stream (docs/protocol.md, sections 7 and 14)."""
+"""Scans: one shard's units of a range, by its stream (docs/protocol.md, sections 7 and 14)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ziplog.types import RID_GENESIS
 
 
 class Scanner(Glass):
-    """A core that scans shard 0, which owns odd gsns."""
+    """A client node that scans shard 0, which owns odd gsns."""
 
     def __init__(self, start: int = 1, stop: int = 100) -> None:
         super().__init__()
@@ -35,11 +35,11 @@ class Scanner(Glass):
         self.scan = self.call(ScanRequest(self.until(), 0, start, stop))
         assert self.answers.pop(self.scan) == self.scan
         self.opened: Any = None
-        #: Where the stream was opened first.
+        #: The place of the first stream.
         self.where = self.look()
 
     def look(self) -> list[str]:
-        """Notice the streams that were opened; returns where."""
+        """Record the streams that were opened; return their places."""
         opened = self.take(wire.Subscribe)
         if opened:
             self.opened = opened[-1][1]
@@ -58,7 +58,7 @@ class Scanner(Glass):
         return self.call(ScanFetchRequest(until, self.scan))
 
     def result(self) -> tuple[list[list[int]], int]:
-        """Return the positions that are there now, and how far that is complete."""
+        """Return the available positions, and the end of the complete part."""
         call = self.fetch(0)
         self.pass_time(0)
         scanned = self.answers.pop(call)
@@ -66,7 +66,7 @@ class Scanner(Glass):
         return [unit.gsns for unit in scanned.units], scanned.reached
 
 
-def test_what_a_reader_does_not_have_is_given_again() -> None:
+def test_lost_fetch_result_is_returned_again() -> None:
     glass = Scanner(5, 21)
 
     def fetch(position: int) -> Any:
@@ -82,7 +82,7 @@ def test_what_a_reader_does_not_have_is_given_again() -> None:
     assert fetch(21) == Scanned([], 21)
 
 
-def test_units_come_whole_and_in_order_to_the_end_of_the_range() -> None:
+def test_units_are_whole_and_in_order_to_the_end_of_the_range() -> None:
     glass = Scanner(5, 21)
     assert glass.where == ["s0r1:1"], "of two, the backup is the first to know"
     assert (glass.opened.start, glass.opened.shard) == (5, 0)
@@ -112,7 +112,7 @@ def test_several_messages_of_one_batch_are_one_step() -> None:
     assert glass.answers.pop(call) == Scanned([unit(1), unit(3)], 5)
 
 
-def test_no_ops_move_it_on() -> None:
+def test_no_ops_advance_a_scan() -> None:
     glass = Scanner()
     glass.deliver(1, 51)
     assert glass.result() == ([], 51)
@@ -129,7 +129,7 @@ def test_a_gap_is_never_passed() -> None:
     assert glass.result() == ([[3], [5]], 7)
 
 
-def test_what_is_not_decided_is_asked_for_once_that_is_known() -> None:
+def test_scan_sends_want_for_undecided_positions() -> None:
     glass = Scanner(1, 50)
     glass.pass_time(600 * MS)
     assert glass.take(wire.Credit), "time has passed"
@@ -147,7 +147,7 @@ def test_what_is_not_decided_is_asked_for_once_that_is_known() -> None:
     assert not glass.take(wire.Want)
 
 
-def test_credit_is_given_as_units_are_taken() -> None:
+def test_credit_is_granted_as_units_are_returned() -> None:
     glass = Scanner(1, 1_000)
     big = Unit(0, [1], bytes(WINDOW_BYTES // 2))
     glass.deliver(1, 3, big)
@@ -158,7 +158,7 @@ def test_credit_is_given_as_units_are_taken() -> None:
     assert credit == WINDOW_BYTES + WINDOW_BYTES // 2 + 64
 
 
-def test_a_server_that_is_silent_or_refuses_is_left_for_the_next_one() -> None:
+def test_scan_changes_to_the_next_replica_after_silence_or_refusal() -> None:
     glass = Scanner()
     glass.deliver(1, 3, unit(1))
     glass.pass_time(2 * S)
@@ -171,19 +171,19 @@ def test_a_server_that_is_silent_or_refuses_is_left_for_the_next_one() -> None:
     assert glass.look() == ["s0r1:1"], "at once, at the same server"
 
 
-def test_another_view_opens_it_again() -> None:
+def test_scan_reopens_its_stream_in_another_view() -> None:
     glass = Scanner()
     glass.deliver(1, 3, unit(1))
-    glass.core._routing.learn([placement(1, view=2)])
+    glass.core._routing.update_placements([placement(1, view=2)])
     glass.step(BatchEnd())
     assert not glass.look()
-    glass.core._routing.learn([placement(0, view=2)])
+    glass.core._routing.update_placements([placement(0, view=2)])
     glass.step(BatchEnd())
     assert glass.look() == ["s0r1:1"]
     assert (glass.opened.view, glass.opened.start) == (2, 3)
 
 
-def test_what_is_trimmed_ends_it() -> None:
+def test_trimmed_position_ends_a_scan() -> None:
     glass = Scanner()
     call = glass.fetch()
     glass.give(wire.Trimmed(CLUSTER, 0, 1, glass.opened.subscription, 40))
@@ -196,7 +196,7 @@ def test_what_is_trimmed_ends_it() -> None:
     assert isinstance(glass.answers.pop(call), TrimmedError)
 
 
-def test_a_step_has_a_deadline_and_the_scan_goes_on_behind_it() -> None:
+def test_scan_continues_after_the_deadline_of_a_step() -> None:
     glass = Scanner()
     call = glass.fetch(300 * MS)
     glass.pass_time(300 * MS)
@@ -211,7 +211,7 @@ def test_an_empty_range_is_read_without_a_stream() -> None:
     assert glass.result() == ([], 7)
 
 
-def test_a_shard_that_is_not_known_is_asked_for() -> None:
+def test_unknown_shard_refreshes_the_placements() -> None:
     glass = Glass()
     glass.connect(placement(0))
     calls = [glass.call(ScanRequest(glass.until(), shard, 1, 9)) for shard in (1, 2)]
@@ -232,7 +232,7 @@ def test_the_deadline_of_opening() -> None:
     assert not glass.take(wire.Subscribe)
 
 
-def test_closing_ends_the_stream_and_those_who_wait() -> None:
+def test_closing_a_scan_ends_its_stream_and_fetches() -> None:
     glass = Scanner()
     call = glass.fetch()
     end = glass.call(ScanCloseRequest(NEVER, glass.scan))
@@ -242,14 +242,14 @@ def test_closing_ends_the_stream_and_those_who_wait() -> None:
     assert isinstance(glass.answers.pop(glass.fetch()), ClosedError)
 
 
-def test_a_fetch_that_is_cancelled_takes_nothing() -> None:
+def test_cancelled_fetch_consumes_nothing() -> None:
     glass = Scanner()
     glass.cancel(glass.fetch())
     glass.deliver(1, 3, unit(1))
     assert glass.result() == ([[1]], 3)
 
 
-def test_a_scan_and_a_subscription_do_not_meet() -> None:
+def test_scan_and_subscription_are_independent() -> None:
     glass = Glass()
     cluster = FakeCluster(glass, seed=3)
     glass.connect(*cluster.placements())
@@ -263,7 +263,7 @@ def test_a_scan_and_a_subscription_do_not_meet() -> None:
 
 
 def scan_all(cluster: FakeCluster, shard: int, start: int, stop: int) -> list[tuple[int, bytes]]:
-    """Scan to the end; returns what lies inside of the range."""
+    """Scan to the end; return the positions inside the range."""
     glass = cluster.glass
     scan = cluster.result(glass.call(ScanRequest(glass.until(), shard, start, stop)))
     rows: list[tuple[int, bytes]] = []
@@ -285,7 +285,7 @@ def scan_all(cluster: FakeCluster, shard: int, start: int, stop: int) -> list[tu
     st.integers(0, 2**32), st.integers(1, 150), st.integers(1, 150),
     st.sampled_from([0.0, 0.2]), st.sampled_from([0.0, 0.3]),
 )  # fmt: skip
-def test_whatever_the_network_does_a_scan_gives_all_of_the_shards_range(
+def test_scan_returns_the_whole_range_despite_network_faults(
     seed: int, start: int, length: int, loss: float, repetition: float
 ) -> None:
     glass = Glass(lambda payload, _k, live: live[len(payload) % len(live)])

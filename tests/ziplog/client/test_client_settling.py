@@ -1,4 +1,4 @@
-"""A client reports what is settled when no insert would (docs/protocol.md, section 4, rule 8)."""
+"""`Settled` reports of an idle client (docs/protocol.md, section 4, rule 8)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def settle(glass: Glass, *inserts: wire.Insert) -> None:
 
 
 def insert_units(glass: Glass, units: int) -> None:
-    """Insert so many units by one call, and have them settled."""
+    """Insert this many units by one call, and complete them."""
     glass.insert(*[b"x"] * (256 * units))
     settle(glass, *(message for name, message in glass.take(wire.Insert) if name == "s0r0:1"))
 
@@ -34,7 +34,7 @@ def reports(glass: Glass) -> list[tuple[str, int]]:
     return [(name, message.first_incomplete) for name, message in glass.take(wire.Settled)]
 
 
-def test_many_units_are_reported_at_once_when_nothing_is_under_way() -> None:
+def test_many_completed_units_are_reported_at_once_when_idle() -> None:
     glass = connected()
     insert_units(glass, MANY_UNITS)
     assert reports(glass) == [("s0r0:1", MANY_UNITS + 1), ("s0r1:1", MANY_UNITS + 1)]
@@ -48,7 +48,7 @@ def test_one_insert_after_the_other_reports_nothing() -> None:
 
 
 def test_a_silent_client_reports_a_few_times() -> None:
-    """A report may be lost; but a thousand silent clients must not cost anything."""
+    """A report may be lost; but a thousand idle clients must not cost anything."""
     glass = connected()
     insert_units(glass, 1)
     glass.pass_time(2 * S)
@@ -60,7 +60,7 @@ def test_a_silent_client_reports_a_few_times() -> None:
     assert reports(glass) == [("s0r0:1", 3), ("s0r1:1", 3)]
 
 
-def test_nothing_is_reported_while_something_is_under_way() -> None:
+def test_nothing_is_reported_while_units_are_in_flight() -> None:
     glass = connected()
     insert_units(glass, 1)
     glass.insert(b"x", timeout=60 * S)
@@ -68,7 +68,7 @@ def test_nothing_is_reported_while_something_is_under_way() -> None:
     assert not reports(glass)
 
 
-def test_a_client_reports_at_its_end_what_is_settled_and_no_more() -> None:
+def test_closing_client_reports_only_completed_units() -> None:
     glass = connected()
     insert_units(glass, 1)
     glass.insert(b"y")
@@ -83,7 +83,7 @@ def test_a_client_that_inserted_nothing_reports_nothing() -> None:
     assert not reports(glass)
 
 
-def test_a_shard_that_is_away_is_told_nothing() -> None:
+def test_unavailable_shard_gets_no_report() -> None:
     glass = connected()
     insert_units(glass, 1)
     learn(glass, state="recovering")
@@ -92,7 +92,7 @@ def test_a_shard_that_is_away_is_told_nothing() -> None:
     assert not reports(glass)
 
 
-def test_an_insert_for_which_no_server_has_room_moves_to_another_shard() -> None:
+def test_insert_that_all_servers_refuse_as_full_is_rerouted() -> None:
     glass = connected()
     call = glass.insert(b"x")
     ((_, first), _) = glass.take(wire.Insert)
@@ -107,7 +107,7 @@ def test_an_insert_for_which_no_server_has_room_moves_to_another_shard() -> None
 
 
 class _Transport:
-    """Takes note of what happens to it."""
+    """Records the calls of the engine."""
 
     def __init__(self) -> None:
         self.happened: list[object] = []
@@ -121,7 +121,7 @@ class _Transport:
 
 
 class _Core:
-    """Has something to send at its end."""
+    """Has something to send when it closes."""
 
     counters = Counters()
 
@@ -135,7 +135,7 @@ class _Core:
         pass
 
 
-def test_what_is_reported_at_the_end_is_sent_once_and_before_the_connections_are_closed() -> None:
+def test_last_report_is_sent_once_before_the_connections_close() -> None:
     transport = _Transport()
     engine = Engine(_Core(), lambda *_: None, transport=cast("Transport", transport))
     engine.close()

@@ -29,7 +29,7 @@ from ziplog.client.common.requests import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
-from ziplog.client.reads.shard_stream import WINDOW_BYTES, Stream
+from ziplog.client.reads.shard_stream import WINDOW_BYTES, ShardStream
 from ziplog.core.entries import Body, Unit, encode_body
 from ziplog.core.node import BatchEnd
 from ziplog.core.view import LeaseRun, run_of
@@ -38,7 +38,7 @@ from ziplog.types import RID_RECENT, RecordId
 
 
 class Reader(Glass):
-    """A core with one subscription over two shards that own odd and even gsns."""
+    """A client node with one subscription over two shards that own odd and even gsns."""
 
     def __init__(
         self, start: int = 1, *, shards: int = 2, leases: Any = None, replicas: int = 2
@@ -51,7 +51,7 @@ class Reader(Glass):
         self.tell_leases(*(leases or [run_of(lease(range(shards)))]))
         assert self.answers.pop(self.subscription) == self.subscription
         self.opened: dict[int, wire.Subscribe] = {}
-        #: Where the first streams were opened.
+        #: The places of the first streams.
         self.where = self.look()
 
     def tell_leases(self, *runs: LeaseRun, trim: int = 0) -> None:
@@ -59,7 +59,7 @@ class Reader(Glass):
         self.give(wire.LeaseHistory(CLUSTER, question.request, list(runs), self._known, trim))
 
     def look(self) -> list[str]:
-        """Notice the streams that were opened; returns where."""
+        """Record the streams that were opened; return their places."""
         opened = self.take(wire.Subscribe)
         self.opened |= {message.shard: message for _, message in opened}
         return [name for name, _ in opened]
@@ -77,10 +77,10 @@ class Reader(Glass):
         )  # fmt: skip
 
     def learn(self, *placements: Any) -> None:
-        self.core._routing.learn(placements)
+        self.core._routing.update_placements(placements)
         self.step(BatchEnd())
 
-    def stream(self, shard: int) -> Stream:
+    def stream(self, shard: int) -> ShardStream:
         return self.core._subscriptions._open[self.subscription]._streams[shard]
 
     def fetch(self, timeout: int = NEVER, max_records: int = 1000) -> int:
@@ -88,7 +88,7 @@ class Reader(Glass):
         return self.call(FetchRequest(until, self.subscription, max_records))
 
     def gsns(self) -> list[int]:
-        """Return what is there now."""
+        """Return the available gsns."""
         call = self.fetch(0)
         self.pass_time(0)
         return [record.rid.gsn for record in self.batch(call).records]
@@ -109,7 +109,7 @@ def unit(*gsns: int) -> Unit:
     return Unit(0, list(gsns), encode_body(Body(0, None, payloads)))
 
 
-def test_what_a_reader_does_not_have_is_given_again() -> None:
+def test_lost_fetch_result_is_returned_again() -> None:
     glass = Reader()
 
     def fetch(after: int, max_records: int = 2) -> list[int]:
@@ -132,7 +132,7 @@ def test_what_a_reader_does_not_have_is_given_again() -> None:
     assert fetch(4, 10) == [5], "nothing is merged before all is there"
     assert position(4) == 5
     assert fetch(5) == fetch(5) == [6]
-    # A fetch that was given up, and is answered all the same, takes nothing from the next one.
+    # A cancelled fetch that is completed all the same takes nothing from the next one.
     waiting = [glass.call(FetchRequest(NEVER, glass.subscription, 9, 6)) for _ in range(2)]
     glass.deliver(1, 8, 12)
     glass.deliver(0, 7, 11, (7,), (9,))
@@ -141,7 +141,7 @@ def test_what_a_reader_does_not_have_is_given_again() -> None:
     assert glass.core.counters.delivered == 8
 
 
-def test_one_that_is_closed_while_it_opens_answers_its_call() -> None:
+def test_subscription_closed_while_opening_completes_its_call() -> None:
     glass = Glass()
     glass.connect(placement(0))
     call = glass.call(SubscribeRequest(glass.until(), RecordId(1, 0), True))
@@ -156,7 +156,7 @@ def test_it_opens_a_stream_of_each_shard_from_the_start_on() -> None:
 
 
 @pytest.mark.parametrize(("replicas", "best", "next_best"), [(1, 0, 0), (2, 1, 0), (3, 0, 1)])
-def test_of_two_replicas_the_backup_is_read_as_it_is_the_first_to_know(
+def test_subscription_of_two_replicas_reads_from_the_backup(
     replicas: int, best: int, next_best: int
 ) -> None:
     glass = Reader(shards=1, leases=[run_of(lease([0]))], replicas=replicas)
@@ -169,7 +169,7 @@ def test_of_two_replicas_the_backup_is_read_as_it_is_the_first_to_know(
     assert glass.look() == [f"s0r{best}:1"], "in another view all are as good as new"
 
 
-def test_the_primary_is_told_that_its_shard_holds_others_back_who_follow_the_backup() -> None:
+def test_want_goes_to_the_primary_while_the_backup_is_read() -> None:
     glass = Reader()
     assert glass.where == ["s0r1:1", "s1r1:1"]
     glass.fetch()
@@ -182,7 +182,7 @@ def test_the_primary_is_told_that_its_shard_holds_others_back_who_follow_the_bac
     assert glass.progress() == Progress(RecordId(8, 1), caught_up=True, blocked_on=None)
 
 
-def test_what_lies_below_all_frontiers_is_handed_out_in_gsn_order() -> None:
+def test_records_below_all_frontiers_are_returned_in_gsn_order() -> None:
     glass = Reader()
     call = glass.fetch()
     glass.deliver(0, 1, 7, [1], [3, 5])
@@ -205,7 +205,7 @@ def test_a_start_inside_a_unit() -> None:
     assert glass.gsns() == [5, 6, 7]
 
 
-def test_a_frontier_inside_a_unit_cuts_it() -> None:
+def test_frontier_within_a_unit_splits_it() -> None:
     glass = Reader()
     glass.deliver(0, 1, 9, [1, 3, 5, 7])
     glass.deliver(1, 1, 4)
@@ -226,7 +226,7 @@ def test_a_gap_is_never_passed() -> None:
     assert glass.gsns() == [3, 5]
 
 
-def test_a_repetition_and_an_old_streams_message_are_passed_over() -> None:
+def test_duplicates_and_messages_of_old_streams_are_ignored() -> None:
     glass = Reader()
     old = glass.opened[0].subscription
     glass.deliver(0, 1, 3, [1])
@@ -242,7 +242,7 @@ def test_a_repetition_and_an_old_streams_message_are_passed_over() -> None:
 @pytest.mark.parametrize(
     "units", [[[3], [1]], [[1], [1]], [[5, 3]], [[9]], [[7, 9]]], ids=lambda u: f"{u}"
 )
-def test_units_out_of_order_or_place_are_refused(units: list[list[int]]) -> None:
+def test_units_out_of_order_or_range_are_refused(units: list[list[int]]) -> None:
     glass = Reader(start=3)
     glass.deliver(0, 3, 9, *units)
     assert glass.look() == ["s0r0:1"], "the next replica is asked"
@@ -251,17 +251,17 @@ def test_units_out_of_order_or_place_are_refused(units: list[list[int]]) -> None
     assert glass.gsns() == []
 
 
-def test_a_body_that_is_none_ends_the_subscription_and_nothing_else() -> None:
+def test_malformed_body_ends_only_its_subscription() -> None:
     glass = Reader(shards=1, leases=[run_of(lease([0]))])
     call = glass.fetch()
     glass.deliver(0, 1, 9, Unit(0, [1], b"nonsense"))
     assert isinstance(glass.answers.pop(call), ProtocolError)
 
 
-# --- credit and signs of life ---
+# --- credit and silence ---
 
 
-def test_credit_is_renewed_as_records_are_handed_out() -> None:
+def test_credit_is_renewed_as_records_are_returned() -> None:
     glass = Reader(shards=1, leases=[run_of(lease([0], size=10_000))])
     first = glass.opened[0].credit
     assert first == WINDOW_BYTES
@@ -275,7 +275,7 @@ def test_credit_is_renewed_as_records_are_handed_out() -> None:
     assert credits_sent[-1] == first + 8 * (len(body) + 64)
 
 
-def test_a_stream_that_is_opened_again_gets_no_more_than_one_window() -> None:
+def test_reopened_stream_gets_at_most_one_window() -> None:
     glass = Reader()
     body = encode_body(Body(0, None, [bytes(500_000)]))
     for gsn in range(1, 11, 2):
@@ -285,7 +285,7 @@ def test_a_stream_that_is_opened_again_gets_no_more_than_one_window() -> None:
     assert glass.opened[0].credit == WINDOW_BYTES - 5 * (len(body) + 64)
 
 
-def test_signs_of_life_and_another_replica_after_silence() -> None:
+def test_credit_is_sent_regularly_and_silence_changes_the_replica() -> None:
     glass = Reader(shards=1, leases=[run_of(lease([0]))])
     glass.deliver(0, 1, 3, [1])
     glass.pass_time(600 * MS)
@@ -306,7 +306,7 @@ def test_a_server_that_forgot_the_subscription() -> None:
     assert glass.opened[0].subscription != message.subscription
 
 
-def test_a_server_that_refuses_is_left_for_the_next_one_after_a_pause() -> None:
+def test_subscription_changes_to_the_next_replica_after_a_refusal() -> None:
     glass = Reader()
     message = glass.opened[0]
     glass.give(refused(message, 0, "not-ready", message.subscription))
@@ -315,7 +315,7 @@ def test_a_server_that_refuses_is_left_for_the_next_one_after_a_pause() -> None:
     assert glass.look() == ["s0r0:1"]
 
 
-def test_a_new_view_opens_the_stream_again_where_it_was() -> None:
+def test_new_view_reopens_the_stream_at_its_position() -> None:
     glass = Reader()
     glass.deliver(0, 1, 5, [1])
     glass.fetch()
@@ -326,7 +326,7 @@ def test_a_new_view_opens_the_stream_again_where_it_was() -> None:
     assert (glass.opened[0].view, glass.opened[0].start) == (2, 5)
 
 
-def test_what_a_server_of_an_older_view_delivers_counts_and_another_one_takes_over() -> None:
+def test_records_of_an_older_view_count_and_another_replica_takes_over() -> None:
     glass = Reader()
     glass.deliver(1, 1, 8)
     glass.learn(placement(0, view=2))
@@ -343,7 +343,7 @@ def test_what_a_server_of_an_older_view_delivers_counts_and_another_one_takes_ov
     assert glass.gsns() == [5]
 
 
-def test_servers_that_were_all_left_behind_are_asked_in_turn_with_growing_pauses() -> None:
+def test_outdated_servers_are_asked_in_turn_with_growing_backoff() -> None:
     glass = Reader()
     glass.learn(placement(0, view=2))
     opened = 0
@@ -355,7 +355,7 @@ def test_servers_that_were_all_left_behind_are_asked_in_turn_with_growing_pauses
     assert 10 <= opened <= 20
 
 
-def test_a_recovering_shard_holds_others_back_and_is_named() -> None:
+def test_recovering_shard_blocks_a_subscription_and_is_named() -> None:
     glass = Reader()
     glass.deliver(1, 1, 8, [4], [6])
     glass.deliver(0, 1, 3, [1])
@@ -368,13 +368,13 @@ def test_a_recovering_shard_holds_others_back_and_is_named() -> None:
         glass.pass_time(1 * S)
         for shard in (0, 1):
             glass.deliver(shard, glass.stream(shard).frontier, glass.stream(shard).frontier)
-    assert 5 <= len(glass.take(wire.Want)) <= 15, "who cannot answer is asked less often"
+    assert 5 <= len(glass.take(wire.Want)) <= 15, "an unavailable shard is asked less often"
 
 
 # --- wants and progress ---
 
 
-def test_the_shard_that_holds_others_back_is_told_once_in_a_while() -> None:
+def test_want_is_repeated_to_the_blocking_shard() -> None:
     glass = Reader()
     glass.fetch()
     glass.deliver(1, 1, 8, [4], [6])
@@ -388,7 +388,7 @@ def test_the_shard_that_holds_others_back_is_told_once_in_a_while() -> None:
     assert not glass.take(wire.Want)
 
 
-def test_nobody_is_asked_for_what_is_on_its_way() -> None:
+def test_no_want_is_sent_for_records_in_flight() -> None:
     glass = Reader()
     glass.fetch()
     glass.deliver(0, 1, 3, [1], stable=100)
@@ -427,7 +427,7 @@ def test_the_end_of_the_known_leases_is_not_passed() -> None:
 
 
 def shard_that_joins() -> Reader:
-    """Return a reader that is told of a lease with a shard of which it has not heard."""
+    """Return a reader that gets a lease with a shard that it does not know."""
     glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
     glass.deliver(0, 1, 25, [1], [9], [20])
     glass.take(wire.Hello)
@@ -456,7 +456,7 @@ def test_a_subscription_that_is_closed_meanwhile_opens_no_stream_of_a_shard_that
     assert not glass.look()
 
 
-def test_leases_that_nobody_announces_are_asked_for() -> None:
+def test_unannounced_leases_are_requested() -> None:
     glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
     glass.deliver(0, 1, 25, [20])
     assert glass.gsns() == []
@@ -465,7 +465,7 @@ def test_leases_that_nobody_announces_are_asked_for() -> None:
     assert glass.gsns() == [20]
 
 
-def test_a_missing_lease_in_between_is_asked_for() -> None:
+def test_missing_lease_is_requested() -> None:
     glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
     third = run_of(lease([0], number=3, base=21, size=10))
     glass.deliver(0, 1, 25, [15], leases=[third])
@@ -474,7 +474,7 @@ def test_a_missing_lease_in_between_is_asked_for() -> None:
     assert glass.gsns() == [15]
 
 
-def test_a_start_that_nobody_was_given_yet() -> None:
+def test_start_without_an_owner_waits() -> None:
     glass = Glass()
     glass.connect(placement(0))
     number = glass.call(SubscribeRequest(glass.until(), RecordId(10**9, 0), True))
@@ -502,7 +502,7 @@ def test_a_trimmed_start_is_an_error_that_names_the_first_position() -> None:
     assert not glass.take(wire.Credit), "its streams are still open"
 
 
-def test_a_running_subscription_that_is_overtaken_by_a_trim() -> None:
+def test_trim_past_a_running_subscription_ends_it() -> None:
     glass = Reader()
     glass.deliver(0, 1, 3, [1])
     glass.deliver(1, 1, 4)
@@ -517,8 +517,8 @@ def test_a_running_subscription_that_is_overtaken_by_a_trim() -> None:
     assert error.first == RecordId(8, 1)
 
 
-def test_a_stream_of_a_shard_that_joins_later_goes_on_behind_a_trim() -> None:
-    """It was opened when the lease with the shard was told, far ahead; nothing had come of it."""
+def test_stream_of_a_new_shard_continues_after_a_trim() -> None:
+    """The stream was opened far ahead, when the lease with the shard arrived; it is still empty."""
     runs = [run_of(lease([0], size=10)), run_of(lease([0, 1], number=2, base=11, size=100))]
     glass = Reader(leases=runs)
     assert glass.opened[1].start == 1
@@ -531,7 +531,7 @@ def test_a_stream_of_a_shard_that_joins_later_goes_on_behind_a_trim() -> None:
     assert glass.gsns() == [12]
 
 
-def test_without_follow_it_ends_with_the_tail_of_its_beginning() -> None:
+def test_subscription_without_follow_ends_at_the_initial_tail() -> None:
     glass = Reader()
     number = glass.call(SubscribeRequest(glass.until(), RecordId(1, 0), False))
     known = [placement(0), placement(1)]
@@ -565,7 +565,7 @@ def test_a_fetch_ends_at_its_deadline() -> None:
     assert glass.batch(call) == Fetched([], ended=False)
 
 
-def test_no_answer_about_leases() -> None:
+def test_subscription_without_leases_ends_at_its_deadline() -> None:
     glass = Glass()
     glass.connect(placement(0))
     call = glass.call(SubscribeRequest(glass.until(2 * S), RecordId(1, 0), True))
@@ -585,7 +585,7 @@ def test_closing_ends_the_streams_and_the_readers() -> None:
     assert not glass.sent
 
 
-# --- over a network that cannot be trusted ---
+# --- over a faulty network ---
 
 
 @settings(max_examples=40)

@@ -16,7 +16,7 @@ from tests.ziplog.client.fakes import (
     resolve,
     sent,
 )
-from tests.ziplog.client.test_client_recovery import located, under_way
+from tests.ziplog.client.test_client_recovery import located, with_pending_insert
 from ziplog import wire
 from ziplog.client.common.requests import SyncRequest
 from ziplog.errors import DeadlineError, OutcomeUnknownError
@@ -64,7 +64,7 @@ def test_sync_waits_for_all_shards_where_this_client_has_records() -> None:
     assert glass.answers[call] == RecordId(8, 1)
 
 
-def test_sync_is_asked_again_with_growing_pauses_and_at_once_in_a_new_view() -> None:
+def test_sync_is_retried_with_growing_backoff_and_at_once_in_a_new_view() -> None:
     glass = with_records()
     call = glass.call(SyncRequest(glass.until(30 * S)))
     for question in [m for _, m in glass.take(wire.Sync) if m.shard == 1]:
@@ -102,8 +102,8 @@ def test_sync_ends_at_its_deadline_and_names_the_shard() -> None:
     assert cancelled not in glass.answers
 
 
-def test_sync_covers_what_a_recovery_told() -> None:
-    glass, call, insert = under_way()
+def test_sync_covers_inserts_that_a_recovery_placed() -> None:
+    glass, call, insert = with_pending_insert()
     glass.give(located(insert, 2, [7]))
     assert call in glass.answers
     glass.take(wire.Sync)
@@ -111,9 +111,9 @@ def test_sync_covers_what_a_recovery_told() -> None:
     assert {m.gsn for _, m in glass.take(wire.Sync)} == {7}
 
 
-def test_sync_never_goes_back() -> None:
-    """Of a record of an older view a client may hear after one that is behind it, of this view."""
-    glass, lost, insert = under_way(timeout=1 * S)
+def test_sync_result_never_decreases() -> None:
+    """A reply about an older view may arrive after one of this view with a later record."""
+    glass, lost, insert = with_pending_insert(timeout=1 * S)
     glass.pass_time(1 * S)
     error = glass.answers[lost]
     assert isinstance(error, OutcomeUnknownError)

@@ -18,7 +18,7 @@ from tests.ziplog.client.fakes import (
     resolve,
     sent,
 )
-from tests.ziplog.client.test_client_recovery import asked, located
+from tests.ziplog.client.test_client_recovery import located, sent_locates
 from ziplog.client.common.requests import InsertRequest
 from ziplog.client.inserts import inflight
 from ziplog.errors import OutcomeUnknownError, UnavailableError
@@ -33,15 +33,15 @@ PAYLOADS = [b"0", b"1", b"2", b"3"]
 
 
 @pytest.fixture(autouse=True)
-def units_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each record be a unit."""
-    monkeypatch.setattr(inflight, "UNIT_RECORDS", 1)
+def single_record_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each unit have one record."""
+    monkeypatch.setattr(inflight, "MAX_UNIT_RECORDS", 1)
 
 
-def under_way(
+def with_recovered_shard(
     payloads: Sequence[bytes] = PAYLOADS, timeout: int = 60 * S
 ) -> tuple[Glass, int, list[Insert]]:
-    """Return a client with a call whose shard has been recovered since it was sent."""
+    """Return a client with a call of several units, sent before a recovery of their shard."""
     glass = connected(pinned)
     call = glass.call(
         InsertRequest(glass.until(timeout), list(payloads), RID_GENESIS, None, 0, many=True)
@@ -58,28 +58,28 @@ def placed(insert: Insert, gsn: int) -> list[Any]:
 
 
 def failed(glass: Glass, call: int, *gsns: int) -> None:
-    """Check that a call has failed, with these places (0: none), for good."""
+    """Check that a call failed permanently, with these positions (0: none)."""
     glass.pass_time(1)
-    asked(glass)
+    sent_locates(glass)
     error = glass.answers[call]
     assert type(error) is UnavailableError, repr(error)
     assert not error.retriable
     assert error.results == [RecordId(gsn, 0) if gsn else None for gsn in gsns]
     missing = gsns.count(0)
-    assert f"it lost {missing} of the {len(gsns)} records" in str(error)
-    assert "recovered" in str(error)
+    assert f"lost {missing} of the {len(gsns)} records" in str(error)
+    assert "recovery" in str(error)
     glass.pass_time(5 * S)
     assert not sent(glass)
-    assert not asked(glass)
+    assert not sent_locates(glass)
     glass.insert(b"z")
     (later,) = sent(glass)
     assert later.first_incomplete == later.seq, "nothing is left of it"
 
 
-def test_nothing_is_sent_while_a_later_unit_may_be_there() -> None:
-    glass, call, units = under_way()
+def test_nothing_is_sent_while_a_later_unit_may_be_placed() -> None:
+    glass, call, units = with_recovered_shard()
     assert not sent(glass)
-    questions = asked(glass)
+    questions = sent_locates(glass)
     assert {q.seq for q in questions} == {unit.seq for unit in units}
     assert {q.view for q in questions} == {1}
     for unit in units[:-1]:
@@ -87,11 +87,11 @@ def test_nothing_is_sent_while_a_later_unit_may_be_there() -> None:
         glass.pass_time(100 * MS)
         assert not sent(glass)
     assert call not in glass.answers
-    assert {q.seq for q in asked(glass)} >= {units[-1].seq}
+    assert {q.seq for q in sent_locates(glass)} >= {units[-1].seq}
 
 
-def test_a_unit_that_is_nowhere_is_not_sent_behind_a_later_one() -> None:
-    glass, call, (a, b, c, d) = under_way()
+def test_absent_unit_is_not_sent_after_a_later_unit_was_placed() -> None:
+    glass, call, (a, b, c, d) = with_recovered_shard()
     glass.give(located(b, 2), located(a, 2, [3]), located(c, 2, [5]))
     glass.pass_time(1 * S)
     assert call not in glass.answers, "the last one may be there, too"
@@ -100,15 +100,15 @@ def test_a_unit_that_is_nowhere_is_not_sent_behind_a_later_one() -> None:
     failed(glass, call, 3, 0, 5, 0)
 
 
-def test_the_order_of_the_answers_does_not_matter() -> None:
-    glass, call, (a, b, c, d) = under_way()
+def test_order_of_located_replies_does_not_matter() -> None:
+    glass, call, (a, b, c, d) = with_recovered_shard()
     glass.give(located(d, 2, [9]), located(c, 2), located(b, 2), located(a, 2))
     glass.pass_time(1)
     failed(glass, call, 0, 0, 0, 9)
 
 
-def test_all_that_is_nowhere_at_the_end_is_sent_again_in_order() -> None:
-    glass, call, (a, b, c, d) = under_way()
+def test_absent_last_units_are_sent_again_in_order() -> None:
+    glass, call, (a, b, c, d) = with_recovered_shard()
     glass.give(located(d, 2), located(b, 2, [4]), located(c, 2))
     glass.pass_time(1)
     assert not sent(glass)
@@ -120,8 +120,8 @@ def test_all_that_is_nowhere_at_the_end_is_sent_again_in_order() -> None:
     assert glass.answers[call] == [RecordId(gsn, 0) for gsn in (3, 4, 7, 8)]
 
 
-def test_a_call_of_which_nothing_is_there_is_sent_again() -> None:
-    glass, call, units = under_way()
+def test_call_without_placed_units_is_sent_again() -> None:
+    glass, call, units = with_recovered_shard()
     glass.give(*(located(unit, 2) for unit in reversed(units)))
     glass.pass_time(1)
     again = sent(glass)
@@ -130,17 +130,17 @@ def test_a_call_of_which_nothing_is_there_is_sent_again() -> None:
     assert glass.answers[call] == [RecordId(gsn, 0) for gsn in (7, 8, 9, 10)]
 
 
-def test_a_first_unit_that_nothing_is_behind_need_not_be_asked_for() -> None:
-    glass, call, (a, b) = under_way(PAYLOADS[:2])
+def test_first_unit_without_later_units_is_not_located() -> None:
+    glass, call, (a, b) = with_recovered_shard(PAYLOADS[:2])
     glass.give(located(b, 2))
     glass.pass_time(1)
     assert [m.seq for m in sent(glass)] == [a.seq, b.seq]
     assert call not in glass.answers
 
 
-def test_acks_of_the_former_view_count() -> None:
-    """All replicas of a view held it: so it is in every later one, and nothing before it may be."""
-    glass, call, (a, b) = under_way(PAYLOADS[:2])
+def test_acks_of_the_older_view_count() -> None:
+    """All replicas of a view held it, so every later view has it."""
+    glass, call, (a, b) = with_recovered_shard(PAYLOADS[:2])
     glass.give(*placed(b, 6))
     glass.pass_time(1)
     assert not sent(glass)
@@ -148,8 +148,8 @@ def test_acks_of_the_former_view_count() -> None:
     failed(glass, call, 0, 6)
 
 
-def test_an_ack_of_the_former_view_may_be_the_last_word() -> None:
-    glass, call, (a, b) = under_way(PAYLOADS[:2])
+def test_ack_of_the_older_view_may_complete_a_call() -> None:
+    glass, call, (a, b) = with_recovered_shard(PAYLOADS[:2])
     glass.give(located(a, 2))
     glass.pass_time(1)
     glass.give(*placed(b, 6))
@@ -169,7 +169,7 @@ def test_what_was_placed_before_the_recovery_counts() -> None:
 
 
 def test_the_second_recovery_is_like_the_first() -> None:
-    glass, call, units = under_way(PAYLOADS[:2])
+    glass, call, units = with_recovered_shard(PAYLOADS[:2])
     glass.give(*(located(unit, 2) for unit in units))
     glass.pass_time(1)
     a, b = sent(glass)
@@ -181,7 +181,7 @@ def test_the_second_recovery_is_like_the_first() -> None:
     failed(glass, call, 0, 9)
 
 
-def test_more_of_a_call_goes_out_once_it_is_known_what_is_there() -> None:
+def test_blocked_call_continues_once_its_placed_units_are_known() -> None:
     glass = connected(pinned)
     call = glass.insert(*[bytes(200_000)] * 30)
     units = sent(glass)
@@ -209,8 +209,8 @@ def test_more_of_a_call_goes_out_once_it_is_known_what_is_there() -> None:
     assert len(glass.answers[call]) == 30
 
 
-def test_at_the_deadline_it_is_in_doubt_and_never_sent() -> None:
-    glass, call, (a, b, c) = under_way(PAYLOADS[:3], timeout=2 * S)
+def test_blocked_call_has_an_unknown_outcome_at_its_deadline() -> None:
+    glass, call, (a, b, c) = with_recovered_shard(PAYLOADS[:3], timeout=2 * S)
     glass.give(located(b, 2), located(c, 2, [5]))
     glass.pass_time(3 * S)
     error = glass.answers[call]
@@ -223,12 +223,12 @@ def test_at_the_deadline_it_is_in_doubt_and_never_sent() -> None:
 
 
 def test_calls_of_one_unit_are_sent_at_once() -> None:
-    glass, _, (single,) = under_way(PAYLOADS[:1])
+    glass, _, (single,) = with_recovered_shard(PAYLOADS[:1])
     (again,) = sent(glass)
     assert (again.seq, again.view) == (single.seq, 2)
 
 
-def test_what_all_replicas_refused_need_not_be_asked_for() -> None:
+def test_unit_that_all_replicas_refused_is_not_located() -> None:
     glass = connected(pinned)
     call = glass.insert(*PAYLOADS[:2])
     a, b = sent(glass)
@@ -236,14 +236,14 @@ def test_what_all_replicas_refused_need_not_be_asked_for() -> None:
     learn(glass, 2, "live")
     glass.pass_time(1)
     assert not sent(glass), "the second one may be there"
-    assert {q.seq for q in asked(glass)} == {b.seq}
+    assert {q.seq for q in sent_locates(glass)} == {b.seq}
     glass.give(located(b, 2))
     glass.pass_time(1)
     assert [m.seq for m in sent(glass)] == [a.seq, b.seq]
     assert call not in glass.answers
 
 
-def test_a_call_that_went_to_another_shard_is_tied_no_longer() -> None:
+def test_rerouted_call_is_not_blocked() -> None:
     glass = connected()
     call = glass.insert(*PAYLOADS[:2])
     a, b = sent(glass)

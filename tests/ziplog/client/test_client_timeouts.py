@@ -1,4 +1,4 @@
-"""When a unit is sent again: the timeout, what counts as evidence, and the budget of copies."""
+"""Retransmission: the timeout, evidence of a loss, and the budget of copies."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from tests.ziplog.client.fakes import MS, Glass, S, ack, connected, pinned, refused, sent
 from ziplog.client.inserts.retransmission import (
     ACKS_PER_COPY,
-    FIRST_TIMEOUT_NS,
-    MAX_BACKOFF_NS,
-    MIN_TIMEOUT_NS,
+    INITIAL_RETRANSMIT_NS,
+    MAX_DOUBLED_NS,
+    MIN_RETRANSMIT_NS,
     SAVED_COPIES,
     Budget,
-    Timeout,
+    RetransmitTimeout,
 )
 
 
@@ -23,37 +23,37 @@ def settle(glass: Glass, insert: Any, *servers: int, copy: int | None = None) ->
 
 
 def test_the_timeout_follows_the_samples_and_how_much_they_differ() -> None:
-    timeout = Timeout()
-    assert timeout.ns == FIRST_TIMEOUT_NS
-    timeout.measure(400 * MS)
+    timeout = RetransmitTimeout()
+    assert timeout.ns == INITIAL_RETRANSMIT_NS
+    timeout.observe_latency(400 * MS)
     assert timeout.ns == 400 * MS + 4 * 200 * MS, "the first sample counts"
     for _ in range(100):
-        timeout.measure(400 * MS)
+        timeout.observe_latency(400 * MS)
     assert 400 * MS <= timeout.ns < 410 * MS
-    timeout.measure(3 * S)
+    timeout.observe_latency(3 * S)
     assert timeout.ns > 3 * S, "one that is far off makes it careful"
     for _ in range(200):
-        timeout.measure(1 * MS)
-    assert timeout.ns == MIN_TIMEOUT_NS
+        timeout.observe_latency(1 * MS)
+    assert timeout.ns == MIN_RETRANSMIT_NS
 
 
 def test_a_timeout_doubles_until_there_is_a_sample_or_another_view() -> None:
-    timeout = Timeout()
-    timeout.measure(100 * MS)
+    timeout = RetransmitTimeout()
+    timeout.observe_latency(100 * MS)
     first = timeout.ns
     timeout.back_off()
     assert timeout.ns == 2 * first
     for _ in range(10):
         timeout.back_off()
-    assert timeout.ns == MAX_BACKOFF_NS
+    assert timeout.ns == MAX_DOUBLED_NS
     assert timeout.is_longest
     timeout.reset()
     assert timeout.ns == first
 
 
 def test_long_samples_are_not_cut_off_by_the_longest_back_off() -> None:
-    timeout = Timeout()
-    timeout.measure(10 * S)
+    timeout = RetransmitTimeout()
+    timeout.observe_latency(10 * S)
     timeout.back_off()
     assert timeout.ns == 30 * S
 
@@ -77,34 +77,34 @@ def test_a_unit_that_was_sent_twice_gives_a_sample_only_if_the_copy_is_known() -
     glass = connected(pinned)
     glass.insert(b"x", timeout=60 * S)
     (first,) = sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + 100 * MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + 100 * MS)
     (again,) = sent(glass)
     assert again.copy == 2
-    timeout = glass.core._inserts.lanes[0].timeout
-    assert timeout.ns == 2 * FIRST_TIMEOUT_NS
-    settle(glass, again, copy=0)  # which copy it was is not told
-    assert timeout.ns == 2 * FIRST_TIMEOUT_NS, "it stays doubled"
+    timeout = glass.core._inserts.windows[0].retransmit_timeout
+    assert timeout.ns == 2 * INITIAL_RETRANSMIT_NS
+    settle(glass, again, copy=0)  # the acks do not name their copy
+    assert timeout.ns == 2 * INITIAL_RETRANSMIT_NS, "it stays doubled"
     glass.insert(b"y", timeout=60 * S)
     sent(glass)
-    glass.pass_time(2 * FIRST_TIMEOUT_NS + 100 * MS)
+    glass.pass_time(2 * INITIAL_RETRANSMIT_NS + 100 * MS)
     (again,) = sent(glass)
     settle(glass, again, copy=1)
-    assert timeout.ns > 3 * FIRST_TIMEOUT_NS, "the first copy took that long"
+    assert timeout.ns > 3 * INITIAL_RETRANSMIT_NS, "the first copy took that long"
     assert first.seq != again.seq
 
 
-def test_nothing_is_sent_again_while_others_are_settled() -> None:
+def test_nothing_is_retransmitted_while_acks_of_other_units_arrive() -> None:
     glass = connected(pinned)
     for _ in range(40):
         glass.insert(b"x", timeout=60 * S)
     waiting = sent(glass)
     while waiting:
-        glass.pass_time(FIRST_TIMEOUT_NS - 100 * MS)
+        glass.pass_time(INITIAL_RETRANSMIT_NS - 100 * MS)
         settle(glass, waiting.pop(0))
     assert glass.core.counters.retries == 0
 
 
-def test_what_a_server_passed_over_is_sent_again() -> None:
+def test_unit_that_a_server_passed_over_is_retransmitted() -> None:
     glass = connected(pinned)
     glass.insert(b"lost", timeout=60 * S)
     (lost,) = sent(glass)
@@ -117,17 +117,17 @@ def test_what_a_server_passed_over_is_sent_again() -> None:
     assert glass.core.counters.retries >= 1
 
 
-def test_of_many_that_may_be_in_a_queue_one_is_sent_again() -> None:
+def test_one_of_many_possibly_queued_units_is_retransmitted() -> None:
     glass = connected(pinned)
     for _ in range(100):
         glass.insert(b"x", timeout=60 * S)
     sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     (probe,) = sent(glass)
-    glass.pass_time(FIRST_TIMEOUT_NS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS)
     assert not sent(glass), "the timeout has doubled"
     settle(glass, probe)
-    glass.pass_time(2 * FIRST_TIMEOUT_NS)
+    glass.pass_time(2 * INITIAL_RETRANSMIT_NS)
     assert len({insert.seq for insert in sent(glass)}) == 99, "the copy was answered: they are lost"
 
 
@@ -138,7 +138,7 @@ def test_a_client_without_acks_sends_few_copies_and_never_stops() -> None:
     sent(glass)
     glass.pass_time(60 * S)
     early = len(sent(glass))
-    assert SAVED_COPIES < early <= SAVED_COPIES + 60 * S // MAX_BACKOFF_NS
+    assert SAVED_COPIES < early <= SAVED_COPIES + 60 * S // MAX_DOUBLED_NS
     glass.pass_time(60 * S)
     assert len(sent(glass)) >= 10
 
@@ -157,9 +157,9 @@ def test_a_server_that_acks_again_proves_no_loss() -> None:
     glass.insert(b"x", timeout=60 * S)
     (insert,) = sent(glass)
     settle(glass, insert, 0)
-    glass.pass_time(FIRST_TIMEOUT_NS + MS)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     (again,) = sent(glass)
     glass.give(ack(again, 0, [2], counter=2))
-    assert glass.core._inserts.lanes[0].timeout.ns == 2 * FIRST_TIMEOUT_NS
+    assert glass.core._inserts.windows[0].retransmit_timeout.ns == 2 * INITIAL_RETRANSMIT_NS
     glass.give(ack(again, 1, [2]))
-    assert glass.core._inserts.lanes[0].timeout.ns < 2 * FIRST_TIMEOUT_NS
+    assert glass.core._inserts.windows[0].retransmit_timeout.ns < 2 * INITIAL_RETRANSMIT_NS

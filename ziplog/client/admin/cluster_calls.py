@@ -1,7 +1,8 @@
-"""Calls about the cluster as a whole: connect, the tail, trim, the status document.
+"""Calls about the whole cluster: connect, tail, trim, status document.
 
-Rule: each call is one question, asked again until its deadline (`service`). Invariant: a call that
-was answered has no question open. See docs/protocol.md, sections 7 and 8.
+Each call is one request that is retried until its deadline (`membership_client`).
+
+Invariant: a completed call has no open request. See docs/protocol.md, sections 7 and 8.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ziplog.client.reads.tail import Survey
+from ziplog.client.reads.tail import TailQuery
 from ziplog.errors import DeadlineError, NoSuchRecordError, UnavailableError, ZiplogError
 from ziplog.wire import StatusQuery, Trim
 
 if TYPE_CHECKING:
-    from ziplog.client.common.membership_client import Service
+    from ziplog.client.common.membership_client import MembershipClient
     from ziplog.client.common.requests import (
         ConnectRequest,
         StatusRequest,
@@ -24,136 +25,146 @@ if TYPE_CHECKING:
         TrimRequest,
     )
     from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import Turn
-    from ziplog.client.reads.tail import Surveys, Tails
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.reads.tail import LogTail, TailQueries
     from ziplog.wire import StatusReply, TrimReply
 
 _MS: Final = 1_000_000
-#: A position that is not stable yet is trimmed again after so long.
-_TRIM_AGAIN_NS: Final = 100 * _MS
+#: Interval between trim requests for a position that is not stable yet.
+_TRIM_RETRY_NS: Final = 100 * _MS
 
 
-class Errand(msgspec.Struct):
-    """One such call under way."""
+class PendingCall(msgspec.Struct):
+    """One pending call."""
 
     deadline: int
-    #: What to raise at the deadline.
-    late: Callable[[], ZiplogError]
-    #: The open question to the service; 0: none.
-    question: int = 0
-    survey: Survey | None = None
-    #: When to `ask` again; 0: not.
+    #: Returns the error at the deadline.
+    deadline_error: Callable[[], ZiplogError]
+    #: Number of the open request to the service; 0: none.
+    open_request: int = 0
+    tail_query: TailQuery | None = None
+    #: When to call `send` again; 0: never.
     retry_at: int = 0
-    ask: Callable[[], None] | None = None
+    send: Callable[[], None] | None = None
 
 
-class Upkeep:
-    """All such calls of a client."""
+class ClusterCalls:
+    """The pending cluster calls of a client."""
 
-    def __init__(self, turn: Turn, service: Service, routing: Routing, surveys: Surveys) -> None:
-        self._turn: Final = turn
-        self._service: Final = service
+    def __init__(
+        self,
+        context: StepContext,
+        membership: MembershipClient,
+        routing: Routing,
+        tail_queries: TailQueries,
+    ) -> None:
+        self._context: Final = context
+        self._membership: Final = membership
         self._routing: Final = routing
-        self._surveys: Final = surveys
-        self._errands: dict[int, Errand] = {}
+        self._tail_queries: Final = tail_queries
+        self._pending: dict[int, PendingCall] = {}
 
-    def _begin(self, call: int, deadline: int, late: Callable[[], ZiplogError]) -> Errand:
-        errand = self._errands[call] = Errand(deadline, late)
-        self._turn.wake_at(deadline)
-        return errand
+    def _start(
+        self, call: int, deadline: int, deadline_error: Callable[[], ZiplogError]
+    ) -> PendingCall:
+        pending = self._pending[call] = PendingCall(deadline, deadline_error)
+        self._context.set_timer(deadline)
+        return pending
 
-    def _end(self, call: int, result: Any) -> None:
+    def _finish(self, call: int, result: Any) -> None:
         self.cancel(call)
-        self._turn.complete(call, result)
+        self._context.complete(call, result)
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer."""
-        errand = self._errands.pop(call, None)
-        if errand is not None:
-            self._service.forget(errand.question)
-            if errand.survey is not None:
-                self._surveys.cancel(errand.survey)
+        """Cancel a call."""
+        pending = self._pending.pop(call, None)
+        if pending is not None:
+            self._membership.cancel(pending.open_request)
+            if pending.tail_query is not None:
+                self._tail_queries.cancel(pending.tail_query)
 
     def connect(self, call: int, request: ConnectRequest) -> None:
-        """Learn the cluster."""
+        """Get the cluster's description from the membership service."""
 
-        def late() -> ZiplogError:
-            tried = ", ".join(self._service.endpoints)
+        def deadline_error() -> ZiplogError:
+            tried = ", ".join(self._membership.endpoints)
             return UnavailableError(
                 f"no membership service answered at {tried}; check the address, and that the"
                 " cluster runs"
             )
 
-        def learned() -> None:
-            if call in self._errands:
-                self._end(call, self._routing.limits)
+        def on_refreshed() -> None:
+            if call in self._pending:
+                self._finish(call, self._routing.limits)
 
-        self._begin(call, request.deadline, late)
-        self._routing.refresh(learned)
+        self._start(call, request.deadline, deadline_error)
+        self._routing.refresh(on_refreshed)
 
     def status(self, call: int, request: StatusRequest) -> None:
         """Get the status document."""
 
-        def answered(reply: StatusReply) -> None:
-            self._end(call, reply.document)
+        def on_reply(reply: StatusReply) -> None:
+            self._finish(call, reply.document)
 
-        errand = self._begin(call, request.deadline, lambda: self._late("the status"))
-        errand.question = self._service.ask(StatusQuery, answered)
+        pending = self._start(call, request.deadline, lambda: self._deadline_error("the status"))
+        pending.open_request = self._membership.send_request(StatusQuery, on_reply)
 
     def tail(self, call: int, request: TailRequest) -> None:
-        """Find where the log ends."""
+        """Get the end of the log."""
 
-        def answered(tails: Tails | DeadlineError) -> None:
-            self._end(call, tails if isinstance(tails, DeadlineError) else tails.last)
+        def on_reply(tails: LogTail | DeadlineError) -> None:
+            self._finish(call, tails if isinstance(tails, DeadlineError) else tails.last)
 
-        errand = self._begin(call, request.deadline, lambda: self._late("the tail"))
-        errand.survey = self._surveys.start(request.deadline, answered, with_recent=False)
+        pending = self._start(call, request.deadline, lambda: self._deadline_error("the tail"))
+        pending.tail_query = self._tail_queries.start(request.deadline, on_reply, with_recent=False)
 
     def trim(self, call: int, request: TrimRequest) -> None:
-        """Delete everything before a position, once it is stable."""
+        """Delete all records before a position, once it is stable."""
         rid = request.rid
 
-        def answered(reply: TrimReply) -> None:
-            errand = self._errands[call]
-            errand.question = 0
+        def on_reply(reply: TrimReply) -> None:
+            pending = self._pending[call]
+            pending.open_request = 0
             if reply.error == "no-such-position":
-                self._end(call, NoSuchRecordError(rid, "no shard was ever given the position"))
+                self._finish(call, NoSuchRecordError(rid, "no shard owns the position yet"))
             elif reply.error == "not-stable":
-                errand.retry_at = self._turn.now + _TRIM_AGAIN_NS
-                self._turn.wake_at(errand.retry_at)
+                pending.retry_at = self._context.now + _TRIM_RETRY_NS
+                self._context.set_timer(pending.retry_at)
             else:
-                self._end(call, None)
+                self._finish(call, None)
 
-        def ask() -> None:
-            errand.question = self._service.ask(
-                lambda cluster, number: Trim(cluster, number, rid.gsn), answered
+        def send() -> None:
+            pending.open_request = self._membership.send_request(
+                lambda cluster, number: Trim(cluster, number, rid.gsn), on_reply
             )
 
-        errand = self._begin(call, request.deadline, lambda: self._late(f"a trim before {rid}"))
-        errand.ask = ask
-        ask()
+        pending = self._start(
+            call, request.deadline, lambda: self._deadline_error(f"a trim before {rid}")
+        )
+        pending.send = send
+        send()
 
-    def _late(self, what: str) -> DeadlineError:
+    def _deadline_error(self, what: str) -> DeadlineError:
         return DeadlineError(
             f"the membership service of {self._routing} did not confirm {what} before the deadline"
         )
 
     def tick(self) -> None:
-        """Ask again what is due; end what is late."""
-        turn = self._turn
-        for call, errand in list(self._errands.items()):
-            if turn.now >= errand.deadline:
-                self._end(call, errand.late())
+        """Retry the requests that are due; end the calls at their deadlines."""
+        context = self._context
+        for call, pending in list(self._pending.items()):
+            if context.now >= pending.deadline:
+                self._finish(call, pending.deadline_error())
                 continue
-            turn.wake_at(errand.deadline)
-            if errand.retry_at and errand.ask is not None:
-                if turn.now >= errand.retry_at:
-                    errand.retry_at = 0
-                    errand.ask()
+            context.set_timer(pending.deadline)
+            if pending.retry_at and pending.send is not None:
+                if context.now >= pending.retry_at:
+                    pending.retry_at = 0
+                    pending.send()
                 else:
-                    turn.wake_at(errand.retry_at)
+                    context.set_timer(pending.retry_at)
 
     def check(self) -> None:
         """Assert the invariant."""
-        for errand in self._errands.values():
-            assert self._turn.alarm <= errand.deadline, "a deadline would be missed"
+        for pending in self._pending.values():
+            assert self._context.next_timer <= pending.deadline, "a deadline would be missed"

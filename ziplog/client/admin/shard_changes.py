@@ -1,12 +1,12 @@
-"""Calls that change which shards there are: add one, take one out, have one sealed.
+"""Calls that change the set of shards: add, remove or finalize one.
 
-    asked of the service --done--> placements asked --> answered
-                         '-refused-> placements asked --> failed
+    service asked --done--> placements asked --> completed
+                  '-refused-> placements asked --> failed
 
-Rules: the service answers only when all is done, and is asked until then (`service`); twice is the
-same as once. What a call ends with is told after the placements were learned: the client that made
-the change is the first to know of it. Invariant: a call under way has a question open.
-See docs/protocol.md, section 13.
+Rules: the service replies when the change is complete; until then the client retries the request,
+which is idempotent. The client updates its placements before it completes the call.
+
+Invariant: a pending call has an open request. See docs/protocol.md, section 13.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ziplog.errors import ConfigError, DeadlineError
 from ziplog.wire import ChangeShard, Hello, ShardChanged
 
 if TYPE_CHECKING:
-    from ziplog.client.common.membership_client import Service
+    from ziplog.client.common.membership_client import MembershipClient
     from ziplog.client.common.requests import Change
     from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.errors import ZiplogError
     from ziplog.wire import ClusterInfo
 
@@ -34,71 +34,73 @@ _DONE: Final[dict[Change, str]] = {
 }
 
 
-class Errand(msgspec.Struct):
-    """One such call under way."""
+class PendingChange(msgspec.Struct):
+    """One pending change."""
 
     request: ChangeRequest
-    #: The number of the open question.
-    question: int = 0
-    #: The service's answer.
+    #: Number of the open request.
+    open_request: int = 0
+    #: The service's reply.
     reply: ShardChanged | None = None
 
 
-class Changes:
-    """All such calls of a client."""
+class ShardChanges:
+    """The pending shard changes of a client."""
 
-    def __init__(self, turn: Turn, service: Service, routing: Routing) -> None:
-        self._turn: Final = turn
-        self._service: Final = service
+    def __init__(
+        self, context: StepContext, membership: MembershipClient, routing: Routing
+    ) -> None:
+        self._context: Final = context
+        self._membership: Final = membership
         self._routing: Final = routing
         #: By call.
-        self._errands: Final[dict[int, Errand]] = {}
+        self._pending: Final[dict[int, PendingChange]] = {}
 
     @property
     def waiting(self) -> bool:
-        """Whether a call is under way."""
-        return bool(self._errands)
+        """Whether a call is pending."""
+        return bool(self._pending)
 
     def start(self, call: int, request: ChangeRequest) -> None:
-        """Take a call."""
-        errand = self._errands[call] = Errand(request)
-        self._turn.wake_at(request.deadline)
+        """Start a call."""
+        pending = self._pending[call] = PendingChange(request)
+        self._context.set_timer(request.deadline)
 
-        def answered(reply: ShardChanged) -> None:
-            errand.reply = reply
-            errand.question = self._service.ask(Hello, learned)
+        def on_reply(reply: ShardChanged) -> None:
+            pending.reply = reply
+            pending.open_request = self._membership.send_request(Hello, on_cluster_info)
 
-        def learned(info: ClusterInfo) -> None:
-            self._routing.inform(info)
-            self._end(call)
+        def on_cluster_info(info: ClusterInfo) -> None:
+            self._routing.update(info)
+            self._finish(call)
 
-        errand.question = self._service.ask(
+        pending.open_request = self._membership.send_request(
             lambda cluster, number: ChangeShard(
                 cluster, number, request.shard, request.change, list(request.replicas)
             ),
-            answered,
+            on_reply,
         )
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer; what the service has begun goes on."""
-        errand = self._errands.pop(call, None)
-        if errand is not None:
-            self._service.forget(errand.question)
+        """Cancel a call; the service continues the change."""
+        pending = self._pending.pop(call, None)
+        if pending is not None:
+            self._membership.cancel(pending.open_request)
 
-    def _end(self, call: int) -> None:
-        errand = self._errands[call]
+    def _finish(self, call: int) -> None:
+        pending = self._pending[call]
         self.cancel(call)
         result: ZiplogError | None = None
-        if errand.reply is None:
-            result = self._late(errand.request)
-        elif errand.reply.error:
-            result = self._refusal(errand.request, errand.reply)
-        self._turn.complete(call, result)
+        if pending.reply is None:
+            result = self._deadline_error(pending.request)
+        elif pending.reply.error:
+            result = self._refusal_error(pending.request, pending.reply)
+        self._context.complete(call, result)
 
-    # --- what went wrong ---
+    # --- errors ---
 
-    def _refusal(self, request: ChangeRequest, reply: ShardChanged) -> ConfigError:
-        """Return what is wrong with a request that the service refused."""
+    def _refusal_error(self, request: ChangeRequest, reply: ShardChanged) -> ConfigError:
+        """Return the error for a request that the service refused."""
         shard, routing = request.shard, self._routing
         where = f"cannot {request.change} shard {shard} of {routing}"
         unused = f"a number that no shard ever had, such as {max(routing.shards, default=-1) + 1}"
@@ -106,10 +108,11 @@ class Changes:
             case "no-such-shard":
                 return ConfigError("shard", shard, f"one of {routing.shards}", where)
             case "retired":
-                allowed = f"{unused}: who has left never comes back"
+                allowed = f"{unused}: a removed shard never comes back"
                 return ConfigError("shard", shard, allowed, where)
             case "last-shard":
-                allowed = "not the last shard that takes records; add another one first"
+                last = f"{shard} is the last shard that accepts records"
+                allowed = f"another one: {last}; add another one first"
                 return ConfigError("shard", shard, allowed, where)
             case "wrong-size":
                 names = [replica.name for replica in request.replicas]
@@ -118,58 +121,62 @@ class Changes:
                 allowed = f"as many servers as every shard of the cluster has: {size}"
                 return ConfigError("replicas", names, allowed, where)
             case "too-many":
-                allowed = f"another cluster: {len(routing.shards)} shards are as many as one holds"
+                allowed = (
+                    f"a shard of another cluster: {len(routing.shards)} shards are the maximum"
+                )
                 return ConfigError("shard", shard, allowed, where)
-        return self._clash(request, unused, where)
+        return self._conflict_error(request, unused, where)
 
-    def _clash(self, request: ChangeRequest, unused: str, where: str) -> ConfigError:
-        """The number, or one of the servers, is in use."""
-        routing, given = self._routing, [(r.name, r.endpoint) for r in request.replicas]
+    def _conflict_error(self, request: ChangeRequest, unused: str, where: str) -> ConfigError:
+        """Return the error for a shard number or a server that is in use."""
+        routing, requested = self._routing, [(r.name, r.endpoint) for r in request.replicas]
         for other in routing.shards:
-            there = [(replica.name, replica.endpoint) for replica in routing.servers(other)]
+            existing = [(replica.name, replica.endpoint) for replica in routing.servers(other)]
             if other == request.shard:
                 continue
-            for name, endpoint in given:
-                if any(name == n or endpoint == e for n, e in there):
-                    allowed = f"a server of no other shard; shard {other} has {dict(there)}"
+            for name, endpoint in requested:
+                if any(name == n or endpoint == e for n, e in existing):
+                    allowed = f"a server of no other shard; shard {other} has {dict(existing)}"
                     return ConfigError("replica", f"{name}={endpoint}", allowed, where)
-        there = [(replica.name, replica.endpoint) for replica in routing.servers(request.shard)]
-        allowed = f"{unused}, or have the servers that it has: {dict(there)}"
+        existing = [(replica.name, replica.endpoint) for replica in routing.servers(request.shard)]
+        allowed = f"{unused}, or be given with its own servers: {dict(existing)}"
         return ConfigError("shard", request.shard, allowed, where)
 
-    def _late(self, request: ChangeRequest) -> DeadlineError:
-        """Return how far a change has come that was not done in time."""
+    def _deadline_error(self, request: ChangeRequest) -> DeadlineError:
+        """Return the error at the deadline, with the state of the change."""
         routing, shard, change = self._routing, request.shard, request.change
         state = routing.state(shard)
         match change, state:
             case _, "recovering":
-                why = "it has to be recovered first"
+                why = "it must be recovered first"
             case "add", "joining":
                 servers = ", ".join(f"{r.name} at {r.endpoint}" for r in routing.servers(shard))
-                why = f"all its servers must run, and reach the membership service: {servers}"
+                why = f"all its servers must run and reach the membership service: {servers}"
             case "remove" | "finalize", "leaving":
-                why = "its servers have not confirmed yet that all it holds is on all of them"
+                why = "its servers have not yet confirmed that every record is on all of them"
                 if change == "finalize":
                     why += ", on stable storage"
             case _:
                 why = "the membership service did not confirm it"
         return DeadlineError(
             f"{routing.describe(shard)} was not {_DONE[change]} before the deadline: {why};"
-            " what has begun goes on, and asking again does no harm"
+            " the change continues, and the call may be repeated"
         )
 
     # --- time ---
 
     def tick(self) -> None:
-        """End what is late."""
-        for call, errand in list(self._errands.items()):
-            if self._turn.now >= errand.request.deadline:
-                self._end(call)
+        """End the calls at their deadlines."""
+        for call, pending in list(self._pending.items()):
+            if self._context.now >= pending.request.deadline:
+                self._finish(call)
             else:
-                self._turn.wake_at(errand.request.deadline)
+                self._context.set_timer(pending.request.deadline)
 
     def check(self) -> None:
         """Assert the invariant."""
-        for errand in self._errands.values():
-            assert self._service.is_open(errand.question), "a call without a question"
-            assert self._turn.alarm <= errand.request.deadline, "a deadline would be missed"
+        for pending in self._pending.values():
+            assert self._membership.is_open(pending.open_request), "a call without an open request"
+            assert self._context.next_timer <= pending.request.deadline, (
+                "a deadline would be missed"
+            )

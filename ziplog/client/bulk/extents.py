@@ -1,10 +1,11 @@
-"""Which shards own positions of a range, and where epochs begin: what the leases say.
+"""Extents: the shards that own positions of a range, and the epochs of the range.
 
-    leases asked from the range's start on --more?--> asked again from their end --> answered
+    leases requested from the range's start --more?--> from their end --> completed
 
-Rules: the answer is complete: leases are asked for until they reach the range's end, or until there
-are no more; what nobody was ever given is refused, with where the log ends. Invariant: a question
-under way has a question to the service open. See docs/protocol.md, sections 3 and 14.
+Rule: the result is complete. The client requests leases until they reach the range's end, or until
+there are no more. A range after the last lease fails with the end of the log.
+
+Invariant: a pending call has an open request. See docs/protocol.md, sections 3 and 14.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from ziplog.types import RecordId
 from ziplog.wire import LeaseQuery
 
 if TYPE_CHECKING:
-    from ziplog.client.common.membership_client import Service
+    from ziplog.client.common.membership_client import MembershipClient
     from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.wire import LeaseHistory
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True):
-    """Positions [start, stop) of which a shard owns its share, all through."""
+    """A range [start, stop) in which a shard owns its share of the positions throughout."""
 
     shard: int
     start: int
@@ -37,15 +38,14 @@ class Extent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Extents(msgspec.Struct, frozen=True):
-    """Who owns what of a range, and the epochs in it."""
+    """The owners of a range, and its epochs."""
 
-    #: All before it was trimmed.
+    #: Every record before it was trimmed.
     trim: int
-    #: The first position that is not known to have been given to anybody; the range ends there at
-    #: the latest.
+    #: The first position without a known owner; the range ends there at the latest.
     end: int
-    #: In order of their starts, then of shards; a shard that was out for a while has several.
-    #: Nothing trimmed is in them.
+    #: Sorted by start, then by shard. A shard that was not a member all the time has several.
+    #: Trimmed positions are left out.
     shards: list[Extent]
     #: The leases, from the one before the range on.
     runs: list[LeaseRun]
@@ -54,17 +54,17 @@ class Extents(msgspec.Struct, frozen=True):
         """Return the epoch of a position.
 
         Raises:
-            NoSuchRecordError: it lies outside of the leases known here.
+            NoSuchRecordError: no lease of this range contains the position.
             TrimmedError: its lease was trimmed.
 
         """
         return self._lease_at(gsn).epoch_at(gsn)
 
     def owner_at(self, gsn: int) -> int:
-        """Return the shard that owns a position, be it trimmed; errors are those of `epoch_at`."""
+        """Return the shard that owns a position, trimmed or not; errors as of `epoch_at`."""
         lease = self._lease_at(gsn)
         if not lease.members:
-            raise NoSuchRecordError(RecordId(gsn, 0), "no shard was there to own it")
+            raise NoSuchRecordError(RecordId(gsn, 0), "no shard was live to own it")
         return lease.owner(gsn)
 
     def _lease_at(self, gsn: int) -> Lease:
@@ -80,14 +80,14 @@ class Extents(msgspec.Struct, frozen=True):
         """Return the first position of an epoch.
 
         Raises:
-            ConfigError: it is none of the leases known here.
+            ConfigError: no lease of this range contains the epoch.
             TrimmedError: its lease was trimmed.
 
         """
         return self._lease_of(epoch).epoch_base(epoch)
 
     def epoch_stop(self, epoch: int) -> int:
-        """Return the position after an epoch's last one; errors are those of `epoch_start`."""
+        """Return the position after an epoch's last one; errors as of `epoch_start`."""
         return self._lease_of(epoch).epoch_base(epoch + 1)
 
     @property
@@ -96,7 +96,7 @@ class Extents(msgspec.Struct, frozen=True):
 
     def _lease_of(self, epoch: int) -> Lease:
         if not self.runs:
-            raise ConfigError("epoch", epoch, "of a log that has epochs: this one has none yet")
+            raise ConfigError("epoch", epoch, "an epoch of the log, which has none yet")
         at = bisect_right(self.runs, epoch, key=_first_epoch) - 1
         if at < 0 <= epoch and self._base <= self.trim:
             raise TrimmedError(RecordId(self.trim, 0))
@@ -109,112 +109,115 @@ class Extents(msgspec.Struct, frozen=True):
 
 
 def extents_of(runs: list[LeaseRun], start: int, stop: int | None, trim: int) -> Extents:
-    """Return who owns what of [start, stop) by leases that reach as far."""
+    """Return the owners of [start, stop), given all its leases."""
     end = runs[-1].last.stop if runs else 1
     low, high = max(start, trim), end if stop is None else min(stop, end)
-    #: From when on the members of the last run are in without a break.
+    #: For each member of the last run: the start of its uninterrupted membership.
     since: dict[int, int] = {}
-    found: list[Extent] = []
+    extents: list[Extent] = []
     for run in runs:
         base, members = run.first.base, {member.shard for member in run.first.members}
-        found += [Extent(shard, since.pop(shard), base) for shard in since.keys() - members]
+        extents += [Extent(shard, since.pop(shard), base) for shard in since.keys() - members]
         since |= dict.fromkeys(members - since.keys(), base)
-    found += [Extent(shard, base, end) for shard, base in since.items()]
-    clipped = [Extent(e.shard, max(e.start, low), min(e.stop, high)) for e in found]
+    extents += [Extent(shard, base, end) for shard, base in since.items()]
+    clipped = [Extent(e.shard, max(e.start, low), min(e.stop, high)) for e in extents]
     shards = sorted((e for e in clipped if e.start < e.stop), key=_by_start)
     return Extents(trim, end, shards, runs)
 
 
-class Inquiry(msgspec.Struct):
-    """One question under way."""
+class ExtentQuery(msgspec.Struct):
+    """One pending call."""
 
     call: int
     request: ExtentsRequest
     leases: LeaseMap = msgspec.field(default_factory=LeaseMap)
-    #: The number of the question to the service.
-    question: int = 0
-    #: Nobody was given its start: what is asked for is where the log ends.
-    is_beyond: bool = False
+    #: Number of the open request to the service.
+    open_request: int = 0
+    #: No shard owns its start: the query now asks for the end of the log.
+    is_past_end: bool = False
 
 
-class Inquiries:
-    """All such questions of a client."""
+class ExtentQueries:
+    """The pending extent queries of a client."""
 
-    def __init__(self, turn: Turn, service: Service, routing: Routing) -> None:
-        self._turn: Final = turn
-        self._service: Final = service
+    def __init__(
+        self, context: StepContext, membership: MembershipClient, routing: Routing
+    ) -> None:
+        self._context: Final = context
+        self._membership: Final = membership
         self._routing: Final = routing
         #: By call.
-        self._open: Final[dict[int, Inquiry]] = {}
+        self._open: Final[dict[int, ExtentQuery]] = {}
 
     @property
     def waiting(self) -> bool:
-        """Whether a question is open."""
+        """Whether a call is pending."""
         return bool(self._open)
 
     def start(self, call: int, request: ExtentsRequest) -> None:
-        """Take a call."""
-        self._turn.wake_at(request.deadline)
-        inquiry = self._open[call] = Inquiry(call, request)
-        # The position before the start: it was given to somebody, if the log ends at the start.
-        self._ask(inquiry, max(request.start - 1, 1))
+        """Start a call."""
+        self._context.set_timer(request.deadline)
+        query = self._open[call] = ExtentQuery(call, request)
+        # The position before the start has an owner, even if the log ends at the start.
+        self._query_leases(query, max(request.start - 1, 1))
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer."""
-        inquiry = self._open.pop(call, None)
-        if inquiry is not None:
-            self._service.forget(inquiry.question)
+        """Cancel a call."""
+        query = self._open.pop(call, None)
+        if query is not None:
+            self._membership.cancel(query.open_request)
 
-    def _ask(self, inquiry: Inquiry, gsn: int) -> None:
-        inquiry.question = self._service.ask(
+    def _query_leases(self, query: ExtentQuery, gsn: int) -> None:
+        query.open_request = self._membership.send_request(
             lambda cluster, request: LeaseQuery(cluster, request, gsn),
-            lambda history: self._told(inquiry, history),
+            lambda history: self._on_history(query, history),
         )
 
-    def _told(self, inquiry: Inquiry, history: LeaseHistory) -> None:
-        self._routing.learn(history.placements)
-        leases, stop = inquiry.leases, inquiry.request.stop
+    def _on_history(self, query: ExtentQuery, history: LeaseHistory) -> None:
+        self._routing.update_placements(history.placements)
+        leases, stop = query.leases, query.request.stop
         before = leases.stop
         leases.extend(history.runs)
         has_news = leases.stop > before
         if has_news and (stop is None or leases.stop < stop):
-            self._ask(inquiry, leases.stop)
-        elif not leases.stop and not inquiry.is_beyond:
-            inquiry.is_beyond = True
+            self._query_leases(query, leases.stop)
+        elif not leases.stop and not query.is_past_end:
+            query.is_past_end = True
             lease = self._routing.lease
-            self._ask(inquiry, lease.base if lease is not None else 1)
+            self._query_leases(query, lease.base if lease is not None else 1)
         else:
-            self._finish(inquiry, self._answer(inquiry, history.trim))
+            self._finish(query, self._result(query, history.trim))
 
-    def _answer(self, inquiry: Inquiry, trim: int) -> Extents | NoSuchRecordError:
-        request, runs = inquiry.request, inquiry.leases.runs
-        end = inquiry.leases.stop or 1
+    def _result(self, query: ExtentQuery, trim: int) -> Extents | NoSuchRecordError:
+        request, runs = query.request, query.leases.runs
+        end = query.leases.stop or 1
         last = max(request.start, request.stop or 0)
         if last > end:
-            why = f"no position from {end} on was given to any shard yet"
+            why = f"no shard owns a position from {end} on yet"
             return NoSuchRecordError(RecordId(last, 0), why)
         return extents_of(runs, request.start, request.stop, trim)
 
-    def _finish(self, inquiry: Inquiry, result: Extents | Exception) -> None:
-        self.cancel(inquiry.call)
-        self._turn.complete(inquiry.call, result)
+    def _finish(self, query: ExtentQuery, result: Extents | Exception) -> None:
+        self.cancel(query.call)
+        self._context.complete(query.call, result)
 
     def tick(self) -> None:
-        """End what is late."""
-        turn = self._turn
-        for inquiry in list(self._open.values()):
-            if turn.now >= inquiry.request.deadline:
-                what = f"the membership service of {self._routing} did not tell the leases"
-                error = DeadlineError(f"{what} from gsn {inquiry.request.start} on in time")
-                self._finish(inquiry, error)
+        """End the calls at their deadlines."""
+        context = self._context
+        for query in list(self._open.values()):
+            if context.now >= query.request.deadline:
+                what = f"timed out waiting for the membership service of {self._routing}"
+                start = query.request.start
+                error = DeadlineError(f"{what} to report the leases from gsn {start} on")
+                self._finish(query, error)
             else:
-                turn.wake_at(inquiry.request.deadline)
+                context.set_timer(query.request.deadline)
 
     def check(self) -> None:
         """Assert the invariant."""
-        for inquiry in self._open.values():
-            assert self._service.is_open(inquiry.question), "nobody was asked"
-            assert self._turn.alarm <= inquiry.request.deadline
+        for query in self._open.values():
+            assert self._membership.is_open(query.open_request), "a call without an open request"
+            assert self._context.next_timer <= query.request.deadline
 
 
 def _base(run: LeaseRun) -> int:

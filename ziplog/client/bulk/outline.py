@@ -1,11 +1,12 @@
-"""How much the replicas of a shard hold of a range, and which of them serve it in bulk.
+"""Outlines: how much of a range a shard stores, and the archives that serve it.
 
-    all replicas asked --the first answered, then the others or a grace--> answered
+    all replicas asked --first reply, then all others or a grace period--> completed
 
-Rules: answers of the shard's present view count; who refuses is left out once somebody answered,
-and is asked again while nobody has; of the answers, the one that reaches farthest tells the
-stretches. Invariant: whatever is open is asked again, or ends, in time.
-See docs/protocol.md, section 14.
+Rules: only replies of the shard's current view count. A replica that refuses is left out once
+another one replied; until then the client asks it again. The reply that reaches farthest gives the
+steps.
+
+Invariant: every pending call is retried, or ends, in time. See docs/protocol.md, section 14.
 """
 
 from __future__ import annotations
@@ -21,186 +22,186 @@ from ziplog.wire import Outline, Outlined
 
 if TYPE_CHECKING:
     from ziplog.client.common.routing import Route, Routing
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.wire import Refused
 
 _MS: Final = 1_000_000
-#: Who has not answered so long after the first one is left out.
+#: Time after the first reply after which missing replies are left out.
 GRACE_NS: Final = 200 * _MS
-#: While nobody has answered, all are asked again after so long, doubling up to the last.
-_FIRST_PAUSE_NS: Final = 50 * _MS
-_LAST_PAUSE_NS: Final = 500 * _MS
+#: Interval before all replicas are asked again; it doubles up to the last value.
+_MIN_BACKOFF_NS: Final = 50 * _MS
+_MAX_BACKOFF_NS: Final = 500 * _MS
 
 
 class ShardOutline(msgspec.Struct, frozen=True):
-    """A shard's part of a range, in stretches of about equal size."""
+    """A shard's part of a range, in steps of about equal size."""
 
     shard: int
-    #: All before it was trimmed.
+    #: Every record before it was trimmed.
     trim: int
-    #: (stop, bytes) of each stretch: from where the one before ends up to `stop`.
+    #: (stop, bytes) of each step; it starts at the previous step's `stop`.
     steps: list[tuple[int, int]]
-    #: The archives of the replicas that have one: (host, port).
+    #: The (host, port) of each replica's archive, if it has one.
     archives: list[tuple[str, int]]
 
 
-class Outlining(msgspec.Struct):
-    """One question under way."""
+class OutlineQuery(msgspec.Struct):
+    """One pending call."""
 
     call: int
     request: OutlineRequest
-    #: Its number at the servers.
+    #: Its request number at the servers.
     number: int
     #: By server.
     replies: dict[int, Outlined] = msgspec.field(default_factory=dict)
     refused: set[int] = msgspec.field(default_factory=set)
-    #: When it is answered whoever is missing; `NEVER` while nobody has answered.
-    done_at: int = NEVER
-    #: When to ask again; `NEVER` while it is not known where the shard is.
+    #: When to complete the call with the replies so far; `NEVER` before the first reply.
+    answer_at: int = NEVER
+    #: When to ask again; `NEVER` while the shard's route is unknown.
     retry_at: int = NEVER
-    pause: int = _FIRST_PAUSE_NS
+    backoff: int = _MIN_BACKOFF_NS
 
 
-class Outlinings:
-    """All such questions of a client."""
+class OutlineQueries:
+    """The pending outline queries of a client."""
 
-    def __init__(self, turn: Turn, routing: Routing) -> None:
-        self._turn: Final = turn
+    def __init__(self, context: StepContext, routing: Routing) -> None:
+        self._context: Final = context
         self._routing: Final = routing
-        #: By number.
-        self._open: Final[dict[int, Outlining]] = {}
-        routing.on_change.append(self._rerouted)
+        #: By request number.
+        self._open: Final[dict[int, OutlineQuery]] = {}
+        routing.on_change.append(self._on_routes_changed)
 
     @property
     def waiting(self) -> bool:
-        """Whether a question is open."""
+        """Whether a call is pending."""
         return bool(self._open)
 
     def start(self, call: int, request: OutlineRequest) -> None:
-        """Take a call."""
-        number = self._turn.request()
-        outlining = self._open[number] = Outlining(call, request, number)
-        self._turn.wake_at(request.deadline)
+        """Start a call."""
+        number = self._context.request()
+        query = self._open[number] = OutlineQuery(call, request, number)
+        self._context.set_timer(request.deadline)
         if self._routing.route(request.shard) is not None:
-            self._ask(outlining)
+            self._query_replicas(query)
         else:
-            self._routing.refresh(lambda: self._routed(outlining))
+            self._routing.refresh(lambda: self._on_refreshed(query))
 
-    def _routed(self, outlining: Outlining) -> None:
-        """All shards that there are have been told."""
-        if outlining.number not in self._open:
+    def _on_refreshed(self, query: OutlineQuery) -> None:
+        """Ask the shard after the first placements, or fail if it does not exist."""
+        if query.number not in self._open:
             return
-        shard, known = outlining.request.shard, self._routing.shards
+        shard, known = query.request.shard, self._routing.shards
         if self._routing.route(shard) is None:
-            self._finish(outlining, ConfigError("shard", shard, f"one of {known}"))
-        elif outlining.retry_at == NEVER:
-            self._ask(outlining)
+            self._finish(query, ConfigError("shard", shard, f"one of {known}"))
+        elif query.retry_at == NEVER:
+            self._query_replicas(query)
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer."""
-        for number in [n for n, outlining in self._open.items() if outlining.call == call]:
+        """Cancel a call."""
+        for number in [n for n, query in self._open.items() if query.call == call]:
             del self._open[number]
 
-    def _ask(self, outlining: Outlining) -> None:
-        """Ask those that have not answered."""
-        turn, routing, request = self._turn, self._routing, outlining.request
+    def _query_replicas(self, query: OutlineQuery) -> None:
+        """Ask the replicas without a reply."""
+        context, routing, request = self._context, self._routing, query.request
         route = routing.route(request.shard)
-        assert route is not None, "who is asked has a place"
+        assert route is not None, "a query of a shard without a placement"
         message = Outline(
-            routing.cluster, route.shard, route.view, outlining.number, request.start, request.stop
+            routing.cluster, route.shard, route.view, query.number, request.start, request.stop
         )
-        outlining.refused.clear()
+        query.refused.clear()
         for server, name in enumerate(route.names):
-            if server not in outlining.replies:
-                turn.send(name, message)
-        outlining.retry_at = turn.now + outlining.pause
-        turn.wake_at(outlining.retry_at)
+            if server not in query.replies:
+                context.send(name, message)
+        query.retry_at = context.now + query.backoff
+        context.set_timer(query.retry_at)
 
-    # --- answers ---
+    # --- replies ---
 
     def on_reply(self, reply: Outlined) -> None:
-        """Take a replica's answer."""
-        outlining = self._open.get(reply.request)
+        """Handle a replica's reply."""
+        query = self._open.get(reply.request)
         route = self._routing.route(reply.shard)
-        if outlining is None or route is None or reply.shard != outlining.request.shard:
+        if query is None or route is None or reply.shard != query.request.shard:
             return
         if reply.view != route.view or reply.server >= len(route.names):
             self._routing.refresh()
         elif _is_sound(reply):
-            outlining.replies[reply.server] = reply
-            outlining.done_at = min(outlining.done_at, self._turn.now + GRACE_NS)
-            self._turn.wake_at(outlining.done_at)
-            self._conclude(outlining, route)
+            query.replies[reply.server] = reply
+            query.answer_at = min(query.answer_at, self._context.now + GRACE_NS)
+            self._context.set_timer(query.answer_at)
+            self._conclude(query, route)
         else:
-            self._turn.counters.protocol_errors += 1
+            self._context.counters.protocol_errors += 1
 
     def on_refused(self, refused: Refused) -> bool:
-        """Take a refusal: the shard may have another view; False if it is of no question here."""
-        outlining = self._open.get(refused.request)
-        if outlining is None:
+        """Handle a refusal, perhaps of an older view; False if it is not for an outline."""
+        query = self._open.get(refused.request)
+        if query is None:
             return False
         self._routing.refresh()
         route = self._routing.route(refused.shard)
-        if route is not None and refused.shard == outlining.request.shard:
-            outlining.refused.add(refused.server)
-            self._conclude(outlining, route)
+        if route is not None and refused.shard == query.request.shard:
+            query.refused.add(refused.server)
+            self._conclude(query, route)
         return True
 
-    def _conclude(self, outlining: Outlining, route: Route) -> None:
-        """Answer, if somebody has and nobody is waited for."""
-        heard = outlining.replies.keys() | outlining.refused
-        is_due = len(heard) >= len(route.names) or self._turn.now >= outlining.done_at
-        if outlining.replies and is_due:
-            self._finish(outlining, _outline(outlining, route))
+    def _conclude(self, query: OutlineQuery, route: Route) -> None:
+        """Complete the call if it has a reply and no other is expected."""
+        replied = query.replies.keys() | query.refused
+        is_due = len(replied) >= len(route.names) or self._context.now >= query.answer_at
+        if query.replies and is_due:
+            self._finish(query, _outline(query, route))
 
-    def _rerouted(self, shards: list[int]) -> None:
-        """A shard's servers have other places, or another view: ask them anew."""
-        for outlining in [o for o in self._open.values() if o.request.shard in shards]:
-            outlining.replies.clear()
-            outlining.done_at = NEVER
-            outlining.retry_at = self._turn.now
-            self._turn.wake_at(self._turn.now)
+    def _on_routes_changed(self, shards: list[int]) -> None:
+        """Ask all replicas again, because their shard has another view or other endpoints."""
+        for query in [o for o in self._open.values() if o.request.shard in shards]:
+            query.replies.clear()
+            query.answer_at = NEVER
+            query.retry_at = self._context.now
+            self._context.set_timer(self._context.now)
 
-    def _finish(self, outlining: Outlining, result: ShardOutline | Exception) -> None:
-        del self._open[outlining.number]
-        self._turn.complete(outlining.call, result)
+    def _finish(self, query: OutlineQuery, result: ShardOutline | Exception) -> None:
+        del self._open[query.number]
+        self._context.complete(query.call, result)
 
     # --- time ---
 
     def tick(self) -> None:
-        """Ask again what is due; end what is late, or has waited long enough."""
-        turn, routing = self._turn, self._routing
-        for outlining in list(self._open.values()):
-            request = outlining.request
-            if outlining.replies and turn.now >= min(outlining.done_at, request.deadline):
+        """Retry, complete or end the calls that are due."""
+        context, routing = self._context, self._routing
+        for query in list(self._open.values()):
+            request = query.request
+            if query.replies and context.now >= min(query.answer_at, request.deadline):
                 route = routing.route(request.shard)
-                assert route is not None, "who answered has a place"
-                self._finish(outlining, _outline(outlining, route))
+                assert route is not None, "a shard with replies without a placement"
+                self._finish(query, _outline(query, route))
                 continue
-            if turn.now >= request.deadline:
+            if context.now >= request.deadline:
                 where = routing.describe(request.shard)
-                what = f"no server of {where} told in time what it holds of"
+                what = f"timed out waiting for a server of {where} to report what it stores of"
                 error = DeadlineError(f"{what} [{request.start}, {request.stop})")
-                self._finish(outlining, error)
+                self._finish(query, error)
                 continue
-            if turn.now >= outlining.retry_at:
-                turn.counters.retries += 1
-                outlining.pause = min(outlining.pause * 2, _LAST_PAUSE_NS)
+            if context.now >= query.retry_at:
+                context.counters.retries += 1
+                query.backoff = min(query.backoff * 2, _MAX_BACKOFF_NS)
                 routing.refresh()
-                self._ask(outlining)
-            turn.wake_at(min(outlining.retry_at, outlining.done_at, request.deadline))
+                self._query_replicas(query)
+            context.set_timer(min(query.retry_at, query.answer_at, request.deadline))
 
     def check(self) -> None:
         """Assert the invariant."""
-        for number, outlining in self._open.items():
-            assert outlining.number == number
-            assert bool(outlining.replies) is (outlining.done_at != NEVER)
-            due = min(outlining.retry_at, outlining.done_at, outlining.request.deadline)
-            assert self._turn.alarm <= due, "a deadline would be missed"
+        for number, query in self._open.items():
+            assert query.number == number
+            assert bool(query.replies) is (query.answer_at != NEVER)
+            due = min(query.retry_at, query.answer_at, query.request.deadline)
+            assert self._context.next_timer <= due, "a deadline would be missed"
 
 
-def _outline(outlining: Outlining, route: Route) -> ShardOutline:
-    replies = outlining.replies
+def _outline(query: OutlineQuery, route: Route) -> ShardOutline:
+    replies = query.replies
     best = max(replies.values(), key=_reach)
     archives = [
         (_host(route.names[server].decode()), reply.archive_port)
@@ -209,7 +210,7 @@ def _outline(outlining: Outlining, route: Route) -> ShardOutline:
     ]
     trim = max(reply.trim for reply in replies.values())
     return ShardOutline(
-        outlining.request.shard, trim, [(step.stop, step.size) for step in best.steps], archives
+        query.request.shard, trim, [(step.stop, step.size) for step in best.steps], archives
     )
 
 

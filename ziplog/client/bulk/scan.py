@@ -1,13 +1,14 @@
-"""One shard's units of a range, as they are stored: what reads in bulk when no archive does.
+"""Scans: the stored units of one shard's range, for bulk reads without an archive.
 
-    opened --its stream goes on--> handed out --frontier at the range's end--> ended
+    opened --stream--> units returned --frontier at the range's end--> ended
 
-Rules: what is handed out is complete up to `reached`, in order, and follows what was handed out
-before; units are whole, so the first and the last may stick out of the range. What was handed out
-last is kept until a fetch names its end, as the answer may be lost on its way. The shard is asked
-to decide the range's positions (`Want`) once it is known that it has not.
-Invariant: `position` never passes the stream's frontier, nor the range's end.
-See docs/protocol.md, sections 7 and 14.
+Rules: the returned units are complete up to `reached`, in order, after the previous ones. Units are
+whole, so the first and the last may exceed the range. The reader may lose a result, so the last one
+is kept until a fetch names its end. The client asks the shard to decide undecided positions
+(`Want`).
+
+Invariant: `position` never passes the stream's frontier or the range's end. See docs/protocol.md,
+sections 7 and 14.
 """
 
 from __future__ import annotations
@@ -16,126 +17,127 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from ziplog.client.common.requests import Scanned
-from ziplog.client.reads.shard_stream import Stream
+from ziplog.client.reads.shard_stream import ShardStream
 from ziplog.errors import ClosedError, ConfigError, DeadlineError, TrimmedError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from ziplog.client.common.requests import ScanCloseRequest, ScanFetchRequest, ScanRequest
     from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.core.entries import Unit
     from ziplog.wire import Deliver, Refused, Trimmed
 
 
-class Scanning:
-    """One such reader."""
+class OpenScan:
+    """One open scan."""
 
     def __init__(
         self,
-        turn: Turn,
+        context: StepContext,
         routing: Routing,
-        numbers: dict[int, Scanning],
+        numbers: dict[int, OpenScan],
         call: int,
         request: ScanRequest,
     ) -> None:
-        self._turn: Final = turn
+        self._context: Final = context
         self._routing: Final = routing
-        #: All readers, by the numbers that servers know their streams by.
+        #: All scans, by the numbers of their streams at the servers.
         self._numbers: Final = numbers
         self.number: Final = call
         self.request: Final = request
-        #: All of the range before it was handed out.
+        #: The end of the units that were returned.
         self.position = request.start
-        #: What was handed out last: given again to a reader that does not have it.
+        #: The last result, for a reader that lost it.
         self._units: list[Unit] = []
-        #: None before it is known where the shard is, and after the end.
-        self.stream: Stream | None = None
+        #: None before the shard's route is known, and after the end.
+        self.stream: ShardStream | None = None
         self.fetches: Final[deque[tuple[int, ScanFetchRequest]]] = deque()
         self._error: Exception | None = None
-        #: False until the call that opens it was answered.
+        #: Whether the call that opens it was completed.
         self.is_open = False
-        #: Something came since `settle`.
+        #: Something arrived since `end_batch`.
         self.is_dirty = False
 
-    def begin(self) -> None:
-        """Open the stream: it is known which shards there are."""
+    def open(self) -> None:
+        """Open the stream; the shards are known now."""
         shard, known = self.request.shard, self._routing.shards
         if self._routing.route(shard) is None:
             self.fail(ConfigError("shard", shard, f"one of {known}"))
             return
         self.is_open = True
-        self._turn.complete(self.number, self.number)
+        self._context.complete(self.number, self.number)
         if not self.has_ended:
-            self.stream = Stream(self._turn, self._routing, shard, self.position)
-            self.open_again()
+            self.stream = ShardStream(self._context, self._routing, shard, self.position)
+            self.reopen()
 
-    def open_again(self) -> None:
-        """Have the stream begin (again) where it was."""
+    def reopen(self) -> None:
+        """Open or reopen the stream where it was."""
         assert self.stream is not None
         self._numbers.pop(self.stream.number, None)
         self.stream.open(self.position)
         self._numbers[self.stream.number] = self
 
-    # --- what the stream says ---
+    # --- the stream ---
 
-    def delivered(self, deliver: Deliver) -> None:
-        """Take a part of the stream."""
+    def on_deliver(self, deliver: Deliver) -> None:
+        """Handle a `Deliver` of the stream."""
         assert self.stream is not None
-        if not self.stream.receive(deliver):
-            self.open_again()
+        if not self.stream.on_deliver(deliver):
+            self.reopen()
         self.is_dirty = True
 
-    def refused(self, refused: Refused) -> None:
-        """Take a server's refusal of the stream."""
+    def on_refused(self, on_refused: Refused) -> None:
+        """Handle a server's refusal of the stream."""
         assert self.stream is not None
-        if refused.code == "unknown-subscription":
-            self.open_again()
+        if on_refused.code == "unknown-subscription":
+            self.reopen()
         else:
             self._routing.refresh()
-            self.stream.reopen_soon()
+            self.stream.reopen_later()
 
-    def trimmed(self, trimmed: Trimmed) -> None:
-        """Take the news that the position no longer exists."""
+    def on_trimmed(self, on_trimmed: Trimmed) -> None:
+        """Handle the trim of the scan's position."""
         self._routing.find_owner(
-            trimmed.first, lambda owner: self.fail(TrimmedError(RecordId(trimmed.first, owner)))
+            on_trimmed.first,
+            lambda owner: self.fail(TrimmedError(RecordId(on_trimmed.first, owner))),
         )
 
-    # --- handing out ---
+    # --- results ---
 
     @property
     def has_ended(self) -> bool:
-        """Whether all was handed out."""
+        """Whether all units were returned."""
         return self.position >= self.request.stop
 
-    def settle(self) -> None:
-        """After a batch of messages: serve readers, grant credit, ask for what is undecided."""
+    def end_batch(self) -> None:
+        """Complete fetches, grant credit, and send `Want`, after a batch of messages."""
         self.is_dirty = False
         self.serve()
         stream, stop = self.stream, self.request.stop
         if stream is not None:
-            stream.renew()
+            stream.renew_credit()
             if stream.stable and stream.frontier < stop:
-                stream.want(stop - 1)
+                stream.send_want(stop - 1)
 
     def serve(self) -> None:
-        """Answer the readers that wait, as far as there is something for them."""
+        """Complete the pending fetches, as far as there are units."""
         while self.fetches:
             call, request = self.fetches[0]
             result = self._hand_out(request.position)
             if result is None:
                 return
             self.fetches.popleft()
-            self._turn.complete(call, result)
+            self._context.complete(call, result)
 
     def _hand_out(self, position: int) -> Scanned | Exception | None:
         if position < self.position:
             return Scanned(self._units, self.position)
         stream, stop = self.stream, self.request.stop
         if stream is not None and stream.frontier > self.position:
-            units = self._units = [unit for unit in stream.take_units() if unit.gsns[0] < stop]
+            units = self._units = [unit for unit in stream.pop_units() if unit.gsns[0] < stop]
             self.position = min(stream.frontier, stop)
-            self._turn.counters.delivered += sum(len(unit.gsns) for unit in units)
+            self._context.counters.delivered += sum(len(unit.gsns) for unit in units)
             if self.has_ended:
                 self.close_stream()
             return Scanned(units, self.position)
@@ -146,27 +148,27 @@ class Scanning:
     # --- time and the end ---
 
     def tick(self) -> None:
-        """Do what has become due."""
-        turn = self._turn
-        if not self.is_open and turn.now >= self.request.deadline:
-            what = f"{self._routing} did not tell where shard {self.request.shard} is"
-            self.fail(DeadlineError(f"{what} before the deadline"))
+        """Do the work that is due."""
+        context = self._context
+        if not self.is_open and context.now >= self.request.deadline:
+            what = f"timed out waiting for {self._routing} to report where shard"
+            self.fail(DeadlineError(f"{what} {self.request.shard} is"))
             return
         for fetch in list(self.fetches):
             call, request = fetch
-            if turn.now >= request.deadline:
+            if context.now >= request.deadline:
                 self.fetches.remove(fetch)
-                turn.complete(call, Scanned([], self.position))
+                context.complete(call, Scanned([], self.position))
             else:
-                turn.wake_at(request.deadline)
+                context.set_timer(request.deadline)
         if self.stream is not None and not self.stream.tick():
-            self.open_again()
+            self.reopen()
         if not self.is_open:
-            turn.wake_at(self.request.deadline)
+            context.set_timer(self.request.deadline)
         self.is_dirty = True
 
     def fail(self, error: Exception) -> None:
-        """End it: whoever reads on gets the error; the first one counts."""
+        """Fail the scan: all fetches get the first error."""
         if self._error is not None:
             return
         self._error = error
@@ -174,29 +176,29 @@ class Scanning:
             self.close_stream()
             self.serve()
         else:
-            self._turn.complete(self.number, error)
-            self._turn.wake_at(self._turn.now)
+            self._context.complete(self.number, error)
+            self._context.set_timer(self._context.now)
 
     @property
     def is_failed(self) -> bool:
-        """Whether the call that should have opened it was answered with an error."""
+        """Whether the opening call failed."""
         return self._error is not None and not self.is_open
 
     def close_stream(self) -> None:
-        """Have the server send nothing more."""
+        """Close the stream."""
         if self.stream is not None:
             self._numbers.pop(self.stream.number, None)
             self.stream.close()
             self.stream = None
 
     def close(self) -> None:
-        """End it: readers get nothing more."""
+        """Close the scan, and end the pending fetches."""
         if not self.is_open and self._error is None:
-            # Closed before it was open: that call, too, is answered.
-            self._turn.complete(self.number, self.number)
+            # It was closed before it was open: complete the opening call, too.
+            self._context.complete(self.number, self.number)
         self.close_stream()
         for call, _ in self.fetches:
-            self._turn.complete(call, _closed())
+            self._context.complete(call, _closed())
         self.fetches.clear()
 
     def check(self) -> None:
@@ -207,61 +209,61 @@ class Scanning:
             assert self.position <= self.stream.frontier
             assert self._numbers[self.stream.number] is self
         for _, request in self.fetches:
-            assert self._turn.alarm <= request.deadline, "a deadline would be missed"
+            assert self._context.next_timer <= request.deadline, "a deadline would be missed"
 
 
 class Scans:
-    """All such readers of a client."""
+    """The open scans of a client."""
 
-    def __init__(self, turn: Turn, routing: Routing) -> None:
-        self._turn: Final = turn
+    def __init__(self, context: StepContext, routing: Routing) -> None:
+        self._context: Final = context
         self._routing: Final = routing
-        self._open: Final[dict[int, Scanning]] = {}
-        self._numbers: Final[dict[int, Scanning]] = {}
-        routing.on_change.append(self._rerouted)
+        self._open: Final[dict[int, OpenScan]] = {}
+        self._numbers: Final[dict[int, OpenScan]] = {}
+        routing.on_change.append(self._on_routes_changed)
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody waits for units, or for one to be opened."""
+        """Whether a fetch or an opening call is pending."""
         return any(scan.fetches or not scan.is_open for scan in self._open.values())
 
     # --- calls ---
 
     def start(self, call: int, request: ScanRequest) -> None:
-        """Open one; its number is the call's."""
-        scan = Scanning(self._turn, self._routing, self._numbers, call, request)
+        """Open a scan; its number is the call's."""
+        scan = OpenScan(self._context, self._routing, self._numbers, call, request)
         self._open[call] = scan
-        self._turn.wake_at(request.deadline)
+        self._context.set_timer(request.deadline)
         if self._routing.route(request.shard) is not None:
-            scan.begin()
+            scan.open()
         else:
-            self._routing.refresh(lambda: self._routed(scan))
+            self._routing.refresh(lambda: self._on_refreshed(scan))
 
-    def _routed(self, scan: Scanning) -> None:
+    def _on_refreshed(self, scan: OpenScan) -> None:
         if scan.number in self._open and not scan.is_failed:
-            scan.begin()
+            scan.open()
 
     def fetch(self, call: int, request: ScanFetchRequest) -> None:
-        """Let a reader wait for units."""
+        """Start a fetch."""
         scan = self._open.get(request.scan)
         if scan is None:
-            self._turn.complete(call, _closed())
+            self._context.complete(call, _closed())
             return
         scan.fetches.append((call, request))
-        self._turn.wake_at(request.deadline)
+        self._context.set_timer(request.deadline)
         before = scan.position
         scan.serve()
         if scan.position > before:
-            # What was taken may be worth credit; a reader that only waits changes nothing.
+            # The returned units may free credit; a fetch that waits does not.
             scan.is_dirty = True
 
     def close(self, call: int, request: ScanCloseRequest) -> None:
-        """End one."""
+        """Close a scan."""
         self._close(request.scan)
-        self._turn.complete(call, None)
+        self._context.complete(call, None)
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer: for one that opens, or for units."""
+        """Cancel an opening call or a fetch."""
         scan = self._open.get(call)
         if scan is not None and not scan.is_open:
             self._close(call)
@@ -277,47 +279,47 @@ class Scans:
     # --- messages ---
 
     def on_deliver(self, deliver: Deliver) -> bool:
-        """Take a part of a stream; False if it is of none here."""
+        """Handle a `Deliver`; False if it is not for a scan."""
         scan = self._numbers.get(deliver.subscription)
         if scan is None:
             return False
-        scan.delivered(deliver)
+        scan.on_deliver(deliver)
         return True
 
-    def on_trimmed(self, trimmed: Trimmed) -> bool:
-        """Take the end of a stream that stands below the trim point; False if of none here."""
-        scan = self._numbers.get(trimmed.subscription)
+    def on_trimmed(self, on_trimmed: Trimmed) -> bool:
+        """Handle a `Trimmed`; False if it is not for a scan."""
+        scan = self._numbers.get(on_trimmed.subscription)
         if scan is None:
             return False
-        scan.trimmed(trimmed)
+        scan.on_trimmed(on_trimmed)
         return True
 
-    def on_refused(self, refused: Refused) -> bool:
-        """Take a refusal; False if it is of no stream here."""
-        scan = self._numbers.get(refused.request)
+    def on_refused(self, on_refused: Refused) -> bool:
+        """Handle a refusal; False if it is not for a scan."""
+        scan = self._numbers.get(on_refused.request)
         if scan is None:
             return False
-        scan.refused(refused)
+        scan.on_refused(on_refused)
         return True
 
-    def _rerouted(self, shards: list[int]) -> None:
-        """Open the streams of shards with a new view again."""
+    def _on_routes_changed(self, shards: list[int]) -> None:
+        """Reopen the streams of shards with a new view."""
         for scan in self._open.values():
             if scan.request.shard in shards and scan.stream is not None:
                 route = self._routing.route(scan.request.shard)
                 if route is not None and route.view != scan.stream.view:
-                    scan.open_again()
+                    scan.reopen()
 
     # --- time ---
 
-    def drained(self) -> None:
-        """After a batch of messages."""
+    def on_batch_end(self) -> None:
+        """End a batch of messages."""
         for scan in self._open.values():
             if scan.is_dirty:
-                scan.settle()
+                scan.end_batch()
 
     def tick(self) -> None:
-        """Do what has become due."""
+        """Do the work that is due."""
         for number, scan in list(self._open.items()):
             if not scan.is_failed:
                 scan.tick()
@@ -332,4 +334,4 @@ class Scans:
 
 
 def _closed() -> ClosedError:
-    return ClosedError("this scan", "open another one to go on")
+    return ClosedError("this scan", "open another one to continue")

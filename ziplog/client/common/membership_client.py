@@ -1,8 +1,9 @@
-"""Questions to the membership service: asked of its leader, again until answered.
+"""Requests to the membership service, retried until a reply arrives.
 
-A question goes to the node that is thought to lead; `NotLeader` names another one; silence for a
-while sends it to all. The same request number is kept, so that an answer to any copy counts.
-Invariant: nothing is sent when no question is open. See docs/protocol.md, sections 3 and 8.
+A request goes to the presumed leader of the Raft group. `NotLeader` redirects it; without a reply,
+the client sends it to all nodes. Retries keep the request number, so any copy's reply counts.
+
+Invariant: the client sends nothing when no request is open. See docs/protocol.md, sections 3 and 8.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from ziplog.wire import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.wire import NotLeader
 
 _MS: Final = 1_000_000
-#: A question without an answer is asked again, of all nodes, after so long (doubling each time).
+#: Interval before an unanswered request is sent to all nodes; it doubles up to the last value.
 _FIRST_RETRY_NS: Final = 100 * _MS
 _LAST_RETRY_NS: Final = 1_000 * _MS
 _REPLIES: Final[dict[type[Message], type[Message]]] = {
@@ -44,116 +45,118 @@ _REPLIES: Final[dict[type[Message], type[Message]]] = {
     Trim: TrimReply,
     ChangeShard: ShardChanged,
 }
-#: More endpoints than that are not remembered.
+#: Maximum number of endpoints that are remembered.
 _MAX_ENDPOINTS: Final = 16
 
 
-class Question(msgspec.Struct):
-    """Something that was asked and is not answered."""
+class MembershipRequest(msgspec.Struct):
+    """A request without a reply."""
 
     message: Message
-    answer: Callable[[Any], None]
+    callback: Callable[[Any], None]
     retry_at: int
     pause: int = _FIRST_RETRY_NS
-    #: Who was asked since `retry_at` was set.
-    asked: set[bytes] = msgspec.field(default_factory=set)
+    #: The nodes that got the request since `retry_at` was set.
+    sent_to: set[bytes] = msgspec.field(default_factory=set)
 
 
-class Service:
-    """The membership service, as a client sees it."""
+class MembershipClient:
+    """The client's connection to the membership service."""
 
-    def __init__(self, turn: Turn, endpoints: Sequence[str]) -> None:
-        self._turn: Final = turn
-        #: Where the service may be; those that the user gave first.
+    def __init__(self, context: StepContext, endpoints: Sequence[str]) -> None:
+        self._context: Final = context
+        #: Endpoints that the caller passed.
         self.endpoints: Final = list(endpoints)
-        #: The cluster's number; 0 while it is not known.
+        #: The cluster's number; 0 while it is unknown.
         self.cluster = 0
         self._names: dict[str, bytes] = {}
         self._leader: bytes | None = None
-        self._questions: dict[int, Question] = {}
+        self._pending: dict[int, MembershipRequest] = {}
 
     @property
     def known(self) -> list[str]:
-        """All endpoints that are known, those that the user gave first."""
+        """All known endpoints, those that the caller passed first."""
         return list(dict.fromkeys((*self.endpoints, *self._names)))
 
-    def learn(self, endpoints: Sequence[str]) -> None:
-        """Take the service's endpoints, the leader's first."""
+    def update_endpoints(self, endpoints: Sequence[str]) -> None:
+        """Add the service's endpoints, the leader's first."""
         for endpoint in reversed(endpoints):
             self._leader = self._name(endpoint)
 
     def _name(self, endpoint: str) -> bytes:
         name = self._names.get(endpoint)
         if name is None:
-            name = self._turn.connect(endpoint)
+            name = self._context.connect(endpoint)
             if len(self._names) < _MAX_ENDPOINTS:
                 self._names[endpoint] = name
         return name
 
-    def ask(self, build: Callable[[int, int], Message], answer: Callable[[Any], None]) -> int:
-        """Ask `build(cluster, request)` and return the request; `answer` gets the reply."""
-        turn = self._turn
-        request = turn.request()
+    def send_request(
+        self, build: Callable[[int, int], Message], callback: Callable[[Any], None]
+    ) -> int:
+        """Send `build(cluster, request)`, return the request number; `callback` gets the reply."""
+        context = self._context
+        request = context.request()
         message = build(self.cluster, request)
-        question = Question(message, answer, turn.now + _FIRST_RETRY_NS)
-        self._questions[request] = question
-        turn.wake_at(question.retry_at)
+        pending = MembershipRequest(message, callback, context.now + _FIRST_RETRY_NS)
+        self._pending[request] = pending
+        context.set_timer(pending.retry_at)
         if self._leader is None:
-            self._ask_all(question)
+            self._send_to_all(pending)
         else:
-            question.asked.add(self._leader)
-            turn.send(self._leader, message)
+            pending.sent_to.add(self._leader)
+            context.send(self._leader, message)
         return request
 
     def is_open(self, request: int) -> bool:
-        """Whether a question was asked and is not answered."""
-        return request in self._questions
+        """Whether a request has no reply yet."""
+        return request in self._pending
 
-    def forget(self, request: int) -> None:
-        """Stop asking."""
-        self._questions.pop(request, None)
+    def cancel(self, request: int) -> None:
+        """Cancel a request."""
+        self._pending.pop(request, None)
 
-    def answered(self, reply: Any) -> None:
-        """Take a reply; nothing happens if it was not asked for (any more)."""
+    def on_reply(self, reply: Any) -> None:
+        """Handle a reply; ignore it if its request is not open."""
         request: int = reply.request
-        question = self._questions.get(request)
-        if question is None:
+        pending = self._pending.get(request)
+        if pending is None:
             return
-        if type(reply) is not _REPLIES[type(question.message)]:
-            self._turn.counters.protocol_errors += 1
+        if type(reply) is not _REPLIES[type(pending.message)]:
+            self._context.counters.protocol_errors += 1
             return
-        del self._questions[request]
-        question.answer(reply)
+        del self._pending[request]
+        pending.callback(reply)
 
-    def not_leader(self, reply: NotLeader) -> None:
-        """Go on to the leader that a node named."""
-        question = self._questions.get(reply.request)
-        if question is None or not reply.leader:
+    def on_not_leader(self, reply: NotLeader) -> None:
+        """Send the request to the leader that a node named."""
+        pending = self._pending.get(reply.request)
+        if pending is None or not reply.leader:
             return
         leader = self._name(reply.leader)
-        if leader not in question.asked:
+        if leader not in pending.sent_to:
             self._leader = leader
-            question.asked.add(leader)
-            self._turn.send(leader, question.message)
+            pending.sent_to.add(leader)
+            self._context.send(leader, pending.message)
 
-    def _ask_all(self, question: Question) -> None:
+    def _send_to_all(self, pending: MembershipRequest) -> None:
         for endpoint in self.endpoints:
             self._name(endpoint)
-        question.asked.update(self._names.values())
-        self._turn.effects.append(Broadcast(tuple(self._names.values()), question.message))
+        pending.sent_to.update(self._names.values())
+        self._context.effects.append(Broadcast(tuple(self._names.values()), pending.message))
 
     def tick(self) -> None:
-        """Ask again what is due."""
-        turn = self._turn
-        for question in self._questions.values():
-            if turn.now >= question.retry_at:
-                question.pause = min(question.pause * 2, _LAST_RETRY_NS)
-                question.retry_at = turn.now + question.pause
-                question.asked.clear()
-                self._ask_all(question)
-            turn.wake_at(question.retry_at)
+        """Retry the requests that are due."""
+        context = self._context
+        for pending in self._pending.values():
+            if context.now >= pending.retry_at:
+                pending.pause = min(pending.pause * 2, _LAST_RETRY_NS)
+                pending.retry_at = context.now + pending.pause
+                pending.sent_to.clear()
+                self._send_to_all(pending)
+            context.set_timer(pending.retry_at)
 
     def check(self) -> None:
         """Assert the invariant."""
-        for question in self._questions.values():
-            assert self._turn.alarm <= question.retry_at, "a question would be forgotten"
+        for pending in self._pending.values():
+            assert self._context.next_timer <= pending.retry_at, "a retry would be missed"

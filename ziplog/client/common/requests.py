@@ -1,7 +1,7 @@
-"""What the façades ask of the core, and what they get back.
+"""Requests from the public APIs to the client node, and their results.
 
-Every request has a `deadline` in monotonic nanoseconds; the core answers each exactly once, with a
-result or an exception, at the deadline at the latest (`NEVER`: without limit).
+Every request has a `deadline` in monotonic nanoseconds (`NEVER`: no limit). The client node
+completes each request exactly once, with a result or an exception, at its deadline at the latest.
 """
 
 from __future__ import annotations
@@ -11,45 +11,44 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from ziplog.client.common.unknown_outcome import Doubt
 from ziplog.core.entries import Origin, Unit
 from ziplog.core.view import Replica
 from ziplog.types import Record, RecordId
 
-#: Chooses a shard: (payload, key, ids of the live shards) -> id.
+#: Selects a shard: (payload, key, ids of the live shards) -> id.
 Policy = Callable[[bytes, bytes | None, Sequence[int]], int]
 
-#: What can be done with a shard.
+#: The changes of a shard.
 Change = Literal["add", "remove", "finalize"]
 
-#: A deadline that does not come.
+#: The deadline of a request without a limit.
 NEVER: Final = 2**63 - 1
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """Base of all requests."""
+    """Base class of all requests."""
 
     deadline: int
 
 
 class ConnectRequest(Request, frozen=True, gc=False):
-    """Learn the cluster from the membership service. Result: its `wire.Limits`."""
+    """Get the cluster's description from the membership service. Result: its `wire.Limits`."""
 
 
 class InsertRequest(Request, frozen=True, gc=False):
-    """Insert payloads, in order, all after a gsn, at one shard. Result: a list of rids."""
+    """Insert payloads in order at one shard, all after a gsn. Result: a list of rids."""
 
     payloads: list[bytes]
     after: RecordId
     key: bytes | None
     timestamp_us: int
-    #: The user gave a list, and gets one, also in errors.
+    #: The caller passed a list, so results and errors contain a list.
     many: bool = False
-    #: Each payload's key, instead of `key`.
+    #: The key of each payload, instead of `key`.
     keys: list[bytes | None] | None = None
-    #: The only shard that may get them; None: the policy chooses.
+    #: The shard that gets the records; None: the policy selects one.
     shard: int | None = None
-    #: Who wrote them, that of the first payload: then a unit goes out when the one before is done.
+    #: Origin of the first payload. If set, a unit is sent only when the previous unit is placed.
     origin: Origin | None = None
 
     def key_of(self, index: int) -> bytes | None:
@@ -57,14 +56,8 @@ class InsertRequest(Request, frozen=True, gc=False):
         return self.key if self.keys is None else self.keys[index]
 
 
-class ResolveRequest(Request, frozen=True, gc=False):
-    """What became of a call in doubt? Result: each payload's rid; None: it never will exist."""
-
-    doubt: Doubt
-
-
 class SyncRequest(Request, frozen=True, gc=False):
-    """Wait until all that this client inserted is on stable storage. Result: its last rid."""
+    """Wait until all inserts of this client are on stable storage. Result: the last rid."""
 
 
 class ReadRequest(Request, frozen=True, gc=False):
@@ -74,50 +67,50 @@ class ReadRequest(Request, frozen=True, gc=False):
 
 
 class TailRequest(Request, frozen=True, gc=False):
-    """Where does the log end? Result: the rid of the last record; RID_GENESIS if there is none."""
+    """Get the rid of the last record. Result: that rid, or RID_GENESIS if the log is empty."""
 
 
 class TrimRequest(Request, frozen=True, gc=False):
-    """Delete everything before a rid. Result: None."""
+    """Delete all records before a rid. Result: None."""
 
     rid: RecordId
 
 
 class StatusRequest(Request, frozen=True, gc=False):
-    """How is the cluster? Result: the status document, JSON as bytes."""
+    """Get the status document. Result: JSON as bytes."""
 
 
 class ChangeRequest(Request, frozen=True, gc=False):
-    """Add a shard, take one out for good, or have one sealed. Result, once that is done: None."""
+    """Add, remove or finalize a shard. Result, once that is done: None."""
 
     shard: int
     change: Change
-    #: For "add": its servers, the primary first.
+    #: The servers of a shard to add, the primary first.
     replicas: tuple[Replica, ...] = ()
 
 
 class SubscribeRequest(Request, frozen=True, gc=False):
-    """Begin a subscription. Result: its number."""
+    """Open a subscription. Result: its number."""
 
     start: RecordId
     follow: bool
 
 
 class FetchRequest(Request, frozen=True, gc=False):
-    """Take records that are due. Result: a `Fetched`, empty at the deadline and at the end.
+    """Fetch records that are due. Result: a `Fetched`, empty at the deadline and at the end.
 
-    The answer may be lost between the core and the reader (a cancelled task, a signal), so the
-    reader names what it has: the same request gives the same records again.
+    The reader may lose a result (a cancelled task, a signal). So each request names the last record
+    that the reader has, and the same request returns the same records again.
     """
 
     subscription: int
     max_records: int
-    #: The gsn of the last record that the reader has (0: none); NEVER: the last one handed out.
+    #: The gsn of the last record that the reader has (0: none); NEVER: the last one returned.
     after: int = NEVER
 
 
 class ProgressRequest(Request, frozen=True, gc=False):
-    """How far is a subscription? Answered at once with a `Progress`."""
+    """Get the progress of a subscription. Result, at once: a `Progress`."""
 
     subscription: int
     #: As in `FetchRequest`.
@@ -125,29 +118,30 @@ class ProgressRequest(Request, frozen=True, gc=False):
 
 
 class BarrierRequest(Request, frozen=True, gc=False):
-    """How far is any reader at most? Result: a gsn that none had passed when this was asked.
+    """Get an upper bound of all readers. Result: a gsn that no reader had passed at the call.
 
-    Whoever's subscription reaches it has been given all that anybody had been given before.
+    A subscription that reaches this gsn has received all records that any reader had received
+    before.
     """
 
     subscription: int
 
 
 class UnsubscribeRequest(Request, frozen=True, gc=False):
-    """End a subscription. Answered at once with None; fetches under way get an empty `Fetched`."""
+    """Close a subscription. Result, at once: None. Pending fetches get an empty `Fetched`."""
 
     subscription: int
 
 
 class ExtentsRequest(Request, frozen=True, gc=False):
-    """Which shards own positions of [start, stop)? None: to the end. Result: `Extents`."""
+    """Get the shards that own positions of [start, stop); None: to the end. Result: `Extents`."""
 
     start: int
     stop: int | None
 
 
 class OutlineRequest(Request, frozen=True, gc=False):
-    """How much does a shard hold of [start, stop), and who serves it? Result: `ShardOutline`."""
+    """Get a shard's size and archives for the range [start, stop). Result: `ShardOutline`."""
 
     shard: int
     start: int
@@ -155,7 +149,7 @@ class OutlineRequest(Request, frozen=True, gc=False):
 
 
 class ScanRequest(Request, frozen=True, gc=False):
-    """Begin to read a shard's units of [start, stop). Result: its number."""
+    """Open a scan of a shard's units of [start, stop). Result: its number."""
 
     shard: int
     start: int
@@ -163,9 +157,9 @@ class ScanRequest(Request, frozen=True, gc=False):
 
 
 class ScanFetchRequest(Request, frozen=True, gc=False):
-    """Take units that are due. Result: a `Scanned`; at the deadline one that goes no further.
+    """Fetch units of a scan. Result: a `Scanned`; at the deadline one without progress.
 
-    As with a `FetchRequest`, the answer may be lost: the same request gives the same units again.
+    As with `FetchRequest`, the reader may lose the result; the same request returns the same units.
     """
 
     scan: int
@@ -174,16 +168,16 @@ class ScanFetchRequest(Request, frozen=True, gc=False):
 
 
 class ScanCloseRequest(Request, frozen=True, gc=False):
-    """End such a reader. Answered at once with None; fetches under way with `ClosedError`."""
+    """Close a scan. Result, at once: None. Pending fetches raise `ClosedError`."""
 
     scan: int
 
 
 class Scanned(msgspec.Struct, frozen=True, gc=False):
-    """Units of one shard, in order; whole, so the first and the last may stick out."""
+    """Whole units of one shard, in order; the first and the last may exceed the range."""
 
     units: list[Unit]
-    #: All before it was handed out; the range's end at most.
+    #: The end of what was returned so far, at most the range's end.
     reached: int
 
 
@@ -191,44 +185,45 @@ class Fetched(msgspec.Struct, frozen=True, gc=False):
     """Records in gsn order."""
 
     records: list[Record]
-    #: Nothing will ever follow.
+    #: No more records will follow.
     ended: bool
 
 
 class Blocked(NamedTuple):
-    """What holds a subscription's records back: this shard's positions of this epoch."""
+    """The shard and the epoch of the undecided positions that block a subscription."""
 
     shard: int
     epoch: int
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False):
-    """How far a subscription is, of what the core handed out."""
+    """The progress of a subscription, as returned by the client node."""
 
-    #: Nothing below it is still to come.
+    #: Every record below it was returned.
     position: RecordId
-    #: Everything that the servers last reported was handed out.
+    #: Every record that the servers last reported was returned.
     caught_up: bool
     blocked_on: Blocked | None
 
 
 class Counters(msgspec.Struct):
-    """What a client did. Records, unless said otherwise."""
+    """Counters of a client, in records unless stated otherwise."""
 
     inserts: int = 0
-    #: Inserted by two message delays: all backups guessed right, or knew. And all others: a backup
-    #: corrected its guess, or made none and waited for the primary's word, or a recovery told.
+    #: `fast_path`: inserts after two message delays, with correct guesses of all backups.
+    #: `slow_path`: all others; a backup waited for the primary's decision, or a recovery placed the
+    #: unit.
     fast_path: int = 0
     slow_path: int = 0
-    #: Units that were sent again.
+    #: Units and requests that were sent again.
     retries: int = 0
-    #: Answers that sent us elsewhere.
+    #: Refusals with code `redirect`.
     redirects: int = 0
-    #: Inserts that a recovery told us were done; and those sent to another shard instead, as no
-    #: server of the first one had them.
+    #: `located`: inserts that a `Located` reply found. `moved`: inserts that were sent to another
+    #: shard, because no replica of the first shard had them.
     located: int = 0
     moved: int = 0
     reads: int = 0
     delivered: int = 0
-    #: Messages that a peer may not send.
+    #: Messages that violate the protocol.
     protocol_errors: int = 0

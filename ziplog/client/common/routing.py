@@ -1,9 +1,11 @@
-"""Which shards there are, in which view, and where their replicas listen.
+"""The shards of the cluster: their views, states, and the endpoints of their replicas.
 
-Learned from the membership service (`Hello`), again when a server's answer does not fit what is
-known; that a shard leaves, its servers tell, too. Rules: a view only ever grows; who has left never
-comes back. Invariant: `live` names just the routes in state "live".
-See docs/protocol.md, sections 3, 4 (rule 7) and 13.
+The client gets them from the membership service (`Hello`), and again when a server's reply does not
+match them. Servers also announce that their shard leaves. Rules: a view only grows; a removed shard
+never comes back.
+
+Invariant: `live` contains exactly the shards in state "live". See docs/protocol.md, sections 3, 4
+(rule 7) and 13.
 """
 
 from __future__ import annotations
@@ -18,175 +20,180 @@ from ziplog.wire import ClusterInfo, Hello, LeaseQuery, Limits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ziplog.client.common.membership_client import Service
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.membership_client import MembershipClient
+    from ziplog.client.common.step_context import StepContext
     from ziplog.core.view import Lease, Placement, Replica
     from ziplog.wire import LeaseHistory, Leaving
 
 _MS: Final = 1_000_000
-#: The service is not asked for the placements more often.
+#: Minimum interval between requests for the placements.
 _MIN_AGE_NS: Final = 100 * _MS
-#: While something waits, placements are no older than this, or so many times what the service
-#: takes for an answer: a busy service is asked less often.
+#: Maximum age of the placements while a call is pending: at least `_MAX_AGE_NS`, and
+#: `_AGE_PER_ANSWER` times the latency of the service's last reply, so that a busy service gets
+#: fewer requests.
 _MAX_AGE_NS: Final = 1_000 * _MS
 _AGE_PER_ANSWER: Final = 20
 _LAST_MAX_AGE_NS: Final = 10_000 * _MS
 _AWAY: Final = frozenset({"recovering", "parked"})
-#: What a shard never becomes again once it leaves.
-_BEFORE: Final = frozenset({"joining", "live", "parked"})
-_LEFT: Final = frozenset({"leaving", "finalized"})
+#: The states that a shard never has again after it leaves.
+_NOT_REMOVED: Final = frozenset({"joining", "live", "parked"})
+_REMOVED: Final = frozenset({"leaving", "finalized"})
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
-    """Where a shard is."""
+    """The view, state and connections of a shard."""
 
     shard: int
     view: int
     state: ShardState
-    #: Its replicas' connections, the primary's first.
+    #: The connections of its replicas, the primary's first.
     names: tuple[bytes, ...]
-    #: Its servers take nothing, until it is back in this view or a later one.
-    is_away: bool
+    #: Its servers accept no inserts until it is back, in this view or a later one.
+    is_unavailable: bool
 
 
 class Routing:
-    """The cluster as this client knows it."""
+    """The client's knowledge of the cluster."""
 
-    def __init__(self, turn: Turn, service: Service) -> None:
-        self._turn: Final = turn
-        self._service: Final = service
-        #: Empty until the first answer.
+    def __init__(self, context: StepContext, membership: MembershipClient) -> None:
+        self._context: Final = context
+        self._membership: Final = membership
+        #: Empty until the first reply.
         self.cluster_name = ""
         self.limits = Limits()
-        #: The shards that take new records, in order.
+        #: The shards that accept new records, in order.
         self.live: tuple[int, ...] = ()
-        #: The newest lease known.
+        #: The newest known lease.
         self.lease: Lease | None = None
-        #: Called with the shards whose routes have changed.
+        #: Called with the shards that have a new route.
         self.on_change: list[Callable[[list[int]], None]] = []
-        #: Called once after the next answer of the service.
-        self._once_fresh: list[Callable[[], None]] = []
+        #: Called once after the next reply of the service.
+        self._on_refreshed: list[Callable[[], None]] = []
         self._placements: dict[int, Placement] = {}
-        #: By shard: all of its positions below are stable.
+        #: By shard: all of its positions below this gsn are stable.
         self.frontiers: dict[int, int] = {}
-        #: The shards that have left, or are about to.
-        self._left: set[int] = set()
-        #: The routes in use: their replicas are connected.
+        #: The shards that are leaving or finalized.
+        self._removed: set[int] = set()
+        #: The routes with connected replicas.
         self._open: dict[int, Route] = {}
-        self._asking = False
-        self._asked_at = 0
+        self._is_refreshing = False
+        self._refresh_sent_at = 0
         self._max_age = _MAX_AGE_NS
-        self._fresh_at = -_MIN_AGE_NS
+        self._refreshed_at = -_MIN_AGE_NS
         self._refresh_due = False
 
     def __str__(self) -> str:
-        endpoints = ", ".join(self._service.endpoints)
+        endpoints = ", ".join(self._membership.endpoints)
         return f"cluster {self.cluster_name!r} at {endpoints}" if self.cluster_name else endpoints
 
     @property
     def cluster(self) -> int:
-        """The cluster's number; 0 while it is not known."""
-        return self._service.cluster
+        """The cluster's number; 0 while it is unknown."""
+        return self._membership.cluster
 
     def describe(self, shard: int) -> str:
-        """Return how an error names a shard: its state, if it is not live, and the cluster."""
+        """Return a shard's name for errors: its number, its state unless live, and the cluster."""
         state = self.state(shard)
         return (
             f"shard {shard} of {self}" if state == "live" else f"shard {shard} ({state}) of {self}"
         )
 
     def state(self, shard: int) -> ShardState | Literal["unknown"]:
-        """Return a shard's state as it was last told."""
+        """Return the last known state of a shard."""
         placement = self._placements.get(shard)
         return placement.state if placement is not None else "unknown"
 
-    def has_left(self, shard: int) -> bool:
-        """Whether a shard takes no new records any more, ever."""
-        return shard in self._left
+    def is_removed(self, shard: int) -> bool:
+        """Whether a shard will never accept new records again."""
+        return shard in self._removed
 
     def servers(self, shard: int) -> tuple[Replica, ...]:
         """Return a shard's replicas, the primary first; none if it is unknown."""
         placement = self._placements.get(shard)
         return placement.replicas if placement is not None else ()
 
-    # --- asking ---
+    # --- requests ---
 
-    def refresh(self, then: Callable[[], None] | None = None) -> None:
-        """Ask for the placements soon; `then` is called when a newer answer is here."""
-        if then is not None:
-            self._once_fresh.append(then)
-        if self._asking:
+    def refresh(self, callback: Callable[[], None] | None = None) -> None:
+        """Request the placements soon; call `callback` after the next reply."""
+        if callback is not None:
+            self._on_refreshed.append(callback)
+        if self._is_refreshing:
             return
-        due = self._fresh_at + _MIN_AGE_NS
-        if self._turn.now < due:
+        due = self._refreshed_at + _MIN_AGE_NS
+        if self._context.now < due:
             self._refresh_due = True
-            self._turn.wake_at(due)
+            self._context.set_timer(due)
             return
-        self._asking = True
-        self._asked_at = self._turn.now
+        self._is_refreshing = True
+        self._refresh_sent_at = self._context.now
         self._refresh_due = False
-        self._service.ask(Hello, self.inform)
+        self._membership.send_request(Hello, self.update)
 
     def tick(self, *, waiting: bool) -> None:
-        """Ask again if that is due; `waiting`: some call is under way."""
-        if self._asking:
+        """Request the placements if they are due; `waiting`: a call is pending."""
+        if self._is_refreshing:
             return
-        if self._refresh_due or (waiting and self._turn.now >= self._fresh_at + self._max_age):
+        if self._refresh_due or (
+            waiting and self._context.now >= self._refreshed_at + self._max_age
+        ):
             self.refresh()
         elif waiting:
-            self._turn.wake_at(self._fresh_at + self._max_age)
+            self._context.set_timer(self._refreshed_at + self._max_age)
 
-    def find_owner(self, gsn: int, then: Callable[[int], None]) -> None:
-        """Ask which shard owns `gsn`; `then` gets it, or 0: nobody does, or its lease is gone."""
+    def find_owner(self, gsn: int, callback: Callable[[int], None]) -> None:
+        """Request the owner of `gsn`; `callback` gets the shard, or 0 if it has no known owner."""
 
-        def answer(history: LeaseHistory) -> None:
+        def on_reply(history: LeaseHistory) -> None:
             runs = (run for run in history.runs if run.first.base <= gsn < run.last.stop)
             lease = next((run.lease_at(gsn) for run in runs), None)
-            then(lease.owner(gsn) if lease is not None and lease.members else 0)
+            callback(lease.owner(gsn) if lease is not None and lease.members else 0)
 
-        self._service.ask(lambda cluster, request: LeaseQuery(cluster, request, gsn), answer)
+        self._membership.send_request(
+            lambda cluster, request: LeaseQuery(cluster, request, gsn), on_reply
+        )
 
-    # --- learning ---
+    # --- replies ---
 
-    def inform(self, info: ClusterInfo) -> None:
-        """Take the cluster as the service has it."""
-        service = self._service
-        if self._asking:
-            took = self._turn.now - self._asked_at
-            self._max_age = min(max(_MAX_AGE_NS, _AGE_PER_ANSWER * took), _LAST_MAX_AGE_NS)
-        self._asking = False
-        self._fresh_at = self._turn.now
-        service.cluster = service.cluster or info.cluster
-        service.learn(info.mms)
+    def update(self, info: ClusterInfo) -> None:
+        """Update everything from a `ClusterInfo`."""
+        membership = self._membership
+        if self._is_refreshing:
+            latency = self._context.now - self._refresh_sent_at
+            self._max_age = min(max(_MAX_AGE_NS, _AGE_PER_ANSWER * latency), _LAST_MAX_AGE_NS)
+        self._is_refreshing = False
+        self._refreshed_at = self._context.now
+        membership.cluster = membership.cluster or info.cluster
+        membership.update_endpoints(info.mms)
         self.cluster_name = info.name
         self.limits = info.limits
-        self._turn.forgotten_ns = info.limits.session_timeout_s * 1_000_000_000 * 2 // 3
+        self._context.session_expiry_ns = info.limits.session_timeout_s * 1_000_000_000 * 2 // 3
         if info.leases:
             self.lease = info.leases[-1].last
         for placement, frontier in zip(info.placements, info.frontiers, strict=False):
             self.frontiers[placement.shard] = frontier
-        self.learn(info.placements)
-        then, self._once_fresh = self._once_fresh, []
-        for call in then:
-            call()
+        self.update_placements(info.placements)
+        callbacks, self._on_refreshed = self._on_refreshed, []
+        for callback in callbacks:
+            callback()
 
     def on_leaving(self, leaving: Leaving) -> None:
-        """Take a server's word that its shard takes records for a little while only."""
+        """Handle a server's announcement that its shard is leaving."""
         known = self._placements.get(leaving.shard)
-        if known is not None and known.state in _BEFORE and known.view <= leaving.view:
-            self.learn([msgspec.structs.replace(known, state="leaving")])
+        if known is not None and known.state in _NOT_REMOVED and known.view <= leaving.view:
+            self.update_placements([msgspec.structs.replace(known, state="leaving")])
             self.refresh()
 
-    def learn(self, placements: Iterable[Placement]) -> None:
-        """Take placements; those of older views than the known ones are passed over."""
+    def update_placements(self, placements: Iterable[Placement]) -> None:
+        """Update the placements; ignore those of older views."""
         changed: list[int] = []
         for placement in placements:
             known = self._placements.get(placement.shard)
-            if placement == known or (known is not None and self._is_late(placement, known)):
+            if placement == known or (known is not None and self._is_outdated(placement, known)):
                 continue
             self._placements[placement.shard] = placement
-            if placement.state in _LEFT:
-                self._left.add(placement.shard)
+            if placement.state in _REMOVED:
+                self._removed.add(placement.shard)
             changed.append(placement.shard)
         if not changed:
             return
@@ -196,31 +203,31 @@ class Routing:
         for listener in self.on_change:
             listener(changed)
 
-    def _is_late(self, placement: Placement, known: Placement) -> bool:
-        """Whether a placement is older than what is known."""
-        has_left = placement.shard in self._left and placement.state in _BEFORE
-        return has_left or placement.view < known.view
+    def _is_outdated(self, placement: Placement, known: Placement) -> bool:
+        """Whether a placement is older than the known one."""
+        is_removed = placement.shard in self._removed and placement.state in _NOT_REMOVED
+        return is_removed or placement.view < known.view
 
     def _close(self, former: list[Route]) -> None:
-        """Forget the connections to endpoints where no replica is any more."""
-        still = {
+        """Close the connections to endpoints without a replica."""
+        in_use = {
             replica.endpoint.encode()
             for placement in self._placements.values()
             for replica in placement.replicas
         }
         for route in former:
             for name in route.names:
-                if name not in still:
-                    self._turn.disconnect(name)
+                if name not in in_use:
+                    self._context.disconnect(name)
 
     def route(self, shard: int) -> Route | None:
-        """Return where a shard is, and see that its replicas are connected; None: unknown."""
+        """Return a shard's route, and connect to its replicas; None if the shard is unknown."""
         route = self._open.get(shard)
         if route is None:
             placement = self._placements.get(shard)
             if placement is None:
                 return None
-            names = tuple(self._turn.connect(replica.endpoint) for replica in placement.replicas)
+            names = tuple(self._context.connect(replica.endpoint) for replica in placement.replicas)
             state = placement.state
             route = Route(shard, placement.view, state, names, state in _AWAY)
             self._open[shard] = route
@@ -228,7 +235,7 @@ class Routing:
 
     @property
     def shards(self) -> list[int]:
-        """All shards that ever were, in order."""
+        """All shards, in order, including removed ones."""
         return sorted(self._placements)
 
     def check(self) -> None:

@@ -1,7 +1,9 @@
-"""What the core's machines share in one step: the time, the orders given, the alarm, numbers.
+"""State that the client's state machines share during one step.
 
-Invariant: the alarm is never later than the earliest thing that any machine waits for; it may be
-earlier, which costs one idle look (so that the hot path need not keep a heap).
+It holds the current time, the effects of the step, the next timer, counters and request numbers.
+
+Invariant: `next_timer` is never later than the earliest deadline or retry of any machine. It may be
+earlier, which costs one wasted wakeup; so the hot path needs no heap.
 """
 
 from __future__ import annotations
@@ -15,52 +17,52 @@ if TYPE_CHECKING:
     from ziplog.core.message import Message
     from ziplog.core.node import Effect
 
-#: Request numbers start here, so that a `Refused` tells them from the seqs of inserts.
+#: Request numbers start here, so that a `Refused` distinguishes them from seqs of inserts.
 FIRST_REQUEST: Final = 2**40
 
 
-class Turn:
-    """One client's scratch pad."""
+class StepContext:
+    """The shared state of one client."""
 
     __slots__ = (
-        "_last_request", "alarm", "client", "counters", "effects", "forgotten_ns", "now",
+        "_last_request", "client", "counters", "effects", "next_timer", "now", "session_expiry_ns",
     )  # fmt: skip
 
     def __init__(self, client: bytes) -> None:
         self.client: Final = client
         self.counters: Final = Counters()
-        #: Monotonic nanoseconds.
+        #: Monotonic time in nanoseconds.
         self.now = 0
-        self.alarm = NEVER
+        self.next_timer = NEVER
         self.effects: list[Effect] = []
         self._last_request = FIRST_REQUEST
-        #: Servers forget a client that is silent; one that did not run for so long (nobody called
-        #: it) must not count on what they knew. Two thirds of their patience.
-        self.forgotten_ns = 600 * 1_000_000_000
+        #: Time without a step after which servers may have expired this client's session, in
+        #: nanoseconds: two thirds of the servers' session timeout.
+        self.session_expiry_ns = 600 * 1_000_000_000
 
     def request(self) -> int:
         """Return a request number that was never used."""
         self._last_request += 1
         return self._last_request
 
-    def wake_at(self, at: int) -> None:
-        """Ask for a `Wakeup` at `at` or before."""
-        self.alarm = min(self.alarm, at)
+    def set_timer(self, at: int) -> None:
+        """Request a `Wakeup` at `at` or before."""
+        self.next_timer = min(self.next_timer, at)
 
     def send(self, dst: bytes, message: Message) -> None:
-        """Order a message to be sent."""
+        """Add an effect: send a message."""
         self.effects.append(Send(dst, message))
 
     def complete(self, call: int, result: Any) -> None:
-        """Answer a call."""
+        """Add an effect: complete a call with its result."""
         self.effects.append(Complete(call, result))
 
     def connect(self, endpoint: str) -> bytes:
-        """Order a connection; its name is its endpoint."""
+        """Add an effect: connect to an endpoint; return the connection's name."""
         name = endpoint.encode()
         self.effects.append(Connect(name, endpoint))
         return name
 
     def disconnect(self, name: bytes) -> None:
-        """Order a connection to be forgotten."""
+        """Add an effect: close a connection."""
         self.effects.append(Disconnect(name))

@@ -1,28 +1,29 @@
-"""What became of calls that were answered without anybody knowing (docs/protocol.md, section 4).
+"""Inserts with an outcome that was unknown when their call ended (docs/protocol.md, section 4).
 
-A `Doubt` is shared by the units that were under way when their call ended and by the error that the
-user got. Rule: it is told the fate of each unit once, and of units only that are settled; when none
-is left, those who asked are answered. Invariant: who waits, waits for a doubt with open units.
+The units of such a call and the error that the caller got share one `UnknownOutcome`. It records
+the outcome of each unit once. `resolve()` waits until each unit is known to be placed or absent.
+
+Invariant: a pending `resolve()` waits for an outcome with open units.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ziplog.client.common.requests import Request
 from ziplog.errors import OutcomeUnknownError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ziplog.client.common.requests import ResolveRequest
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
 
 
-class Doubt:
-    """What one call left open. Written by the core only."""
+class UnknownOutcome:
+    """The open units of one call, and the rids that are known. Only the client node writes it."""
 
-    __slots__ = ("calls", "is_forgotten", "many", "open", "results", "shard")
+    __slots__ = ("calls", "is_session_expired", "many", "open", "results", "shard")
 
     def __init__(
         self,
@@ -32,40 +33,40 @@ class Doubt:
         *,
         many: bool,
     ) -> None:
-        """Make one of units that are open: the seq of each, and its payloads [start, stop)."""
+        """Create one from the seq of each open unit, and its payloads [start, stop)."""
         self.shard: Final = shard
-        #: The rid of each payload; None: it never will exist, or is not known yet.
+        #: The rid of each payload; None: not known yet, or the record will never exist.
         self.results: Final = results
         self.open: Final = dict(units)
-        #: It is of an `insert_many`.
+        #: The call was an `insert_many`.
         self.many: Final = many
-        #: How many calls wait for it.
+        #: Number of pending `resolve()` calls.
         self.calls = 0
-        #: Servers may have forgotten this client: the fate of what is open will never be known.
-        self.is_forgotten = False
+        #: Servers may have expired this client's session, so the outcome stays unknown.
+        self.is_session_expired = False
 
-    def learn(self, seq: int, gsns: Sequence[int] | None) -> None:
-        """Take a unit's fate: its gsns, or None if it never will exist."""
+    def resolve_unit(self, seq: int, gsns: Sequence[int] | None) -> None:
+        """Record the outcome of a unit: its gsns, or None if it will never exist."""
         start, stop = self.open.pop(seq)
         if gsns is not None:
             self.results[start:stop] = [RecordId(gsn, self.shard) for gsn in gsns]
 
     @property
     def seq(self) -> int:
-        """The seq of its first open unit."""
+        """The seq of the first open unit."""
         return next(iter(self.open))
 
-    def error(self, where: str, heard: str) -> OutcomeUnknownError:
-        """Return what to raise while some of it is open, with what was heard of its first unit."""
-        if self.is_forgotten:
+    def error(self, where: str, acks: str) -> OutcomeUnknownError:
+        """Return the error for a call with open units; `acks` describes the first unit's acks."""
+        if self.is_session_expired:
             text = (
-                f"an insert was under way at {where}, and the client was idle, or not heard, for so"
-                f" long that servers may have forgotten it: it may have happened (seq {self.seq})"
+                f"an insert was in flight at {where}, and servers may have expired this client's"
+                f" session since then: the insert may have happened (seq {self.seq})"
             )
         else:
             text = (
-                f"the deadline passed while an insert was under way at {where}: it may have"
-                f" happened (seq {self.seq}; {heard}); resolve() waits until that is known"
+                f"the deadline passed while an insert was in flight at {where}: it may have"
+                f" happened (seq {self.seq}; {acks}); resolve() waits until that is known"
             )
         error = OutcomeUnknownError(text, shard=self.shard, seq=self.seq, doubt=self)
         if self.many:
@@ -73,55 +74,63 @@ class Doubt:
         return error
 
 
-class Doubts:
-    """The calls that wait for what is in doubt."""
+class ResolveRequest(Request, frozen=True, gc=False):
+    """Wait for a call's outcome. Result: the rid of each payload; None: it will never exist."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn: Final = turn
+    outcome: UnknownOutcome
+
+
+class UnknownOutcomes:
+    """The pending `resolve()` calls of a client."""
+
+    def __init__(self, context: StepContext) -> None:
+        self._context: Final = context
         self._waiting: Final[dict[int, ResolveRequest]] = {}
 
     def __bool__(self) -> bool:
-        """Whether somebody waits."""
+        """Whether a call is pending."""
         return bool(self._waiting)
 
     def start(self, call: int, request: ResolveRequest) -> None:
-        """Take a call."""
-        doubt = request.doubt
-        if not doubt.open:
-            self._turn.complete(call, list(doubt.results))
+        """Start a call."""
+        outcome = request.outcome
+        if not outcome.open:
+            self._context.complete(call, list(outcome.results))
             return
         self._waiting[call] = request
-        doubt.calls += 1
-        self._turn.wake_at(request.deadline)
+        outcome.calls += 1
+        self._context.set_timer(request.deadline)
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer."""
+        """Cancel a call."""
         request = self._waiting.pop(call, None)
         if request is not None:
-            request.doubt.calls -= 1
+            request.outcome.calls -= 1
 
-    def learned(self, doubt: Doubt, seq: int, gsns: Sequence[int] | None) -> None:
-        """Take a unit's fate; answer those who wait if it was the last one."""
-        doubt.learn(seq, gsns)
-        if doubt.open or not doubt.calls:
+    def on_unit_resolved(
+        self, outcome: UnknownOutcome, seq: int, gsns: Sequence[int] | None
+    ) -> None:
+        """Record the outcome of a unit; complete the pending calls if it was the last open unit."""
+        outcome.resolve_unit(seq, gsns)
+        if outcome.open or not outcome.calls:
             return
-        for call in [call for call, r in self._waiting.items() if r.doubt is doubt]:
+        for call in [call for call, r in self._waiting.items() if r.outcome is outcome]:
             self.cancel(call)
-            self._turn.complete(call, list(doubt.results))
+            self._context.complete(call, list(outcome.results))
 
-    def expired(self) -> list[tuple[int, Doubt]]:
-        """Return the calls whose deadline has come, which wait no longer, and what they asked."""
-        turn, late = self._turn, []
+    def pop_expired(self) -> list[tuple[int, UnknownOutcome]]:
+        """Remove the calls after their deadline; return them with their outcomes."""
+        context, expired = self._context, []
         for call, request in list(self._waiting.items()):
-            if turn.now < request.deadline:
-                turn.wake_at(request.deadline)
+            if context.now < request.deadline:
+                context.set_timer(request.deadline)
             else:
                 self.cancel(call)
-                late.append((call, request.doubt))
-        return late
+                expired.append((call, request.outcome))
+        return expired
 
     def check(self) -> None:
         """Assert the invariant."""
         for request in self._waiting.values():
-            assert request.doubt.open, "somebody waits for what is known"
-            assert self._turn.alarm <= request.deadline, "a deadline would be missed"
+            assert request.outcome.open, "a call waits for a known outcome"
+            assert self._context.next_timer <= request.deadline, "a deadline would be missed"

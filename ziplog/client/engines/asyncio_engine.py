@@ -1,9 +1,9 @@
-"""The engine in an event loop.
+"""The asyncio engine: drives the client node in an event loop.
 
-The loop watches the transport's file descriptor, which reports changes only: so all is received
-whenever it is readable, and looked for again after everything that was sent. One timer stands for
-`next_wakeup`. Rules: all of it happens in the loop's thread; the loop knows the engine weakly, so
-that a client that was dropped is closed, but for its calls under way.
+The loop watches the transport's file descriptor, which reports changes only. So the engine receives
+all frames when it is readable, and polls again after each send. One timer stands for `next_wakeup`.
+Rules: everything runs in the loop's thread. The loop holds a weak reference, so a dropped client is
+closed, unless it has pending calls.
 """
 
 from __future__ import annotations
@@ -34,39 +34,40 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Messages stepped before the loop gets a turn.
+#: Number of messages per iteration of the loop.
 _BATCH: Final = 256
 
 
-class LoopEngine:
-    """The engine in an event loop."""
+class AsyncioEngine:
+    """Drives one client node in an event loop."""
 
     def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
-        self.engine: Final = Engine(core, self._answer, decode=decode)
+        self.engine: Final = Engine(core, self._on_complete, decode=decode)
         self._loop: Final = asyncio.get_running_loop()
         self._is_main: Final = threading.current_thread() is threading.main_thread()
-        #: Who has the sockets: a forked child must leave them, and the loop's selector, alone.
+        #: The process of the sockets; a forked child must not touch them or the loop's selector.
         self._process: Final = os.getpid()
-        #: What to end once it was collected as garbage.
+        #: Subscriptions and scans to close once they are garbage-collected.
         self.owners: Final = Owners()
         self._numbers: Final = itertools.count(1)
         self._futures: Final[dict[int, asyncio.Future[Any]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = NEVER
-        self._is_look_due = False
+        self._is_poll_due = False
         self.is_closed = False
-        #: Finds out what became of an insert: (its error, time-out in seconds).
+        #: Resolves the unknown outcome of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
         self._fd: Final = self.engine.transport.fileno()
-        # The loop must not keep a client that was dropped; one with calls under way keeps itself.
+        # The loop must not keep a dropped client alive; a client with pending calls keeps itself
+        # alive.
         self._self: Final = weakref.ref(self)
-        self._loop.add_reader(self._fd, _call, self._self, LoopEngine._readable)
+        self._loop.add_reader(self._fd, _call, self._self, AsyncioEngine._readable)
         weakref.finalize(
-            self, _drop, self._loop, self._fd, self.engine.transport, self._process
+            self, _close_later, self._loop, self._fd, self.engine.transport, self._process
         ).atexit = False
 
     def submit(self, request: Request) -> tuple[int, asyncio.Future[Any]]:
-        """Hand in a request; returns its number and a future of the answer."""
+        """Submit a request; return its number and a future of the result."""
         if self.is_closed:
             raise ClosedError
         number, future = next(self._numbers), self._loop.create_future()
@@ -75,7 +76,7 @@ class LoopEngine:
             self._futures[number] = future
             _BUSY.add(self)
             self.engine.submit(number, request)
-            self._look_soon()
+            self._poll_soon()
         finally:
             if is_shielded:
                 SHIELD.leave(self)
@@ -85,12 +86,12 @@ class LoopEngine:
         """Do nothing: no step of the loop waits."""
 
     async def call(self, request: Request) -> Any:
-        """Return the answer to a request; raises it if it is an exception."""
+        """Return the result of a request; raise it if it is an exception."""
         number, future = self.submit(request)
         return await self.finish(number, future)
 
     async def finish(self, number: int, future: asyncio.Future[Any]) -> Any:
-        """Wait for an answer; when this is cancelled, so is the call."""
+        """Wait for a result; a cancellation also cancels the call."""
         try:
             return await future
         except asyncio.CancelledError:
@@ -98,15 +99,15 @@ class LoopEngine:
                 if not self._futures:
                     _BUSY.discard(self)
                 self._shielded(self.engine.cancel, number)
-                self._look_soon()
+                self._poll_soon()
             raise
 
-    def ask(self, request: Request) -> Any:
-        """Return the answer to a request that is answered at once."""
+    def call_now(self, request: Request) -> Any:
+        """Return the result of a request that is completed at once."""
         _, future = self.submit(request)
         return future.result()
 
-    def _answer(self, number: int, result: Any) -> None:
+    def _on_complete(self, number: int, result: Any) -> None:
         future = self._futures.pop(number, None)
         if not self._futures:
             _BUSY.discard(self)
@@ -122,7 +123,7 @@ class LoopEngine:
     # --- driving ---
 
     def _shielded(self, function: Callable[..., T], *args: Any) -> T:
-        """Return `function(*args)`; handlers of signals run before it and after it."""
+        """Return `function(*args)`; signal handlers run before it and after it."""
         if not self._is_main or not SHIELD.enter(self):
             return function(*args)
         try:
@@ -131,89 +132,93 @@ class LoopEngine:
             SHIELD.leave(self)
 
     def _readable(self) -> None:
-        if not self.is_closed and not self._pump():
-            # A change that brought no frame, or `wake`.
+        if not self.is_closed and not self._drive():
+            # A change without a frame, or `wake`.
             self.engine.transport.wait(0)
             if self.engine.transport.ready():
-                self._look_soon()
+                self._poll_soon()
 
-    def _look_soon(self) -> None:
-        """Sending may have swallowed the sign that something came: look without it."""
-        if not self._is_look_due:
-            self._is_look_due = True
-            self._loop.call_soon(_call, self._self, LoopEngine._look)
+    def _poll_soon(self) -> None:
+        """Poll in the next iteration, because a send may have consumed the readable event."""
+        if not self._is_poll_due:
+            self._is_poll_due = True
+            self._loop.call_soon(_call, self._self, AsyncioEngine._poll)
 
-    def _look(self) -> None:
-        self._is_look_due = False
+    def _poll(self) -> None:
+        self._is_poll_due = False
         if not self.is_closed:
-            self._pump(self.engine.transport.ready())
+            self._drive(self.engine.transport.ready())
 
-    def _pump(self, is_likely: bool = True) -> int:
-        """Step what came, if that is likely, and what is due; returns how many frames came."""
+    def _drive(self, is_likely: bool = True) -> int:
+        """Process frames, if any are likely, and due timers; return the number of frames."""
         return self._shielded(self._step, is_likely)
 
     def _step(self, is_likely: bool) -> int:
         engine, count = self.engine, 0
-        if self.owners.gone:
+        if self.owners.collected:
             for request in self.owners.endings():
                 engine.submit(0, request)
         while is_likely and count < _BATCH and engine.receive():
             count += 1
-        engine.turn()
+        engine.end_batch()
         if engine.transport.ready():
-            self._look_soon()
+            self._poll_soon()
         due = engine.core.next_wakeup()
         if due is not None and due < self._timer_due:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_due = due
             delay_s = max(due - now_ns(), 0) / 1e9
-            self._timer = self._loop.call_later(delay_s, _call, self._self, LoopEngine._timed_out)
+            self._timer = self._loop.call_later(
+                delay_s, _call, self._self, AsyncioEngine._timed_out
+            )
         return count
 
     def _timed_out(self) -> None:
         self._timer, self._timer_due = None, NEVER
-        self._pump()
+        self._drive()
 
     def close(self) -> None:
-        """Fail what is under way, and close. Idempotent."""
+        """Fail the pending calls and close the engine. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True
         if os.getpid() == self._process:
-            self._shielded(self._end)
+            self._shielded(self._close)
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         self._loop.remove_reader(self._fd)
         if self._timer is not None:
             self._timer.cancel()
         for number in list(self._futures):
-            self._answer(number, ClosedError())
+            self._on_complete(number, ClosedError())
         self.engine.close()
         _BUSY.discard(self)
 
 
-#: Those with calls under way: their futures may be all that is left of the client.
-_BUSY: Final[set[LoopEngine]] = set()
+#: Engines with pending calls; their futures may be the only references to the client.
+_BUSY: Final[set[AsyncioEngine]] = set()
 
 
-def _call(ref: weakref.ref[LoopEngine], method: Callable[[LoopEngine], object]) -> None:
+def _call(ref: weakref.ref[AsyncioEngine], method: Callable[[AsyncioEngine], object]) -> None:
     engine = ref()
     if engine is not None:
         method(engine)
 
 
-def _drop(loop: asyncio.AbstractEventLoop, fd: int, transport: Transport, process: int) -> None:
-    """Close the sockets of a client that was dropped: the loop lets go of them first."""
+def _close_later(
+    loop: asyncio.AbstractEventLoop, fd: int, transport: Transport, process: int
+) -> None:
+    """Close a dropped client's sockets, after the loop stops watching them."""
     if os.getpid() != process:
         return
     try:
-        loop.call_soon_threadsafe(_close, loop, fd, transport)
+        loop.call_soon_threadsafe(_remove_and_close, loop, fd, transport)
     except RuntimeError:  # The loop is closed.
         transport.close()
 
 
-def _close(loop: asyncio.AbstractEventLoop, fd: int, transport: Transport) -> None:
+def _remove_and_close(loop: asyncio.AbstractEventLoop, fd: int, transport: Transport) -> None:
     if not transport.is_closed:
         loop.remove_reader(fd)
         transport.close()

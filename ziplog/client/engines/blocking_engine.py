@@ -1,14 +1,15 @@
-"""One engine for many threads, without a hand-over for a thread that is alone.
+"""The blocking engine: many threads drive one client node (the Leader/Followers pattern).
 
-A calling thread that finds nobody driving takes the *driver role*, and steps the engine until its
-own call is answered; then it gives the role to a thread that waits. A thread that finds the role
-taken leaves its call in `_incoming`, wakes the driver, and waits for its answer or for the role.
-Futures are driven by a background thread while nobody else drives.
+A calling thread without a driver takes the *driver role*, and steps the engine until its own call
+is completed; then it hands the role to a waiting thread. Other threads put their calls in
+`_incoming`, wake the driver, and wait for a result or for the role. A background thread drives
+futures when no caller does.
 
-Rules: only the holder of the role touches the engine; users' callbacks of futures never run under
-the role; handlers of signals are held back until the engine is between two steps (`signals`).
-The main thread leaves its futures to the others: they cost no shield. Invariant: while a call is
-open, somebody drives or was given the role. In a forked child everything raises ClosedError.
+Rules: only the driver touches the engine. Callbacks of futures never run in the driver role. Signal
+handlers run between two steps (`signals`). The main thread leaves its futures to other threads, so
+they need no shield. In a forked child every call raises ClosedError.
+
+Invariant: while a call is pending, a thread drives or was handed the role.
 """
 
 from __future__ import annotations
@@ -41,64 +42,64 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Messages stepped before deadlines and other threads' calls are looked at.
+#: Number of messages between two checks of deadlines and of other threads' calls.
 _BATCH: Final = 256
-#: A waiting thread looks at the role this often, whatever happens.
-_LOOK_S: Final = 1.0
-#: What may be under way by futures.
+#: Interval at which a waiting thread checks the role, whatever happens.
+_POLL_S: Final = 1.0
+#: Maximum number of pending futures, and of their bytes.
 _MAX_FUTURES: Final = 1024
 _MAX_FUTURE_BYTES: Final = 16 * 1024 * 1024
 
 
 class Ticket:
-    """A thread's call. Written by the driver, read by the thread once `done` is set."""
+    """A thread's call. The driver writes it; the thread reads it once `done` is set."""
 
     __slots__ = ("done", "result", "signal")
 
     def __init__(self) -> None:
         self.done = False
         self.result: Any = None
-        #: Set while its thread does not drive: tells it to look again.
+        #: Set while its thread does not drive; wakes the thread.
         self.signal: SimpleQueue[None] | None = None
 
     def is_done(self) -> bool:
-        """Whether the call was answered."""
+        """Whether the call was completed."""
         return self.done
 
 
-class SharedEngine:
-    """The engine behind a blocking client."""
+class BlockingEngine:
+    """Drives one client node for many threads."""
 
     def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
-        self.engine: Final = Engine(core, self._answer, decode=decode)
+        self.engine: Final = Engine(core, self._on_complete, decode=decode)
         self._role: Final = threading.Lock()
         self._numbers: Final = itertools.count(1)
         self._tickets: Final[dict[int, Ticket]] = {}
-        #: Calls, and cancellations (None), of threads that do not drive; a future's ticket.
+        #: Calls, and cancellations (None), of threads that do not drive; with a future's ticket.
         self._incoming: Final[deque[tuple[int, Request | None, _FutureTicket | None]]] = deque()
-        #: What to end once it was collected as garbage.
+        #: Subscriptions and scans to close once they are garbage-collected.
         self.owners: Final = Owners()
-        self._followers: Final[deque[Ticket]] = deque()
+        self._waiting_threads: Final[deque[Ticket]] = deque()
         self._is_closed = False
-        #: Who has the sockets, and the threads: nothing works in its children.
+        #: The process of the sockets and threads; they do not work in its children.
         self._process: Final = os.getpid()
         self._futures: Final = _Futures(self)
         self._main: Final = threading.main_thread().ident
-        #: What the main thread waits for, while it does not drive.
+        #: The queue that the main thread waits on while it does not drive.
         self._main_signal: SimpleQueue[None] | None = None
-        #: The thread that has the role, and runs handlers of signals between two steps; 0: none.
+        #: The driver thread while it runs signal handlers between two steps; 0: none.
         self._paused = 0
-        #: Finds out what became of an insert: (its error, time-out in seconds).
+        #: Resolves the unknown outcome of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
 
     # --- calls ---
 
     def call(self, request: Request, number: int = 0) -> Any:
-        """Return the answer to a request; raises it if it is an exception.
+        """Return the result of a request; raise it if it is an exception.
 
         Args:
-            request: what is asked.
-            number: one of `next_number`, where the core has to know the call's; 0: a new one.
+            request: the request.
+            number: a result of `next_number`, if the caller must know it; 0: a new one.
 
         """
         self._check_process()
@@ -113,12 +114,12 @@ class SharedEngine:
             try:
                 raise result
             finally:
-                # With it this frame, which the exception knows, would keep what the caller made.
+                # The exception knows this frame, which would keep the caller's objects alive.
                 del result
         return result
 
     def shielded(self, function: Callable[..., T], *args: Any) -> T:
-        """Return `function(*args)`; handlers of signals run only where a call in it waits."""
+        """Return `function(*args)`; signal handlers run only where a call in it waits."""
         if threading.get_ident() != self._main or not SHIELD.enter(self):
             return function(*args)
         try:
@@ -127,11 +128,11 @@ class SharedEngine:
             SHIELD.leave(self)
 
     def next_number(self) -> int:
-        """Return the number of a call that is still to be made."""
+        """Return the number of a future call."""
         return next(self._numbers)
 
     def interrupted(self) -> None:
-        """End the wait of the main thread's call: a signal was noted."""
+        """Wake the main thread's call, because a signal arrived."""
         self.engine.transport.wake()
         if self._main_signal is not None:
             self._main_signal.put(None)
@@ -151,16 +152,16 @@ class SharedEngine:
             elif self._paused == threading.get_ident():
                 self._drive_in_handler(ticket, number, request)
             else:
-                self._follow(ticket, number, request)
+                self._wait_or_drive(ticket, number, request)
         finally:
             if not ticket.done:
                 self._abandon(number)
-            if self._followers or self._futures.open:
-                self._promote()
+            if self._waiting_threads or self._futures.open:
+                self._hand_over_role()
         return ticket.result
 
     def _drive_in_handler(self, ticket: Ticket, number: int, request: Request) -> None:
-        """Drive on below the call that has the role: it is between two steps."""
+        """Drive below the call that has the role and runs a signal handler between two steps."""
         self._check_open()
         paused, self._paused = self._paused, 0
         try:
@@ -169,14 +170,14 @@ class SharedEngine:
         finally:
             self._paused = paused
 
-    def _follow(self, ticket: Ticket, number: int, request: Request) -> None:
-        """Leave the call to whoever drives; take the role if it becomes free."""
+    def _wait_or_drive(self, ticket: Ticket, number: int, request: Request) -> None:
+        """Wait for the driver to complete the call; take the role if it becomes free."""
         signals: SimpleQueue[None] = SimpleQueue()
         ticket.signal = signals
         is_main, former = threading.get_ident() == self._main, self._main_signal
         if is_main:
             self._main_signal = signals
-        self._followers.append(ticket)
+        self._waiting_threads.append(ticket)
         try:
             self._incoming.append((number, request, None))
             self.engine.transport.wake()
@@ -188,36 +189,36 @@ class SharedEngine:
                         self._role.release()
                     return
                 with contextlib.suppress(Empty):
-                    signals.get(timeout=_LOOK_S)
+                    signals.get(timeout=_POLL_S)
                 if SHIELD.noted and not ticket.done:
                     SHIELD.run(self)
         finally:
             self._main_signal = former if is_main else self._main_signal
-            self._followers.remove(ticket)
+            self._waiting_threads.remove(ticket)
 
     def _abandon(self, number: int) -> None:
-        """Nobody waits for the call any more."""
+        """Cancel a call."""
         self._tickets.pop(number, None)
         if not self._is_closed:
             self._incoming.append((number, None, None))
             self.engine.transport.wake()
 
-    def tell(self, request: Request) -> None:
-        """Make a call whose answer does not matter; nothing if the client is closed."""
+    def post(self, request: Request) -> None:
+        """Make a call without waiting for its result; ignore it if the client is closed."""
         if not self._is_closed and os.getpid() == self._process:
-            # From here on it is made, whatever a signal's handler raises.
+            # From here on the call is made, whatever a signal handler raises.
             self._incoming.append((0, request, None))
             self.engine.transport.wake()
-            self.shielded(self._take_told)
+            self.shielded(self._run_incoming)
 
-    def _take_told(self) -> None:
+    def _run_incoming(self) -> None:
         if self._role.acquire(blocking=False):
             try:
                 if not self._is_closed:
-                    self._take_incoming()
+                    self._submit_incoming()
             finally:
                 self._role.release()
-                self._promote()
+                self._hand_over_role()
 
     # --- the driver role ---
 
@@ -230,34 +231,34 @@ class SharedEngine:
             raise ClosedError
 
     def _drive(self, ticket: Ticket | _Idle) -> None:
-        """Step the engine until the ticket is done. The caller holds the role."""
+        """Step the engine until the ticket is done. The caller has the role."""
         engine, incoming, noted = self.engine, self._incoming, SHIELD.noted
-        gone = self.owners.gone
+        collected = self.owners.collected
         receive, wait, is_done = engine.receive, engine.transport.wait, ticket.is_done
         while not is_done():
             self._check_open()
-            if incoming or gone:
-                self._take_incoming()
+            if incoming or collected:
+                self._submit_incoming()
             for _ in range(_BATCH):
                 if not receive():
                     break
                 if is_done():
                     return
-            engine.turn()
+            engine.end_batch()
             if noted and not is_done():
                 self._run_handlers()
             if not incoming and not is_done():
                 wait(engine.timeout_ns())
 
     def _run_handlers(self) -> None:
-        """Run the handlers of signals, which may call this client, or close it."""
+        """Run signal handlers, which may call this client, or close it."""
         former, self._paused = self._paused, threading.get_ident()
         try:
             SHIELD.run(self)
         finally:
             self._paused = former
 
-    def _take_incoming(self) -> None:
+    def _submit_incoming(self) -> None:
         while self._incoming:
             number, request, future = self._incoming.popleft()
             if future is not None:
@@ -269,15 +270,15 @@ class SharedEngine:
         for request in self.owners.endings():
             self.engine.submit(0, request)
 
-    def _promote(self) -> None:
-        """Give the role, which is free, to a thread that waits."""
-        for ticket in tuple(self._followers):
+    def _hand_over_role(self) -> None:
+        """Hand the free role to a waiting thread."""
+        for ticket in tuple(self._waiting_threads):
             if not ticket.done and ticket.signal is not None:
                 ticket.signal.put(None)
                 return
-        self._futures.look()
+        self._futures.wake_thread()
 
-    def _answer(self, number: int, result: Any) -> None:
+    def _on_complete(self, number: int, result: Any) -> None:
         ticket = self._tickets.pop(number, None)
         if ticket is None:
             return
@@ -286,14 +287,14 @@ class SharedEngine:
         ticket.result = result
         ticket.done = True
         if isinstance(ticket, _FutureTicket):
-            self._futures.finished(ticket)
+            self._futures.on_finished(ticket)
         elif ticket.signal is not None:
             ticket.signal.put(None)
 
     # --- futures ---
 
     def submit(self, request: Request, size: int, deadline_s: float) -> Future[Any]:
-        """Return a future of the answer; blocks while too many are under way.
+        """Return a future of the result; block while too many are pending.
 
         Raises:
             DeadlineError: it blocked for `deadline_s`.
@@ -309,25 +310,25 @@ class SharedEngine:
         if threading.get_ident() != self._main and self._role.acquire(blocking=False):
             try:
                 if not self._is_closed:
-                    self._take_incoming()
+                    self._submit_incoming()
             finally:
                 self._role.release()
-                self._promote()
+                self._hand_over_role()
         else:
             self.engine.transport.wake()
-            self._futures.look()
+            self._futures.wake_thread()
         if self._is_closed:
             self._fail_all()
         return ticket.future
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all futures so far are done; raise the first failure since the last time."""
+        """Wait until all futures so far are done; raise the first failure since the last call."""
         self._check_process()
         self._check_open()
         self._futures.flush(timeout_s)
 
     def drive_futures(self, until: _Idle) -> bool:
-        """Let the background thread drive; False if somebody else does."""
+        """Drive in the background thread; return False if another thread drives."""
         if not self._role.acquire(blocking=False):
             return False
         try:
@@ -336,14 +337,14 @@ class SharedEngine:
             return False
         finally:
             self._role.release()
-            if self._followers:
-                self._promote()
+            if self._waiting_threads:
+                self._hand_over_role()
         return True
 
     @property
-    def has_followers(self) -> bool:
+    def has_waiting_threads(self) -> bool:
         """Whether a thread waits that could drive."""
-        return bool(self._followers)
+        return bool(self._waiting_threads)
 
     @property
     def is_closed(self) -> bool:
@@ -353,13 +354,13 @@ class SharedEngine:
     # --- the end ---
 
     def close(self) -> None:
-        """Fail what is under way, and close. Idempotent; from any thread."""
+        """Fail the pending calls and close the engine. Idempotent; from any thread."""
         self._is_closed = True
         if os.getpid() == self._process:
-            self.shielded(self._end)
+            self.shielded(self._close)
             self._futures.close()
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         self.engine.transport.wake()
         in_handler = self._paused == threading.get_ident()
         with contextlib.nullcontext() if in_handler else self._role:
@@ -372,14 +373,14 @@ class SharedEngine:
             if future is not None:
                 self._tickets[number] = future
         for number in list(self._tickets):
-            self._answer(number, ClosedError())
+            self._on_complete(number, ClosedError())
 
 
 class _Condition(threading.Condition):
-    """One that a signal's handler cannot leave locked: what it raises comes before or after.
+    """A condition that a signal handler's exception cannot leave locked.
 
-    `Condition.__enter__` is written in Python, so a handler may raise when it has the lock and
-    before it returns: nobody would ever unlock it, and the background thread would wait for ever.
+    `Condition.__enter__` is written in Python, so a handler may raise between the lock and the
+    return. The lock would then stay locked, and the background thread would hang.
     """
 
     @property
@@ -400,30 +401,32 @@ class _FutureTicket(Ticket):
         super().__init__()
         self.size: Final = size
         self.future: Final = _Future()
-        # It cannot be cancelled: what was sent may happen.
+        # It cannot be cancelled: a sent insert may happen.
         self.future.set_running_or_notify_cancel()
 
 
 class _Idle:
-    """What the background thread drives for: until there is something else for it to do."""
+    """The ticket of the background thread: done when it has other work, or none."""
 
-    def __init__(self, shared: SharedEngine, futures: _Futures) -> None:
+    def __init__(self, shared: BlockingEngine, futures: _Futures) -> None:
         self._shared: Final = shared
         self._futures: Final = futures
 
     def is_done(self) -> bool:
-        return self._futures.has_finished or self._shared.has_followers or not self._futures.open
+        return (
+            self._futures.has_finished or self._shared.has_waiting_threads or not self._futures.open
+        )
 
 
 class _Futures:
-    """The futures under way, and the background thread, which starts with the first of them."""
+    """The pending futures, and the background thread, which starts with the first of them."""
 
-    def __init__(self, shared: SharedEngine) -> None:
+    def __init__(self, shared: BlockingEngine) -> None:
         self._shared: Final = shared
         self._lock: Final = threading.Lock()
         #: Threads that wait for room or for the end; each is woken once.
         self._waiters: Final[deque[SimpleQueue[None]]] = deque()
-        #: How many are not done, and the bytes of their payloads.
+        #: Number of pending futures, and the bytes of their payloads.
         self.open = 0
         self._bytes = 0
         self._finished: Final[deque[_FutureTicket]] = deque()
@@ -432,30 +435,30 @@ class _Futures:
         self._thread: threading.Thread | None = None
         self._idle: Final = _Idle(shared, self)
 
-    def wait_for_room(self, size: int, deadline_s: float, begin: Callable[[], None]) -> None:
-        """Wait until one more may be under way; then `begin` begins it.
+    def wait_for_room(self, size: int, deadline_s: float, submit_call: Callable[[], None]) -> None:
+        """Wait until one more future may be pending; then call `submit_call`, which starts it.
 
-        Both happen or neither, whatever a handler of a signal raises: CPython runs none between
-        the counting and the end of `begin`, which is written in C.
+        Both happen or neither, whatever a signal handler raises: CPython runs no handler between
+        the counting and the end of `submit_call`, which is written in C.
         """
         if self._thread is None:
             self._shared.shielded(self._start)
-        if not self._begin(size, begin) and not self._wait(
-            lambda: self._begin(size, begin), deadline_s
+        if not self._try_submit(size, submit_call) and not self._wait(
+            lambda: self._try_submit(size, submit_call), deadline_s
         ):
             raise DeadlineError(
-                f"{self.open} inserts were under way for {deadline_s:g} s, and no more are"
+                f"{self.open} inserts were pending for {deadline_s:g} s, and no more are"
                 " allowed; nothing was inserted: try again"
             )
 
-    def _begin(self, size: int, begin: Callable[[], None]) -> bool:
+    def _try_submit(self, size: int, submit_call: Callable[[], None]) -> bool:
         with self._lock:
             is_full = self.open >= _MAX_FUTURES or self._bytes + size > _MAX_FUTURE_BYTES
             if is_full and self.open and not self._shared.is_closed:
                 return False
             self.open += 1
             self._bytes += size
-            begin()
+            submit_call()
         return True
 
     def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
@@ -473,7 +476,7 @@ class _Futures:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                # The thread must not keep a client that was dropped.
+                # The thread must not keep a dropped client alive.
                 signals = self._signal
                 ref = weakref.ref(self, lambda _: signals.put(None))
                 thread = threading.Thread(
@@ -485,15 +488,15 @@ class _Futures:
     def has_finished(self) -> bool:
         return bool(self._finished)
 
-    def finished(self, ticket: _FutureTicket) -> None:
-        """Let the background thread tell the future's owner: under the role nobody may."""
+    def on_finished(self, ticket: _FutureTicket) -> None:
+        """Let the background thread complete a future: callbacks never run in the driver role."""
         self._finished.append(ticket)
-        self.look()
+        self.wake_thread()
 
-    def look(self) -> None:
-        """Let the background thread see whether there is something to do."""
+    def wake_thread(self) -> None:
+        """Wake the background thread."""
         if self._thread is not None and self._signal.empty():
-            # The thread must find it, though its client is dropped meanwhile.
+            # The thread must find this object, even if the client is dropped meanwhile.
             self._signal.put(self)
 
     def flush(self, timeout_s: float) -> None:
@@ -502,23 +505,23 @@ class _Futures:
         if failure is not None:
             raise failure
         if not is_done:
-            raise DeadlineError(f"{self.open} inserts were still under way after {timeout_s:g} s")
+            raise DeadlineError(f"{self.open} inserts were still pending after {timeout_s:g} s")
 
     def work(self) -> bool:
-        """Drive, unless others do, until no future is under way; False if it is the end."""
+        """Drive, unless other threads do, until no future is pending; return False at the end."""
         while True:
             while self._finished:
-                self._tell(self._finished.popleft())
+                self._resolve_future(self._finished.popleft())
             if not self.open:
                 return not self._shared.is_closed
-            if self._shared.has_followers or not self._shared.drive_futures(self._idle):
+            if self._shared.has_waiting_threads or not self._shared.drive_futures(self._idle):
                 with contextlib.suppress(Empty):
-                    self._signal.get(timeout=_LOOK_S)
+                    self._signal.get(timeout=_POLL_S)
 
-    def _tell(self, ticket: _FutureTicket) -> None:
+    def _resolve_future(self, ticket: _FutureTicket) -> None:
         result, future = ticket.result, ticket.future
         failed = isinstance(result, Exception)
-        # The callbacks of the future run here; they find the count as it is without it.
+        # The future's callbacks run here; they must see the count without it.
         with self._lock:
             self.open -= 1
             self._bytes -= ticket.size
@@ -533,21 +536,21 @@ class _Futures:
 
     def close(self) -> None:
         thread = self._thread
-        self.look()
+        self.wake_thread()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
 
 def _serve(ref: weakref.ref[_Futures], signals: SimpleQueue[_Futures | None]) -> None:
-    """Work for the futures of a client that lives: the background thread."""
+    """Run the background thread for the futures of a live client."""
     while True:
         futures = ref()
         if futures is None or not futures.work():
             return
         del futures
         with contextlib.suppress(Empty):
-            # What comes keeps the client alive until it was looked at.
-            futures = signals.get(timeout=_LOOK_S)
+            # The item keeps the client alive until it was processed.
+            futures = signals.get(timeout=_POLL_S)
             if futures is not None and not futures.work():
                 return
             del futures

@@ -1,7 +1,7 @@
-"""Steps the core on a transport: frames in, effects out. Knows no threads and no event loop.
+"""The engine: steps a client node on a transport, without threads or an event loop.
 
-Rule: one caller at a time. Who drives it receives until nothing is left, then calls `turn`, then
-sleeps for `timeout_ns`. Frames that are no message are dropped, counted and (now and then) logged.
+Rule: one caller at a time. The driver receives until no frame is left, then calls `end_batch`, then
+sleeps for `timeout_ns`. Malformed frames are dropped, counted and logged at a limited rate.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect
 
 _log: Final = logging.getLogger("ziplog.client")
-_DRAINED: Final = BatchEnd()
+_BATCH_END: Final = BatchEnd()
 _WAKEUP: Final = Wakeup()
 _CLOSING: Final = Closing()
-_COMPLAINT_INTERVAL_NS: Final = 1_000_000_000
+_WARNING_INTERVAL_NS: Final = 1_000_000_000
 
 
 class Core(Node, Protocol):
-    """A node that answers calls: a log's `ClientCore`, or what is built around one."""
+    """A node that completes calls: a log's `ClientCore`, or a node around one."""
 
     @property
     def counters(self) -> Counters:
-        """What this client did."""
+        """The counters of this client."""
         ...
 
 
 class Engine:
-    """A core and its transport."""
+    """A client node and its transport."""
 
     def __init__(
         self,
         core: Core,
-        answer: Callable[[int, Any], None],
+        on_complete: Callable[[int, Any], None],
         *,
         decode: Callable[[bytes], Message] = decode,
         transport: Transport | None = None,
         clock: Callable[[], int] = now_ns,
     ) -> None:
-        """Make an engine of a client.
+        """Create an engine.
 
         Args:
-            core: what to step.
-            answer: gets each call's number and result.
-            decode: makes messages of the frames that come in.
-            transport: its frames; its own if None.
-            clock: nanoseconds; counts the time while the machine is suspended.
+            core: the node to step.
+            on_complete: called with each call's number and result.
+            decode: decodes received frames.
+            transport: the transport; None: a new one.
+            clock: nanoseconds; includes the time while the machine is suspended.
 
         """
         self.core: Final = core
@@ -78,20 +78,20 @@ class Engine:
         self._step: Final = core.step
         self._decode: Final = decode
         self._clock: Final = clock
-        self._answer: Final = answer
-        self._next_complaint = 0
+        self._on_complete: Final = on_complete
+        self._next_warning_at = 0
         self._is_closed = False
 
     def submit(self, call: int, request: Request) -> None:
-        """Hand the core a call."""
+        """Submit a call to the node."""
         self._execute(self._step(Call(call, request), self._clock()))
 
     def cancel(self, call: int) -> None:
-        """Tell the core that nobody waits for a call any more."""
+        """Cancel a call at the node."""
         self._execute(self._step(Cancelled(call), self._clock()))
 
     def receive(self) -> bool:
-        """Take one frame; False if there was none."""
+        """Process one frame; return False if there was none."""
         received = self.transport.receive()
         if received is None:
             return False
@@ -100,17 +100,17 @@ class Engine:
             message = self._decode(frame)
         except ProtocolError as error:
             self.core.counters.protocol_errors += 1
-            self._complain("dropped a frame: %s", error)
+            self._log_warning("dropped a frame: %s", error)
             return True
         effects = self._step(Received(src, message), self._clock())
         if effects:
             self._execute(effects)
         return True
 
-    def turn(self) -> None:
-        """After the last frame: let the core act on all of them, and on the time."""
+    def end_batch(self) -> None:
+        """End a batch of frames: let the node act on all of them, and on due timers."""
         now = self._clock()
-        effects = self._step(_DRAINED, now)
+        effects = self._step(_BATCH_END, now)
         if effects:
             self._execute(effects)
         due = self.core.next_wakeup()
@@ -118,7 +118,7 @@ class Engine:
             self._execute(self._step(_WAKEUP, now))
 
     def timeout_ns(self) -> int | None:
-        """How long there is nothing to do without input; None: for ever."""
+        """Return the nanoseconds until the next timer; None: no timer."""
         due = self.core.next_wakeup()
         return None if due is None else max(due - self._clock(), 0)
 
@@ -130,7 +130,7 @@ class Engine:
                 for dst in effect.dsts:
                     send(dst, frame)
             elif isinstance(effect, Complete):
-                self._answer(effect.id, effect.result)
+                self._on_complete(effect.id, effect.result)
             elif isinstance(effect, Send):
                 send(effect.dst, encode(effect.message))
             elif isinstance(effect, Connect):
@@ -143,17 +143,17 @@ class Engine:
         try:
             self.transport.connect(effect.name, effect.endpoint)
         except ConfigError as error:
-            # The service named it, not the user.
-            self._complain("cannot connect: %s", error)
+            # The membership service named the endpoint, not the caller.
+            self._log_warning("cannot connect: %s", error)
 
-    def _complain(self, text: str, error: Exception) -> None:
+    def _log_warning(self, text: str, error: Exception) -> None:
         now = self._clock()
-        if now >= self._next_complaint:
-            self._next_complaint = now + _COMPLAINT_INTERVAL_NS
+        if now >= self._next_warning_at:
+            self._next_warning_at = now + _WARNING_INTERVAL_NS
             _log.warning(text, error)
 
     def close(self) -> None:
-        """Send what the core has to say last, and close the sockets. May be called twice."""
+        """Send the node's last messages and close the sockets. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._execute(self._step(_CLOSING, self._clock()))

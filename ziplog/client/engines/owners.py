@@ -1,9 +1,9 @@
-"""What ends when its owner is collected as garbage: subscriptions, scans, snapshots.
+"""Subscriptions, scans and snapshots that are closed when they are garbage-collected.
 
-An owner may be collected at any moment, in any thread, in the middle of a step; and what a signal's
-handler raises there is lost together with the rest of the callback. So the callback of the weak
-reference is the `append` of a queue, which is written in C: it runs as a whole, and takes no lock.
-Whoever drives the engine empties the queue, before its next sleep or a call later.
+An owner may be collected at any moment, in any thread, in the middle of a step. An exception of a
+signal handler there would also end the callback. So the weak reference's callback is the `append`
+of a deque, which is written in C: it runs as a whole, and takes no lock. The driver empties the
+deque, before its next sleep or one call later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Owned(weakref.ref[Any]):
-    """A reference to an owner; `ending` returns the requests that end what it has."""
+    """A weak reference to an owner; `ending` returns the requests that close it."""
 
     __slots__ = ("ending",)
 
@@ -29,31 +29,31 @@ class Owned(weakref.ref[Any]):
 
 
 class Owners:
-    """All owners of one client."""
+    """The owners of one client."""
 
     def __init__(self) -> None:
-        #: A reference that nothing holds would not call back. By id: they need not be hashable.
+        #: Without a reference to it, a weak reference makes no callback. By id: they need no hash.
         self._refs: Final[dict[int, Owned]] = {}
-        #: Those whose owners were collected.
-        self.gone: Final[deque[Owned]] = deque()
+        #: The references to owners that were collected.
+        self.collected: Final[deque[Owned]] = deque()
 
     def __len__(self) -> int:
         return len(self._refs)
 
     def add(self, owner: object, ending: Ending) -> Owned:
-        """Watch an owner. To be called before there is something to end."""
-        ref = Owned(owner, self.gone.append)
+        """Watch an owner; call this before there is something to close."""
+        ref = Owned(owner, self.collected.append)
         ref.ending = ending
         self._refs[id(ref)] = ref
         return ref
 
     def remove(self, ref: Owned) -> None:
-        """Forget one that has ended it itself."""
+        """Forget an owner that was closed explicitly."""
         self._refs.pop(id(ref), None)
 
     def endings(self) -> Iterator[Request]:
-        """Return the requests of those that are gone, each once."""
-        while self.gone:
-            ref = self.gone.popleft()
+        """Return the requests that close the collected owners, each once."""
+        while self.collected:
+            ref = self.collected.popleft()
             if self._refs.pop(id(ref), None) is not None:
                 yield from ref.ending()

@@ -1,13 +1,14 @@
-"""The handlers of signals wait until the engine is between two steps.
+"""A shield that delays signal handlers until the engine is between two steps.
 
-CPython runs them in the main thread, between any two bytecodes, and what they raise appears there:
-in the middle of a step it would leave the engine torn. So for as long as the main thread is in a
-client's call, every handler written in Python is replaced by one that notes the signal, and wakes
-the call; the noted handlers run where the call waits, or at its end.
+CPython runs handlers in the main thread, between any two bytecodes. An exception of a handler in
+the middle of a step would leave the engine inconsistent. So, during a client's call in the main
+thread, the shield replaces every Python handler by one that notes the signal and wakes the call.
+The noted handlers run where the call waits, or at its end.
 
-Rules: only the main thread is shielded, and only the outermost call runs handlers. Invariant: while
-no call is shielded, the replacement runs the handler that it stands for, so that one left behind
-(as another handler raised in the middle of `leave`) changes nothing.
+Rules: only the main thread is shielded, and only the outermost call runs handlers.
+
+Invariant: without a shielded call, a replacement runs its original handler. So a replacement that
+an exception in `leave` did not remove changes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import signal
 import threading
 
-# The functions themselves: the wrappers' enums cost 2 us a call, on the path of every insert.
+# The C functions: the wrappers' enums cost 2 us a call, on the path of every insert.
 from _signal import getsignal  # type: ignore[import-not-found]
 from _signal import signal as set_handler
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
     Handler = Callable[[int, FrameType | None], Any]
 
-#: Those of a machine fault come again at once if their handler returns.
+#: The signal of a machine fault recurs at once if its handler returns.
 _FAULTS: Final = {"SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP", "SIGKILL", "SIGSTOP"}
-#: Each costs 20 ns a call. The 31 of real time, which hardly any program handles, are left out.
+#: Each costs 20 ns a call. The 31 real-time signals, which few programs handle, are left out.
 _SIGNALS: Final = tuple(
     int(number)
     for number in signal.Signals
@@ -37,36 +38,37 @@ _SIGNALS: Final = tuple(
 
 
 class Sleeper(Protocol):
-    """What makes shielded calls."""
+    """An engine that makes shielded calls."""
 
     def interrupted(self) -> None:
-        """End the wait of the shielded call, if it waits. Called between any two bytecodes."""
+        """Wake the shielded call, if it waits. Runs between any two bytecodes."""
 
 
 class Shield:
-    """Holds back the handlers of this process."""
+    """Delays the signal handlers of this process."""
 
     def __init__(self) -> None:
-        #: Who makes the shielded call; None: nobody.
+        #: The engine of the shielded call; None: no call is shielded.
         self._owner: Sleeper | None = None
-        #: Signals that came, each with the frame of its first coming.
+        #: Signals that arrived, each with the frame of its first arrival.
         self.noted: Final[dict[int, FrameType | None]] = {}
-        #: What was found last: the handler of each of `_SIGNALS`, and those written in Python.
-        self._found: list[Any] = []
+        #: The last known handler of each of `_SIGNALS`, and the handlers written in Python.
+        self._known_handlers: list[Any] = []
         self._handlers: dict[int, Handler] = {}
-        #: One object, to be known again.
+        #: One object, so that it can be compared by identity.
         self._note: Final = self._noted
 
     def enter(self, owner: Sleeper) -> bool:
-        """Hold back all handlers until `leave`; False if a call is shielded already.
+        """Delay all handlers until `leave`; return False if a call is shielded already.
 
-        Only for the main thread. Raises what a handler raises, and then nothing is held back.
+        Only for the main thread. If a handler raises here, the exception passes and no call is
+        shielded.
         """
         if self._owner is not None:
             return False
         found = list(map(getsignal, _SIGNALS))
-        if found != self._found:
-            self._learn(found)
+        if found != self._known_handlers:
+            self._update_handlers(found)
         self._owner = owner
         try:
             for number in self._handlers:
@@ -76,14 +78,14 @@ class Shield:
             raise
         return True
 
-    def _learn(self, found: list[Any]) -> None:
+    def _update_handlers(self, found: list[Any]) -> None:
         former = self._handlers
         for index, number in enumerate(_SIGNALS):
             if found[index] is self._note:
                 found[index] = former.get(number)
         handlers = dict(zip(_SIGNALS, found, strict=True))
         self._handlers = {number: each for number, each in handlers.items() if callable(each)}
-        self._found = found
+        self._known_handlers = found
 
     def _noted(self, number: int, frame: FrameType | None) -> Any:
         owner = self._owner
@@ -93,7 +95,7 @@ class Shield:
         return owner.interrupted()
 
     def run(self, owner: Sleeper) -> None:
-        """Run the handlers of what was noted, if the call is the shielded one; it may raise."""
+        """Run the noted handlers if the call is the shielded one; a handler may raise."""
         if self._owner is owner and threading.get_ident() == threading.main_thread().ident:
             self._run()
 
@@ -108,13 +110,13 @@ class Shield:
             return
 
     def leave(self, owner: Sleeper) -> None:
-        """Let handlers run again; first those of what was noted, which may raise."""
+        """Restore all handlers, and run the noted ones, which may raise."""
         if self._owner is not owner:
             return
         try:
             self._restore()
         except BaseException:
-            # A handler that was back already raised; the others must come back, too.
+            # A restored handler raised; restore the others, too.
             self._restore()
             raise
         finally:

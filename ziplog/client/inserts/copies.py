@@ -1,10 +1,12 @@
-"""Which units are sent again, and when: those whose acks are overdue, as far as that is of use.
+"""Retransmission of units with overdue acks.
 
-Rules: what a server refused, and what another view must get, is sent again when it is due; so is a
-unit that servers passed over (`Lane.has_missed`). Everything else is most likely in a queue: while
-other units are settled it is not overdue; when nothing is settled for a timeout, the oldest one may
-be sent again, the timeout doubles, and the copy has to be paid for (`timeouts.Budget`), unless the
-timeout cannot grow any more. See docs/protocol.md, section 4.1.
+A unit is retransmitted when it is due if a server refused it, if it must be sent in another view,
+or if servers passed it over (`ShardWindow.was_passed_over`). Every other unit is most likely in a
+server's queue, so it is not overdue while acks of other units arrive. Without such acks for one
+retransmission timeout, the client may retransmit the oldest unit and doubles the timeout. That copy
+needs `retransmission.Budget`, unless the timeout is at its maximum.
+
+See docs/protocol.md, section 4.1.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from ziplog.client.inserts.locate import is_held
+from ziplog.client.inserts.locate import must_not_send
 from ziplog.client.inserts.retransmission import Budget
 from ziplog.core.node import Broadcast
 
@@ -21,102 +23,102 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ziplog.client.common.routing import Route, Routing
-    from ziplog.client.common.step_context import Turn
-    from ziplog.client.inserts.inflight import Lane, Unit
-    from ziplog.client.inserts.shard_selector import Choice
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.inserts.inflight import InflightUnit, ShardWindow
+    from ziplog.client.inserts.shard_selector import ShardSelector
     from ziplog.errors import ZiplogError
 
 _MS: Final = 1_000_000
-#: Pauses between the copies of a unit up to this; of one that no call waits for, up to that.
-LAST_PAUSE_NS: Final = 2_000 * _MS
-_DOUBTFUL_PAUSE_NS: Final = 5_000 * _MS
-#: In one look, not more than this is sent again to a shard.
-_REPEAT_BYTES: Final = 1024 * 1024
+#: Maximum backoff between copies of a unit: while a caller waits for it, and otherwise.
+MAX_BACKOFF_NS: Final = 2_000 * _MS
+_MAX_UNAWAITED_BACKOFF_NS: Final = 5_000 * _MS
+#: Maximum number of bytes that are retransmitted to a shard in one tick.
+_MAX_RETRANSMIT_BYTES: Final = 1024 * 1024
 
 
 class Copies:
-    """The further copies of a client's units."""
+    """Retransmits the units of a client."""
 
     def __init__(
         self,
-        turn: Turn,
+        context: StepContext,
         routing: Routing,
-        choice: Choice,
-        reject: Callable[[Lane, Unit, ZiplogError], None],
+        shard_selector: ShardSelector,
+        reject: Callable[[ShardWindow, InflightUnit, ZiplogError], None],
     ) -> None:
-        self._turn: Final = turn
+        self._context: Final = context
         self._routing: Final = routing
-        self._choice: Final = choice
+        self._shard_selector: Final = shard_selector
         self._reject: Final = reject
         self._budget: Final = Budget()
 
-    def settled(self) -> None:
-        """Take the news that all acks of a unit agree."""
+    def on_acks_agree(self) -> None:
+        """Note that all acks of a unit agree."""
         self._budget.earn()
 
-    def answered(self, lane: Lane) -> None:
-        """Take the news that a server answered a further copy, and none before.
+    def on_copy_answered(self, window: ShardWindow) -> None:
+        """Note that a server answered a further copy as the first one.
 
-        The one before, or its ack, was lost, and no queue was in the way.
+        The copy before it, or its ack, was lost; a queue was not the cause.
         """
         self._budget.refund()
-        lane.timeout.reset()
-        lane.probe_at = 0
+        window.retransmit_timeout.reset()
+        window.probe_at = 0
 
-    def look(self, lane: Lane, route: Route) -> None:
-        """Send again what is due at a shard."""
-        turn = self._turn
-        allowance = _REPEAT_BYTES
-        for unit in list(lane.unsettled.values()):
-            if unit.message.seq not in lane.unsettled or is_held(unit, route):
+    def retransmit_due(self, window: ShardWindow, route: Route) -> None:
+        """Retransmit the units of a shard that are due."""
+        context = self._context
+        allowance = _MAX_RETRANSMIT_BYTES
+        for unit in list(window.inflight.values()):
+            if unit.message.seq not in window.inflight or must_not_send(unit, route):
                 continue
-            if turn.now >= unit.retry_at:
-                if unit.verdict is not None:
-                    self._reject(lane, unit, unit.verdict)
+            if context.now >= unit.retransmit_at:
+                if unit.pending_error is not None:
+                    self._reject(window, unit, unit.pending_error)
                     continue
                 if allowance <= 0:
-                    turn.wake_at(turn.now + lane.timeout.ns // 4)
+                    context.set_timer(context.now + window.retransmit_timeout.ns // 4)
                     break
-                if self._is_overdue(lane, unit) and self._may_send(lane, unit):
+                if self._is_overdue(window, unit) and self._may_retransmit(window, unit):
                     allowance -= len(unit.message.body)
-                    self._send(lane, unit, route)
-            turn.wake_at(unit.retry_at)
+                    self._retransmit(window, unit, route)
+            context.set_timer(unit.retransmit_at)
 
-    def _is_overdue(self, lane: Lane, unit: Unit) -> bool:
-        """Whether a unit whose pause is over is to be sent again; if not, it is due later."""
-        unit.retry_at = lane.overdue_at(unit)
-        return unit.retry_at <= self._turn.now
+    def _is_overdue(self, window: ShardWindow, unit: InflightUnit) -> bool:
+        """Whether a unit that is due is also overdue; if not, postpone it."""
+        unit.retransmit_at = window.overdue_at(unit)
+        return unit.retransmit_at <= self._context.now
 
-    def _may_send(self, lane: Lane, unit: Unit) -> bool:
-        """Whether another copy is needed for sure, or can be paid for; if not, it is due later."""
-        if lane.has_missed(unit):
+    def _may_retransmit(self, window: ShardWindow, unit: InflightUnit) -> bool:
+        """Whether another copy is needed, or the budget allows it; if not, postpone the unit."""
+        if window.was_passed_over(unit):
             return True
-        now = self._turn.now
-        if now < lane.probe_at:
-            unit.retry_at = lane.probe_at
+        now = self._context.now
+        if now < window.probe_at:
+            unit.retransmit_at = window.probe_at
             return False
-        is_free = lane.timeout.is_longest
-        lane.timeout.back_off()
-        lane.probe_at = now + lane.timeout.ns
+        is_free = window.retransmit_timeout.is_longest
+        window.retransmit_timeout.back_off()
+        window.probe_at = now + window.retransmit_timeout.ns
         if is_free or self._budget.spend():
             return True
-        self._avoid(lane, lane.timeout.ns)
-        unit.retry_at = lane.probe_at
+        self._avoid(window, window.retransmit_timeout.ns)
+        unit.retransmit_at = window.probe_at
         return False
 
-    def _send(self, lane: Lane, unit: Unit, route: Route) -> None:
-        turn = self._turn
-        longest = LAST_PAUSE_NS if unit.is_awaited else _DOUBTFUL_PAUSE_NS
-        unit.pause = max(min(unit.pause * 2, longest), lane.timeout.ns)
-        unit.retry_at = turn.now + unit.pause
-        unit.last_sent, unit.is_expected = turn.now, True
+    def _retransmit(self, window: ShardWindow, unit: InflightUnit, route: Route) -> None:
+        context = self._context
+        longest = MAX_BACKOFF_NS if unit.has_waiter else _MAX_UNAWAITED_BACKOFF_NS
+        unit.backoff = max(min(unit.backoff * 2, longest), window.retransmit_timeout.ns)
+        unit.retransmit_at = context.now + unit.backoff
+        unit.last_sent, unit.may_be_queued = context.now, True
         unit.message = replace(unit.message, copy=unit.copies + 1)
-        unit.is_lost = False
-        turn.counters.retries += 1
-        turn.effects.append(Broadcast(route.names, unit.message))
-        self._avoid(lane, unit.pause)
+        unit.is_absent_in_newer_view = False
+        context.counters.retries += 1
+        context.effects.append(Broadcast(route.names, unit.message))
+        self._avoid(window, unit.backoff)
 
-    def _avoid(self, lane: Lane, pause: int) -> None:
-        """A shard lets this client wait: look whether it moved, and use others meanwhile."""
+    def _avoid(self, window: ShardWindow, pause: int) -> None:
+        """Refresh the placements and prefer other shards, because this one does not answer."""
         self._routing.refresh()
-        self._choice.avoid(lane, pause)
+        self._shard_selector.avoid(window, pause)

@@ -1,9 +1,11 @@
-"""What is under way at one shard: calls cut into units, and units that are not settled.
+"""The in-flight window of one shard: calls split into units, and units without an outcome.
 
-Rule: seqs are given in the order of sending, from 1, and never used again. A call is *tied* while
-units of it are of a former view, and a later one than the first of them is in the log, or may be:
-then nothing of it is sent. Invariant: `unsettled` is in the order of seqs, and `bytes` is what its
-bodies hold. See docs/protocol.md, section 4.
+Seqs start at 1, are assigned in the order of sending, and are never reused. A call is blocked by a
+view change while some of its units are of an older view, and a later unit than the first of them is
+placed or may be placed. The client sends nothing of a blocked call.
+
+Invariant: `inflight` is in seq order; `bytes` is the total size of its bodies. See
+docs/protocol.md, section 4.
 """
 
 from __future__ import annotations
@@ -16,8 +18,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from ziplog.client.common.requests import NEVER
-from ziplog.client.inserts.locate import Search, is_held
-from ziplog.client.inserts.retransmission import Timeout
+from ziplog.client.inserts.retransmission import RetransmitTimeout
 from ziplog.core.entries import Body, encode_body
 from ziplog.types import RecordId
 
@@ -26,102 +27,102 @@ if TYPE_CHECKING:
 
     from ziplog.client.common.requests import InsertRequest
     from ziplog.client.common.routing import Route
-    from ziplog.client.common.step_context import Turn
-    from ziplog.client.common.unknown_outcome import Doubt
+    from ziplog.client.common.unknown_outcome import UnknownOutcome
     from ziplog.errors import ZiplogError
     from ziplog.wire import Insert, InsertAck, Refused
 
-#: A unit holds at most so many records and (unless it is a single one) bytes.
-UNIT_RECORDS: Final = 256
-UNIT_BYTES: Final = 256 * 1024
-#: Bytes that may be unsettled at a shard; a unit goes out if there is room for some of it.
-LANE_BYTES: Final = 4 * 1024 * 1024
+#: Maximum number of records of a unit, and of bytes unless it has a single record.
+MAX_UNIT_RECORDS: Final = 256
+MAX_UNIT_BYTES: Final = 256 * 1024
+#: Maximum number of in-flight bytes at a shard; a unit is sent if there is room for some of it.
+MAX_INFLIGHT_BYTES: Final = 4 * 1024 * 1024
 _SINGLE: Final[Sequence[tuple[int, int]]] = ((0, 1),)
-_NOBODY: Final[frozenset[int]] = frozenset()
+_NO_SERVERS: Final[frozenset[int]] = frozenset()
 _NONE: Final[Mapping[int, int]] = MappingProxyType({})
 
 
-class Batch:
-    """One call: its payloads, cut into units."""
+class InsertCall:
+    """One insert call: its payloads, split into units."""
 
     __slots__ = (
-        "call", "cuts", "done", "gsns", "open", "previous", "request", "sent", "shard", "since",
+        "gsns", "number", "open", "placed_rids", "previous", "request", "sent", "shard", "since",
+        "unit_ranges",
     )  # fmt: skip
 
-    def __init__(self, call: int, request: InsertRequest) -> None:
-        self.call: Final = call
+    def __init__(self, number: int, request: InsertRequest) -> None:
+        self.number: Final = number
         self.request: Final = request
-        #: The rids of what was placed before the rest began anew.
-        self.done: tuple[RecordId, ...] = ()
+        #: The rids of the payloads that were placed before `restart_remainder`.
+        self.placed_rids: tuple[RecordId, ...] = ()
         #: The payloads [start, stop) of each unit.
         payloads = request.payloads
-        self.cuts: Sequence[tuple[int, int]] = (
-            cut(payloads, request.keys) if len(payloads) > 1 else _SINGLE
+        self.unit_ranges: Sequence[tuple[int, int]] = (
+            split_into_units(payloads, request.keys) if len(payloads) > 1 else _SINGLE
         )
-        #: Where each unit is; None while that is not known.
-        self.gsns: list[list[int] | None] = [None] * len(self.cuts)
-        #: Units without gsns.
-        self.open = len(self.cuts)
-        #: The shard that the policy chose last; -1 before it was asked.
+        #: The gsns of each unit; None while they are unknown.
+        self.gsns: list[list[int] | None] = [None] * len(self.unit_ranges)
+        #: Number of units without gsns.
+        self.open = len(self.unit_ranges)
+        #: The shard that the policy selected last; -1 before that.
         self.shard = -1
-        #: Units that were sent, and the seq of the last of them.
+        #: Number of units that were sent, and the seq of the last one.
         self.sent = 0
         self.previous = 0
-        #: `Lane.since` when the first of them was sent.
+        #: `ShardWindow.since` when the first unit was sent.
         self.since = 0
 
     @property
     def rids(self) -> list[RecordId]:
-        """The rids of what is placed."""
+        """The rids of the payloads that are placed."""
         shard = self.shard
         rids = [RecordId(gsn, shard) for gsns in self.gsns if gsns is not None for gsn in gsns]
-        return [*self.done, *rids] if self.done else rids
+        return [*self.placed_rids, *rids] if self.placed_rids else rids
 
     @property
-    def is_begun(self) -> bool:
-        """Whether some of it is placed."""
-        return self.open < len(self.cuts) or bool(self.done)
+    def is_partly_placed(self) -> bool:
+        """Whether some payloads are placed."""
+        return self.open < len(self.unit_ranges) or bool(self.placed_rids)
 
-    def begin_anew(self) -> None:
-        """What is not placed is nowhere: it gets new identities, behind what is placed."""
-        self.done = tuple(self.rids)
-        first = len(self.cuts) - self.open
-        self.cuts, self.gsns = self.cuts[first:], self.gsns[first:]
-        assert self.gsns.count(None) == self.open, "a part would get behind a later one"
+    def restart_remainder(self) -> None:
+        """Give new identities to the units that are not placed; all of them are absent."""
+        self.placed_rids = tuple(self.rids)
+        first = len(self.unit_ranges) - self.open
+        self.unit_ranges, self.gsns = self.unit_ranges[first:], self.gsns[first:]
+        assert self.gsns.count(None) == self.open, "a unit would be placed after a later one"
         self.sent = self.previous = 0
 
     @property
-    def is_stepwise(self) -> bool:
-        """Whether a unit may go out only when all before it are in the log, for good.
+    def is_sequential(self) -> bool:
+        """Whether a unit is sent only after all units before it are placed.
 
-        With several under way, a later one may be there alone: when the client dies, or when a
-        backup, which guessed them in another order than the primary decided, leads a recovery.
+        With several units in flight, a later one might be placed alone: if the client crashes, or
+        if a recovery uses a backup that guessed them in another order than the primary's.
         """
         return self.request.origin is not None
 
     @property
     def floor(self) -> int:
-        """The gsn that the next unit must be placed above."""
-        before = self.gsns[self.sent - 1] if self.is_stepwise and self.sent else None
+        """The gsn that must precede the next unit."""
+        before = self.gsns[self.sent - 1] if self.is_sequential and self.sent else None
         if before:
             return before[-1]
-        return self.done[-1].gsn if self.done else self.request.after.gsn
+        return self.placed_rids[-1].gsn if self.placed_rids else self.request.after.gsn
 
-    def is_ahead(self, units: list[Unit]) -> bool:
-        """Whether something behind the first of its open units is in the log, or may be.
+    def has_later_unit(self, units: list[InflightUnit]) -> bool:
+        """Whether a unit after the first of these units is placed, or may be placed.
 
-        The primary places units in order. But a recovery keeps what a backup promised, and may lose
-        what comes before: sent again, that would get behind it.
+        The primary places units in order. But a recovery keeps units that a backup acked, and may
+        lose earlier ones. An earlier unit that is sent again would be placed after them.
         """
         first, *rest = units
-        return not all(unit.is_absent for unit in rest) or self.has_behind(first)
+        return not all(unit.is_absent for unit in rest) or self.has_later_unit_placed(first)
 
-    def has_behind(self, unit: Unit) -> bool:
-        """Whether a later unit than this one is in the log."""
+    def has_later_unit_placed(self, unit: InflightUnit) -> bool:
+        """Whether a unit after this one is placed."""
         return any(gsns is not None for gsns in self.gsns[unit.index + 1 : self.sent])
 
     def body(self, start: int, stop: int) -> bytes:
-        """Return what a unit of these payloads holds."""
+        """Return the encoded body of a unit with these payloads."""
         request = self.request
         origin, key, keys = request.origin, request.key, request.keys
         if origin is not None:
@@ -135,65 +136,67 @@ class Batch:
 
     @property
     def many(self) -> bool:
-        """Whether the user gave a list."""
+        """Whether the caller passed a list."""
         return self.request.many or len(self.request.payloads) > 1
 
     @property
     def results(self) -> list[RecordId | None]:
-        """The rid of each payload, as far as it is known."""
-        results: list[RecordId | None] = [*self.done]
-        for (start, stop), gsns in zip(self.cuts, self.gsns, strict=True):
+        """The rid of each payload; None while it is unknown."""
+        results: list[RecordId | None] = [*self.placed_rids]
+        for (start, stop), gsns in zip(self.unit_ranges, self.gsns, strict=True):
             known = [RecordId(gsn, self.shard) for gsn in gsns or ()]
             results += known or [None] * (stop - start)
         return results
 
 
-class Unit:
-    """One unit that was sent."""
+class InflightUnit:
+    """A unit that was sent and has no outcome yet."""
 
     __slots__ = (
-        "acks", "asked", "batch", "doubt", "first_sent", "index", "is_expected", "is_expired",
-        "is_lost", "is_slow", "is_suspect", "last_sent", "message", "pause", "redirects",
-        "refusals", "replicas", "retry_at", "verdict",
+        "acks", "backoff", "call", "first_sent", "index", "is_absent_in_newer_view", "is_expired",
+        "last_sent", "locate_count", "may_be_queued", "may_be_stale", "message", "outcome",
+        "pending_error", "redirects", "refusals", "replicas", "retransmit_at", "took_slow_path",
     )  # fmt: skip
 
-    def __init__(self, batch: Batch, index: int, message: Insert, route: Route, now: int) -> None:
-        #: None once its call was answered: then it is doubtful.
-        self.batch: Batch | None = batch
-        #: What its call's error asks about, if it has one.
-        self.doubt: Doubt | None = None
+    def __init__(
+        self, call: InsertCall, index: int, message: Insert, route: Route, now: int
+    ) -> None:
+        #: None after its call ended.
+        self.call: InsertCall | None = call
+        #: The unknown outcome of its call, if that ended with one.
+        self.outcome: UnknownOutcome | None = None
         self.index: Final = index
         self.message = message
         self.first_sent: Final = now
         #: When the newest copy was sent.
         self.last_sent = now
-        self.retry_at = NEVER
-        #: The newest copy may be in the queues of its servers: none of them refused it, and the
-        #: shard's view is the one that it was sent in.
-        self.is_expected = True
-        self.pause = 0
+        self.retransmit_at = NEVER
+        #: The newest copy may be in its servers' queues: no server refused it, and the shard's view
+        #: is the view that it was sent in.
+        self.may_be_queued = True
+        self.backoff = 0
         #: The newest ack of each replica, all of the message's view.
         self.acks: dict[int, InsertAck] = {}
         self.replicas = len(route.names)
-        #: A backup changed its word, or waited for the primary's.
-        self.is_slow = False
-        #: How many of the first copies each replica will never take, whatever happens.
+        #: A backup corrected its guess, or waited for the primary's decision.
+        self.took_slow_path = False
+        #: By server: it will never accept the first copies, up to this number.
         self.refusals = _NONE
-        #: The replicas that will never take it in the message's view, whichever copy comes.
-        self.redirects: frozenset[int] = _NOBODY
-        #: A server refused it because it is too old to be told from one that was forgotten.
+        #: The replicas that will never accept any copy in the message's view.
+        self.redirects: frozenset[int] = _NO_SERVERS
+        #: A server refused it as expired: it cannot distinguish the unit from a forgotten one.
         self.is_expired = False
-        #: A server of a later view than the message's told that it is nowhere.
-        self.is_lost = False
-        #: A server that refused it may have left the view: others may know what became of it.
-        self.is_suspect = False
-        #: How often servers were asked for it.
-        self.asked = 0
-        #: How its call ends unless a server holds the unit after all.
-        self.verdict: ZiplogError | None = None
+        #: A server of a newer view than the message's reported it as absent.
+        self.is_absent_in_newer_view = False
+        #: A server that refused it may have left the view, so other servers may know its outcome.
+        self.may_be_stale = False
+        #: Number of `Locate` requests that were sent for it.
+        self.locate_count = 0
+        #: The error that ends its call unless a server acks the unit.
+        self.pending_error: ZiplogError | None = None
 
-    def admits(self, gsns: list[int]) -> bool:
-        """Whether servers may put it there."""
+    def is_valid_placement(self, gsns: list[int]) -> bool:
+        """Whether these gsns are a valid placement of the unit."""
         return (
             len(gsns) == self.message.count
             and gsns[0] > self.message.after
@@ -202,13 +205,13 @@ class Unit:
 
     @property
     def copies(self) -> int:
-        """How many copies each replica was sent, in all views."""
+        """Number of copies that each replica was sent, in all views."""
         return self.message.copy
 
     @property
     def is_absent(self) -> bool:
-        """Whether it is nowhere: no server ever takes a copy of it, or all come too late."""
-        return self.is_lost or (
+        """Whether the unit is placed nowhere, and no server will accept a copy of it."""
+        return self.is_absent_in_newer_view or (
             not self.acks
             and all(
                 server in self.redirects or self.refusals.get(server, 0) >= self.copies
@@ -218,24 +221,24 @@ class Unit:
 
     @property
     def is_redirected(self) -> bool:
-        """Whether no server will ever take it under this identity in this view."""
+        """Whether no server will ever accept this identity in this view."""
         return len(self.redirects) == self.replicas
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether somebody waits for its fate."""
-        return self.batch is not None or (self.doubt is not None and self.doubt.calls > 0)
+    def has_waiter(self) -> bool:
+        """Whether a caller waits for its outcome."""
+        return self.call is not None or (self.outcome is not None and self.outcome.calls > 0)
 
-    def refuse(self, refused: Refused) -> None:
-        """Take a server's promise never to take the first copies; it may come late, or twice."""
+    def add_refusal(self, refused: Refused) -> None:
+        """Record a server's promise never to accept the first copies; it may arrive twice."""
         server = refused.server
         if refused.copies > self.refusals.get(server, 0):
             self.refusals = {**self.refusals, server: refused.copies}
 
-    def renounce(self, refused: Refused) -> None:
-        """Take a server's promise never to take it in a view: what it guessed before is void.
+    def add_permanent_refusal(self, refused: Refused) -> None:
+        """Record a server's promise never to accept the unit in a view; its own guess is void.
 
-        Where the primary has put it, there it is, whatever a backup promised.
+        A placement by the primary stays valid, whatever a backup promised.
         """
         server, ack = refused.server, self.acks.get(refused.server)
         is_of_view = refused.view == self.message.view and server < self.replicas
@@ -243,185 +246,181 @@ class Unit:
             self.acks.pop(server, None)
             self.redirects |= {server}
 
-    def heeds(self, ack: InsertAck) -> bool:
-        """Whether an ack counts beside the promises: a guess is older than its server's promise."""
+    def counts_ack(self, ack: InsertAck) -> bool:
+        """Whether an ack counts; a guess of a server that then refused the unit does not."""
         if ack.confirmed:
             self.redirects -= {ack.server}
         return ack.server not in self.redirects
 
-    def reroute(self, view: int, replicas: int) -> None:
-        """From now on it is sent in this view; acks of the former one no longer count."""
+    def move_to_view(self, view: int, replicas: int) -> None:
+        """Send the unit in this view from now on; acks of the older view no longer count."""
         self.message = replace(self.message, view=view)
         self.replicas = replicas
         self.acks.clear()
-        self.redirects = _NOBODY
-        self.verdict = None
-        self.is_suspect = self.is_expected = False
+        self.redirects = _NO_SERVERS
+        self.pending_error = None
+        self.may_be_stale = self.may_be_queued = False
 
 
-class Lane:
-    """What this client has under way at one shard."""
+class ShardWindow:
+    """The in-flight window of a client at one shard."""
 
     __slots__ = (
-        "answered", "avoid_until", "bytes", "highest", "is_tied", "next_seq", "probe_at",
-        "progress_at", "queue", "reported", "route", "search", "shard", "since", "timeout",
-        "unsettled",
+        "answered_up_to", "avoid_until", "bytes", "highest_gsns", "inflight",
+        "is_blocked_by_view_change", "next_seq", "probe_at", "progress_at", "queue", "reported",
+        "retransmit_timeout", "route", "shard", "since",
     )  # fmt: skip
 
     def __init__(self, shard: int, since: int) -> None:
         self.shard: Final = shard
-        #: The route that it was told of, or used, last.
+        #: The last known route of the shard.
         self.route: Route | None = None
         self.next_seq = 1
-        #: Servers were told last that everything below is settled.
+        #: The last `first_incomplete` that the servers were sent.
         self.reported = 1
         #: By seq, in order.
-        self.unsettled: dict[int, Unit] = {}
-        #: What the bodies of the unsettled units hold.
+        self.inflight: dict[int, InflightUnit] = {}
+        #: Total size of the bodies of the units in flight.
         self.bytes = 0
-        #: Calls with units that were not sent yet; they take turns.
-        self.queue: deque[Batch] = deque()
-        #: There may be calls that are tied; they are not in the queue.
-        self.is_tied = False
-        self.timeout: Final = Timeout()
-        #: Before this time, nothing is sent again without evidence that it was lost.
+        #: Calls with unsent units; the client sends their units in turn.
+        self.queue: deque[InsertCall] = deque()
+        #: Some calls may be blocked by a view change; these are not in the queue.
+        self.is_blocked_by_view_change = False
+        self.retransmit_timeout: Final = RetransmitTimeout()
+        #: Until then, the client retransmits only units that were passed over.
         self.probe_at = 0
-        #: When a unit was settled last.
+        #: When acks of a unit agreed last.
         self.progress_at = 0
-        #: By server: when the newest message was sent that it has answered.
-        self.answered: Final[dict[int, int]] = {}
+        #: By server: the send time of the newest message that it has answered.
+        self.answered_up_to: Final[dict[int, int]] = {}
         self.avoid_until = 0
-        #: The last gsn where this client has a record, of each view that it inserted in since it
-        #: last synced.
-        self.highest: dict[int, int] = {}
-        #: All positions of the shard below this one are decided, as far as this client knows.
+        #: The last gsn of this client in each view since its last `sync`.
+        self.highest_gsns: dict[int, int] = {}
+        #: All positions of the shard below this one are decided, as far as the client knows.
         self.since = max(since, 1)
-        self.search: Final = Search()
 
-    def moves_to(self, route: Route) -> bool:
-        """Take a route; whether what is under way must be sent there, or asked for, again."""
+    def update_route(self, route: Route) -> bool:
+        """Update the route; return whether units must be retransmitted or located."""
         former, self.route = self.route, route
         if former is None or former.names != route.names:
             return True
         was_parked, is_parked = former.state == "parked", route.state == "parked"
-        return (former.view, former.is_away, was_parked) != (route.view, route.is_away, is_parked)
+        return (former.view, former.is_unavailable, was_parked) != (
+            route.view,
+            route.is_unavailable,
+            is_parked,
+        )
 
     @property
     def first_incomplete(self) -> int:
-        """The lowest seq that is not settled."""
-        return next(iter(self.unsettled), self.next_seq)
+        """The lowest seq in flight; the next seq if there is none."""
+        return next(iter(self.inflight), self.next_seq)
 
-    def enqueue(self, batch: Batch) -> None:
-        """Let more of a call be sent, if that was not so."""
-        if batch not in self.queue:
-            self.queue.append(batch)
+    def enqueue(self, call: InsertCall) -> None:
+        """Add a call to the queue unless it is there."""
+        if call not in self.queue:
+            self.queue.append(call)
 
-    def dequeue(self, batch: Batch) -> None:
-        """Let no more of a call be sent."""
-        if batch in self.queue:
-            self.queue.remove(batch)
+    def dequeue(self, call: InsertCall) -> None:
+        """Remove a call from the queue."""
+        if call in self.queue:
+            self.queue.remove(call)
 
-    def evacuate(self) -> list[Batch]:
-        """The shard takes no new records: take out the batches of which nothing was sent."""
-        unsent = [batch for batch in self.queue if not batch.sent]
-        for batch in unsent:
-            self.queue.remove(batch)
+    def dequeue_unsent(self) -> list[InsertCall]:
+        """Remove and return the queued calls without a sent unit."""
+        unsent = [call for call in self.queue if not call.sent]
+        for call in unsent:
+            self.queue.remove(call)
         return unsent
 
-    def measure(self, unit: Unit, now: int) -> None:
-        """Learn from a unit whose acks agree how long an insert takes here.
+    def observe_latency(self, unit: InflightUnit, now: int) -> None:
+        """Observe the latency of a unit after its acks agree.
 
-        Of a unit that was sent more than once, that is known if all servers answered the same
-        copy, the first or the newest; otherwise it gives no sample (Karn's rule).
+        A unit with several copies gives a sample only if all servers answered the same copy, the
+        first or the newest one (Karn's algorithm).
         """
         self.progress_at = now
         if unit.copies == 1 or all(ack.copy == 1 for ack in unit.acks.values()):
-            self.timeout.measure(now - unit.first_sent)
+            self.retransmit_timeout.observe_latency(now - unit.first_sent)
         elif all(ack.copy == unit.copies for ack in unit.acks.values()):
-            self.timeout.measure(now - unit.last_sent)
+            self.retransmit_timeout.observe_latency(now - unit.last_sent)
 
-    def note_answer(self, unit: Unit, ack: InsertAck) -> bool:
-        """Learn how far a server has read this client's connection, which it reads in order.
+    def note_ack(self, unit: InflightUnit, ack: InsertAck) -> bool:
+        """Note how far a server has read this client's connection, which it reads in order.
 
-        Returns whether it answers a further copy.
+        Returns whether the ack answers a further copy.
         """
         is_newest = (ack.copy or 1) == unit.copies
-        if is_newest and unit.last_sent > self.answered.get(ack.server, 0):
-            self.answered[ack.server] = unit.last_sent
+        if is_newest and unit.last_sent > self.answered_up_to.get(ack.server, 0):
+            self.answered_up_to[ack.server] = unit.last_sent
         return is_newest and unit.copies > 1
 
-    def has_missed(self, unit: Unit) -> bool:
-        """Whether a server that owes an ack of this unit has answered what was sent later.
+    def was_passed_over(self, unit: InflightUnit) -> bool:
+        """Whether a server that owes an ack of this unit has answered a later message.
 
-        Then the unit was lost, or the ack was, or it waits for something else than its turn. The
-        ack of a backup that did not guess right comes with the primary's word, a while later.
+        Then the unit or its ack was lost, or the unit waits for something else than the queue. The
+        ack of a backup with a wrong guess arrives after the primary's decision, so it may be later.
         """
-        if not unit.is_expected:
+        if not unit.may_be_queued:
             return True
         primary, sent = unit.acks.get(0), unit.last_sent
-        for server, read in self.answered.items():
+        for server, read in self.answered_up_to.items():
             ack = unit.acks.get(server)
             if (ack is None or (primary is not None and ack.gsns != primary.gsns)) and (
-                sent + (self.timeout.ns if server else 0) < read
+                sent + (self.retransmit_timeout.ns if server else 0) < read
             ):
                 return True
         return False
 
-    def overdue_at(self, unit: Unit) -> int:
-        """Return when a unit that is due by its own pause is to be sent again.
+    def overdue_at(self, unit: InflightUnit) -> int:
+        """Return when to retransmit a unit after its backoff.
 
-        While others are settled, its servers work, and it is in their queue like these were.
+        While acks of other units arrive, the servers work, and this unit is most likely in their
+        queue.
         """
-        if self.has_missed(unit):
-            return unit.retry_at
-        return max(unit.retry_at, self.progress_at + self.timeout.ns)
+        if self.was_passed_over(unit):
+            return unit.retransmit_at
+        return max(unit.retransmit_at, self.progress_at + self.retransmit_timeout.ns)
 
-    def settle(self, unit: Unit) -> None:
-        """Forget a unit whose fate is known."""
-        del self.unsettled[unit.message.seq]
+    def retire(self, unit: InflightUnit) -> None:
+        """Remove a unit after its outcome is known."""
+        del self.inflight[unit.message.seq]
         self.bytes -= len(unit.message.body)
 
-    def older(self, view: int) -> dict[Batch, list[Unit]]:
-        """Return the units of calls that were sent in another view, and not in this one."""
-        found: dict[Batch, list[Unit]] = {}
-        for unit in self.unsettled.values():
-            if unit.batch is not None and unit.message.view != view:
-                found.setdefault(unit.batch, []).append(unit)
+    def units_of_older_views(self, view: int) -> dict[InsertCall, list[InflightUnit]]:
+        """Return the units of pending calls that were sent in another view than this one."""
+        found: dict[InsertCall, list[InflightUnit]] = {}
+        for unit in self.inflight.values():
+            if unit.call is not None and unit.message.view != view:
+                found.setdefault(unit.call, []).append(unit)
         return found
 
-    def of(self, batch: Batch) -> list[Unit]:
-        """Return a batch's units that are not settled."""
-        return [unit for unit in self.unsettled.values() if unit.batch is batch]
+    def units_of(self, call: InsertCall) -> list[InflightUnit]:
+        """Return the units of a call that are in flight."""
+        return [unit for unit in self.inflight.values() if unit.call is call]
 
-    def check(self, window: int) -> None:
-        """Assert the invariant; no seq is farther than `window` from the lowest open one."""
-        seqs = list(self.unsettled)
+    def check(self, max_units: int) -> None:
+        """Assert the invariant, and that all seqs are within `max_units` of the lowest one."""
+        seqs = list(self.inflight)
         assert all(map(lt, seqs, seqs[1:])), "seqs are out of order"
-        assert self.next_seq - self.first_incomplete <= window, "servers would refuse this"
-        assert self.bytes == sum(len(unit.message.body) for unit in self.unsettled.values())
-        for unit in self.unsettled.values():
+        assert self.next_seq - self.first_incomplete <= max_units, "servers would refuse this"
+        assert self.bytes == sum(len(unit.message.body) for unit in self.inflight.values())
+        for unit in self.inflight.values():
             assert all(ack.view == unit.message.view for ack in unit.acks.values())
-            assert not unit.acks.keys() & unit.redirects, "who promised never to take it has it"
-
-    def check_timers(self, route: Route | None, turn: Turn) -> None:
-        """Assert that every unit is sent again, or asked for, in time."""
-        for unit in self.unsettled.values():
-            due = unit.retry_at
-            if route is not None and is_held(unit, route):
-                due = self.search.due if not unit.is_absent else NEVER
-            assert turn.alarm <= max(due, turn.now + self.timeout.ns // 4)
-            assert unit.doubt is None or unit.message.seq in unit.doubt.open
+            assert not unit.acks.keys() & unit.redirects, "a replica refused and acked a unit"
 
 
-def cut(payloads: list[bytes], keys: list[bytes | None] | None = None) -> list[tuple[int, int]]:
-    """Cut payloads into units [start, stop), of so many records and, but one, bytes."""
-    cuts: list[tuple[int, int]] = []
+def split_into_units(
+    payloads: list[bytes], keys: list[bytes | None] | None = None
+) -> list[tuple[int, int]]:
+    """Split payloads into units [start, stop) within the limits of records and bytes."""
+    unit_ranges: list[tuple[int, int]] = []
     start = size = 0
     for index, payload in enumerate(payloads):
-        taken = len(payload) + (len(keys[index] or b"") if keys is not None else 0)
-        size += taken
-        if index > start and (size > UNIT_BYTES or index - start == UNIT_RECORDS):
-            cuts.append((start, index))
-            start, size = index, taken
-    cuts.append((start, len(payloads)))
-    return cuts
+        payload_size = len(payload) + (len(keys[index] or b"") if keys is not None else 0)
+        size += payload_size
+        if index > start and (size > MAX_UNIT_BYTES or index - start == MAX_UNIT_RECORDS):
+            unit_ranges.append((start, index))
+            start, size = index, payload_size
+    unit_ranges.append((start, len(payloads)))
+    return unit_ranges

@@ -1,99 +1,103 @@
-"""What is said about an insert that ends without its rids.
+"""The errors of inserts that end without rids.
 
-Rule: `OutcomeUnknownError` if a server may hold some of it; otherwise it is not in the log, but for
-what the error names as placed, and never will be. See docs/protocol.md, section 4.
+Rule: `OutcomeUnknownError` if a server may hold a part of the call. Otherwise no record is in the
+log, now or later, except those that the error lists in `results`. See docs/protocol.md, section 4.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ziplog.client.common.unknown_outcome import Doubt
+from ziplog.client.common.unknown_outcome import UnknownOutcome
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ziplog.client.common.routing import Routing
-    from ziplog.client.inserts.inflight import Batch, Lane
+    from ziplog.client.inserts.inflight import InsertCall, ShardWindow
     from ziplog.errors import ZiplogError
 
 
-def late(
-    batch: Batch,
-    lanes: Mapping[int, Lane],
+def deadline_error(
+    call: InsertCall,
+    windows: Mapping[int, ShardWindow],
     routing: Routing,
     *,
-    is_homeless: bool,
-    is_forgotten: bool,
-) -> tuple[ZiplogError, Doubt | None]:
-    """Return what to say about a call that ends undecided, and the doubt that is left.
+    is_unassigned: bool,
+    is_session_expired: bool,
+) -> tuple[ZiplogError, UnknownOutcome | None]:
+    """Return the error of a call at its deadline, and the outcome that stays unknown.
 
     Args:
-        batch: the call.
-        lanes: what this client has under way, by shard.
-        routing: where shards are.
-        is_homeless: its shard is not live.
-        is_forgotten: servers may have forgotten what is in doubt.
+        call: the call.
+        windows: the in-flight windows, by shard.
+        routing: the client's routing.
+        is_unassigned: the call's shard is not live.
+        is_session_expired: servers may have expired this client's session.
 
     """
-    lane = lanes.get(batch.shard)
-    units = lane.of(batch) if lane else []
-    doubtful = [unit for unit in units if not unit.is_absent]
-    where = routing.describe(batch.shard)
-    if doubtful:
-        spans = [(unit.message.seq, batch.cuts[unit.index]) for unit in doubtful]
-        doubt = Doubt(batch.shard, batch.results, spans, many=batch.many)
-        doubt.is_forgotten = is_forgotten
-        return unknown(doubt, lanes, routing), doubt
-    if units or batch.is_begun:
-        return untaken(batch, routing, "before the deadline"), None
-    if batch.shard < 0:
+    window = windows.get(call.shard)
+    units = window.units_of(call) if window else []
+    unknown_units = [unit for unit in units if not unit.is_absent]
+    where = routing.describe(call.shard)
+    if unknown_units:
+        spans = [(unit.message.seq, call.unit_ranges[unit.index]) for unit in unknown_units]
+        outcome = UnknownOutcome(call.shard, call.results, spans, many=call.many)
+        outcome.is_session_expired = is_session_expired
+        return unknown_outcome_error(outcome, windows, routing), outcome
+    if units or call.is_partly_placed:
+        return not_inserted_error(call, routing, "before the deadline"), None
+    if call.shard < 0:
         why = f"no shard of {routing} is live; try again"
-    elif is_homeless:
-        who = "the policy chose" if batch.request.shard is None else "it is for"
+    elif is_unassigned:
+        source = "the policy selected" if call.request.shard is None else "the insert is pinned to"
         why = (
-            f"{who} {where}, which is not live (live now: {list(routing.live)});"
+            f"{source} {where}, which is not live (live now: {list(routing.live)});"
             " nothing was inserted"
         )
     else:
         why = (
-            f"{where} had no room for the record until the deadline: too much that this client"
-            " sent there is undecided; nothing was inserted"
+            f"timed out: too many unacknowledged records of this client at {where};"
+            " nothing was inserted: try again"
         )
     return DeadlineError(why), None
 
 
-def untaken(batch: Batch, routing: Routing, why: str) -> UnavailableError:
-    """Return what to say about a call whose units, but for those placed, are nowhere."""
-    missing, where = batch.results.count(None), routing.describe(batch.shard)
-    what = f"{missing} of the {len(batch.results)} records" if batch.many else "the record"
-    return UnavailableError(f"no replica of {where} took {what} {why}, nor will one: try again")
-
-
-def torn(batch: Batch, routing: Routing) -> UnavailableError:
-    """Return what to say about a call of which a recovery kept a later part, and lost another."""
-    missing, total = batch.results.count(None), len(batch.results)
+def not_inserted_error(call: InsertCall, routing: Routing, why: str) -> UnavailableError:
+    """Return the error of a call with absent units and no open ones."""
+    missing, where = call.results.count(None), routing.describe(call.shard)
+    what = f"{missing} of the {len(call.results)} records" if call.many else "the record"
     return UnavailableError(
-        f"when {routing.describe(batch.shard)} was recovered, it lost {missing} of the {total}"
-        " records, and kept some that come later, so those that are missing cannot get their places"
-        " any more: `results` has None for each; insert them anew, if they may be behind"
+        f"no replica of {where} accepted {what} {why}, and none will: try again"
     )
 
 
-def mark_parts(error: ZiplogError, batch: Batch) -> None:
-    """Say in the error of a call of several records which are placed, and if it may be repeated."""
-    error.results = batch.results
-    if batch.is_stepwise:  # readers drop repetitions
+def partial_insert_error(call: InsertCall, routing: Routing) -> UnavailableError:
+    """Return the error of a call of which a recovery lost records but kept later ones."""
+    missing, total = call.results.count(None), len(call.results)
+    return UnavailableError(
+        f"{routing.describe(call.shard)} lost {missing} of the {total} records during recovery"
+        " but kept later ones, so the lost records cannot be inserted in their original order;"
+        " they are None in `results`: insert them again if they may come after the others"
+    )
+
+
+def add_partial_results(error: ZiplogError, call: InsertCall) -> None:
+    """Add `results` to the error of a call with several records, and whether a retry is safe."""
+    error.results = call.results
+    if call.is_sequential:  # Readers drop duplicates.
         error.retriable |= isinstance(error, OutcomeUnknownError)
-    else:  # some of it was done, so the whole must not simply be repeated
-        error.retriable = error.retriable and not batch.is_begun
+    else:  # A retry of the whole call would insert some records twice.
+        error.retriable = error.retriable and not call.is_partly_placed
 
 
-def unknown(doubt: Doubt, lanes: Mapping[int, Lane], routing: Routing) -> OutcomeUnknownError:
-    """Return what to say about a call whose fate is not known in time."""
-    unit = lanes[doubt.shard].unsettled.get(doubt.seq)
-    heard = "its servers contradicted themselves"
+def unknown_outcome_error(
+    outcome: UnknownOutcome, windows: Mapping[int, ShardWindow], routing: Routing
+) -> OutcomeUnknownError:
+    """Return the error of a call with an unknown outcome."""
+    unit = windows[outcome.shard].inflight.get(outcome.seq)
+    acks = "its servers sent contradictory acks"
     if unit is not None:
-        heard = f"of {unit.replicas} replicas, {sorted(unit.acks)} acked"
-    return doubt.error(routing.describe(doubt.shard), heard)
+        acks = f"of {unit.replicas} replicas, {sorted(unit.acks)} acked"
+    return outcome.error(routing.describe(outcome.shard), acks)

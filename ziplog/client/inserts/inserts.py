@@ -1,28 +1,29 @@
-"""Inserts: from a call to acks that agree.
+"""Inserts: from a call to agreeing acks of all replicas.
 
-    call --policy--> queued at a shard --window--> sent --acks agree, or found--> settled
-                                                    |--deadline--> doubtful --the same--> settled
-                                                    '--nowhere--> moved, sent again, or failed
+    call --policy--> queued at a shard --window--> sent --acks agree, or located--> placed
+                                                    |--deadline--> unknown --> placed or absent
+                                                    '--absent--> rerouted, sent again, or failed
 
-A call's payloads are cut into *units*; a unit is one `Insert`, identified by (client, seq), seq
-counted per shard in a `Lane`. Rules: a unit that was sent is repeated with the same identity at the
-same shard, or asked for while that is away, until its fate is known, even when its call was
-answered (D13); it is settled when the newest acks of all replicas, of one view, name the same gsns
-(D8); it is nowhere if all replicas promised never to take a copy of it, or a view after theirs says
-so; a later view is sent it only if nothing of its call can be behind it (rule 5). Invariant: open
-seqs lie within the window that servers allow. See docs/protocol.md, sections 4 and 11.
+A call is split into units; each is one `Insert` with the identity (client, seq). Rules: a sent unit
+is retransmitted at the same shard under the same identity, or located while the shard is not
+available, until its outcome is known, even after its call ended (D13). It is placed when the newest
+acks of all replicas, of one view, name the same gsns (D8). It is absent if all replicas promised
+never to accept it, or a newer view reports that. It is sent in a newer view only if no later unit
+of its call may be placed (rule 5). See docs/protocol.md, sections 4 and 11.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ziplog.client.common.unknown_outcome import Doubts
+from ziplog.client.common.requests import NEVER
+from ziplog.client.common.unknown_outcome import UnknownOutcomes
 from ziplog.client.inserts import insert_errors
-from ziplog.client.inserts.copies import LAST_PAUSE_NS, Copies
-from ziplog.client.inserts.inflight import LANE_BYTES, Batch, Lane, Unit
-from ziplog.client.inserts.settling import Settling
-from ziplog.client.inserts.shard_selector import Choice
+from ziplog.client.inserts.copies import MAX_BACKOFF_NS, Copies
+from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES, InflightUnit, InsertCall, ShardWindow
+from ziplog.client.inserts.locate import LocateQueries, must_not_send
+from ziplog.client.inserts.settling import SettledReports
+from ziplog.client.inserts.shard_selector import ShardSelector
 from ziplog.core.node import Broadcast
 from ziplog.errors import (
     NoSuchRecordError,
@@ -34,153 +35,158 @@ from ziplog.types import RecordId
 from ziplog.wire import Insert, InsertAck, Located, Refused
 
 if TYPE_CHECKING:
-    from ziplog.client.common.requests import InsertRequest, Policy, ResolveRequest
+    from ziplog.client.common.requests import InsertRequest, Policy
     from ziplog.client.common.routing import Route, Routing
-    from ziplog.client.common.step_context import Turn
-    from ziplog.client.common.unknown_outcome import Doubt
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.common.unknown_outcome import ResolveRequest, UnknownOutcome
 
 _MS: Final = 1_000_000
-#: Pause before a refused unit is sent again, doubling up to `LAST_PAUSE_NS`.
-_REFUSED_PAUSE_NS: Final = 2 * _MS
+#: Backoff before a refused unit is retransmitted; it doubles up to `MAX_BACKOFF_NS`.
+_REFUSED_BACKOFF_NS: Final = 2 * _MS
 
 
 class Inserts:
     """All inserts of a client."""
 
-    def __init__(self, turn: Turn, routing: Routing, policy: Policy) -> None:
-        self._turn: Final = turn
+    def __init__(self, context: StepContext, routing: Routing, policy: Policy) -> None:
+        self._context: Final = context
         self._routing: Final = routing
-        self._batches: dict[int, Batch] = {}
-        self.lanes: Final[dict[int, Lane]] = {}
-        self.choice: Final = Choice(turn, routing, policy, self.lanes)
-        #: Batches whose shard is not live (or that have none), by call.
-        self._homeless: dict[int, Batch] = {}
-        #: They are looked at with the next answer about where shards are.
-        self._is_house_due = False
-        self._doubts: Final = Doubts(turn)
-        self.settling: Final = Settling(turn, routing, self.lanes)
-        self._copies: Final = Copies(turn, routing, self.choice, self._reject)
-        routing.on_change.append(self._rerouted)
+        self._calls: dict[int, InsertCall] = {}
+        self.windows: Final[dict[int, ShardWindow]] = {}
+        #: The `Locate` requests, by shard.
+        self._locates: Final[dict[int, LocateQueries]] = {}
+        self.shard_selector: Final = ShardSelector(context, routing, policy, self.windows)
+        #: Calls without a shard, or with a shard that is not live.
+        self._unassigned: dict[int, InsertCall] = {}
+        #: `_reassign` runs after the next reply about placements.
+        self._is_reassign_due = False
+        self._outcomes: Final = UnknownOutcomes(context)
+        self.settled_reports: Final = SettledReports(context, routing, self.windows)
+        self._copies: Final = Copies(context, routing, self.shard_selector, self._reject)
+        routing.on_change.append(self._on_routes_changed)
 
     @property
     def waiting(self) -> bool:
-        """Whether a call is under way."""
-        return bool(self._batches or self._doubts)
+        """Whether a call is pending."""
+        return bool(self._calls or self._outcomes)
 
     # --- from the call to the wire ---
 
-    def start(self, call: int, request: InsertRequest) -> None:
-        """Take a call."""
-        batch = Batch(call, request)
-        self._batches[call] = batch
-        self._turn.wake_at(request.deadline)
-        self._dispatch(batch)
+    def start(self, number: int, request: InsertRequest) -> None:
+        """Start a call."""
+        call = InsertCall(number, request)
+        self._calls[number] = call
+        self._context.set_timer(request.deadline)
+        self._dispatch(call)
 
-    def resolve(self, call: int, request: ResolveRequest) -> None:
-        """Take the question what became of a call in doubt, and find out at once."""
-        turn, doubt = self._turn, request.doubt
-        if doubt.is_forgotten:
-            turn.complete(call, insert_errors.unknown(doubt, self.lanes, self._routing))
+    def resolve(self, number: int, request: ResolveRequest) -> None:
+        """Wait for the outcome of a call that ended, and locate its units now."""
+        context, outcome = self._context, request.outcome
+        if outcome.is_session_expired:
+            context.complete(
+                number, insert_errors.unknown_outcome_error(outcome, self.windows, self._routing)
+            )
             return
-        self._doubts.start(call, request)
-        lane = self.lanes[doubt.shard]
-        lane.search.hurry()
-        for unit in lane.unsettled.values():
-            if unit.doubt is doubt:
-                unit.pause = min(unit.pause, lane.timeout.ns)
-                unit.retry_at, unit.is_expected = turn.now, False
-        turn.wake_at(turn.now)
+        self._outcomes.start(number, request)
+        window = self.windows[outcome.shard]
+        self._locates[outcome.shard].expedite()
+        for unit in window.inflight.values():
+            if unit.outcome is outcome:
+                unit.backoff = min(unit.backoff, window.retransmit_timeout.ns)
+                unit.retransmit_at, unit.may_be_queued = context.now, False
+        context.set_timer(context.now)
 
-    def cancel(self, call: int) -> None:
-        """The user waits no longer: what was sent is doubtful, the rest is dropped."""
-        self._doubts.cancel(call)
-        batch = self._batches.get(call)
-        if batch is not None:
-            self._detach(batch)
+    def cancel(self, number: int) -> None:
+        """Cancel a call: its unsent units are dropped, the others stay in flight."""
+        self._outcomes.cancel(number)
+        call = self._calls.get(number)
+        if call is not None:
+            self._detach(call)
 
-    def _dispatch(self, batch: Batch) -> None:
-        """Give a batch, none of whose open units can have been taken, to a shard."""
-        shard = self._choose(batch)
+    def _dispatch(self, call: InsertCall) -> None:
+        """Assign a call to a shard; no open unit of it may have been accepted."""
+        shard = self._choose(call)
         if shard is not None:
-            self._assign(batch, shard)
+            self._assign(call, shard)
 
-    def _assign(self, batch: Batch, shard: int) -> None:
-        batch.shard = shard
+    def _assign(self, call: InsertCall, shard: int) -> None:
+        call.shard = shard
         if shard not in self._routing.live:
-            self._homeless[batch.call] = batch
+            self._unassigned[call.number] = call
             self._routing.refresh()
             return
-        lane = self.lanes.get(shard)
-        if lane is None:
+        window = self.windows.get(shard)
+        if window is None:
             since = self._routing.frontiers.get(shard, 0)
-            lane = self.lanes[shard] = Lane(shard, since)
-        lane.queue.append(batch)
-        if len(lane.queue) == 1:
-            self._fill(lane)
+            window = self.windows[shard] = ShardWindow(shard, since)
+            self._locates[shard] = LocateQueries()
+        window.queue.append(call)
+        if len(window.queue) == 1:
+            self._fill(window)
 
-    def _choose(self, batch: Batch) -> int | None:
-        """Ask the policy. None: it failed, and so did the call."""
-        shard = self.choice(batch)
+    def _choose(self, call: InsertCall) -> int | None:
+        """Select a shard; None if the policy failed, and so the call."""
+        shard = self.shard_selector(call)
         if isinstance(shard, int):
             return shard
-        self._fail(batch, shard)
+        self._fail(call, shard)
         return None
 
-    def _fill(self, lane: Lane) -> None:
-        """Send queued units as far as the window allows, call by call in turns."""
-        route = self._routing.route(lane.shard)
-        if route is None or route.is_away:
+    def _fill(self, window: ShardWindow) -> None:
+        """Send queued units until the window is full, one unit of each call in turn."""
+        route = self._routing.route(window.shard)
+        if route is None or route.is_unavailable:
             return
-        queue, window = lane.queue, self._routing.limits.max_unsettled_units
+        queue, max_units = window.queue, self._routing.limits.max_unsettled_units
         while (
             queue
-            and lane.bytes < LANE_BYTES
-            and (not lane.unsettled or lane.next_seq - next(iter(lane.unsettled)) < window)
+            and window.bytes < MAX_INFLIGHT_BYTES
+            and (not window.inflight or window.next_seq - next(iter(window.inflight)) < max_units)
         ):
-            batch = queue[0]
-            self._launch(lane, batch, route)
-            if batch.sent == len(batch.cuts) or batch.is_stepwise:
-                queue.popleft()  # one that goes step by step is back when the step is done
+            call = queue[0]
+            self._launch(window, call, route)
+            if call.sent == len(call.unit_ranges) or call.is_sequential:
+                queue.popleft()  # It is queued again when its unit is placed.
             elif len(queue) > 1:
                 queue.rotate(-1)
 
-    def _launch(self, lane: Lane, batch: Batch, route: Route) -> None:
-        turn = self._turn
-        start, stop = batch.cuts[batch.sent]
-        body = batch.body(start, stop)
-        if not batch.sent:
-            batch.since = lane.since
-        seq = lane.next_seq
+    def _launch(self, window: ShardWindow, call: InsertCall, route: Route) -> None:
+        context = self._context
+        start, stop = call.unit_ranges[call.sent]
+        body = call.body(start, stop)
+        if not call.sent:
+            call.since = window.since
+        seq = window.next_seq
         message = Insert(
-            self._routing.cluster, lane.shard, route.view, turn.client, seq, lane.first_incomplete,
-            batch.previous, batch.floor, stop - start, body, 1, batch.since,
+            self._routing.cluster, window.shard, route.view, context.client, seq,
+            window.first_incomplete, call.previous, call.floor, stop - start, body, 1, call.since,
         )  # fmt: skip
-        unit = Unit(batch, batch.sent, message, route, turn.now)
-        unit.pause = lane.timeout.ns
-        unit.retry_at = turn.now + unit.pause
-        turn.wake_at(unit.retry_at)
-        lane.route = route
-        lane.next_seq = seq + 1
-        lane.unsettled[seq] = unit
-        lane.reported = message.first_incomplete
-        lane.bytes += len(body)
-        batch.sent += 1
-        batch.previous = seq
-        turn.effects.append(Broadcast(route.names, message))
+        unit = InflightUnit(call, call.sent, message, route, context.now)
+        unit.backoff = window.retransmit_timeout.ns
+        unit.retransmit_at = context.now + unit.backoff
+        context.set_timer(unit.retransmit_at)
+        window.route = route
+        window.next_seq = seq + 1
+        window.inflight[seq] = unit
+        window.reported = message.first_incomplete
+        window.bytes += len(body)
+        call.sent += 1
+        call.previous = seq
+        context.effects.append(Broadcast(route.names, message))
 
-    # --- answers ---
+    # --- replies ---
 
     def on_ack(self, ack: InsertAck) -> None:
-        """Take an ack; settle the unit if all replicas agree (D8)."""
-        lane = self.lanes.get(ack.shard)
-        unit = lane.unsettled.get(ack.seq) if lane is not None else None
-        if lane is None or unit is None:
+        """Handle an ack; the unit is placed if the acks of all replicas agree (D8)."""
+        window = self.windows.get(ack.shard)
+        unit = window.inflight.get(ack.seq) if window is not None else None
+        if window is None or unit is None:
             return
         if ack.view != unit.message.view or ack.server >= unit.replicas:
             if ack.view > unit.message.view:
                 self._routing.refresh()
             return
-        if unit.redirects and not unit.heeds(ack):
+        if unit.redirects and not unit.counts_ack(ack):
             return
         acks = unit.acks
         known = acks.get(ack.server)
@@ -188,396 +194,424 @@ class Inserts:
             if known.incarnation == ack.incarnation and known.counter >= ack.counter:
                 return
             if known.gsns != ack.gsns:
-                unit.is_slow = True
+                unit.took_slow_path = True
         if ack.waited:
-            unit.is_slow = True
+            unit.took_slow_path = True
         acks[ack.server] = ack
-        if lane.note_answer(unit, ack) and known is None:
-            self._copies.answered(lane)
-        unit.verdict = None
+        if window.note_ack(unit, ack) and known is None:
+            self._copies.on_copy_answered(window)
+        unit.pending_error = None
         if len(acks) == unit.replicas:
             gsns = ack.gsns
             for other in acks.values():
                 if other.gsns != gsns:
                     return
-            self._copies.settled()
-            lane.measure(unit, self._turn.now)
-            self._settle(lane, unit, gsns)
+            self._copies.on_acks_agree()
+            window.observe_latency(unit, self._context.now)
+            self._complete_unit(window, unit, gsns)
 
     def on_located(self, located: Located) -> None:
-        """Take a server's word on where a unit is."""
-        lane = self.lanes.get(located.shard)
-        unit = lane.unsettled.get(located.seq) if lane is not None else None
-        if lane is None or unit is None or located.client != self._turn.client:
+        """Handle a server's report on where a unit is."""
+        window = self.windows.get(located.shard)
+        unit = window.inflight.get(located.seq) if window is not None else None
+        if window is None or unit is None or located.client != self._context.client:
             return
+        locates = self._locates[located.shard]
         if located.verdict == "present":
-            if unit.admits(located.gsns):
-                self._turn.counters.located += len(located.gsns)
-                unit.is_slow = True
-            lane.search.decided()
-            self._settle(lane, unit, located.gsns)
+            if unit.is_valid_placement(located.gsns):
+                self._context.counters.located += len(located.gsns)
+                unit.took_slow_path = True
+            locates.on_decided()
+            self._complete_unit(window, unit, located.gsns)
         elif located.verdict == "absent" and located.view > unit.message.view:
-            if not unit.is_lost:
-                lane.search.decided()
-                self._lose(lane, unit)
+            if not unit.is_absent_in_newer_view:
+                locates.on_decided()
+                self._mark_absent(window, unit)
         elif located.view > unit.message.view:
             self._routing.refresh()
-        self._turn.wake_at(max(lane.search.due, self._turn.now))
+        self._context.set_timer(max(locates.due, self._context.now))
 
-    def _lose(self, lane: Lane, unit: Unit) -> None:
-        """A view after that of its copies does not have it, so it never will exist by them."""
-        unit.is_lost = True
+    def _mark_absent(self, window: ShardWindow, unit: InflightUnit) -> None:
+        """Mark a unit as absent: a newer view than that of its copies does not have it."""
+        unit.is_absent_in_newer_view = True
         self._routing.refresh()
-        if unit.batch is None:
-            self._give_up(lane, unit)
-            self._fill(lane)
-        elif not self._move(lane, unit.batch) and lane.is_tied:
-            self._turn.wake_at(self._turn.now)
+        if unit.call is None:
+            self._abandon(window, unit)
+            self._fill(window)
+        elif not self._reroute(window, unit.call) and window.is_blocked_by_view_change:
+            self._context.set_timer(self._context.now)
 
-    def _settle(self, lane: Lane, unit: Unit, gsns: list[int]) -> None:
-        batch, counters = unit.batch, self._turn.counters
-        if not unit.admits(gsns):
+    def _complete_unit(self, window: ShardWindow, unit: InflightUnit, gsns: list[int]) -> None:
+        call, counters = unit.call, self._context.counters
+        if not unit.is_valid_placement(gsns):
             message = unit.message
             what = f"shard {message.shard} placed {message.count} records at {gsns[:3]}..."
-            self._accuse(lane, unit, f"{what}, after {message.after}")
+            self._protocol_violation(window, unit, f"{what}, after {message.after}")
             return
-        lane.settle(unit)
-        if unit.doubt is not None:
-            self._doubts.learned(unit.doubt, unit.message.seq, gsns)
-        lane.avoid_until = 0
+        window.retire(unit)
+        if unit.outcome is not None:
+            self._outcomes.on_unit_resolved(unit.outcome, unit.message.seq, gsns)
+        window.avoid_until = 0
         view = unit.message.view
-        if gsns[-1] >= lane.since:
-            lane.since = gsns[-1] + 1
-        if gsns[-1] > lane.highest.get(view, 0):
-            lane.highest[view] = gsns[-1]
+        if gsns[-1] >= window.since:
+            window.since = gsns[-1] + 1
+        if gsns[-1] > window.highest_gsns.get(view, 0):
+            window.highest_gsns[view] = gsns[-1]
         counters.inserts += len(gsns)
-        if unit.is_slow:
+        if unit.took_slow_path:
             counters.slow_path += len(gsns)
         else:
             counters.fast_path += len(gsns)
-        if batch is not None:
-            batch.gsns[unit.index] = gsns
-            batch.open -= 1
-            if not batch.open:
-                self._complete(batch)
-            elif batch.is_stepwise:
-                lane.queue.append(batch)
-            elif lane.is_tied:
-                self._turn.wake_at(self._turn.now)
-        if lane.queue:
-            self._fill(lane)
-        if not lane.unsettled:
-            self.settling.emptied(lane)
+        if call is not None:
+            call.gsns[unit.index] = gsns
+            call.open -= 1
+            if not call.open:
+                self._complete(call)
+            elif call.is_sequential:
+                window.queue.append(call)
+            elif window.is_blocked_by_view_change:
+                self._context.set_timer(self._context.now)
+        if window.queue:
+            self._fill(window)
+        if not window.inflight:
+            self.settled_reports.on_window_empty(window)
 
-    def _accuse(self, lane: Lane, unit: Unit, what: str) -> None:
-        """Servers did what they may not. A doubt about it stays one: nothing they say helps."""
-        self._turn.counters.protocol_errors += 1
-        lane.settle(unit)
-        if unit.batch is not None:
-            self._fail(unit.batch, ProtocolError(what))
-        self._fill(lane)
+    def _protocol_violation(self, window: ShardWindow, unit: InflightUnit, what: str) -> None:
+        """Fail a unit because servers violated the protocol; an unknown outcome stays unknown."""
+        self._context.counters.protocol_errors += 1
+        window.retire(unit)
+        if unit.call is not None:
+            self._fail(unit.call, ProtocolError(what))
+        self._fill(window)
 
-    def _give_up(self, lane: Lane, unit: Unit) -> None:
-        """A unit never will exist."""
-        lane.settle(unit)
-        if unit.doubt is not None:
-            self._doubts.learned(unit.doubt, unit.message.seq, None)
+    def _abandon(self, window: ShardWindow, unit: InflightUnit) -> None:
+        """Retire a unit that will never exist."""
+        window.retire(unit)
+        if unit.outcome is not None:
+            self._outcomes.on_unit_resolved(unit.outcome, unit.message.seq, None)
 
-    def _complete(self, batch: Batch) -> None:
-        del self._batches[batch.call]
-        self._turn.complete(batch.call, batch.rids)
+    def _complete(self, call: InsertCall) -> None:
+        del self._calls[call.number]
+        self._context.complete(call.number, call.rids)
 
     def on_refused(self, refused: Refused) -> None:
-        """Take a refusal of a unit: repeat it, move it, or fail its call."""
-        lane = self.lanes.get(refused.shard)
-        unit = lane.unsettled.get(refused.request) if lane is not None else None
-        if lane is None or unit is None:
+        """Handle a refusal of a unit: retransmit it, reroute it, or fail its call."""
+        window = self.windows.get(refused.shard)
+        unit = window.inflight.get(refused.request) if window is not None else None
+        if window is None or unit is None:
             return
-        unit.refuse(refused)
+        unit.add_refusal(refused)
         match refused.code:
             case "no-such-position":
                 if refused.server == 0:
-                    self._doom(lane, unit)
+                    self._fail_unless_copy_in_flight(window, unit)
             case "too-large":
                 limit = self._routing.limits.max_payload_bytes
-                self._reject(lane, unit, RecordTooLargeError(len(unit.message.body), limit))
+                self._reject(window, unit, RecordTooLargeError(len(unit.message.body), limit))
             case "malformed" | "identity-reused":
                 what = f"shard {refused.shard} refused seq {refused.request}: {refused.code}"
-                self._accuse(lane, unit, f"{what}: {refused.detail}")
+                self._protocol_violation(window, unit, f"{what}: {refused.detail}")
             case "redirect":
-                self._turn.counters.redirects += 1
-                unit.renounce(refused)
-                self._postpone(lane, unit, refused)
+                self._context.counters.redirects += 1
+                unit.add_permanent_refusal(refused)
+                self._postpone(window, unit, refused)
             case "expired":
-                lane.since = max(lane.since, refused.since)
-                self._start_over(lane, unit, refused)
+                window.since = max(window.since, refused.since)
+                self._on_identity_expired(window, unit, refused)
             case _:
-                unit.is_suspect |= refused.code in {"not-ready", "wrong-view"}
-                unit.is_expected &= refused.copies < unit.copies and not unit.is_suspect
-                self._postpone(lane, unit, refused)
+                unit.may_be_stale |= refused.code in {"not-ready", "wrong-view"}
+                unit.may_be_queued &= refused.copies < unit.copies and not unit.may_be_stale
+                self._postpone(window, unit, refused)
 
-    def _doom(self, lane: Lane, unit: Unit) -> None:
-        """The primary says that `after` does not exist: that ends it, unless a copy is under way.
+    def _fail_unless_copy_in_flight(self, window: ShardWindow, unit: InflightUnit) -> None:
+        """Fail the call because `after` does not exist, unless another copy is in flight.
 
-        One refusal may answer several copies; one that is still to arrive gets another answer by
-        the time when the unit would be sent again.
+        One refusal may answer several copies. A copy in flight gets another reply before the unit
+        would be retransmitted.
         """
-        after = unit.batch.request.after if unit.batch else RecordId(unit.message.after, lane.shard)
-        verdict = NoSuchRecordError(after, "no position from there on was ever given to a shard")
+        after = unit.call.request.after if unit.call else RecordId(unit.message.after, window.shard)
+        error = NoSuchRecordError(after, "no shard owns that position yet")
         if unit.copies == 1:
-            self._reject(lane, unit, verdict)
+            self._reject(window, unit, error)
         else:
-            unit.verdict = verdict
-            unit.retry_at = self._turn.now + lane.timeout.ns
-            self._turn.wake_at(unit.retry_at)
+            unit.pending_error = error
+            unit.retransmit_at = self._context.now + window.retransmit_timeout.ns
+            self._context.set_timer(unit.retransmit_at)
 
-    def _reject(self, lane: Lane, unit: Unit, error: ZiplogError) -> None:
-        self._give_up(lane, unit)
-        if unit.batch is not None:
-            self._fail(unit.batch, error)
-        self._fill(lane)
+    def _reject(self, window: ShardWindow, unit: InflightUnit, error: ZiplogError) -> None:
+        self._abandon(window, unit)
+        if unit.call is not None:
+            self._fail(unit.call, error)
+        self._fill(window)
 
-    def _start_over(self, lane: Lane, unit: Unit, refused: Refused) -> None:
-        """A server never takes a unit, as it cannot tell it from one that it has forgotten.
+    def _on_identity_expired(
+        self, window: ShardWindow, unit: InflightUnit, refused: Refused
+    ) -> None:
+        """Handle a server's report that it cannot distinguish this unit from a forgotten one.
 
-        No server forgets a unit so soon after it was sent for the first time: then the unit was not
-        placed, and is nowhere once all replicas refused it. Otherwise its fate stays unknown.
+        Servers do not forget a unit within the session timeout. If it was first sent within it, it
+        was not placed, and is absent once all replicas refused it. Otherwise its outcome stays
+        unknown.
         """
-        if self._turn.now - unit.first_sent > self._turn.forgotten_ns:
-            self._forget(lane, unit)
-            self._fill(lane)
+        if self._context.now - unit.first_sent > self._context.session_expiry_ns:
+            self._forget(window, unit)
+            self._fill(window)
             return
         unit.is_expired = True
-        unit.renounce(refused)
-        if unit.batch is not None:
-            self._move(lane, unit.batch)
+        unit.add_permanent_refusal(refused)
+        if unit.call is not None:
+            self._reroute(window, unit.call)
         elif unit.is_absent:
-            self._give_up(lane, unit)
-            self._fill(lane)
+            self._abandon(window, unit)
+            self._fill(window)
 
-    def _postpone(self, lane: Lane, unit: Unit, refused: Refused) -> None:
-        """Send a refused unit again later; to another shard if no server can have taken it."""
-        turn = self._turn
+    def _postpone(self, window: ShardWindow, unit: InflightUnit, refused: Refused) -> None:
+        """Retransmit a refused unit later, or reroute it if no server can have accepted it."""
+        context = self._context
         self._routing.refresh()
-        self.choice.avoid(lane)
+        self.shard_selector.avoid(window)
         if not unit.is_absent:
-            turn.wake_at(max(lane.search.due, turn.now))
+            context.set_timer(max(self._locates[window.shard].due, context.now))
             if refused.copies >= unit.copies:
-                self._repeat_soon(unit)
-        elif unit.batch is None:
-            self._give_up(lane, unit)
-            self._fill(lane)
-        elif not self._move(lane, unit.batch):
-            self._repeat_soon(unit)
+                self._retransmit_soon(unit)
+        elif unit.call is None:
+            self._abandon(window, unit)
+            self._fill(window)
+        elif not self._reroute(window, unit.call):
+            self._retransmit_soon(unit)
 
-    def _repeat_soon(self, unit: Unit) -> None:
-        """A server put the newest copy off: another one is due, later after each."""
-        pause = min(_REFUSED_PAUSE_NS << min(unit.copies, 10), LAST_PAUSE_NS)
-        unit.retry_at = min(unit.retry_at, self._turn.now + pause)
-        unit.is_expected = False
-        self._turn.wake_at(unit.retry_at)
+    def _retransmit_soon(self, unit: InflightUnit) -> None:
+        """Schedule another copy, because a server refused the newest one; each one is later."""
+        pause = min(_REFUSED_BACKOFF_NS << min(unit.copies, 10), MAX_BACKOFF_NS)
+        unit.retransmit_at = min(unit.retransmit_at, self._context.now + pause)
+        unit.may_be_queued = False
+        self._context.set_timer(unit.retransmit_at)
 
-    def _move(self, lane: Lane, batch: Batch) -> bool:
-        """Give a batch of which nothing is anywhere to another shard, if the policy allows it.
+    def _reroute(self, window: ShardWindow, call: InsertCall) -> bool:
+        """Assign a call without a placed unit to another shard, if the policy allows it.
 
-        If not, and its identity is used up, it waits for its shard with a new one, as does the rest
-        of one that is placed in part. Its call ends if the shard never comes back, or if a later
-        part was placed than one that is nowhere. False: it stays as it is.
+        Otherwise, if its identities are used up, or it is placed in part, it waits for its shard
+        with new identities. The call fails if its shard never comes back, or if a later unit than
+        an absent one is placed. Returns False if the call stays as it is.
         """
-        units = lane.of(batch)
+        units = window.units_of(call)
         if not all(unit.is_absent for unit in units):
             return False
-        if batch.has_behind(units[0]):
-            self._fail(batch, insert_errors.torn(batch, self._routing))
+        if call.has_later_unit_placed(units[0]):
+            self._fail(call, insert_errors.partial_insert_error(call, self._routing))
             return True
         is_redirected = all(unit.is_redirected for unit in units)
-        if batch.is_begun and not is_redirected:
+        if call.is_partly_placed and not is_redirected:
             return False
-        shard = self._choose(batch)
+        shard = self._choose(call)
         if shard is None:
             return True
-        if shard == lane.shard and not is_redirected:
+        if shard == window.shard and not is_redirected:
             return False
         for unit in units:
-            lane.settle(unit)
-        lane.dequeue(batch)
-        batch.begin_anew()
-        self._fill(lane)
-        if shard == lane.shard and not any(unit.is_expired for unit in units):
-            self._wait_for_news(batch)
+            window.retire(unit)
+        window.dequeue(call)
+        call.restart_remainder()
+        self._fill(window)
+        if shard == window.shard and not any(unit.is_expired for unit in units):
+            self._retry_after_refresh(call)
         else:
-            if shard != lane.shard:
-                self._turn.counters.moved += len(batch.request.payloads)
-            self._assign(batch, shard)
+            if shard != window.shard:
+                self._context.counters.moved += len(call.request.payloads)
+            self._assign(call, shard)
         return True
 
-    def _wait_for_news(self, batch: Batch) -> None:
-        """Its shard takes nothing, whatever is known of it: try again when more is known."""
-        self._homeless[batch.call] = batch
-        if not self._is_house_due:
-            self._is_house_due = True
-            self._routing.refresh(self._house)
+    def _retry_after_refresh(self, call: InsertCall) -> None:
+        """Reassign a call after the next reply about placements; its shard accepts nothing now."""
+        self._unassigned[call.number] = call
+        if not self._is_reassign_due:
+            self._is_reassign_due = True
+            self._routing.refresh(self._reassign)
 
     # --- time and routes ---
 
-    def _rerouted(self, shards: list[int]) -> None:
-        """Send what is unsettled to the new view; find a place for what has none."""
+    def _on_routes_changed(self, shards: list[int]) -> None:
+        """Retransmit the units in flight in the new views, and assign calls without a shard."""
         for shard in shards:
-            lane = self.lanes.get(shard)
-            route = self._routing.route(shard) if lane is not None else None
-            if lane is None or route is None:
+            window = self.windows.get(shard)
+            route = self._routing.route(shard) if window is not None else None
+            if window is None or route is None:
                 continue
-            self._redirect(lane, route)
+            self._redirect(window, route)
             if shard not in self._routing.live:
-                self._homeless |= {batch.call: batch for batch in lane.evacuate()}
-        self._house()
-        for lane in list(self.lanes.values()):
-            lost = [unit.batch for unit in lane.unsettled.values() if unit.is_lost]
-            for batch in dict.fromkeys(lost):
-                if batch is not None and batch.call in self._batches:
-                    self._move(lane, batch)
+                self._unassigned |= {call.number: call for call in window.dequeue_unsent()}
+        self._reassign()
+        for window in list(self.windows.values()):
+            lost = [unit.call for unit in window.inflight.values() if unit.is_absent_in_newer_view]
+            for call in dict.fromkeys(lost):
+                if call is not None and call.number in self._calls:
+                    self._reroute(window, call)
 
-    def _redirect(self, lane: Lane, route: Route) -> None:
-        """The shard has another view or state: send again what it may take, ask for the rest."""
-        if not lane.moves_to(route):
+    def _redirect(self, window: ShardWindow, route: Route) -> None:
+        """Retransmit or locate a shard's units, because its view or state has changed."""
+        if not window.update_route(route):
             return
-        turn = self._turn
-        lane.search.hurry()
-        lane.timeout.reset()
-        lane.probe_at = 0
-        turn.wake_at(turn.now)
-        if route.is_away:
+        context = self._context
+        self._locates[window.shard].expedite()
+        window.retransmit_timeout.reset()
+        window.probe_at = 0
+        context.set_timer(context.now)
+        if route.is_unavailable:
             return
-        for unit in lane.unsettled.values():
-            unit.pause = lane.timeout.ns
-            unit.retry_at, unit.is_expected = turn.now, False
-        lane.avoid_until = 0
-        self._untie(lane, route)
+        for unit in window.inflight.values():
+            unit.backoff = window.retransmit_timeout.ns
+            unit.retransmit_at, unit.may_be_queued = context.now, False
+        window.avoid_until = 0
+        self._resume_after_view_change(window, route)
 
-    def _untie(self, lane: Lane, route: Route) -> None:
-        """Send calls of a former view on in this one, but not what could get behind its followers.
+    def _resume_after_view_change(self, window: ShardWindow, route: Route) -> None:
+        """Retransmit calls of older views in this view, unless a later unit may be placed.
 
-        Of those all is asked for, until it is known which of them are in the log.
+        The client locates all units of such a call, until it knows which of them are placed.
         """
-        lane.is_tied = False
-        known: list[Batch] = []
-        for batch, units in lane.older(route.view).items():
-            if not batch.is_ahead(units):
+        window.is_blocked_by_view_change = False
+        known: list[InsertCall] = []
+        for call, units in window.units_of_older_views(route.view).items():
+            if not call.has_later_unit(units):
                 for unit in units:
-                    unit.reroute(route.view, len(route.names))
-                    unit.retry_at = self._turn.now
-                if batch.sent < len(batch.cuts) and not batch.is_stepwise:
-                    lane.enqueue(batch)
+                    unit.move_to_view(route.view, len(route.names))
+                    unit.retransmit_at = self._context.now
+                if call.sent < len(call.unit_ranges) and not call.is_sequential:
+                    window.enqueue(call)
                 continue
-            lane.is_tied = True
-            lane.dequeue(batch)
+            window.is_blocked_by_view_change = True
+            window.dequeue(call)
             if all(unit.is_absent for unit in units):
-                known.append(batch)
-        for batch in known:
-            self._move(lane, batch)
-        self._fill(lane)
+                known.append(call)
+        for call in known:
+            self._reroute(window, call)
+        self._fill(window)
 
-    def _house(self) -> None:
-        """Find a place for the batches that have none."""
-        self._is_house_due = False
-        homeless, self._homeless = self._homeless, {}
-        for batch in homeless.values():
-            self._dispatch(batch)
+    def _reassign(self) -> None:
+        """Assign the calls without a shard."""
+        self._is_reassign_due = False
+        unassigned, self._unassigned = self._unassigned, {}
+        for call in unassigned.values():
+            self._dispatch(call)
 
     def tick(self) -> None:
-        """Repeat and ask what is due, and end the calls whose deadline has passed."""
-        turn = self._turn
-        for batch in list(self._batches.values()):
-            if turn.now >= batch.request.deadline:
-                self._expire(batch)
+        """Retransmit and locate the units that are due; end the calls at their deadlines."""
+        context = self._context
+        for call in list(self._calls.values()):
+            if context.now >= call.request.deadline:
+                self._expire(call)
             else:
-                turn.wake_at(batch.request.deadline)
-        for call, doubt in self._doubts.expired():
-            turn.complete(call, insert_errors.unknown(doubt, self.lanes, self._routing))
-        for lane in list(self.lanes.values()):
-            if lane.unsettled or lane.queue:
-                self._look_after(lane)
-        overdue, self.choice.overdue = self.choice.overdue, []
-        for batch in [batch for lane in overdue for batch in lane.evacuate()]:
-            self._dispatch(batch)
-        if self._homeless:
+                context.set_timer(call.request.deadline)
+        for number, outcome in self._outcomes.pop_expired():
+            context.complete(
+                number, insert_errors.unknown_outcome_error(outcome, self.windows, self._routing)
+            )
+        for window in list(self.windows.values()):
+            if window.inflight or window.queue:
+                self._tick_window(window)
+        newly_avoided, self.shard_selector.newly_avoided = self.shard_selector.newly_avoided, []
+        for call in [call for window in newly_avoided for call in window.dequeue_unsent()]:
+            self._dispatch(call)
+        if self._unassigned:
             self._routing.refresh()
 
-    def _look_after(self, lane: Lane) -> None:
-        route = self._routing.route(lane.shard)
-        assert route is not None, "a lane without a route"
-        if lane.is_tied and not route.is_away:
-            self._untie(lane, route)
-        self._copies.look(lane, route)
-        units = lane.unsettled.values()
-        has_asked = lane.search.look(self._turn, route, units)
-        if has_asked or (route.is_away and (lane.queue or any(u.is_awaited for u in units))):
+    def _tick_window(self, window: ShardWindow) -> None:
+        route = self._routing.route(window.shard)
+        assert route is not None, "a window without a route"
+        if window.is_blocked_by_view_change and not route.is_unavailable:
+            self._resume_after_view_change(window, route)
+        self._copies.retransmit_due(window, route)
+        units = window.inflight.values()
+        has_located = self._locates[window.shard].poll(self._context, route, units)
+        if has_located or (
+            route.is_unavailable and (window.queue or any(u.has_waiter for u in units))
+        ):
             self._routing.refresh()
 
-    def overslept(self) -> None:
-        """This client was silent for so long that servers may have forgotten it.
+    def on_session_expired(self) -> None:
+        """End the outcomes that servers can no longer report: they may have expired the session.
 
-        What they may hold can be told by nobody any more, and must not be sent again: it could be
-        placed twice (docs/protocol.md, section 4, rule 8).
+        A unit that such a server may hold must not be sent again, because it could be placed twice
+        (docs/protocol.md, section 4, rule 8).
         """
-        for lane in self.lanes.values():
-            for unit in [unit for unit in lane.unsettled.values() if not unit.is_absent]:
-                self._forget(lane, unit)
+        for window in self.windows.values():
+            for unit in [unit for unit in window.inflight.values() if not unit.is_absent]:
+                self._forget(window, unit)
 
-    def _forget(self, lane: Lane, unit: Unit) -> None:
-        """Neither send nor ask for a unit any more: its fate will never be known."""
-        if unit.batch is not None:
-            self._expire(unit.batch, is_forgotten=True)
-        lane.settle(unit)
-        if unit.doubt is not None:
-            unit.doubt.is_forgotten = True
+    def _forget(self, window: ShardWindow, unit: InflightUnit) -> None:
+        """Stop retransmitting and locating a unit; its outcome stays unknown."""
+        if unit.call is not None:
+            self._expire(unit.call, is_session_expired=True)
+        window.retire(unit)
+        if unit.outcome is not None:
+            unit.outcome.is_session_expired = True
 
     # --- the end of a call ---
 
-    def _expire(self, batch: Batch, *, is_forgotten: bool = False) -> None:
-        """Its deadline has come, or servers may have forgotten it: say what is known about it."""
-        is_homeless = batch.call in self._homeless
-        error, doubt = insert_errors.late(
-            batch, self.lanes, self._routing, is_homeless=is_homeless, is_forgotten=is_forgotten
+    def _expire(self, call: InsertCall, *, is_session_expired: bool = False) -> None:
+        """Fail a call at its deadline, or because servers may have expired this session."""
+        is_unassigned = call.number in self._unassigned
+        error, outcome = insert_errors.deadline_error(
+            call,
+            self.windows,
+            self._routing,
+            is_unassigned=is_unassigned,
+            is_session_expired=is_session_expired,
         )
-        self._fail(batch, error, doubt)
+        self._fail(call, error, outcome)
 
-    def _fail(self, batch: Batch, error: Exception, doubt: Doubt | None = None) -> None:
-        if isinstance(error, ZiplogError) and batch.many:
-            insert_errors.mark_parts(error, batch)
-        self._detach(batch, doubt)
-        self._turn.complete(batch.call, error)
+    def _fail(
+        self, call: InsertCall, error: Exception, outcome: UnknownOutcome | None = None
+    ) -> None:
+        if isinstance(error, ZiplogError) and call.many:
+            insert_errors.add_partial_results(error, call)
+        self._detach(call, outcome)
+        self._context.complete(call.number, error)
 
-    def _detach(self, batch: Batch, doubt: Doubt | None = None) -> None:
-        """Forget a call. Its units that were sent stay until their fate is known."""
-        del self._batches[batch.call]
-        self._homeless.pop(batch.call, None)
-        lane = self.lanes.get(batch.shard)
-        if lane is None:
+    def _detach(self, call: InsertCall, outcome: UnknownOutcome | None = None) -> None:
+        """Forget a call; its units that were sent stay in flight until their outcome is known."""
+        del self._calls[call.number]
+        self._unassigned.pop(call.number, None)
+        window = self.windows.get(call.shard)
+        if window is None:
             return
-        for unit in lane.of(batch):
-            unit.batch = None
+        for unit in window.units_of(call):
+            unit.call = None
             if unit.is_absent:
-                lane.settle(unit)
+                window.retire(unit)
             else:
-                unit.doubt = doubt
-        lane.dequeue(batch)
-        self._fill(lane)
+                unit.outcome = outcome
+        window.dequeue(call)
+        self._fill(window)
 
     def check(self) -> None:
         """Assert the invariants."""
-        for shard, lane in self.lanes.items():
-            assert shard == lane.shard
-            lane.check(self._routing.limits.max_unsettled_units)
+        for shard, window in self.windows.items():
+            assert shard == window.shard
+            window.check(self._routing.limits.max_unsettled_units)
             route = self._routing.route(shard)
-            if route is not None and not route.is_away:
-                tied = lane.older(route.view)
-                assert lane.is_tied or not tied, "a call stays in a former view"
-                assert not any(batch in tied for batch in lane.queue), "more of a call could go out"
-            lane.check_timers(route, self._turn)
-            for unit in lane.unsettled.values():
-                assert unit.batch is None or unit.batch.call in self._batches
-        self._doubts.check()
-        for batch in self._batches.values():
-            assert self._turn.alarm <= batch.request.deadline, "a deadline would be missed"
-            assert batch.open == batch.gsns.count(None)
+            if route is not None and not route.is_unavailable:
+                blocked = window.units_of_older_views(route.view)
+                assert window.is_blocked_by_view_change or not blocked, (
+                    "a call stays in an older view"
+                )
+                assert not any(call in blocked for call in window.queue), (
+                    "a blocked call could send more"
+                )
+            self._check_timers(window, route)
+            for unit in window.inflight.values():
+                assert unit.call is None or unit.call.number in self._calls
+        self._outcomes.check()
+        for call in self._calls.values():
+            assert self._context.next_timer <= call.request.deadline, "a deadline would be missed"
+            assert call.open == call.gsns.count(None)
+
+    def _check_timers(self, window: ShardWindow, route: Route | None) -> None:
+        """Assert that each unit is retransmitted, or located, in time."""
+        context = self._context
+        for unit in window.inflight.values():
+            due = unit.retransmit_at
+            if route is not None and must_not_send(unit, route):
+                due = self._locates[window.shard].due if not unit.is_absent else NEVER
+            assert context.next_timer <= max(due, context.now + window.retransmit_timeout.ns // 4)
+            assert unit.outcome is None or unit.message.seq in unit.outcome.open

@@ -1,10 +1,11 @@
-"""What became of units that must not be sent again (docs/protocol.md, sections 4 and 11).
+"""`Locate` requests for units that must not be sent again (docs/protocol.md, sections 4 and 11).
 
-While a shard is recovered, and for what nobody waits for once it has a later view, all servers are
-asked where a unit is (`Locate`), some units at a time, those first that were asked for least.
-Rules: the question names the view of the unit's newest copy, as an older one would prove nothing;
-between two looks lies a pause that grows while nothing is decided, so that a dead shard costs
-little. Invariant: a unit that is known to be nowhere is not asked for.
+While a shard recovers, and for units of ended calls after that, the client asks all servers where a
+unit is. It locates some units at a time, those with the fewest requests first. Rules: a request
+names the view of the unit's newest copy, because an older view would prove nothing; the interval
+grows while no outcome becomes known, so a dead shard costs little.
+
+Invariant: the client does not locate a unit that is known to be absent.
 """
 
 from __future__ import annotations
@@ -20,81 +21,88 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ziplog.client.common.routing import Route
-    from ziplog.client.common.step_context import Turn
-    from ziplog.client.inserts.inflight import Unit
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.inserts.inflight import InflightUnit
 
 _MS: Final = 1_000_000
-FIRST_PAUSE_NS: Final = 50 * _MS
-#: The longest pause while somebody waits, and while nobody does.
-LAST_PAUSE_NS: Final = 500 * _MS
-IDLE_PAUSE_NS: Final = 5_000 * _MS
-#: In one look, no more units of a shard are asked for.
-LOOK_UNITS: Final = 64
-_BY_TIMES_ASKED: Final = attrgetter("asked")
+MIN_BACKOFF_NS: Final = 50 * _MS
+#: Maximum interval while a caller waits for a unit, and otherwise.
+MAX_BACKOFF_NS: Final = 500 * _MS
+MAX_UNAWAITED_BACKOFF_NS: Final = 5_000 * _MS
+#: Maximum number of units that are located at once, per shard.
+MAX_LOCATES: Final = 64
+_BY_LOCATE_COUNT: Final = attrgetter("locate_count")
 
 
-def is_held(unit: Unit, route: Route) -> bool:
-    """Whether a unit must not be sent: nobody would take it, nobody wants it, or it could be late.
+def must_not_send(unit: InflightUnit, route: Route) -> bool:
+    """Whether a unit must not be sent now: it could be placed late, or no server would accept it.
 
-    What is still of a former view, while the shard is there, is in doubt, or tied (`lane`). The
-    servers of a parked shard answer copies of their view: that it is there, or never will be.
+    A unit of an older view than its available shard's has an unknown outcome, or its call is
+    blocked by the view change. Servers of a parked shard report the outcome of copies of their
+    view.
     """
-    is_answered = route.state == "parked" and unit.message.view == route.view
-    return unit.message.view < route.view or (route.is_away and not is_answered)
+    is_reported = route.state == "parked" and unit.message.view == route.view
+    return unit.message.view < route.view or (route.is_unavailable and not is_reported)
 
 
-class Search:
-    """The questions of one lane."""
+class LocateQueries:
+    """The `Locate` requests of one shard."""
 
-    __slots__ = ("_open", "_pause", "due")
+    __slots__ = ("_backoff", "_open", "due")
 
     def __init__(self) -> None:
-        #: When to look next.
+        #: When to locate units next.
         self.due = 0
-        self._pause = FIRST_PAUSE_NS
-        #: Units of the last look whose fate is not known.
+        self._backoff = MIN_BACKOFF_NS
+        #: Number of units of the last batch without an outcome.
         self._open = 0
 
-    def hurry(self) -> None:
-        """Something changed: look at once, and often again."""
+    def expedite(self) -> None:
+        """Locate units now, and reset the interval."""
         self.due = 0
-        self._pause = FIRST_PAUSE_NS
+        self._backoff = MIN_BACKOFF_NS
 
-    def decided(self) -> None:
-        """Somebody knew of a unit: go on with others, once the last look is done."""
-        self._pause = FIRST_PAUSE_NS
+    def on_decided(self) -> None:
+        """Note that an outcome became known; locate more units after the last batch."""
+        self._backoff = MIN_BACKOFF_NS
         self._open -= 1
         if self._open <= 0:
             self.due = 0
 
-    def look(self, turn: Turn, route: Route, units: Iterable[Unit]) -> bool:
-        """Ask for some of the units that are to be asked for, if it is time; whether it was."""
-        sought = [
+    def poll(self, context: StepContext, route: Route, units: Iterable[InflightUnit]) -> bool:
+        """Locate units if any must be and the interval is over; return whether it sent requests."""
+        candidates = [
             unit
             for unit in units
-            if (unit.is_suspect or is_held(unit, route)) and not unit.is_absent
+            if (unit.may_be_stale or must_not_send(unit, route)) and not unit.is_absent
         ]
-        if not sought:
+        if not candidates:
             return False
-        longest = LAST_PAUSE_NS if any(unit.is_awaited for unit in sought) else IDLE_PAUSE_NS
-        self.due = min(self.due, turn.now + longest)
-        is_due = turn.now >= self.due
+        longest = (
+            MAX_BACKOFF_NS
+            if any(unit.has_waiter for unit in candidates)
+            else MAX_UNAWAITED_BACKOFF_NS
+        )
+        self.due = min(self.due, context.now + longest)
+        is_due = context.now >= self.due
         if is_due:
-            self._ask(turn, route, sought)
-            self.due = turn.now + min(self._pause, longest)
-            self._pause = min(self._pause * 2, longest)
-        turn.wake_at(self.due)
+            self._send_locates(context, route, candidates)
+            self.due = context.now + min(self._backoff, longest)
+            self._backoff = min(self._backoff * 2, longest)
+        context.set_timer(self.due)
         return is_due
 
-    def _ask(self, turn: Turn, route: Route, sought: Sequence[Unit]) -> None:
-        chosen = nsmallest(LOOK_UNITS, sought, key=_BY_TIMES_ASKED)
+    def _send_locates(
+        self, context: StepContext, route: Route, candidates: Sequence[InflightUnit]
+    ) -> None:
+        chosen = nsmallest(MAX_LOCATES, candidates, key=_BY_LOCATE_COUNT)
         self._open = len(chosen)
         for unit in chosen:
-            unit.asked += 1
-            unit.is_suspect = False
+            unit.locate_count += 1
+            unit.may_be_stale = False
             message = unit.message
-            question = Locate(
+            locate = Locate(
                 message.cluster, message.shard, message.view, message.client, message.seq,
                 message.since,
             )  # fmt: skip
-            turn.effects.append(Broadcast(route.names, question))
+            context.effects.append(Broadcast(route.names, locate))

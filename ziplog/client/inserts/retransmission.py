@@ -1,11 +1,12 @@
-"""When a unit that was sent and not acknowledged is sent again, and how often that may be.
+"""The retransmission timeout of a shard, and the budget for copies.
 
-A server reads its connections in order and loses nothing of a connection that lives. So a unit
-without an ack is most often still in the server's queue, and another copy of it only makes that
-queue longer. `Timeout` is the retransmission timeout of RFC 6298, from the first sample on;
-`Budget` bounds the copies of a whole client by a share of its acks. Rules: what was
-sent more than once gives a sample only if the acks say which copy they answer (Karn); a timeout
-that expired is doubled, and stays so until there is a sample. See docs/protocol.md, section 4.1.
+A server reads its connections in order and loses nothing of a live connection. So a unit without an
+ack is most often in the server's queue, and another copy makes that queue longer.
+`RetransmitTimeout` follows RFC 6298 after the first sample. `Budget` limits a client's copies to a
+share of its acks. Rules: a unit with several copies gives a sample only if the acks name the copy
+that they answer (Karn's algorithm); a doubled timeout stays doubled until the next sample.
+
+See docs/protocol.md, section 4.1.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ from __future__ import annotations
 from typing import Final
 
 _MS: Final = 1_000_000
-#: The timeout before there is a sample.
-FIRST_TIMEOUT_NS: Final = 500 * _MS
-#: A shorter pause than this says nothing about a server: its machine may just be busy.
-MIN_TIMEOUT_NS: Final = 200 * _MS
-#: Doubling ends here, unless the samples themselves are longer.
-MAX_BACKOFF_NS: Final = 4_000 * _MS
-_MAX_TIMEOUT_NS: Final = 60_000 * _MS
-#: One copy is paid for by so many acks; so many copies can be saved up.
+#: Timeout before the first sample.
+INITIAL_RETRANSMIT_NS: Final = 500 * _MS
+#: Minimum timeout; a shorter silence may just mean that the server's machine is busy.
+MIN_RETRANSMIT_NS: Final = 200 * _MS
+#: Maximum of a doubled timeout, unless the samples themselves are longer.
+MAX_DOUBLED_NS: Final = 4_000 * _MS
+_MAX_RETRANSMIT_NS: Final = 60_000 * _MS
+#: Number of acks that pay for one copy, and maximum number of copies that can be saved up.
 ACKS_PER_COPY: Final = 10
 SAVED_COPIES: Final = 3
 
 
-class Timeout:
+class RetransmitTimeout:
     """The retransmission timeout of one shard."""
 
     __slots__ = ("_smoothed", "_variance", "ns")
 
     def __init__(self) -> None:
-        self.ns = FIRST_TIMEOUT_NS
+        self.ns = INITIAL_RETRANSMIT_NS
         self._smoothed = self._variance = 0
 
-    def measure(self, sample: int) -> None:
-        """Learn how long an insert took that was sent once."""
+    def observe_latency(self, sample: int) -> None:
+        """Update the timeout from the latency of an insert that was sent once."""
         smoothed = self._smoothed
         if smoothed:
             error = sample - smoothed
@@ -47,43 +48,43 @@ class Timeout:
         self.ns = self._from_samples()
 
     def back_off(self) -> None:
-        """Double it: nothing came within its time."""
-        self.ns = max(self.ns, min(2 * self.ns, MAX_BACKOFF_NS))
+        """Double the timeout, because nothing arrived within it."""
+        self.ns = max(self.ns, min(2 * self.ns, MAX_DOUBLED_NS))
 
     @property
     def is_longest(self) -> bool:
-        """Whether it was doubled as often as may be."""
-        return self.ns >= MAX_BACKOFF_NS
+        """Whether the timeout is at its maximum."""
+        return self.ns >= MAX_DOUBLED_NS
 
     def reset(self) -> None:
-        """Forget how often it was doubled, as the shard has another view."""
-        self.ns = self._from_samples() if self._smoothed else FIRST_TIMEOUT_NS
+        """Undo the doubling, because the shard has another view."""
+        self.ns = self._from_samples() if self._smoothed else INITIAL_RETRANSMIT_NS
 
     def _from_samples(self) -> int:
         ns = self._smoothed + 4 * self._variance
-        return MIN_TIMEOUT_NS if ns < MIN_TIMEOUT_NS else min(ns, _MAX_TIMEOUT_NS)
+        return MIN_RETRANSMIT_NS if ns < MIN_RETRANSMIT_NS else min(ns, _MAX_RETRANSMIT_NS)
 
 
 class Budget:
-    """How many copies a client may send without evidence that anything was lost."""
+    """Limits the copies that a client sends without evidence of a loss."""
 
     __slots__ = ("_acks",)
 
     def __init__(self) -> None:
-        #: In acks.
+        #: Counted in acks.
         self._acks = SAVED_COPIES * ACKS_PER_COPY
 
     def earn(self) -> None:
-        """Note that a unit is settled."""
+        """Note that acks of a unit agree."""
         if self._acks < SAVED_COPIES * ACKS_PER_COPY:
             self._acks += 1
 
     def refund(self) -> None:
-        """Note that a copy was of use: it was answered, and what was sent before was lost."""
+        """Note that a copy was useful: a server answered it, and an earlier copy was lost."""
         self._acks = min(self._acks + ACKS_PER_COPY, SAVED_COPIES * ACKS_PER_COPY)
 
     def spend(self) -> bool:
-        """Pay for a copy, if there is enough."""
+        """Pay for a copy; return False if the budget is empty."""
         if self._acks < ACKS_PER_COPY:
             return False
         self._acks -= ACKS_PER_COPY

@@ -1,9 +1,9 @@
-"""Reports what is settled while no insert would: servers forget it then.
+"""`Settled` reports of an idle client, so that servers can forget its units.
 
-Servers keep a unit until its client says that it is settled, and inserts say so. So a client that
-falls silent reports it: at once after many units, some times more while the silence lasts, and at
-its end. Rule: a report may be lost, as the next insert says the same; so it is not answered, and
-sent a few times only. See docs/protocol.md, section 4, rule 8.
+Servers keep a unit until its client reports that its outcome is known; inserts carry that report.
+An idle client sends it on its own: at once after many units, a few times more while it stays idle,
+and when it closes. Rule: a report may be lost, since the next insert carries it again; so servers
+do not answer it. See docs/protocol.md, section 4, rule 8.
 """
 
 from __future__ import annotations
@@ -19,63 +19,65 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import Turn
-    from ziplog.client.inserts.inflight import Lane
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.inserts.inflight import ShardWindow
 
 _S: Final = 1_000_000_000
-#: So many units are reported as soon as nothing is under way.
+#: Number of unreported units after which an idle client reports at once.
 MANY_UNITS: Final = 64
-#: A silent client reports after so long, and after each of these pauses again.
+#: Idle time before the first report, and intervals between the following ones.
 PAUSES_NS: Final = (1 * _S, 5 * _S, 25 * _S)
 
 
-class _Silence(msgspec.Struct):
-    """Since its last insert a client had nothing under way at a shard."""
+class _IdlePeriod(msgspec.Struct):
+    """A period without inserts at one shard."""
 
     next_seq: int
     due: int
     reports: int = 0
 
 
-class Settling:
-    """The reports of a client."""
+class SettledReports:
+    """The `Settled` reports of a client."""
 
-    def __init__(self, turn: Turn, routing: Routing, lanes: Mapping[int, Lane]) -> None:
-        self._turn: Final = turn
+    def __init__(
+        self, context: StepContext, routing: Routing, windows: Mapping[int, ShardWindow]
+    ) -> None:
+        self._context: Final = context
         self._routing: Final = routing
-        self._lanes: Final = lanes
-        self._silences: Final[dict[int, _Silence]] = {}
+        self._windows: Final = windows
+        self._idle: Final[dict[int, _IdlePeriod]] = {}
 
-    def emptied(self, lane: Lane) -> None:
-        """Report, if many units are settled that no insert told of; nothing is under way."""
-        if lane.next_seq - lane.reported >= MANY_UNITS:
-            self._report(lane)
+    def on_window_empty(self, window: ShardWindow) -> None:
+        """Report now if many units are unreported; the window has become empty."""
+        if window.next_seq - window.reported >= MANY_UNITS:
+            self._report(window)
 
     def tick(self) -> None:
-        """Report what is due."""
-        for shard, lane in self._lanes.items():
-            if lane.unsettled or lane.queue:
+        """Send the reports that are due."""
+        for shard, window in self._windows.items():
+            if window.inflight or window.queue:
                 continue
-            silence = self._silences.get(shard)
-            if silence is None or silence.next_seq != lane.next_seq:
-                silence = _Silence(lane.next_seq, self._turn.now + PAUSES_NS[0])
-                self._silences[shard] = silence
-            if silence.reports < len(PAUSES_NS) and self._turn.now >= silence.due:
-                self._report(lane)
-                silence.due = self._turn.now + PAUSES_NS[silence.reports]
-                silence.reports += 1
-            if silence.reports < len(PAUSES_NS):
-                self._turn.wake_at(silence.due)
+            idle = self._idle.get(shard)
+            if idle is None or idle.next_seq != window.next_seq:
+                idle = _IdlePeriod(window.next_seq, self._context.now + PAUSES_NS[0])
+                self._idle[shard] = idle
+            if idle.reports < len(PAUSES_NS) and self._context.now >= idle.due:
+                self._report(window)
+                idle.due = self._context.now + PAUSES_NS[idle.reports]
+                idle.reports += 1
+            if idle.reports < len(PAUSES_NS):
+                self._context.set_timer(idle.due)
 
-    def end(self) -> None:
-        """Report everything: there will be no more inserts."""
-        for lane in self._lanes.values():
-            self._report(lane)
+    def send_all(self) -> None:
+        """Report to all shards, because the client closes."""
+        for window in self._windows.values():
+            self._report(window)
 
-    def _report(self, lane: Lane) -> None:
-        route, turn = self._routing.route(lane.shard), self._turn
-        if route is None or route.is_away or lane.next_seq == 1:
+    def _report(self, window: ShardWindow) -> None:
+        route, context = self._routing.route(window.shard), self._context
+        if route is None or route.is_unavailable or window.next_seq == 1:
             return
-        below = lane.reported = lane.first_incomplete
-        message = Settled(self._routing.cluster, lane.shard, route.view, turn.client, below)
-        turn.effects.append(Broadcast(route.names, message))
+        below = window.reported = window.first_incomplete
+        message = Settled(self._routing.cluster, window.shard, route.view, context.client, below)
+        context.effects.append(Broadcast(route.names, message))

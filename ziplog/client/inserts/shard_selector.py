@@ -1,8 +1,9 @@
-"""Which shard a call's records go to: the user's policy, and shards that let us wait left out.
+"""Shard selection: the policy of the caller, applied to the shards that are not avoided.
 
-Rule: the policy is offered the live shards but those avoided, unless that leaves none; what it
-names counts, live or not. Invariant: no shard is avoided after `_avoid_until`.
-See docs/protocol.md, sections 4 and 11.
+Rule: the policy gets the live shards except the avoided ones, unless that leaves none. Its result
+counts, whether that shard is live or not.
+
+Invariant: no shard is avoided after `_avoid_until`. See docs/protocol.md, sections 4 and 11.
 """
 
 from __future__ import annotations
@@ -16,60 +17,65 @@ if TYPE_CHECKING:
 
     from ziplog.client.common.requests import Policy
     from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import Turn
-    from ziplog.client.inserts.inflight import Batch, Lane
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.inserts.inflight import InsertCall, ShardWindow
 
 _MS: Final = 1_000_000
-#: A shard that let us wait gets no new unpinned records for so long, and twice the next pause.
+#: Time for which a shard that does not answer gets no new unpinned records, in addition to twice
+#: its next backoff.
 _AVOID_NS: Final = 500 * _MS
 
 
-class Choice:
-    """The policy, and what it is offered."""
+class ShardSelector:
+    """Selects the shard of each call."""
 
     def __init__(
-        self, turn: Turn, routing: Routing, policy: Policy, lanes: Mapping[int, Lane]
+        self,
+        context: StepContext,
+        routing: Routing,
+        policy: Policy,
+        windows: Mapping[int, ShardWindow],
     ) -> None:
-        self._turn: Final = turn
+        self._context: Final = context
         self._routing: Final = routing
-        self._lanes: Final = lanes
+        self._windows: Final = windows
         self.policy = policy
         self._avoid_until = 0
-        #: Lanes that began to be avoided, and were not looked at since.
-        self.overdue: list[Lane] = []
+        #: Windows of shards that are avoided since the last tick.
+        self.newly_avoided: list[ShardWindow] = []
 
-    def avoid(self, lane: Lane, pause: int = 0) -> None:
-        """Give a shard no new records for a while; `pause`: until its units are sent again, ns."""
-        now = self._turn.now
-        if lane.avoid_until <= now:
-            self.overdue.append(lane)
-            self._turn.wake_at(now)
-        lane.avoid_until = now + _AVOID_NS + 2 * pause
-        self._avoid_until = max(self._avoid_until, lane.avoid_until)
+    def avoid(self, window: ShardWindow, pause: int = 0) -> None:
+        """Avoid a shard for a while; `pause`: ns until its units are retransmitted."""
+        now = self._context.now
+        if window.avoid_until <= now:
+            self.newly_avoided.append(window)
+            self._context.set_timer(now)
+        window.avoid_until = now + _AVOID_NS + 2 * pause
+        self._avoid_until = max(self._avoid_until, window.avoid_until)
 
-    def __call__(self, batch: Batch) -> int | Exception:
-        """Ask the policy, unless the call names the shard, or is in the log in part.
+    def __call__(self, call: InsertCall) -> int | Exception:
+        """Return the shard of a call: the pinned one, that of its placed part, or the policy's.
 
-        While no shard is live, a batch stays.
+        Without a live shard, the call keeps its shard. Returns the error if the policy failed.
         """
-        if batch.is_begun:
-            if self._routing.has_left(batch.shard):
-                why = "as the shard has no more positions"
-                return insert_errors.untaken(batch, self._routing, why)
-            return batch.shard
-        if batch.request.shard is not None:
-            return batch.request.shard
+        if call.is_partly_placed:
+            if self._routing.is_removed(call.shard):
+                why = "because the shard has no more positions"
+                return insert_errors.not_inserted_error(call, self._routing, why)
+            return call.shard
+        if call.request.shard is not None:
+            return call.request.shard
         live: Sequence[int] = self._routing.live
         if not live:
-            return batch.shard
-        now, lanes = self._turn.now, self._lanes
+            return call.shard
+        now, windows = self._context.now, self._windows
         if now < self._avoid_until:
-            live = [s for s in live if s not in lanes or lanes[s].avoid_until <= now] or live
-        request = batch.request
+            live = [s for s in live if s not in windows or windows[s].avoid_until <= now] or live
+        request = call.request
         try:
             shard = self.policy(request.payloads[0], request.key_of(0), live)
-        except Exception as error:  # noqa: BLE001 - the user's code; the user gets it back
+        except Exception as error:  # noqa: BLE001 - raised by the caller's policy, returned to the caller
             return error
         if type(shard) is not int:
-            return TypeError(f"the policy chose {shard!r}; a shard id is an int")
+            return TypeError(f"the policy returned {shard!r}; a shard id is an int")
         return shard

@@ -1,10 +1,11 @@
-"""Waiting until what this client inserted is on stable storage (docs/protocol.md, sections 4, 5).
+"""`sync`: waits until the client's inserts are on stable storage (docs/protocol.md, 4 and 5).
 
-    primaries asked --durable beyond our last record--> that shard done; all done --> answered
+    primaries asked --durable beyond our last record--> shard done; all shards done --> completed
 
-Rules: each shard's primary is asked again, with growing pauses, and at once when the shard has
-another view; what is durable stays so, so an answer of any view counts. A record that a shard has
-lost fails the call, once. Invariant: a call under way has a question that is not answered.
+Rules: the client asks each shard's primary again, with a growing backoff, and at once after a view
+change. Durable records stay durable, so a reply of any view counts. A lost record fails one call.
+
+Invariant: a pending call has an open request.
 """
 
 from __future__ import annotations
@@ -22,164 +23,166 @@ if TYPE_CHECKING:
 
     from ziplog.client.common.requests import SyncRequest
     from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import Turn
-    from ziplog.client.inserts.inflight import Lane
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.inserts.inflight import ShardWindow
     from ziplog.wire import Refused, Synced
 
 _MS: Final = 1_000_000
-_FIRST_PAUSE_NS: Final = 20 * _MS
-_LAST_PAUSE_NS: Final = 500 * _MS
+_MIN_BACKOFF_NS: Final = 20 * _MS
+_MAX_BACKOFF_NS: Final = 500 * _MS
 
 
-class Syncing(msgspec.Struct):
-    """One call under way."""
+class PendingSync(msgspec.Struct):
+    """One pending call."""
 
     call: int
     deadline: int
-    #: The last record of this client, of all shards.
+    #: The last record of this client at any shard.
     last: RecordId
-    #: The records that are asked for, by the number of the question.
+    #: The record of each open request, by request number.
     open: dict[int, RecordId]
     retry_at: int = 0
-    pause: int = _FIRST_PAUSE_NS
+    backoff: int = _MIN_BACKOFF_NS
 
 
 class Syncs:
-    """All such calls of a client."""
+    """The pending `sync` calls of a client."""
 
-    def __init__(self, turn: Turn, routing: Routing, lanes: Mapping[int, Lane]) -> None:
-        self._turn: Final = turn
+    def __init__(
+        self, context: StepContext, routing: Routing, windows: Mapping[int, ShardWindow]
+    ) -> None:
+        self._context: Final = context
         self._routing: Final = routing
-        self._lanes: Final = lanes
+        self._windows: Final = windows
         #: By call.
-        self._syncings: Final[dict[int, Syncing]] = {}
-        routing.on_change.append(self._rerouted)
+        self._pending: Final[dict[int, PendingSync]] = {}
+        routing.on_change.append(self._on_routes_changed)
 
     @property
     def waiting(self) -> bool:
-        """Whether a call is under way."""
-        return bool(self._syncings)
+        """Whether a call is pending."""
+        return bool(self._pending)
 
     @property
     def _unsynced(self) -> list[RecordId]:
-        """The last record of this client at each shard, in each view since it last synced there.
+        """The last record of this client at each shard, in each view since its last `sync`.
 
-        What servers lose together is the end of a view: if its last record is there, all are.
+        Servers lose the end of a view: if its last record is durable, all are.
         """
         return [
             RecordId(gsn, shard)
-            for shard, lane in self._lanes.items()
-            for gsn in lane.highest.values()
+            for shard, window in self._windows.items()
+            for gsn in window.highest_gsns.values()
         ]
 
     def _forget_synced(self, rid: RecordId) -> None:
-        """All up to a record of its shard is on stable storage.
+        """Forget the records up to one that is on stable storage, except the last one.
 
-        The last one stays: it tells the next call how far this client has come. It need not be the
-        one that was heard of last: who asks for a record may hear of an older view's late.
+        The last one is the result of the next call. It may differ from the newest reply's record,
+        because a reply of an older view may arrive late.
         """
-        highest = self._lanes[rid.shard].highest
-        durable = [view for view, gsn in highest.items() if gsn <= rid.gsn]
-        for view in sorted(durable, key=highest.__getitem__)[:-1]:
-            del highest[view]
+        highest_gsns = self._windows[rid.shard].highest_gsns
+        durable = [view for view, gsn in highest_gsns.items() if gsn <= rid.gsn]
+        for view in sorted(durable, key=highest_gsns.__getitem__)[:-1]:
+            del highest_gsns[view]
 
     def _forget_lost(self, rid: RecordId) -> None:
-        """A record is lost, and its user was told."""
-        highest = self._lanes[rid.shard].highest
-        for view in [view for view, gsn in highest.items() if gsn == rid.gsn]:
-            del highest[view]
+        """Forget a lost record after its error was raised."""
+        highest_gsns = self._windows[rid.shard].highest_gsns
+        for view in [view for view, gsn in highest_gsns.items() if gsn == rid.gsn]:
+            del highest_gsns[view]
 
     def start(self, call: int, request: SyncRequest) -> None:
-        """Take a call."""
-        turn, unsynced = self._turn, self._unsynced
+        """Start a call."""
+        context, unsynced = self._context, self._unsynced
         if not unsynced:
-            turn.complete(call, RID_GENESIS)
+            context.complete(call, RID_GENESIS)
             return
-        asked = {turn.request(): rid for rid in unsynced}
-        syncing = Syncing(call, request.deadline, max(unsynced), asked)
-        self._syncings[call] = syncing
-        turn.wake_at(request.deadline)
-        self._ask(syncing)
+        open_requests = {context.request(): rid for rid in unsynced}
+        pending = PendingSync(call, request.deadline, max(unsynced), open_requests)
+        self._pending[call] = pending
+        context.set_timer(request.deadline)
+        self._send(pending)
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer."""
-        self._syncings.pop(call, None)
+        """Cancel a call."""
+        self._pending.pop(call, None)
 
-    def _ask(self, syncing: Syncing) -> None:
-        turn, routing = self._turn, self._routing
-        for number, (gsn, shard) in syncing.open.items():
+    def _send(self, pending: PendingSync) -> None:
+        context, routing = self._context, self._routing
+        for number, (gsn, shard) in pending.open.items():
             route = routing.route(shard)
             assert route is not None, "a record at an unknown shard"
-            turn.send(route.names[0], Sync(routing.cluster, shard, route.view, number, gsn))
-        syncing.retry_at = turn.now + syncing.pause
-        syncing.pause = min(syncing.pause * 2, _LAST_PAUSE_NS)
-        turn.wake_at(syncing.retry_at)
+            context.send(route.names[0], Sync(routing.cluster, shard, route.view, number, gsn))
+        pending.retry_at = context.now + pending.backoff
+        pending.backoff = min(pending.backoff * 2, _MAX_BACKOFF_NS)
+        context.set_timer(pending.retry_at)
 
-    def _asking(self, number: int) -> Syncing | None:
-        return next((s for s in self._syncings.values() if number in s.open), None)
+    def _pending_of(self, number: int) -> PendingSync | None:
+        return next((s for s in self._pending.values() if number in s.open), None)
 
     def on_synced(self, synced: Synced) -> None:
-        """Take a primary's word on how far its shard is durable."""
-        syncing = self._asking(synced.request)
-        if syncing is None:
+        """Handle a primary's report of its durable position."""
+        pending = self._pending_of(synced.request)
+        if pending is None:
             return
-        rid = syncing.open[synced.request]
+        rid = pending.open[synced.request]
         if synced.shard != rid.shard or synced.durable <= rid.gsn:
             return
-        del syncing.open[synced.request]
+        del pending.open[synced.request]
         self._forget_synced(rid)
-        if not syncing.open:
-            del self._syncings[syncing.call]
-            self._turn.complete(syncing.call, syncing.last)
+        if not pending.open:
+            del self._pending[pending.call]
+            self._context.complete(pending.call, pending.last)
 
     def on_refused(self, refused: Refused) -> bool:
-        """Take a refusal: a record is lost, or its shard has another view; False: of no call."""
-        syncing = self._asking(refused.request)
-        if syncing is None:
+        """Handle a refusal: the record is lost, or the view has changed; False if not ours."""
+        pending = self._pending_of(refused.request)
+        if pending is None:
             return False
-        rid = syncing.open[refused.request]
+        rid = pending.open[refused.request]
         if refused.code != "no-such-position" or refused.shard != rid.shard:
             self._routing.refresh()
             return True
-        del self._syncings[syncing.call]
+        del self._pending[pending.call]
         self._forget_lost(rid)
         where = self._routing.describe(rid.shard)
-        why = f"it was acknowledged from the memory of {where}, all of whose servers failed at once"
-        self._turn.complete(syncing.call, NoSuchRecordError(rid, why))
+        why = f"it was acknowledged from memory, and all servers of {where} failed at once"
+        self._context.complete(pending.call, NoSuchRecordError(rid, why))
         return True
 
-    def _rerouted(self, shards: Iterable[int]) -> None:
+    def _on_routes_changed(self, shards: Iterable[int]) -> None:
         changed = set(shards)
-        for syncing in self._syncings.values():
-            if changed & {rid.shard for rid in syncing.open.values()}:
-                syncing.pause = _FIRST_PAUSE_NS
-                syncing.retry_at = self._turn.now
-                self._turn.wake_at(self._turn.now)
+        for pending in self._pending.values():
+            if changed & {rid.shard for rid in pending.open.values()}:
+                pending.backoff = _MIN_BACKOFF_NS
+                pending.retry_at = self._context.now
+                self._context.set_timer(self._context.now)
 
     def tick(self) -> None:
-        """Ask again what is due; end what is late."""
-        turn = self._turn
-        for call, syncing in list(self._syncings.items()):
-            if turn.now >= syncing.deadline:
-                del self._syncings[call]
-                shards = sorted({rid.shard for rid in syncing.open.values()})
-                who = ", ".join(map(self._routing.describe, shards))
-                turn.complete(
-                    syncing.call,
+        """Retry the requests that are due; end the calls at their deadlines."""
+        context = self._context
+        for call, pending in list(self._pending.items()):
+            if context.now >= pending.deadline:
+                del self._pending[call]
+                shards = sorted({rid.shard for rid in pending.open.values()})
+                where = ", ".join(map(self._routing.describe, shards))
+                context.complete(
+                    pending.call,
                     DeadlineError(
-                        f"{who} did not confirm before the deadline that all records of this client"
-                        " are on stable storage"
+                        f"{where} did not confirm before the deadline that all records of this"
+                        " client are on stable storage"
                     ),
                 )
                 continue
-            if turn.now >= syncing.retry_at:
-                turn.counters.retries += 1
+            if context.now >= pending.retry_at:
+                context.counters.retries += 1
                 self._routing.refresh()
-                self._ask(syncing)
-            turn.wake_at(min(syncing.retry_at, syncing.deadline))
+                self._send(pending)
+            context.set_timer(min(pending.retry_at, pending.deadline))
 
     def check(self) -> None:
         """Assert the invariant."""
-        for syncing in self._syncings.values():
-            assert syncing.open, "a call that is done was not answered"
-            assert self._turn.alarm <= min(syncing.retry_at, syncing.deadline)
+        for pending in self._pending.values():
+            assert pending.open, "a finished call was not completed"
+            assert self._context.next_timer <= min(pending.retry_at, pending.deadline)

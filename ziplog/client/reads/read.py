@@ -1,14 +1,15 @@
-"""Reading one position.
+"""Reads of one position.
 
-    asked the primary --silent--> asked the others --silent--> asked all replicas, ever less often
-                      --unstable, damaged, refused--> asked all replicas
-    asked all --all of one view say the same--> done;  --they differ--> asked all again
+    primary asked --silent--> others asked --silent--> all replicas asked, with a growing interval
+                  --unstable, damaged, refused--> all replicas asked
+    all asked --all of one view agree--> completed;  --they differ--> all asked again
 
-Rules: a stable answer counts from any replica; an unstable one only if all replicas of one view,
-the primary among them, say the same (D42). That a position is not decided yet is the primary's to
-say; but it may be the last to learn that its shard has gone on without it, so that counts once all
-replicas have answered in its view. Who cannot tell yet, as the shard recovers, is asked again until
-the deadline. Invariant: the replies kept are of one view. See docs/protocol.md, sections 6 and 11.
+Rules: a stable reply counts from any replica. An unstable reply counts only if all replicas of one
+view, including the primary, agree (D42). "Not decided yet" counts only after replies of all
+replicas in the primary's view, because a replaced primary may not know its shard's new view. While
+the shard recovers, the client retries until the deadline.
+
+Invariant: the replies kept are of one view. See docs/protocol.md, sections 6 and 11.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from ziplog.wire import Read, ReadReply
 if TYPE_CHECKING:
     from ziplog.client.common.requests import ReadRequest
     from ziplog.client.common.routing import Route, Routing
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.wire import Refused
 
 _MS: Final = 1_000_000
-#: A silent replica is given so long, then twice that, up to the last: it may have been asked more
-#: than it can answer in that time, and it will answer every repetition, too.
-_PATIENCE_NS: Final = 50 * _MS
-_LAST_PATIENCE_NS: Final = 800 * _MS
-#: Replicas that differ are asked again after so long, doubling up to `_PATIENCE_NS`, or, while
-#: their shard is away, up to the last.
-_FIRST_PAUSE_NS: Final = 2 * _MS
-_LAST_PAUSE_NS: Final = 500 * _MS
+#: Retransmission timeout of a read; it doubles up to the last value. A replica with a long queue
+#: may need more time, and it answers every copy.
+_MIN_RETRANSMIT_NS: Final = 50 * _MS
+_MAX_RETRANSMIT_NS: Final = 800 * _MS
+#: Interval before differing replicas are asked again; it doubles up to `_MIN_RETRANSMIT_NS`, or up
+#: to the last value while their shard is not available.
+_MIN_BACKOFF_NS: Final = 2 * _MS
+_MAX_BACKOFF_NS: Final = 500 * _MS
 
 
-class Reading:
-    """One read under way."""
+class PendingRead:
+    """One pending read."""
 
     __slots__ = (
-        "asks_all", "call", "damaged", "patience", "pause", "replies", "request", "retry_at",
-        "view",
+        "asks_all", "backoff", "call", "damaged", "replies", "request", "retransmit_timeout",
+        "retry_at", "view",
     )  # fmt: skip
 
     def __init__(self, call: int, request: ReadRequest) -> None:
@@ -54,212 +55,218 @@ class Reading:
         self.view = 0
         #: Replicas that cannot read their own copy.
         self.damaged: set[int] = set()
-        self.pause = _FIRST_PAUSE_NS
-        self.patience = _PATIENCE_NS
+        self.backoff = _MIN_BACKOFF_NS
+        self.retransmit_timeout = _MIN_RETRANSMIT_NS
         self.retry_at = 0
 
 
 class Reads:
-    """All reads of a client."""
+    """The pending reads of a client."""
 
-    def __init__(self, turn: Turn, routing: Routing) -> None:
-        self._turn: Final = turn
+    def __init__(self, context: StepContext, routing: Routing) -> None:
+        self._context: Final = context
         self._routing: Final = routing
-        self._readings: dict[int, Reading] = {}
+        self._pending: dict[int, PendingRead] = {}
         self._requests: dict[int, int] = {}
-        routing.on_change.append(self._rerouted)
+        routing.on_change.append(self._on_routes_changed)
 
     @property
     def waiting(self) -> bool:
-        """Whether a read is under way."""
-        return bool(self._readings)
+        """Whether a read is pending."""
+        return bool(self._pending)
 
     def start(self, call: int, request: ReadRequest) -> None:
-        """Take a call."""
-        turn, rid = self._turn, request.rid
+        """Start a call."""
+        context, rid = self._context, request.rid
         if rid.gsn < 1:
-            turn.complete(call, NoSuchRecordError(rid, "it is before every record"))
+            context.complete(call, NoSuchRecordError(rid, "it is before every record"))
             return
-        number = turn.request()
-        reading = self._readings[number] = Reading(call, request)
+        number = context.request()
+        pending = self._pending[number] = PendingRead(call, request)
         self._requests[call] = number
-        turn.wake_at(request.deadline)
+        context.set_timer(request.deadline)
         if self._routing.route(rid.shard) is None:
-            self._routing.refresh(lambda: self._ask_known(number))
+            self._routing.refresh(lambda: self._send_if_known(number))
         else:
-            self._ask(number, reading)
+            self._send(number, pending)
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer."""
-        self._readings.pop(self._requests.pop(call, 0), None)
+        """Cancel a call."""
+        self._pending.pop(self._requests.pop(call, 0), None)
 
-    def _ask_known(self, number: int) -> None:
-        reading = self._readings.get(number)
-        if reading is not None and not reading.retry_at:
-            if self._routing.route(reading.request.rid.shard) is None:
+    def _send_if_known(self, number: int) -> None:
+        pending = self._pending.get(number)
+        if pending is not None and not pending.retry_at:
+            if self._routing.route(pending.request.rid.shard) is None:
                 shards = self._routing.shards
-                self._fail_missing(number, reading, f"there is no such shard, only {shards}")
+                self._fail_missing(
+                    number, pending, f"there is no such shard; the shards are {shards}"
+                )
             else:
-                self._ask(number, reading)
+                self._send(number, pending)
 
-    def _ask(self, number: int, reading: Reading, *, is_primary_silent: bool = False) -> None:
-        """Ask the primary first, the others if it is silent, everyone if that was not enough."""
-        turn, routing, rid = self._turn, self._routing, reading.request.rid
+    def _send(self, number: int, pending: PendingRead, *, is_primary_silent: bool = False) -> None:
+        """Send the read to the primary first, then to the other replicas, then to all."""
+        context, routing, rid = self._context, self._routing, pending.request.rid
         route = routing.route(rid.shard)
-        assert route is not None, "a reading of an unknown shard"
+        assert route is not None, "a read of an unknown shard"
         message = Read(routing.cluster, rid.shard, route.view, number, rid.gsn)
-        if reading.asks_all:
+        if pending.asks_all:
             others = route.names[1:] if is_primary_silent else ()
-            turn.effects.append(Broadcast(others or route.names, message))
+            context.effects.append(Broadcast(others or route.names, message))
         else:
-            turn.send(route.names[0], message)
-        reading.retry_at = turn.now + max(reading.pause, reading.patience)
-        reading.patience = min(reading.patience * 2, _LAST_PATIENCE_NS)
-        turn.wake_at(reading.retry_at)
+            context.send(route.names[0], message)
+        pending.retry_at = context.now + max(pending.backoff, pending.retransmit_timeout)
+        pending.retransmit_timeout = min(pending.retransmit_timeout * 2, _MAX_RETRANSMIT_NS)
+        context.set_timer(pending.retry_at)
 
-    def _grow(self, reading: Reading, route: Route) -> None:
-        """Make the next pause longer."""
-        longest = _LAST_PAUSE_NS if route.is_away else _PATIENCE_NS
-        reading.pause = min(reading.pause * 2, longest)
+    def _grow_backoff(self, pending: PendingRead, route: Route) -> None:
+        """Double the interval."""
+        longest = _MAX_BACKOFF_NS if route.is_unavailable else _MIN_RETRANSMIT_NS
+        pending.backoff = min(pending.backoff * 2, longest)
 
-    def _rerouted(self, shards: list[int]) -> None:
-        """The shards have another view or state: who waits for them asks again at once."""
-        for reading in self._readings.values():
-            if reading.request.rid.shard in shards and reading.retry_at:
-                reading.asks_all = True
-                reading.pause, reading.patience = _FIRST_PAUSE_NS, _PATIENCE_NS
-                reading.retry_at = self._turn.now
-                self._turn.wake_at(self._turn.now)
+    def _on_routes_changed(self, shards: list[int]) -> None:
+        """Retry the reads of shards with another view or state now."""
+        for pending in self._pending.values():
+            if pending.request.rid.shard in shards and pending.retry_at:
+                pending.asks_all = True
+                pending.backoff, pending.retransmit_timeout = _MIN_BACKOFF_NS, _MIN_RETRANSMIT_NS
+                pending.retry_at = self._context.now
+                self._context.set_timer(self._context.now)
 
-    # --- answers ---
+    # --- replies ---
 
     def on_reply(self, reply: ReadReply) -> None:
-        """Take a replica's answer."""
-        reading = self._readings.get(reply.request)
+        """Handle a replica's reply."""
+        pending = self._pending.get(reply.request)
         route = self._routing.route(reply.shard)
-        if reading is None or route is None or reply.gsn != reading.request.rid.gsn:
+        if pending is None or route is None or reply.gsn != pending.request.rid.gsn:
             return
-        reading.patience = _PATIENCE_NS
+        pending.retransmit_timeout = _MIN_RETRANSMIT_NS
         match reply.answer:
             case "record" if reply.stable:
-                self._finish(reply.request, reading, _record(reading.request.rid, reply))
+                self._finish(reply.request, pending, _record(pending.request.rid, reply))
             case "no-op":
-                self._fail_missing(reply.request, reading, "the position is a no-op")
+                self._fail_missing(reply.request, pending, "the position is a no-op")
             case "wrong-shard":
                 what = f"shard {reply.shard} does not own the position"
-                self._fail_missing(reply.request, reading, what)
+                self._fail_missing(reply.request, pending, what)
             case "trimmed":
                 self._find_first(reply.request, reply.first)
             case "unknown" if reply.stable:
-                self._note_damage(reply, reading, route)
+                self._on_damaged_copy(reply, pending, route)
             case _:
-                self._compare(reply, reading, route)
+                self._compare(reply, pending, route)
 
-    def _compare(self, reply: ReadReply, reading: Reading, route: Route) -> None:
-        """Take an answer that counts only if all others are equal."""
-        if reply.view != reading.view:
-            if reply.view < reading.view:
+    def _compare(self, reply: ReadReply, pending: PendingRead, route: Route) -> None:
+        """Handle a reply that counts only if all replicas agree."""
+        if reply.view != pending.view:
+            if reply.view < pending.view:
                 return
-            reading.replies.clear()
-            reading.view = reply.view
+            pending.replies.clear()
+            pending.view = reply.view
         if reply.view > route.view:
             self._routing.refresh()
-        reading.replies[reply.server] = reply
-        if not reading.asks_all:
-            reading.asks_all = True
-            self._ask(reply.request, reading)
+        pending.replies[reply.server] = reply
+        if not pending.asks_all:
+            pending.asks_all = True
+            self._send(reply.request, pending)
             return
-        if len(reading.replies) < len(route.names) or reply.view != route.view:
+        if len(pending.replies) < len(route.names) or reply.view != route.view:
             return
-        replies = list(reading.replies.values())
-        record = _record(reading.request.rid, reply)
-        if all(r.answer == "record" and _record(reading.request.rid, r) == record for r in replies):
-            self._finish(reply.request, reading, record)
+        replies = list(pending.replies.values())
+        record = _record(pending.request.rid, reply)
+        if all(r.answer == "record" and _record(pending.request.rid, r) == record for r in replies):
+            self._finish(reply.request, pending, record)
             return
         is_in_view = all(r.answer in {"record", "not-yet"} for r in replies)
-        if is_in_view and reading.replies[0].answer == "not-yet" and not route.is_away:
-            self._fail_missing(reply.request, reading, "nothing was inserted there yet")
+        if is_in_view and pending.replies[0].answer == "not-yet" and not route.is_unavailable:
+            self._fail_missing(reply.request, pending, "the position is not decided yet")
             return
-        reading.replies.clear()
-        reading.retry_at = self._turn.now + reading.pause
-        self._grow(reading, route)
-        self._turn.wake_at(reading.retry_at)
+        pending.replies.clear()
+        pending.retry_at = self._context.now + pending.backoff
+        self._grow_backoff(pending, route)
+        self._context.set_timer(pending.retry_at)
 
-    def _note_damage(self, reply: ReadReply, reading: Reading, route: Route) -> None:
-        """A replica cannot tell: another one may; if none can, nobody will."""
-        reading.damaged.add(reply.server)
-        if len(reading.damaged) >= len(route.names):
-            what = f"no replica of shard {reply.shard} of {self._routing} can tell what is at"
+    def _on_damaged_copy(self, reply: ReadReply, pending: PendingRead, route: Route) -> None:
+        """Handle a replica's damaged copy: ask the others, or fail if all copies are damaged."""
+        pending.damaged.add(reply.server)
+        if len(pending.damaged) >= len(route.names):
+            what = f"no replica of shard {reply.shard} of {self._routing} can read"
             self._finish(
-                reply.request, reading,
-                UnavailableError(f"{what} {reading.request.rid}: lost, or not recovered yet"),
+                reply.request, pending,
+                UnavailableError(f"{what} {pending.request.rid}: lost, or not recovered yet"),
             )  # fmt: skip
-        elif not reading.asks_all:
-            reading.asks_all = True
-            self._ask(reply.request, reading)
+        elif not pending.asks_all:
+            pending.asks_all = True
+            self._send(reply.request, pending)
 
     def on_refused(self, refused: Refused) -> bool:
-        """Take a refusal: ask everyone, soon; False if it is of no read."""
-        reading = self._readings.get(refused.request)
-        if reading is None:
+        """Handle a refusal: ask all replicas soon; False if it is not for a read."""
+        pending = self._pending.get(refused.request)
+        if pending is None:
             return False
-        self._turn.counters.redirects += refused.code == "redirect"
+        self._context.counters.redirects += refused.code == "redirect"
         self._routing.refresh()
-        reading.asks_all = True
-        reading.patience = _PATIENCE_NS
-        reading.retry_at = min(reading.retry_at, self._turn.now + reading.pause)
-        reading.pause = min(reading.pause * 2, _PATIENCE_NS)
-        self._turn.wake_at(reading.retry_at)
+        pending.asks_all = True
+        pending.retransmit_timeout = _MIN_RETRANSMIT_NS
+        pending.retry_at = min(pending.retry_at, self._context.now + pending.backoff)
+        pending.backoff = min(pending.backoff * 2, _MIN_RETRANSMIT_NS)
+        self._context.set_timer(pending.retry_at)
         return True
 
     def _find_first(self, number: int, first: int) -> None:
         def found(shard: int) -> None:
-            reading = self._readings.get(number)
-            if reading is not None:
-                self._finish(number, reading, TrimmedError(RecordId(first, shard)))
+            pending = self._pending.get(number)
+            if pending is not None:
+                self._finish(number, pending, TrimmedError(RecordId(first, shard)))
 
         self._routing.find_owner(first, found)
 
-    def _fail_missing(self, number: int, reading: Reading, reason: str) -> None:
-        self._finish(number, reading, NoSuchRecordError(reading.request.rid, reason))
+    def _fail_missing(self, number: int, pending: PendingRead, reason: str) -> None:
+        self._finish(number, pending, NoSuchRecordError(pending.request.rid, reason))
 
-    def _finish(self, number: int, reading: Reading, result: Record | Exception) -> None:
-        del self._readings[number], self._requests[reading.call]
-        self._turn.counters.reads += not isinstance(result, Exception)
-        self._turn.complete(reading.call, result)
+    def _finish(self, number: int, pending: PendingRead, result: Record | Exception) -> None:
+        del self._pending[number], self._requests[pending.call]
+        self._context.counters.reads += not isinstance(result, Exception)
+        self._context.complete(pending.call, result)
 
     # --- time ---
 
     def tick(self) -> None:
-        """Ask again what is due; end what is late."""
-        turn = self._turn
-        for number, reading in list(self._readings.items()):
-            rid, deadline = reading.request.rid, reading.request.deadline
-            if turn.now >= deadline:
-                answers = dict.fromkeys(reading.damaged, "unknown")
-                answers |= {reply.server: reply.answer for reply in reading.replies.values()}
-                heard = ", ".join(f"{server}: {answer}" for server, answer in answers.items())
-                what = f"{self._routing.describe(rid.shard)} did not tell what is at {rid}"
-                what += f" (replicas said: {heard or 'nothing'})"
-                self._finish(number, reading, DeadlineError(f"{what} before the deadline"))
+        """Retry the reads that are due; end the calls at their deadlines."""
+        context = self._context
+        for number, pending in list(self._pending.items()):
+            rid, deadline = pending.request.rid, pending.request.deadline
+            if context.now >= deadline:
+                answers = dict.fromkeys(pending.damaged, "unknown")
+                answers |= {reply.server: reply.answer for reply in pending.replies.values()}
+                replies_text = ", ".join(
+                    f"{server}: {answer}" for server, answer in answers.items()
+                )
+                what = f"timed out waiting for {self._routing.describe(rid.shard)} to read {rid}"
+                error = DeadlineError(f"{what} (replies: {replies_text or 'none'})")
+                self._finish(number, pending, error)
                 continue
-            turn.wake_at(deadline)
-            if reading.retry_at:
-                if turn.now >= reading.retry_at:
-                    is_first, reading.asks_all = not reading.asks_all, True
-                    turn.counters.retries += 1
+            context.set_timer(deadline)
+            if pending.retry_at:
+                if context.now >= pending.retry_at:
+                    was_primary_only, pending.asks_all = not pending.asks_all, True
+                    context.counters.retries += 1
                     route = self._routing.route(rid.shard)
-                    assert route is not None, "a reading of an unknown shard"
-                    self._grow(reading, route)
-                    self._ask(number, reading, is_primary_silent=is_first)
-                turn.wake_at(reading.retry_at)
+                    assert route is not None, "a read of an unknown shard"
+                    self._grow_backoff(pending, route)
+                    self._send(number, pending, is_primary_silent=was_primary_only)
+                context.set_timer(pending.retry_at)
 
     def check(self) -> None:
         """Assert the invariant."""
-        for number, reading in self._readings.items():
-            assert self._requests[reading.call] == number
-            assert all(reply.view == reading.view for reply in reading.replies.values())
-            assert self._turn.alarm <= reading.request.deadline, "a deadline would be missed"
+        for number, pending in self._pending.items():
+            assert self._requests[pending.call] == number
+            assert all(reply.view == pending.view for reply in pending.replies.values())
+            assert self._context.next_timer <= pending.request.deadline, (
+                "a deadline would be missed"
+            )
 
 
 def _record(rid: RecordId, reply: ReadReply) -> Record:

@@ -1,12 +1,14 @@
-"""One shard's part of a subscription: what a replica sends, in order, from a position on.
+"""The stream of one shard's records from a replica, as a part of a subscription or scan.
 
-    opened --Deliver at the frontier--> opened;  --gap, silence, refusal, new view--> opened again
+    opened --Deliver at the frontier--> opened;  --gap, silence, refusal, new view--> reopened
 
-Rules: only a `Deliver` that begins at the frontier counts. An older one is a repetition, a later
-one shows that something was lost, and the stream is opened again at the frontier, under a new
-number. What a server says in an older view than the shard's is true, as it is stable, but it will
-learn no more: another replica takes over. Invariant: what is buffered lies below the frontier, in
-gsn order, within about one credit window. See docs/protocol.md, sections 7 and 11.
+Rules: only a `Deliver` that starts at the frontier counts. An older one is a duplicate; a later one
+shows a loss, so the client reopens the stream at the frontier under a new number. Records from a
+server of an older view count, because they are stable; but that server gets no new ones, so the
+client changes to another replica.
+
+Invariant: buffered records are below the frontier, in gsn order, within about one credit window.
+See docs/protocol.md, sections 7 and 11.
 """
 
 from __future__ import annotations
@@ -24,127 +26,129 @@ from ziplog.wire import Credit, Subscribe, Unsubscribe, Want
 
 if TYPE_CHECKING:
     from ziplog.client.common.routing import Route, Routing
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.core.entries import Unit
     from ziplog.wire import Deliver
 
 _MS: Final = 1_000_000
-#: Bytes that a server may send ahead of what was handed out; a unit counts 64 more than its body.
+#: Bytes that a server may send before the next credit; a unit counts 64 bytes more than its body.
 WINDOW_BYTES: Final = 4 * 1024 * 1024
 _UNIT_OVERHEAD_BYTES: Final = 64
-#: A sign of life goes out so often, and more credit after so much of the window.
-_RENEW_NS: Final = 500 * _MS
+#: Interval between `Credit` messages, and used bytes after which one is sent at once.
+_RENEW_INTERVAL_NS: Final = 500 * _MS
 _RENEW_BYTES: Final = WINDOW_BYTES // 4
-#: A replica that does not answer a sign of life for so long is left for the next one.
-_SILENCE_NS: Final = 1_000 * _MS
-#: A refused stream is opened again after so long, doubling up to `_SILENCE_NS`.
-_FIRST_PAUSE_NS: Final = 20 * _MS
-#: A shard that holds others back is told so again after so long; one that is away, less often.
-_WANT_AGAIN_NS: Final = 50 * _MS
-_WANT_AWAY_NS: Final = 500 * _MS
+#: Time without a reply to a `Credit` after which the client changes to the next replica.
+_SILENCE_TIMEOUT_NS: Final = 1_000 * _MS
+#: Interval before a refused stream is reopened; it doubles up to `_SILENCE_TIMEOUT_NS`.
+_MIN_BACKOFF_NS: Final = 20 * _MS
+#: Interval between `Want` messages to a shard, and to one that is not available.
+_WANT_INTERVAL_NS: Final = 50 * _MS
+_WANT_UNAVAILABLE_NS: Final = 500 * _MS
 _PAIR: Final = 2
 _BY_GSN: Final = itemgetter(0)
 
 Row = tuple[int, Record]
 
 
-class Stream:
-    """A shard's records from a position on."""
+class ShardStream:
+    """The records of one shard from a position on."""
 
     def __init__(
         self,
-        turn: Turn,
+        context: StepContext,
         routing: Routing,
         shard: int,
         start: int,
         writers: WriterTable | None = None,
     ) -> None:
-        self._turn: Final = turn
+        self._context: Final = context
         self._routing: Final = routing
         self.shard: Final = shard
-        #: The number of the present subscription at the server; each opening has its own.
+        #: The number of the server's subscription; each opening has its own.
         self.number = 0
         self.view = 0
         self._name = b""
-        #: How many replicas of this view, beginning with the best one, were given up.
+        #: Number of replicas of this view that failed, beginning with the preferred one.
         self._failed = 0
-        #: All that the shard owns below it was received.
+        #: All records of the shard below it were received.
         self.frontier = start
-        #: What the server could have sent; 0 while it was not heard of.
+        #: The end of what the server could have sent; 0 before its first message.
         self.stable = 0
         self._units: deque[Unit] = deque()
-        #: Records of a unit of which only the beginning was taken.
+        #: The rest of a unit that was popped in part.
         self._rows: list[Row] = []
-        #: Who wrote the rows that were taken, and up to where: others are repetitions.
+        #: The rows that were popped, by writer; duplicates are dropped.
         self._writers: Final = WriterTable() if writers is None else writers
-        #: Bytes received and not yet taken, and those taken, less what was there at the opening.
+        #: Bytes received and not popped, and bytes popped minus those buffered at the opening.
         self._buffered = 0
-        self._taken = 0
+        self._consumed = 0
         self._granted = 0
-        #: Since when an answer is due; 0: none is.
-        self._asked_at = 0
+        #: The send time of an unanswered message; 0: none.
+        self._unanswered_since = 0
         self._renew_at = 0
-        #: When to open it again after a refusal; 0: it is open.
+        #: When to reopen it after a refusal; 0: it is open.
         self._reopen_at = 0
-        self._pause = _FIRST_PAUSE_NS
-        #: Up to where the shard was asked to decide, and when to ask again.
+        self._backoff = _MIN_BACKOFF_NS
+        #: The position that the shard was asked to decide up to, and when to ask again.
         self._wanted = 0
         self._want_due = 0
 
     # --- opening ---
 
     def open(self, position: int) -> None:
-        """Open the stream (again), at its frontier, but at `position` at least."""
-        turn, routing = self._turn, self._routing
+        """Open or reopen the stream at its frontier, but at `position` at least."""
+        context, routing = self._context, self._routing
         self.frontier = max(self.frontier, position)
         route = routing.route(self.shard)
         assert route is not None, "a member without a placement"
         self.close()
         if route.view != self.view:
             self._failed = 0
-        self.number = turn.request()
+        self.number = context.request()
         self.view = route.view
         self._name = route.names[(_best(route) + self._failed) % len(route.names)]
-        self._taken = -self._buffered
-        self._granted = WINDOW_BYTES + self._taken if self._buffered < WINDOW_BYTES else 0
-        self._asked_at = turn.now
-        self._renew_at = turn.now + _RENEW_NS
+        self._consumed = -self._buffered
+        self._granted = WINDOW_BYTES + self._consumed if self._buffered < WINDOW_BYTES else 0
+        self._unanswered_since = context.now
+        self._renew_at = context.now + _RENEW_INTERVAL_NS
         self._reopen_at = self._want_due = 0
-        turn.wake_at(self._renew_at)
-        turn.send(
+        context.set_timer(self._renew_at)
+        context.send(
             self._name,
             Subscribe(
-                routing.cluster, self.shard, route.view, turn.client, self.number,
+                routing.cluster, self.shard, route.view, context.client, self.number,
                 self.frontier, self._granted,
             ),
         )  # fmt: skip
 
-    def reopen_soon(self) -> None:
-        """The server will not do it: try the next replica, after a pause."""
+    def reopen_later(self) -> None:
+        """Reopen the stream at the next replica after a backoff, because this server refused it."""
         self._failed += 1
-        self._reopen_at = self._turn.now + self._pause
-        self._pause = min(self._pause * 2, _SILENCE_NS)
-        self._turn.wake_at(self._reopen_at)
+        self._reopen_at = self._context.now + self._backoff
+        self._backoff = min(self._backoff * 2, _SILENCE_TIMEOUT_NS)
+        self._context.set_timer(self._reopen_at)
 
     def close(self) -> None:
-        """Tell the server to stop sending."""
+        """Unsubscribe at the server."""
         if self.number:
-            message = Unsubscribe(self._routing.cluster, self.shard, self._turn.client, self.number)
-            self._turn.send(self._name, message)
+            message = Unsubscribe(
+                self._routing.cluster, self.shard, self._context.client, self.number
+            )
+            self._context.send(self._name, message)
 
     # --- receiving ---
 
-    def receive(self, deliver: Deliver) -> bool:
-        """Take what came. False if the stream must be opened again: something was lost or wrong."""
-        self._asked_at = 0
+    def on_deliver(self, deliver: Deliver) -> bool:
+        """Buffer a `Deliver`; return False if the stream must be reopened."""
+        self._unanswered_since = 0
         if deliver.view >= self.view:
-            self._pause = _FIRST_PAUSE_NS
+            self._backoff = _MIN_BACKOFF_NS
         elif not self._reopen_at:
-            self.reopen_soon()
+            self.reopen_later()
         if deliver.start != self.frontier:
             return deliver.start < self.frontier
         if deliver.shard != self.shard or not _is_sound(deliver):
-            self._turn.counters.protocol_errors += 1
+            self._context.counters.protocol_errors += 1
             self._failed += 1
             return False
         for unit in deliver.units:
@@ -163,16 +167,16 @@ class Stream:
 
     @property
     def caught_up(self) -> bool:
-        """Whether all that the server last reported was taken."""
+        """Whether everything that the server last reported was popped."""
         return 0 < self.stable <= self.frontier and not self.highest
 
-    def take(self, start: int, stop: int) -> list[Row]:
-        """Take the records of [start, stop), in order; what is below `start` is dropped.
+    def pop_records(self, start: int, stop: int) -> list[Row]:
+        """Return the records of [start, stop), in order; drop records below `start`.
 
-        So are repetitions of rows (docs/protocol.md, section 14.3).
+        Also drop duplicate rows (docs/protocol.md, section 14.3).
 
         Raises:
-            ProtocolError: a unit's contents are not what servers may store.
+            ProtocolError: a unit's body is malformed.
 
         """
         rows, units, shard = self._rows, self._units, self.shard
@@ -180,7 +184,7 @@ class Stream:
             unit = units.popleft()
             size = len(unit.body) + _UNIT_OVERHEAD_BYTES
             self._buffered -= size
-            self._taken += size
+            self._consumed += size
             gsns, epoch = unit.gsns, unit.epoch
             body = decode_body(unit.body, len(gsns))
             key, timestamp_us, payloads = body.key, body.timestamp_us, body.payloads
@@ -206,84 +210,86 @@ class Stream:
             del rows[: bisect_left(rows, start, key=_BY_GSN)]
         return rows
 
-    def take_units(self) -> list[Unit]:
-        """Take all units that are here, as they came: those of a scan, which takes no records."""
+    def pop_units(self) -> list[Unit]:
+        """Return all buffered units as they were received; for a scan, which pops no records."""
         units = list(self._units)
         self._units.clear()
-        self._taken += self._buffered
+        self._consumed += self._buffered
         self._buffered = 0
         return units
 
-    # --- telling the server ---
+    # --- messages to the server ---
 
-    def renew(self) -> None:
-        """Grant more credit if much of it was used."""
-        if WINDOW_BYTES + self._taken - self._granted >= _RENEW_BYTES:
+    def renew_credit(self) -> None:
+        """Send more credit if enough of the window was used."""
+        if WINDOW_BYTES + self._consumed - self._granted >= _RENEW_BYTES:
             self._send_credit()
 
     def _send_credit(self) -> None:
-        turn = self._turn
-        self._granted = max(self._granted, WINDOW_BYTES + self._taken)
-        self._asked_at = self._asked_at or turn.now
-        self._renew_at = turn.now + _RENEW_NS
-        turn.wake_at(self._renew_at)
-        turn.send(
+        context = self._context
+        self._granted = max(self._granted, WINDOW_BYTES + self._consumed)
+        self._unanswered_since = self._unanswered_since or context.now
+        self._renew_at = context.now + _RENEW_INTERVAL_NS
+        context.set_timer(self._renew_at)
+        context.send(
             self._name,
             Credit(
-                self._routing.cluster, self.shard, self.view, turn.client, self.number,
+                self._routing.cluster, self.shard, self.view, context.client, self.number,
                 self._granted,
             ),
         )  # fmt: skip
 
-    def want(self, gsn: int) -> None:
-        """Others are held back below `gsn`: ask the primary to decide up to it (D49)."""
-        turn = self._turn
+    def send_want(self, gsn: int) -> None:
+        """Ask the primary to decide its positions up to `gsn`, because readers wait (D49)."""
+        context = self._context
         if self.stable > gsn:
             return
-        if self._wanted >= self.frontier and turn.now < self._want_due:
-            turn.wake_at(self._want_due)
+        if self._wanted >= self.frontier and context.now < self._want_due:
+            context.set_timer(self._want_due)
             return
         route = self._routing.route(self.shard)
         assert route is not None, "a member without a placement"
         self._wanted = gsn
-        self._want_due = turn.now + (_WANT_AWAY_NS if route.is_away else _WANT_AGAIN_NS)
-        turn.wake_at(self._want_due)
-        turn.send(route.names[0], Want(self._routing.cluster, self.shard, 0, gsn))
+        self._want_due = context.now + (
+            _WANT_UNAVAILABLE_NS if route.is_unavailable else _WANT_INTERVAL_NS
+        )
+        context.set_timer(self._want_due)
+        context.send(route.names[0], Want(self._routing.cluster, self.shard, 0, gsn))
 
     def tick(self) -> bool:
-        """Give the signs of life that are due. False if the stream must be opened again."""
-        turn = self._turn
+        """Send the credit that is due; return False if the stream must be reopened."""
+        context = self._context
         if self._reopen_at:
-            turn.wake_at(self._reopen_at)
-            return turn.now < self._reopen_at
-        if self._asked_at and turn.now - self._asked_at >= _SILENCE_NS:
+            context.set_timer(self._reopen_at)
+            return context.now < self._reopen_at
+        if self._unanswered_since and context.now - self._unanswered_since >= _SILENCE_TIMEOUT_NS:
             self._failed += 1
             self._routing.refresh()
             return False
-        if turn.now >= self._renew_at:
+        if context.now >= self._renew_at:
             self._send_credit()
-        turn.wake_at(self._renew_at)
+        context.set_timer(self._renew_at)
         return True
 
     def check(self) -> None:
         """Assert the invariant."""
-        assert self._turn.alarm <= (self._reopen_at or self._renew_at)
+        assert self._context.next_timer <= (self._reopen_at or self._renew_at)
         assert self.highest < self.frontier
         sizes = [len(unit.body) + _UNIT_OVERHEAD_BYTES for unit in self._units]
         assert self._buffered == sum(sizes)
 
 
 def _best(route: Route) -> int:
-    """Return which replica is the first to know what is stable.
+    """Return the replica that is the first to know what is stable.
 
-    Of two, the backup: what it has applied, both have. The primary is a message behind; of more,
-    it is the one that the others report to (docs/protocol.md, section 13).
+    With two replicas that is the backup: both have what it has applied. With more it is the
+    primary, because the others report to it (docs/protocol.md, section 13).
     """
     return 1 if len(route.names) == _PAIR else 0
 
 
 def _is_sound(deliver: Deliver) -> bool:
-    """Whether its units lie in [start, frontier), in order; the first may begin below the start."""
+    """Whether the units are in order within [start, frontier); the first may begin earlier."""
     below = -1
     for unit in deliver.units:
         gsns = unit.gsns

@@ -1,14 +1,14 @@
-"""Subscriptions: one stream a shard, merged below the shards' frontiers.
+"""Subscriptions: one stream per shard, merged below the frontiers of all shards.
 
-    (tail asked) --> leases asked --> streams open --> ... --> ended, or failed
+    (tail queried) --> leases queried --> streams open --> ... --> ended, or failed
 
-Rules: what lies below the minimum of the members' frontiers is handed out, in gsn order, nothing
-else; the end of the known leases is never passed; a stream goes on exactly where it was, or is
-opened again there (D43, D44). A shard that holds others back is told so (`Want`, D49).
-An answer may be lost on its way to the reader, so each fetch names the last record that the reader
-has: what is ready is kept until a fetch names its last record.
-Invariant: `position` never passes a frontier; what was handed out is below it, each record once.
-See docs/protocol.md, section 7.
+Rules: a subscription returns the records below the members' lowest frontier, in gsn order, and
+never passes the end of the known leases. A stream continues where it was, or is reopened there
+(D43, D44). The client asks a shard that blocks others to decide its positions (`Want`, D49). The
+reader may lose a result, so each fetch names the reader's last record; records are kept until then.
+
+Invariant: `position` never passes a frontier; every record below it was returned once. See
+docs/protocol.md, section 7.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.client.common.lease_map import LeaseMap
 from ziplog.client.common.requests import NEVER, Blocked, Fetched, Progress
-from ziplog.client.reads.shard_stream import Stream
+from ziplog.client.reads.shard_stream import ShardStream
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError, ZiplogError
 from ziplog.types import RecordId
@@ -29,7 +29,7 @@ from ziplog.wire import LeaseQuery
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ziplog.client.common.membership_client import Service
+    from ziplog.client.common.membership_client import MembershipClient
     from ziplog.client.common.requests import (
         FetchRequest,
         ProgressRequest,
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
         UnsubscribeRequest,
     )
     from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import Turn
-    from ziplog.client.reads.tail import Survey, Surveys, Tails
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.reads.tail import LogTail, TailQueries, TailQuery
     from ziplog.core.view import LeaseRun
     from ziplog.types import Record
     from ziplog.wire import Deliver, LeaseHistory, Refused, Trimmed
 
 _MS: Final = 1_000_000
-#: The first lease is asked for again after so long, and later ones that nobody announces.
-_FIRST_LEASE_NS: Final = 50 * _MS
-_NEXT_LEASE_NS: Final = 1_000 * _MS
+#: Interval before the first lease is requested again, and before later leases are.
+_FIRST_LEASE_RETRY_NS: Final = 50 * _MS
+_NEXT_LEASE_RETRY_NS: Final = 1_000 * _MS
 _BY_GSN: Final = itemgetter(0)
 _GSN_OF: Final = attrgetter("rid.gsn")
 
 
-class Fetch:
-    """A reader that waits for records."""
+class PendingFetch:
+    """A pending fetch."""
 
     __slots__ = ("call", "request")
 
@@ -66,49 +66,49 @@ class Subscription:
 
     def __init__(
         self,
-        turn: Turn,
-        service: Service,
+        context: StepContext,
+        membership: MembershipClient,
         routing: Routing,
-        streams: dict[int, tuple[Subscription, Stream]],
+        streams: dict[int, tuple[Subscription, ShardStream]],
         call: int,
         request: SubscribeRequest,
     ) -> None:
-        self._turn: Final = turn
-        self._service: Final = service
+        self._context: Final = context
+        self._membership: Final = membership
         self._routing: Final = routing
-        #: All streams of the client, by the numbers that servers know them by.
+        #: All streams of the client, by their numbers at the servers.
         self._numbers: Final = streams
         self.number: Final = call
-        #: False until the call that opens it was answered.
+        #: Whether the call that opens it was completed.
         self.is_open = False
         self.deadline: Final = request.deadline
-        #: All before it was handed out, or is ready to be.
+        #: The end of the records that were merged.
         self.position = max(request.start.gsn, 1)
-        #: It ends after this gsn; `NEVER` if it follows.
+        #: The last gsn of the subscription; `NEVER` if it follows the log.
         self.last = NEVER
-        self.survey: Survey | None = None
-        self.fetches: Final[deque[Fetch]] = deque()
+        self.tail_query: TailQuery | None = None
+        self.fetches: Final[deque[PendingFetch]] = deque()
         self._leases: Final = LeaseMap()
-        self._streams: Final[dict[int, Stream]] = {}
-        #: Whose rows were seen, by shard: one that comes back has the same again.
+        self._streams: Final[dict[int, ShardStream]] = {}
+        #: The rows that were returned, by shard; a shard that becomes a member again keeps them.
         self._writers: Final[dict[int, WriterTable]] = {}
         self._error: Exception | None = None
-        #: Merged, and kept until the reader has all of it; handed out up to `_taken`.
+        #: Merged records, kept until the reader has all of them; `_handed_out` were returned.
         self._ready: list[Record] = []
-        self._taken = 0
-        #: The open question about leases (0: none), when to ask again, and how often we did.
-        self._question = 0
+        self._handed_out = 0
+        #: The open lease request (0: none), when to send it again, and the number of requests.
+        self._lease_request = 0
         self._lease_due = NEVER
         self._attempts = 0
-        #: Something came since `settle`.
+        #: Something arrived since `end_batch`.
         self.is_dirty = False
         self._is_closed = False
 
     # --- leases ---
 
-    def surveyed(self, tails: Tails | DeadlineError, *, follow: bool) -> None:
-        """Take the answer about the tail."""
-        self.survey = None
+    def on_tail(self, tails: LogTail | DeadlineError, *, follow: bool) -> None:
+        """Handle the result of the tail query."""
+        self.tail_query = None
         if isinstance(tails, DeadlineError):
             self._fail(tails)
             return
@@ -116,55 +116,55 @@ class Subscription:
             self.last = tails.last.gsn
         if tails.recent is not None:
             self.position = max(tails.recent.gsn, 1)
-            self.ask_leases()
+            self.request_leases()
         else:
             self._open_if_ready()
 
     def _open_if_ready(self) -> None:
-        """Answer the call that opens it, once the tail and the leases are known."""
-        if self._error is None and not self.is_open and not self.survey and self._leases.stop:
+        """Complete the opening call once the tail and the leases are known."""
+        if self._error is None and not self.is_open and not self.tail_query and self._leases.stop:
             self.is_open = True
-            self._turn.complete(self.number, self.number)
+            self._context.complete(self.number, self.number)
 
-    def ask_leases(self) -> None:
-        """Ask for the leases from where the known ones end."""
+    def request_leases(self) -> None:
+        """Request the leases after the known ones."""
         gsn = self._leases.stop or self.position
         lease = self._routing.lease
         if not self._leases.stop and self._attempts % 2:
-            # Nobody was given the position yet: begin with the present lease.
+            # No lease contains the position yet: start with the newest lease.
             gsn = lease.base if lease is not None else 1
         self._attempts += 1
         self._lease_due = NEVER
-        self._service.forget(self._question)
-        self._question = self._service.ask(
-            lambda cluster, request: LeaseQuery(cluster, request, gsn), self._leases_told
+        self._membership.cancel(self._lease_request)
+        self._lease_request = self._membership.send_request(
+            lambda cluster, request: LeaseQuery(cluster, request, gsn), self._on_lease_history
         )
 
-    def _leases_told(self, history: LeaseHistory) -> None:
-        self._question = 0
-        self._routing.learn(history.placements)
-        is_whole = self._take_leases(history.runs)
+    def _on_lease_history(self, history: LeaseHistory) -> None:
+        self._lease_request = 0
+        self._routing.update_placements(history.placements)
+        is_whole = self._add_leases(history.runs)
         if history.trim > self.position and not (self.is_open and is_whole):
             first = RecordId(history.trim, self._leases.owner(history.trim) or 0)
             self._fail(TrimmedError(first))
         elif self._leases.stop:
             self._open_if_ready()
-            self._lease_due = self._turn.now + _NEXT_LEASE_NS
+            self._lease_due = self._context.now + _NEXT_LEASE_RETRY_NS
         elif self._attempts == 1:
-            self.ask_leases()
+            self.request_leases()
         else:
-            self._lease_due = self._turn.now + _FIRST_LEASE_NS
-        self._turn.wake_at(self._lease_due)
+            self._lease_due = self._context.now + _FIRST_LEASE_RETRY_NS
+        self._context.set_timer(self._lease_due)
 
-    def _take_leases(self, runs: Iterable[LeaseRun]) -> bool:
-        """Take leases; False if some before them are missing."""
+    def _add_leases(self, runs: Iterable[LeaseRun]) -> bool:
+        """Add leases; return False if leases before them are missing."""
         is_whole = self._leases.extend(runs)
         self._open_streams()
         self.is_dirty = True
         return is_whole
 
     def _open_streams(self) -> None:
-        """Have a stream of every shard that owns positions from here on, and no other."""
+        """Open a stream of each shard that owns positions from here on, and close the others."""
         if self._is_closed:
             return
         self._leases.forget(self.position)
@@ -174,7 +174,7 @@ class Subscription:
                 self._routing.refresh(self._open_streams)
                 continue
             writers = self._writers.setdefault(shard, WriterTable())
-            stream = Stream(self._turn, self._routing, shard, self.position, writers)
+            stream = ShardStream(self._context, self._routing, shard, self.position, writers)
             self._streams[shard] = stream
             self._open(stream)
         for shard in sorted(self._streams.keys() - members):
@@ -182,107 +182,107 @@ class Subscription:
             del self._numbers[stream.number]
             stream.close()
 
-    def _open(self, stream: Stream) -> None:
+    def _open(self, stream: ShardStream) -> None:
         self._numbers.pop(stream.number, None)
         stream.open(self.position)
         self._numbers[stream.number] = (self, stream)
 
-    # --- what streams say ---
+    # --- streams ---
 
-    def delivered(self, stream: Stream, deliver: Deliver) -> None:
-        """Take a part of a stream."""
-        if not stream.receive(deliver):
+    def on_deliver(self, stream: ShardStream, deliver: Deliver) -> None:
+        """Handle a `Deliver` of a stream."""
+        if not stream.on_deliver(deliver):
             self._open(stream)
         self.is_dirty = True
         has_news = deliver.leases and deliver.leases[-1].last.stop > self._leases.stop
-        if has_news and not self._take_leases(deliver.leases) and not self._question:
-            self.ask_leases()
+        if has_news and not self._add_leases(deliver.leases) and not self._lease_request:
+            self.request_leases()
 
-    def refused(self, stream: Stream, refused: Refused) -> None:
-        """Take a server's refusal of a stream."""
-        if refused.code == "unknown-subscription":
+    def on_refused(self, stream: ShardStream, on_refused: Refused) -> None:
+        """Handle a server's refusal of a stream."""
+        if on_refused.code == "unknown-subscription":
             self._open(stream)
             return
         self._routing.refresh()
-        stream.reopen_soon()
+        stream.reopen_later()
 
-    def trimmed(self, stream: Stream, trimmed: Trimmed) -> None:
-        """Take the news that a stream's position no longer exists, and so the subscription's own.
+    def on_trimmed(self, stream: ShardStream, on_trimmed: Trimmed) -> None:
+        """Handle the trim of a stream's position: fail if it affects the subscription.
 
-        A stream of which nothing came yet may be behind: it goes on from where the others are.
+        A new stream may start below the position; it then continues at the subscription's position.
         """
 
         def found(shard: int) -> None:
-            self._fail(TrimmedError(RecordId(trimmed.first, shard)))
+            self._fail(TrimmedError(RecordId(on_trimmed.first, shard)))
 
-        if trimmed.first > self.position:
-            self._routing.find_owner(trimmed.first, found)
+        if on_trimmed.first > self.position:
+            self._routing.find_owner(on_trimmed.first, found)
         else:
             self._open(stream)
 
-    def rerouted(self, shards: list[int]) -> None:
-        """Open the streams of shards with a new view again."""
+    def on_routes_changed(self, shards: list[int]) -> None:
+        """Reopen the streams of shards with a new view."""
         for shard in shards:
             stream, route = self._streams.get(shard), self._routing.route(shard)
             if stream is not None and route is not None and route.view != stream.view:
                 self._open(stream)
 
-    # --- handing out ---
+    # --- results ---
 
-    def settle(self) -> None:
-        """After a batch of messages: serve readers, grant credit, and ask who holds us back."""
+    def end_batch(self) -> None:
+        """Complete fetches, grant credit, and send `Want`, after a batch of messages."""
         self.is_dirty = False
         self.serve()
         highest = max((stream.highest for stream in self._streams.values()), default=0)
         if self.last != NEVER:
             highest = max(highest, self.last)
         for stream in self._streams.values():
-            stream.renew()
+            stream.renew_credit()
             if stream.frontier <= highest:
-                stream.want(highest)
+                stream.send_want(highest)
 
     def serve(self) -> None:
-        """Answer the readers that wait, as far as there is something for them."""
+        """Complete the pending fetches, as far as there are records."""
         while self.fetches:
             fetch = self.fetches[0]
             self._seek(fetch.request.after)
-            if self._taken == len(self._ready):
+            if self._handed_out == len(self._ready):
                 self._merge()
             result = self._hand_out(fetch.request.max_records)
             if result is None:
                 return
             self.fetches.popleft()
-            self._turn.complete(fetch.call, result)
+            self._context.complete(fetch.call, result)
 
     def _seek(self, after: int) -> None:
-        """Go on behind the last record that the reader has; back, if it lost an answer."""
-        taken, ready = self._taken, self._ready
-        if after == NEVER or not ready or (taken and ready[taken - 1].rid.gsn == after):
+        """Continue after the reader's last record; go back if the reader lost a result."""
+        former, ready = self._handed_out, self._ready
+        if after == NEVER or not ready or (former and ready[former - 1].rid.gsn == after):
             return
-        self._taken = bisect_right(ready, after, key=_GSN_OF)
-        self._turn.counters.delivered += self._taken - taken
+        self._handed_out = bisect_right(ready, after, key=_GSN_OF)
+        self._context.counters.delivered += self._handed_out - former
 
     def _hand_out(self, max_records: int) -> Fetched | Exception | None:
-        start, ready = self._taken, self._ready
+        start, ready = self._handed_out, self._ready
         if start < len(ready):
-            self._taken = min(start + max_records, len(ready))
-            is_all = start == 0 and self._taken == len(ready)
-            records = ready if is_all else ready[start : self._taken]
-            self._turn.counters.delivered += len(records)
+            self._handed_out = min(start + max_records, len(ready))
+            is_all = start == 0 and self._handed_out == len(ready)
+            records = ready if is_all else ready[start : self._handed_out]
+            self._context.counters.delivered += len(records)
             return Fetched(records, ended=False)
         if self._error is not None:
             return self._error
         return Fetched([], ended=True) if self.position > self.last else None
 
     def _merge(self) -> None:
-        """Make ready what lies below all frontiers."""
+        """Merge the records below all frontiers."""
         limit = self._limit()
         if limit == self.position or self._error is not None:
             return
         try:
-            parts = [stream.take(self.position, limit) for stream in self._streams.values()]
+            parts = [stream.pop_records(self.position, limit) for stream in self._streams.values()]
         except ProtocolError as error:
-            self._turn.counters.protocol_errors += 1
+            self._context.counters.protocol_errors += 1
             self._error = error
             return
         filled = [rows for rows in parts if rows]
@@ -291,11 +291,11 @@ class Subscription:
             rows = [row for part in filled for row in part]
             rows.sort(key=_BY_GSN)
         self._ready = [record for _, record in rows]
-        self._taken = 0
+        self._handed_out = 0
         self._advance(limit)
 
     def _limit(self) -> int:
-        """Return up to where all positions are known: the members' minimal frontier."""
+        """Return the members' lowest frontier: all positions below it are known."""
         limit = self.position
         for stop, members in self._leases.spans(limit):
             lowest = min((self._frontier(shard) for shard in members), default=stop)
@@ -316,22 +316,22 @@ class Subscription:
         if self._leases.run_count < before:
             self._open_streams()
         if position >= self._leases.stop and position <= self.last:
-            self._lease_due = min(self._lease_due, self._turn.now + _FIRST_LEASE_NS)
-            self._turn.wake_at(self._lease_due)
+            self._lease_due = min(self._lease_due, self._context.now + _FIRST_LEASE_RETRY_NS)
+            self._context.set_timer(self._lease_due)
 
     def progress(self, after: int) -> Progress:
-        """Return how far this is, for a reader whose last record is at `after`."""
+        """Return the progress for a reader with its last record at `after`."""
         self._seek(after)
-        if self._taken == len(self._ready):
+        if self._handed_out == len(self._ready):
             self._merge()
-        has_ready = self._taken < len(self._ready)
-        gsn = self._ready[self._taken].rid.gsn if has_ready else self.position
+        has_ready = self._handed_out < len(self._ready)
+        gsn = self._ready[self._handed_out].rid.gsn if has_ready else self.position
         streams = self._streams.values()
-        held = max((stream.highest for stream in streams), default=0)
+        highest = max((stream.highest for stream in streams), default=0)
         if self.last != NEVER:
-            held = self.last if self.position <= self.last else 0
+            highest = self.last if self.position <= self.last else 0
         blocked = None
-        if held and streams and not has_ready:
+        if highest and streams and not has_ready:
             slowest = min(streams, key=lambda stream: stream.frontier)
             lease = self._leases.lease_at(slowest.frontier)
             blocked = Blocked(slowest.shard, lease.epoch_at(slowest.frontier) if lease else 0)
@@ -346,7 +346,7 @@ class Subscription:
         )
 
     def slowest(self) -> int | None:
-        """Return the shard that is behind all others of those that own positions from here on."""
+        """Return the shard with the lowest frontier, of those that own positions from here on."""
         owners = [
             stream
             for shard, stream in self._streams.items()
@@ -356,65 +356,65 @@ class Subscription:
         return slowest.shard if slowest is not None else None
 
     def next_owned(self, shard: int, gsn: int) -> int | None:
-        """Return the first gsn at or after `gsn` that a shard owns; None if none is known."""
+        """Return a shard's first position at or after `gsn`; None if none is known."""
         return self._leases.next_owned(shard, gsn)
 
     # --- time and the end ---
 
     def tick(self) -> None:
-        """Do what has become due."""
-        turn = self._turn
+        """Do the work that is due."""
+        context = self._context
         if self.is_failed:
             return
-        if not self.is_open and turn.now >= self.deadline:
-            what = f"{self._routing} did not tell the leases of gsn {self.position}"
-            self._fail(DeadlineError(f"{what} before the deadline"))
+        if not self.is_open and context.now >= self.deadline:
+            what = f"timed out waiting for {self._routing} to report the leases"
+            self._fail(DeadlineError(f"{what} of gsn {self.position}"))
             return
-        if turn.now >= self._lease_due:
+        if context.now >= self._lease_due:
             self._lease_due = NEVER
             if not self.is_open or self.position >= self._leases.stop:
-                self.ask_leases()
+                self.request_leases()
         for fetch in list(self.fetches):
-            if turn.now >= fetch.request.deadline:
+            if context.now >= fetch.request.deadline:
                 self.fetches.remove(fetch)
-                turn.complete(fetch.call, Fetched([], ended=False))
+                context.complete(fetch.call, Fetched([], ended=False))
             else:
-                turn.wake_at(fetch.request.deadline)
+                context.set_timer(fetch.request.deadline)
         for stream in list(self._streams.values()):
             if not stream.tick():
                 self._open(stream)
-        turn.wake_at(self._lease_due if self.is_open else min(self._lease_due, self.deadline))
+        context.set_timer(self._lease_due if self.is_open else min(self._lease_due, self.deadline))
         self.is_dirty = True
 
     def _fail(self, error: ZiplogError) -> None:
-        """Let readers have what is ready, and then the error; the first error counts."""
+        """Fail: readers get the merged records first, then the first error."""
         if self._error is not None:
             return
         self._error = error
         if self.is_open:
             self.serve()
         else:
-            self._turn.complete(self.number, error)
-            self._turn.wake_at(self._turn.now)
+            self._context.complete(self.number, error)
+            self._context.set_timer(self._context.now)
 
     @property
     def is_failed(self) -> bool:
-        """Whether the call that should have opened it was answered with an error."""
+        """Whether the opening call failed."""
         return self._error is not None and not self.is_open
 
     def close(self) -> None:
-        """End it: streams are closed, readers get nothing more."""
+        """Close the subscription and its streams, and end the pending fetches."""
         self._is_closed = True
         if not self.is_open and self._error is None:
-            # Closed before it was open: that call, too, is answered.
-            self._turn.complete(self.number, self.number)
-        self._service.forget(self._question)
+            # It was closed before it was open: complete the opening call, too.
+            self._context.complete(self.number, self.number)
+        self._membership.cancel(self._lease_request)
         for stream in self._streams.values():
             del self._numbers[stream.number]
             stream.close()
         self._streams.clear()
         for fetch in self.fetches:
-            self._turn.complete(fetch.call, Fetched([], ended=True))
+            self._context.complete(fetch.call, Fetched([], ended=True))
         self.fetches.clear()
 
     def check(self) -> None:
@@ -428,24 +428,30 @@ class Subscription:
         assert not gsns or gsns[-1] < self.position
         assert self.position <= max(self._leases.stop, self._limit())
         for fetch in self.fetches:
-            assert self._turn.alarm <= fetch.request.deadline, "a deadline would be missed"
+            assert self._context.next_timer <= fetch.request.deadline, "a deadline would be missed"
 
 
 class Subscriptions:
-    """All subscriptions of a client."""
+    """The subscriptions of a client."""
 
-    def __init__(self, turn: Turn, service: Service, routing: Routing, surveys: Surveys) -> None:
-        self._turn: Final = turn
-        self._service: Final = service
+    def __init__(
+        self,
+        context: StepContext,
+        membership: MembershipClient,
+        routing: Routing,
+        tail_queries: TailQueries,
+    ) -> None:
+        self._context: Final = context
+        self._membership: Final = membership
         self._routing: Final = routing
-        self._surveys: Final = surveys
+        self._tail_queries: Final = tail_queries
         self._open: Final[dict[int, Subscription]] = {}
-        self._numbers: Final[dict[int, tuple[Subscription, Stream]]] = {}
-        routing.on_change.append(self._rerouted)
+        self._numbers: Final[dict[int, tuple[Subscription, ShardStream]]] = {}
+        routing.on_change.append(self._on_routes_changed)
 
     @property
     def waiting(self) -> bool:
-        """Whether a reader waits, or a subscription is being opened."""
+        """Whether a fetch or an opening call is pending."""
         return any(sub.fetches or not sub.is_open for sub in self._open.values())
 
     def get(self, number: int) -> Subscription | None:
@@ -457,48 +463,50 @@ class Subscriptions:
     def start(self, call: int, request: SubscribeRequest) -> None:
         """Open a subscription; its number is the call's."""
         subscription = Subscription(
-            self._turn, self._service, self._routing, self._numbers, call, request
+            self._context, self._membership, self._routing, self._numbers, call, request
         )
         self._open[call] = subscription
-        self._turn.wake_at(request.deadline)
+        self._context.set_timer(request.deadline)
         is_recent = request.start.gsn < 0
         if is_recent or not request.follow:
-            subscription.survey = self._surveys.start(
+            subscription.tail_query = self._tail_queries.start(
                 request.deadline,
-                lambda tails: subscription.surveyed(tails, follow=request.follow),
+                lambda tails: subscription.on_tail(tails, follow=request.follow),
                 with_recent=is_recent,
             )
         if not is_recent:
-            subscription.ask_leases()
+            subscription.request_leases()
 
     def fetch(self, call: int, request: FetchRequest) -> None:
-        """Let a reader wait for records."""
+        """Start a fetch."""
         subscription = self._open.get(request.subscription)
         if subscription is None:
-            self._turn.complete(call, ClosedError("this subscription", "subscribe again to go on"))
+            self._context.complete(
+                call, ClosedError("this subscription", "subscribe again to continue")
+            )
             return
-        subscription.fetches.append(Fetch(call, request))
-        self._turn.wake_at(request.deadline)
+        subscription.fetches.append(PendingFetch(call, request))
+        self._context.set_timer(request.deadline)
         before = subscription.position
         subscription.serve()
         if subscription.position > before:
-            # What was taken may be worth credit; a reader that only waits changes nothing.
+            # The returned records may free credit; a fetch that waits does not.
             subscription.is_dirty = True
 
     def progress(self, call: int, request: ProgressRequest) -> None:
-        """Tell how far a subscription is."""
+        """Return the progress of a subscription."""
         subscription = self._open.get(request.subscription)
-        closed = ClosedError("this subscription", "subscribe again to go on")
+        closed = ClosedError("this subscription", "subscribe again to continue")
         found = subscription.progress(request.after) if subscription else closed
-        self._turn.complete(call, found)
+        self._context.complete(call, found)
 
     def unsubscribe(self, call: int, request: UnsubscribeRequest) -> None:
-        """End a subscription."""
+        """Close a subscription."""
         self._close(request.subscription)
-        self._turn.complete(call, None)
+        self._context.complete(call, None)
 
     def cancel(self, call: int) -> None:
-        """The user waits no longer: for a subscription that opens, or for records."""
+        """Cancel an opening call or a fetch."""
         subscription = self._open.get(call)
         if subscription is not None and not subscription.is_open:
             self._close(call)
@@ -509,46 +517,46 @@ class Subscriptions:
     def _close(self, number: int) -> None:
         subscription = self._open.pop(number, None)
         if subscription is not None:
-            if subscription.survey is not None:
-                self._surveys.cancel(subscription.survey)
+            if subscription.tail_query is not None:
+                self._tail_queries.cancel(subscription.tail_query)
             subscription.close()
 
     # --- messages ---
 
     def on_deliver(self, deliver: Deliver) -> None:
-        """Take a part of a stream."""
+        """Handle a `Deliver`."""
         found = self._numbers.get(deliver.subscription)
         if found is not None:
-            found[0].delivered(found[1], deliver)
+            found[0].on_deliver(found[1], deliver)
 
-    def on_trimmed(self, trimmed: Trimmed) -> None:
-        """Take the end of a stream that stands below the trim point."""
-        found = self._numbers.get(trimmed.subscription)
+    def on_trimmed(self, on_trimmed: Trimmed) -> None:
+        """Handle a `Trimmed`: a stream's position is below the trim point."""
+        found = self._numbers.get(on_trimmed.subscription)
         if found is not None:
-            found[0].trimmed(found[1], trimmed)
+            found[0].on_trimmed(found[1], on_trimmed)
 
-    def on_refused(self, refused: Refused) -> bool:
-        """Take a refusal; False if it is of no stream."""
-        found = self._numbers.get(refused.request)
+    def on_refused(self, on_refused: Refused) -> bool:
+        """Handle a refusal; False if it is not for a stream."""
+        found = self._numbers.get(on_refused.request)
         if found is None:
             return False
-        found[0].refused(found[1], refused)
+        found[0].on_refused(found[1], on_refused)
         return True
 
-    def _rerouted(self, shards: list[int]) -> None:
+    def _on_routes_changed(self, shards: list[int]) -> None:
         for subscription in self._open.values():
-            subscription.rerouted(shards)
+            subscription.on_routes_changed(shards)
 
     # --- time ---
 
-    def drained(self) -> None:
-        """After a batch of messages."""
+    def on_batch_end(self) -> None:
+        """End a batch of messages."""
         for subscription in self._open.values():
             if subscription.is_dirty:
-                subscription.settle()
+                subscription.end_batch()
 
     def tick(self) -> None:
-        """Do what has become due."""
+        """Do the work that is due."""
         for number, subscription in list(self._open.items()):
             subscription.tick()
             if subscription.is_failed:

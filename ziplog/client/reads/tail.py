@@ -1,11 +1,12 @@
-"""Where the log ends, and which record is the last that no reader will see change.
+"""Tail queries: the end of the log, and the last record that readers agree on.
 
-    members asked --> replicas asked --all of one view answered--> (last stable asked) --> done
+    service asked --> replicas asked --all of one view replied--> (last stable asked) --> completed
 
-Rule: the shards that ever had positions come from the service's read barrier, and a shard's answer
-counts when all its replicas gave it in one view, the known one or a later one (D50); every
-completed insert is on all of them, so the highest filled position bounds all of them. A shard that
-recovers is waited for, one that has left is asked like any other.
+Rule: the service's read barrier names the shards that ever had positions. A shard counts when all
+its replicas replied in one view, the known one or a later one (D50). Every completed insert is on
+all of them, so the highest filled position is an upper bound. The query waits for a shard that
+recovers; it asks a removed shard like any other.
+
 See docs/protocol.md, sections 7, 11 and 13.
 """
 
@@ -22,244 +23,247 @@ from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import LeaseQuery, Tail, TailReply
 
 if TYPE_CHECKING:
-    from ziplog.client.common.membership_client import Service
+    from ziplog.client.common.membership_client import MembershipClient
     from ziplog.client.common.routing import Route, Routing
-    from ziplog.client.common.step_context import Turn
+    from ziplog.client.common.step_context import StepContext
     from ziplog.core.view import Placement
     from ziplog.wire import LeaseHistory, Refused
 
 _MS: Final = 1_000_000
-#: A silent replica is asked again after so long, doubling up to the last.
-_PATIENCE_NS: Final = 50 * _MS
-_LAST_PAUSE_NS: Final = 500 * _MS
+#: Interval before a silent replica is asked again; it doubles up to the last value.
+_MIN_BACKOFF_NS: Final = 50 * _MS
+_MAX_BACKOFF_NS: Final = 500 * _MS
 
 
-class Tails(msgspec.Struct, frozen=True, gc=False):
-    """Where the log ends."""
+class LogTail(msgspec.Struct, frozen=True, gc=False):
+    """The end of the log."""
 
     #: The last record; RID_GENESIS if there is none.
     last: RecordId
-    #: The last stable record below every shard's frontier; None if it was not asked for.
+    #: The last stable record below every shard's frontier; None if it was not requested.
     recent: RecordId | None
 
 
-class Survey(msgspec.Struct):
-    """One question to all shards."""
+class TailQuery(msgspec.Struct):
+    """One query to all shards."""
 
     deadline: int
     with_recent: bool
-    then: Callable[[Tails | DeadlineError], None]
-    #: Number of the present round: every round has its own.
+    then: Callable[[LogTail | DeadlineError], None]
+    #: Number of the current round; every round has its own.
     number: int = 0
-    #: Number of the question to the service; 0 once it is answered.
-    question: int = 0
-    #: Below which position the last stable record is asked for; 0 in the first round.
+    #: Number of the open request to the service; 0 after its reply.
+    open_request: int = 0
+    #: The position below which the last stable record is requested; 0 in the first round.
     below: int = 0
     last: RecordId = RID_GENESIS
-    #: The shards asked, and each one's replies by server.
+    #: The replies by server, of each shard that is asked.
     replies: dict[int, dict[int, TailReply]] = msgspec.field(default_factory=dict)
     retry_at: int = NEVER
-    pause: int = _PATIENCE_NS
+    backoff: int = _MIN_BACKOFF_NS
 
 
-class Surveys:
-    """All questions about the tail."""
+class TailQueries:
+    """The pending tail queries of a client."""
 
-    def __init__(self, turn: Turn, service: Service, routing: Routing) -> None:
-        self._turn: Final = turn
-        self._service: Final = service
+    def __init__(
+        self, context: StepContext, membership: MembershipClient, routing: Routing
+    ) -> None:
+        self._context: Final = context
+        self._membership: Final = membership
         self._routing: Final = routing
-        self._surveys: dict[int, Survey] = {}
-        routing.on_change.append(self._rerouted)
+        self._queries: dict[int, TailQuery] = {}
+        routing.on_change.append(self._on_routes_changed)
 
     @property
     def waiting(self) -> bool:
-        """Whether a question is open."""
-        return bool(self._surveys)
+        """Whether a query is pending."""
+        return bool(self._queries)
 
-    def awaited(self) -> list[str]:
-        """Return the shards that have not told for a while where they end, each with its state."""
+    def waiting_for(self) -> list[str]:
+        """Return the shards without a reply for longer than one interval, each with its state."""
         shards: set[int] = set()
-        for survey in self._surveys.values():
-            if survey.pause > _PATIENCE_NS:
-                shards.update(self._open(survey))
+        for query in self._queries.values():
+            if query.backoff > _MIN_BACKOFF_NS:
+                shards.update(self._unanswered(query))
         states = {shard: self._routing.state(shard) for shard in sorted(shards)}
         return [
             f"shard {shard} ({'silent' if state == 'live' else state})"
             for shard, state in states.items()
         ]
 
-    def _open(self, survey: Survey) -> list[int]:
-        """Return the shards that have not answered."""
-        routes = {shard: self._routing.route(shard) for shard in survey.replies}
+    def _unanswered(self, query: TailQuery) -> list[int]:
+        """Return the shards without a complete reply."""
+        routes = {shard: self._routing.route(shard) for shard in query.replies}
         return [
             shard
-            for shard, replies in survey.replies.items()
-            if (route := routes[shard]) is not None and missing(replies, route)
+            for shard, replies in query.replies.items()
+            if (route := routes[shard]) is not None and missing_servers(replies, route)
         ]
 
     def start(
-        self, deadline: int, then: Callable[[Tails | DeadlineError], None], *, with_recent: bool
-    ) -> Survey:
-        """Ask, and give `then` the answer."""
-        survey = Survey(deadline, with_recent, then)
-        self._turn.wake_at(deadline)
-        self._ask_members(survey)
-        return survey
+        self, deadline: int, then: Callable[[LogTail | DeadlineError], None], *, with_recent: bool
+    ) -> TailQuery:
+        """Start a query; call `then` with its result."""
+        query = TailQuery(deadline, with_recent, then)
+        self._context.set_timer(deadline)
+        self._query_members(query)
+        return query
 
-    def cancel(self, survey: Survey) -> None:
-        """Stop asking."""
-        self._surveys.pop(survey.number, None)
-        self._service.forget(survey.question)
+    def cancel(self, query: TailQuery) -> None:
+        """Cancel a query."""
+        self._queries.pop(query.number, None)
+        self._membership.cancel(query.open_request)
 
-    def _begin_round(self, survey: Survey) -> None:
-        self._surveys.pop(survey.number, None)
-        survey.number = self._turn.request()
-        self._surveys[survey.number] = survey
-        survey.retry_at = NEVER
+    def _start_round(self, query: TailQuery) -> None:
+        self._queries.pop(query.number, None)
+        query.number = self._context.request()
+        self._queries[query.number] = query
+        query.retry_at = NEVER
 
-    def _ask_members(self, survey: Survey) -> None:
-        self._begin_round(survey)
+    def _query_members(self, query: TailQuery) -> None:
+        self._start_round(query)
         lease = self._routing.lease
         gsn = lease.base if lease is not None else 1
 
-        def answered(history: LeaseHistory) -> None:
-            survey.question = 0
-            self._routing.learn(history.placements)
-            survey.replies = {p.shard: {} for p in history.placements if _was_member(p)}
-            self._ask(survey)
-            self._conclude(survey)
+        def on_history(history: LeaseHistory) -> None:
+            query.open_request = 0
+            self._routing.update_placements(history.placements)
+            query.replies = {p.shard: {} for p in history.placements if _was_member(p)}
+            self._query_replicas(query)
+            self._conclude(query)
 
-        survey.question = self._service.ask(
-            lambda cluster, request: LeaseQuery(cluster, request, gsn), answered
+        query.open_request = self._membership.send_request(
+            lambda cluster, request: LeaseQuery(cluster, request, gsn), on_history
         )
 
-    def _ask(self, survey: Survey) -> None:
-        """Ask the replicas whose answers are missing."""
-        turn, routing = self._turn, self._routing
-        for shard, replies in survey.replies.items():
+    def _query_replicas(self, query: TailQuery) -> None:
+        """Ask the replicas without a reply."""
+        context, routing = self._context, self._routing
+        for shard, replies in query.replies.items():
             route = routing.route(shard)
             assert route is not None, "a member without a placement"
-            message = Tail(routing.cluster, shard, route.view, survey.number, survey.below)
-            for server in missing(replies, route):
-                turn.send(route.names[server], message)
-        survey.retry_at = turn.now + survey.pause
-        turn.wake_at(survey.retry_at)
+            message = Tail(routing.cluster, shard, route.view, query.number, query.below)
+            for server in missing_servers(replies, route):
+                context.send(route.names[server], message)
+        query.retry_at = context.now + query.backoff
+        context.set_timer(query.retry_at)
 
-    # --- answers ---
+    # --- replies ---
 
     def on_reply(self, reply: TailReply) -> None:
-        """Take a replica's answer."""
-        survey = self._surveys.get(reply.request)
+        """Handle a replica's reply."""
+        query = self._queries.get(reply.request)
         route = self._routing.route(reply.shard)
-        if survey is None or route is None or reply.shard not in survey.replies:
+        if query is None or route is None or reply.shard not in query.replies:
             return
         if reply.view >= route.view:
-            survey.replies[reply.shard][reply.server] = reply
-            self._conclude(survey)
+            query.replies[reply.shard][reply.server] = reply
+            self._conclude(query)
         if reply.view > route.view:
             self._routing.refresh()
 
     def on_refused(self, refused: Refused) -> bool:
-        """Take a refusal: the shard may have another view; False if it is of no survey."""
-        if refused.request not in self._surveys:
+        """Handle a refusal, perhaps of an older view; False if it is not for a tail query."""
+        if refused.request not in self._queries:
             return False
         self._routing.refresh()
         return True
 
-    def _rerouted(self, _shards: list[int]) -> None:
-        """Shards have another view or state: what is missing is asked for at once."""
-        for survey in self._surveys.values():
-            if survey.retry_at != NEVER:
-                survey.pause = _PATIENCE_NS
-                survey.retry_at = self._turn.now
-                self._turn.wake_at(self._turn.now)
+    def _on_routes_changed(self, _shards: list[int]) -> None:
+        """Ask for the missing replies now, because shards have another view or state."""
+        for query in self._queries.values():
+            if query.retry_at != NEVER:
+                query.backoff = _MIN_BACKOFF_NS
+                query.retry_at = self._context.now
+                self._context.set_timer(self._context.now)
 
-    def _missing(self, survey: Survey) -> list[str]:
-        """Return which replicas have not answered in their shard's newest view."""
-        silent: list[str] = []
-        for shard, replies in survey.replies.items():
+    def _silent_replicas(self, query: TailQuery) -> list[str]:
+        """Return the replicas without a reply in their shard's newest view."""
+        replicas: list[str] = []
+        for shard, replies in query.replies.items():
             route = self._routing.route(shard)
             assert route is not None, "a member without a placement"
             state = "" if route.state == "live" else f", {route.state}"
-            silent += [
+            replicas += [
                 f"{route.names[server].decode()} (shard {shard}{state})"
-                for server in missing(replies, route)
+                for server in missing_servers(replies, route)
             ]
-        return silent
+        return replicas
 
-    def _conclude(self, survey: Survey) -> None:
-        """If all answers are here, answer, or ask for the last stable record below them."""
-        if self._missing(survey):
+    def _conclude(self, query: TailQuery) -> None:
+        """Complete the query if no reply is missing, or ask for the last stable record."""
+        if self._silent_replicas(query):
             return
-        if survey.below:
-            self._finish(survey, Tails(survey.last, self._recent(survey)))
+        if query.below:
+            self._finish(query, LogTail(query.last, self._recent(query)))
             return
-        # Of a shard, too, the highest counts: a server may not be able to read its last record.
+        # The highest replica of a shard counts: another one may not be able to read its last
+        # record.
         highest = [
             (max(reply.filled for reply in replies.values()), shard)
-            for shard, replies in survey.replies.items()
+            for shard, replies in query.replies.items()
         ]
         filled, shard = max(highest, default=(0, 0))
-        survey.last = RecordId(filled, shard) if filled else RID_GENESIS
-        if not survey.with_recent or not survey.replies:
-            self._finish(survey, Tails(survey.last, RID_GENESIS if survey.with_recent else None))
+        query.last = RecordId(filled, shard) if filled else RID_GENESIS
+        if not query.with_recent or not query.replies:
+            self._finish(query, LogTail(query.last, RID_GENESIS if query.with_recent else None))
             return
-        survey.below = min(
-            max(reply.frontier for reply in replies.values()) for replies in survey.replies.values()
+        query.below = min(
+            max(reply.frontier for reply in replies.values()) for replies in query.replies.values()
         )
-        survey.replies = {shard: {} for shard in survey.replies}
-        self._begin_round(survey)
-        self._ask(survey)
+        query.replies = {shard: {} for shard in query.replies}
+        self._start_round(query)
+        self._query_replicas(query)
 
-    def _recent(self, survey: Survey) -> RecordId:
+    def _recent(self, query: TailQuery) -> RecordId:
         highest, shard = max(
             (max(reply.last_below for reply in replies.values()), shard)
-            for shard, replies in survey.replies.items()
+            for shard, replies in query.replies.items()
         )
         return RecordId(highest, shard) if highest else RID_GENESIS
 
-    def _finish(self, survey: Survey, result: Tails | DeadlineError) -> None:
-        self.cancel(survey)
-        survey.then(result)
+    def _finish(self, query: TailQuery, result: LogTail | DeadlineError) -> None:
+        self.cancel(query)
+        query.then(result)
 
     # --- time ---
 
     def tick(self) -> None:
-        """Ask again what is due; end what is late."""
-        turn = self._turn
-        for survey in list(self._surveys.values()):
-            if turn.now >= survey.deadline:
-                who = ", ".join(self._missing(survey)) or "the membership service"
-                what = f"{who} of {self._routing} did not tell where the log ends"
-                self._finish(survey, DeadlineError(f"{what} before the deadline"))
+        """Retry the requests that are due; end the queries at their deadlines."""
+        context = self._context
+        for query in list(self._queries.values()):
+            if context.now >= query.deadline:
+                silent = ", ".join(self._silent_replicas(query)) or "the membership service"
+                what = f"timed out waiting for {silent} of {self._routing}"
+                self._finish(query, DeadlineError(f"{what} to report where the log ends"))
                 continue
-            if turn.now >= survey.retry_at:
-                turn.counters.retries += 1
-                survey.pause = min(survey.pause * 2, _LAST_PAUSE_NS)
+            if context.now >= query.retry_at:
+                context.counters.retries += 1
+                query.backoff = min(query.backoff * 2, _MAX_BACKOFF_NS)
                 self._routing.refresh()
-                self._ask(survey)
-            turn.wake_at(min(survey.retry_at, survey.deadline))
+                self._query_replicas(query)
+            context.set_timer(min(query.retry_at, query.deadline))
 
     def check(self) -> None:
         """Assert the invariant."""
-        for number, survey in self._surveys.items():
-            assert survey.number == number
-            assert self._turn.alarm <= min(survey.retry_at, survey.deadline)
+        for number, query in self._queries.items():
+            assert query.number == number
+            assert self._context.next_timer <= min(query.retry_at, query.deadline)
 
 
 def _was_member(placement: Placement) -> bool:
-    """Whether a shard ever had positions; if not, its servers may never have been there.
+    """Whether a shard ever had positions; otherwise its servers may never have run.
 
-    With the first lease that has it in, its servers' data directories are known.
+    The data directories of its servers are known from the first lease with the shard as a member.
     """
     if placement.state in {"finalized", "recovering"}:
         return any(replica.fingerprint for replica in placement.replicas)
     return placement.state != "joining"
 
 
-def missing(replies: Mapping[int, TailReply], route: Route) -> list[int]:
-    """Return the replicas that have not answered in the newest view that is known of the shard."""
+def missing_servers(replies: Mapping[int, TailReply], route: Route) -> list[int]:
+    """Return the replicas without a reply in the shard's newest known view."""
     view = max((reply.view for reply in replies.values()), default=0)
     view = max(view, route.view)
     return [s for s in range(len(route.names)) if s not in replies or replies[s].view != view]

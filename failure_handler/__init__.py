@@ -1,1 +1,1 @@
-"""The failure handler: it recovers a shard whose server failed (docs/protocol.md, section 11)."""
+"""The failure handler: recovers shards after server failures (docs/protocol.md, section 11)."""

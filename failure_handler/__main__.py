@@ -34,7 +34,7 @@ _SERVICE: Final = replicated_service.Service(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a failure handler until it is told to stop; return the exit code."""
+    """Run a failure handler until it receives a stop signal; return the exit code."""
     return replicated_service.main(_SERVICE, arguments)
 
 

@@ -1,11 +1,12 @@
-"""Whose state a shard goes on from: the choice of a recovery's candidate.
+"""Candidate selection: the server that provides a shard's log for the next view.
 
-A server that is up, frozen or joined in the current view holds all that was acked in it, at just
-the acked positions; so does a witness of the view before, while the current one is not confirmed.
-If all replicas are in limbo, none may have everything, and the one with the longest log has most,
-as far as it can be read; what was confirmed must not be lost for a damaged end of it.
-Rule: a server that lost its data directory holds nothing, whatever it says, until it has joined the
-current view. Functions only. See docs/protocol.md, section 11 (D24, D17).
+A server that is up, frozen or joined in the current view holds everything that was acked in it, at
+the acked positions. So does a witness of the former view, while the current one is not confirmed.
+If all replicas are in limbo, none may hold everything. Then the longest readable log holds most,
+unless a damaged one may hide confirmed entries.
+
+Rule: a server that lost its data directory holds nothing, whatever it reports, until it has joined
+the current view. Pure functions. See docs/protocol.md, section 11 (D24, D17).
 """
 
 from __future__ import annotations
@@ -21,71 +22,71 @@ if TYPE_CHECKING:
 
 
 class Candidate(NamedTuple):
-    """A server that was heard, and may be the survivor."""
+    """A server with a recent report, which may become the survivor."""
 
     member: Member
-    said: Suspect
+    report: Suspect
 
     @property
     def holds(self) -> tuple[int, int, bool, int]:
-        """How much it holds; ties go to one that can read all of it, then to the lowest index."""
-        said = self.said
-        return said.last_view, said.last, not said.is_damaged, -self.member.index
+        """Sort key of its log; ties go to an undamaged log, then to the lowest index."""
+        report = self.report
+        return report.last_view, report.last, not report.is_damaged, -self.member.index
 
 
 def in_view(
     members: Sequence[Member], placement: Placement, first: int, last: int, now: int
 ) -> list[Candidate]:
-    """Return the servers that were heard and are in a view from `first` to `last`, inclusive."""
+    """Return the servers with recent reports from views `first` to `last`, inclusive."""
     return [
-        Candidate(member, said)
+        Candidate(member, report)
         for member in members
-        if (said := member.last_heard(now)) is not None
-        and said.state in {"up", "frozen", "joined"}
-        and first <= said.view <= last
-        # The placement tells the directories of its own view; who is in a later one has joined it.
-        and (said.view > placement.view or not member.has_forgotten(said))
+        if (report := member.recent_report(now)) is not None
+        and report.state in {"up", "frozen", "joined"}
+        and first <= report.view <= last
+        # The placement has the directories of its own view; a server in a later view joined it.
+        and (report.view > placement.view or not member.has_forgotten(report))
     ]
 
 
 def in_limbo(members: Sequence[Member], first: int, now: int) -> list[Candidate]:
-    """Return all servers of a shard, if all were heard and are in limbo; otherwise none.
+    """Return all servers of a shard, if all of them recently reported limbo; otherwise none.
 
-    What a server remembers of a view before `first` counts no more than what is on its disk.
+    A server's memory of a view before `first` counts no more than its disk.
     """
     found = [
-        Candidate(member, said)
+        Candidate(member, report)
         for member in members
-        if (said := member.last_heard(now)) is not None
-        and (said.state == "limbo" or said.view < first or member.has_forgotten(said))
+        if (report := member.recent_report(now)) is not None
+        and (report.state == "limbo" or report.view < first or member.has_forgotten(report))
     ]
     return found if len(found) == len(members) else []
 
 
 def is_any_in_limbo(members: Sequence[Member], now: int) -> bool:
-    """Whether a server of a shard says that it is in limbo."""
-    heard = (member.last_heard(now) for member in members)
-    return any(said is not None and said.state == "limbo" for said in heard)
+    """Whether a server of a shard recently reported limbo."""
+    reports = (member.recent_report(now) for member in members)
+    return any(report is not None and report.state == "limbo" for report in reports)
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the primary, if it is in the latest view of all, or the one there that holds most."""
-    latest = max((one.said.view for one in candidates), default=0)
-    in_latest = [one for one in candidates if one.said.view == latest]
+    """Return the primary, if it is in the latest view, or else the longest log of that view."""
+    latest = max((one.report.view for one in candidates), default=0)
+    in_latest = [one for one in candidates if one.report.view == latest]
     primary = next((one for one in in_latest if one.member.index == 0), None)
     return primary or max(in_latest, key=lambda one: one.holds, default=None)
 
 
 def longest(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the one with the longest log of those that have their data directory."""
-    known = [one for one in candidates if not one.member.has_forgotten(one.said)]
+    """Return the longest log among the servers that have their data directory."""
+    known = [one for one in candidates if not one.member.has_forgotten(one.report)]
     return max(known, key=lambda one: one.holds, default=None)
 
 
 def hides_damage(chosen: Candidate, candidates: Sequence[Candidate], first: int) -> bool:
-    """Whether the beginning of view `first`, which was confirmed, may be in a damaged log only.
+    """Whether only a damaged log may hold the beginning of the confirmed view `first`.
 
-    Its survivor wrote that before it was decided; but for a view that began with no entry of its
-    own, whoever has nothing of it is behind it.
+    The survivor of that view wrote it before the decision. If the view began without an entry of
+    its own, a server without an entry of it is older all the same.
     """
-    return chosen.said.last_view < first and any(one.said.is_damaged for one in candidates)
+    return chosen.report.last_view < first and any(one.report.is_damaged for one in candidates)

@@ -1,8 +1,8 @@
-"""What the failure handler hears: where shards are, and what their servers say of themselves.
+"""Members: placements of shards, and the recent reports of their servers.
 
-Servers tell every node ten times a second while something is wrong (`Suspect`), and nothing while
-all is well. Rule: time is only ever used to guess who is there, never to decide what a position
-holds. Invariant: a placement never goes back to an older view.
+A server that suspects a failure sends `Suspect` to every node ten times a second. Rule: time only
+serves to guess which servers are up, never to decide the content of a position. Invariant: a
+placement never returns to an older view.
 
 See docs/protocol.md, sections 9 and 11.
 """
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
     from ziplog.wire import Suspect
 
 _MS: Final = 1_000_000
-#: A server that was heard within this time is there; one that was not has probably failed.
+#: Age up to which a report counts; a server without one has probably failed.
 HEARD_NS: Final = 1000 * _MS
 
 
 class Member:
-    """One replica of one shard, as it was heard last."""
+    """One replica of one shard, with its last report."""
 
-    __slots__ = ("fingerprint", "heard", "index", "name", "route", "suspect")
+    __slots__ = ("fingerprint", "heard_at", "index", "name", "route", "suspect")
 
     def __init__(self, name: str, index: int) -> None:
         self.name: Final = name
-        #: Its place among the shard's replicas; 0 is the primary.
+        #: Its index among the shard's replicas; 0 is the primary.
         self.index: Final = index
         #: Of the data directory that it must have; "": any.
         self.fingerprint = ""
-        #: The way to it: where it was heard from.
+        #: The route to it: the source of its last report.
         self.route = b""
         self.suspect: Suspect | None = None
-        #: When it was heard last, in ns; it never was if `suspect` is None.
-        self.heard = 0
+        #: When its last report came, in ns; meaningless while `suspect` is None.
+        self.heard_at = 0
 
-    def last_heard(self, now: int) -> Suspect | None:
-        """Return what it said within `HEARD_NS`."""
-        return self.suspect if now - self.heard < HEARD_NS else None
+    def recent_report(self, now: int) -> Suspect | None:
+        """Return its last report, if that came within `HEARD_NS`."""
+        return self.suspect if now - self.heard_at < HEARD_NS else None
 
     def has_forgotten(self, suspect: Suspect) -> bool:
-        """Whether it does not have the data directory that it is known with."""
+        """Whether its data directory is not the one that it is known with."""
         return self.fingerprint not in {"", fingerprint(suspect.identity)}
 
 
@@ -56,21 +56,21 @@ class Members:
     """All shards, and all of their servers."""
 
     def __init__(self) -> None:
-        #: The cluster's number; 0 while it is not known.
+        #: The cluster's number; 0 while it is unknown.
         self.cluster = 0
         self.placements: dict[int, Placement] = {}
-        #: When the membership service's leader was heard last, in ns; None: never.
-        self.informed: int | None = None
+        #: When the membership service's leader last answered, in ns; None: never.
+        self.informed_at: int | None = None
         self._members: dict[int, list[Member]] = {}
 
-    def inform(self, placements: Iterable[Placement], now: int) -> None:
-        """Take what the membership service says."""
-        self.informed = now
+    def on_cluster_info(self, placements: Iterable[Placement], now: int) -> None:
+        """Store the membership service's placements."""
+        self.informed_at = now
         for placement in placements:
             self.place(placement)
 
     def place(self, placement: Placement) -> None:
-        """Know where a shard is, unless something newer is known."""
+        """Store a shard's placement, unless a newer one is known."""
         shard = placement.shard
         known = self.placements.get(shard)
         if known is not None and placement.view < known.view:
@@ -83,15 +83,14 @@ class Members:
         for member, replica in zip(members, placement.replicas, strict=True):
             member.fingerprint = replica.fingerprint
 
-    def removed(self, shard: int) -> None:
-        """Note that the membership service took a shard out of the leases."""
+    def on_removed(self, shard: int) -> None:
+        """Store that the membership service removed a shard from the leases."""
         self.place(msgspec.structs.replace(self.placements[shard], state="recovering"))
 
-    def reinserted(self, shard: int, view: int, fingerprints: Sequence[str]) -> None:
-        """Note that it took the shard back.
+    def on_reinserted(self, shard: int, view: int, fingerprints: Sequence[str]) -> None:
+        """Store that the membership service reinserted the shard.
 
-        As a member, or as one that has left: the service says so later, and here only matters that
-        it is not being recovered.
+        Whether it is live or has left is not known here; it only matters that its recovery ended.
         """
         placement = self.placements[shard]
         replicas = tuple(
@@ -101,15 +100,15 @@ class Members:
         self.place(msgspec.structs.replace(placement, view=view, state="live", replicas=replicas))
 
     def of(self, shard: int) -> list[Member]:
-        """Return a shard's members, the primary first; none if it is not known."""
+        """Return a shard's members, the primary first; none if the shard is unknown."""
         return self._members.get(shard, [])
 
-    def hear(self, route: bytes, suspect: Suspect, now: int) -> Member | None:
-        """Note what a server says; None if it is of nobody that is placed there.
+    def on_suspect(self, route: bytes, suspect: Suspect, now: int) -> Member | None:
+        """Store a server's report; return the server, or None if that shard has no such server.
 
-        One with another data directory than the known one counts for nobody while that one is heard
-        and works. What a process says in an older view than it was in before is late, and no news:
-        it would pass for one that forgot the later view.
+        A server with another data directory than the known one is ignored while the known one
+        reports and works. A report from an older view than the same process had before is late: it
+        would look like a server that lost the later view.
         """
         members = self.of(suspect.shard)
         if suspect.server >= len(members) or members[suspect.server].name != suspect.node:
@@ -118,7 +117,7 @@ class Members:
         last = member.suspect
         if last and last.incarnation == suspect.incarnation and suspect.view < last.view:
             return member
-        before = member.last_heard(now)
+        before = member.recent_report(now)
         if (
             before is not None
             and before.state != "limbo"
@@ -126,11 +125,11 @@ class Members:
             and member.has_forgotten(suspect)
         ):
             return None
-        member.route, member.suspect, member.heard = route, suspect, now
+        member.route, member.suspect, member.heard_at = route, suspect, now
         return member
 
     def check(self) -> None:
-        """Assert that shards and members fit each other."""
+        """Assert that shards and members match."""
         assert self.placements.keys() == self._members.keys()
         for shard, members in self._members.items():
             replicas = self.placements[shard].replicas

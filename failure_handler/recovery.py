@@ -1,11 +1,11 @@
-"""The recovery of one shard, as the failure handler's leader conducts it.
+"""The recovery of one shard, conducted by the failure handler's leader.
 
     trouble -> Begin -> Remove -> Freeze -> Decide -> ViewDecided -> Reinsert -> Finish
 
-`advance` looks at what is committed and what is heard, and takes the next step; so a new leader,
-a lost message or one that comes twice needs no rule of its own. Rule: each step is repeated until
-it shows that it happened. Invariant: what is kept here is of the newest attempt, and of the current
-view, only; it may be lost at any time.
+`advance` compares committed state and recent reports, and takes the next step. So a new leader, a
+lost message or a duplicate needs no rule of its own. Rule: each step is repeated until its effect
+is seen. Invariant: the fields belong to the newest attempt and the current view only; they may be
+lost at any time.
 
 See docs/protocol.md, section 11 (T 4.2.5).
 """
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
     from ziplog.wire import Frozen, Reinserted, Removed, Suspect
 
 _MS: Final = 1_000_000
-#: A step is taken again after so long.
+#: Interval between repetitions of a step.
 REPEAT_NS: Final = 100 * _MS
-#: A proposal that is not committed after this time is made again.
+#: Delay before an uncommitted command is proposed again.
 PROPOSE_NS: Final = 1000 * _MS
-#: A candidate that does not answer for so long is given up, if there is another one.
+#: Time for a candidate's promise, after which another candidate is tried.
 FREEZE_NS: Final = 1000 * _MS
-#: The primary has so long to be heard as well, before another server is chosen.
+#: Time for the primary's report, after which another candidate may be chosen.
 PRIMARY_NS: Final = 100 * _MS
-#: Who is not heard for so long while a shard is recovered is to be started again.
+#: Silence during a recovery after which a server is to be restarted.
 ORDER_NS: Final = 300 * _MS
-#: Different lines for the operator about one attempt.
+#: Maximum number of different warnings for one attempt.
 _MAX_WARNINGS: Final = 16
 _MAX_VIEW: Final = 2**32 - 1
 
 
 class Recovery:
-    """What the leader is doing about one shard."""
+    """The leader's work on one shard."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class Recovery:
         reports_loss: bool,
         now: int,
     ) -> None:
-        """Begin to look after a shard.
+        """Start to watch a shard.
 
         Args:
             shard: its number.
-            state: what is agreed on.
-            members: what is heard.
+            state: the committed state.
+            members: the servers' reports.
             service: the names of the membership service's nodes.
             reports_loss: records may be lost if all servers fail at once (level `memory`).
             now: monotonic nanoseconds; silence counts from here on at the earliest.
@@ -82,19 +82,19 @@ class Recovery:
         self._members: Final = members
         self._service: Final = service
         self._reports_loss: Final = reports_loss
-        self._since = self._now = now
-        self._out: list[Effect] = []
-        #: When each step was taken last, by its name.
-        self._taken: dict[object, int] = {}
+        self._listening_since = self._now = now
+        self._effects: list[Effect] = []
+        #: When each step was last taken, by its name.
+        self._last_done: dict[object, int] = {}
         self._proposed: tuple[bytes, int] | None = None
         self._trouble_since: int | None = None
-        #: Since when nothing is under way.
-        self._settled: int | None = None
+        #: Since when no recovery runs.
+        self._idle_since: int | None = None
         self._warned: set[str] = set()
         # Of the newest attempt:
         self._recovery = 0
         self._removed: Removed | None = None
-        self._asked_since: int | None = None
+        self._freeze_sent_at: int | None = None
         self._frozen: Frozen | None = None
         self._decision: Decision | None = None
         # Of the current view:
@@ -102,28 +102,28 @@ class Recovery:
         self._identities: list[str] = []
         self._is_reinserted = False
 
-    # --- what happens ---
+    # --- events ---
 
-    def listen_from(self, now: int) -> None:
-        """Forgive silence before `now`: we did not listen."""
-        self._since = max(self._since, now)
+    def forgive_silence_before(self, now: int) -> None:
+        """Ignore silence before `now`: this process was paused."""
+        self._listening_since = max(self._listening_since, now)
 
-    def removed(self, message: Removed) -> None:
-        """Take the limit of the newest attempt."""
-        self._look()
+    def on_removed(self, message: Removed) -> None:
+        """Store the limit of the newest attempt."""
+        self._refresh()
         is_known = self.shard in self._members.placements
         if is_known and message.recovery == self._recovery and self._removed is None:
             self._removed = message
-            self._members.removed(self.shard)
+            self._members.on_removed(self.shard)
 
-    def applied(self, command: bytes) -> None:
-        """Note that consensus applied, or refused, a command."""
+    def on_applied(self, command: bytes) -> None:
+        """Forget a proposal that consensus applied or refused."""
         if self._proposed is not None and self._proposed[0] == command:
             self._proposed = None
 
-    def frozen(self, route: bytes, message: Frozen) -> None:
-        """Take the candidate's promise to the newest attempt."""
-        known = self._look()
+    def on_frozen(self, route: bytes, message: Frozen) -> None:
+        """Store the candidate's promise to the newest attempt."""
+        known = self._refresh()
         if known is None or not known.is_under_way or message.recovery != self._recovery:
             return
         attempt = known.attempt
@@ -134,36 +134,36 @@ class Recovery:
         ):  # fmt: skip
             self._frozen = message
 
-    def reinserted(self, message: Reinserted) -> None:
-        """Note that the current view has begun."""
-        self._look()
+    def on_reinserted(self, message: Reinserted) -> None:
+        """Store that the current view is in the leases."""
+        self._refresh()
         if message.view == self._view and self._identities and not self._is_reinserted:
             self._is_reinserted = True
-            self._members.reinserted(
+            self._members.on_reinserted(
                 self.shard, self._view, [fingerprint(identity) for identity in self._identities]
             )
 
-    def refused(self, detail: str) -> None:
-        """Note that the membership service refuses what it was asked."""
-        self._warn(f"the membership service refuses the recovery of shard {self.shard}: {detail}")
+    def on_refused(self, detail: str) -> None:
+        """Warn that the membership service refused a request."""
+        self._warn(f"the membership service refused the recovery of shard {self.shard}: {detail}")
 
     def advance(self, now: int) -> list[Effect]:
-        """Take the next step, as far as it can be taken now."""
+        """Take the next step, as far as possible now."""
         self._now = now
-        known = self._look()
+        known = self._refresh()
         placement = self._members.placements.get(self.shard)
         if placement is None:
             return []
         if known is not None and not known.is_finished and not self._identities:
-            self._tell_decision(known, now)
+            self._announce_decision(known, now)
         if known is None or (known.is_finished and not known.is_under_way):
-            self._watch(known, placement, now)
+            self._check_suspicions(known, placement, now)
         elif known.is_under_way:
-            self._conduct(known, placement, now)
+            self._continue_attempt(known, placement, now)
         else:
             self._join(known, placement, now)
-        out, self._out = self._out, []
-        return out
+        effects, self._effects = self._effects, []
+        return effects
 
     @property
     def is_busy(self) -> bool:
@@ -173,98 +173,101 @@ class Recovery:
             known is not None and (known.is_under_way or not known.is_finished)
         )
 
-    def _look(self) -> Recovered | None:
-        """Return the shard's state; forget what was kept of another attempt or view."""
+    def _refresh(self) -> Recovered | None:
+        """Return the shard's state; reset the fields of an older attempt or view."""
         known = self._state.shards.get(self.shard)
         if known is not None and known.attempt.recovery != self._recovery:
             self._recovery = known.attempt.recovery
-            self._removed, self._asked_since, self._frozen = None, None, None
+            self._removed, self._freeze_sent_at, self._frozen = None, None, None
             self._decision = None
-            self._taken.clear()
+            self._last_done.clear()
             self._warned.clear()
         if known is not None and (known.is_under_way or not known.is_finished):
-            self._settled = None
+            self._idle_since = None
         if known is not None and known.view != self._view:
             self._view = known.view
             self._identities, self._is_reinserted = [], False
-            self._taken.clear()
+            self._last_done.clear()
         return known
 
     # --- suspicion ---
 
-    def _watch(self, known: Recovered | None, placement: Placement, now: int) -> None:
-        """Begin a recovery if servers say that one is needed."""
+    def _check_suspicions(self, known: Recovered | None, placement: Placement, now: int) -> None:
+        """Begin a recovery if servers report a failure."""
         view = known.view if known is not None else placement.view
         candidates = in_view(self._members.of(self.shard), placement, view, view, now)
-        if self._settled is None:
-            self._settled = now
-        # One that has joined is about to begin, and what it suspected before does not count.
-        is_beginning = now < self._settled + HEARD_NS
+        if self._idle_since is None:
+            self._idle_since = now
+        # A joined server is about to start, and its earlier suspicions do not count.
+        is_beginning = now < self._idle_since + HEARD_NS
         has_trouble = any(
-            one.said.state == "frozen"
-            or (one.said.suspects and not (one.said.state == "joined" and is_beginning))
+            one.report.state == "frozen"
+            or (one.report.suspects and not (one.report.state == "joined" and is_beginning))
             for one in candidates
         )
         if candidates and not has_trouble:
             self._trouble_since = None
             return
-        self._choose(known, placement, now)
+        self._begin_with_best(known, placement, now)
 
-    def _choose(
-        self, known: Recovered | None, placement: Placement, now: int, but: int | None = None
+    def _begin_with_best(
+        self, known: Recovered | None, placement: Placement, now: int, excluded: int | None = None
     ) -> bool:
-        """Begin an attempt with the best candidate, other than `but`; whether there is one."""
+        """Begin an attempt with the best candidate but `excluded`; return whether there is one."""
         members = self._members.of(self.shard)
         if placement.state == "joining" and not is_any_in_limbo(members, now):
-            return False  # who is late is waited for; who crashed is up by a recovery only
+            return False  # only a crashed server (limbo) needs a recovery, not a slow one
         view = known.view if known is not None else placement.view
         if view < placement.view:
             self._warn(
                 f"shard {self.shard} cannot be recovered: it is in view {placement.view}, but the"
-                f" failure handler knows of view {view} only. Put its latest data directory back"
+                f" failure handler only has view {view}. Restore its latest data directory"
             )
             return False
         # A handler that lost its own directory must not guess which view was decided.
         has_forgotten = known is None and placement.state == "recovering"
         first = known.confirmed if known is not None else view
-        found = [] if has_forgotten else in_view(members, placement, first, view, now)
-        found = [one for one in found if one.member.index != but]
-        if found:
-            if self._waits_for_primary(found, now):
+        candidates = [] if has_forgotten else in_view(members, placement, first, view, now)
+        candidates = [one for one in candidates if one.member.index != excluded]
+        if candidates:
+            if self._waits_for_primary(candidates, now):
                 return False
-            chosen = best(found)
-            from_limbo = known is not None and chosen is not None and _is_again(known, chosen)
+            chosen = best(candidates)
+            from_limbo = (
+                known is not None and chosen is not None and _is_same_as_before(known, chosen)
+            )
         else:
             all_of_them = in_limbo(members, first, now)
-            if known is None:  # the latest view that any of them was in is the current one
-                view = max([view, *(one.said.view for one in all_of_them)])
+            if known is None:  # The latest view of any of them is the current one.
+                view = max([view, *(one.report.view for one in all_of_them)])
             chosen, from_limbo = longest(all_of_them), True
             if all_of_them and chosen is None:
                 self._warn(
-                    f"shard {self.shard} cannot be recovered: none of its servers has the data"
-                    " directory that it is known with. Put one back, and start its server"
+                    f"shard {self.shard} cannot be recovered: none of its servers has its data"
+                    " directory. Restore one, and start its server"
                 )
             if chosen is not None and hides_damage(chosen, all_of_them, first):
                 self._warn(
-                    f"shard {self.shard} cannot be recovered: view {first} was confirmed, but none"
-                    " of its servers can read that far. Put back what is damaged, and start it"
+                    f"shard {self.shard} cannot be recovered: view {first} was confirmed, but all"
+                    " readable logs end before it. Restore a damaged data directory, and start its"
+                    " server"
                 )
                 chosen = None
-        self._trouble_since = self._trouble_since if found else None
-        if chosen is None or (chosen.member.index == but):
+        self._trouble_since = self._trouble_since if candidates else None
+        if chosen is None or (chosen.member.index == excluded):
             return False
         self._begin(view, known, placement, chosen, now, from_limbo=from_limbo)
         return True
 
-    def _waits_for_primary(self, found: list[Candidate], now: int) -> bool:
-        """Whether the primary is to be heard first: nobody says that it failed."""
+    def _waits_for_primary(self, candidates: list[Candidate], now: int) -> bool:
+        """Whether to wait for the primary's report, as no candidate suspects the primary."""
         if self._trouble_since is None:
             self._trouble_since = now
-        primary = self._members.of(self.shard)[0].last_heard(now)
+        primary = self._members.of(self.shard)[0].recent_report(now)
         return (
             now < self._trouble_since + PRIMARY_NS
             and primary is None
-            and not any(0 in one.said.suspects for one in found)
+            and not any(0 in one.report.suspects for one in candidates)
         )
 
     def _begin(
@@ -277,71 +280,73 @@ class Recovery:
         *,
         from_limbo: bool,
     ) -> None:
-        """Propose an attempt, under a number that nobody has heard of."""
-        heard = [
+        """Propose an attempt with a number that no server has seen."""
+        seen = [
             number
             for member in self._members.of(self.shard)
             if member.suspect is not None and not member.has_forgotten(member.suspect)
             for number in (member.suspect.view, member.suspect.recovery, member.suspect.last_view)
         ]
         begun = known.attempt.recovery if known is not None else 0
-        recovery = max(view, begun, placement.view, *heard) + 1
+        recovery = max(view, begun, placement.view, *seen) + 1
         if recovery > _MAX_VIEW:
-            self._warn(f"shard {self.shard} cannot be recovered: it has used up its views")
+            self._warn(f"shard {self.shard} cannot be recovered: its view numbers are used up")
             return
-        base = view if chosen.said.state == "limbo" else chosen.said.view
-        attempt = Attempt(recovery, chosen.member.index, chosen.said.incarnation, from_limbo, base)
+        base = view if chosen.report.state == "limbo" else chosen.report.view
+        attempt = Attempt(
+            recovery, chosen.member.index, chosen.report.incarnation, from_limbo, base
+        )
         self._propose(Begin(self.shard, view, attempt), now)
 
     # --- state acquisition ---
 
-    def _conduct(self, known: Recovered, placement: Placement, now: int) -> None:
-        """Go on with the newest attempt, or give it up for another."""
+    def _continue_attempt(self, known: Recovered, placement: Placement, now: int) -> None:
+        """Continue the newest attempt, or begin another."""
         attempt = known.attempt
         member = self._members.of(self.shard)[attempt.candidate]
         if self._frozen is not None:
             self._decide(known, self._frozen, now)
             return
         if self._has_failed(member, attempt, now):
-            but = self._but(member, attempt)
-            if self._choose(known, placement, now, but=but):
+            excluded = self._excluded_candidate(member, attempt)
+            if self._begin_with_best(known, placement, now, excluded=excluded):
                 return
         self._acquire(known, member, now)
 
     def _has_failed(self, member: Member, attempt: Attempt, now: int) -> bool:
-        """Whether the candidate is not what it was taken for, or does not answer."""
+        """Whether the candidate has changed since its selection, or does not answer."""
         if member.suspect is not None and _is_misjudged(attempt, member.suspect):
             return True
-        silent = now - max(member.heard, self._since) >= HEARD_NS
-        asked = self._asked_since
-        return silent or (asked is not None and now - asked >= FREEZE_NS)
+        silent = now - max(member.heard_at, self._listening_since) >= HEARD_NS
+        freeze_sent_at = self._freeze_sent_at
+        return silent or (freeze_sent_at is not None and now - freeze_sent_at >= FREEZE_NS)
 
-    def _but(self, member: Member, attempt: Attempt) -> int | None:
-        """Return the candidate that it makes no sense to choose again, under another number."""
-        said = member.suspect
-        is_same = said is not None and not _is_misjudged(attempt, said)
-        has_promised_more = said is not None and said.recovery > attempt.recovery
+    def _excluded_candidate(self, member: Member, attempt: Attempt) -> int | None:
+        """Return the candidate that would fail again under another number."""
+        report = member.suspect
+        is_same = report is not None and not _is_misjudged(attempt, report)
+        has_promised_more = report is not None and report.recovery > attempt.recovery
         return member.index if is_same and not has_promised_more else None
 
     def _acquire(self, known: Recovered, member: Member, now: int) -> None:
-        """Have the shard taken out of the leases, then have the candidate promise."""
+        """Have the shard removed from the leases, then have the candidate promise."""
         removed, attempt = self._removed, known.attempt
         cluster, recovery = self._members.cluster, attempt.recovery
         if removed is None:
             if self._is_due("remove", now):
-                self._ask(Remove(cluster, recovery, self.shard, known.view, recovery))
+                self._send_to_service(Remove(cluster, recovery, self.shard, known.view, recovery))
         elif member.route and self._is_due("freeze", now):
-            self._asked_since = now if self._asked_since is None else self._asked_since
+            self._freeze_sent_at = now if self._freeze_sent_at is None else self._freeze_sent_at
             message = Freeze(
                 cluster, self.shard, attempt.base, recovery, removed.limit, removed.runs,
                 attempt.incarnation,
             )  # fmt: skip
-            self._out.append(Send(member.route, message))
+            self._effects.append(Send(member.route, message))
 
     def _decide(self, known: Recovered, frozen: Frozen, now: int) -> None:
         removed, attempt = self._removed, known.attempt
         if removed is None:
-            # The promise was made to another leader, who knew the limit: ask for it as well.
+            # A former leader got the promise, and knew the limit: request it again.
             self._acquire(known, self._members.of(self.shard)[attempt.candidate], now)
             return
         if self._decision is None:
@@ -351,7 +356,7 @@ class Recovery:
 
     @property
     def _copies_needed(self) -> int:
-        """How many replicas must hold a view, so that f failures, one of them known, leave one."""
+        """Number of replicas that must hold a view to survive f failures, one of them known."""
         return len(self._members.of(self.shard)) - 1
 
     def _make_decision(self, known: Recovered, frozen: Frozen, removed: Removed) -> Decision:
@@ -359,41 +364,41 @@ class Recovery:
         may_lose = self._reports_loss and attempt.from_limbo and frozen.decided_end < removed.limit
         lost = [max(frozen.decided_end, 1)] if may_lose else []
         if known.decision is not None and not known.is_finished and known.decision.lost_from:
-            lost.append(known.decision.lost_from)  # the service was not told of that yet
+            lost.append(known.decision.lost_from)  # the service has no record of that loss yet
         return Decision(
             attempt.candidate, attempt.incarnation, frozen.last, frozen.digest, min(lost, default=0)
         )
 
     # --- the new view ---
 
-    def _tell_decision(self, known: Recovered, now: int) -> None:
-        """Tell everybody that is heard, and has not joined the current view, how it began.
+    def _announce_decision(self, known: Recovered, now: int) -> None:
+        """Send the decision to every server that reports and has not joined the current view.
 
-        The survivor is told all the time, as it has to know when the view is confirmed.
+        The survivor gets it continuously, because it must learn when the view is confirmed.
         """
         decision = known.decision
         assert decision is not None, "a view that is not finished has a decision"
-        told = [
+        routes = [
             member.route
             for member in self._members.of(self.shard)
-            if (said := member.last_heard(now)) is not None
+            if (report := member.recent_report(now)) is not None
             and (
-                said.view != known.view
-                or said.state not in {"up", "frozen", "joined"}
+                report.view != known.view
+                or report.state not in {"up", "frozen", "joined"}
                 or member.index == decision.survivor
             )
             and self._is_due(member.index, now)
         ]
-        if told:
+        if routes:
             message = ViewDecided(
                 self._members.cluster, self.shard, known.view, decision.survivor,
                 decision.incarnation, decision.last, decision.digest,
                 known.confirmed == known.view,
             )  # fmt: skip
-            self._out.append(Broadcast(tuple(told), message))
+            self._effects.append(Broadcast(tuple(routes), message))
 
     def _join(self, known: Recovered, placement: Placement, now: int) -> None:
-        """Bring the shard back when all have joined; recover anew if the survivor is gone."""
+        """Reinsert the shard when all have joined; begin again if the survivor is gone."""
         assert known.decision is not None
         if placement.state != "recovering" and placement.view == known.view:
             self._propose(Finish(self.shard, known.view), now)
@@ -405,7 +410,7 @@ class Recovery:
             self._identities = joined
         if self._identities:
             if self._is_due("reinsert", now):
-                self._ask(
+                self._send_to_service(
                     Reinsert(
                         self._members.cluster, known.view, self.shard, known.view,
                         [fingerprint(identity) for identity in self._identities],
@@ -413,30 +418,32 @@ class Recovery:
                     )
                 )  # fmt: skip
         elif self._is_survivor_lost(known.view, known.decision, now):
-            self._choose(known, placement, now)
+            self._begin_with_best(known, placement, now)
 
     def _joined(self, view: int, now: int) -> list[str]:
         """Return the identities of the replicas that hold the whole of `view`, in their order."""
-        said = [member.last_heard(now) for member in self._members.of(self.shard)]
-        return [one.identity for one in said if one and one.state == "joined" and one.view == view]
+        reports = [member.recent_report(now) for member in self._members.of(self.shard)]
+        return [
+            one.identity for one in reports if one and one.state == "joined" and one.view == view
+        ]
 
     def _is_survivor_lost(self, view: int, decision: Decision, now: int) -> bool:
-        """Whether the survivor is another process by now, has left the view, or is not heard."""
+        """Whether the survivor was restarted, has left the view, or is silent."""
         member = self._members.of(self.shard)[decision.survivor]
-        said = member.suspect
-        if said is not None and (
-            said.incarnation != decision.incarnation
-            # What it said before it promised does not count.
-            or (said.state == "limbo" and said.recovery >= view)
+        report = member.suspect
+        if report is not None and (
+            report.incarnation != decision.incarnation
+            # A report from before the promise does not count.
+            or (report.state == "limbo" and report.recovery >= view)
         ):
             return True
-        return now - max(member.heard, self._since) >= HEARD_NS
+        return now - max(member.heard_at, self._listening_since) >= HEARD_NS
 
     # --- supervision ---
 
-    def unheard(self, now: int) -> list[str]:
-        """Return the servers that the recovery waits for and that cannot be reached."""
-        known = self._look()
+    def unreachable(self, now: int) -> list[str]:
+        """Return the servers that the recovery waits for and cannot reach."""
+        known = self._refresh()
         placement = self._members.placements.get(self.shard)
         if (
             known is None
@@ -449,35 +456,35 @@ class Recovery:
         return [
             member.name
             for member in self._members.of(self.shard)
-            if now - max(member.heard, self._since) >= ORDER_NS
+            if now - max(member.heard_at, self._listening_since) >= ORDER_NS
         ]
 
     # --- effects ---
 
     def _is_due(self, step: object, now: int) -> bool:
-        """Whether to take a step (again); if so, it counts as taken."""
-        if now < self._taken.get(step, now - REPEAT_NS) + REPEAT_NS:
+        """Whether to take a step (again); if so, record it as taken."""
+        if now < self._last_done.get(step, now - REPEAT_NS) + REPEAT_NS:
             return False
-        self._taken[step] = now
+        self._last_done[step] = now
         return True
 
-    def _ask(self, message: Message) -> None:
-        """Ask the membership service: whoever leads it answers."""
-        self._out.append(Broadcast(self._service, message))
+    def _send_to_service(self, message: Message) -> None:
+        """Send a request to all nodes of the membership service; the leader answers."""
+        self._effects.append(Broadcast(self._service, message))
 
     def _propose(self, command: AnyCommand, now: int) -> None:
         encoded = command.encode()
-        # One at a time: whatever else was proposed may be committed yet.
+        # One at a time: an earlier proposal may still be committed.
         if self._proposed is not None and now < self._proposed[1] + PROPOSE_NS:
             return
         self._proposed = (encoded, now)
-        self._out.append(Propose(encoded))
+        self._effects.append(Propose(encoded))
 
     def _warn(self, text: str) -> None:
-        """Say something to the operator, once."""
+        """Log a warning for the operator, once for each attempt."""
         if text not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(text)
-            self._out.append(LogWarning(text))
+            self._effects.append(LogWarning(text))
 
     def check(self) -> None:
         """Assert the invariant."""
@@ -488,19 +495,19 @@ class Recovery:
         assert not self._is_reinserted or self._identities
 
 
-def _is_misjudged(attempt: Attempt, said: Suspect) -> bool:
-    """Whether the candidate is another process, or in another view, than the attempt counts on."""
-    has_promised = said.recovery >= attempt.recovery
-    is_elsewhere = said.state != "limbo" and said.view != attempt.base and not has_promised
-    return said.incarnation != attempt.incarnation or is_elsewhere
+def _is_misjudged(attempt: Attempt, report: Suspect) -> bool:
+    """Whether the candidate was restarted or changed its view since the attempt began."""
+    has_promised = report.recovery >= attempt.recovery
+    is_elsewhere = report.state != "limbo" and report.view != attempt.base and not has_promised
+    return report.incarnation != attempt.incarnation or is_elsewhere
 
 
-def _is_again(known: Recovered, chosen: Candidate) -> bool:
-    """Whether the candidate is one that was taken from limbo before, by an attempt that failed."""
+def _is_same_as_before(known: Recovered, chosen: Candidate) -> bool:
+    """Whether a failed attempt chose the same candidate from limbo before."""
     attempt = known.attempt
     return (
         known.is_under_way
         and attempt.from_limbo
         and (attempt.candidate, attempt.incarnation)
-        == (chosen.member.index, chosen.said.incarnation)
+        == (chosen.member.index, chosen.report.incarnation)
     )

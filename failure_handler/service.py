@@ -1,10 +1,10 @@
-"""The failure handler: one node of it, as a deterministic state machine.
+"""Failure handler: one node of it, as a deterministic state machine.
 
     follower --LeaderChanged(is_self)--> leader: conducts the recovery of every shard that needs one
-    leader --LeaderChanged--> follower: hears what servers say, and says who the leader is
+    leader --LeaderChanged--> follower: receives the servers' reports, and names the leader
 
-Rule: what a recovery stands on is committed before anybody acts on it: who is the candidate, and
-which state a view begins with. All else may be lost with the leader: servers repeat themselves.
+Rule: the candidate of a recovery and the state that a view begins with are committed before any
+server acts on them. All else may be lost with the leader: servers repeat their reports.
 
 Invariants: `check()`, those of `HandlerState` and of the parts. See docs/protocol.md, section 11.
 """
@@ -62,13 +62,13 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect, Event
 
 _MS: Final = 1_000_000
-#: How often the membership service is told of this node, and asked where shards are.
-BEAT_NS: Final = 1000 * _MS
-#: Without an event for so long, this node was stopped.
-STOPPED_NS: Final = 3 * BEAT_NS // 2
-#: Nodes in one answer to a supervisor; others follow when these are back.
+#: Interval between heartbeats to the membership service, and between placement queries.
+HEARTBEAT_NS: Final = 1000 * _MS
+#: Gap between two events after which this process counts as paused.
+STOPPED_NS: Final = 3 * HEARTBEAT_NS // 2
+#: Maximum number of nodes in one reply to a supervisor; the rest follow later.
 MAX_ORDERS: Final = 4096
-#: While something is recovered, it is looked at so often at least.
+#: Interval between checks during a recovery.
 TICK_NS: Final = 50 * _MS
 
 
@@ -76,7 +76,7 @@ class FailureHandler:
     """One node of the failure handler."""
 
     def __init__(self, config: ClusterConfig, name: str, *, pid: int, now: int) -> None:
-        """Start as a follower that knows nothing; consensus tells the rest.
+        """Start as a follower with no state; consensus delivers the rest.
 
         Args:
             config: the cluster file.
@@ -91,122 +91,127 @@ class FailureHandler:
         self.state: Final = HandlerState()
         self.members: Final = Members()
         self._service: Final = tuple(node.name.encode() for node in config.mms)
-        #: What the leader is doing, by shard.
+        #: The leader's recoveries, by shard.
         self._recoveries: dict[int, Recovery] = {}
         self._leader = ""
         self._leading = False
         self._connected = False
-        self._beat_due = self._tick_due = self._now = now
+        self._heartbeat_due = self._tick_due = self._now = now
         self._requests = 0
-        self._out: list[Effect] = []
+        self._effects: list[Effect] = []
         self._handlers: Final[Mapping[type[Message], Callable[[bytes, Any], None]]] = {
-            Suspect: self._suspect,
-            Frozen: self._frozen,
-            OrdersQuery: self._orders_query,
-            ClusterInfo: self._informed,
-            Removed: self._removed,
-            Reinserted: self._reinserted,
-            Refused: self._refused,
-            NotLeader: self._not_the_leader,
+            Suspect: self._on_suspect,
+            Frozen: self._on_frozen,
+            OrdersQuery: self._on_orders_query,
+            ClusterInfo: self._on_cluster_info,
+            Removed: self._on_removed,
+            Reinserted: self._on_reinserted,
+            Refused: self._on_refused,
+            NotLeader: self._on_not_leader,
         }
 
-    # --- the one door ---
+    # --- events ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.core.node`."""
+        """Process one event; see `ziplog.core.node`."""
         if now - self._now > STOPPED_NS:
+            # This process was paused; the servers may have sent messages meanwhile.
             for recovery in self._recoveries.values():
-                recovery.listen_from(now)  # we were stopped, they may not have been silent
+                recovery.forgive_silence_before(now)
         self._now = now
         match event:
             case Received():
-                self._received(event.src, event.message)
+                self._on_received(event.src, event.message)
             case Committed():
-                self._committed(event)
+                self._on_committed(event)
             case Wakeup():
-                self._woke()
+                self._on_wakeup()
             case LeaderChanged():
-                self._leader_changed(event)
+                self._on_leader_changed(event)
             case Restored():
                 self.state.restore(event.snapshot)
                 self._advance_all()
-        out, self._out = self._out, []
-        return out
+        effects, self._effects = self._effects, []
+        return effects
 
     def next_wakeup(self) -> int | None:
-        """Return when this node wants to be woken."""
+        """Return this node's next wakeup."""
         if not self._connected:
             return self._now
         if self._leading and any(recovery.is_busy for recovery in self._recoveries.values()):
-            return min(self._beat_due, self._tick_due)
-        return self._beat_due
+            return min(self._heartbeat_due, self._tick_due)
+        return self._heartbeat_due
 
-    def _woke(self) -> None:
+    def _on_wakeup(self) -> None:
         now = self._now
         if not self._connected:
             self._connected = True
             for node in self.config.mms:
-                self._out.append(Connect(node.name.encode(), node.endpoint))
-        if now >= self._beat_due:
-            self._beat()
+                self._effects.append(Connect(node.name.encode(), node.endpoint))
+        if now >= self._heartbeat_due:
+            self._send_heartbeat()
         self._advance_all()
 
-    def _beat(self) -> None:
-        self._beat_due = self._now + BEAT_NS
+    def _send_heartbeat(self) -> None:
+        self._heartbeat_due = self._now + HEARTBEAT_NS
         cluster = self.members.cluster
         heartbeat = HandlerHeartbeat(cluster, self.name, self._pid, self._leading)
-        self._out.append(Broadcast(self._service, heartbeat))
-        self._ask_where()
+        self._effects.append(Broadcast(self._service, heartbeat))
+        self._query_placements()
 
-    def _ask_where(self) -> None:
+    def _query_placements(self) -> None:
         self._requests += 1
-        self._out.append(Broadcast(self._service, Hello(self.members.cluster, self._requests)))
+        self._effects.append(Broadcast(self._service, Hello(self.members.cluster, self._requests)))
 
-    def _received(self, src: bytes, message: Message) -> None:
+    def _on_received(self, src: bytes, message: Message) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
-            self._complain(src, message, "the failure handler takes none")
+            self._report_bad_message(
+                src, message, "the failure handler does not accept this message"
+            )
         elif self.members.cluster and message.cluster not in {0, self.members.cluster}:
             here = f"this is the failure handler of cluster {self.members.cluster}"
-            self._complain(src, message, f"it is of cluster {message.cluster}, and {here}")
+            self._report_bad_message(
+                src, message, f"it is for cluster {message.cluster}, but {here}"
+            )
         else:
             handler(src, message)
 
-    def _complain(self, src: bytes, message: Message, why: str) -> None:
-        self._out.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
+    def _report_bad_message(self, src: bytes, message: Message, why: str) -> None:
+        self._effects.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
 
     # --- consensus ---
 
-    def _leader_changed(self, event: LeaderChanged) -> None:
+    def _on_leader_changed(self, event: LeaderChanged) -> None:
         self._leader = event.leader
         if event.is_self == self._leading:
             return
         self._leading = event.is_self
         self._recoveries.clear()
-        self._beat_due = self._now
+        self._heartbeat_due = self._now
         if self._leading:
-            # What was heard last may say how the shards are; what was not heard says nothing.
+            # Earlier reports may still be valid; silence before now means nothing.
             for shard in {*self.members.placements, *self.state.shards}:
                 self._recovery(shard)
             self._advance_all()
 
-    def _committed(self, event: Committed) -> None:
+    def _on_committed(self, event: Committed) -> None:
         result = self.state.apply(event.command)
         if result != event.result:
-            self._out.append(
-                Halt(f"consensus applied a command as {event.result!r}, not {result!r}")
+            self._effects.append(
+                Halt(f"consensus returned {event.result!r} for a command, but this node {result!r}")
             )
             return
         for recovery in self._recoveries.values():
-            recovery.applied(event.command)
+            recovery.on_applied(event.command)
         if decode_refusal(result) or not self._leading:
             return
         command = decode_command(event.command)
-        self._tell(command)
+        self._log_progress(command)
         self._advance(command.shard)
 
-    def _tell(self, command: AnyCommand) -> None:
-        """Tell the operator how a recovery goes."""
+    def _log_progress(self, command: AnyCommand) -> None:
+        """Log the progress of a recovery for the operator."""
         match command:
             case Begin():
                 attempt = command.attempt
@@ -218,10 +223,10 @@ class FailureHandler:
                 if decision.lost_from:
                     text += f"; records from {decision.lost_from} on may be lost"
             case Finish():
-                text = f"it works again, in view {command.view}"
+                text = f"it is in the leases again, in view {command.view}"
             case Confirm():
-                text = f"view {command.view} is confirmed: enough servers hold it"
-        self._out.append(LogWarning(f"shard {command.shard}: {text}"))
+                text = f"view {command.view} is confirmed: enough replicas hold it"
+        self._effects.append(LogWarning(f"shard {command.shard}: {text}"))
 
     def _name_of(self, shard: int, server: int) -> str:
         members = self.members.of(shard)
@@ -244,7 +249,7 @@ class FailureHandler:
 
     def _advance(self, shard: int) -> None:
         if self._leading:
-            self._out += self._recovery(shard).advance(self._now)
+            self._effects += self._recovery(shard).advance(self._now)
 
     def _advance_all(self) -> None:
         self._tick_due = self._now + TICK_NS
@@ -253,17 +258,19 @@ class FailureHandler:
 
     # --- storage servers ---
 
-    def _suspect(self, src: bytes, message: Suspect) -> None:
+    def _on_suspect(self, src: bytes, message: Suspect) -> None:
         if not self.members.cluster or message.cluster != self.members.cluster:
-            return  # it will say it again when this node knows where it is
-        if self.members.hear(src, message, self._now) is None:
-            self._complain(src, message, f"{message.node} is another server, or none")
+            return  # the server repeats its report until this node knows the cluster
+        if self.members.on_suspect(src, message, self._now) is None:
+            self._report_bad_message(
+                src, message, f"shard {message.shard} has no such server as {message.node}"
+            )
         else:
             self._advance(message.shard)
 
-    def _frozen(self, src: bytes, message: Frozen) -> None:
+    def _on_frozen(self, src: bytes, message: Frozen) -> None:
         if self._leading and message.shard in self._recoveries:
-            self._recovery(message.shard).frozen(src, message)
+            self._recovery(message.shard).on_frozen(src, message)
             self._advance(message.shard)
 
     # --- the membership service ---
@@ -272,59 +279,61 @@ class FailureHandler:
         """Whether a message came over this node's own connection to the membership service."""
         if src in self._service:
             return True
-        self._complain(src, message, "it is no answer of the membership service")
+        self._report_bad_message(src, message, "the sender is not the membership service")
         return False
 
-    def _informed(self, src: bytes, message: ClusterInfo) -> None:
+    def _on_cluster_info(self, src: bytes, message: ClusterInfo) -> None:
         if not self._is_from_service(src, message):
             return
-        # A follower may be behind; a leader names itself first.
+        # A follower's state may be old; a leader lists itself first.
         if not message.mms or self.config.node(src.decode()).endpoint != message.mms[0]:
             return
         self.members.cluster = message.cluster
-        self.members.inform(message.placements, self._now)
+        self.members.on_cluster_info(message.placements, self._now)
         for shard in self.members.placements if self._leading else ():
             self._advance(shard)
 
-    def _removed(self, src: bytes, message: Removed) -> None:
+    def _on_removed(self, src: bytes, message: Removed) -> None:
         if self._is_from_service(src, message) and message.shard in self._recoveries:
-            self._recovery(message.shard).removed(message)
+            self._recovery(message.shard).on_removed(message)
             self._advance(message.shard)
 
-    def _reinserted(self, src: bytes, message: Reinserted) -> None:
+    def _on_reinserted(self, src: bytes, message: Reinserted) -> None:
         if self._is_from_service(src, message) and message.shard in self._recoveries:
-            self._recovery(message.shard).reinserted(message)
+            self._recovery(message.shard).on_reinserted(message)
             self._advance(message.shard)
-            self._ask_where()
+            self._query_placements()
 
-    def _refused(self, src: bytes, message: Refused) -> None:
+    def _on_refused(self, src: bytes, message: Refused) -> None:
         if not self._is_from_service(src, message):
             return
         if message.code == "wrong-cluster":
-            self._complain(src, message, message.detail)
+            self._report_bad_message(src, message, message.detail)
         elif message.shard in self._recoveries:
-            self._recovery(message.shard).refused(message.detail)
+            self._recovery(message.shard).on_refused(message.detail)
             self._advance(message.shard)
 
-    def _not_the_leader(self, src: bytes, message: NotLeader) -> None:
-        """Nothing: all nodes of the service are asked, and the leader answers."""
+    def _on_not_leader(self, src: bytes, message: NotLeader) -> None:
+        """Ignore it: all nodes of the service got the request, and the leader answers."""
         self._is_from_service(src, message)
 
     # --- supervisors ---
 
-    def _orders_query(self, src: bytes, message: OrdersQuery) -> None:
+    def _on_orders_query(self, src: bytes, message: OrdersQuery) -> None:
         if not self._leading:
             nodes = self.config.failure_handlers
             endpoint = next((node.endpoint for node in nodes if node.name == self._leader), "")
-            self._out.append(Send(src, NotLeader(self.members.cluster, message.request, endpoint)))
+            self._effects.append(
+                Send(src, NotLeader(self.members.cluster, message.request, endpoint))
+            )
             return
         missing = (
             Order(name, self.state.shards[shard].attempt.recovery)
             for shard, recovery in self._recoveries.items()
-            for name in recovery.unheard(self._now)
+            for name in recovery.unreachable(self._now)
         )
         orders = list(islice(missing, MAX_ORDERS))
-        self._out.append(Send(src, Orders(self.members.cluster, message.request, orders)))
+        self._effects.append(Send(src, Orders(self.members.cluster, message.request, orders)))
 
     def check(self) -> None:
         """Assert the invariants of this node and of its parts."""

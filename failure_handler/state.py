@@ -1,12 +1,12 @@
-"""What the failure handler agrees on: a replicated, deterministic state machine.
+"""The replicated state of the failure handler: a deterministic state machine.
 
     settled --Begin--> attempt --Decide--> decided --Finish--> settled, in the next view
     attempt, decided --Begin, of a higher number--> attempt
 
-Per shard: the current view, the newest attempt to give it the next one, and the decision that its
-view began with. Rule: a command is either applied whole or refused with a reason, and never raises;
-twice is the same as once. There is one decision per recovery, about the candidate that its `Begin`
-names, and none from an attempt that is not the newest (D21).
+For each shard: the current view, the newest attempt to reach the next one, and the decision that
+began the current view. Rule: a command is applied whole or refused with a reason, and never raises;
+applying it twice equals once. Each recovery has one decision, about the candidate that its `Begin`
+names, and only the newest attempt has one (D21).
 
 Invariants: `HandlerState.check()`. See docs/protocol.md, section 11.
 """
@@ -21,29 +21,29 @@ from ziplog.core.fields import Unsigned
 from ziplog.types import Fseq, Gsn, ShardId, View
 from ziplog.wire import LogDigest
 
-#: Shards that a failure handler keeps.
+#: Maximum number of shards with a recovery.
 MAX_SHARDS: Final = 65_536
 
 Server = Annotated[int, msgspec.Meta(ge=0, lt=16)]
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A recovery, and whose state it is to begin with. No number serves two candidates."""
+    """A recovery attempt and its candidate. Each number has one candidate."""
 
     #: Its number: the view that it leads to.
     recovery: View
     candidate: Server
-    #: Of the candidate's process: another one knows less.
+    #: Of the candidate's process: a restarted one holds less.
     incarnation: Unsigned
-    #: All replicas were in limbo: what was acked from memory only may be lost.
+    #: All replicas were in limbo: acked records that were only in memory may be lost.
     from_limbo: bool
-    #: The view that the candidate remembers: the current one, or while nobody has told anything
-    #: that is new in that one, one before it.
+    #: The view that the candidate remembers: the current one, or an earlier one while no result of
+    #: the current one was reported.
     base: View
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
-    """What a view begins with: the state of the survivor."""
+    """The state that a view begins with: that of the survivor."""
 
     survivor: Server
     incarnation: Unsigned
@@ -60,14 +60,14 @@ class Recovered(msgspec.Struct, frozen=True, array_like=True):
     shard: ShardId
     #: The current view: the decided one.
     view: View
-    #: The last view that nobody goes back behind: so many replicas hold all of it that f failures
-    #: leave one. What is new in a later one was told to nobody.
+    #: The last view that no recovery goes back before: it is on so many replicas that one of them
+    #: survives f failures. No result of a later view was reported to a client.
     confirmed: View
-    #: The newest attempt; of a higher number than `view` while it is not decided.
+    #: The newest attempt; its number is higher than `view` until it is decided.
     attempt: Attempt
-    #: What `view` began with; None if it did so without a recovery, or nobody here knows.
+    #: The decision that began `view`; None if there was no recovery, or it is unknown.
     decision: Decision | None = None
-    #: The shard works in `view`.
+    #: The shard is in the leases in `view`.
     is_finished: bool = True
 
     @property
@@ -77,10 +77,10 @@ class Recovered(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True):
-    """Base of what consensus carries for the failure handler."""
+    """Base of the failure handler's commands."""
 
     def encode(self) -> bytes:
-        """Return its bytes."""
+        """Return the encoded command."""
         return msgspec.msgpack.encode(self)
 
 
@@ -93,24 +93,24 @@ class Begin(Command, tag=1, frozen=True):
 
 
 class Decide(Command, tag=2, frozen=True):
-    """The shard's view is `recovery` from now on."""
+    """Set the shard's view to `recovery`."""
 
     shard: ShardId
     recovery: View
     decision: Decision
-    #: The survivor's is the only copy that it takes.
+    #: The survivor's copy alone is enough.
     is_confirmed: bool
 
 
 class Finish(Command, tag=3, frozen=True):
-    """The shard works in `view`."""
+    """Record that the shard is in the leases in `view`."""
 
     shard: ShardId
     view: View
 
 
 class Confirm(Command, tag=4, frozen=True):
-    """So many replicas hold all of `view` that nobody goes back behind it."""
+    """Record that enough replicas hold `view`: no recovery goes back before it."""
 
     shard: ShardId
     view: View
@@ -118,7 +118,7 @@ class Confirm(Command, tag=4, frozen=True):
 
 AnyCommand = Begin | Decide | Finish | Confirm
 
-#: Why a command was refused; "" if it was not.
+#: Why a command was refused; "" if it was applied.
 Refusal = Literal[
     "", "malformed", "too-many-shards", "other-view", "old-recovery", "other-survivor"
 ]
@@ -127,13 +127,13 @@ _decoder: Final[msgspec.msgpack.Decoder[AnyCommand]] = msgspec.msgpack.Decoder(A
 
 
 class HandlerState:
-    """The state; every node of the failure handler holds the same."""
+    """The replicated state; every node of the failure handler holds the same."""
 
     def __init__(self) -> None:
-        #: Every shard that ever had a recovery, by its number.
+        #: Every shard that ever had a recovery, by number.
         self.shards: dict[int, Recovered] = {}
 
-    # --- the machine ---
+    # --- commands ---
 
     def apply(self, command: bytes) -> bytes:
         """Apply a command; return the encoded `Refusal`."""
@@ -165,7 +165,7 @@ class HandlerState:
                 return "other-view"
             self._keep(Recovered(command.shard, command.view, command.view, attempt))
             return ""
-        # If all have forgotten, what is on a disk counts, of whatever view it is.
+        # If all replicas are in limbo, their disks count, of whatever view.
         first = 0 if attempt.from_limbo else shard.confirmed
         if command.view != shard.view or not first <= attempt.base <= shard.view:
             return "other-view"
@@ -194,7 +194,7 @@ class HandlerState:
         return ""
 
     def _confirm(self, command: Confirm) -> Refusal:
-        """Confirm a view, unless an attempt is under way that may go back behind it."""
+        """Confirm a view, unless a pending attempt may go back before it."""
         shard = self.shards.get(command.shard)
         if shard is None or command.view != shard.view:
             return "other-view"
@@ -220,10 +220,10 @@ class HandlerState:
         return msgspec.msgpack.encode([self.shards[shard] for shard in sorted(self.shards)])
 
     def restore(self, snapshot: bytes) -> None:
-        """Take the state of a snapshot.
+        """Load the state of a snapshot.
 
         Raises:
-            msgspec.MsgspecError: it is none.
+            msgspec.MsgspecError: the bytes are not a snapshot.
 
         """
         found = msgspec.msgpack.decode(snapshot, type=list[Recovered])
@@ -238,19 +238,21 @@ class HandlerState:
             assert shard.confirmed <= shard.view
             assert shard.attempt.base <= shard.view or not shard.is_under_way
             assert not shard.is_finished or shard.is_under_way or shard.confirmed == shard.view
-            assert shard.is_finished or shard.decision is not None, "nothing is to be finished"
+            assert shard.is_finished or shard.decision is not None, (
+                "an unfinished view without a decision"
+            )
             if shard.decision is not None and not shard.is_under_way:
                 attempt, decision = shard.attempt, shard.decision
-                assert decision.survivor == attempt.candidate, "another server than was asked"
+                assert decision.survivor == attempt.candidate, "the survivor is not the candidate"
                 assert decision.incarnation == attempt.incarnation
 
 
 def decode_refusal(result: bytes) -> Refusal:
-    """Return what `HandlerState.apply` answered."""
+    """Return the refusal that `HandlerState.apply` encoded."""
     refusal: Any = msgspec.msgpack.decode(result, type=Refusal)
     return refusal  # type: ignore[no-any-return]
 
 
 def decode_command(command: bytes) -> AnyCommand:
-    """Return a command that `HandlerState.apply` did not find malformed."""
+    """Decode a command that `HandlerState.apply` did not find malformed."""
     return _decoder.decode(command)

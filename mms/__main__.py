@@ -42,7 +42,7 @@ _SERVICE: Final = replicated_service.Service(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a membership node until it is told to stop; return the exit code."""
+    """Run a membership node until it receives a stop signal; return the exit code."""
     return replicated_service.main(_SERVICE, arguments)
 
 

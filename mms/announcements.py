@@ -1,10 +1,12 @@
-"""What storage servers are told: leases that they do not have, placements, the trim point.
+"""Lease announcements to storage servers: new leases, placements and the trim point.
 
-Rule: only what is committed is told, and each server is told what follows the lease that it says it
-has. A server that holds a lease that never was is told the true one, on which it halts (D30).
-Invariants: a server that says that it lacks something is told within half a second of saying so;
-an announcement fits a frame, however long the history of leases is: a server is sent the runs that
-it needs, or if it does not say what it needs, one part of the history after the other.
+Rule: only committed state is announced, and each server gets the leases that follow the one in its
+heartbeat. A server with a lease that was never committed gets the committed one, and halts on it
+(D30).
+
+Invariants: a server that reports a gap gets an announcement within half a second. An announcement
+fits a frame, however long the lease history is: a server gets the runs that it needs. If it does
+not report what it needs, it gets the history part by part.
 
 See docs/protocol.md, sections 3 and 13.
 """
@@ -27,47 +29,47 @@ if TYPE_CHECKING:
     from ziplog.core.view import LeaseRun, Member, Placement
     from ziplog.wire import Heartbeat
 
-#: A server that was told something is not told it again for this long.
-_TOLD_NS: Final = 500_000_000
-#: Changes of members that are kept: at twenty leases a second, those of some seconds.
+#: Minimum interval between two announcements of the same state to one server.
+_ANNOUNCE_INTERVAL_NS: Final = 500_000_000
+#: Maximum number of cached membership changes: some seconds' worth at twenty leases a second.
 _KEPT_CHANGES: Final = 256
-#: Steps in one announcement, in bytes; whole leases are sent instead of more.
+#: Maximum size of the steps in one announcement; above it, whole leases are sent.
 _MAX_STEPS_BYTES: Final = 1024 * 1024
 
 
 class _Start(NamedTuple):
-    """Where the leases of an announcement start."""
+    """The point at which the leases of an announcement start."""
 
     #: The lease before the first one that is sent, and its digest.
     number: int
     digest: bytes
-    #: The receiver does not hold that one, and does not need it.
+    #: The receiver does not hold that lease, and does not need it.
     is_cut: bool = False
 
 
 class Announcements:
-    """Tells the storage servers of one cluster what is new."""
+    """Builds the announcements to the storage servers of one cluster."""
 
     def __init__(self, state: ClusterState, servers: Servers, plan: LeasePlan) -> None:
         self._state, self._servers, self._plan = state, servers, plan
         #: The lease with which placements last changed.
-        self.placed_with = 0
-        #: How often a server held a lease that was never committed: it was told to halt.
+        self.placements_changed_at = 0
+        #: Number of announcements sent to servers with a lease that was never committed; they halt.
         self.contradictions = 0
-        #: By the number of a run's first lease: what changed with it.
+        #: Membership changes, by the number of the first lease of the run that has them.
         self._changes: dict[int, tuple[tuple[Member, ...], tuple[int, ...]]] = {}
 
-    def lacks(self, server: Server, now: int) -> bool:
-        """Whether a server does not know what is committed, and was not told just now."""
+    def is_behind(self, server: Server, now: int) -> bool:
+        """Whether a server lacks committed state that was not announced to it just now."""
         state, message, last = self._state, server.heartbeat, self._state.last
         if message is None or last is None:
             return False
         if message.has_gap:
-            return now - server.told_alone_at >= _TOLD_NS
-        if server.told == last.number and now - server.told_at < _TOLD_NS:
+            return now - server.announced_alone_at >= _ANNOUNCE_INTERVAL_NS
+        if server.announced == last.number and now - server.announced_at < _ANNOUNCE_INTERVAL_NS:
             return False
         return (
-            server.told == 0
+            server.announced == 0
             or message.lease != last.number
             or self._is_unplaced(server, message)
             or message.trim < state.trim
@@ -75,36 +77,36 @@ class Announcements:
         )
 
     def _is_unplaced(self, server: Server, message: Heartbeat) -> bool:
-        """Whether a server may not know how its shard is placed, or where others are."""
+        """Whether a server may not know the placement of its shard or of other shards."""
         placement = self._state.placements.get(server.shard)
         return (
             message.placed != (placement.state if placement is not None else "")
             or message.state == "starting"
-            or message.lease < self.placed_with
+            or message.lease < self.placements_changed_at
             or server.is_behind
             or server.shard in self._state.recovering
         )
 
-    def tell(self, server: Server, now: int) -> Effect:
-        """Tell one server, which was heard, all that is new."""
+    def announce(self, server: Server, now: int) -> Effect:
+        """Return the announcement of all new state to one server that sent a heartbeat."""
         message, last, state = server.heartbeat, self._state.last, self._state
         assert message is not None
         assert last is not None
-        tells = server.told == 0 or self._is_unplaced(server, message)
-        server.told, server.told_at, server.told_alone_at = last.number, now, now
-        if tells:
-            self._tells_of(server, now)
+        includes_placements = server.announced == 0 or self._is_unplaced(server, message)
+        server.announced, server.announced_at, server.announced_alone_at = last.number, now, now
+        if includes_placements:
+            self._record_placement(server, now)
         if state.contradicts(message.lease, message.digest):
             self.contradictions += 1
             runs = [run_of(state.numbered(message.lease))]
             return Send(server.route, self._announcement(now, self._placements(server), runs))
-        placements = self._placements(server) if tells else []
+        placements = self._placements(server) if includes_placements else []
         start = self._start(message, message.lease, message.digest)
         following = self._following(start, placements, now)
         return Send(server.route, self._with_limit(following, server))
 
     def _start(self, message: Heartbeat, number: int, digest: bytes) -> _Start:
-        """Return where the leases start that a server needs, which holds those up to `number`."""
+        """Return the first lease that a server needs, if it holds those up to `number`."""
         if not message.needs_from:
             return _Start(number, digest)
         first = self._state.first_needed(number, message.needs_from)
@@ -112,33 +114,33 @@ class Announcements:
             return _Start(number, digest)
         return _Start(first.first.number - 1, first.first.predecessor, is_cut=True)
 
-    def tell_all(self, now: int) -> list[Effect]:
-        """Tell every server that is heard what is new, once for all that lack the same."""
+    def announce_all(self, now: int) -> list[Effect]:
+        """Return announcements of all new state; servers that lack the same leases share one."""
         state, last = self._state, self._state.last
         if last is None:
             return []
         effects: list[Effect] = []
         is_many = len(last.members) >= MANY_MEMBERS
-        #: By where their leases start, and of which shard they are to hear (-1: of none).
+        #: Servers by the start of their leases and the shard that is placed (-1: none).
         groups: dict[tuple[_Start, int], list[Server]] = {}
         for server in self._servers:
             message = server.heartbeat
             if message is None or server.state(now) == "down":
                 continue
             if state.contradicts(message.lease, message.digest):
-                effects.append(self.tell(server, now))
+                effects.append(self.announce(server, now))
                 continue
             number, digest = message.lease, message.digest
-            if is_many and server.told > number:
-                # What it was told it has, until it says that it has not: so all are told the same.
-                number, digest = server.told, state.digest_of(server.told)
+            if is_many and server.announced > number:
+                # Assume that the server got the last announcement, so that one message serves all.
+                number, digest = server.announced, state.digest_of(server.announced)
             about = -1
-            is_told = is_many and self._was_told(server, now)
-            if not is_told and self._is_unplaced(server, message):
+            knows_placement = is_many and self._was_announced(server, now)
+            if not knows_placement and self._is_unplaced(server, message):
                 is_alone = is_many or last.view_of(server.shard) is None
                 about = server.shard if is_alone else last.members[0].shard
-                self._tells_of(server, now)
-            server.told, server.told_at = last.number, now
+                self._record_placement(server, now)
+            server.announced, server.announced_at = last.number, now
             groups.setdefault((self._start(message, number, digest), about), []).append(server)
         for (start, about), group in groups.items():
             placements = self._placements(group[0]) if about >= 0 else []
@@ -149,27 +151,27 @@ class Announcements:
         return effects
 
     def _with_limit(self, announcement: LeaseAnnounced, server: Server) -> LeaseAnnounced:
-        """Return an announcement that places a server's shard, with where that ends if it left.
+        """Add the limit of a server's shard to an announcement that places the shard, if it left.
 
-        The lease that says so may be older than all that the server needs.
+        The lease that shows the limit may be older than all the leases that the server needs.
         """
         retired = self._state.retired.get(server.shard)
         if not announcement.placements or retired is None or not retired.limit:
             return announcement
         return msgspec.structs.replace(announcement, limit=retired.limit)
 
-    def _was_told(self, server: Server, now: int) -> bool:
-        """Whether a server was told just now how its shard is placed."""
+    def _was_announced(self, server: Server, now: int) -> bool:
+        """Whether the placement of a server's shard was announced to it just now."""
         placement = self._state.placements.get(server.shard)
-        is_new = server.told == 0 or server.told_of != placement
-        return not is_new and now - server.told_of_at < _TOLD_NS
+        is_new = server.announced == 0 or server.announced_placement != placement
+        return not is_new and now - server.placement_announced_at < _ANNOUNCE_INTERVAL_NS
 
-    def _tells_of(self, server: Server, now: int) -> None:
-        server.told_of = self._state.placements.get(server.shard)
-        server.told_of_at = now
+    def _record_placement(self, server: Server, now: int) -> None:
+        server.announced_placement = self._state.placements.get(server.shard)
+        server.placement_announced_at = now
 
     def _placements(self, server: Server) -> list[Placement]:
-        """Return the placements that a server has to know: its own, and those of a few members."""
+        """Return the placements that a server needs: its own, and those of a few members."""
         placements, last = self._state.placements, self._state.last
         shards = {server.shard}
         if last is not None and len(last.members) < MANY_MEMBERS:
@@ -191,7 +193,7 @@ class Announcements:
         )  # fmt: skip
 
     def _steps_after(self, number: int) -> list[LeaseStep] | None:
-        """Return what changed since lease `number`; None if that is not known, or long ago."""
+        """Return the changes since lease `number`; None if they are unknown, or too many."""
         steps: list[LeaseStep] = []
         size = 0
         for index in range(len(self._state.runs) - 1, -1, -1):
@@ -216,9 +218,9 @@ class Announcements:
         return steps[::-1]
 
     def _change(self, index: int) -> tuple[tuple[Member, ...], tuple[int, ...]] | None:
-        """Return how the members of a run differ from those of the run before it, if that is kept.
+        """Return how the members of a run differ from those of the run before it; None if unknown.
 
-        It is found once for each run, and asked for again while servers say that they lack it.
+        Computed once for each run; a repeated announcement uses the cached change.
         """
         if index == 0:
             return None

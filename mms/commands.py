@@ -1,8 +1,8 @@
-"""The commands that consensus carries for the membership service.
+"""Commands of the membership service, as consensus carries them.
 
-Rule: they are values, which say what is to become of the state (`ClusterState`), whatever it is; a
-refusal is one word of a closed set. New commands get new tags; old ones are read for ever, as logs
-are. See docs/protocol.md, sections 3, 8, 11 and 13.
+Each command states its effect on `ClusterState`; a refusal is one word of a closed set. New
+commands get new tags; old ones stay readable, as logs do. See docs/protocol.md, sections 3, 8, 11
+and 13.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _ClusterId = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of what consensus carries for the membership service."""
+    """Base of the membership service's commands."""
 
     def encode(self) -> bytes:
-        """Return its bytes."""
+        """Return the encoded command."""
         return msgspec.msgpack.encode(self)
 
 
@@ -32,7 +32,7 @@ class CreateCluster(Command, tag=1, frozen=True, gc=False):
     cluster: _ClusterId
     name: Name
     placements: list[Placement]
-    #: The level of the log, for as long as it lives.
+    #: The durability level of the log; it never changes.
     durability: Durability = "memory"
 
 
@@ -44,25 +44,25 @@ class GrantLease(Command, tag=2, frozen=True, gc=False):
 
 
 class SetTrim(Command, tag=3, frozen=True, gc=False):
-    """Everything before `gsn` is deleted."""
+    """Delete all positions before `gsn`."""
 
     gsn: Gsn
 
 
 class SetFinalized(Command, tag=4, frozen=True, gc=False):
-    """This epoch, and every one before it, is finalized."""
+    """Mark this epoch, and every one before it, as finalized."""
 
     epoch: Epoch
 
 
 class Barrier(Command, tag=5, frozen=True, gc=False):
-    """Nothing: who sees it applied has seen all that was committed before. `token` is unique."""
+    """Read barrier: a node that applied it has applied all earlier ones. `token` is unique."""
 
     token: bytes
 
 
 class RemoveShard(Command, tag=6, frozen=True, gc=False):
-    """Give the shard no more leases: `recovery`, from `view` or a later one, is under way."""
+    """Remove the shard from the leases for recovery `recovery`, which began in `view` or later."""
 
     shard: ShardId
     view: View
@@ -70,7 +70,7 @@ class RemoveShard(Command, tag=6, frozen=True, gc=False):
 
 
 class RecordLoss(Command, tag=7, frozen=True, gc=False):
-    """Records of the shard in [start, stop) may be lost, says the recovery to `view`."""
+    """Records of the shard in [start, stop) may be lost in the recovery to `view`."""
 
     shard: ShardId
     view: View
@@ -79,19 +79,19 @@ class RecordLoss(Command, tag=7, frozen=True, gc=False):
 
 
 class PlaceShard(Command, tag=8, frozen=True, gc=False):
-    """A new shard: its number, and where its servers are. It is in no lease yet."""
+    """Place a new shard: its number and its servers. It is in no lease yet."""
 
     placement: Placement
 
 
 class RetireShard(Command, tag=9, frozen=True, gc=False):
-    """The shard leaves, for good: a lease that does not have it is the end of what it owns."""
+    """Remove the shard for good: its positions end with the last lease that has it."""
 
     shard: ShardId
 
 
 class FinalizeShard(Command, tag=10, frozen=True, gc=False):
-    """All that the shard owns is on stable storage at all of its servers."""
+    """Finalize the shard: all its positions are on stable storage at all of its servers."""
 
     shard: ShardId
 
@@ -101,7 +101,7 @@ AnyCommand = (
     | PlaceShard | RetireShard | FinalizeShard
 )  # fmt: skip
 
-#: Why a command was refused; "" if it was not.
+#: Why a command was refused; "" if it was applied.
 Refusal = Literal[
     "", "malformed", "no-cluster", "other-cluster", "not-successor", "bad-members",
     "bad-placements", "no-such-position", "no-such-shard", "other-view", "exists", "wrong-size",
@@ -112,16 +112,16 @@ _decoder: Final[msgspec.msgpack.Decoder[AnyCommand]] = msgspec.msgpack.Decoder(A
 
 
 def decode_refusal(result: bytes) -> Refusal:
-    """Return what `mms.state.ClusterState.apply` answered."""
+    """Return the refusal that `mms.state.ClusterState.apply` encoded."""
     refusal: Any = msgspec.msgpack.decode(result, type=Refusal)
     return refusal  # type: ignore[no-any-return]
 
 
 def decode_command(command: bytes) -> AnyCommand:
-    """Return the command of these bytes.
+    """Decode a command.
 
     Raises:
-        msgspec.MsgspecError: they are none.
+        msgspec.MsgspecError: the bytes are not a command.
         RecursionError: likewise.
 
     """

@@ -1,6 +1,6 @@
-"""The failure handlers as their heartbeats show them, for the status document.
+"""The failure handlers' last heartbeats, for the status document.
 
-Rule: it says what was last heard. See docs/protocol.md, section 11.
+Only received heartbeats count, never expectations. See docs/protocol.md, section 11.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ if TYPE_CHECKING:
     from ziplog.wire import HandlerHeartbeat
 
 
-class Handlers:
+class FailureHandlers:
     """All nodes of the failure handler."""
 
     def __init__(self, nodes: Sequence[NodeConfig]) -> None:
         self._nodes: Final = nodes
         self._names: Final = {node.name for node in nodes}
-        #: By name: what was heard last, and when.
-        self._heard: dict[str, tuple[HandlerHeartbeat, int]] = {}
+        #: By name: the last heartbeat, and when it came.
+        self._last_heartbeats: dict[str, tuple[HandlerHeartbeat, int]] = {}
 
-    def hear(self, heartbeat: HandlerHeartbeat, now: int) -> bool:
-        """Note a heartbeat; whether there is such a node."""
+    def on_heartbeat(self, heartbeat: HandlerHeartbeat, now: int) -> bool:
+        """Store a heartbeat; return whether the cluster file has its node."""
         if heartbeat.node not in self._names:
             return False
-        self._heard[heartbeat.node] = (heartbeat, now)
+        self._last_heartbeats[heartbeat.node] = (heartbeat, now)
         return True
 
     def status(self, now: int) -> list[dict[str, Any]]:
-        """Return what the status document says of them."""
+        """Return their part of the status document."""
         return [self._status(node, now) for node in self._nodes]
 
     def _status(self, node: NodeConfig, now: int) -> dict[str, Any]:
-        heartbeat, heard = self._heard.get(node.name, (None, now - SUSPECT_NS))
-        silent = now - heard
-        state = "up" if silent < UP_NS else "suspect" if silent < SUSPECT_NS else "down"
+        heartbeat, last_at = self._last_heartbeats.get(node.name, (None, now - SUSPECT_NS))
+        silence = now - last_at
+        state = "up" if silence < UP_NS else "suspect" if silence < SUSPECT_NS else "down"
         return {
             "name": node.name,
             "endpoint": node.endpoint,
             "pid": heartbeat.pid if heartbeat is not None else None,
             "state": state,
             "leader": heartbeat is not None and heartbeat.leader and state != "down",
-            "heartbeat_age_ms": silent // 1_000_000 if heartbeat is not None else None,
+            "heartbeat_age_ms": silence // 1_000_000 if heartbeat is not None else None,
         }

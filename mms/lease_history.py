@@ -1,6 +1,6 @@
-"""Parts of the history of leases, each of which fits a message.
+"""Lease history: selections of lease runs that fit a message.
 
-Functions only, of runs of leases in order, without a gap. See docs/protocol.md, section 3.
+Pure functions of runs of leases in order, without a gap. See docs/protocol.md, section 3.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def fitting(runs: Iterable[LeaseRun]) -> list[LeaseRun]:
-    """Return the first ones of these runs: as many as fit a message, and at least one."""
+    """Return the first of these runs: as many as fit a message, and at least one."""
     found: list[LeaseRun] = []
     size = 0
     for run in runs:
@@ -30,7 +30,7 @@ def fitting(runs: Iterable[LeaseRun]) -> list[LeaseRun]:
 
 
 def following(runs: Sequence[LeaseRun], number: int, digest: bytes) -> list[LeaseRun]:
-    """Return the leases that follow lease `number`, which has this digest: the oldest that fit."""
+    """Return the leases after lease `number`, which has this digest: the oldest that fit."""
     found = fitting(islice(runs, index_of(runs, number + 1), None))
     if found and found[0].first.number <= number:
         found[0] = found[0].after(number, digest)
@@ -50,11 +50,11 @@ def until(runs: Sequence[LeaseRun], gsn: int, leases: int) -> list[LeaseRun]:
 
 
 def first_needed(runs: Sequence[LeaseRun], number: int, gsn: int) -> LeaseRun | None:
-    """Return the run from which on a server needs the leases, if it is not the next one.
+    """Return the first run that a server needs; None if it is the next one.
 
-    The server holds leases up to `number`, and keeps the newest `KEPT_RUNS` runs. If it holds none
-    (0), it needs no lease that ends at `gsn` or before, where its log is stable. So what it needs
-    fits a message, however long the history is.
+    The server holds leases up to `number`, and keeps the newest `KEPT_RUNS` runs. A server without
+    leases (0) needs none that ends at `gsn` or before, where its log is stable. So the needed runs
+    fit a message, however long the history is.
     """
     newest = fitting(islice(reversed(runs), KEPT_RUNS))
     first = newest[-1]

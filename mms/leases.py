@@ -1,13 +1,13 @@
-"""When the next lease is due, what it looks like, and when it starts.
+"""Lease plan: when the next lease is due, its contents, and when it starts.
 
     no lease -> first lease, once the shards reported
     lease runs -> half-way through, the next one is proposed -> it starts when this one ends
-    at once: work after idleness, other members, a shard that failed or is back, a new leader
-    at once, but an epoch after the last one that began so, and ten a second: other weights
+    starts at once: work after idleness, other members, a failed or recovered shard, a new leader
+    starts at once, rate limited to one an epoch and ten a second: other weights
 
-A lease has 16 epochs or more, so that short epochs do not mean many commands. Rules: at most one
-proposal is under way; the longer the history is, the rarer are leases that differ in weights or
-epochs only, so that it stays bounded without a trim. Invariant: `starts` belongs to `last`, the
+A lease has at least 16 epochs, so that short epochs do not need many commands. Rules: at most one
+proposal is pending. The longer the lease history, the rarer are leases that differ only in weights
+or epochs, so the history stays bounded without a trim. Invariant: `starts` belongs to `last`, the
 last committed lease.
 
 See docs/protocol.md, sections 3 and 13.
@@ -27,59 +27,59 @@ if TYPE_CHECKING:
 _MS: Final = 1_000_000
 _EPOCHS: Final = 16
 _IDLE_EPOCH_MS: Final = 1000
-#: No lease is nominally shorter: consensus carries at most ten commands a second (D32).
+#: Minimum nominal length of a lease: consensus carries at most ten leases a second (D32).
 _MIN_LEASE_MS: Final = 160
-#: A proposal that was refused is made again after this time.
+#: Delay before a new proposal after a refused one.
 _REFUSED_NS: Final = 10 * _MS
-#: Leases that start at once for new members' sake keep this distance.
+#: Minimum interval between leases that start at once because of new members.
 _MEMBERS_NS: Final = 1000 * _MS
-#: Leases that start at once for new weights' sake: one in this time in the long run, and so many at
-#: first.
-_WEIGHTS_NS: Final = 100 * _MS
-#: With more than 400 members, so long for each of them: a lease costs everybody time for all.
-_MEMBER_NS: Final = _MS // 4
+#: Token bucket for leases that start at once because of new weights: the interval between two in
+#: the long run, and the number of tokens.
+_MIN_WEIGHTS_INTERVAL_NS: Final = 100 * _MS
+#: The interval is at least this time for each member (it counts above 400 members).
+_INTERVAL_PER_MEMBER_NS: Final = _MS // 4
 _WEIGHTS_BURST: Final = 10
-#: Other weights cost twice as much with each so many bytes of runs in the history.
-THRIFT_BYTES: Final = 4 * 1024 * 1024
-#: They cost no more than this: an hour.
-_MAX_THRIFT_NS: Final = 3_600_000 * _MS
+#: The interval doubles with each such amount of lease history.
+HISTORY_STEP_BYTES: Final = 4 * 1024 * 1024
+#: Maximum of the interval: one hour.
+_MAX_WEIGHTS_INTERVAL_NS: Final = 3_600_000 * _MS
 
 
 class LeasePlan:
-    """The timing of leases at the leader; elsewhere a record of them."""
+    """Timing of leases at the leader; on followers, a record of them."""
 
     def __init__(self, epoch_ms: int) -> None:
         self._epoch_ms: Final = epoch_ms
         self._idle_ms: Final = max(_IDLE_EPOCH_MS, epoch_ms)
-        #: The last committed lease, and when it starts by our clock, in ns.
+        #: The last committed lease, and when it starts by the local clock, in ns.
         self.last: Lease | None = None
         self.starts = 0
-        self._before: Lease | None = None
+        self._previous: Lease | None = None
         self._proposed_at: int | None = None
         self._at_once = True
         self._members_at: int | None = None
-        #: When the last lease began that ended another one early.
+        #: When the last lease started that cut another one short.
         self._cut_at = 0
-        #: Until when all leases for new weights' sake are paid for.
-        self._paid_until = 0
-        #: How long leases stay the same because the history of them is long, in ns.
-        self.thrift = 0
+        #: Token bucket: when all leases with new weights so far are paid for.
+        self._next_allowed_at = 0
+        #: Interval between new weights because of the length of the history, in ns; 0: no limit.
+        self.weights_interval_ns = 0
 
     @property
     def members(self) -> tuple[Member, ...]:
         """The members of the last committed lease."""
         return self.last.members if self.last is not None else ()
 
-    def lead(self, now: int) -> None:
-        """Begin to lead: nobody knows when the last lease started, so the next does at once."""
+    def start_leading(self, now: int) -> None:
+        """Start to lead: when the last lease started is unknown, so the next starts at once."""
         self.starts = now
         self._proposed_at = None
         self._at_once = True
 
-    def due(
+    def due_at(
         self, now: int, *, active: bool, other_members: bool, other_weights: bool = False
     ) -> int:
-        """Return when to propose the next lease, in ns; not later than `now`: now."""
+        """Return when to propose the next lease, in ns; `now` or earlier means at once."""
         if self._proposed_at is not None:
             return self._proposed_at + RETRY_NS
         last = self.last
@@ -94,23 +94,31 @@ class LeasePlan:
     def _weights_due(self) -> int:
         return max(
             self._cut_at + self._epoch_ms * _MS,
-            self._paid_until - (_WEIGHTS_BURST - 1) * self._price,
+            self._next_allowed_at - (_WEIGHTS_BURST - 1) * self._weights_spacing,
         )
 
     @property
-    def _price(self) -> int:
-        return max(_WEIGHTS_NS, len(self.members) * _MEMBER_NS, self.thrift)
+    def _weights_spacing(self) -> int:
+        return max(
+            _MIN_WEIGHTS_INTERVAL_NS,
+            len(self.members) * _INTERVAL_PER_MEMBER_NS,
+            self.weights_interval_ns,
+        )
 
-    def keep(self, history_bytes: int, now: int) -> None:
-        """Note how long the history is; all of it is kept until the log is trimmed."""
-        doublings = min(history_bytes // THRIFT_BYTES, 20)
-        self.thrift = min(_WEIGHTS_NS << doublings, _MAX_THRIFT_NS) if doublings else 0
-        self._paid_until = min(self._paid_until, now + _WEIGHTS_BURST * self._price)
+    def set_history_size(self, history_bytes: int, now: int) -> None:
+        """Store the length of the lease history; all of it is kept until the log is trimmed."""
+        doublings = min(history_bytes // HISTORY_STEP_BYTES, 20)
+        self.weights_interval_ns = (
+            min(_MIN_WEIGHTS_INTERVAL_NS << doublings, _MAX_WEIGHTS_INTERVAL_NS) if doublings else 0
+        )
+        self._next_allowed_at = min(
+            self._next_allowed_at, now + _WEIGHTS_BURST * self._weights_spacing
+        )
 
     def propose(
         self, members: tuple[Member, ...], now: int, *, active: bool, other_members: bool
     ) -> Lease:
-        """Return the lease to propose. Other weights than the last one's are worth it at once."""
+        """Return the lease to propose; a lease with other weights may start at once."""
         last = self.last
         epoch_ms = self._epoch_ms if active else self._idle_ms
         epochs, epoch_size = shape(epoch_ms)
@@ -119,10 +127,10 @@ class LeasePlan:
             self._at_once = True
         if other_members:
             self._members_at = now
-        elif last is not None and self._is_thrifty(now):
+        elif last is not None and self._keeps_weights(now):
             members = last.members
         elif last is not None and not self._at_once and members != last.members:
-            self._reweigh(now)
+            self._allow_new_weights(now)
         if last is None:
             return Lease(1, NO_DIGEST, 1, 0, epochs, epoch_size, epoch_ms, members)
         same = members == last.members
@@ -133,52 +141,52 @@ class LeasePlan:
             epoch_ms=epoch_ms,
         )
 
-    def _is_thrifty(self, now: int) -> bool:
-        """Whether the next lease is to have the weights of the last one, to be of the same run."""
-        return self.thrift > 0 and not self._at_once and now < self._weights_due()
+    def _keeps_weights(self, now: int) -> bool:
+        """Whether the next lease must keep the weights of the last one, to extend its run."""
+        return self.weights_interval_ns > 0 and not self._at_once and now < self._weights_due()
 
-    def _reweigh(self, now: int) -> None:
-        """Have a lease with other weights start at once, if one may."""
+    def _allow_new_weights(self, now: int) -> None:
+        """Let a lease with other weights start at once, if the rate limit permits it."""
         if now >= self._weights_due():
-            self._paid_until = max(self._paid_until, now) + self._price
+            self._next_allowed_at = max(self._next_allowed_at, now) + self._weights_spacing
             self._at_once = True
 
-    def hurry(self) -> None:
-        """Propose the next lease at once, and start it at once: a shard failed, or is back."""
+    def propose_at_once(self) -> None:
+        """Propose the next lease at once, and start it at once: a shard failed or recovered."""
         self._proposed_at = None
         self._at_once = True
 
-    def refused(self, now: int) -> None:
-        """Note that a lease was refused: what it was made from had changed. Make another soon."""
+    def on_refused(self, now: int) -> None:
+        """Handle a refused lease: its base state had changed. Propose again soon."""
         self._proposed_at = now + _REFUSED_NS - RETRY_NS
 
-    def committed(self, lease: Lease, now: int, *, leading: bool) -> None:
-        """Note that a lease was committed: it starts after the one before it, or at once.
+    def on_committed(self, lease: Lease, now: int, *, leading: bool) -> None:
+        """Handle a committed lease: it starts after the one before it, or at once.
 
-        When it starts is the leader's to say; the others take it that it does so now.
+        The leader decides when it starts; followers assume that it starts now.
         """
-        before = self.last
-        at_once = before is None or self._at_once or not leading
-        ends = now if before is None or at_once else self.starts + _length(before)
+        previous = self.last
+        at_once = previous is None or self._at_once or not leading
+        ends = now if previous is None or at_once else self.starts + _length(previous)
         if at_once:
             self._cut_at = now
-        self._before, self.last, self.starts = before, lease, max(now, ends)
+        self._previous, self.last, self.starts = previous, lease, max(now, ends)
         self._proposed_at, self._at_once = None, False
 
-    def restored(self, last: Lease | None, now: int) -> None:
-        """Note the last lease of a snapshot."""
-        self._before, self.last, self.starts = None, last, now
+    def on_restored(self, last: Lease | None, now: int) -> None:
+        """Take the last lease of a snapshot."""
+        self._previous, self.last, self.starts = None, last, now
 
     def current(self, now: int) -> list[Lease]:
-        """Return the lease that runs, and the one that will follow if it is committed."""
+        """Return the running lease, and the committed one that follows it, if any."""
         if self.last is None:
             return []
-        if now < self.starts and self._before is not None:
-            return [self._before, self.last]
+        if now < self.starts and self._previous is not None:
+            return [self._previous, self.last]
         return [self.last]
 
     def epoch(self, now: int) -> int:
-        """Return the epoch that servers are in, about."""
+        """Return the epoch in which the servers are, approximately."""
         running = self.current(now)
         if not running:
             return 0

@@ -1,7 +1,7 @@
-"""What follows from what was agreed on and what is heard: members, the finalized epoch.
+"""Membership rules: members of the next lease, the finalized epoch, checks of the cluster file.
 
-Functions only, of `ClusterState` and `Servers`. Rule: a shard is a member of the next lease while
-all of its replicas are fit; one that is not is parked, and nothing that it owns is touched (D29).
+Pure functions of `ClusterState` and `Servers`. Rule: a shard is a member of the next lease while
+all of its replicas are fit. An unfit shard is parked; its positions stay its own (D29).
 
 See docs/protocol.md, sections 3, 5 and 13.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def configured(config: ClusterConfig) -> list[Placement]:
-    """Return where the cluster file puts the shards of a new cluster."""
+    """Return the placements of a new cluster's shards, from the cluster file."""
     return [
         Placement(
             shard.id, 1, "joining", tuple(Replica(n.name, n.endpoint) for n in shard.replicas)
@@ -35,47 +35,47 @@ def configured(config: ClusterConfig) -> list[Placement]:
 
 
 def contradiction(state: ClusterState, config: ClusterConfig) -> str:
-    """Return what in the cluster file contradicts what was agreed on; "": nothing.
+    """Return the error if the cluster file contradicts the committed state; "" if it does not.
 
-    The file may have shards that were not added yet, or not have some that left.
+    The file may have shards that were not added yet, and may lack shards that left.
     """
     if not state.cluster:
         return ""
     if state.durability != config.durability:
         return (
-            f"the log was made with durability = {state.durability!r}; the cluster file says"
-            f" {config.durability!r}, but a log keeps its level. Write {state.durability!r} there"
-            " again, or make another log"
+            f"the log was created with durability = {state.durability!r}, but the cluster file says"
+            f" {config.durability!r}. A log keeps its level: restore {state.durability!r} in the"
+            " file, or create another log"
         )
     if state.name != config.name:
         return (
-            f"this is the log of cluster {state.name!r}; the cluster file says {config.name!r}."
-            f" Write {state.name!r} there again, or choose another data_dir"
+            f"this is the log of cluster {state.name!r}, but the cluster file says"
+            f" {config.name!r}. Restore {state.name!r} in the file, or choose another data_dir"
         )
     homes = {one.name: shard for shard, p in state.placements.items() for one in p.replicas}
     for placement in configured(config):
         known, found = state.placements.get(placement.shard), _names(placement)
-        strangers = [
+        foreign = [
             one
             for one in placement.replicas
             if homes.get(one.name, placement.shard) != placement.shard
         ]
-        if strangers or (known is not None and _names(known) != found):
-            shard = homes[strangers[0].name] if strangers else placement.shard
+        if foreign or (known is not None and _names(known) != found):
+            shard = homes[foreign[0].name] if foreign else placement.shard
             return (
-                f"shard {shard} has the servers {_names(state.placements[shard])}; the cluster file"
-                f" puts {found} at shard {placement.shard}, but a shard keeps its servers. Write"
-                " that there again"
+                f"shard {shard} has the servers {_names(state.placements[shard])}, but the cluster"
+                f" file puts {found} at shard {placement.shard}. A shard keeps its servers: restore"
+                " the former names in the file"
             )
     return ""
 
 
-def moved(state: ClusterState, config: ClusterConfig) -> list[str]:
-    """Return what the cluster file says of endpoints that differs from what was agreed on."""
+def moved_nodes(state: ClusterState, config: ClusterConfig) -> list[str]:
+    """Return warnings for nodes with other endpoints in the cluster file than committed."""
     known = {one.name: one.endpoint for p in state.placements.values() for one in p.replicas}
     return [
-        f"{one.name} is known at {known[one.name]}; the cluster file says {one.endpoint}, where"
-        " no client and no server looks for it. Write the former there again"
+        f"{one.name} is known at {known[one.name]}, but the cluster file says {one.endpoint}."
+        " Clients and servers still use the former: restore it in the file"
         for placement in configured(config)
         for one in placement.replicas
         if known.get(one.name, one.endpoint) != one.endpoint
@@ -87,7 +87,7 @@ def _names(placement: Placement) -> str:
 
 
 def first_changes(state: ClusterState, servers: Servers) -> list[Placement]:
-    """Return the placements with which the shards that reported begin to work."""
+    """Return the placements with which the shards that reported become live."""
     return [
         _live(placement, servers)
         for shard, placement in state.placements.items()
@@ -98,9 +98,9 @@ def first_changes(state: ClusterState, servers: Servers) -> list[Placement]:
 def member_changes(
     state: ClusterState, servers: Servers, stragglers: Stragglers, now: int
 ) -> list[Placement]:
-    """Return the placements of shards to park or to bring back; none if none would be left.
+    """Return the placements of shards to park or to make live; empty if no member would be left.
 
-    Stragglers are parked only if one that is fit and prompt stays.
+    Stragglers are parked only if at least one other fit shard stays live.
     """
     fit = {
         shard
@@ -122,7 +122,7 @@ def member_changes(
 
 
 def other_clusters(servers: Servers) -> set[int]:
-    """Return the numbers of the clusters that storage servers say that they are of."""
+    """Return the cluster numbers that storage servers reported."""
     heartbeats = (server.heartbeat for server in servers)
     return {one.cluster for one in heartbeats if one is not None and one.cluster}
 
@@ -145,9 +145,9 @@ def members(
     """Return the shards of the next lease.
 
     Args:
-        state: what is agreed on.
+        state: the committed state.
         changes: the placements that change with the lease.
-        without: shards that leave, and have nothing to do any more.
+        without: draining shards that have no pending work.
 
     """
     placements = state.placements | {placement.shard: placement for placement in changes}
@@ -171,9 +171,10 @@ def finalized(state: ClusterState, servers: Servers) -> int:
 
 
 def _live(placement: Placement, servers: Servers) -> Placement:
-    """Return the placement of a shard that takes records, and whose servers are known from now on.
+    """Return the placement of a shard that becomes live, with its servers' fingerprints.
 
-    Each with its data directory: one that comes back without it must not count (D2).
+    A fingerprint names a data directory: a server that returns with another one does not count
+    (D2).
     """
     replicas = tuple(
         msgspec.structs.replace(

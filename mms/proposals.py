@@ -1,8 +1,8 @@
-"""Commands about shards that were proposed, and of which consensus has not told yet.
+"""Pending proposals about shards: commands that consensus has not applied yet.
 
-Rule: the same command is not proposed again before it has had its time; one that says something
-else is, at once. Invariant: one of each kind is remembered for a shard. What was lost with a leader
-costs time only. See docs/protocol.md, sections 11 and 13.
+Rule: an equal command is proposed again only after `RETRY_NS`; a different one at once. Invariant:
+one command of each kind is remembered for a shard. A command that is lost with a leader costs time
+only. See docs/protocol.md, sections 11 and 13.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
     from mms.commands import Command
     from ziplog.core.node import Effect
 
-#: A command that is not committed after this time is proposed again.
+#: Delay before an uncommitted command is proposed again.
 RETRY_NS: Final = 1_000_000_000
 
 
 class Proposals:
-    """What one part of the service has proposed."""
+    """The pending proposals of one part of the service."""
 
     def __init__(self) -> None:
         #: By shard and kind: the last command, and when it was proposed.
-        self._made: Final[dict[tuple[int, type[Command]], tuple[bytes, int]]] = {}
+        self._pending: Final[dict[tuple[int, type[Command]], tuple[bytes, int]]] = {}
 
-    def make(self, shard: int, command: Command, now: int) -> list[Effect]:
-        """Propose a command that is about `shard`, unless it was proposed just now (in ns)."""
+    def propose(self, shard: int, command: Command, now: int) -> list[Effect]:
+        """Propose a command about `shard`, unless an equal one was proposed just now (in ns)."""
         key, encoded = (shard, type(command)), command.encode()
-        before, at = self._made.get(key, (b"", 0))
+        before, at = self._pending.get(key, (b"", 0))
         if before == encoded and now < at + RETRY_NS:
             return []
-        self._made[key] = (encoded, now)
+        self._pending[key] = (encoded, now)
         return [Propose(encoded)]
 
-    def settled(self, shard: int, kind: type[Command]) -> None:
-        """Note that consensus took, or refused, a command."""
-        self._made.pop((shard, kind), None)
+    def on_decided(self, shard: int, kind: type[Command]) -> None:
+        """Forget a command that consensus applied or refused."""
+        self._pending.pop((shard, kind), None)
 
     def clear(self) -> None:
-        """Forget all: this node does not lead any more."""
-        self._made.clear()
+        """Forget all proposals: this node no longer leads."""
+        self._pending.clear()

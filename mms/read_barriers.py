@@ -1,12 +1,12 @@
-"""Questions that are answered behind a read barrier.
+"""Read barriers: linearizable reads at the leader, in the manner of Raft's ReadIndex.
 
-    new -- a barrier is proposed for all new ones --> asked -- it is committed --> answered
+    new -- a barrier is proposed for all new requests --> waiting -- it is committed --> answered
 
-A leader that was deposed without knowing it would answer from an old state; one that has seen its
-own barrier applied has seen all that was committed before it. Who asks now and then is not kept
-waiting; when many ask, they share barriers. Rule: a question is answered by a barrier proposed
-after it came. Invariants: no more than `MAX_PENDING` wait, and barriers keep their distance but for
-a few. See docs/protocol.md, section 3.
+A deposed leader could answer from an old state. A leader that applied its own barrier has applied
+all that was committed before it. A token bucket limits barriers: rare requests do not wait,
+frequent ones share barriers. Rule: a request is answered by a barrier that was proposed after the
+request came. Invariants: at most `MAX_PENDING` requests wait, and barriers keep their interval but
+for a burst. See docs/protocol.md, section 3.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from mms.commands import Barrier
 from ziplog.wire import LeaseQuery, Trim
 
 _MS: Final = 1_000_000
-#: Questions that wait; more are refused.
+#: Maximum number of waiting requests; more are refused.
 MAX_PENDING: Final = 256
-#: Barriers keep this distance in the long run.
-DISTANCE_NS: Final = 50 * _MS
-#: So many may follow each other at once after a while without any.
+#: Interval between barriers in the long run.
+INTERVAL_NS: Final = 50 * _MS
+#: Maximum number of barriers in a row without that interval.
 BURST: Final = 8
-#: A barrier that is not committed after this time never will be, as far as a client cares.
+#: Time after which an uncommitted barrier counts as lost.
 _LOST_NS: Final = 2000 * _MS
 
-#: The way back, and what was asked.
-Question = tuple[bytes, LeaseQuery | Trim]
+#: The route back to the client, and its request.
+PendingRead = tuple[bytes, LeaseQuery | Trim]
 
 
-class Questions:
-    """All questions that wait for consensus."""
+class ReadBarriers:
+    """All requests that wait for consensus."""
 
     def __init__(self, incarnation: int) -> None:
         """`incarnation`: random, new in every process; makes the barriers' tokens unique."""
         self._incarnation: Final = incarnation
-        self._new: list[Question] = []
-        #: By a barrier's token: when it was proposed, and who waits for it.
-        self._asked: dict[bytes, tuple[int, list[Question]]] = {}
+        self._new: list[PendingRead] = []
+        #: By a barrier's token: when it was proposed, and the requests that wait for it.
+        self._waiting: dict[bytes, tuple[int, list[PendingRead]]] = {}
         self._barriers = 0
-        #: When the next one would be due if all had kept their distance.
-        self._paid_at = 0
+        #: Token bucket: when the next barrier would be due if all had kept the interval.
+        self._next_allowed_at = 0
 
     def __len__(self) -> int:
-        return len(self._new) + sum(len(questions) for _, questions in self._asked.values())
+        return len(self._new) + sum(len(requests) for _, requests in self._waiting.values())
 
-    def take(self, src: bytes, question: LeaseQuery | Trim) -> None:
-        """Let a question wait for the next barrier."""
+    def add(self, src: bytes, request: LeaseQuery | Trim) -> None:
+        """Queue a request for the next barrier."""
         assert len(self) < MAX_PENDING
-        self._new.append((src, question))
+        self._new.append((src, request))
 
     def next_wakeup(self) -> int | None:
         """Return when the next barrier is due."""
@@ -57,32 +57,32 @@ class Questions:
 
     @property
     def _due_at(self) -> int:
-        return self._paid_at - (BURST - 1) * DISTANCE_NS
+        return self._next_allowed_at - (BURST - 1) * INTERVAL_NS
 
-    def raise_barrier(self, now: int) -> Barrier | None:
-        """Return the barrier to propose for the new questions, if one is due."""
+    def propose_barrier(self, now: int) -> Barrier | None:
+        """Return the barrier to propose for the queued requests, if one is due."""
         if not self._new or now < self._due_at:
             return None
         self._barriers += 1
-        self._paid_at = max(self._paid_at, now) + DISTANCE_NS
+        self._next_allowed_at = max(self._next_allowed_at, now) + INTERVAL_NS
         token = self._incarnation.to_bytes(8, "big") + self._barriers.to_bytes(8, "big")
-        self._asked[token] = (now, self._new)
+        self._waiting[token] = (now, self._new)
         self._new = []
         return Barrier(token)
 
-    def passed(self, barrier: Barrier) -> list[Question]:
-        """Return the questions that a committed barrier lets through."""
-        return self._asked.pop(barrier.token, (0, []))[1]
+    def on_committed(self, barrier: Barrier) -> list[PendingRead]:
+        """Remove and return the requests of a committed barrier."""
+        return self._waiting.pop(barrier.token, (0, []))[1]
 
-    def lost(self, now: int) -> list[Question]:
-        """Forget, and return, the questions whose barrier did not come."""
-        tokens = [token for token, (at, _) in self._asked.items() if now >= at + _LOST_NS]
-        return [question for token in tokens for question in self._asked.pop(token)[1]]
+    def pop_lost(self, now: int) -> list[PendingRead]:
+        """Remove and return the requests of barriers that were not committed in time."""
+        tokens = [token for token, (at, _) in self._waiting.items() if now >= at + _LOST_NS]
+        return [request for token in tokens for request in self._waiting.pop(token)[1]]
 
-    def abandon(self) -> list[Question]:
-        """Forget, and return, all questions."""
-        every = [question for _, asked in self._asked.values() for question in asked]
+    def abandon(self) -> list[PendingRead]:
+        """Remove and return all requests."""
+        every = [request for _, requests in self._waiting.values() for request in requests]
         every += self._new
-        self._asked.clear()
+        self._waiting.clear()
         self._new = []
         return every

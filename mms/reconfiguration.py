@@ -1,15 +1,16 @@
-"""Shards that join, leave and are finalized, as operators ask.
+"""Reconfiguration: operators add, remove and finalize shards.
 
-    add      -- `PlaceShard` committed --> joining -- a lease has it --> answered
-    remove   -- `RetireShard` committed --> leaving -- nothing waits there any more, or 2 s passed:
-                a lease without it --> its limit -- all below is stable --> answered
-    finalize -- the same, and all replicas are sealed: `FinalizeShard` committed --> answered
+    add      -- `PlaceShard` committed --> joining -- a lease has it --> reply
+    remove   -- `RetireShard` committed --> leaving -- no insert waits there, or 2 s passed:
+                a lease without it --> its limit -- all below is stable --> reply
+    finalize -- the same, and all replicas are sealed: `FinalizeShard` committed --> reply
 
-Rule: what may change again is answered only as consensus took or refused it; what never does, as it
-is known here. Clients repeat questions: one that is lost with a leader costs time only, and a copy
-of one that was answered gets the same answer.
-Invariant: only shards that are still in the leases are taken for leaving. See docs/protocol.md,
-sections 13.6, 13.7 and 13.9.
+Rule: a reply that could still change follows a committed or refused command; a final one comes from
+the local state. Clients repeat requests: one that is lost with a leader costs time only, and a
+repeated one gets the same reply.
+
+Invariant: only shards that are still in the leases are draining. See docs/protocol.md, sections
+13.6, 13.7 and 13.9.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
     from ziplog.wire import ChangeShard
 
 _S: Final = 1_000_000_000
-#: A shard that leaves is waited for so long, until it says that nothing waits there.
+#: Time limit for a leaving shard to report that no insert waits there.
 LEAVE_NS: Final = 2 * _S
-#: A question that nobody repeated for so long is forgotten.
+#: Time after which a request that the client no longer repeats is forgotten.
 FORGET_NS: Final = 30 * _S
-#: Questions that wait; more are refused.
+#: Maximum number of waiting requests; more are refused.
 MAX_CHANGES: Final = 64
-#: Answers that are kept for copies of their questions.
+#: Maximum number of replies kept for repeated requests.
 _KEPT_ANSWERS: Final = 4 * MAX_CHANGES
-#: WANTs are sent again after this time.
+#: Interval between repeated `Want` messages.
 _WANT_NS: Final = _S // 4
 
 _Error = Literal["", "no-such-shard", "exists", "last-shard", "wrong-size", "retired", "too-many"]
@@ -56,134 +57,136 @@ AnyChange = PlaceShard | RetireShard | FinalizeShard
 
 
 class _Change:
-    __slots__ = ("heard", "message", "route", "wanted_at")
+    __slots__ = ("message", "repeated_at", "route", "wanted_at")
 
     def __init__(self, route: bytes, message: ChangeShard, now: int) -> None:
-        self.route, self.message, self.heard = route, message, now
+        self.route, self.message, self.repeated_at = route, message, now
         self.wanted_at: int | None = None
 
 
-class Reshaping:
-    """All shards that come or go."""
+class Reconfiguration:
+    """All shards that join or leave."""
 
     def __init__(
         self, state: ClusterState, servers: Servers, services: Iterable[NodeConfig]
     ) -> None:
-        """Begin; no server may have a name or an endpoint of the services' nodes."""
+        """Start empty; no server may have a name or an endpoint of the `services` nodes."""
         self._state: Final = state
-        self._taken: Final = {part for node in services for part in (node.name, node.endpoint)}
+        self._reserved: Final = {part for node in services for part in (node.name, node.endpoint)}
         self._servers: Final = servers
         self._changes: dict[tuple[bytes, int], _Change] = {}
-        #: The latest answers: a copy of a question that arrives late must change nothing.
+        #: The latest replies: a repeated request that arrives late must change nothing.
         self._answered: dict[tuple[bytes, int], _Error] = {}
-        #: The shards that leave, but are still in the leases: since when this leader knows it.
+        #: Leaving shards that are still in the leases: since when this leader knows it.
         self._leaving: dict[int, int] = {}
-        #: Those of them where nothing waits.
+        #: Those of them that reported no waiting insert.
         self._drained: set[int] = set()
         #: The shards that have left and are not finalized.
-        self._unsealed: list[int] = []
+        self._not_finalized: list[int] = []
         self._proposals: Final = Proposals()
-        #: When a lease without shards that leave was asked for.
+        #: When a lease without leaving shards was last claimed.
         self._leased_at: int | None = None
-        self._look_at = 0
-        self._wants = 0
+        self._advance_at = 0
+        self._want_requests = 0
 
     def __len__(self) -> int:
         return len(self._changes)
 
-    # --- what happens ---
+    # --- events ---
 
-    def lead(self, now: int) -> None:
-        """Begin to lead: those that leave have their time from now on."""
+    def start_leading(self, now: int) -> None:
+        """Start to lead: leaving shards get their full time from now on."""
         self._leaving = dict.fromkeys(self._leaving, now)
         self._drained.clear()
         self._leased_at = None
 
-    def placed(self, now: int) -> None:
-        """Note that placements, or leases, changed."""
+    def on_placements(self, now: int) -> None:
+        """Handle changed placements or leases."""
         state = self._state
         leaving = [shard for shard in state.retired if state.may_stay(shard)]
         if not self._leaving.keys() <= set(leaving):
-            self._leased_at = None  # the lease that was asked for is here
+            self._leased_at = None  # the claimed lease was granted
         self._leaving = {shard: self._leaving.get(shard, now) for shard in leaving}
         self._drained.intersection_update(leaving)
-        self._unsealed = [
-            shard for shard, one in state.retired.items() if one.limit and not one.is_finalized
+        self._not_finalized = [
+            shard
+            for shard, retired in state.retired.items()
+            if retired.limit and not retired.is_finalized
         ]
 
-    def ask(self, src: bytes, message: ChangeShard, now: int) -> list[Effect]:
-        """Take a question; the answer may have to wait."""
+    def submit(self, src: bytes, message: ChangeShard, now: int) -> list[Effect]:
+        """Accept an operator's request; the reply may have to wait."""
         key, cluster = (src, message.request), self._state.cluster
         if key in self._answered:
-            return [self._changed(src, message, self._answered[key])]
+            return [self._reply(src, message, self._answered[key])]
         if message.change == "add" and not message.replicas:
-            return [self._changed(src, message, "wrong-size")]
-        if any(r.name in self._taken or r.endpoint in self._taken for r in message.replicas):
-            return [self._changed(src, message, "exists")]
+            return [self._reply(src, message, "wrong-size")]
+        if any(r.name in self._reserved or r.endpoint in self._reserved for r in message.replicas):
+            return [self._reply(src, message, "exists")]
         if key not in self._changes and len(self._changes) >= MAX_CHANGES:
-            why = f"{MAX_CHANGES} changes wait already"
+            why = f"{MAX_CHANGES} shard changes are already waiting"
             refused = Refused(cluster, message.shard, 0, 0, message.request, "full", why)
             return [Send(src, refused)]
         change = self._changes.setdefault(key, _Change(src, message, now))
-        change.heard = now
+        change.repeated_at = now
         return []
 
-    def drained(self, shard: int) -> None:
-        """Note that a shard said that nothing comes, and nothing waits."""
+    def on_drained(self, shard: int) -> None:
+        """Handle a shard's report that it has no more inserts, new or waiting."""
         if shard in self._leaving:
             self._drained.add(shard)
 
-    def applied(self, command: AnyChange) -> int:
-        """Note that consensus took, or refused, a command; return the shard that it is about."""
+    def on_applied(self, command: AnyChange) -> int:
+        """Forget a proposal that consensus applied or refused; return its shard."""
         shard = _shard_of(command)
-        self._proposals.settled(shard, type(command))
+        self._proposals.on_decided(shard, type(command))
         return shard
 
-    def refused(self, command: AnyChange, why: Refusal) -> list[Effect]:
-        """Answer the questions that a command was made for."""
-        self.applied(command)
+    def on_refused(self, command: AnyChange, why: Refusal) -> list[Effect]:
+        """Answer the requests that led to a refused command."""
+        self.on_applied(command)
         error = _ERRORS.get(why)
         waiting = [
             key for key, change in self._changes.items() if self._command(change.message) == command
         ]
         if error is None:
             return []
-        return [self._answer(key, error) for key in waiting]
+        return [self._finish(key, error) for key in waiting]
 
     def abandon(self) -> list[tuple[bytes, int]]:
-        """Forget all questions; return where each came from."""
+        """Forget all requests; return their routes and numbers."""
         abandoned = list(self._changes)
         self._changes.clear()
         self._proposals.clear()
         return abandoned
 
-    # --- what follows ---
+    # --- progress ---
 
     def advance(self, now: int) -> list[Effect]:
-        """Do what can be done now."""
-        if not (self._changes or self._leaving or self._unsealed):
+        """Take the next step of every request, as far as possible now."""
+        if not (self._changes or self._leaving or self._not_finalized):
             return []
-        self._look_at = now + _WANT_NS
+        self._advance_at = now + _WANT_NS
         effects: list[Effect] = []
         for key, change in list(self._changes.items()):
             error = self._error(change.message)
             if error is not None:
-                effects.append(self._answer(key, error))
-            elif now >= change.heard + FORGET_NS:
+                effects.append(self._finish(key, error))
+            elif now >= change.repeated_at + FORGET_NS:
                 del self._changes[key]
             else:
-                effects += self._go_on(change, now)
-        for shard in self._unsealed:
+                effects += self._continue(change, now)
+        for shard in self._not_finalized:
             if self._is_sealed(shard, now):
-                effects += self._proposals.make(shard, FinalizeShard(shard), now)
+                effects += self._proposals.propose(shard, FinalizeShard(shard), now)
         return effects
 
     def next_wakeup(self) -> list[int]:
-        """Return when to `advance` at the latest, if time alone may change something."""
-        return [self._look_at] if self._changes or self._leaving else []
+        """Return the latest time of the next `advance`, if time alone may change something."""
+        return [self._advance_at] if self._changes or self._leaving else []
 
-    def without(self, now: int) -> set[int]:
-        """Return the shards that the next lease does without, though they are in the last one."""
+    def shards_to_drop(self, now: int) -> set[int]:
+        """Return the leaving shards that the next lease omits."""
         return {
             shard
             for shard, since in self._leaving.items()
@@ -191,18 +194,18 @@ class Reshaping:
         }
 
     def claim_lease(self, now: int) -> bool:
-        """Ask for a lease, if a shard can go and none was asked for; return whether it did."""
-        if not self._leaving or not self.without(now):
+        """Return whether to propose a lease now, so that a shard can leave; remember the claim."""
+        if not self._leaving or not self.shards_to_drop(now):
             return False
         if self._leased_at is not None and now < self._leased_at + RETRY_NS:
             return False
         self._leased_at = now
         return True
 
-    # --- one question ---
+    # --- one request ---
 
     def _error(self, message: ChangeShard) -> _Error | None:
-        """Return what to answer by now; None: not yet."""
+        """Return the reply that is due by now; None: not yet."""
         placement = self._state.placements.get(message.shard)
         retired = self._state.retired.get(message.shard)
         if placement is None:
@@ -218,24 +221,24 @@ class Reshaping:
             return None
         if retired.is_finalized:
             return ""
-        is_out = retired.limit and self._servers.frontier(message.shard) >= retired.limit
-        return "" if message.change == "remove" and is_out else None
+        has_left = retired.limit and self._servers.frontier(message.shard) >= retired.limit
+        return "" if message.change == "remove" and has_left else None
 
-    def _go_on(self, change: _Change, now: int) -> list[Effect]:
+    def _continue(self, change: _Change, now: int) -> list[Effect]:
         command = self._command(change.message)
         if command is not None:
-            return self._proposals.make(change.message.shard, command, now)
+            return self._proposals.propose(change.message.shard, command, now)
         return self._want(change, now)
 
     def _command(self, message: ChangeShard) -> PlaceShard | RetireShard | None:
-        """Return what has to be committed first, for this question."""
+        """Return the command that must be committed first for this request."""
         if message.change == "add":
             is_placed = message.shard in self._state.placements
             return None if is_placed else PlaceShard(_new(message))
         return None if message.shard in self._state.retired else RetireShard(message.shard)
 
     def _want(self, change: _Change, now: int) -> list[Effect]:
-        """Ask a shard that is out for the end of what it owns: its heartbeat may take a second."""
+        """Request a removed shard's last positions at once; its heartbeat may take a second."""
         shard, cluster = change.message.shard, self._state.cluster
         retired = self._state.retired.get(shard)
         if retired is None or not retired.limit:
@@ -246,37 +249,41 @@ class Reshaping:
         if change.wanted_at is not None and now < change.wanted_at + _WANT_NS:
             return []
         change.wanted_at = now
-        self._wants += 1
-        return [Send(primary.route, Want(cluster, shard, self._wants, retired.limit - 1))]
+        self._want_requests += 1
+        return [Send(primary.route, Want(cluster, shard, self._want_requests, retired.limit - 1))]
 
-    def _answer(self, key: tuple[bytes, int], error: _Error) -> Effect:
+    def _finish(self, key: tuple[bytes, int], error: _Error) -> Effect:
         change = self._changes.pop(key)
         self._answered[key] = error
         if len(self._answered) > _KEPT_ANSWERS:
             del self._answered[next(iter(self._answered))]
-        return self._changed(change.route, change.message, error)
+        return self._reply(change.route, change.message, error)
 
-    def _changed(self, route: bytes, message: ChangeShard, error: _Error) -> Effect:
+    def _reply(self, route: bytes, message: ChangeShard, error: _Error) -> Effect:
         cluster = self._state.cluster
         return Send(route, ShardChanged(cluster, message.request, message.shard, error))
 
-    # --- sealed ---
+    # --- finalization ---
 
     def _is_sealed(self, shard: int, now: int) -> bool:
-        """Whether all replicas of a shard that has left say that they have all that it owns."""
+        """Whether all replicas of a shard that has left report that they hold all its positions."""
         return self._state.placements[shard].state == "leaving" and all(
-            self._says_sealed(server, self._state.retired[shard].limit, now)
+            self._reports_sealed(server, self._state.retired[shard].limit, now)
             for server in self._servers.replicas(shard)
         )
 
-    def _says_sealed(self, server: Server, limit: int, now: int) -> bool:
-        """Whether a server said so just now, in this view, and knew where its shard ends."""
-        said = server.heartbeat
-        if said is None or not said.is_sealed or server.is_in_limbo:
+    def _reports_sealed(self, server: Server, limit: int, now: int) -> bool:
+        """Whether a server reported so just now, in this view, and knew the end of its shard."""
+        heartbeat = server.heartbeat
+        if heartbeat is None or not heartbeat.is_sealed or server.is_in_limbo:
             return False
-        if now - server.heard >= UP_NS or said.view != server.view or not said.lease:
+        if (
+            now - server.last_heard_at >= UP_NS
+            or heartbeat.view != server.view
+            or not heartbeat.lease
+        ):
             return False
-        return self._state.numbered(said.lease).base >= limit
+        return self._state.numbered(heartbeat.lease).base >= limit
 
     def check(self) -> None:
         """Assert the invariant."""
@@ -293,6 +300,6 @@ def _shard_of(command: AnyChange) -> int:
 
 
 def _new(message: ChangeShard) -> Placement:
-    """Return the placement that a question is about, before anybody knows its directories."""
+    """Return the requested placement, before any data directory is known."""
     replicas = tuple(Replica(replica.name, replica.endpoint) for replica in message.replicas)
     return Placement(message.shard, 1, "joining", replicas)

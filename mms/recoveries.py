@@ -1,10 +1,10 @@
-"""What the failure handler asks for: shards out of the leases, and back.
+"""Recovery requests: the failure handler takes shards out of the leases, and back in.
 
     Remove -> `RemoveShard` committed -> Removed (the limit)
     Reinsert -> a loss, if there is one, committed -> a lease with the shard committed -> Reinserted
 
-Rule: nothing is answered before it is committed. Questions are repeated by who asks, so one that is
-lost with a leader costs time only. Invariant: at most one question of each kind waits for a shard.
+Rule: every reply follows a commit. The failure handler repeats requests, so one that is lost with a
+leader costs time only. Invariant: at most one request of each kind waits for a shard.
 
 See docs/protocol.md, sections 11 and 13.
 """
@@ -29,40 +29,40 @@ if TYPE_CHECKING:
     from ziplog.core.view import Placement
     from ziplog.wire import Reinsert, Remove
 
-#: The leases that a server is told again with the limit, at least: it may have missed the last.
+#: Minimum number of leases sent again with the limit: the server may have missed the last ones.
 _RUN_LEASES: Final = 64
 
 _WHY: Final[dict[Refusal, str]] = {
-    "no-such-shard": "it has no such shard, or no lease yet",
-    "other-view": "the shard is in another view, or a later recovery is under way",
+    "no-such-shard": "the shard does not exist, or there is no lease yet",
+    "other-view": "the shard is in another view, or a later recovery has begun",
 }
 
 
 class Recoveries:
-    """All recoveries, as far as the membership service is concerned."""
+    """All recoveries, as far as the membership service takes part in them."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state: Final = state
         self._removes: dict[int, tuple[bytes, Remove]] = {}
         self._reinserts: dict[int, tuple[bytes, Reinsert]] = {}
         self._proposals: Final = Proposals()
-        #: By shard and view: when a lease that brings the shard back was asked for.
-        self._leased: dict[tuple[int, int], int] = {}
+        #: By shard and view: when a lease that returns the shard was last claimed.
+        self._lease_claimed_at: dict[tuple[int, int], int] = {}
 
-    # --- out ---
+    # --- removal ---
 
-    def remove(self, route: bytes, message: Remove, now: int) -> list[Effect]:
-        """Take a question of the failure handler; the answer may have to wait."""
+    def on_remove(self, route: bytes, message: Remove, now: int) -> list[Effect]:
+        """Handle the failure handler's `Remove`; the reply may have to wait."""
         if message.shard not in self._state.placements:
             return [self._refusal(route, message, _WHY["no-such-shard"])]
         recovering = self._state.recovering.get(message.shard)
         if recovering is not None and recovering.recovery == message.recovery:
-            return [self._removed(route, message)]
+            return [self._removed_reply(route, message)]
         self._removes[message.shard] = (route, message)
         command = RemoveShard(message.shard, message.view, message.recovery)
-        return self._proposals.make(message.shard, command, now)
+        return self._proposals.propose(message.shard, command, now)
 
-    def _removed(self, route: bytes, message: Remove) -> Effect:
+    def _removed_reply(self, route: bytes, message: Remove) -> Effect:
         state = self._state
         found = state.recovering[message.shard]
         runs = state.runs_until(found.limit, _RUN_LEASES)
@@ -71,9 +71,9 @@ class Recoveries:
             Removed(state.cluster, message.request, found.shard, found.recovery, found.limit, runs),
         )
 
-    def removal(self, command: RemoveShard, refusal: Refusal) -> list[Effect]:
-        """Answer the question that a command was made for."""
-        self._proposals.settled(command.shard, RemoveShard)
+    def on_remove_command(self, command: RemoveShard, refusal: Refusal) -> list[Effect]:
+        """Answer the request that led to this command."""
+        self._proposals.on_decided(command.shard, RemoveShard)
         route, message = self._removes.get(command.shard, (b"", None))
         if not refusal:
             self._reinserts.pop(command.shard, None)  # of an older recovery
@@ -82,29 +82,29 @@ class Recoveries:
         del self._removes[command.shard]
         if refusal:
             return [self._refusal(route, message, _WHY.get(refusal, refusal))]
-        return [self._removed(route, message)]
+        return [self._removed_reply(route, message)]
 
-    # --- back ---
+    # --- reinsertion ---
 
-    def reinsert(self, route: bytes, message: Reinsert, now: int) -> list[Effect]:
-        """Take a question of the failure handler; the answer may have to wait."""
+    def on_reinsert(self, route: bytes, message: Reinsert, now: int) -> list[Effect]:
+        """Handle the failure handler's `Reinsert`; the reply may have to wait."""
         state = self._state
         placement = state.placements.get(message.shard)
         is_back = placement is not None and placement.state not in {"recovering", "joining"}
         if placement is not None and is_back and placement.view == message.view:
-            return [self._reinserted(route, message)]
-        back = self._back(message)
-        if back is None or not state.may_become(back):
-            why = "the shard is not being recovered, or by another recovery, or has other servers"
+            return [self._reinserted_reply(route, message)]
+        placement_after = self._placement_after(message)
+        if placement_after is None or not state.may_become(placement_after):
+            why = "the shard is not in this recovery, or has other servers"
             return [self._refusal(route, message, why)]
         self._reinserts[message.shard] = (route, message)
         loss = self._loss(message)
         if loss is None or loss in state.losses:
             return []
-        return self._proposals.make(loss.shard, loss, now)
+        return self._proposals.propose(loss.shard, loss, now)
 
-    def _back(self, message: Reinsert) -> Placement | None:
-        """Return the placement with which the shard would be back."""
+    def _placement_after(self, message: Reinsert) -> Placement | None:
+        """Return the placement that the shard would return with."""
         placement = self._state.placements.get(message.shard)
         if placement is None or placement.state != "recovering":
             return None
@@ -125,47 +125,49 @@ class Recoveries:
         return RecordLoss(message.shard, message.view, message.lost_from, limit)
 
     def claim_lease(self, now: int) -> bool:
-        """Ask for a lease, if a shard can be back and none was asked for; return whether it did."""
+        """Return whether to propose a lease now, so that a shard can return; remember the claim."""
         ready = [(placement.shard, placement.view) for placement in self.changes()]
-        waits = any(now >= self._leased.get(one, now - RETRY_NS) + RETRY_NS for one in ready)
+        waits = any(
+            now >= self._lease_claimed_at.get(one, now - RETRY_NS) + RETRY_NS for one in ready
+        )
         if waits:
-            self._leased = dict.fromkeys(ready, now)
+            self._lease_claimed_at = dict.fromkeys(ready, now)
         return waits
 
     def changes(self) -> list[Placement]:
-        """Return the placements of the shards that come back with the next lease."""
+        """Return the placements of the shards that return with the next lease."""
         changes: list[Placement] = []
         for _, message in self._reinserts.values():
-            back, loss = self._back(message), self._loss(message)
-            if back is not None and (loss is None or loss in self._state.losses):
-                changes.append(back)
+            placement_after, loss = self._placement_after(message), self._loss(message)
+            if placement_after is not None and (loss is None or loss in self._state.losses):
+                changes.append(placement_after)
         return changes
 
-    def recorded(self, loss: RecordLoss) -> None:
-        """Note that consensus took, or refused, a loss."""
-        self._proposals.settled(loss.shard, RecordLoss)
+    def on_loss_recorded(self, loss: RecordLoss) -> None:
+        """Forget the proposal of a loss that consensus applied or refused."""
+        self._proposals.on_decided(loss.shard, RecordLoss)
 
-    def returned(self, placements: Iterable[Placement]) -> list[Effect]:
-        """Answer those who asked for what a lease brought."""
+    def on_lease_granted(self, placements: Iterable[Placement]) -> list[Effect]:
+        """Answer the requests for the shards that a lease returned."""
         effects: list[Effect] = []
         for placement in placements:
             route, message = self._reinserts.pop(placement.shard, (b"", None))
             if message is not None and placement.view == message.view:
-                effects.append(self._reinserted(route, message))
+                effects.append(self._reinserted_reply(route, message))
         return effects
 
-    def _reinserted(self, route: bytes, message: Reinsert) -> Effect:
+    def _reinserted_reply(self, route: bytes, message: Reinsert) -> Effect:
         cluster = self._state.cluster
         return Send(route, Reinserted(cluster, message.request, message.shard, message.view))
 
-    # --- both ---
+    # --- shared ---
 
     def abandon(self) -> None:
-        """Forget all questions: this node does not lead any more."""
+        """Forget all requests: this node no longer leads."""
         self._removes.clear()
         self._reinserts.clear()
         self._proposals.clear()
-        self._leased.clear()
+        self._lease_claimed_at.clear()
 
     def _refusal(self, route: bytes, message: Remove | Reinsert, why: str) -> Effect:
         state = self._state
@@ -178,6 +180,6 @@ class Recoveries:
 
     def check(self) -> None:
         """Assert the invariant."""
-        for shard, (_, asked) in self._reinserts.items():
-            assert asked.shard == shard
-            assert self._state.recovering[shard].recovery == asked.view, "an older recovery waits"
+        for shard, (_, message) in self._reinserts.items():
+            assert message.shard == shard
+            assert self._state.recovering[shard].recovery == message.view, "an older recovery waits"

@@ -1,10 +1,10 @@
-"""What the membership service agrees on: a replicated, deterministic state machine.
+"""The replicated state of the membership service: a deterministic state machine.
 
-Shards and where they are, which of them are being recovered or have left, what recoveries may have
-lost, the history of leases, the trim point and a floor of the finalized epoch. Rule: a command is
-either applied whole or refused with a reason, and never raises; applying it twice is the same as
-once. A lease is taken only as the exact successor of the last one, so there is one descriptor per
-lease, ever (D30), and equal leases in a row take the room of one (D32).
+It holds shards and their placements, recoveries, retired shards, possible losses, the lease
+history, the trim point and a lower bound of the finalized epoch. Rule: a command is applied whole
+or refused with a reason, and never raises; applying it twice equals once. A lease must be the exact
+successor of the last one, so each lease has one descriptor (D30); equal leases in a row share one
+run (D32).
 
 Invariants: `ClusterState.check()`. See docs/protocol.md, sections 3, 8, 11 and 13.
 """
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from mms.commands import Refusal
     from ziplog.core.view import Replica
 
-#: Positions in a lease: even a new one every 10 ms lasts eleven years (D32).
+#: Maximum positions in a lease: even with a new lease every 10 ms, gsns last eleven years (D32).
 MAX_LEASE_SIZE: Final = 2**28
-#: Digests kept to check what servers say that they hold; servers behind them are believed.
+#: Number of digests kept to check the leases that servers report; older ones are not checked.
 _KEPT_DIGESTS: Final = 4096
-#: Possible losses that are kept; then the oldest go.
+#: Maximum number of possible losses; the oldest are dropped.
 MAX_LOSSES: Final = 1000
-#: Shards ever, those that have left included, and where they are, encoded, in bytes.
+#: Maximum number of shards, retired ones included, and of bytes of their encoded placements.
 MAX_SHARDS: Final = 16_384
 MAX_PLACEMENTS_BYTES: Final = 4 * 1024 * 1024
 
 
 class Recovering(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A shard that was taken out of the leases: its newest recovery, and the end of what it owns.
+    """A shard that was removed from the leases: its newest recovery, and its limit.
 
     The limit stays the same over all attempts, until the shard is live again.
     """
@@ -60,15 +60,15 @@ class Recovering(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shard: ShardId
     recovery: View
     limit: Gsn
-    #: It was never a member: a server of it crashed before.
+    #: The shard was never a member: one of its servers crashed before.
     is_new: bool = False
 
 
 class Retired(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A shard that has left, or is about to; it never comes back."""
+    """A shard that has left, or is leaving; it never returns."""
 
     shard: ShardId
-    #: The end of what it owns; 0: the last lease still has it in.
+    #: The end of its positions; 0 while the last lease still has it.
     limit: Gsn
     is_finalized: bool = False
 
@@ -87,33 +87,33 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClusterState:
-    """The state; every node of the membership service holds the same."""
+    """The replicated state; every node of the membership service holds the same."""
 
     def __init__(self) -> None:
         #: 0 until the cluster is created.
         self.cluster = 0
         self.name = ""
         self.durability: Durability = "memory"
-        #: Every shard ever, by its number, in order.
+        #: Every shard that ever existed, by number, in order.
         self.placements: dict[int, Placement] = {}
-        #: The history of leases from the trim point on, oldest first.
+        #: The lease history from the trim point on, oldest first.
         self.runs: list[LeaseRun] = []
-        #: The first position still there; 0: nothing was trimmed.
+        #: The first position that is not trimmed; 0: nothing was trimmed.
         self.trim = 0
         #: The last epoch known to be finalized; -1: none.
         self.finalized = -1
-        #: The shards that are being recovered, by their number.
+        #: The shards in recovery, by number.
         self.recovering: dict[int, Recovering] = {}
-        #: The shards that have left, or are about to, by their number.
+        #: The shards that have left, or are leaving, by number.
         self.retired: dict[int, Retired] = {}
-        #: What recoveries may have lost, oldest first.
+        #: Possible losses of recoveries, oldest first.
         self.losses: list[RecordLoss] = []
-        # Derived from `runs` and from what was granted since: no part of the state.
-        #: How long the runs are, encoded, at most.
+        # Derived from `runs` and from later grants; not part of the state.
+        #: Upper bound of the encoded length of the runs.
         self.history_bytes = 0
         self._digests: dict[int, bytes] = {}
 
-    # --- the machine ---
+    # --- commands ---
 
     def apply(self, command: bytes) -> bytes:
         """Apply a command; return the encoded `Refusal`."""
@@ -170,9 +170,9 @@ class ClusterState:
             return ""
         if not _follows(lease, last):
             return "not-successor"
-        if not self._takes(command.placements):
+        if not self._are_valid(command.placements):
             return "bad-placements"
-        if not self._fits(lease, command.placements):
+        if not self._are_valid_members(lease, command.placements):
             return "bad-members"
         self._place(command.placements)
         for shard, retired in self.retired.items():
@@ -181,16 +181,16 @@ class ClusterState:
         self._extend(lease)
         return ""
 
-    def _takes(self, placements: list[Placement]) -> bool:
-        """Whether each shard occurs once, and may become what its placement says."""
+    def _are_valid(self, placements: list[Placement]) -> bool:
+        """Whether each shard occurs once, and may change to its placement."""
         shards = {placement.shard for placement in placements}
         return len(shards) == len(placements) and all(map(self.may_become, placements))
 
     def may_become(self, changed: Placement) -> bool:
         """Whether a shard's placement may change so with the next lease.
 
-        No view goes back, and the servers stay. A shard that is being recovered comes back by its
-        newest recovery only, and as what it would be by now; one that has left, in no other way.
+        Views never decrease, and the servers stay. A shard in recovery returns only by its newest
+        recovery, in its present state; a shard that has left returns in no other way.
         """
         shard, before = changed.shard, self.placements.get(changed.shard)
         if before is None or not before.has_servers_of(changed):
@@ -205,16 +205,16 @@ class ClusterState:
         )
 
     def returns_as(self, shard: int) -> ShardState:
-        """Return what a shard that is being recovered will be."""
+        """Return the state in which a shard returns from its recovery."""
         retired = self.retired.get(shard)
         if retired is None:
             return "live"
         return "finalized" if retired.is_finalized else "leaving"
 
-    def _fits(self, lease: Lease, changed: list[Placement]) -> bool:
-        """Whether the members may be some, in their current views, sorted, within limits.
+    def _are_valid_members(self, lease: Lease, changed: list[Placement]) -> bool:
+        """Whether a lease's members may be members, in their current views, sorted, within limits.
 
-        Live shards may, and those that leave, until a lease does without them.
+        Members may be live shards, and leaving ones until the first lease without them.
         """
         placements = self.placements | {placement.shard: placement for placement in changed}
         views = {
@@ -230,7 +230,7 @@ class ClusterState:
         )
 
     def may_stay(self, shard: int) -> bool:
-        """Whether a shard is about to leave, and no lease has done without it yet."""
+        """Whether a shard is leaving, and every lease so far has it."""
         retired = self.retired.get(shard)
         return retired is not None and not retired.limit
 
@@ -280,13 +280,13 @@ class ClusterState:
                 return "other-view"
             limit = recovering.limit
         elif command.view == placement.view:
-            # One that joins, and has a server that crashed before it was a member, owns nothing.
+            # A joining shard with a crashed server owns nothing.
             limit = self._end_of(command.shard) if is_new else last.stop
         else:
             return "other-view"
         retired = self.retired.get(command.shard)
         if retired is not None:
-            # One that is recovered while it leaves is out; one that was out has its limit already.
+            # A recovery during the leave ends the leases; a shard that had left keeps its limit.
             limit = retired.limit or limit
             self.retired[command.shard] = msgspec.structs.replace(retired, limit=limit)
         self._place([msgspec.structs.replace(placement, state="recovering")])
@@ -332,19 +332,19 @@ class ClusterState:
             return ""
         if not self._is_spare(placement):
             return "last-shard"
-        recovering, was_never_there = self.recovering.get(shard), self.is_new(placement)
+        recovering, was_never_member = self.recovering.get(shard), self.is_new(placement)
         if recovering is not None:
             limit = recovering.limit
         else:
             is_member = last is not None and last.view_of(shard) is not None
             limit = 0 if is_member else self._end_of(shard)
-            state: ShardState = "finalized" if was_never_there else "leaving"
+            state: ShardState = "finalized" if was_never_member else "leaving"
             self._place([msgspec.structs.replace(placement, state=state)])
-        self.retired[shard] = Retired(shard, limit, was_never_there)
+        self.retired[shard] = Retired(shard, limit, was_never_member)
         return ""
 
     def _is_spare(self, placement: Placement) -> bool:
-        """Whether somebody takes records without this shard."""
+        """Whether another shard takes records without this one."""
         others = [
             other.state
             for shard, other in self.placements.items()
@@ -358,7 +358,7 @@ class ClusterState:
         return placement.state == "joining" or (recovering is not None and recovering.is_new)
 
     def _end_of(self, shard: int) -> int:
-        """Return the end of the last lease that has a shard in; at least 1."""
+        """Return the end of the last lease that has the shard; at least 1."""
         stops = (
             run.last.stop for run in reversed(self.runs) if run.last.view_of(shard) is not None
         )
@@ -387,10 +387,10 @@ class ClusterState:
         )  # fmt: skip
 
     def restore(self, snapshot: bytes) -> None:
-        """Take the state of a snapshot.
+        """Load the state of a snapshot.
 
         Raises:
-            msgspec.MsgspecError: it is none.
+            msgspec.MsgspecError: the bytes are not a snapshot.
 
         """
         found = msgspec.msgpack.decode(snapshot, type=_Snapshot)
@@ -407,7 +407,7 @@ class ClusterState:
             lease.number: lease.digest for run in newest for lease in (run.first, run.last)
         }
 
-    # --- questions ---
+    # --- queries ---
 
     @property
     def last(self) -> Lease | None:
@@ -415,32 +415,32 @@ class ClusterState:
         return self.runs[-1].last if self.runs else None
 
     def contradicts(self, number: int, digest: bytes) -> bool:
-        """Whether a server that holds lease `number` with this digest was told another one."""
+        """Whether a lease that a server reports was never committed."""
         last = self.last
         if last is None or number > last.number:
             return number > 0
         return self._digests.get(number, digest) != digest
 
     def digest_of(self, number: int) -> bytes:
-        """Return the digest of a lease, if it was granted lately."""
+        """Return the digest of a recent lease, or `NO_DIGEST`."""
         return self._digests.get(number, NO_DIGEST)
 
     def runs_after(self, number: int, digest: bytes) -> list[LeaseRun]:
-        """Return the leases that follow lease `number`, which has this digest; 0: from the first.
+        """Return the leases after lease `number`, which has this digest; 0: from the first.
 
         If they do not fit a message, the oldest of them.
         """
         return lease_history.following(self.runs, number, digest)
 
     def first_needed(self, number: int, gsn: int) -> LeaseRun | None:
-        """Return the run from which on a server needs the leases, if it is not the next one.
+        """Return the first run that a server needs; None if it is the next one.
 
         The server holds leases up to `number` (0: none), and its log is stable up to `gsn`.
         """
         return lease_history.first_needed(self.runs, number, gsn)
 
     def numbered(self, number: int) -> Lease:
-        """Return lease `number`, or the nearest one to it; the digest it names may be forgotten."""
+        """Return lease `number`, or the nearest one to it; its predecessor's digest may be lost."""
         run = self.runs[min(lease_history.index_of(self.runs, number), len(self.runs) - 1)]
         number = min(max(number, run.first.number), run.last.number)
         return run.numbered(number, self._digests.get(number - 1, NO_DIGEST))
@@ -448,7 +448,7 @@ class ClusterState:
     def runs_from(self, gsn: int) -> list[LeaseRun]:
         """Return the runs from the one that holds `gsn` on; from the first for a trimmed `gsn`.
 
-        Empty if nobody was ever given it. If they do not fit a message, the oldest of them.
+        Empty if no lease has `gsn` yet. If they do not fit a message, the oldest of them.
         """
         return lease_history.fitting(
             islice(self.runs, lease_history.index_after(self.runs, gsn), None)
@@ -462,16 +462,16 @@ class ClusterState:
         return lease_history.until(self.runs, gsn, leases)
 
     def lease_at(self, gsn: int) -> Lease | None:
-        """Return the lease that holds `gsn`; None if it is trimmed or was never given out."""
+        """Return the lease that holds `gsn`; None if it is trimmed or not leased yet."""
         index = lease_history.index_after(self.runs, gsn)
         if index == len(self.runs) or gsn < self.runs[index].first.base:
             return None
         return self.runs[index].lease_at(gsn)
 
     def next_owned(self, shard: int, gsn: int) -> int:
-        """Return the first gsn at or after `gsn` that a shard was given; if none, behind all."""
+        """Return the shard's first position at or after `gsn`; if none, the end of all leases."""
         for run in islice(self.runs, lease_history.index_after(self.runs, gsn), None):
-            # All leases of a run are alike: if the rest of one and the next have none, none has.
+            # All leases of a run are alike: if two of them have no such position, none has.
             for _ in range(2):
                 if gsn < run.last.stop:
                     lease = run.lease_at(max(gsn, run.first.base))
@@ -490,13 +490,15 @@ class ClusterState:
             size = run.first.stop - run.first.base
             assert run.last.base == run.first.base + (run.count - 1) * size
             assert before is None or _follows(run.first, before.last), "a gap in the history"
-            assert before is None or not before.last.repeats(run.first), "two runs could be one"
+            assert before is None or not before.last.repeats(run.first), (
+                "two runs that should be one"
+            )
             before = run
         assert self.history_bytes == sum(run.max_bytes for run in self.runs)
         last = self.last
         assert list(self.placements) == sorted(self.placements)
         assert self.trim == 0 or (last is not None and self.trim < last.stop)
-        assert all(run.last.stop > self.trim for run in self.runs), "trimmed history is kept"
+        assert all(run.last.stop > self.trim for run in self.runs), "trimmed history was kept"
         assert self.finalized < 0 or last is not None
         assert not self.cluster or self.placements
         states = {shard for shard, p in self.placements.items() if p.state == "recovering"}
@@ -519,7 +521,7 @@ class ClusterState:
         }, "a shard that left without a limit, or the reverse"
         for shard, retired in self.retired.items():
             is_member = last is not None and last.view_of(shard) is not None
-            assert is_member or retired.limit, "nobody knows where a shard ends"
+            assert is_member or retired.limit, "a shard that left has no limit"
             assert not retired.is_finalized or retired.limit
             assert not is_member or last is None or retired.limit in {0, last.stop}
             if shard not in self.recovering:
@@ -527,7 +529,7 @@ class ClusterState:
 
 
 def _are_new(replicas: Sequence[Replica], others: Sequence[Replica]) -> bool:
-    """Whether no name and no endpoint occurs twice."""
+    """Whether all names and endpoints are new and unique."""
     names, endpoints = {one.name for one in replicas}, {one.endpoint for one in replicas}
     return (
         len(names) == len(endpoints) == len(replicas)
@@ -537,7 +539,7 @@ def _are_new(replicas: Sequence[Replica], others: Sequence[Replica]) -> bool:
 
 
 def _has_room(placements: Sequence[Placement]) -> bool:
-    """Whether one message holds where all these shards are, and one document how they are."""
+    """Whether all placements fit one message, and all shards one status document."""
     return (
         len(placements) <= MAX_SHARDS
         and len(msgspec.msgpack.encode(placements)) <= MAX_PLACEMENTS_BYTES
@@ -545,7 +547,7 @@ def _has_room(placements: Sequence[Placement]) -> bool:
 
 
 def _follows(lease: Lease, last: Lease | None) -> bool:
-    """Whether `lease` is right behind `last`, and within the limits."""
+    """Whether `lease` directly follows `last`, and is within the limits."""
     size = lease.epochs * lease.epoch_size
     if size > MAX_LEASE_SIZE or lease.base + size > 2**63 - 1:
         return False

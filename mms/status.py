@@ -1,6 +1,6 @@
 """The status document: the cluster as the leader of the membership service sees it.
 
-Rule: it says what was last heard, never what should be. See docs/protocol.md, sections 3 and 13.
+It shows the last reports, never expectations. See docs/protocol.md, sections 3 and 13.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from mms.commands import RecordLoss
-    from mms.failure_handlers import Handlers
+    from mms.failure_handlers import FailureHandlers
     from mms.servers import Server, Servers
     from mms.state import ClusterState
     from ziplog.config import ClusterConfig
     from ziplog.core.view import Lease, Placement
     from ziplog.wire import Heartbeat
 
-#: Of the shards that one holds back, so many are named, among the last so many heard before it.
+#: Maximum number of shards listed in `blocks`, and of earlier reports searched for them.
 _MAX_BLOCKED: Final = 16
-_MAX_LOOKS: Final = 256
+_MAX_CANDIDATES: Final = 256
 
 
 def document(
     config: ClusterConfig,
     state: ClusterState,
     servers: Servers,
-    handlers: Handlers,
+    failure_handlers: FailureHandlers,
     *,
     name: str,
     pid: int,
@@ -46,14 +46,14 @@ def document(
 
     Args:
         config: the cluster file.
-        state: what the service agreed on.
+        state: the committed state.
         servers: what the storage servers reported.
-        handlers: what the failure handlers reported.
+        failure_handlers: what the failure handlers reported.
         name: this node, the leader.
         pid: its process.
         connected: the other nodes of the service that it can reach.
-        lease: the one that runs; None before there is one.
-        epoch: the epoch that servers are in.
+        lease: the running lease; None before the first.
+        epoch: the epoch in which the servers are.
         finalized: the last finalized epoch; -1 for none.
         now: monotonic nanoseconds.
 
@@ -72,14 +72,14 @@ def document(
             {
                 "name": node.name,
                 "endpoint": node.endpoint,
-                # Nodes of the service do not tell each other their process ids.
+                # Nodes of the service do not exchange their process ids.
                 "pid": pid if node.name == name else None,
                 "leader": node.name == name,
                 "state": "up" if node.name in (name, *connected) else "down",
             }
             for node in config.mms
         ],
-        "failure_handlers": handlers.status(now),
+        "failure_handlers": failure_handlers.status(now),
         "shards": [
             _shard(placement, state, servers, now)
             | {
@@ -109,46 +109,48 @@ def _loss(state: ClusterState, loss: RecordLoss) -> dict[str, Any]:
 
 
 def blockers(state: ClusterState, servers: Servers, now: int) -> dict[int, list[int]]:
-    """Return the shards that hold others' records back from readers, each with whom it holds back.
+    """Return the shards that hold back other shards' records from readers, each with those shards.
 
-    Shard s holds back the last stable record of t if somebody reads along at one of them, all that
-    s is known to have decided ends at or before that record, and s was heard after t. The last is
-    what makes it sure: when s spoke, t's record was stable already, and s had not decided what lies
-    before it. Otherwise s may be further by now. A shard that is being recovered decides nothing
-    meanwhile, so it counts as heard just now; but it has nothing to decide in leases without it.
+    Shard s holds back the last stable record of shard t under three conditions. One of them has
+    readers; the known decisions of s end at or before that record; and the report of s came after
+    the one of t. The last one makes it certain: when s reported, t's record was stable, and
+    s had not decided the positions before it. A shard in recovery decides nothing, so its report
+    counts as new; but it has nothing to decide in leases without it.
 
     Args:
-        state: what the service agreed on.
+        state: the committed state.
         servers: what the storage servers reported.
         now: monotonic nanoseconds.
 
     """
-    owing = {
+    open_from = {
         shard: frontier
         if state.placements[shard].state == "live"
         else state.next_owned(shard, frontier)
         for shard, frontier in membership_rules.frontiers(state, servers).items()
     }
-    spoke = sorted(
+    reports = sorted(
         (
-            now if placement.state == "recovering" else server.heard,
+            now if placement.state == "recovering" else server.last_heard_at,
             shard,
             heartbeat.stable_gsn,
-            _is_watched(servers.replicas(shard)),
+            _has_readers(servers.replicas(shard)),
         )
         for shard, placement in state.placements.items()
-        if (server := _speaker(servers.replicas(shard), now)) is not None
+        if (server := _reporting_server(servers.replicas(shard), now)) is not None
         and (heartbeat := server.heartbeat) is not None
     )
     found: dict[int, list[int]] = {}
     most = 0
-    for index, (_, shard, stable, is_watched) in enumerate(spoke):
-        # Mostly nobody who spoke before has come so far: then there is nothing to look for.
-        if shard in owing and owing[shard] <= most:
+    for index, (_, shard, stable, is_watched) in enumerate(reports):
+        # In most cases no earlier report reaches so far, and the search is skipped.
+        if shard in open_from and open_from[shard] <= most:
             held_back = (
                 other
-                for _, other, gsn, is_other_watched in spoke[max(index - _MAX_LOOKS, 0) : index]
-                if owing[shard] <= gsn and (is_watched or is_other_watched)
+                for _, other, gsn, other_has_readers in reports[
+                    max(index - _MAX_CANDIDATES, 0) : index
+                ]
+                if open_from[shard] <= gsn and (is_watched or other_has_readers)
             )
             if some := list(islice(held_back, _MAX_BLOCKED)):
                 found[shard] = sorted(some)
@@ -156,24 +158,24 @@ def blockers(state: ClusterState, servers: Servers, now: int) -> dict[int, list[
     return found
 
 
-def _speaker(replicas: list[Server], now: int) -> Server | None:
-    """Return who speaks for a shard: the primary, or if it is silent, whoever was heard last.
+def _reporting_server(replicas: list[Server], now: int) -> Server | None:
+    """Return the server that counts for a shard: the primary, or if it is silent, the last heard.
 
-    What a backup knows to be stable is a message older.
+    A backup learns of stable positions one message later.
     """
     primary = replicas[0]
-    if primary.heartbeat is not None and now - primary.heard < UP_NS:
+    if primary.heartbeat is not None and now - primary.last_heard_at < UP_NS:
         return primary
-    heard = [server for server in replicas if server.heartbeat is not None]
-    return max(heard, key=lambda server: server.heard, default=None)
+    reporting = [server for server in replicas if server.heartbeat is not None]
+    return max(reporting, key=lambda server: server.last_heard_at, default=None)
 
 
-def _is_watched(replicas: list[Server]) -> bool:
+def _has_readers(replicas: list[Server]) -> bool:
     return any(one.heartbeat is not None and one.heartbeat.is_watched for one in replicas)
 
 
 def _epoch(state: ClusterState, frontier: int) -> int:
-    """Return the epoch of a frontier; 0: it is not known."""
+    """Return the epoch of a frontier; 0: unknown."""
     last = state.last
     if last is None or not frontier:
         return 0
@@ -195,7 +197,7 @@ def _shard(placement: Placement, state: ClusterState, servers: Servers, now: int
         "frontier": frontier,
         "epoch": _epoch(state, frontier),
         "holes": primary.holes if primary is not None else 0,
-        "is_watched": _is_watched(replicas),
+        "is_watched": _has_readers(replicas),
         "replicas": [
             _replica(server, replica.endpoint, now)
             for server, replica in zip(replicas, placement.replicas, strict=True)

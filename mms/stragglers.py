@@ -1,15 +1,15 @@
-"""Shards that hold back whoever reads along, though all of their servers are there.
+"""Stragglers: shards that hold back readers although all of their servers are up.
 
-    prompt --four late looks in a row--> parked --5 s--> on probation --5 s--> prompt
-    on probation --four late looks in a row--> parked, twice as long as the last time, up to 60 s
+    prompt --four late checks in a row--> parked --5 s--> on probation --5 s--> prompt
+    on probation --four late checks in a row--> parked, twice as long as before, up to 60 s
 
-A look is a heartbeat of the shard's primary while it is watched; it is late if the frontier is
-behind what was the running epoch 100 ms, or ten epochs, ago. Two beats missing are a late look too.
+A check is a heartbeat of the primary of a shard with readers. It is late if the frontier is below
+the epoch that ran 100 ms, or ten epochs, ago. Two missing heartbeats count as a late check.
 
-Rule: this is about waiting only. Who is parked keeps its servers and its view, and can be recovered
-as any. Invariants: what is late is watched; a shard is parked only while at most half of the
-watched ones are late, and only if as many others as are parked stay. A new leader begins with a
-clean sheet. See docs/protocol.md, section 13.
+Rule: this affects waiting only. A parked shard keeps its servers and its view, and can be
+recovered. Invariants: a late shard has readers. A shard is parked only while at most half of the
+checked shards are late, and at least as many shards stay as are parked. A new leader starts empty.
+See docs/protocol.md, section 13.
 """
 
 from __future__ import annotations
@@ -24,157 +24,166 @@ if TYPE_CHECKING:
 
 _MS: Final = 1_000_000
 _S: Final = 1000 * _MS
-#: How far behind is late: the longer of the two.
+#: Lag that counts as late: the longer of the two.
 _LATE_EPOCHS: Final = 10
 _LATE_NS: Final = 100 * _MS
-#: So many late looks in a row are one too many.
-_LOOKS: Final = 4
-#: Heartbeats that came at once, as we were stopped, are one look.
-_APART_NS: Final = 100 * _MS
-#: Primaries that are watched send four heartbeats a second; many together no more than 4,000, or
-#: one each.
-_BEAT_NS: Final = _S // 4
-_BEATS_PER_S: Final = 4000
+#: Number of late checks in a row after which a shard is parked.
+_MAX_LATE: Final = 4
+#: Minimum interval between checks: heartbeats that queued while this process was paused are one.
+_MIN_INTERVAL_NS: Final = 100 * _MS
+#: A primary with readers sends four heartbeats a second; all together at most 4,000 a second, but
+#: at least one each.
+_HEARTBEAT_NS: Final = _S // 4
+_HEARTBEATS_PER_S: Final = 4000
 _PARKED_NS: Final = 5 * _S
 _MAX_PARKED_NS: Final = 60 * _S
 _PROBATION_NS: Final = 5 * _S
-#: Leases whose begin is remembered: at twenty a second, more than ten epochs of any length that
-#: a lease has while somebody works.
+#: Number of remembered lease starts: at twenty a second, more than ten epochs of any
+#: length that an active cluster's lease has.
 _KEPT_LEASES: Final = 256
 
 
-class _Look:
-    """What is known of a watched shard."""
+class _Checks:
+    """The checks of a shard with readers."""
 
-    __slots__ = ("at", "late")
+    __slots__ = ("at", "late_in_a_row")
 
     def __init__(self, now: int) -> None:
-        #: When the last look was, and how many in a row were late.
-        self.at = now - _APART_NS
-        self.late = 0
+        #: When the last check was, and how many in a row were late.
+        self.at = now - _MIN_INTERVAL_NS
+        self.late_in_a_row = 0
 
 
 class _Parked:
-    """A shard that was too late."""
+    """A shard that was parked because it was late."""
 
-    __slots__ = ("back", "lasts", "until")
+    __slots__ = ("back_at", "duration", "until")
 
-    def __init__(self, now: int, lasts: int) -> None:
-        #: Until when it is out of the leases, and how long that is.
-        self.until, self.lasts = now + lasts, lasts
-        #: When it was heard as a member again.
-        self.back: int | None = None
+    def __init__(self, now: int, duration: int) -> None:
+        #: When its parking ends, and how long it lasts.
+        self.until, self.duration = now + duration, duration
+        #: When its first heartbeat as a member came again.
+        self.back_at: int | None = None
 
     def is_on_probation(self, now: int) -> bool:
-        return self.back is None or now < self.back + _PROBATION_NS
+        return self.back_at is None or now < self.back_at + _PROBATION_NS
 
 
 class Stragglers:
-    """Who is too late, at the leader."""
+    """Straggler detection, at the leader."""
 
     def __init__(self) -> None:
-        #: Leases in their order, with the times when they began, or will. The newest of those that
-        #: should have begun by some time is the one that ran then.
-        self._begun: deque[tuple[int, Lease]] = deque(maxlen=_KEPT_LEASES)
-        self._looks: dict[int, _Look] = {}
-        self._late: set[int] = set()
+        #: Leases in order, with their past or planned starts. The newest one that should have
+        #: started by some time is the one that ran then.
+        self._leases: deque[tuple[int, Lease]] = deque(maxlen=_KEPT_LEASES)
+        self._checks: dict[int, _Checks] = {}
+        self._late_shards: set[int] = set()
         self._parked: dict[int, _Parked] = {}
 
     def clear(self) -> None:
-        """Begin with a clean sheet."""
-        self._begun.clear()
-        self._looks.clear()
-        self._late.clear()
+        """Forget everything."""
+        self._leases.clear()
+        self._checks.clear()
+        self._late_shards.clear()
         self._parked.clear()
 
-    def pause(self) -> None:
-        """Forget how late anybody is: it was us who did not look."""
-        self._looks.clear()
-        self._late.clear()
+    def forget_checks(self) -> None:
+        """Forget all checks: this process was paused."""
+        self._checks.clear()
+        self._late_shards.clear()
 
-    def begun(self, lease: Lease, starts: int) -> None:
-        """Note when a lease starts; those before it that would have started later never do."""
-        self._begun.append((starts, lease))
+    def on_lease(self, lease: Lease, starts: int) -> None:
+        """Store a lease's start; it replaces earlier leases with a later planned start."""
+        self._leases.append((starts, lease))
 
-    def look(self, shard: int, frontier: int, now: int, *, is_watched: bool) -> bool:
-        """Take a heartbeat of a member's primary; return whether the shard became too late."""
+    def on_heartbeat(self, shard: int, frontier: int, now: int, *, is_watched: bool) -> bool:
+        """Check a primary's heartbeat; return whether the shard became a straggler."""
         if not is_watched:
             self.forget(shard)
         if not is_watched or self.is_parked(shard, now):
             return False
-        parked, look = self._parked.get(shard), self._looks.get(shard)
-        if parked is not None and parked.back is None:
-            parked.back = now
-        if look is None:
-            look = self._looks[shard] = _Look(now)
-        if now - look.at < _APART_NS:
+        parked, on_heartbeat = self._parked.get(shard), self._checks.get(shard)
+        if parked is not None and parked.back_at is None:
+            parked.back_at = now
+        if on_heartbeat is None:
+            on_heartbeat = self._checks[shard] = _Checks(now)
+        if now - on_heartbeat.at < _MIN_INTERVAL_NS:
             return False
-        look.at = now
-        self._count(shard, look, is_late=frontier < self._late_below(now))
-        return look.late == _LOOKS
+        on_heartbeat.at = now
+        self._count(shard, on_heartbeat, is_late=frontier < self._late_below(now))
+        return on_heartbeat.late_in_a_row == _MAX_LATE
 
-    def miss(self, members: Collection[int], now: int) -> None:
-        """Look at those of whom nothing is heard, and forget who is no member any more."""
-        silent = 2 * min(max(_BEAT_NS, len(members) * _S // _BEATS_PER_S), _S)
-        for shard, look in list(self._looks.items()):
+    def check_silent(self, members: Collection[int], now: int) -> None:
+        """Count silent members as late, and forget shards that are no longer members."""
+        silent = 2 * min(max(_HEARTBEAT_NS, len(members) * _S // _HEARTBEATS_PER_S), _S)
+        for shard, on_heartbeat in list(self._checks.items()):
             if shard not in members:
                 self.forget(shard)
-            elif now - look.at >= silent:
-                look.at = now
-                self._count(shard, look, is_late=True)
+            elif now - on_heartbeat.at >= silent:
+                on_heartbeat.at = now
+                self._count(shard, on_heartbeat, is_late=True)
 
-    def _count(self, shard: int, look: _Look, *, is_late: bool) -> None:
+    def _count(self, shard: int, on_heartbeat: _Checks, *, is_late: bool) -> None:
         if is_late:
-            look.late += 1
-            self._late.add(shard)
+            on_heartbeat.late_in_a_row += 1
+            self._late_shards.add(shard)
         else:
-            look.late = 0
-            self._late.discard(shard)
+            on_heartbeat.late_in_a_row = 0
+            self._late_shards.discard(shard)
 
     def _late_below(self, now: int) -> int:
-        """Return the position that every frontier should have reached; 0 if that is not known."""
-        if not self._begun:
+        """Return the position that every frontier should have reached; 0 if unknown."""
+        if not self._leases:
             return 0
-        running = next((lease for at, lease in reversed(self._begun) if at <= now), None)
+        running = next((lease for at, lease in reversed(self._leases) if at <= now), None)
         epoch_ms = running.epoch_ms if running is not None else 0
         then = now - max(_LATE_EPOCHS * epoch_ms * _MS, _LATE_NS)
-        for at, lease in reversed(self._begun):
+        for at, lease in reversed(self._leases):
             if at <= then:
                 index = min((then - at) // (lease.epoch_ms * _MS), lease.epochs - 1)
                 return lease.base + index * lease.epoch_size
         return 0
 
     def park(self, now: int, members: int) -> bool:
-        """Park those that are too late, of so many members; return whether there was any."""
-        if 2 * len(self._late) > len(self._looks):
-            return False  # it is not they who are late
-        late = [shard for shard in sorted(self._late) if self._looks[shard].late >= _LOOKS]
-        away = sum(now < parked.until for parked in self._parked.values())
-        late = late[: max((members + away) // 2 - away, 0)]
+        """Park the stragglers among `members` members; return whether there was any."""
+        if 2 * len(self._late_shards) > len(self._checks):
+            return False  # Most shards are late, so the cause is elsewhere.
+        late = [
+            shard
+            for shard in sorted(self._late_shards)
+            if self._checks[shard].late_in_a_row >= _MAX_LATE
+        ]
+        parked = sum(now < parked.until for parked in self._parked.values())
+        late = late[: max((members + parked) // 2 - parked, 0)]
         for shard in late:
-            before, lasts = self._parked.get(shard), _PARKED_NS
+            before, duration = self._parked.get(shard), _PARKED_NS
             if before is not None and before.is_on_probation(now):
-                lasts = min(2 * before.lasts, _MAX_PARKED_NS)
-            self._parked[shard] = _Parked(now, lasts)
+                duration = min(2 * before.duration, _MAX_PARKED_NS)
+            self._parked[shard] = _Parked(now, duration)
             self.forget(shard)
         return bool(late)
 
     def is_parked(self, shard: int, now: int) -> bool:
-        """Whether the shard is to stay out of the leases for now."""
+        """Whether the shard must stay out of the leases now."""
         parked = self._parked.get(shard)
         return parked is not None and now < parked.until
 
     def forget(self, shard: int) -> None:
-        """Forget how late a shard is, but not that it was parked."""
-        if self._looks.pop(shard, None) is not None:
-            self._late.discard(shard)
+        """Forget a shard's checks, but not that it was parked."""
+        if self._checks.pop(shard, None) is not None:
+            self._late_shards.discard(shard)
 
-    def removed(self, shard: int) -> None:
-        """Forget all about a shard: it failed, and when it is back, it is another."""
+    def on_removed(self, shard: int) -> None:
+        """Forget a failed shard entirely: it starts afresh when it returns."""
         self.forget(shard)
         self._parked.pop(shard, None)
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert self._late == {shard for shard, look in self._looks.items() if look.late}
-        assert all(not self.is_parked(shard, look.at) for shard, look in self._looks.items())
+        assert self._late_shards == {
+            shard for shard, on_heartbeat in self._checks.items() if on_heartbeat.late_in_a_row
+        }
+        assert all(
+            not self.is_parked(shard, on_heartbeat.at)
+            for shard, on_heartbeat in self._checks.items()
+        )

@@ -1,11 +1,11 @@
-"""Trims under way.
+"""Pending trims.
 
     wanting    -- every shard's frontier reached the position --> committing
     committing -- the trim point is committed --> refusing
-    refusing   -- every server that is not down refuses what is below --> answered
+    refusing   -- every server that is not down refuses trimmed positions --> reply
 
-Rule: nothing is committed that is not stable (D45). Trims are bounded in number and in time; one
-that gives up before it is committed is answered `not-stable`. Invariant: a trim in `refusing` is
+Rule: only stable positions are trimmed (D45). Trims are bounded in number and in time; one that
+times out before its commit gets the reply `not-stable`. Invariant: a trim in `refusing` is
 committed. See docs/protocol.md, section 8.
 """
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 _S: Final = 1_000_000_000
 _GIVE_UP_NS: Final = 30 * _S
-#: WANTs are sent again after this time.
+#: Interval between repeated `Want` messages.
 _WANT_NS: Final = _S // 4
 
 
 class _Trim:
-    __slots__ = ("ends", "gsn", "phase", "proposed_at", "request", "route", "wanted_at")
+    __slots__ = ("deadline", "gsn", "phase", "proposed_at", "request", "route", "wanted_at")
 
     def __init__(self, route: bytes, request: int, gsn: int, now: int) -> None:
         self.route, self.request, self.gsn = route, request, gsn
-        self.ends = now + _GIVE_UP_NS
+        self.deadline = now + _GIVE_UP_NS
         self.phase: Literal["wanting", "committing", "refusing"] = "wanting"
         self.wanted_at: int | None = None
         self.proposed_at: int | None = None
@@ -53,22 +53,22 @@ class Trims:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def begin(self, route: bytes, request: int, gsn: int, now: int) -> None:
-        """Take a client's trim of a position that was given out; again is the same as once."""
+    def start(self, route: bytes, request: int, gsn: int, now: int) -> None:
+        """Start a client's trim of a leased position; a repeated request changes nothing."""
         self._pending.setdefault((route, request), _Trim(route, request, gsn, now))
 
     def abandon(self) -> list[tuple[bytes, int]]:
-        """Forget all trims; return where each came from."""
+        """Forget all trims; return their routes and request numbers."""
         abandoned = list(self._pending)
         self._pending.clear()
         return abandoned
 
     def next_wakeup(self, now: int) -> int | None:
-        """Return when to `advance` at the latest."""
+        """Return the latest time of the next `advance`."""
         return now + _WANT_NS if self._pending else None
 
     def advance(self, now: int) -> list[Effect]:
-        """Do what can be done now."""
+        """Take the next step of every trim, as far as possible now."""
         effects: list[Effect] = []
         for key, trim in list(self._pending.items()):
             effects += self._want(trim, now)
@@ -85,8 +85,8 @@ class Trims:
         if trim.gsn <= self._state.trim:
             trim.phase = "refusing"
             return []
-        behind = self._behind(trim.gsn)
-        if not behind:
+        unstable = self._shards_below(trim.gsn)
+        if not unstable:
             trim.phase = "committing"
             return []
         if trim.wanted_at is not None and now < trim.wanted_at + _WANT_NS:
@@ -95,11 +95,11 @@ class Trims:
         self._want_request += 1
         return [
             Send(primary.route, Want(self._state.cluster, shard, self._want_request, trim.gsn - 1))
-            for shard in behind
+            for shard in unstable
             if (primary := self._servers.replicas(shard)[0]).route
         ]
 
-    def _behind(self, gsn: int) -> list[int]:
+    def _shards_below(self, gsn: int) -> list[int]:
         """Return the shards that may own a position below `gsn` that is not stable."""
         known = membership_rules.frontiers(self._state, self._servers)
         return [shard for shard, frontier in known.items() if frontier < gsn]
@@ -118,15 +118,15 @@ class Trims:
     def _answer(self, trim: _Trim, now: int) -> Effect | None:
         cluster, committed = self._state.cluster, self._state.trim
         if trim.phase != "refusing":
-            if now < trim.ends:
+            if now < trim.deadline:
                 return None
             return Send(trim.route, TrimReply(cluster, trim.request, committed, "not-stable"))
-        if now < trim.ends and not self._is_refused(trim.gsn, now):
+        if now < trim.deadline and not self._is_refused(trim.gsn, now):
             return None
         return Send(trim.route, TrimReply(cluster, trim.request, committed))
 
     def _is_refused(self, gsn: int, now: int) -> bool:
-        """Whether all refuse what is below, but for those that were silent for long."""
+        """Whether all servers refuse the trimmed positions, except long silent ones."""
         return all(
             server.heartbeat is not None and server.heartbeat.trim >= gsn
             for server in self._servers

@@ -1,13 +1,13 @@
-"""Weights of shards, from the rates of their inserts.
+"""Weights of shards, computed from their insert rates.
 
-A weight is the shard's rate in quarters of the slowest one's, rounded to three significant bits,
-without the common factor. Those of the last lease stay while they fit: while no shard's rate per
-weight is surely (the noise of a Poisson process allowed for) `TOLERANCE` times another's. So noise
-makes no new schedule, and it does not matter if all rates change alike. Others take their place
-only if they fit better.
+A weight is the shard's rate in quarters of the slowest rate, rounded to three significant bits,
+without the common factor. The last lease's weights stay while they fit: until one shard's rate per
+weight certainly (allowing for Poisson noise) exceeds another's by a factor of `TOLERANCE`. So noise
+causes no new schedule, and common changes of all rates do not matter. New weights replace them only
+if they fit better.
 
-Invariant: every weight is at least 1, at most 256 times another, and their sum fits a round. Who is
-faster never weighs less in weights that were made together. See docs/protocol.md, section 13.
+Invariant: every weight is at least 1 and at most 256 times another, and their sum fits a round. Of
+weights computed together, a faster shard's is never lower. See docs/protocol.md, section 13.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ if TYPE_CHECKING:
 
     from ziplog.core.view import Member
 
-#: Below this rate, in records a second, shards count as equally slow.
+#: Rate, in records a second, below which shards count as equally slow.
 _SLOW: Final = 64
-#: No shard counts as so many times faster than another, or more.
+#: Maximum ratio of two rates.
 _MAX_RATIO: Final = 256
-#: Weights that fit as well as this are not worth a lease.
+#: Weights that fit within this factor are not worth a new lease.
 TOLERANCE: Final = 1.15
-#: New weights must fit better by this factor: they do not go to and fro.
+#: New weights must fit better by this factor, so that weights do not oscillate.
 _GAIN: Final = 1.12
-#: The noise allowed for in a rate r is this times the root of r: three standard deviations of
-#: what comes in four seconds, over which heartbeats are averaged.
+#: The noise allowed for in a rate r is this times the root of r: three standard deviations of the
+#: inserts of four seconds, over which heartbeats are averaged.
 _NOISE: Final = 1.5
-#: The share of one heartbeat, which says what came in the last second, in the average.
+#: The share of one heartbeat, with the inserts of the last second, in the average.
 _FRESH: Final = 1 / 8
-#: A heartbeat that differs by more than this times the root of the rate says that the rate is
-#: another: five standard deviations of what comes in a second.
+#: A heartbeat that differs by more than this times the root of the rate shows a changed rate: five
+#: standard deviations of the inserts of a second.
 _JUMP: Final = 5
 
 
 class Weights:
-    """What shards weigh in the last lease, how fast they are, and what they should weigh."""
+    """Weights of the last lease, rates of its shards, and the weights for the next lease."""
 
     def __init__(self) -> None:
         self._rates: dict[int, float] = {}
         self._members: tuple[Member, ...] = ()
         self._held: dict[int, int] = {}
-        # Of the held weights' rates per weight: one is surely at most `_least`, one surely at least
-        # `_most`, now or since somebody looked closely: the two only move apart meanwhile.
+        # Bounds of the held weights' rates per weight: one is certainly at most `_least`, one
+        # certainly at least `_most`. Between two exact computations, the two only move apart.
         self._least, self._most = float("inf"), 0.0
-        # How much they differed when nothing better was known.
+        # The spread when no better weights were known.
         self._tried = 0.0
 
-    def granted(self, members: tuple[Member, ...]) -> None:
-        """Hold the weights of a lease that was committed."""
+    def on_granted(self, members: tuple[Member, ...]) -> None:
+        """Hold the weights of a committed lease."""
         if members != self._members:
             self._members = members
             self._held = {member.shard: member.weight for member in members}
             self._tried = 0.0
-            self._survey()
+            self._update_bounds()
 
-    def told(self, shard: int, per_s: int) -> None:
-        """Take a rate, in records a second, that is certainly another than before."""
+    def set_rate(self, shard: int, per_s: int) -> None:
+        """Store a rate, in records a second, that has certainly changed."""
         self._set(shard, float(max(per_s, _SLOW)))
 
     def observe(self, shard: int, per_s: int) -> None:
-        """Take a rate, in records a second, that is measured again and again."""
+        """Store a rate, in records a second, that is measured continuously."""
         rate, before = float(max(per_s, _SLOW)), self._rates.get(shard)
         if before is not None and abs(rate - before) < _JUMP * sqrt(before):
             rate = before + (rate - before) * _FRESH
@@ -79,33 +79,33 @@ class Weights:
             low, high = _bounds(rate, weight)
             self._least, self._most = min(self._least, high), max(self._most, low)
 
-    def forget(self) -> None:
-        """Forget all rates: they are as old as the last time that this node led."""
+    def forget_rates(self) -> None:
+        """Forget all rates: they date from the last time that this node led."""
         self._rates.clear()
-        self._survey()
+        self._update_bounds()
 
-    def are_off(self) -> bool:
-        """Whether the last lease's weights do not fit any more, and better ones are known.
+    def are_outdated(self) -> bool:
+        """Whether the last lease's weights no longer fit, and better ones are known.
 
         It takes constant time, unless a shard's rate has moved further than any did before.
         """
         if self._most <= self._least * max(TOLERANCE, self._tried * _GAIN):
             return False
-        spread = self._survey()
+        spread = self._update_bounds()
         shards = list(self._held)
-        if spread <= TOLERANCE or not self._fit_better(self._fresh(shards), shards, spread):
+        if spread <= TOLERANCE or not self._fit_better(self._computed(shards), shards, spread):
             self._tried = spread
             return False
         return True
 
-    def of(self, shards: Sequence[int]) -> list[int]:
-        """Return what these shards should weigh in the next lease."""
+    def for_shards(self, shards: Sequence[int]) -> list[int]:
+        """Return the weights of these shards for the next lease."""
         if not all(shard in self._held for shard in shards):
-            return self._fresh(shards)
+            return self._computed(shards)
         held = [self._held[shard] for shard in shards]
         if self._most > self._least * TOLERANCE:
             spread = self._spread(zip(shards, held, strict=True))
-            fresh = self._fresh(shards)
+            fresh = self._computed(shards)
             if spread > TOLERANCE and self._fit_better(fresh, shards, spread):
                 return fresh
         return _reduced(held)
@@ -113,15 +113,15 @@ class Weights:
     def _fit_better(self, fresh: list[int], shards: Sequence[int], spread: float) -> bool:
         return self._spread(zip(shards, fresh, strict=True)) * _GAIN < spread
 
-    def _survey(self) -> float:
-        """Find the exact bounds of the held weights; return the spread."""
+    def _update_bounds(self) -> float:
+        """Compute the exact bounds of the held weights; return the spread."""
         known = [_bounds(self._rates[s], w) for s, w in self._held.items() if s in self._rates]
         self._least = min((high for _, high in known), default=float("inf"))
         self._most = max((low for low, _ in known), default=0.0)
         return self._spread(self._held.items())
 
     def _spread(self, weights: Iterable[tuple[int, int]]) -> float:
-        """Return by which factor two shards' rates per weight surely differ, at most; or less."""
+        """Return a lower bound of the largest ratio of two shards' rates per weight."""
         known = [(self._rates[s], w) for s, w in weights if s in self._rates]
         most = min((rate for rate, _ in known), default=0.0) * _MAX_RATIO
         bounds = [_bounds(min(rate, most), weight) for rate, weight in known]
@@ -129,10 +129,10 @@ class Weights:
             return 1.0
         return max(low for low, _ in bounds) / min(high for _, high in bounds)
 
-    def _fresh(self, shards: Sequence[int]) -> list[int]:
-        """Return weights for what is known now."""
+    def _computed(self, shards: Sequence[int]) -> list[int]:
+        """Return weights for the rates that are known now."""
         unit = self._unit()
-        # Of one that said nothing, since we lead, its weight does.
+        # A shard without a report since this node leads counts by its weight.
         rates = [
             self._rates.get(shard) or max(unit * self._held.get(shard, 0), _SLOW)
             for shard in shards
@@ -144,19 +144,19 @@ class Weights:
         return _reduced(weights)
 
     def _unit(self) -> float:
-        """Return the rate that a held weight of one stands for."""
+        """Return the rate for which a held weight of one stands."""
         known = [(self._rates[s], w) for s, w in self._held.items() if s in self._rates]
         weight = sum(weight for _, weight in known)
         return sum(rate for rate, _ in known) / weight if weight else _SLOW
 
     def check(self, members: tuple[Member, ...]) -> None:
-        """Assert that what is held are the weights of the last lease."""
+        """Assert that the held weights are those of the last lease."""
         assert self._members == members
         assert self._held == {member.shard: member.weight for member in members}
 
 
 def _bounds(rate: float, weight: int) -> tuple[float, float]:
-    """Return between what the true rate per weight is, almost surely."""
+    """Return bounds that almost certainly contain the true rate per weight."""
     noise = _NOISE * sqrt(rate)
     return (rate - noise) / weight, (rate + noise) / weight
 

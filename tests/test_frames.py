@@ -136,7 +136,7 @@ def all_answers(service: MembershipService, last: Lease) -> Iterator[Message]:
             now += 600_000_000
             message = heartbeat(one, held, needs_from)
             yield from sent(service.step(Received(b"s", message), now))
-    yield from sent(service.announcements.tell_all(now))
+    yield from sent(service.announcements.announce_all(now))
     limit = last.stop
     runs = service.state.runs_until(limit, KEPT_RUNS)
     yield wire.Removed(CLUSTER, 9, one.shard, 3, limit, runs)

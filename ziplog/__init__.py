@@ -1,7 +1,7 @@
 """Ziplog: a sharded, replicated, totally ordered log.
 
-`connect` gives a client: insert records, read them, follow them in the log's order. `aio` is the
-same for asyncio, `policy` chooses shards, `local` starts a cluster on this machine.
+`connect` returns a client: insert records, read them, subscribe to them in log order. `aio` is the
+same for asyncio, `policy` selects shards, `local` starts a cluster on this machine.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ def connect(
         bootstrap: nodes of the membership service: "host:port", several separated by commas or in a
             list, with or without "ziplog://" before them.
         timeout: the default time-out of every call, and that of connecting, in seconds; 10 if None.
-        policy: chooses the shards of inserts; `ziplog.policy.random()` if None.
+        policy: selects the shards of inserts; `ziplog.policy.random()` if None.
 
     Raises:
-        ConfigError: `bootstrap` is none.
-        UnavailableError: nobody answered at the addresses given.
+        ConfigError: `bootstrap` is not an address.
+        UnavailableError: no node answered at the addresses given.
 
     """
     return Log(bootstrap, policy or _policy.random(), timeout)
 
 
 def __getattr__(name: str) -> Any:
-    """Load what few programs need when it is first used."""
+    """Load rarely used modules on first use."""
     if name in {"aio", "local", "testing"}:
         return importlib.import_module(f"ziplog.{name}")
     raise AttributeError(f"module 'ziplog' has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""The asyncio API: the names and arguments of `ziplog`, with coroutines where that one waits.
+"""The asyncio API: the names and arguments of `ziplog`, with coroutines for calls that wait.
 
-`connect` gives a client of the running event loop; a subscription is an async iterator.
+`connect` returns a client of the running event loop; a subscription is an async iterator.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
     Args:
         bootstrap: nodes of the membership service, as for `ziplog.connect`.
         timeout: the default time-out of every call, and that of connecting, in seconds; 10 if None.
-        policy: chooses the shards of inserts; `ziplog.policy.random()` if None.
+        policy: selects the shards of inserts; `ziplog.policy.random()` if None.
 
     Raises:
-        ConfigError: `bootstrap` is none, when awaited.
-        UnavailableError: nobody answered at the addresses given, when awaited.
+        ConfigError: `bootstrap` is not an address, when awaited.
+        UnavailableError: no node answered at the addresses given, when awaited.
 
     """
 
@@ -54,6 +54,6 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
         return self._log
 
     async def __aexit__(self, *error: object) -> None:
-        """Flush, unless an exception is under way, and close."""
+        """Flush, unless an exception was raised, and close."""
         if self._log is not None:
             await self._log.__aexit__(*error)

@@ -1,10 +1,9 @@
-"""The cluster file: what a cluster consists of and within which limits it works.
+"""The cluster file: the nodes of a cluster, its settings and their limits.
 
 TOML, in four tables: `[cluster]`, `[[mms]]`, `[[failure_handler]]` and `[[shard]]` with its
-`replicas`. Every key stands once, as a field below, with its default, unit, range and meaning; the
-loader, the writer and `ziplog config show` are made from these fields. Rule: what is not known is
-refused, never ignored. Invariant: a `ClusterConfig` that exists is a valid one, and
-`load(dump(config)) == config`.
+`replicas`. Every key is defined once, as a field below, with its default, unit, range and meaning;
+the loader, the writer and `ziplog config show` are made from these fields. Rule: unknown keys are
+refused. Invariant: every `ClusterConfig` is valid, and `load(dump(config)) == config`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _TIB: Final = 1024 * 1024 * _MIB
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a key of the cluster file may be, and what it means."""
+    """A key of the cluster file: its type, range and meaning."""
 
     about: str
     type: type
@@ -47,12 +46,12 @@ class Key:
     choices: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
     rule: str = ""
-    #: Its value is never part of an error's text.
+    #: Its value never appears in an error's text.
     secret: bool = False
 
     @property
     def allowed(self) -> str:
-        """The values that it takes, in words."""
+        """The allowed values, in words."""
         if self.type is bool:
             return "true or false"
         if self.choices:
@@ -61,8 +60,8 @@ class Key:
             return f"a whole number, {self.low} to {self.high}{self.unit and ' ' + self.unit}"
         return self.rule
 
-    def admits(self, value: object) -> bool:
-        """Whether `value` is one of them."""
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is allowed."""
         if type(value) is not self.type:
             return False
         if isinstance(value, str):
@@ -81,13 +80,13 @@ _KEY_OF_NAME: Final = Key("Unique in the cluster.", str, pattern=_NAME, rule=_NA
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """A process of the cluster and where it listens."""
+    """A process of the cluster and its address."""
 
     name: Annotated[str, _KEY_OF_NAME]
     host: Annotated[
         str,
         Key(
-            "The address that it binds and that others connect to.",
+            "The address that it binds, and that clients and other nodes connect to.",
             str,
             pattern=_HOST,
             rule="a host name or an IPv4 address",
@@ -97,7 +96,7 @@ class NodeConfig:
     raft_port: Annotated[
         int | None,
         Key(
-            "For a membership node or a failure handler, and only there: its consensus port.",
+            "Raft port; only for membership nodes and failure handlers.",
             int,
             low=1,
             high=65535,
@@ -105,12 +104,12 @@ class NodeConfig:
     ] = None
 
     def __post_init__(self) -> None:
-        """Refuse what no node can be."""
+        """Refuse values that no node can have."""
         _check_fields(self, f" of node {self.name!r}")
 
     @property
     def endpoint(self) -> str:
-        """Where it listens: "host:port"."""
+        """Its address: "host:port"."""
         return f"{self.host}:{self.port}"
 
     @property
@@ -133,10 +132,10 @@ class ShardConfig:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """Everything that the processes of one cluster must agree on."""
+    """The settings that all processes of one cluster share."""
 
     name: Annotated[str, Key("The cluster's name.", str, pattern=_NAME, rule=_NAME_RULE)]
-    #: Each node keeps its files in `data_dir/NAME`. Relative: to the cluster file's directory.
+    #: Each node keeps its files in `data_dir/NAME`. Relative paths start at the cluster file.
     data_dir: Path
     mms: tuple[NodeConfig, ...]
     shards: tuple[ShardConfig, ...]
@@ -160,7 +159,7 @@ class ClusterConfig:
     ] = 10
     flush_interval_ms: Annotated[
         int,
-        Key("Longest way from ack to disk at 'memory'.", int, low=1, high=10_000, unit="ms"),
+        Key("Maximum time from ack to disk at 'memory'.", int, low=1, high=10_000, unit="ms"),
     ] = 10
     max_payload_bytes: Annotated[
         int, Key("Largest payload of a record.", int, low=1, high=8 * _MIB, unit="bytes")
@@ -170,12 +169,12 @@ class ClusterConfig:
     ] = 4096
     max_unsettled_units: Annotated[
         int,
-        Key("Inserts that a client may have under way at a shard.", int, low=1, high=65_536),
+        Key("Maximum number of inserts of a client in flight at a shard.", int, low=1, high=65_536),
     ] = 1024
     suspicion_ms: Annotated[
         int,
         Key(
-            "A storage server that is silent for so long is suspected to have failed.",
+            "Silence after which a storage server is suspected to have failed.",
             int,
             low=100,
             high=60_000,
@@ -185,41 +184,45 @@ class ClusterConfig:
     lag_fix: Annotated[
         bool,
         Key(
-            "A shard that runs ahead of others has them give up their positions at once, so that"
-            " readers need not wait for the end of the epoch.",
+            "Whether a shard that runs ahead has the others give up their positions at once, so"
+            " that readers need not wait for the end of the epoch.",
             bool,
         ),
     ] = True
     session_timeout_s: Annotated[
         int,
-        Key(
-            "A client that is silent for so long is forgotten.", int, low=10, high=86_400, unit="s"
-        ),
+        Key("Silence after which a client's session expires.", int, low=10, high=86_400, unit="s"),
     ] = 900
     segment_bytes: Annotated[
         int,
-        Key("Size of a storage server's files.", int, low=_MIB, high=4096 * _MIB, unit="bytes"),
+        Key(
+            "Size of a storage server's segment files.",
+            int,
+            low=_MIB,
+            high=4096 * _MIB,
+            unit="bytes",
+        ),
     ] = 64 * _MIB
     cache_bytes: Annotated[
         int,
-        Key("Records that a server keeps in memory.", int, low=_MIB, high=_TIB, unit="bytes"),
+        Key("Size of a storage server's record cache.", int, low=_MIB, high=_TIB, unit="bytes"),
     ] = 64 * _MIB
     disk_reserve_bytes: Annotated[
         int,
-        Key("With less free disk space, inserts are refused.", int, high=_TIB, unit="bytes"),
+        Key("Free disk space below which inserts are refused.", int, high=_TIB, unit="bytes"),
     ] = 256 * _MIB
     insecure: Annotated[
         bool,
         Key(
             "Allow addresses other than loopback. Messages are neither encrypted nor authenticated:"
-            " whoever reaches a port can read, insert and trim.",
+            " any program that reaches a port can read, insert and trim.",
             bool,
         ),
     ] = False
     raft_password: Annotated[
         str | None,
         Key(
-            "Guards the consensus ports; required outside loopback. Keep the file's mode at 0600.",
+            "Protects the Raft ports; required outside loopback. Keep the file's mode at 0600.",
             str,
             pattern=re.compile(r".{16,256}", re.DOTALL),
             rule="16 to 256 characters",
@@ -228,7 +231,7 @@ class ClusterConfig:
     ] = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse what no cluster can be."""
+        """Refuse values that no cluster can have."""
         _check_fields(self, " in [cluster]")
         if len(self.mms) not in {1, 3, 5}:
             raise ConfigError("number of [[mms]] nodes", len(self.mms), "1, 3 or 5")
@@ -252,8 +255,8 @@ class ClusterConfig:
             exposed.host,
             insecure=self.insecure,
             name=f"host of node {exposed.name!r}",
-            unless="insecure = true in [cluster] says that whoever reaches a port may read, insert"
-            " and trim",
+            unless="you set insecure = true in [cluster], which lets any program that reaches a"
+            " port read, insert and trim",
         )
         if self.raft_password is None:
             raise ConfigError(
@@ -268,14 +271,14 @@ class ClusterConfig:
 
     @property
     def bootstrap(self) -> str:
-        """What a client connects to: the membership service's endpoints, separated by commas."""
+        """The address for clients: the membership service's endpoints, separated by commas."""
         return ",".join(node.endpoint for node in self.mms)
 
     def node(self, name: str) -> NodeConfig:
         """Return the node of this name.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no such node.
 
         """
         found = next((node for node in self.nodes if node.name == name), None)
@@ -285,10 +288,10 @@ class ClusterConfig:
         return found
 
     def shard_of(self, name: str) -> tuple[ShardConfig, int]:
-        """Return the shard that the storage server `name` is a replica of, and its index there.
+        """Return the shard of the storage server `name`, and the server's index in it.
 
         Raises:
-            ConfigError: no storage server has this name.
+            ConfigError: there is no such storage server.
 
         """
         for shard in self.shards:
@@ -308,16 +311,16 @@ def is_loopback(host: str) -> bool:
 
 
 def require_loopback(host: str, *, insecure: bool, name: str, unless: str) -> None:
-    """Refuse to listen where others can reach us, unless somebody has said that they may.
+    """Refuse an address that other machines can reach, unless `insecure` allows it.
 
     Args:
         host: where to listen.
-        insecure: somebody has.
-        name: what `host` is called where it is given, for messages.
-        unless: how to say so, and what it means.
+        insecure: the operator allowed such addresses.
+        name: the name of `host` in its configuration, for messages.
+        unless: how to allow it, and what that means.
 
     Raises:
-        ConfigError: it is no loopback address, and nobody has.
+        ConfigError: it is not a loopback address, and `insecure` is false.
 
     """
     if not insecure and not is_loopback(host):
@@ -339,7 +342,7 @@ def load(path: Path) -> ClusterConfig:
     """Read a cluster file.
 
     Raises:
-        ConfigError: it cannot be read, or something in it is not allowed; says what and where.
+        ConfigError: it cannot be read, or a value is not allowed; says what and where.
 
     """
     try:
@@ -355,10 +358,10 @@ def load(path: Path) -> ClusterConfig:
 
 
 def parse(text: str, path: Path) -> ClusterConfig:
-    """Return what `text` would say as the cluster file `path`.
+    """Parse `text` as the contents of the cluster file `path`.
 
     Raises:
-        ConfigError: something in it is not allowed; says what and where.
+        ConfigError: a value is not allowed; says what and where.
 
     """
     try:
@@ -370,7 +373,7 @@ def parse(text: str, path: Path) -> ClusterConfig:
 
 
 def dump(config: ClusterConfig, *, explain: bool = False) -> str:
-    """Return the cluster file of a configuration; with the meaning of every key if `explain`."""
+    """Return the text of a cluster file; `explain` adds the meaning of every key."""
     rows = _head(explain)
     rows += ["[cluster]", *_rows(config, explain=explain)]
     if explain:
@@ -385,7 +388,7 @@ def dump(config: ClusterConfig, *, explain: bool = False) -> str:
 
 
 def dump_shard(shard: ShardConfig) -> str:
-    """Return the part of a cluster file that says where a shard is; it may stand at its end."""
+    """Return the part of a cluster file for one shard; it can be appended to a file."""
     return "\n".join(_shard_rows(shard, explain=False)) + "\n"
 
 
@@ -401,7 +404,7 @@ def _shard_rows(shard: ShardConfig, *, explain: bool) -> list[str]:
 
 
 def _rows(table: Any, *, explain: bool) -> list[str]:
-    kind: type = type(table)  # not type[Any], which mypy takes for no key of a cache
+    kind: type = type(table)  # not type[Any]: mypy refuses it as a cache key
     rows = []
     for name, (key, default) in keys_of(kind).items():
         value = getattr(table, name)
@@ -434,7 +437,7 @@ def _render(value: object) -> str:
 
 
 def _quote(text: str) -> str:
-    # JSON's escapes are TOML's, except that TOML does not take a raw DEL.
+    # JSON's escapes are valid in TOML, except that TOML does not allow a raw DEL.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -486,13 +489,13 @@ def _values(
 
 
 def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
-    """Raise `ConfigError` if `table`, called `where`, has a key that is not known."""
+    """Raise `ConfigError` if `table`, called `where`, has an unknown key."""
     names = tuple(known)
     for name, value in table.items():
         if name not in names:
             near = difflib.get_close_matches(name, names, 1, 0.0)
             raise ConfigError(
-                f"unknown key {name!r} in {where}", value, f"left out, or {near[0]!r} is meant"
+                f"unknown key {name!r} in {where}", value, f"left out (did you mean {near[0]!r}?)"
             )
 
 
@@ -500,7 +503,7 @@ def _check_fields(table: Any, where: str) -> None:
     kind: type = type(table)  # as above
     for name, (key, default) in keys_of(kind).items():
         value = getattr(table, name)
-        if not key.admits(value) and not (value is None and default is None):
+        if not key.accepts(value) and not (value is None and default is None):
             shown = "(not shown)" if key.secret else value
             raise ConfigError(f"{name}{where}", shown, key.allowed)
 

@@ -1,11 +1,12 @@
-"""A real cluster on this machine: for tests, for the demo, and behind `ziplog up`.
+"""A local cluster of real processes: for tests, for the demo, and for `ziplog up`.
 
     with ziplog.local.Cluster("/tmp/log") as cluster, cluster.connect() as log:
         log.insert_after(b"hello")
 
-Real processes, real sockets on loopback, real files; `kill` really kills. Rule: the cluster file in
-the data directory is the truth; a directory that has one is opened as it is. Invariant: when the
-constructor returns, every shard is live and every process up (or it raised, and nothing runs).
+Real processes, real sockets on loopback, real files; `kill` sends SIGKILL. Rule: the cluster file
+in the data directory is authoritative; a directory that has one is opened as it is. Invariant: when
+the constructor returns, every shard is live and every process up (or it raised, and no process
+runs).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ziplog.config import (
 )
 from ziplog.deploy import new_shard
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
-from ziplog.deploy.supervisor_thread import Supervision
+from ziplog.deploy.supervisor_thread import SupervisorThread
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
 from ziplog.policy import random as random_policy
 
@@ -45,16 +46,16 @@ log = logging.getLogger(__name__)
 
 _HOST: Final = "127.0.0.1"
 _POLL_S: Final = 0.02
-#: Keys of the cluster file that `Cluster` takes by their own names.
+#: Keys of the cluster file that have an argument of `Cluster`.
 _ARGUMENTS: Final = frozenset({"name", "durability", "f", "epoch_ms", "lag_fix"})
-#: A change of the shards takes so long at most, unless the caller says otherwise.
+#: Default time limit for a change of the shards.
 _CHANGE_S: Final = 60.0
-#: A shard that left is as it should be: it stays out, and readable.
-_SETTLED: Final = frozenset({"live", "leaving", "finalized"})
+#: States in which a shard needs no more time: one that left stays readable.
+_STABLE_STATES: Final = frozenset({"live", "leaving", "finalized"})
 
 
 class Cluster:
-    """A cluster of processes on this machine. Not for several threads at once."""
+    """A cluster of processes on this machine. Not thread-safe."""
 
     def __init__(
         self,
@@ -75,36 +76,36 @@ class Cluster:
         supervise: bool | None = None,
         launcher: Sequence[str] = (),
     ) -> None:
-        """Start a cluster in `data_dir`, or start the one that is there again.
+        """Start a new cluster in `data_dir`, or restart the existing one.
 
         Args:
-            data_dir: made if it is missing. If it holds a cluster already, that one is started as
-                its file says, and the arguments up to `settings` count for nothing.
-            shards: how many shards, from 1.
-            f: how many servers of a shard may fail, 0 to 15; each shard has f+1.
+            data_dir: created if it is missing. If it already holds a cluster, that one is started
+                as its file says, and the arguments up to `settings` are ignored.
+            shards: number of shards, from 1.
+            f: number of servers of a shard that may fail, 0 to 15; each shard has f+1.
             mms: nodes of the membership service: 1, 3 or 5.
-            failure_handlers: nodes of the failure handler: 0, 1, 3 or 5. Without one, a shard
-                whose server was killed stays out of service.
+            failure_handlers: nodes of the failure handler: 0, 1, 3 or 5. Without one, a shard with
+                a killed server stays out of service.
             durability: when an insert counts as done: "memory" or "disk".
             name: the cluster's name.
-            port: the first of the ports to use, in order; None: any that are free.
+            port: the first of the ports to use, in order; None: any free ports.
             epoch_ms: length of an epoch while there is work, 1 to 60,000 ms.
-            lag_fix: whether a shard that runs ahead has the others follow at once.
+            lag_fix: whether a shard that runs ahead has the others give up positions at once.
             settings: other keys of the cluster file's `[cluster]`, as `{"segment_bytes": 2**20}`;
                 `ziplog config show` lists them, with their units and limits.
             timeout: seconds until everything must be live.
             accept_limbo: return also when a server that was not shut down cleanly is in limbo: at
                 once if there is no failure handler, else when `timeout` was too short for it.
-            supervise: start dead nodes again after 0.2 s (ever more slowly those that keep dying),
-                and kill and start those that the failure handler cannot reach for 2 s. None: where
-                there is a failure handler.
+            supervise: restart dead nodes after 0.2 s (more slowly if they keep dying), and kill and
+                restart those that the failure handler cannot reach for 2 s. None: if there is a
+                failure handler.
             launcher: a script and its first arguments that run each node's module in place of
-                `python -m`, for the injection of faults.
+                `python -m`, for fault injection.
 
         Raises:
             ConfigError: an argument, the directory or its cluster file is not allowed.
-            UnavailableError: another process runs this cluster, or it did not come up; quotes the
-                log of the process that is to blame.
+            UnavailableError: another process runs this cluster, or it did not become live; quotes
+                the log of the failed process.
 
         """
         if failure_handlers < 0:
@@ -120,7 +121,7 @@ class Cluster:
             )
             membership, handlers = _raft("mms", mms, ports), _raft("fh", failure_handlers, ports)
             config = ClusterConfig(
-                **_checked(settings or {}),
+                **_checked_settings(settings or {}),
                 name=name,
                 data_dir=directory,
                 durability=durability,
@@ -133,18 +134,18 @@ class Cluster:
             )
             _write(directory, config)
         self._supervisor: Final = Supervisor(directory, launcher=launcher)
-        self._supervision: Supervision | None = None
+        self._supervisor_thread: SupervisorThread | None = None
         self._process: Final = os.getpid()
         atexit.register(self.stop)
         try:
             self._start(self.nodes)
             self._wait_live(timeout, accept_limbo=accept_limbo)
             if bool(self.config.failure_handlers) if supervise is None else supervise:
-                self._supervision = Supervision(self._supervisor)
+                self._supervisor_thread = SupervisorThread(self._supervisor)
         except BaseException:
             self.stop()
             if is_new:
-                _forget(directory, self.nodes)
+                _remove_files(directory, self.nodes)
             raise
 
     def __enter__(self) -> Self:
@@ -152,17 +153,17 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop it."""
+        """Stop the cluster."""
         self.stop()
 
     @property
     def config(self) -> ClusterConfig:
-        """What the cluster file says."""
+        """The contents of the cluster file."""
         return self._supervisor.config
 
     @property
     def endpoint(self) -> str:
-        """What clients connect to: "host:port", several separated by commas."""
+        """The address for clients: "host:port", several separated by commas."""
         return self.config.bootstrap
 
     @property
@@ -179,44 +180,44 @@ class Cluster:
         return self._supervisor.pid(name)
 
     def kill(self, name: str) -> None:
-        """Kill a node (SIGKILL); returns when it is dead. Nothing happens if it was.
+        """Kill a node (SIGKILL); return when it is dead. Does nothing if it was dead.
 
-        A supervised cluster starts it again by itself.
+        A supervised cluster restarts it.
         """
         self._supervisor.kill(name)
 
     def pause(self, name: str) -> None:
-        """Freeze a running node (SIGSTOP); returns when it stands still.
+        """Pause a running node (SIGSTOP); return when it has stopped.
 
-        A supervised cluster kills and starts a storage server that its recovery waits for.
+        A supervised cluster kills and restarts a paused storage server that its recovery needs.
         """
         self._supervisor.pause(name)
 
     def resume(self, name: str) -> None:
-        """Let a frozen node go on (SIGCONT)."""
+        """Resume a paused node (SIGCONT)."""
         self._supervisor.resume(name)
 
     def restart(self, name: str) -> None:
-        """Start a dead node again from its data directory; nothing happens if it runs.
+        """Start a dead node again from its data directory; do nothing if it runs.
 
-        A storage server that was killed comes back in limbo, and takes part again once its shard is
+        A storage server that was killed returns in limbo, and is up again once its shard is
         recovered (docs/protocol.md, sections 9 and 11).
         """
         self._supervisor.start(name)
 
     def dead(self) -> list[str]:
-        """Return the names of the nodes whose processes have ended."""
+        """Return the names of the nodes that ran and have ended."""
         return self._supervisor.dead()
 
-    # --- shards come and go ---
+    # --- shard changes ---
 
     def add_shard(self, *, timeout: float = _CHANGE_S) -> int:
-        """Add a shard: its f+1 servers start on free ports, and it takes part in the log.
+        """Add a shard: its f+1 servers start on free ports, and it becomes live.
 
-        The cluster file gets it at its end. If this fails half-way, nothing that was there is
-        worse off, and the next call goes on with the shard that the file has already. Inserts and
-        subscriptions go on meanwhile, and clients that are connected find the new shard by
-        themselves (thesis 4.2.3).
+        The shard is appended to the cluster file. If the call fails half-way, the existing shards
+        are unaffected, and the next call resumes with the shard in the file. Inserts and
+        subscriptions continue meanwhile, and connected clients discover the new shard (thesis
+        4.2.3).
 
         Args:
             timeout: seconds until it must be live.
@@ -225,16 +226,16 @@ class Cluster:
             Its number: one above the highest ever used.
 
         Raises:
-            ConfigError: the cluster file was spoilt, or a data directory of this name is there.
+            ConfigError: the cluster file is damaged, or a data directory of this name exists.
             UnavailableError: a server could not be started, or ended at once (quotes its log), or
                 there are no free ports.
-            DeadlineError: it is not live yet. If the membership service knows it by now, it will be
-                once its servers work; `remove_shard` gives it up.
+            DeadlineError: it is not live yet. If the membership service already knows the shard, it
+                becomes live once its servers work; `remove_shard` gives it up.
 
         """
         until = time.monotonic() + timeout
         path = self._supervisor.path
-        with new_shard.alone(path, timeout), self.connect(timeout=timeout) as client:
+        with new_shard.exclusive_lock(path, timeout), self.connect(timeout=timeout) as client:
             shard = new_shard.next_shard(
                 path, [found["id"] for found in client.cluster()["shards"]]
             )
@@ -252,10 +253,10 @@ class Cluster:
         return shard.id
 
     def remove_shard(self, shard: int, *, timeout: float = _CHANGE_S) -> None:
-        """Take a shard out for good; returns when it takes no more records.
+        """Remove a shard for good; return when it takes no more records.
 
-        Its records stay readable, so its servers go on and are looked after as before. Its number
-        is never used again.
+        Its records stay readable, so its servers keep running and stay supervised. Its number is
+        never used again.
 
         Args:
             shard: its number.
@@ -263,17 +264,17 @@ class Cluster:
 
         Raises:
             ConfigError: there is no such shard, or it is the last one that takes records.
-            DeadlineError: it is not out yet; it will be.
+            DeadlineError: it is not removed yet; it will be.
 
         """
         with self.connect(timeout=timeout) as client:
             client.remove_shard(shard, timeout=timeout)
 
     def finalize_shard(self, shard: int, *, timeout: float = _CHANGE_S) -> None:
-        """Take a shard out if it is not, and return when nothing in it can ever change again.
+        """Finalize a shard: remove it, if necessary, and return when it cannot change any more.
 
-        That is when all its servers have all of it on stable storage. It stays readable; but for
-        trims, its files stay as they are. Arguments and errors are those of `remove_shard`.
+        That is when all its servers have all of its records on stable storage. It stays readable;
+        only trims still change its files. Arguments and errors are those of `remove_shard`.
         """
         with self.connect(timeout=timeout) as client:
             client.finalize_shard(shard, timeout=timeout)
@@ -285,8 +286,8 @@ class Cluster:
         """
         if os.getpid() != self._process:
             return
-        if self._supervision is not None:
-            self._supervision.stop()
+        if self._supervisor_thread is not None:
+            self._supervisor_thread.stop()
         self._supervisor.stop()
         atexit.unregister(self.stop)
 
@@ -295,7 +296,7 @@ class Cluster:
             try:
                 self._supervisor.start(name)
             except OSError as error:
-                raise UnavailableError(f"{name} cannot be started: {error}") from error
+                raise UnavailableError(f"cannot start {name}: {error}") from error
 
     def _wait_live(self, timeout: float, *, accept_limbo: bool) -> None:
         deadline = time.monotonic() + timeout
@@ -311,10 +312,10 @@ class Cluster:
                 if not missing:
                     return
                 if time.monotonic() > deadline:
-                    said = f"not live after {timeout:g} s: {missing}"
+                    problem = f"not live after {timeout:g} s: {missing}"
                     if not (accept_limbo and status is not None and _is_recovering(status)):
-                        raise UnavailableError(f"cluster in {self._directory} is {said}")
-                    log.warning("the cluster goes on without a part: %s", said)
+                        raise UnavailableError(f"cluster in {self._directory} is {problem}")
+                    log.warning("the cluster starts incomplete: %s", problem)
                     return
                 time.sleep(_POLL_S)
 
@@ -322,10 +323,10 @@ class Cluster:
         for name in self._supervisor.dead():
             if name in names:
                 tail = self._supervisor.log_tail(name)
-                raise UnavailableError(f"{name} ended while it started; its log ends: {tail}")
+                raise UnavailableError(f"{name} ended during its start; its log ends: {tail}")
 
     def _what_is_missing(self, status: dict[str, Any] | None, *, accept_limbo: bool) -> str:
-        """Return what still keeps the cluster from being live, or ""."""
+        """Return why the cluster is not live yet, or ""."""
         if status is None:
             return "the membership service does not answer"
         for node in (*status["mms"], *status["failure_handlers"]):
@@ -334,21 +335,21 @@ class Cluster:
         if not status["shards"]:
             return "no shard is known yet"
         for shard in status["shards"]:
-            limbo = _limbo(shard)
+            limbo = _servers_in_limbo(shard)
             if limbo and not self.config.failure_handlers:
                 if accept_limbo:
                     continue
                 raise UnavailableError(
-                    f"{' and '.join(limbo)} did not shut down cleanly, or without all of its files"
-                    " now, and may have lost acknowledged records; without a failure handler no"
-                    " shard is recovered: put missing files back, or start a new data directory"
+                    f"{' and '.join(limbo)} did not shut down cleanly, or lost files, and may have"
+                    " lost acknowledged records. Without a failure handler, shards are not"
+                    " recovered: restore missing files, or start with a new data directory"
                 )
             absent = [
                 f"{replica['name']} is {replica['state']}"
                 for replica in shard["replicas"]
                 if replica["state"] != "up"
             ]
-            if absent or shard["state"] not in _SETTLED:
+            if absent or shard["state"] not in _STABLE_STATES:
                 return f"shard {shard['id']} is {shard['state']}, {', '.join(absent)}".rstrip(", ")
         return ""
 
@@ -358,22 +359,24 @@ class Cluster:
 
 
 def _is_recovering(status: dict[str, Any]) -> bool:
-    return any(shard["state"] == "recovering" or _limbo(shard) for shard in status["shards"])
+    return any(
+        shard["state"] == "recovering" or _servers_in_limbo(shard) for shard in status["shards"]
+    )
 
 
-def _limbo(shard: dict[str, Any]) -> list[str]:
+def _servers_in_limbo(shard: dict[str, Any]) -> list[str]:
     return [replica["name"] for replica in shard["replicas"] if replica["state"] == "limbo"]
 
 
-def _checked(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `settings`; refuse what the cluster file does not know, or has an argument here."""
+def _checked_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `settings`; refuse unknown keys, and those with an argument of `Cluster`."""
     names = [name for name in keys_of(ClusterConfig) if name not in _ARGUMENTS]
     refuse_unknown(settings, names, "settings")
     return settings
 
 
 def _raft(prefix: str, count: int, ports: Iterator[int]) -> tuple[NodeConfig, ...]:
-    """Return nodes that agree by Raft; the ports that clients see come first."""
+    """Return nodes of a Raft group; their client ports come first."""
     mine = [next(ports) for _ in range(count)]
     return tuple(
         NodeConfig(f"{prefix}-{index}", _HOST, port, next(ports)) for index, port in enumerate(mine)
@@ -407,8 +410,8 @@ def _write(directory: Path, config: ClusterConfig) -> None:
         raise ConfigError("data directory", str(directory), allowed) from error
 
 
-def _forget(directory: Path, nodes: list[str]) -> None:
-    """Remove a new cluster that did not come up: the next attempt may look different."""
+def _remove_files(directory: Path, nodes: list[str]) -> None:
+    """Remove a new cluster that did not become live: the next attempt may have other arguments."""
     (directory / CLUSTER_FILE).unlink()
     for name in nodes:
         shutil.rmtree(directory / name, ignore_errors=True)

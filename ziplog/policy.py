@@ -1,11 +1,11 @@
-"""Which shard a record goes to.
+"""Policies: functions that select the shard of a record.
 
 A policy is a callable (payload, key, live) -> shard: `live` holds the ids of the shards that take
-records, in increasing order, never empty. Shards that answer slowly are left out of it while
-others are there. A policy that names a shard that is not live makes the insert wait for it. An
-`insert_many` asks once, with its first payload.
+records, in increasing order, never empty. Slow shards are left out of it while there are others. A
+policy that names a shard that is not live makes the insert wait for it. An `insert_many` calls the
+policy once, with its first payload.
 
-Policies may be shared between clients; all of them are safe to call from several threads.
+Policies may be shared between clients; all of them are thread-safe.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from hashlib import blake2b
 
 from ziplog.errors import ConfigError
 
-#: Chooses a shard: (payload, key, ids of the live shards) -> id.
+#: Selects a shard: (payload, key, ids of the live shards) -> id.
 Policy = Callable[[bytes, bytes | None, Sequence[int]], int]
 
 
 def random() -> Policy:
-    """Return the default policy: every live shard is as likely."""
+    """Return the default policy: every live shard is equally likely."""
     draw = _random.Random().random  # noqa: S311 - spreads load, keeps no secret
 
     def choose(_payload: bytes, _key: bytes | None, live: Sequence[int]) -> int:
@@ -32,7 +32,7 @@ def random() -> Policy:
 
 
 def round_robin() -> Policy:
-    """Return a policy that takes the live shards in turn."""
+    """Return a policy that cycles through the live shards."""
     turns = itertools.count()
 
     def choose(_payload: bytes, _key: bytes | None, live: Sequence[int]) -> int:
@@ -42,10 +42,10 @@ def round_robin() -> Policy:
 
 
 def by_key_hash() -> Policy:
-    """Return a policy that sends equal keys to one shard: the same in every process.
+    """Return a policy that sends equal keys to one shard, the same one in every process.
 
-    Rendezvous hashing with BLAKE2b: when a shard comes or goes, only the keys that it gains or
-    loses move. Records without a key go to random shards.
+    Rendezvous hashing with BLAKE2b: when a shard is added or removed, only its own keys move.
+    Records without a key go to random shards.
     """
     any_shard = random()
 
@@ -62,7 +62,7 @@ def _weight(key: bytes, shard: int) -> bytes:
 
 
 def sticky() -> Policy:
-    """Return a policy that stays at one (random) shard for as long as it is live."""
+    """Return a policy that stays at one (random) shard while it is live."""
     any_shard = random()
     chosen: list[int] = []
 
@@ -77,14 +77,14 @@ def sticky() -> Policy:
 
 
 def pin(shard: int) -> Policy:
-    """Return a policy that always takes `shard`, and waits for it if it is not live.
+    """Return a policy that always selects `shard`, and waits for it if it is not live.
 
     Raises:
-        ConfigError: `shard` is no shard id.
+        ConfigError: `shard` is not a shard id.
 
     """
     if not isinstance(shard, int) or not 0 <= shard < 2**31:
-        raise ConfigError("shard", shard, "a shard id, a whole number from 0 on")
+        raise ConfigError("shard", shard, "a shard id: a whole number, 0 to 2**31 - 1")
 
     def choose(_payload: bytes, _key: bytes | None, _live: Sequence[int]) -> int:
         return shard

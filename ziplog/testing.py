@@ -1,10 +1,10 @@
-"""For tests of programs that use Ziplog: a pytest fixture with a real cluster.
+"""A pytest fixture with a real cluster, for tests of programs that use Ziplog.
 
     def test_my_program(ziplog_cluster):
         with ziplog_cluster.connect() as log:
             log.insert_after(b"x")
 
-pytest finds it by itself where the package is installed.
+pytest discovers it where the package is installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def ziplog_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of 2 shards x 2 replicas on loopback, stopped at the end of the test."""
-    # Imported late: pytest loads this module in every run, also where nobody wants a cluster.
+    # Imported on use: pytest loads this module in every run, also without clusters.
     from ziplog.local import Cluster  # noqa: PLC0415
 
     with Cluster(tmp_path / "ziplog") as cluster:

@@ -1,4 +1,4 @@
-"""Storage servers as a failure handler sees them: a log is a list, taking one over is a copy."""
+"""Fake storage servers for a failure handler: a log is a list, and a state transfer is a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MS: Final = 1_000_000
 S: Final = 1000 * MS
 CLUSTER: Final = 4711
-#: How long a message takes, and a flush.
+#: Duration of a message, and of a flush.
 HOP: Final = MS // 10
 FLUSH: Final = 3 * MS
 
@@ -25,7 +25,7 @@ Entry = tuple[int, str]
 
 
 class FakeServer:
-    """A storage server as a failure handler sees it."""
+    """A fake storage server for a failure handler."""
 
     def __init__(self, world: World, name: str, shard: int, index: int) -> None:
         self.world, self.name, self.shard, self.index = world, name, shard, index
@@ -34,21 +34,21 @@ class FakeServer:
         self.incarnation = 100 + index
         self.state = "starting"
         self.view = 0
-        #: The entries of its log, each with the view of who wrote it; so many are on its disk.
+        #: The entries of its log, each with its writer's view; and the number of them on disk.
         self.log: list[Entry] = []
         self.flushed = 0
         self.filled_to = 0
         self.number = 0
         self.decided_end = 0
         self.lease: Lease | None = None
-        #: How it was told that its shard is placed; if so, it gets no more leases.
+        #: The announced state of its shard; if there is one, it gets no more leases.
         self.placed = ""
         self.is_removed = False
-        #: It has all that its shard will ever own.
+        #: It has all records that its shard will ever own.
         self.sealed = False
-        #: Peers that it takes for dead whatever they do.
-        self.accuses: set[int] = set()
-        self.beats = {i: world.now for i in range(world.config.f + 1) if i != index}
+        #: Peers that it suspects unconditionally.
+        self.always_suspects: set[int] = set()
+        self.report_times = {i: world.now for i in range(world.config.f + 1) if i != index}
         self.unfit: set[int] = set()
         self.halted = ""
 
@@ -60,12 +60,12 @@ class FakeServer:
     def suspects(self) -> list[int]:
         now = self.world.now
         return sorted(
-            {i for i, heard in self.beats.items() if now - heard >= S}
+            {i for i, heard in self.report_times.items() if now - heard >= S}
             | self.unfit
-            | (self.accuses - {self.index})
+            | (self.always_suspects - {self.index})
         )
 
-    # --- what it says ---
+    # --- reports ---
 
     def tick(self) -> None:
         """Ten times a second."""
@@ -75,12 +75,12 @@ class FakeServer:
             self.world.post(
                 self.name, peer.name, lambda p=peer: p.beaten(self.index, self.view, self.state)
             )
-        self.say()
+        self.send_report()
         if self.world.now - self.world.started >= self.world.heartbeats.get(self.name, 0):
             self.world.heartbeats[self.name] = self.world.now - self.world.started + S
             self.heartbeat()
 
-    def say(self) -> None:
+    def send_report(self) -> None:
         is_fine = not (self.suspects or self.is_removed) and self.state in {"starting", "up"}
         if not self.lease or is_fine:
             return
@@ -114,7 +114,7 @@ class FakeServer:
         if view > self.view and state in {"up", "joined"} and self.is_in_view:
             self.stand_by(view)
         if view == self.view and state in {"up", "frozen", "joined"}:
-            self.beats[peer] = self.world.now
+            self.report_times[peer] = self.world.now
             self.unfit.discard(peer)
         elif state == "limbo" or 0 < view < self.view:
             self.unfit.add(peer)
@@ -124,14 +124,14 @@ class FakeServer:
         return self.state in {"up", "frozen", "joined"}
 
     def stand_by(self, number: int) -> None:
-        """Take nothing more, but keep what the view left: it may be asked for yet."""
+        """Accept nothing more, but keep the view's entries: they may be needed yet."""
         self.state, self.number = "frozen", max(self.number, number)
 
     def leave(self) -> None:
         self.state = "limbo"
         del self.log[self.flushed :]
 
-    # --- what it is told ---
+    # --- received messages ---
 
     def receive(self, src: str, message: Message) -> None:
         if not self.alive or self.halted:
@@ -162,7 +162,7 @@ class FakeServer:
         elif self.state == "joined" and not self.is_removed and placement.view == self.view:
             self.state = "up"
             self.unfit.clear()
-            self.beats = dict.fromkeys(self.beats, self.world.now)
+            self.report_times = dict.fromkeys(self.report_times, self.world.now)
 
     def freeze(self, src: str, message: Freeze) -> None:
         fits = message.view == self.view if self.is_in_view else message.view >= self.view
@@ -174,7 +174,7 @@ class FakeServer:
         ):
             return
         if self.state != "frozen" or message.recovery > self.number:
-            # The end of what a decided view holds: an attempt that failed may have filled the rest.
+            # The end of the decided view; a failed attempt may have filled the rest.
             decided = sum(1 for view, _ in self.log if view <= message.view)
             is_whole = decided == len(self.log) and self.filled_to >= message.limit
             self.decided_end = message.limit if is_whole else 1 + decided
@@ -218,7 +218,7 @@ class FakeServer:
             self.world.at(2 * HOP, lambda i=self.incarnation: self.fetch(message, i))
 
     def fetch(self, decision: ViewDecided, incarnation: int) -> None:
-        """Take the survivor's log over, if it is there and has it."""
+        """Copy the survivor's log, if the survivor is up and has it."""
         survivor = self.world.server(self.shard, decision.survivor)
         if (
             not self.alive
@@ -236,12 +236,12 @@ class FakeServer:
             assert digest_of(self.log) == decision.digest
             self.flushed, self.filled_to = len(self.log), survivor.filled_to
             self.state, self.view = "joined", decision.view
-            self.say()
+            self.send_report()
             self.heartbeat()
         else:
             self.world.at(100 * MS, lambda: self.fetch(decision, incarnation))
 
-    # --- what happens to it ---
+    # --- faults ---
 
     def crash(self) -> None:
         self.alive = False
@@ -259,7 +259,7 @@ class FakeServer:
             self.log, self.flushed, self.filled_to = [], 0, 0
         elif not self.log:
             self.filled_to = 0
-        self.beats = dict.fromkeys(self.beats, self.world.now + 4 * S)
+        self.report_times = dict.fromkeys(self.report_times, self.world.now + 4 * S)
         self.world.heartbeats[self.name] = 0
 
 

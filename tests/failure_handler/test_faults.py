@@ -1,4 +1,4 @@
-"""Everything may die at any time of a recovery, and messages be lost, late and twice."""
+"""Any process may die at any time of a recovery, and messages may be lost, late and duplicated."""
 
 import random
 
@@ -32,7 +32,7 @@ def test_the_survivor_dies(phase: str, f: int) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("f", [1, 2])
-def test_everybody_dies(phase: str, f: int) -> None:
+def test_all_servers_die(phase: str, f: int) -> None:
     world = World(config(f=f)).live()
     assert world.insert("one")
     world.kill(world.server(0, 0))
@@ -45,7 +45,7 @@ def test_everybody_dies(phase: str, f: int) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("handlers", [1, 3])
-def test_another_leader_goes_on(phase: str, handlers: int) -> None:
+def test_another_leader_continues_the_recovery(phase: str, handlers: int) -> None:
     world = World(config(handlers=handlers)).live()
     assert world.insert("one")
     world.kill(world.server(0, 0))
@@ -54,7 +54,7 @@ def test_another_leader_goes_on(phase: str, handlers: int) -> None:
     world.fail_over()
     world.until_live(limit=10 * S)
     assert world.insert("two")
-    # It goes on with the attempt that it found.
+    # It continues the attempt that it found.
     assert len(world.decided(Begin)) == max(before, 1)
     world.run(5 * S)
     assert len(world.decided(Finish)) == 1
@@ -108,17 +108,17 @@ def test_a_storm_of_everything(seed: int) -> None:
         choice = generator.random()
         if choice < 0.5:
             server = generator.choice(world.servers)
-            # More than f must not lose their disks.
+            # At most f servers may lose their disks.
             may_be_wiped = world.config.f > 0 and world.is_live(server.shard)
             world.kill(server, wiped=may_be_wiped and generator.random() < 0.2)
         elif choice < 0.7:
             world.fail_over()
         elif choice < 0.8:
-            generator.choice(world.servers).accuses = {0}
+            generator.choice(world.servers).always_suspects = {0}
         world.run(generator.randrange(2 * S))
     world.network = lambda _src, _dst, _message: [HOP]
     for server in world.servers:
-        server.accuses.clear()
+        server.always_suspects.clear()
     world.run(3 * S)
     for shard in range(2):
         world.until_live(shard, limit=120 * S)
@@ -135,7 +135,7 @@ def test_a_joined_server_that_missed_the_start_of_its_view_is_not_forgotten() ->
     reach(world, "finished")
     world.supervised = False
     world.kill(world.server(0, 0))
-    # Its announcement does not come any more: it stays as it is, and suspects the other one.
+    # Its announcement is lost: it keeps its state, and suspects the other one.
     world.until(lambda: len(world.decided(Begin)) == 2, 10 * S)
     assert world.server(0, 1).state == "joined"
     world.network = lambda _src, _dst, _message: [HOP]
@@ -143,13 +143,13 @@ def test_a_joined_server_that_missed_the_start_of_its_view_is_not_forgotten() ->
     world.until_live(limit=10 * S)
 
 
-def test_a_shard_that_is_out_of_service_is_heard_though_all_its_servers_are_fine() -> None:
+def test_a_shard_out_of_service_is_recovered_though_all_its_servers_are_up() -> None:
     world = World(config(shards=2)).live()
     server = world.server(0, 0)
-    # One word of doubt, which is taken back; then the handler forgets the way to the server.
-    server.accuses = {1}
+    # One suspicion, which is withdrawn; then the handler loses the route to the server.
+    server.always_suspects = {1}
     reach(world, "begun")
-    server.accuses = set()
+    server.always_suspects = set()
     world.network = lambda _src, _dst, message: [] if type(message) is Freeze else [HOP]
     world.run(S)
     world.fail_over()

@@ -1,4 +1,4 @@
-"""One node of the failure handler: whom it believes, what it answers, what it tells."""
+"""One node of the failure handler: accepted messages, replies and effects."""
 
 from typing import Any
 
@@ -33,24 +33,24 @@ from ziplog.wire import (
 
 
 def suspect(node: str = "shard-0-0", **changes: Any) -> Suspect:
-    said = Suspect(
+    report = Suspect(
         CLUSTER, node, 0, 1, int(node[-1]), 100, "up", [1], 0, 0, 0, f"directory of {node}"
     )
-    return msgspec.structs.replace(said, **changes)
+    return msgspec.structs.replace(report, **changes)
 
 
-def tell(world: World, message: Message, src: bytes = b"somebody") -> None:
+def deliver(world: World, message: Message, src: bytes = b"client") -> None:
     world.step_handler(world.leader, Received(src, message))
 
 
-def test_it_tells_the_service_that_it_is_there_every_second() -> None:
+def test_it_sends_a_heartbeat_to_the_service_every_second() -> None:
     world = World(config(handlers=3)).live()
     world.sent.clear()
     world.run(5 * S)
     for name in ("fh-0", "fh-1", "fh-2"):
-        said = [m for _, src, _, m in world.sent if src == name and type(m) is HandlerHeartbeat]
-        assert 4 <= len(said) <= 6
-        assert {(m.cluster, m.node, m.pid, m.leader) for m in said} == {
+        report = [m for _, src, _, m in world.sent if src == name and type(m) is HandlerHeartbeat]
+        assert 4 <= len(report) <= 6
+        assert {(m.cluster, m.node, m.pid, m.leader) for m in report} == {
             (CLUSTER, name, 7, name == "fh-0")
         }
     assert {(n["name"], n["state"], n["leader"]) for n in world.status()["failure_handlers"]} == {
@@ -87,21 +87,21 @@ def test_a_follower_names_the_leader() -> None:
     ],
     ids=str,
 )
-def test_a_server_that_is_placed_elsewhere_is_not_heard(changes: dict[str, Any]) -> None:
+def test_a_report_of_a_server_of_another_shard_is_ignored(changes: dict[str, Any]) -> None:
     world = World().live()
-    tell(world, suspect(**changes))
+    deliver(world, suspect(**changes))
     world.run(2 * S)
     assert world.commands == []
     assert world.complaints
 
 
-def test_a_stranger_is_nobody_while_the_known_server_is_heard() -> None:
+def test_an_unknown_directory_is_ignored_while_the_known_server_reports() -> None:
     world = World().live()
-    world.server(0, 0).accuses = {1}
+    world.server(0, 0).always_suspects = {1}
     world.until(lambda: bool(world.messages(Suspect)))
     world.run(10 * HOP)
     for _ in range(5):
-        tell(world, suspect(state="limbo", identity="stranger", incarnation=1), b"stranger")
+        deliver(world, suspect(state="limbo", identity="stranger", incarnation=1), b"unknown")
         world.run(30 * MS)
     assert len(world.complaints) == 5
     assert world.decided(Begin)[0].attempt.candidate == 0
@@ -110,16 +110,16 @@ def test_a_stranger_is_nobody_while_the_known_server_is_heard() -> None:
 
 def test_a_server_with_another_data_directory_cannot_begin_a_recovery() -> None:
     world = World().live()
-    tell(world, suspect(identity="another"), b"stranger")
+    deliver(world, suspect(identity="another"), b"unknown")
     world.run(S)
     assert world.commands == []
 
 
 def test_messages_of_another_cluster_or_kind_are_dropped() -> None:
     world = World().live()
-    tell(world, suspect(cluster=CLUSTER + 1))
-    tell(world, Hello(CLUSTER, 1))
-    tell(world, Refused(CLUSTER, 0, 0, 0, 1, "wrong-cluster", "this is another one"), b"mms-0")
+    deliver(world, suspect(cluster=CLUSTER + 1))
+    deliver(world, Hello(CLUSTER, 1))
+    deliver(world, Refused(CLUSTER, 0, 0, 0, 1, "wrong-cluster", "this is another one"), b"mms-0")
     world.run(S)
     assert world.commands == []
     assert len(world.complaints) == 3
@@ -138,17 +138,17 @@ def test_a_promise_counts_only_from_the_candidate_and_for_the_newest_attempt() -
         ({"server": 1}, route),
         ({"incarnation": 5}, route),
         ({"shard": 5}, route),
-        ({}, b"stranger"),
+        ({}, b"unknown"),
     ):
-        tell(world, msgspec.structs.replace(frozen, **changed), src)
+        deliver(world, msgspec.structs.replace(frozen, **changed), src)
     world.run(10 * MS)
     assert world.decided(Decide) == []
-    tell(world, frozen, route)
+    deliver(world, frozen, route)
     world.run(10 * MS)
     assert len(world.decided(Decide)) == 1
 
 
-def test_what_comes_from_elsewhere_is_no_answer_of_the_service() -> None:
+def test_messages_from_other_senders_are_not_replies_of_the_service() -> None:
     world = World().live()
     world.until(lambda: bool(world.messages(ClusterInfo)))
     info = world.messages(ClusterInfo)[-1]
@@ -156,25 +156,25 @@ def test_what_comes_from_elsewhere_is_no_answer_of_the_service() -> None:
     worse = msgspec.structs.replace(
         info, placements=[msgspec.structs.replace(p, view=9) for p in info.placements]
     )
-    tell(world, worse)
-    # A follower of the service, which may be behind, does not name itself first.
-    tell(world, msgspec.structs.replace(worse, mms=["127.0.0.1:1"]), b"mms-0")
+    deliver(world, worse)
+    # A follower of the service may have old state, and does not list itself first.
+    deliver(world, msgspec.structs.replace(worse, mms=["127.0.0.1:1"]), b"mms-0")
     assert world.handlers["fh-0"].members.placements == before
-    tell(world, worse, b"mms-0")
+    deliver(world, worse, b"mms-0")
     assert world.handlers["fh-0"].members.placements[0].view == 9
-    # And nothing goes back.
-    tell(world, info, b"mms-0")
+    # And views never decrease.
+    deliver(world, info, b"mms-0")
     assert world.handlers["fh-0"].members.placements[0].view == 9
 
 
-def test_a_candidate_is_asked_over_its_last_route_only() -> None:
+def test_freeze_is_sent_over_the_candidates_last_route_only() -> None:
     world = World().live()
     world.kill(world.server(0, 1))
     world.until(lambda: bool(world.messages(Freeze)))
     assert {dst for _, _, dst, m in world.sent if type(m) is Freeze} == {"shard-0-0"}
 
 
-def test_a_node_that_was_stopped_blames_nobody() -> None:
+def test_a_paused_handler_suspects_no_server() -> None:
     world = World(config(f=2)).live()
     world.supervised = False
     world.kill(world.server(0, 2))
@@ -203,7 +203,7 @@ def test_a_snapshot_takes_the_place_of_the_commands() -> None:
     handler.check()
 
 
-def test_before_it_knows_its_cluster_it_hears_nobody_and_asks_where_it_is() -> None:
+def test_before_it_knows_its_cluster_it_ignores_reports_and_queries_the_service() -> None:
     handler = FailureHandler(config(), "fh-0", pid=1, now=0)
     handler.step(LeaderChanged("fh-0", is_self=True), 1)
     assert handler.next_wakeup() == 1
@@ -215,7 +215,7 @@ def test_before_it_knows_its_cluster_it_hears_nobody_and_asks_where_it_is() -> N
     handler.check()
 
 
-def test_no_message_of_a_stranger_breaks_it() -> None:
+def test_no_message_of_an_unknown_sender_breaks_it() -> None:
     world = World().live()
     world.kill(world.server(0, 1))
     world.until(lambda: bool(world.messages(Freeze)))
@@ -223,6 +223,6 @@ def test_no_message_of_a_stranger_breaks_it() -> None:
     others = [m for _, _, _, m in world.sent if type(m) is not Suspect]
     assert len({type(message) for message in others}) > 6
     for message in others:
-        effects = handler.step(Received(b"stranger", message), world.now)
+        effects = handler.step(Received(b"unknown", message), world.now)
         assert [type(effect) for effect in effects] == [ReportBadMessage]
         handler.check()

@@ -1,4 +1,4 @@
-"""Shards of which all servers were killed, or lost what they had: who goes on, and what is said."""
+"""Shards with all servers in limbo or without data: the chosen candidate, the reported losses."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_a_shard_that_was_killed_whole_begins_with_the_longest_log(f: int) -> No
     assert world.insert("three")
 
 
-def test_what_was_lost_is_reported() -> None:
+def test_a_possible_loss_is_reported() -> None:
     world = World().live()
     assert world.insert("one")
     assert world.insert("two", flush=False)
@@ -57,7 +57,7 @@ def test_at_level_disk_nothing_was_lost() -> None:
     assert world.status()["losses"] == []
 
 
-def test_as_long_as_one_is_missing_nobody_is_chosen_from_limbo() -> None:
+def test_no_candidate_is_chosen_from_limbo_while_a_server_is_missing() -> None:
     world = World(config(f=2)).live()
     world.supervised = False
     world.kill(*world.servers)
@@ -69,8 +69,8 @@ def test_as_long_as_one_is_missing_nobody_is_chosen_from_limbo() -> None:
     world.until_live(view=2)
 
 
-def test_a_late_word_of_an_older_view_does_not_pass_for_limbo() -> None:
-    """Else whoever crashed leads, at level memory without what the other one holds."""
+def test_a_late_report_of_an_older_view_does_not_count_as_limbo() -> None:
+    """Else the crashed server would be chosen, at level memory without the other's records."""
     world = World().live()
     world.kill(world.server(0, 1))
     world.until_live(view=2)
@@ -98,7 +98,7 @@ def test_a_promise_from_limbo_that_was_not_decided_hides_no_loss() -> None:
     assert world.insert("two", flush=False)
     world.kill(*world.servers)
     reach(world, "promised")
-    # It has filled its log up to the limit, and dies before anybody hears of it.
+    # It has filled its log up to the limit, and dies before it reports.
     world.sent.clear()
     world.network = lambda _src, _dst, message: [] if type(message) is Frozen else [HOP]
     world.run(2 * HOP)
@@ -115,7 +115,7 @@ def test_a_server_without_its_data_directory_is_never_chosen() -> None:
     old = [server.identity for server in world.servers]
     world.supervised = False
     world.kill(*world.servers)
-    world.run(6 * S)  # until nobody is heard
+    world.run(6 * S)  # until no server reports
     for server in world.servers:
         server.restart(wiped=True)
     world.run(10 * S)
@@ -123,7 +123,7 @@ def test_a_server_without_its_data_directory_is_never_chosen() -> None:
     warned = [text for text in world.warnings if "cannot be recovered" in text]
     assert len(warned) == 1
     assert "data directory" in warned[0]
-    # One is put back.
+    # One directory is restored.
     world.kill(world.server(0, 1))
     world.run(3 * S)
     server = world.server(0, 1)
@@ -142,7 +142,7 @@ def test_a_replaced_disk_is_known_from_then_on() -> None:
     found = world.mms.state.placements[0].replicas[0].fingerprint
     assert found == fingerprint("directory of shard-0-0'")
     assert "one" in {record for _, record in world.server(0, 0).log}
-    # It counts from now on: it is the one that survives.
+    # It counts from now on: it survives.
     world.kill(world.server(0, 1))
     world.until_live(view=3)
     assert world.decided(Begin)[-1].attempt.candidate == 0
@@ -151,7 +151,7 @@ def test_a_replaced_disk_is_known_from_then_on() -> None:
 def test_a_new_disk_that_has_joined_carries_the_shard_if_the_survivor_dies() -> None:
     world = World().live()
     assert world.insert("one")
-    # That it has joined is not heard before the survivor is gone.
+    # Its report that it joined comes only after the survivor is gone.
     world.network = lambda _src, _dst, message: (
         [] if type(message) is Suspect and message.state == "joined" else [HOP]
     )

@@ -1,4 +1,4 @@
-"""The process: it starts, answers, finds the service, stops, and says why it cannot start."""
+"""The process: it starts, answers, finds the service, stops, and explains a failed start."""
 
 from __future__ import annotations
 
@@ -87,16 +87,16 @@ def test_of_three_nodes_one_leads_and_another_after_it(
         )
         return endpoints[answer.leader] if isinstance(answer, NotLeader) else asked
 
-    told: set[str] = set()
+    leaders: set[str] = set()
 
     def agree() -> bool:
-        told.clear()
-        told.update(leader(name) for name in endpoints.values())
-        return len(told) == 1
+        leaders.clear()
+        leaders.update(leader(name) for name in endpoints.values())
+        return len(leaders) == 1
 
-    # It may change between two questions.
+    # It may change between two queries.
     wait_until(agree, "all know the same leader")
-    (first,) = told
+    (first,) = leaders
     group.kill(first)
     others = [name for name in endpoints.values() if name != first]
     wait_until(lambda: leader(others[0]) != first, "another one leads")
@@ -117,7 +117,7 @@ def test_a_taken_port_is_one_line_and_exit_code_1(
     assert f"127.0.0.1:{port}" in stderr
 
 
-@pytest.mark.parametrize("node", ["s0", "mms-0", "nobody"])
+@pytest.mark.parametrize("node", ["s0", "mms-0", "unknown"])
 def test_a_wrong_node_is_bad_usage(processes: Callable[[int], Processes], node: str) -> None:
     group = processes(1)
     code, stderr = group.refuses("failure_handler", node)

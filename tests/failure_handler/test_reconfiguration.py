@@ -1,4 +1,4 @@
-"""Shards that joined later, or have left, are recovered as others are, and stay what they were."""
+"""Shards that joined later, or have left, are recovered like others, and keep their state."""
 
 import pytest
 
@@ -61,7 +61,7 @@ def test_a_shard_that_joins_is_not_recovered_before_it_has() -> None:
 def test_a_shard_that_joins_is_recovered_if_a_server_of_it_has_crashed(
     crashed: tuple[int, ...],
 ) -> None:
-    """Such a server is in limbo, though there is nothing that it could have forgotten."""
+    """Such a server is in limbo, although it cannot have lost anything."""
     world = World(config()).live()
     change(world, 3, "add")
     assert state(world, 3) == "joining"

@@ -12,7 +12,7 @@ from ziplog.wire import Frozen, Reinserted, Suspect, ViewDecided
 
 @pytest.mark.parametrize("f", [1, 2, 3])
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_shard_whose_server_died_comes_back(f: int, index: int) -> None:
+def test_a_shard_returns_after_a_server_died(f: int, index: int) -> None:
     world = World(config(f=f)).live()
     assert world.insert("one")
     world.kill(world.server(0, index))
@@ -39,7 +39,7 @@ def test_nothing_waits_between_the_suspicion_and_the_decision() -> None:
     assert decided - suspected == 3 * COMMIT + FLUSH + 5 * HOP
 
 
-def test_other_shards_go_on() -> None:
+def test_other_shards_continue() -> None:
     world = World(config(shards=3)).live()
     world.supervised = False
     world.kill(world.server(1, 0))
@@ -83,40 +83,40 @@ def test_f_servers_may_die_at_once() -> None:
 # --- who survives ------------------------------------------------------------------------------
 
 
-def test_of_two_that_suspect_each_other_the_primary_goes_on() -> None:
+def test_of_two_servers_that_suspect_each_other_the_primary_survives() -> None:
     world = World().live()
-    # The backup's word comes first, and it does not say that the primary is dead for sure.
+    # The backup's report comes first, and does not suspect the primary.
     first, second = world.server(0, 1), world.server(0, 0)
-    first.accuses, second.accuses = {0}, {1}
+    first.always_suspects, second.always_suspects = {0}, {1}
     world.network = lambda src, _dst, message: (
         [20 * MS] if type(message) is Suspect and src == second.name else [HOP]
     )
     reach(world, "begun")
-    assert world.decided(Begin)[0].attempt.candidate == 1  # it says that the primary is dead
-    first.accuses, second.accuses = set(), set()
+    assert world.decided(Begin)[0].attempt.candidate == 1  # it suspects the primary
+    first.always_suspects, second.always_suspects = set(), set()
     world.until_live(view=2)
 
     world = World(config(f=2)).live()
-    world.server(0, 1).accuses, world.server(0, 0).accuses = {2}, {1, 2}
+    world.server(0, 1).always_suspects, world.server(0, 0).always_suspects = {2}, {1, 2}
     world.network = lambda src, _dst, message: (
         [50 * MS] if type(message) is Suspect and src == "shard-0-0" else [HOP]
     )
     for index in (1, 0):
-        world.server(0, index).say()
+        world.server(0, index).send_report()
     reach(world, "begun")
-    assert world.decided(Begin)[0].attempt.candidate == 0  # it was waited for
+    assert world.decided(Begin)[0].attempt.candidate == 0  # the primary was waited for
     for server in world.servers:
-        server.accuses = set()
+        server.always_suspects = set()
     world.until_live(view=2)
     assert len(world.decided(Decide)) == 1
 
 
-def test_a_primary_that_is_not_heard_is_not_waited_for_long() -> None:
+def test_a_silent_primary_is_not_waited_for_long() -> None:
     world = World(config(f=2)).live()
     world.network = lambda src, _dst, message: (
         [] if type(message) is Suspect and src == "shard-0-0" else [HOP]
     )
-    world.server(0, 1).accuses = {2}
+    world.server(0, 1).always_suspects = {2}
     reach(world, "suspected")
     start = world.now
     reach(world, "begun", S)
@@ -124,25 +124,25 @@ def test_a_primary_that_is_not_heard_is_not_waited_for_long() -> None:
     assert world.decided(Begin)[0].attempt.candidate == 1
 
 
-def test_without_the_primary_the_one_that_holds_most_goes_on() -> None:
+def test_without_the_primary_the_longest_log_survives() -> None:
     world = World(config(f=2)).live()
     world.insert("one", but=1)
     world.insert("two", but=1)
     world.kill(world.server(0, 0))
-    # Both are heard before the first attempt can begin.
-    world.server(0, 1).beats[0] = world.server(0, 2).beats[0] = world.now - S
+    # Both report before the first attempt can begin.
+    world.server(0, 1).report_times[0] = world.server(0, 2).report_times[0] = world.now - S
     for server in (world.server(0, 2), world.server(0, 1)):
-        server.say()
+        server.send_report()
     reach(world, "begun")
     assert world.decided(Begin)[0].attempt.candidate == 2
 
 
-def test_the_primary_goes_on_even_if_another_one_holds_more() -> None:
+def test_the_primary_survives_even_if_another_server_holds_more() -> None:
     world = World(config(f=2)).live()
     world.insert("one", but=0)
-    world.server(0, 1).beats[2] = world.server(0, 0).beats[2] = world.now - S
+    world.server(0, 1).report_times[2] = world.server(0, 0).report_times[2] = world.now - S
     for index in (1, 0):
-        world.server(0, index).say()
+        world.server(0, index).send_report()
     reach(world, "begun")
     assert world.decided(Begin)[0].attempt.candidate == 0
 
@@ -151,10 +151,10 @@ def test_a_witness_of_a_view_that_is_over_does_not_keep_the_others_waiting() -> 
     world = World().live()
     assert world.insert("one")
     survivor, witness = world.server(0, 1), world.server(0, 0)
-    survivor.accuses = {0}
+    survivor.always_suspects = {0}
     world.until(lambda: witness.state == "frozen")
-    survivor.accuses = set()
-    world.kill(survivor)  # before the witness has anything from it
+    survivor.always_suspects = set()
+    world.kill(survivor)  # before the witness has received anything from it
     world.until_live(limit=10 * S)
     assert world.decided(Begin)[1].attempt.candidate == 1
     assert world.insert("two")
@@ -176,7 +176,7 @@ def test_a_frozen_loser_of_an_older_attempt_may_survive_the_next_one() -> None:
 # --- who is to be started again ----------------------------------------------------------------
 
 
-def test_only_those_that_a_recovery_waits_for_are_ordered() -> None:
+def test_only_servers_that_a_recovery_waits_for_are_restarted() -> None:
     world = World(config(f=2, shards=2)).live()
     world.supervised = False
     assert world.orders() == []
@@ -190,11 +190,11 @@ def test_only_those_that_a_recovery_waits_for_are_ordered() -> None:
     assert world.orders() == []
 
 
-def test_nobody_is_ordered_while_the_shard_returns() -> None:
+def test_no_restart_is_ordered_while_the_shard_returns() -> None:
     world = World().live()
     world.kill(world.server(0, 1))
     reach(world, "joined")
-    # The answer does not come: the servers are up and silent, and nothing is finished.
+    # The reply does not come: the servers are up and silent, and the recovery is not finished.
     world.network = lambda _src, _dst, message: [] if type(message) is Reinserted else [HOP]
     world.until(lambda: all(server.state == "up" for server in world.servers))
     for _ in range(20):
@@ -204,7 +204,7 @@ def test_nobody_is_ordered_while_the_shard_returns() -> None:
     world.until_live(view=2, limit=3 * S)
 
 
-def test_a_new_leader_that_finds_everything_up_orders_nobody_for_long() -> None:
+def test_a_new_leader_that_finds_all_servers_up_orders_no_restart_for_long() -> None:
     world = World(config(handlers=3)).live()
     world.kill(world.server(0, 1))
     reach(world, "joined")
@@ -219,7 +219,7 @@ def test_a_new_leader_that_finds_everything_up_orders_nobody_for_long() -> None:
 
 
 def forget(world: World) -> None:
-    """The failure handler loses its data directory."""
+    """Delete the failure handler's data directory."""
     world.consensus.shards.clear()
     world.log.clear()
     world.handlers.clear()
@@ -250,7 +250,7 @@ def test_a_handler_that_forgot_a_recovery_under_way_does_not_guess_its_decision(
     before = len(world.commands)
     world.run(10 * S)
     assert len(world.commands) == before
-    # When all have lost their views, nothing has to be guessed.
+    # When all have lost their views, no view has to be guessed.
     world.network = lambda _src, _dst, _message: [HOP]
     world.kill(*world.servers)
     for server in world.servers:

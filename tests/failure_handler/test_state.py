@@ -1,4 +1,4 @@
-"""The replicated state: one decision per recovery, whatever is proposed, in whatever order."""
+"""The replicated state: one decision for each recovery, for any commands in any order."""
 
 import msgspec
 import pytest
@@ -75,7 +75,7 @@ def test_an_attempt_needs_a_higher_number_and_the_current_view() -> None:
         Begin(0, 2, attempt(6, base=3)),
     ) == [*["old-recovery"] * 3, *["other-view"] * 3]
     assert state.shards[0].attempt == attempt(5, base=3)
-    # A decided view leaves no way back to attempts from the one before.
+    # After a decision, attempts from the former view are refused.
     assert apply(state, decide(5), Begin(0, 3, attempt(6, base=3))) == ["", "other-view"]
 
 
@@ -102,11 +102,11 @@ def test_nothing_is_finished_or_confirmed_that_is_under_way_or_over() -> None:
     assert not state.shards[0].is_finished
 
 
-def test_nobody_goes_back_behind_a_confirmed_view() -> None:
+def test_no_recovery_goes_back_before_a_confirmed_view() -> None:
     state = HandlerState()
     apply(state, Begin(0, 1, attempt(2)), decide(2, confirmed=False))
     assert state.shards[0].confirmed == 1
-    # The survivor of view 2 is gone, and told nobody anything: a witness of view 1 may be asked.
+    # The survivor of view 2 is gone, and reported no result: a witness of view 1 may be chosen.
     assert apply(state, Begin(0, 2, attempt(3, base=1))) == [""]
     assert apply(state, decide(3, confirmed=False)) == [""]
     assert apply(state, Confirm(0, 3)) == [""]
@@ -114,7 +114,7 @@ def test_nobody_goes_back_behind_a_confirmed_view() -> None:
         state,
         Begin(0, 3, attempt(4, base=2)),
         Begin(0, 3, attempt(4, base=4)),
-        Begin(0, 3, attempt(4, base=2, limbo=True)),  # all have forgotten: what is on disk counts
+        Begin(0, 3, attempt(4, base=2, limbo=True)),  # all are in limbo: their disks count
     ) == ["other-view", "other-view", ""]
     state = HandlerState()
     assert apply(state, Begin(0, 1, attempt(2, base=0))) == ["other-view"]

@@ -1,4 +1,4 @@
-"""Of servers that are all in limbo, some of which cannot read their logs, whose is taken."""
+"""Candidate selection among servers in limbo, some of them with damaged logs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ziplog.wire import Suspect
 
 
 def candidate(index: int, last: int, last_view: int = 1, *, is_damaged: bool = False) -> Candidate:
-    said = Suspect(
+    report = Suspect(
         1, f"shard-0-{index}", 0, 0, index, 7, "limbo", [], last, last_view, 0, "id", is_damaged
     )
-    return Candidate(Member(said.node, index), said)
+    return Candidate(Member(report.node, index), report)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def candidate(index: int, last: int, last_view: int = 1, *, is_damaged: bool = F
         ([candidate(0, 9, is_damaged=True), candidate(1, 9)], 1),
         ([candidate(0, 9), candidate(1, 9)], 0),
         ([candidate(0, 9, is_damaged=True), candidate(1, 9, is_damaged=True)], 0),
-        # What it can read is more than what the other one has: that is not dropped.
+        # Its readable part is longer than the other log, and is not dropped.
         ([candidate(0, 9, is_damaged=True), candidate(1, 8)], 0),
         ([candidate(0, 9, 2, is_damaged=True), candidate(1, 10, 1)], 0),
     ],
@@ -37,8 +37,8 @@ def test_the_longest_log_that_can_be_read_counts(candidates: list[Candidate], ch
     assert found.member.index == chosen
 
 
-def test_what_was_confirmed_is_not_lost_for_damage() -> None:
-    """Without damage, a log that ends before the confirmed view is all that there is."""
+def test_damage_does_not_lose_confirmed_entries() -> None:
+    """Without damage, a log that ends before the confirmed view is all that remains."""
     old, new = candidate(0, 9, 1), candidate(1, 20, 3)
     damaged = candidate(1, 8, 1, is_damaged=True)
     assert hides_damage(old, [old, damaged], 3)
@@ -48,21 +48,21 @@ def test_what_was_confirmed_is_not_lost_for_damage() -> None:
 
 
 def claim(server: FakeServer, last: int, last_view: int = 1) -> None:
-    """Let a server in limbo tell that it could lead with so much only."""
+    """Have a server in limbo report this many entries."""
     world = server.world
     send = world.send_handler
 
-    def told(sender: FakeServer, handler: str, message: object) -> None:
+    def send_claim(sender: FakeServer, handler: str, message: object) -> None:
         if isinstance(message, Suspect) and message.state == "limbo" and sender is server:
             fields = {name: getattr(message, name) for name in message.__struct_fields__}
             fields |= {"last": last, "last_view": last_view, "is_damaged": True}
             message = Suspect(**fields)
         send(sender, handler, message)  # type: ignore[arg-type]
 
-    world.send_handler = told  # type: ignore[method-assign, assignment]
+    world.send_handler = send_claim  # type: ignore[method-assign, assignment]
 
 
-def test_who_says_that_it_is_damaged_is_not_asked_any_more() -> None:
+def test_a_server_that_reports_damage_is_not_chosen_again() -> None:
     world = World(config(durability="disk")).live()
     assert world.insert("one")
     first = world.server(0, 0)
@@ -72,7 +72,7 @@ def test_who_says_that_it_is_damaged_is_not_asked_any_more() -> None:
     assert [begin.attempt.candidate for begin in world.decided(Begin)] == [1]
 
 
-def test_a_shard_whose_confirmed_view_cannot_be_read_waits() -> None:
+def test_a_shard_with_an_unreadable_confirmed_view_waits() -> None:
     world = World(config(durability="disk")).live()
     assert world.insert("one")
     world.kill(world.server(0, 1))
@@ -84,5 +84,5 @@ def test_a_shard_whose_confirmed_view_cannot_be_read_waits() -> None:
     world.kill(*world.servers)
     world.run(20 * S + 100 * MS)
     assert len(world.decided(Begin)) == begun
-    texts = [text for text in world.warnings if "none of its servers can read that far" in text]
+    texts = [text for text in world.warnings if "all readable logs end before it" in text]
     assert len(texts) == 1

@@ -1,6 +1,4 @@
-"""A cluster in virtual time: failure handlers and a membership service that are real, and servers
-that are not; being silent is what the test says.
-"""
+"""A cluster in virtual time: real failure handlers and membership service, fake storage servers."""
 
 from __future__ import annotations
 
@@ -45,12 +43,12 @@ from ziplog.wire import (
     ViewDecided,
 )
 
-#: How long a commit takes.
+#: Duration of a commit.
 COMMIT: Final = 2 * MS
-#: How soon a supervisor starts a dead process again.
+#: Delay after which a supervisor restarts a dead process.
 RESTART: Final = 500 * MS
 
-#: Who sends, to whom, what: after how long it arrives; a copy for each, none if it is lost.
+#: From sender, receiver and message to the delays of its copies; none if it is lost.
 Network = Callable[[str, str, Message], list[int]]
 
 
@@ -78,7 +76,7 @@ def config(shards: int = 1, f: int = 1, handlers: int = 1, **options: Any) -> Cl
 
 
 class World:
-    """All of it. Time passes in `run` and `until` only."""
+    """The whole cluster. Time passes in `run` and `until` only."""
 
     def __init__(self, cluster: ClusterConfig | None = None) -> None:
         self.config = cluster or config()
@@ -115,10 +113,10 @@ class World:
             self.every(100 * MS, server.tick)
 
     def live(self) -> World:
-        """Let everything start, and the first handler lead."""
+        """Start all processes, and make the first handler the leader."""
         self.elect("fh-0")
         self.until(lambda: all(server.state == "up" for server in self.servers))
-        self.run(1200 * MS)  # everybody knows where everything is
+        self.run(1200 * MS)  # all nodes know all placements
         assert not self.commands
         return self
 
@@ -188,7 +186,7 @@ class World:
         self.post(server.name, handler, deliver, message)
 
     def send(self, src: str, dst: bytes, message: Message) -> None:
-        """Carry a message of a handler or of the membership service."""
+        """Deliver a message of a handler or of the membership service."""
         if dst == b"mms-0":
             event = Received(f"route {src}".encode(), message)
             self.post(src, "mms-0", lambda: self.step_mms(event), message)
@@ -271,7 +269,7 @@ class World:
             self.step_handler(other, LeaderChanged(name, is_self=other == name))
 
     def fail_over(self) -> None:
-        """The leading handler dies, the next one leads; the dead one is started again."""
+        """Kill the leading handler, make the next one the leader, and restart the dead one."""
         names = [node.name for node in self.config.failure_handlers]
         old = self.leader
         del self.handlers[old]
@@ -294,7 +292,7 @@ class World:
                     self.at(RESTART, lambda s=server: s.alive or s.restart(wiped=wiped))
 
     def insert(self, record: str, shard: int = 0, *, flush: bool = True, but: int = -1) -> bool:
-        """Insert at all servers but one; whether all of them acked it."""
+        """Insert at all servers but one; return whether all of them acked it."""
         servers = [s for s in self.servers if s.shard == shard]
         acks = 0
         for server in servers:
@@ -321,7 +319,7 @@ class World:
         )
 
     def add_servers(self, shard: int) -> list[Replica]:
-        """Start the servers of another shard; return where they are."""
+        """Start the servers of another shard; return their addresses."""
         added = [FakeServer(self, f"shard-{shard}-{i}", shard, i) for i in range(self.config.f + 1)]
         self.servers += added
         for server in added:
@@ -335,7 +333,7 @@ class World:
         return [command for _, command in self.commands if type(command) is kind]
 
     def orders(self, handler: str = "") -> list[str]:
-        """Return the nodes that the handler orders to be started."""
+        """Return the nodes that the handler orders to be restarted."""
         self.sent = []
         self.step_handler(handler or self.leader, Received(b"supervisor", OrdersQuery(CLUSTER, 1)))
         (answer,) = [m for _, _, dst, m in self.sent if dst == "supervisor"]
@@ -353,7 +351,7 @@ class World:
         return [message for _, _, _, message in self.sent if type(message) is kind]
 
     def check(self) -> None:
-        """Nothing that was acked is lost without being said, and nobody disagrees."""
+        """Assert that every loss of an acked record is reported, and that all servers agree."""
         for server in self.servers:
             assert not server.halted, server.halted
             if server.alive and server.state == "up" and not self.mms.state.losses:
@@ -383,7 +381,7 @@ def storm(seed: int, lost: float = 0.2, twice: float = 0.1, late: float = 0.2) -
     return network
 
 
-#: How far a recovery to view 2 is, as the test sees it.
+#: Phases of a recovery to view 2, as the test sees them.
 PHASES: dict[str, Callable[[World], bool]] = {
     "suspected": lambda world: bool(world.messages(Suspect)),
     "begun": lambda world: bool(world.commands),

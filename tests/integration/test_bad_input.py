@@ -483,7 +483,7 @@ def test_an_unknown_node(stopped: Cluster) -> None:
     [
         ("[cluster]", "[cluster", ["TOML"]),
         ("epoch_ms = 10", "epoch_ms = 0", ["epoch_ms", "1 to 60000"]),
-        ("epoch_ms = 10", "epoch_mss = 10", ["epoch_mss", "'epoch_ms' is meant"]),
+        ("epoch_ms = 10", "epoch_mss = 10", ["epoch_mss", "did you mean 'epoch_ms'?"]),
         ("f = 1", "f = 2", ["number of replicas of shard 0", "f + 1 = 3"]),
         ("shard-0-1", "shard-0-0", ["node name", "shard-0-0", "once"]),
         ("replicas = [", "spare = [", ["spare", "replicas"]),

@@ -20,7 +20,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from failure_handler.state import HandlerState
-from mms.membership_rules import contradiction, moved
+from mms.membership_rules import contradiction, moved_nodes
 from mms.state import ClusterState
 from shard.storage.data_directory import DataDirectory
 from shard.storage.segment_store import SegmentStore
@@ -269,7 +269,7 @@ def test_a_flip_in_a_cluster_file_changes_no_identity(stopped: Stopped) -> None:
             outcome = "refused"
         else:
             changed = _flat(found).items() ^ _flat(before).items()
-            is_seen = contradiction(state, found) or moved(state, found)
+            is_seen = contradiction(state, found) or moved_nodes(state, found)
             outcome = "refused" if is_seen else "unseen" if changed else "harmless"
             assert is_seen or {name for name, _ in changed} <= UNSEEN, changed
         outcomes[outcome] = outcomes.get(outcome, 0) + 1

@@ -162,7 +162,7 @@ def test_a_port_in_use_is_blamed_and_nothing_stays_behind(tmp_path: Path) -> Non
         ({"shards": 0}, "at least 1"),
         ({"durability": "ram"}, "'disk'"),
         ({"settings": {"segment_bytes": 1}}, r"segment_bytes in \[cluster\] is 1; it must be"),
-        ({"settings": {"segment_byte": 1}}, "unknown key .* is 1; .* 'segment_bytes' is meant"),
+        ({"settings": {"segment_byte": 1}}, "unknown key .* is 1; .*did you mean 'segment_bytes'"),
         ({"settings": {"f": 2}}, "unknown key 'f' in settings"),
     ],
 )
@@ -322,7 +322,7 @@ def test_a_cluster_whose_shard_is_lost_goes_on_without_it_if_that_is_accepted(
         Cluster(tmp_path, timeout=20.0, accept_limbo=True) as cluster,
         cluster.connect(timeout=60.0) as log,
     ):
-        assert "goes on without a part: not live after 20 s: shard 0 is" in caplog.text
+        assert "starts incomplete: not live after 20 s: shard 0 is" in caplog.text
         log.set_policy(ziplog.policy.pin(1))
         log.insert_after(b"the other shard goes on")
 

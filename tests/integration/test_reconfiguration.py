@@ -238,7 +238,7 @@ def test_a_server_that_does_not_start_is_blamed(tmp_path: Path) -> None:
         shard = new_shard.next_shard(tmp_path / CLUSTER_FILE, {0})
         (tmp_path / shard.replicas[0].name).write_text("not a directory")
         with pytest.raises(
-            UnavailableError, match=r"shard-1-0 ended while it started; .*shard-1-0"
+            UnavailableError, match=r"shard-1-0 ended during its start; .*shard-1-0"
         ):
             cluster.add_shard()
         assert states(log) == {0: "live"}
@@ -270,7 +270,7 @@ def test_the_shard_commands_against_a_cluster_in_the_background(tmp_path: Path, 
     assert "shard 1 is live: shard-1-0 at 127.0.0.1:" in added.stderr
     assert (tmp_path / CLUSTER_FILE).read_text().startswith(text.rstrip())
     log_of_up = (tmp_path / "logs" / "supervisor.log").read_text()
-    assert "shard-1-0 is new in the cluster file; starting it" in log_of_up
+    assert "shard-1-0 was added to the cluster file; starting it" in log_of_up
     lines = ziplog_cli("shard", "list", up, "--json").stdout.splitlines()
     listed = [json.loads(line) for line in lines]
     assert [(shard["id"], shard["state"]) for shard in listed] == [(0, "live"), (1, "live")]
@@ -281,7 +281,7 @@ def test_the_shard_commands_against_a_cluster_in_the_background(tmp_path: Path, 
     assert ziplog_cli("insert", up, "x").stdout.rstrip().endswith("@1")
     finalized = ziplog_cli("shard", "finalize", up, "0")
     assert (finalized.returncode, finalized.stdout) == (0, ""), finalized.stderr
-    assert "shard 0 is finalized: nothing there changes" in ziplog_cli("status", up).stdout
+    assert "shard 0 is finalized: changes no more" in ziplog_cli("status", up).stdout
     for arguments, said in ((("remove", "1"), "1"), (("finalize", "7"), "7")):
         refused = ziplog_cli("shard", arguments[0], up, arguments[1])
         assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)

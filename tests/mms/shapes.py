@@ -1,4 +1,4 @@
-"""What operators ask of the membership service, and what servers say meanwhile."""
+"""Operators' requests to the membership service, and the servers' reports meanwhile."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def change(
     replicas: list[Replica] | None = None,
     src: bytes = b"client",
 ) -> None:
-    world.ask(ChangeShard(CLUSTER, request, shard, what, replicas or []), src)  # type: ignore[arg-type]
+    world.send(ChangeShard(CLUSTER, request, shard, what, replicas or []), src)  # type: ignore[arg-type]
 
 
 def answers(world: World, src: bytes = b"client") -> list[tuple[int, int, str]]:
@@ -41,25 +41,25 @@ def servers_of(world: World, shard: int) -> list[FakeServer]:
 
 
 def is_settled(world: World, shard: int) -> None:
-    """Let a shard decide, and say so, all that it owns."""
+    """Have a shard decide all its positions, and report so."""
     for server in servers_of(world, shard):
         server.frontier = limit(world, shard)
-        world.hear(server)
+        world.send_heartbeat(server)
 
 
 def is_sealed(world: World, shard: int) -> None:
     for server in servers_of(world, shard):
         server.sealed = True
-        world.hear(server)
+        world.send_heartbeat(server)
 
 
 def drained(world: World, shard: int, view: int = 1, route: bytes | None = None) -> None:
     route = servers_of(world, shard)[0].route if route is None else route
-    world.ask(Rate(CLUSTER, shard, view, 0), route)
+    world.send(Rate(CLUSTER, shard, view, 0), route)
 
 
 def left(shards: int = 3, **options: Any) -> World:
-    """Shard 1 is out of the leases; its end is not decided yet."""
+    """Shard 1 is out of the leases; its last positions are not decided yet."""
     world = World(config(shards=shards), **options).lead().run(5 * S)
     change(world, 1, "remove")
     world.run(world.delay + 5 * MS)
@@ -74,5 +74,5 @@ def recover(world: World, shard: int, view: int = 2) -> None:
     prints = [fingerprint(server.identity) for server in servers_of(world, shard)]
     for server in servers_of(world, shard):
         server.view = view
-    world.ask(Reinsert(CLUSTER, 8, shard, view, prints, 0), HANDLER)
+    world.send(Reinsert(CLUSTER, 8, shard, view, prints, 0), HANDLER)
     world.run(world.delay + 5 * MS)

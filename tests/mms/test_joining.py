@@ -1,4 +1,4 @@
-"""Shards that join: when, which, and what becomes of those that never did."""
+"""Shards that join, and shards that never complete it."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from ziplog.core.view import Replica, fingerprint
 from ziplog.wire import Remove, Trim, TrimReply
 
 
-def test_a_shard_joins_when_all_its_servers_were_heard_and_not_before() -> None:
+def test_a_shard_joins_when_all_its_servers_have_reported_and_not_before() -> None:
     world = World().lead().run(5 * S)
     replicas = world.add_servers(5)
     world.run(S)
@@ -20,7 +20,7 @@ def test_a_shard_joins_when_all_its_servers_were_heard_and_not_before() -> None:
     assert (state(world, 5), members(world), answers(world)) == ("joining", [0, 1], [])
     number = world.lease.number
     world.servers[-1].alive = True
-    world.hear(world.servers[-1])
+    world.send_heartbeat(world.servers[-1])
     assert not world.proposed, "it holds no lease yet"
     world.run(3 * MS)  # its next heartbeat, the commit of the lease, and no housekeeping
     assert (state(world, 5), members(world)) == ("live", [0, 1, 5])
@@ -29,20 +29,20 @@ def test_a_shard_joins_when_all_its_servers_were_heard_and_not_before() -> None:
     assert [replica.fingerprint for replica in placement.replicas] == [
         fingerprint(server.identity) for server in servers_of(world, 5)
     ]
-    told = servers_of(world, 5)[0].told[-1]
-    assert told.starts_in_us == 0
-    assert {p.shard: p.state for p in told.placements} == {0: "live", 1: "live", 5: "live"}
-    assert {p.shard for p in world.servers[0].told[-1].placements} == {0, 1, 5}
+    announced = servers_of(world, 5)[0].announced[-1]
+    assert announced.starts_in_us == 0
+    assert {p.shard: p.state for p in announced.placements} == {0: "live", 1: "live", 5: "live"}
+    assert {p.shard for p in world.servers[0].announced[-1].placements} == {0, 1, 5}
     assert world.service.servers.frontier(5) == 0
 
 
-def test_who_adds_a_shard_of_which_a_server_crashed_waits_for_its_recovery() -> None:
+def test_adding_a_shard_with_a_crashed_server_waits_for_its_recovery() -> None:
     world = World().lead().run(5 * S)
     replicas = world.add_servers(2)
     world.servers[-1].alive = False
     change(world, 2, "add", replicas=replicas)
     world.run(S)
-    world.ask(Remove(CLUSTER, 9, 2, 1, 2), HANDLER)
+    world.send(Remove(CLUSTER, 9, 2, 1, 2), HANDLER)
     world.run(S)
     assert (state(world, 2), answers(world)) == ("recovering", [])  # it takes no records yet
     world.servers[-1].alive = True
@@ -50,7 +50,7 @@ def test_who_adds_a_shard_of_which_a_server_crashed_waits_for_its_recovery() -> 
     assert (state(world, 2), answers(world)) == ("live", [(7, 2, "")])
 
 
-def test_the_answer_repeats_and_a_question_counts_once() -> None:
+def test_a_repeated_request_gets_a_reply_each_time_and_counts_once() -> None:
     world = World(delay=30 * MS).lead().run(5 * S)
     replicas = world.add_servers(2)
     for _ in range(5):
@@ -60,7 +60,7 @@ def test_the_answer_repeats_and_a_question_counts_once() -> None:
     assert answers(world) == [(7, 2, "")]
     assert world.commands().count("PlaceShard") == 1
     change(world, 2, "add", request=8, replicas=replicas)
-    assert answers(world)[1:] == [(8, 2, "")]  # it is so already
+    assert answers(world)[1:] == [(8, 2, "")]  # it is live already
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_only_new_servers_make_a_shard(
     assert 2 not in world.service.state.placements
 
 
-def test_two_who_add_the_same_number_do_not_both_get_it() -> None:
+def test_of_two_requests_to_add_one_number_only_one_succeeds() -> None:
     world = World(delay=20 * MS).lead().run(5 * S)
     mine, other = world.add_servers(2), world.add_servers(3)
     change(world, 2, "add", replicas=mine, src=b"a")
@@ -105,7 +105,7 @@ def test_a_shard_that_never_joined_is_finalized_at_once_and_does_not_come_back()
     world.servers[-1].alive = False
     change(world, 2, "add", replicas=replicas)
     world.run(2 * S)
-    world.hear(world.servers[-1])  # a lease with it is on its way
+    world.send_heartbeat(world.servers[-1])  # a lease with it is on its way
     change(world, 2, "remove", request=8)
     world.proposed.reverse()  # and comes second
     world.servers[-1].alive = True
@@ -117,29 +117,29 @@ def test_a_shard_that_never_joined_is_finalized_at_once_and_does_not_come_back()
     assert answers(world)[2:] == [(9, 2, "retired"), (10, 2, "")]
 
 
-def test_nobody_waits_for_a_shard_that_crashed_before_it_joined() -> None:
+def test_trims_and_epochs_do_not_wait_for_a_shard_that_crashed_before_it_joined() -> None:
     world = World(config(shards=2)).lead().run(5 * S)
     change(world, 2, "add", replicas=world.add_servers(2))
     for server in servers_of(world, 2):
         server.alive = False
     world.run(S)
-    world.ask(Remove(CLUSTER, 9, 2, 1, 2), HANDLER)
+    world.send(Remove(CLUSTER, 9, 2, 1, 2), HANDLER)
     world.run(S)
     assert state(world, 2) == "recovering"
     for server in world.servers:
         server.frontier = 10 if server.shard < 2 else server.frontier
-        world.hear(server)
-    world.ask(Trim(CLUSTER, 9, 5))
+        world.send_heartbeat(server)
+    world.send(Trim(CLUSTER, 9, 5))
     world.run(10 * S)
     assert [reply.trim for reply in world.answers(TrimReply)] == [5]
     assert world.service.state.finalized == -1
     for server in world.servers:
         server.frontier = world.lease.base if server.shard < 2 else server.frontier
         server.active = server.shard < 2
-        world.hear(server)
+        world.send_heartbeat(server)
     world.run(2 * S)
     assert world.service.state.finalized >= 0
-    # Nor does who gives it up.
+    # Nor does its removal.
     change(world, 2, "remove", request=8)
     world.run(S)
     assert answers(world) == [(7, 2, "retired"), (8, 2, "")]

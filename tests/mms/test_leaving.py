@@ -1,4 +1,4 @@
-"""Shards that leave the leases, and what is waited for until they have left."""
+"""Shards that leave the leases, and the conditions for that."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def test_a_shard_leaves_once_nothing_waits_there() -> None:
     world.run(3 * MS)
     assert (members(world), limit(world, 1)) == ([0, 2], stop)
     assert world.lease.base == stop
-    assert world.servers[0].told[-1].starts_in_us == 0
+    assert world.servers[0].announced[-1].starts_in_us == 0
     assert answers(world) == []  # what it owns is not decided yet
     is_settled(world, 1)
     assert answers(world) == [(7, 1, "")]
@@ -62,7 +62,7 @@ def test_it_is_not_waited_for_longer_than_two_seconds() -> None:
     assert members(world) == [0]
 
 
-def test_who_followed_for_long_waits_from_the_moment_that_it_leads() -> None:
+def test_a_new_leader_gives_leaving_shards_their_full_time() -> None:
     world = World(config(shards=3, mms=3)).lead().run(5 * S)
     change(world, 1, "remove")
     world.run(5 * MS)
@@ -90,8 +90,8 @@ def test_a_lease_without_it_is_proposed_once() -> None:
     assert world.commands().count("GrantLease") == before + 1
 
 
-def test_who_leaves_just_after_another_one_does_not_wait_for_it() -> None:
-    world = World(config(shards=4)).lead().run(20 * S)  # nobody works: leases are long
+def test_a_shard_that_leaves_just_after_another_one_does_not_wait_for_it() -> None:
+    world = World(config(shards=4)).lead().run(20 * S)  # without work, leases are long
     for shard, left_over in ((1, [0, 2, 3]), (2, [0, 3])):
         change(world, shard, "remove", request=shard)
         world.run(5 * MS)
@@ -102,13 +102,13 @@ def test_who_leaves_just_after_another_one_does_not_wait_for_it() -> None:
 
 def test_only_its_primary_in_its_view_says_that_nothing_waits() -> None:
     world = World(config(shards=3)).lead().run(5 * S)
-    drained(world, 1)  # before it leaves, it only means that nothing comes
+    drained(world, 1)  # before the removal, it only means that nothing comes
     change(world, 1, "remove")
     world.run(5 * MS)
     drained(world, 1, view=2)
     drained(world, 1, route=servers_of(world, 1)[1].route)
     drained(world, 1, route=b"anybody")
-    world.ask(Rate(CLUSTER, 1, 1, 5), servers_of(world, 1)[0].route)
+    world.send(Rate(CLUSTER, 1, 1, 5), servers_of(world, 1)[0].route)
     drained(world, 0)
     drained(world, 77, route=b"anybody")
     world.run(100 * MS)
@@ -121,30 +121,30 @@ def test_the_lease_without_it_begins_at_once_even_if_another_one_was_under_way()
     world.run(35 * MS)
     lease = world.lease.following()
     drained(world, 1)
-    # What a former leader had proposed comes first.
+    # The proposal of a former leader comes first.
     world.proposed.insert(0, (world.now + MS, msgspec.msgpack.encode(_grant(lease))))
     world.run(200 * MS)
     assert members(world) == [0, 2]
     assert limit(world, 1) == lease.stop
-    assert world.servers[0].told[-1].starts_in_us == 0
+    assert world.servers[0].announced[-1].starts_in_us == 0
 
 
 def _grant(lease: Lease) -> Any:
     return (2, lease, [])
 
 
-def test_a_shard_that_is_out_is_asked_to_decide_its_end() -> None:
+def test_a_removed_shard_gets_a_want_for_its_last_positions() -> None:
     world = left()
     primary, backup = servers_of(world, 1)
     assert [want.gsn for want in primary.wants] == [limit(world, 1) - 1]
     assert backup.wants == []
     world.sent.clear()
-    world.run(600 * MS)  # it is not heard: the answer got lost, and the question may have
+    world.run(600 * MS)  # no heartbeat: the reply was lost, and the request may have been
     assert 1 <= len(world.answers(Want, primary.route)) <= 3
     change(world, 1, "finalize", request=8)
     is_settled(world, 1)
     world.sent.clear()
-    world.run(S)  # the question waits for something else
+    world.run(S)  # the request waits for another condition
     assert world.answers(Want, primary.route) == []
 
 
@@ -182,11 +182,11 @@ def test_the_last_live_shard_stays() -> None:
     ]
 
 
-def test_while_nobody_else_takes_records_a_shard_that_leaves_stays_in_the_leases() -> None:
+def test_a_leaving_shard_stays_in_the_leases_while_no_other_shard_takes_records() -> None:
     world = World(config(shards=2)).lead().run(5 * S)
     change(world, 1, "remove")
     world.run(5 * MS)
-    world.ask(Remove(CLUSTER, 9, 0, 1, 2), HANDLER)
+    world.send(Remove(CLUSTER, 9, 0, 1, 2), HANDLER)
     world.run(5 * MS)
     before = len(world.log)
     drained(world, 1)
@@ -196,7 +196,7 @@ def test_while_nobody_else_takes_records_a_shard_that_leaves_stays_in_the_leases
     prints = [fingerprint(server.identity) for server in servers_of(world, 0)]
     for server in servers_of(world, 0):
         server.view = 2
-    world.ask(Reinsert(CLUSTER, 8, 0, 2, prints, 0), HANDLER)
+    world.send(Reinsert(CLUSTER, 8, 0, 2, prints, 0), HANDLER)
     world.run(5 * MS)
     assert members(world) == [0]
     assert limit(world, 1)
@@ -205,20 +205,20 @@ def test_while_nobody_else_takes_records_a_shard_that_leaves_stays_in_the_leases
 def test_a_trim_waits_for_a_shard_that_left_until_all_it_owns_is_decided() -> None:
     world = left()
     for server in world.servers:
-        server.deaf = server.shard == 1
+        server.is_disconnected = server.shard == 1
     world.run(2 * S)
-    world.ask(Trim(CLUSTER, 9, limit(world, 1) - 5))
+    world.send(Trim(CLUSTER, 9, limit(world, 1) - 5))
     world.run(3 * S)
     assert world.answers(TrimReply) == []
     for server in servers_of(world, 1):
-        server.deaf = False
+        server.is_disconnected = False
     is_settled(world, 1)
     world.run(3 * S)
     assert [reply.trim for reply in world.answers(TrimReply)] == [limit(world, 1) - 5]
-    # What is behind its end is none of its business: its frontier stays.
+    # It ignores positions after its limit: its frontier stays.
     gsn = world.lease.base + 5
     assert gsn > limit(world, 1)
-    world.ask(Trim(CLUSTER, 10, gsn))
+    world.send(Trim(CLUSTER, 10, gsn))
     world.run(3 * S)
     assert [reply.trim for reply in world.answers(TrimReply)][1:] == [gsn]
 

@@ -1,4 +1,4 @@
-"""The process: it starts, answers, stops cleanly, and says in one line why it cannot start."""
+"""The process: it starts, answers, stops cleanly, and explains in one line a failed start."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def processes(tmp_path: Path) -> Iterator[Callable[[int], Processes]]:
         yield lambda mms: made.enter_context(Processes(config(tmp_path, mms)))
 
 
-def ask(group: Processes, name: str, question: Message, kind: type[Message]) -> Any:
-    """Return the first answer of a kind."""
+def query(group: Processes, name: str, question: Message, kind: type[Message]) -> Any:
+    """Send a request; return the first reply of a kind."""
     return group.ask([name], question, lambda answer: isinstance(answer, kind))[1]
 
 
@@ -60,15 +60,15 @@ def leader(group: Processes) -> tuple[str, dict[str, Any]]:
 def test_one_node_keeps_its_cluster_over_a_restart(processes: Callable[[int], Processes]) -> None:
     group = processes(1)
     pid = group.start("mms", "mms-0")
-    before = ask(group, "mms-0", Hello(0, 1), ClusterInfo)
-    reply = ask(group, "mms-0", StatusQuery(0, 2), StatusReply)
+    before = query(group, "mms-0", Hello(0, 1), ClusterInfo)
+    reply = query(group, "mms-0", StatusQuery(0, 2), StatusReply)
     document = json.loads(reply.document)
     assert document["mms"][0]["pid"] == pid
     assert document["shards"][0]["state"] == "joining"
     code, stderr = group.stop("mms-0")
     assert code == 0, stderr
     group.start("mms", "mms-0")
-    after = ask(group, "mms-0", Hello(0, 1), ClusterInfo)
+    after = query(group, "mms-0", Hello(0, 1), ClusterInfo)
     assert after.cluster == before.cluster
     assert group.stop("mms-0")[0] == 0
 
@@ -77,7 +77,7 @@ def test_three_nodes_know_one_leader_and_survive_it(processes: Callable[[int], P
     group = processes(3)
     for node in group.config.mms:
         group.start("mms", node.name)
-    info = ask(group, "mms-0", Hello(0, 1), ClusterInfo)
+    info = query(group, "mms-0", Hello(0, 1), ClusterInfo)
     group.ask(group.running, StatusQuery(0, 2), lambda answer: isinstance(answer, NotLeader))
     first, _ = leader(group)
     group.kill(first)
@@ -85,7 +85,7 @@ def test_three_nodes_know_one_leader_and_survive_it(processes: Callable[[int], P
     new, document = leader(group)
     assert [n["name"] for n in document["mms"] if n["leader"]] == [new]
     for name in others:
-        again = ask(group, name, Hello(0, 1), ClusterInfo)
+        again = query(group, name, Hello(0, 1), ClusterInfo)
         assert again.cluster == info.cluster
     for name in others:
         assert group.stop(name)[0] == 0
@@ -104,7 +104,7 @@ def test_a_taken_port_is_one_line_and_exit_code_1(
 
 
 @pytest.mark.parametrize(
-    ("node", "text"), [("s0", "a membership node: mms-0"), ("nobody", "one of mms-0, s0, s1")]
+    ("node", "text"), [("s0", "a membership node: mms-0"), ("unknown", "one of mms-0, s0, s1")]
 )
 def test_a_wrong_node_is_bad_usage(
     processes: Callable[[int], Processes], node: str, text: str

@@ -1,4 +1,4 @@
-"""Shards that are placed, retired, recovered and finalized: a plain model beside the state."""
+"""Shards that are placed, retired, recovered and finalized: compared with a plain model."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -99,8 +99,8 @@ def test_a_joining_shard_is_no_member_before_it_is_live() -> None:
     assert grant(state, {0: 1, 1: 1, 2: 1}, placement(2)) == ""
 
 
-def test_a_joining_shard_may_be_recovered_and_has_nothing_to_settle() -> None:
-    """One of its servers crashed before the shard was a member: it is up by a recovery only."""
+def test_a_joining_shard_may_be_recovered_and_owns_nothing() -> None:
+    """One of its servers crashed before the shard was a member: only a recovery makes it live."""
     state = working()
     apply(state, PlaceShard(placement(2, 1, "joining")))
     assert apply(state, RemoveShard(2, 0, 2)) == "other-view"
@@ -120,10 +120,10 @@ def test_a_shard_that_was_to_be_recovered_before_it_joined_is_finalized_at_once(
     assert apply(state, RetireShard(2)) == ""
     assert (state.retired[2].limit, state.retired[2].is_finalized) == (1, True)
     state.check()
-    # Its servers may never be there again. If they are, they have nothing to do.
+    # Its servers may never return. If they do, they have no pending work.
     assert grant(state, {0: 1, 1: 1}, placement(2, 3)) == "bad-placements"
     assert grant(state, {0: 1, 1: 1}, placement(2, 3, "finalized")) == ""
-    # Who was a member once has something to finish.
+    # A former member has positions to finish.
     assert apply(state, RemoveShard(1, 1, 2)) == ""
     assert apply(state, RetireShard(1)) == ""
     assert not state.retired[1].is_finalized
@@ -152,12 +152,12 @@ def test_the_first_lease_without_a_shard_that_leaves_is_its_limit() -> None:
 
 
 @pytest.mark.parametrize("shard", [0, 7])
-def test_nobody_is_finalized_who_does_not_leave(shard: int) -> None:
+def test_only_a_leaving_shard_is_finalized(shard: int) -> None:
     assert apply(working(), FinalizeShard(shard)) == "no-such-shard"
     assert apply(working(), RetireShard(7)) == "no-such-shard"
 
 
-def test_somebody_stays() -> None:
+def test_at_least_one_shard_stays_live() -> None:
     state = working(3)
     assert grant(state, {0: 1, 2: 1}, placement(1, 1, "parked")) == ""
     assert apply(state, RemoveShard(2, 1, 2)) == ""
@@ -183,11 +183,11 @@ def test_a_snapshot_from_before_shards_left_is_read() -> None:
 
 @dataclass
 class Shard:
-    """What the model knows of one."""
+    """The model's state of one shard."""
 
     state: str = "joining"
     view: int = 1
-    #: The end of the last lease that it is in.
+    #: The end of the last lease that has it.
     end: int = 0
     is_member: bool = False
     retired: bool = False

@@ -1,4 +1,4 @@
-"""Shards that are recovered: out of the leases, and back, as the failure handler asks."""
+"""Recovery requests of the failure handler: shards leave the leases, and return."""
 
 from typing import Any
 
@@ -26,12 +26,12 @@ PRINTS = [fingerprint(f"directory of shard-0-{index}") for index in range(2)]
 
 
 def remove(world: World, recovery: int = 2, view: int = 1, shard: int = 0) -> None:
-    world.ask(Remove(CLUSTER, 9, shard, view, recovery), HANDLER)
+    world.send(Remove(CLUSTER, 9, shard, view, recovery), HANDLER)
 
 
 def reinsert(world: World, view: int = 2, lost_from: int = 0, **changes: Any) -> None:
     message = Reinsert(CLUSTER, 8, 0, view, PRINTS, lost_from)
-    world.ask(msgspec.structs.replace(message, **changes), HANDLER)
+    world.send(msgspec.structs.replace(message, **changes), HANDLER)
 
 
 def members(world: World) -> list[tuple[int, int]]:
@@ -65,14 +65,14 @@ def test_a_removed_shard_gets_no_more_leases_and_its_limit_stays() -> None:
     assert state(world) == "recovering"
     world.run(60 * S)
     assert members(world) == [(1, 1)]
-    assert state(world) == "recovering"  # neither parked nor brought back, though all are fine
+    assert state(world) == "recovering"  # neither parked nor live again, though all are fit
     remove(world, recovery=5)
     world.run(10 * MS)
     assert world.answers(Removed, HANDLER)[-1].limit == limit
     assert world.answers(Removed, HANDLER)[-1].recovery == 5
 
 
-def test_a_lease_that_is_under_way_with_the_shard_comes_before_the_limit_or_not_at_all() -> None:
+def test_a_pending_lease_with_the_shard_is_committed_before_the_limit_or_not_at_all() -> None:
     for delay in range(0, 180, 7):
         world = World(delay=30 * MS).lead().run(5 * S)
         world.set_active()
@@ -90,7 +90,7 @@ def test_a_lease_that_is_under_way_with_the_shard_comes_before_the_limit_or_not_
         assert set(map(tuple, owners.values())) == {(1,)}
 
 
-def test_the_answer_repeats_as_often_as_the_question() -> None:
+def test_every_repeated_remove_gets_a_reply() -> None:
     world = removed()
     before = len(world.log)
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_the_answer_repeats_as_often_as_the_question() -> None:
     assert len(world.log) == before
 
 
-def test_a_question_that_repeats_is_proposed_once() -> None:
+def test_a_repeated_request_is_proposed_once() -> None:
     world = World(delay=50 * MS).lead().run(5 * S)
     for _ in range(4):
         remove(world)
@@ -124,7 +124,9 @@ def test_a_parked_shard_can_be_removed() -> None:
 @pytest.mark.parametrize(
     ("shard", "view", "recovery"), [(7, 1, 2), (0, 2, 3), (0, 1, 1), (0, 0, 2)]
 )
-def test_what_does_not_fit_the_shard_is_refused(shard: int, view: int, recovery: int) -> None:
+def test_a_request_that_does_not_match_the_shard_is_refused(
+    shard: int, view: int, recovery: int
+) -> None:
     world = World().lead().run(5 * S)
     remove(world, recovery, view, shard)
     world.run(10 * MS)
@@ -143,20 +145,20 @@ def test_an_older_recovery_is_refused() -> None:
     assert world.service.state.recovering[0].recovery == 4
 
 
-def test_the_servers_of_a_removed_shard_are_told_so() -> None:
+def test_a_removal_is_announced_to_the_servers_of_the_shard() -> None:
     world = World(config(shards=1)).lead().run(5 * S)
     for server in world.servers:
-        server.told.clear()
+        server.announced.clear()
     remove(world)
     world.run(5 * MS)
     for server in world.servers:
-        assert [p.state for p in server.told[-1].placements] == ["recovering"]
-    world.servers[0].told.clear()
-    world.run(2 * S)  # and again, as long as it lasts
-    assert world.servers[0].told[-1].placements[0].state == "recovering"
+        assert [p.state for p in server.announced[-1].placements] == ["recovering"]
+    world.servers[0].announced.clear()
+    world.run(2 * S)  # and again, until it is in the view
+    assert world.servers[0].announced[-1].placements[0].state == "recovering"
 
 
-def test_a_follower_sends_the_handler_away() -> None:
+def test_a_follower_redirects_the_failure_handler() -> None:
     world = World(config(mms=3)).lead().run(5 * S)
     world.step(LeaderChanged("mms-1", is_self=False))
     remove(world)
@@ -182,10 +184,10 @@ def test_a_shard_comes_back_with_its_view_and_its_directories_at_once() -> None:
     assert [replica.fingerprint for replica in placement.replicas] == ["new", PRINTS[1]]
     assert world.service.state.recovering == {}
     for server in world.servers[:2]:
-        assert server.told[-1].placements[0] == placement
-        assert server.told[-1].starts_in_us == 0
+        assert server.announced[-1].placements[0] == placement
+        assert server.announced[-1].starts_in_us == 0
     reinsert(world)
-    assert len(world.answers(Reinserted, HANDLER)) == 2  # again is the same
+    assert len(world.answers(Reinserted, HANDLER)) == 2  # a repeated request
 
 
 def test_a_return_that_came_too_late_for_a_lease_comes_with_another_one_at_once() -> None:
@@ -229,7 +231,7 @@ def test_the_only_shard_leaves_no_lease_until_it_is_back() -> None:
     ],
     ids=str,
 )
-def test_nothing_else_comes_back(changes: dict[str, Any]) -> None:
+def test_nothing_else_returns(changes: dict[str, Any]) -> None:
     world = removed()
     shard1_is_in_view = changes.get("shard") == 1
     reinsert(world, **changes)
@@ -258,23 +260,23 @@ def test_servers_have_a_while_to_come_up_in_a_new_view() -> None:
     world = removed()
     for server in world.servers[:2]:
         server.state = "limbo"
-        world.hear(server)
+        world.send_heartbeat(server)
     reinsert(world)
     world.run(2500 * MS)
-    assert state(world) == "live"  # what was heard before does not count
+    assert state(world) == "live"  # earlier heartbeats do not count
     world.run(S)
     assert state(world) == "parked"
 
 
-def test_a_server_in_an_older_view_is_not_fit_and_is_told_its_placement() -> None:
+def test_a_server_in_an_older_view_is_not_fit_and_gets_its_placement() -> None:
     world = removed()
     reinsert(world)
     world.run(5 * S)  # these servers never leave view 1
     assert state(world) == "parked"
-    assert {p.view for p in world.servers[0].told[-1].placements} == {1, 2}
+    assert {p.view for p in world.servers[0].announced[-1].placements} == {1, 2}
 
 
-def test_a_new_leader_goes_on_with_what_is_committed() -> None:
+def test_a_new_leader_continues_with_the_committed_state() -> None:
     world = removed()
     limit = world.answers(Removed, HANDLER)[0].limit
     world.start()
@@ -294,13 +296,13 @@ def test_a_new_leader_goes_on_with_what_is_committed() -> None:
 
 def test_a_trim_waits_for_a_shard_that_is_recovered() -> None:
     world = removed()
-    world.servers[0].deaf = world.servers[1].deaf = True
-    world.ask(Trim(CLUSTER, 3, 1000))
+    world.servers[0].is_disconnected = world.servers[1].is_disconnected = True
+    world.send(Trim(CLUSTER, 3, 1000))
     world.run(5 * S)
     assert world.service.state.trim == 0
     world.servers[0].frontier = 1001
-    world.hear(world.servers[0])
-    world.servers[0].deaf = world.servers[1].deaf = False
+    world.send_heartbeat(world.servers[0])
+    world.servers[0].is_disconnected = world.servers[1].is_disconnected = False
     world.run(5 * S)
     assert [m.trim for m in world.answers(TrimReply)] == [1000]
 
@@ -357,9 +359,9 @@ def test_a_loss_beyond_the_limit_is_none() -> None:
 # --- failure handlers in the status ------------------------------------------------------------
 
 
-def test_a_failure_handler_that_nobody_knows_is_not_heard() -> None:
+def test_an_unknown_failure_handler_is_ignored() -> None:
     world = World().lead().run(S)
-    world.ask(HandlerHeartbeat(CLUSTER, "fh-7", 5, leader=True))
+    world.send(HandlerHeartbeat(CLUSTER, "fh-7", 5, leader=True))
     assert len(world.complaints) == 1
     assert world.status()["failure_handlers"] == []
 
@@ -390,7 +392,7 @@ def test_a_service_that_lost_its_directory_makes_no_second_cluster() -> None:
     (text,) = warned
     assert f"cluster {CLUSTER}" in text
     assert "data directories" in text
-    # The operator decides to begin anew.
+    # The operator decides to start again.
     for server in world.servers:
         server.lease, server.state = None, "starting"
     world.run(3 * S)

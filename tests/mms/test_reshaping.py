@@ -1,4 +1,4 @@
-"""Shards that left: finalized, or recovered meanwhile; who is told, and whose questions count."""
+"""Shards that left: finalization, recovery, announcements to their servers, limits on requests."""
 
 from mms.commands import RetireShard
 from mms.read_barriers import MAX_PENDING
@@ -45,7 +45,7 @@ def test_a_shard_is_finalized_when_all_its_servers_are_sealed() -> None:
     world.run(5 * S)
     assert state(world, 1) == "leaving"
     second.sealed = True
-    world.hear(second)
+    world.send_heartbeat(second)
     assert answers(world) == [(7, 1, "")]
     world.run(3 * MS)
     assert state(world, 1) == "finalized"
@@ -54,31 +54,31 @@ def test_a_shard_is_finalized_when_all_its_servers_are_sealed() -> None:
     assert world.commands().count("FinalizeShard") == 1
 
 
-def test_what_was_said_long_ago_or_elsewhere_seals_nothing() -> None:
+def test_old_or_foreign_reports_seal_nothing() -> None:
     world = left()
     first, second = servers_of(world, 1)
     is_settled(world, 1)
     first.sealed = True
-    world.hear(first)
+    world.send_heartbeat(first)
     first.alive = False
     second.alive = False
     world.run(10 * S)
     second.sealed = second.alive = True
-    world.hear(second)
+    world.send_heartbeat(second)
     world.run(3 * S)
-    assert state(world, 1) == "leaving"  # the first one was heard too long ago
+    assert state(world, 1) == "leaving"  # the heartbeat of the first one is too old
     first.alive, first.view = True, 7
     world.run(3 * S)
     assert state(world, 1) == "leaving"  # not in this view
     first.view, first.state = 1, "limbo"
     world.run(3 * S)
     assert state(world, 1) == "leaving"
-    first.state, lease, first.deaf = "up", first.lease, True
+    first.state, lease, first.is_disconnected = "up", first.lease, True
     first.lease = world.service.state.lease_at(limit(world, 1) - 1)
-    world.hear(first)
+    world.send_heartbeat(first)
     world.run(3 * S)
-    assert state(world, 1) == "leaving"  # it does not know where its shard ends
-    first.deaf, first.lease = False, lease
+    assert state(world, 1) == "leaving"  # it does not know the end of its shard
+    first.is_disconnected, first.lease = False, lease
     world.run(3 * S)
     assert state(world, 1) == "finalized"
 
@@ -102,7 +102,7 @@ def test_a_shard_that_is_recovered_while_it_leaves_is_out_and_comes_back_as_leav
     change(world, 1, "remove")
     world.run(5 * MS)
     stop = world.lease.stop
-    world.ask(Remove(CLUSTER, 9, 1, 1, 2), HANDLER)
+    world.send(Remove(CLUSTER, 9, 1, 1, 2), HANDLER)
     world.run(5 * MS)
     (removed,) = world.answers(Removed, HANDLER)
     assert (removed.limit, limit(world, 1), members(world)) == (stop, stop, [0, 2])
@@ -111,14 +111,14 @@ def test_a_shard_that_is_recovered_while_it_leaves_is_out_and_comes_back_as_leav
     assert (state(world, 1), members(world)) == ("leaving", [0, 2])
     assert world.service.state.placements[1].view == 2
     recover(world, 1)
-    assert len(world.answers(Reinserted, HANDLER)) == 2  # again is the same
+    assert len(world.answers(Reinserted, HANDLER)) == 2  # a repeated request
     is_settled(world, 1)
     assert answers(world) == [(7, 1, "")]
 
 
-def test_a_shard_that_is_told_to_leave_while_it_is_recovered_comes_back_as_leaving() -> None:
+def test_a_shard_that_is_removed_during_its_recovery_returns_as_leaving() -> None:
     world = World(config(shards=3)).lead().run(5 * S)
-    world.ask(Remove(CLUSTER, 9, 1, 1, 2), HANDLER)
+    world.send(Remove(CLUSTER, 9, 1, 1, 2), HANDLER)
     world.run(5 * MS)
     change(world, 1, "remove")
     world.run(5 * MS)
@@ -128,22 +128,22 @@ def test_a_shard_that_is_told_to_leave_while_it_is_recovered_comes_back_as_leavi
     assert (state(world, 1), members(world)) == ("leaving", [0, 2])
 
 
-def test_who_has_left_is_back_with_the_next_lease_and_nobody_spins_while_there_is_none() -> None:
+def test_a_shard_that_left_returns_with_the_next_lease_without_a_busy_loop() -> None:
     world = left(shards=2)
     for shard in (0, 1):
-        world.ask(Remove(CLUSTER, 9, shard, 1, 2), HANDLER)
+        world.send(Remove(CLUSTER, 9, shard, 1, 2), HANDLER)
     world.run(5 * MS)
     prints = [[fingerprint(s.identity) for s in servers_of(world, shard)] for shard in (0, 1)]
     for server in world.servers:
         server.view = 2
-    world.ask(Reinsert(CLUSTER, 8, 1, 2, prints[1], 0), HANDLER)
+    world.send(Reinsert(CLUSTER, 8, 1, 2, prints[1], 0), HANDLER)
     world.step(Wakeup())
     due = world.service.next_wakeup()
     assert due is not None
     assert due > world.now
     world.run(5 * S)
     assert state(world, 1) == "recovering"
-    world.ask(Reinsert(CLUSTER, 7, 0, 2, prints[0], 0), HANDLER)
+    world.send(Reinsert(CLUSTER, 7, 0, 2, prints[0], 0), HANDLER)
     world.run(5 * MS)
     assert (state(world, 0), state(world, 1), members(world)) == ("live", "leaving", [0])
     assert sorted(answer.request for answer in world.answers(Reinserted, HANDLER)) == [7, 8]
@@ -156,16 +156,16 @@ def test_a_finalized_shard_is_recovered_and_comes_back_as_finalized() -> None:
     is_sealed(world, 1)
     world.run(5 * MS)
     assert state(world, 1) == "finalized"
-    world.ask(Remove(CLUSTER, 9, 1, 1, 2), HANDLER)
+    world.send(Remove(CLUSTER, 9, 1, 1, 2), HANDLER)
     world.run(5 * MS)
     assert world.answers(Removed, HANDLER)[0].limit == end
     assert state(world, 1) == "recovering"
-    # Meanwhile nobody waits for it, whatever a new leader has heard of it.
+    # Meanwhile nothing waits for it, whatever a new leader knows of it.
     world.start()
     world.lead()
     for server in servers_of(world, 1):
         server.alive = False
-    world.ask(Trim(CLUSTER, 9, end - 5))
+    world.send(Trim(CLUSTER, 9, end - 5))
     world.run(10 * S)
     assert [reply.trim for reply in world.answers(TrimReply)] == [end - 5]
     recover(world, 1)
@@ -175,32 +175,32 @@ def test_a_finalized_shard_is_recovered_and_comes_back_as_finalized() -> None:
 # --- who is told -----------------------------------------------------------------------------
 
 
-def test_a_server_that_missed_how_its_shard_is_placed_is_told_again() -> None:
+def test_a_server_that_missed_its_placement_gets_it_again() -> None:
     world = World(config(shards=3)).lead().run(5 * S)
     first, second = servers_of(world, 1)
-    first.deaf = True
+    first.is_disconnected = True
     change(world, 1, "remove")
     world.run(5 * MS)
     assert (first.placed, second.placed) == ("live", "leaving")
     world.run(600 * MS)
-    first.deaf = False
-    world.hear(first)
+    first.is_disconnected = False
+    world.send_heartbeat(first)
     assert first.placed == "leaving"
-    first.told.clear()
+    first.announced.clear()
     world.run(400 * MS)
-    first.placed = "parked"  # whatever made it believe that
-    world.hear(first)
-    assert first.told == []  # it was told just now
+    first.placed = "parked"  # for whatever reason
+    world.send_heartbeat(first)
+    assert first.announced == []  # it got the announcement just now
     world.run(200 * MS)
-    world.hear(first)
+    world.send_heartbeat(first)
     assert first.placed == "leaving"
-    first.told.clear()
-    second.told.clear()
+    first.announced.clear()
+    second.announced.clear()
     world.run(700 * MS)
-    assert not [message for message in second.told if message.placements]
+    assert not [message for message in second.announced if message.placements]
 
 
-def test_a_server_of_a_shard_that_nobody_added_yet_is_told_no_placement() -> None:
+def test_a_server_of_a_shard_that_is_not_added_yet_gets_no_placement() -> None:
     world = World(config(shards=3)).lead().run(5 * S)
     before = world.service.state.snapshot()
     world.log.clear()  # a node of the service is started with a later cluster file
@@ -219,7 +219,7 @@ def test_a_server_of_a_shard_that_nobody_added_yet_is_told_no_placement() -> Non
 # --- questions -------------------------------------------------------------------------------
 
 
-def test_questions_are_bounded_and_forgotten_when_nobody_repeats_them() -> None:
+def test_requests_are_bounded_and_forgotten_when_they_are_not_repeated() -> None:
     world = World().lead().run(5 * S)
     replicas = world.add_servers(2)
     for server in servers_of(world, 2):
@@ -238,7 +238,7 @@ def test_questions_are_bounded_and_forgotten_when_nobody_repeats_them() -> None:
     assert answers(world) == [(3, 2, "")]
 
 
-def test_a_copy_of_an_answered_question_gets_its_answer_and_changes_nothing() -> None:
+def test_a_repeated_request_gets_the_same_reply_and_changes_nothing() -> None:
     world = World().lead().run(5 * S)
     replicas = world.add_servers(2)
     change(world, 2, "remove", request=1)
@@ -259,7 +259,7 @@ def test_a_copy_of_an_answered_question_gets_its_answer_and_changes_nothing() ->
     assert state(world, 2) == "leaving"
 
 
-def test_only_the_leader_takes_questions_and_sends_all_away_when_it_is_none_any_more() -> None:
+def test_only_the_leader_takes_requests_and_redirects_all_when_it_steps_down() -> None:
     world = World(config(mms=3)).lead().run(5 * S)
     change(world, 1, "remove", request=1)
     world.step(LeaderChanged("mms-1", is_self=False))
@@ -280,7 +280,7 @@ def test_a_command_that_got_lost_is_proposed_again() -> None:
     assert state(world, 1) == "leaving"
 
 
-def test_a_follower_keeps_up_and_tells_nobody() -> None:
+def test_a_follower_keeps_up_and_announces_nothing() -> None:
     world = left()
     world.step(LeaderChanged("mms-1", is_self=False))
     world.sent.clear()
@@ -299,12 +299,12 @@ def test_a_follower_keeps_up_and_tells_nobody() -> None:
 def test_announcements_say_all_placements_with_a_lease_that_changes_some() -> None:
     world = World(config(shards=2)).lead().run(5 * S)
     replicas = world.add_servers(2)
-    world.servers[0].deaf = True
+    world.servers[0].is_disconnected = True
     change(world, 2, "add", replicas=replicas)
     world.run(2 * S)
     assert members(world) == [0, 1, 2]
-    world.servers[0].deaf = False
-    world.servers[0].told.clear()
+    world.servers[0].is_disconnected = False
+    world.servers[0].announced.clear()
     world.run(1100 * MS)
-    told: LeaseAnnounced = world.servers[0].told[0]
-    assert {placement.shard for placement in told.placements} == {0, 1, 2}
+    announced: LeaseAnnounced = world.servers[0].announced[0]
+    assert {placement.shard for placement in announced.placements} == {0, 1, 2}

@@ -49,9 +49,9 @@ def test_nothing_is_announced_before_it_is_committed() -> None:
     world = World(delay=700 * MS).lead()
     world.run(1399 * MS)
     assert world.service.state.last is None
-    assert not any(server.told for server in world.servers)
+    assert not any(server.announced for server in world.servers)
     world.run(3 * S)
-    assert all(server.told for server in world.servers)
+    assert all(server.announced for server in world.servers)
 
 
 # --- leases --------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_work_after_idleness_starts_short_leases_at_once() -> None:
     world.run(5 * MS)
     assert world.lease.number == number + 1
     assert world.lease.epoch_ms == 10
-    assert world.servers[0].told[-1].starts_in_us == 0
+    assert world.servers[0].announced[-1].starts_in_us == 0
     assert all(server.lease == world.lease for server in world.servers)
 
 
@@ -82,14 +82,14 @@ def test_at_work_one_lease_is_ahead_and_commands_are_few() -> None:
     world.set_active()
     world.run(S)
     for server in world.servers:
-        server.told.clear()
+        server.announced.clear()
     before = len(world.log)
     world.run(10 * S)
     assert len(world.log) - before <= 100
-    told = [message for message in world.servers[0].told if message.runs]
-    assert 60 <= len(told) <= 66
+    announced = [message for message in world.servers[0].announced if message.runs]
+    assert 60 <= len(announced) <= 66
     # Half a lease, 80 ms, less the time to commit.
-    assert all(70_000 <= message.starts_in_us <= 80_000 for message in told)
+    assert all(70_000 <= message.starts_in_us <= 80_000 for message in announced)
     assert len(world.service.state.runs) <= 3
 
 
@@ -119,7 +119,7 @@ def test_a_slow_commit_delays_the_next_lease_and_nothing_else() -> None:
     world.run(S)
     world.delay = 400 * MS
     world.run(3 * S)
-    assert world.servers[0].told[-1].starts_in_us == 0
+    assert world.servers[0].announced[-1].starts_in_us == 0
     assert all(server.lease == world.lease for server in world.servers)
 
 
@@ -137,17 +137,17 @@ def test_a_proposal_that_got_lost_is_made_again() -> None:
     assert world.lease.number > number + 10
 
 
-def test_a_new_leader_goes_on_after_the_last_lease_at_once() -> None:
+def test_a_new_leader_proposes_the_next_lease_at_once() -> None:
     world = World().lead().run(30 * S)
     last = world.lease
     world.start()
     for server in world.servers:
-        server.told.clear()
+        server.announced.clear()
     world.lead().run(S)
     assert world.lease.number == last.number + 1
     assert world.lease.predecessor == last.digest
     assert world.lease.members == last.members
-    assert all(server.told[0].starts_in_us == 0 for server in world.servers)
+    assert all(server.announced[0].starts_in_us == 0 for server in world.servers)
     assert all(server.lease == world.lease for server in world.servers)
 
 
@@ -170,7 +170,7 @@ def test_another_result_than_consensus_gave_halts() -> None:
 
 
 def with_servers(shard: int, *names: str) -> ClusterConfig:
-    """Return a cluster file of one shard, whose servers have these names."""
+    """Return a cluster file of one shard with servers of these names."""
     (first,) = config(1).shards
     nodes = (replace(node, name=name) for node, name in zip(first.replicas, names, strict=True))
     return replace(config(1), shards=(ShardConfig(shard, tuple(nodes)),))
@@ -179,8 +179,8 @@ def with_servers(shard: int, *names: str) -> ClusterConfig:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        (replace(config(), name="C"), "this is the log of cluster 'c'; the cluster file says 'C'"),
-        (config(durability="disk"), "the log was made with durability = 'memory'"),
+        (replace(config(), name="C"), "this is the log of cluster 'c', but the cluster file says"),
+        (config(durability="disk"), "the log was created with durability = 'memory'"),
         (with_servers(0, "shard-0-0", "shard-0-9"), "shard 0 has the servers shard-0-0, shard-0-1"),
         (with_servers(1, "shard-0-0", "shard-0-1"), "shard 0 has the servers shard-0-0, shard-0-1"),
         (with_servers(9, "shard-1-0", "shard-1-1"), "puts shard-1-0, shard-1-1 at shard 9"),
@@ -197,8 +197,8 @@ def test_a_cluster_file_that_contradicts_the_log_halts(changed: ClusterConfig, w
 def test_a_cluster_file_with_other_endpoints_is_warned_of() -> None:
     world = World().lead().run(S)
     first, *rest = world.config.shards
-    moved = replace(first, replicas=(replace(first.replicas[0], port=9), first.replicas[1]))
-    changed = replace(world.config, shards=(moved, *rest))
+    moved_nodes = replace(first, replicas=(replace(first.replicas[0], port=9), first.replicas[1]))
+    changed = replace(world.config, shards=(moved_nodes, *rest))
     service = MembershipService(changed, "mms-0", pid=1, cluster=9, incarnation=1, now=0)
     effects = service.step(Restored(world.consensus.snapshot()), world.now)
     (warning,) = [effect for effect in effects if isinstance(effect, LogWarning)]
@@ -216,13 +216,13 @@ def test_a_cluster_file_may_have_shards_that_are_not_added_yet() -> None:
 # --- servers -------------------------------------------------------------------------
 
 
-def test_a_deaf_server_gets_all_leases_when_it_hears_again() -> None:
+def test_a_disconnected_server_gets_all_leases_when_it_reconnects() -> None:
     world = World().lead().run(S)
     world.set_active()
-    world.servers[1].deaf = True
+    world.servers[1].is_disconnected = True
     world.run(2 * S)
     assert world.servers[1].lease != world.lease
-    world.servers[1].deaf = False
+    world.servers[1].is_disconnected = False
     world.run(1100 * MS)
     assert world.servers[1].lease == world.lease
 
@@ -255,13 +255,13 @@ def test_the_last_shard_is_never_parked() -> None:
     assert [m.shard for m in world.lease.members] == [0, 1]
 
 
-def test_a_service_that_was_stopped_blames_nobody() -> None:
+def test_a_paused_service_parks_no_shard() -> None:
     world = World().lead().run(5 * S)
     members = world.lease.members
     world.now += 60 * S
-    world.beats = dict.fromkeys(world.beats, world.now + 500 * MS)
+    world.heartbeat_times = dict.fromkeys(world.heartbeat_times, world.now + 500 * MS)
     for server in world.servers[:2]:  # those of the other shard are on their way
-        world.hear(server)
+        world.send_heartbeat(server)
     before = len(world.log)
     world.run(5 * S)
     assert world.lease.members == members
@@ -278,7 +278,7 @@ def test_weights_follow_rates() -> None:
     assert [(m.shard, m.weight) for m in world.lease.members] == [(0, 1), (1, 4)]
 
 
-def test_a_server_that_was_told_another_lease_is_told_the_true_one() -> None:
+def test_a_server_with_an_uncommitted_lease_gets_the_committed_one() -> None:
     world = World().lead().run(5 * S)
     liar = world.servers[0]
     assert liar.lease is not None
@@ -293,26 +293,26 @@ def test_a_server_that_was_told_another_lease_is_told_the_true_one() -> None:
 def test_a_restarted_server_is_answered_at_once() -> None:
     world = World().lead().run(5 * S)
     server = world.servers[0]
-    server.told.clear()
+    server.announced.clear()
     server.incarnation = 2
-    world.hear(server)
-    assert server.told[0].placements == list(world.service.state.placements.values())
+    world.send_heartbeat(server)
+    assert server.announced[0].placements == list(world.service.state.placements.values())
 
 
 def test_a_heartbeat_of_another_cluster_is_refused() -> None:
     world = World().lead().run(S)
     beat = world.servers[0].heartbeat()
     other = Heartbeat(CLUSTER + 1, *(getattr(beat, name) for name in beat.__struct_fields__[1:]))
-    world.ask(other)
+    world.send(other)
     assert [refused.code for refused in world.answers(Refused)] == ["wrong-cluster"]
 
 
-def test_a_server_that_nobody_knows_is_ignored() -> None:
+def test_an_unknown_server_is_ignored() -> None:
     world = World().lead().run(S)
     world.sent.clear()
     for node, shard in (("shard-9-0", 9), ("shard-0-0", 1)):
         server = FakeServer(node, shard)
-        world.ask(server.heartbeat())
+        world.send(server.heartbeat())
     assert world.sent == []
     assert len(world.complaints) == 2
 
@@ -321,16 +321,16 @@ def test_a_server_that_lost_its_directory_is_in_limbo_for_ever() -> None:
     world = World().lead().run(5 * S)
     server = world.servers[2]
     frontier = server.frontier
-    # It comes back with an empty directory: nothing that it says gives it away but the identity.
+    # It returns with an empty directory: only its identity differs.
     server.alive, server.state, server.lease, server.frontier = False, "starting", None, 10**9
     server.incarnation, server.identity = 2, "another directory"
     world.run(10 * S)
     server.alive = True
-    world.hear(server)
-    assert server.told[-1].placements[1].replicas[0].fingerprint == fingerprint(
+    world.send_heartbeat(server)
+    assert server.announced[-1].placements[1].replicas[0].fingerprint == fingerprint(
         "directory of shard-1-0"
     )
-    # Whatever it makes of that.
+    # Whatever it reports then.
     for state in ("starting", "up"):
         server.state = state
         world.run(5 * S)
@@ -348,18 +348,18 @@ def test_a_server_that_lost_its_directory_is_in_limbo_for_ever() -> None:
     assert world.status()["shards"][1]["state"] == "live"
 
 
-def test_a_name_alone_makes_no_server() -> None:
+def test_a_server_needs_more_than_a_known_name() -> None:
     world = World().lead().run(5 * S)
-    stranger = FakeServer("shard-0-0", 0)
-    stranger.identity, stranger.route, stranger.state = "stranger", b"stranger", "limbo"
-    stranger.frontier = 2**63 - 1
+    unknown = FakeServer("shard-0-0", 0)
+    unknown.identity, unknown.route, unknown.state = "stranger", b"unknown", "limbo"
+    unknown.frontier = 2**63 - 1
     world.run(S)
     for _ in range(10):
-        world.ask(stranger.heartbeat(), b"stranger")
-        world.ask(Frontier(CLUSTER, 0, 1, 1, 2**63 - 1), b"stranger")
+        world.send(unknown.heartbeat(), b"unknown")
+        world.send(Frontier(CLUSTER, 0, 1, 1, 2**63 - 1), b"unknown")
         world.run(S)
     assert len(world.complaints) == 20
-    assert world.answers(LeaseAnnounced, b"stranger") == []
+    assert world.answers(LeaseAnnounced, b"unknown") == []
     shard = world.status()["shards"][0]
     assert (shard["state"], shard["replicas"][0]["state"]) == ("live", "up")
     assert world.service.servers.frontier(0) < 2**63 - 1

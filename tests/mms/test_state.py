@@ -1,4 +1,4 @@
-"""The replicated state: a dumb model beside it, and any bytes at all."""
+"""The replicated state, compared with a plain model, and given any bytes at all."""
 
 import msgspec
 import pytest
@@ -120,7 +120,7 @@ def test_a_lease_may_bring_the_views_of_its_members() -> None:
 
 
 def recovered(state: ClusterState, recovery: int) -> str:
-    """Bring shard 0 back in a view."""
+    """Return shard 0 to the leases in a view."""
     last = state.last
     assert last is not None
     members = (Member(0, recovery, 1), Member(1, 1, 1))
@@ -139,10 +139,10 @@ def test_a_removed_shard_is_no_member_until_its_newest_recovery_brings_it_back()
     assert apply(state, GrantLease(without, [placement(0)])) == "bad-placements"
     assert apply(state, GrantLease(without, [placement(0, state="parked")])) == "bad-placements"
     assert apply(state, GrantLease(without, [placement(0, 2, "recovering")])) == "bad-placements"
-    moved = msgspec.structs.replace(
+    moved_nodes = msgspec.structs.replace(
         placement(0, 2), replicas=(Replica("x", "127.0.0.1:1"), Replica("y", "127.0.0.1:2"))
     )
-    assert apply(state, GrantLease(without, [moved])) == "bad-placements"
+    assert apply(state, GrantLease(without, [moved_nodes])) == "bad-placements"
     assert apply(state, GrantLease(without, [])) == ""
     assert apply(state, RemoveShard(0, 1, 4)) == ""
     assert recovered(state, 2) == "bad-placements"
@@ -175,7 +175,7 @@ def test_a_shard_without_a_lease_or_in_another_view_is_not_removed() -> None:
     assert apply(state, RemoveShard(5, 1, 2)) == "no-such-shard"
     for view, recovery in ((0, 2), (2, 3), (1, 1)):
         assert apply(state, RemoveShard(0, view, recovery)) == "other-view"
-    # Nobody may say so with a lease, either.
+    # A lease cannot change it, either.
     assert state.last is not None
     lease = state.last.following((Member(1, 1, 1),))
     assert apply(state, GrantLease(lease, [placement(0, 1, "recovering")])) == "bad-placements"
@@ -225,7 +225,7 @@ def test_a_year_of_idleness_fits_in_kilobytes() -> None:
     last = state.last
     assert last is not None
     leases_of_a_year = 365 * 24 * 3600 // 16
-    # The same run, a year later: its size is what counts, not how it came about.
+    # The same run, a year later: only its size counts.
     run = state.runs[0]
     later = run.numbered(1, NO_DIGEST)
     later = msgspec.structs.replace(

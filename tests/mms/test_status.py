@@ -45,7 +45,7 @@ def test_the_status_document() -> None:
 
 def test_the_age_of_a_heartbeat_is_the_state_of_a_node() -> None:
     world = World().lead().run(5 * S)
-    world.hear(world.servers[0])
+    world.send_heartbeat(world.servers[0])
     world.servers[0].alive = False
     found = []
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_the_age_of_a_heartbeat_is_the_state_of_a_node() -> None:
     assert found == [("up", 2000), ("suspect", 4000), ("down", 6000)]
 
 
-def test_a_server_that_was_never_heard_has_no_age() -> None:
+def test_a_server_without_a_heartbeat_has_no_age() -> None:
     world = World().lead()
     for server in world.servers:
         server.alive = False
@@ -66,7 +66,7 @@ def test_a_server_that_was_never_heard_has_no_age() -> None:
 
 def test_the_trim_point_names_its_shard() -> None:
     world = World().lead().run(5 * S)
-    world.ask(Trim(CLUSTER, 9, 1000))
+    world.send(Trim(CLUSTER, 9, 1000))
     world.run(3 * S)
     assert world.status()["trimmed_before"] == "1000@1"
 
@@ -88,79 +88,79 @@ def test_finalized_epochs_follow_the_slowest_frontier_at_most_once_a_second() ->
 
 
 def blocking(world: World) -> tuple[object, dict[int, list[int]]]:
-    """Return `blocked_by`, and the shards that block some."""
+    """Return `blocked_by`, and the shards that block others."""
     document = world.status()
     blocks = {shard["id"]: shard["blocks"] for shard in document["shards"] if shard["blocks"]}
     return document["blocked_by"], blocks
 
 
-def say(world: World, shard: int, frontier: int, stable: int, *, watched: bool = False) -> None:
-    """Have the primary of a shard say how far it is."""
+def report(world: World, shard: int, frontier: int, stable: int, *, watched: bool = False) -> None:
+    """Send a heartbeat of a shard's primary with these positions."""
     primary = world.servers[2 * shard]
     primary.frontier, primary.stable_gsn = frontier, stable
     world.run(1000)
-    said = msgspec.structs.replace(primary.heartbeat(), is_watched=watched)
-    world.ask(said, primary.route)
+    heartbeat = msgspec.structs.replace(primary.heartbeat(), is_watched=watched)
+    world.send(heartbeat, primary.route)
 
 
-def test_a_shard_that_is_behind_holds_back_who_spoke_before_it() -> None:
+def test_a_slow_shard_holds_back_shards_that_reported_before_it() -> None:
     world = World(config(shards=3)).lead().run(5 * S)
-    say(world, 1, frontier=10, stable=5)
-    say(world, 0, frontier=1000, stable=990, watched=True)
+    report(world, 1, frontier=10, stable=5)
+    report(world, 0, frontier=1000, stable=990, watched=True)
     assert blocking(world) == (None, {})  # shard 1 may be further by now
-    say(world, 1, frontier=990, stable=500)
+    report(world, 1, frontier=990, stable=500)
     assert blocking(world) == (1, {1: [0]})
-    say(world, 2, frontier=400, stable=300)
-    assert blocking(world) == (2, {1: [0], 2: [0]})  # nobody reads along at 1 or 2
-    say(world, 2, frontier=400, stable=300, watched=True)
+    report(world, 2, frontier=400, stable=300)
+    assert blocking(world) == (2, {1: [0], 2: [0]})  # 1 and 2 have no readers
+    report(world, 2, frontier=400, stable=300, watched=True)
     assert blocking(world) == (2, {1: [0], 2: [0, 1]})
-    say(world, 2, frontier=2000, stable=300, watched=True)
+    report(world, 2, frontier=2000, stable=300, watched=True)
     assert blocking(world) == (1, {1: [0]})
-    say(world, 1, frontier=991, stable=500)
+    report(world, 1, frontier=991, stable=500)
     assert blocking(world) == (None, {})
 
 
-def test_nobody_is_held_back_while_nobody_reads_along() -> None:
+def test_no_shard_is_held_back_without_readers() -> None:
     world = World().lead().run(5 * S)
-    say(world, 0, frontier=1000, stable=990)
-    say(world, 1, frontier=10, stable=9)
+    report(world, 0, frontier=1000, stable=990)
+    report(world, 1, frontier=10, stable=9)
     assert blocking(world) == (None, {})
     assert not world.status()["shards"][0]["is_watched"]
 
 
 def test_a_shard_that_is_recovered_holds_others_back_though_it_is_silent() -> None:
     world = World().lead().run(5 * S)
-    say(world, 1, frontier=10, stable=9, watched=True)
+    report(world, 1, frontier=10, stable=9, watched=True)
     world.servers[2].alive = world.servers[3].alive = False
-    world.ask(Remove(CLUSTER, 9, 1, 1, 2))
+    world.send(Remove(CLUSTER, 9, 1, 1, 2))
     world.run(10 * S)
-    say(world, 0, frontier=1000, stable=990)
+    report(world, 0, frontier=1000, stable=990)
     world.run(1000)
     assert blocking(world) == (1, {1: [0]})
 
 
-def test_a_shard_that_is_recovered_holds_nobody_back_in_leases_without_it() -> None:
+def test_a_shard_in_recovery_holds_back_no_shard_in_leases_without_it() -> None:
     world = World().lead().run(5 * S)
-    say(world, 1, frontier=10, stable=9, watched=True)
-    world.ask(Remove(CLUSTER, 9, 1, 1, 2))
+    report(world, 1, frontier=10, stable=9, watched=True)
+    world.send(Remove(CLUSTER, 9, 1, 1, 2))
     world.run(10 * S)
     last = world.service.state.last
     assert last is not None
     assert 1 not in last.schedule.weights
-    say(world, 1, frontier=last.base, stable=9, watched=True)
-    say(world, 0, frontier=last.base + 1000, stable=last.base + 990)
+    report(world, 1, frontier=last.base, stable=9, watched=True)
+    report(world, 0, frontier=last.base + 1000, stable=last.base + 990)
     world.run(1000)
     assert blocking(world) == (None, {})
 
 
-def test_a_shard_that_is_past_its_end_holds_nobody_back() -> None:
+def test_a_shard_past_its_end_holds_back_no_shard() -> None:
     world = World(config(shards=3)).lead().run(5 * S)
-    world.ask(ChangeShard(CLUSTER, 3, 1, "remove"))
+    world.send(ChangeShard(CLUSTER, 3, 1, "remove"))
     world.run(5 * S)
     limit = world.service.state.retired[1].limit
-    say(world, 0, frontier=limit + 1000, stable=limit + 990, watched=True)
-    say(world, 2, frontier=limit - 1, stable=5)
-    say(world, 1, frontier=limit - 1, stable=5)
+    report(world, 0, frontier=limit + 1000, stable=limit + 990, watched=True)
+    report(world, 2, frontier=limit - 1, stable=5)
+    report(world, 1, frontier=limit - 1, stable=5)
     assert blocking(world) == (2, {2: [0]})
     shard = world.status()["shards"][1]
     assert (shard["state"], shard["weight"], shard["frontier"]) == ("leaving", 0, limit)
@@ -168,29 +168,29 @@ def test_a_shard_that_is_past_its_end_holds_nobody_back() -> None:
 
 def test_a_backup_speaks_for_its_shard_only_while_the_primary_is_silent() -> None:
     world = World().lead().run(5 * S)
-    say(world, 1, frontier=10, stable=9)
-    say(world, 0, frontier=1000, stable=990, watched=True)
+    report(world, 1, frontier=10, stable=9)
+    report(world, 0, frontier=1000, stable=990, watched=True)
     world.run(1000)
-    world.hear(world.servers[3])  # what it knows is a message older
+    world.send_heartbeat(world.servers[3])  # its report is one message older
     assert blocking(world) == (None, {})
     world.servers[2].alive = False
     world.run(3 * S)
-    say(world, 0, frontier=1000, stable=990, watched=True)
+    report(world, 0, frontier=1000, stable=990, watched=True)
     world.run(1000)
-    world.hear(world.servers[3])
+    world.send_heartbeat(world.servers[3])
     assert blocking(world) == (1, {1: [0]})
 
 
 def test_of_many_that_are_held_back_some_are_named() -> None:
     world = World(config(shards=20)).lead().run(5 * S)
     for shard in range(19):
-        say(world, shard, frontier=1000 + shard, stable=990)
-    say(world, 19, frontier=10, stable=9, watched=True)
+        report(world, shard, frontier=1000 + shard, stable=990)
+    report(world, 19, frontier=10, stable=9, watched=True)
     blocked_by, blocks = blocking(world)
     assert (blocked_by, list(blocks), len(blocks[19])) == (19, [19], 16)
 
 
-def test_the_epoch_of_a_frontier_is_told_wherever_it_is() -> None:
+def test_the_epoch_of_any_frontier_is_shown() -> None:
     world = World().lead().run(5 * S)
 
     def epoch() -> int:
@@ -199,5 +199,5 @@ def test_the_epoch_of_a_frontier_is_told_wherever_it_is() -> None:
     assert epoch() == 0
     last = world.lease
     for frontier, expected in ((5 * 2**24 + 1, 5), (last.stop, last.first_epoch + last.epochs)):
-        say(world, 0, frontier=frontier, stable=7)
+        report(world, 0, frontier=frontier, stable=7)
         assert epoch() == expected

@@ -1,4 +1,4 @@
-"""Shards come and go in any weather: leaders change, messages get lost, come late, or twice."""
+"""Shards join and leave while leaders change, and messages are lost, delayed or duplicated."""
 
 import random
 
@@ -11,7 +11,7 @@ from ziplog.wire import ChangeShard, Reinsert, Remove, ShardChanged
 
 
 class Storm:
-    """Random questions, while leaders change, and messages get lost, come late, or twice."""
+    """Random requests, while leaders change, and messages are lost, delayed or duplicated."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -40,15 +40,15 @@ class Storm:
         message = ChangeShard(CLUSTER, request, shard, what, replicas)  # type: ignore[arg-type]
         self.asked[request] = message
         if self.random.random() < 0.7:
-            self.world.ask(message)
+            self.world.send(message)
 
     def repeat(self) -> None:
         for message in self.asked.values():
             if self.random.random() < 0.5:
-                self.world.ask(message)
+                self.world.send(message)
 
     def lead(self) -> None:
-        """Another node leads; what the former one proposed is lost, or comes late."""
+        """Make another node the leader; the former one's proposals are lost or delayed."""
         late = [command for _, command in self.world.proposed]
         self.world.start()
         if self.random.random() < 0.5:
@@ -56,14 +56,14 @@ class Storm:
         self.world.lead()
 
     def commit_late(self) -> None:
-        """An old command comes once more."""
+        """Commit an old command a second time."""
         command = self.random.choice(self.world.log)
         self.world.proposed.append((self.world.now + MS, command))
         self.world.proposed.sort()
 
     def deafen(self) -> None:
         server = self.random.choice(self.world.servers)
-        server.deaf = not server.deaf
+        server.is_disconnected = not server.is_disconnected
 
     def drain(self) -> None:
         drained(self.world, self.random.choice([s.shard for s in self.world.servers]))
@@ -81,17 +81,17 @@ class Storm:
         placement = self.world.service.state.placements[shard]
         self.recoveries[shard] = max(self.recoveries[shard], placement.view) + 1
         number = self.recoveries[shard]
-        self.world.ask(Remove(CLUSTER, number, shard, placement.view, number), HANDLER)
+        self.world.send(Remove(CLUSTER, number, shard, placement.view, number), HANDLER)
 
     def recover(self) -> None:
         for shard, one in self.world.service.state.recovering.items():
             prints = [fingerprint(server.identity) for server in servers_of(self.world, shard)]
             for server in servers_of(self.world, shard):
                 server.view = one.recovery
-            self.world.ask(Reinsert(CLUSTER, 5, shard, one.recovery, prints, 0), HANDLER)
+            self.world.send(Reinsert(CLUSTER, 5, shard, one.recovery, prints, 0), HANDLER)
 
     def check(self) -> None:
-        """Nothing is a member behind its end, and what was answered is so."""
+        """Assert that no shard is a member after its limit, and that replies are true."""
         state = self.world.consensus
         state.check()
         for shard, retired in state.retired.items():
@@ -111,15 +111,15 @@ class Storm:
                 assert asked.change == "remove" or retired.is_finalized
 
     def heal(self) -> None:
-        """In good weather, every question is answered."""
+        """Without faults, every request gets a reply."""
         world = self.world
         for server in world.servers:
-            server.deaf = False
+            server.is_disconnected = False
         for _ in range(30):
             self.recover()
             self.seal()
             for message in self.asked.values():
-                world.ask(message)
+                world.send(message)
             world.run(S)
             for shard, retired in world.service.state.retired.items():
                 if retired.limit:
@@ -133,7 +133,7 @@ class Storm:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_in_any_weather_what_is_answered_is_so_and_nobody_owns_what_is_behind_its_end(
+def test_in_any_storm_replies_are_true_and_no_shard_owns_positions_after_its_limit(
     seed: int,
 ) -> None:
     Storm(seed).run(60)

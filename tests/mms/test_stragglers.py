@@ -17,13 +17,13 @@ def lease(epoch_ms: int = 10, epochs: int = 64_000) -> Lease:
 
 
 class Watched:
-    """Some shards that are looked at four times a second: each is so far behind, in ns."""
+    """Some shards that are checked four times a second, each with its lag in ns."""
 
     def __init__(self, *behind: int, epoch_ms: int = 10) -> None:
         self.behind = list(behind)
         self.epoch_ns = epoch_ms * MS
         self.stragglers = Stragglers()
-        self.stragglers.begun(lease(epoch_ms), 0)
+        self.stragglers.on_lease(lease(epoch_ms), 0)
         self.now = 100 * self.epoch_ns
         self.is_watched = True
         self.silent: set[int] = set()
@@ -33,22 +33,22 @@ class Watched:
         shards = range(len(self.behind))
         return [s for s in shards if not self.stragglers.is_parked(s, self.now)]
 
-    def look(self, times: int) -> list[int]:
-        """Look at all; return who is parked then."""
+    def check_all(self, times: int) -> list[int]:
+        """Check all shards; return those that are parked then."""
         for _ in range(times):
             self.now += self.apart
             for shard in self.members():
                 if shard not in self.silent:
-                    self.look_at(shard)
-            self.stragglers.miss(self.members(), self.now)
+                    self.check_shard(shard)
+            self.stragglers.check_silent(self.members(), self.now)
             self.stragglers.park(self.now, len(self.members()))
             self.stragglers.check()
         return [s for s in range(len(self.behind)) if self.stragglers.is_parked(s, self.now)]
 
-    def look_at(self, shard: int) -> bool:
+    def check_shard(self, shard: int) -> bool:
         epoch = (self.now - self.behind[shard]) // self.epoch_ns
         frontier = 1 + epoch * SIZE
-        return self.stragglers.look(shard, frontier, self.now, is_watched=self.is_watched)
+        return self.stragglers.on_heartbeat(shard, frontier, self.now, is_watched=self.is_watched)
 
     def wait_for(self, shard: int) -> float:
         """Wait until the shard may come back; return how long that took, in seconds."""
@@ -58,28 +58,28 @@ class Watched:
         return (self.now - since) / S
 
 
-def test_late_four_times_running_is_too_late() -> None:
+def test_four_late_checks_in_a_row_park_a_shard() -> None:
     watched = Watched(0, 300 * MS, 0)
-    assert watched.look(3) == []
-    assert watched.look(1) == [1]
+    assert watched.check_all(3) == []
+    assert watched.check_all(1) == [1]
 
 
-def test_it_is_said_once_that_a_shard_is_too_late_now() -> None:
+def test_a_shard_becomes_a_straggler_once() -> None:
     watched = Watched(300 * MS)
-    said = []
+    results = []
     for _ in range(10):
         watched.now += watched.apart
-        said.append(watched.look_at(0))
-    assert said == [False, False, False, True] + 6 * [False]
+        results.append(watched.check_shard(0))
+    assert results == [False, False, False, True] + 6 * [False]
 
 
-def test_one_prompt_look_makes_good_for_three_late_ones() -> None:
+def test_one_prompt_check_resets_three_late_ones() -> None:
     watched = Watched(0, 300 * MS, 0)
     for _ in range(5):
         watched.behind[1] = 300 * MS
-        assert watched.look(3) == []
+        assert watched.check_all(3) == []
         watched.behind[1] = 0
-        assert watched.look(1) == []
+        assert watched.check_all(1) == []
 
 
 @pytest.mark.parametrize(
@@ -89,143 +89,143 @@ def test_one_prompt_look_makes_good_for_three_late_ones() -> None:
 )  # fmt: skip
 def test_late_is_ten_epochs_and_100_ms(epoch_ms: int, behind_ms: int, is_late: bool) -> None:
     watched = Watched(0, behind_ms * MS, 0, epoch_ms=epoch_ms)
-    assert watched.look(8) == ([1] if is_late else [])
+    assert watched.check_all(8) == ([1] if is_late else [])
 
 
 def test_it_comes_back_and_if_it_is_late_again_it_is_parked_for_twice_as_long() -> None:
     watched = Watched(0, 300 * MS, 0)
     waits = []
     for _ in range(6):
-        assert watched.look(4) == [1]
+        assert watched.check_all(4) == [1]
         waits.append(watched.wait_for(1))
     assert waits == [5, 10, 20, 40, 60, 60]
 
 
-def test_who_was_prompt_for_five_seconds_begins_anew() -> None:
+def test_five_prompt_seconds_end_the_probation() -> None:
     watched = Watched(0, 300 * MS, 0)
-    watched.look(4)
+    watched.check_all(4)
     assert watched.wait_for(1) == 5
     watched.behind[1] = 0
-    assert watched.look(20) == []
+    assert watched.check_all(20) == []
     watched.behind[1] = 300 * MS
-    assert watched.look(4) == [1]
+    assert watched.check_all(4) == [1]
     assert watched.wait_for(1) == 5
 
 
-def test_probation_begins_with_the_first_look_after_the_return() -> None:
+def test_probation_starts_with_the_first_check_after_the_return() -> None:
     watched = Watched(0, 300 * MS, 0)
-    watched.look(4)
+    watched.check_all(4)
     watched.wait_for(1)
-    watched.now += 60 * S  # nobody was there to take it back
-    watched.look(4)
+    watched.now += 60 * S  # no leader took it back
+    watched.check_all(4)
     assert watched.wait_for(1) == 10
 
 
-def test_if_all_are_late_nobody_is_parked() -> None:
+def test_if_all_shards_are_late_none_is_parked() -> None:
     watched = Watched(300 * MS, 300 * MS, 300 * MS)
-    assert watched.look(20) == []
-    # Nor if more than half are; but what they were counts once the others are prompt.
+    assert watched.check_all(20) == []
+    # Nor if more than half are late; but their counts matter once the others are prompt.
     watched.behind[0] = 0
-    assert watched.look(20) == []
+    assert watched.check_all(20) == []
     watched.behind[1] = 0
-    assert watched.look(1) == [2]
+    assert watched.check_all(1) == [2]
 
 
-def test_nobody_is_parked_who_is_not_watched() -> None:
+def test_a_shard_without_readers_is_not_parked() -> None:
     watched = Watched(0, 300 * MS, 0)
-    assert watched.look(3) == []
+    assert watched.check_all(3) == []
     watched.is_watched = False
-    assert watched.look(20) == []
+    assert watched.check_all(20) == []
     watched.is_watched = True
-    assert watched.look(3) == []
+    assert watched.check_all(3) == []
 
 
-def test_half_of_them_stay() -> None:
+def test_half_of_the_members_are_never_parked() -> None:
     watched = Watched(*[0] * 5)
     parked = []
     for shard in range(5):
         watched.behind[shard] = 300 * MS
-        parked = watched.look(4)
+        parked = watched.check_all(4)
     assert parked == [0, 1]
 
 
-def test_the_only_one_stays() -> None:
-    assert Watched(300 * MS).look(20) == []
+def test_the_only_shard_stays_live() -> None:
+    assert Watched(300 * MS).check_all(20) == []
 
 
-def test_silence_is_a_late_look_every_half_a_second() -> None:
+def test_silence_is_a_late_check_every_half_second() -> None:
     watched = Watched(0, 0, 0)
-    watched.look(4)
+    watched.check_all(4)
     watched.silent = {1}
-    assert watched.look(7) == []
-    assert watched.look(1) == [1]
+    assert watched.check_all(7) == []
+    assert watched.check_all(1) == [1]
 
 
-def test_silence_of_who_was_not_watched_is_none() -> None:
+def test_silence_of_a_shard_without_readers_does_not_count() -> None:
     watched = Watched(0, 0, 0)
     watched.is_watched = False
-    watched.look(4)
+    watched.check_all(4)
     watched.silent = {1}
-    assert watched.look(40) == []
+    assert watched.check_all(40) == []
 
 
-def test_many_shards_beat_more_slowly() -> None:
+def test_many_shards_send_heartbeats_more_slowly() -> None:
     stragglers = Stragglers()
-    stragglers.begun(lease(), 0)
+    stragglers.on_lease(lease(), 0)
     members = range(4000)
     for shard in members:
-        stragglers.look(shard, SIZE * 10_000, S, is_watched=True)
-    stragglers.miss(members, 3 * S - 1)
+        stragglers.on_heartbeat(shard, SIZE * 10_000, S, is_watched=True)
+    stragglers.check_silent(members, 3 * S - 1)
     stragglers.check()
-    assert not any(look.late for look in stragglers._looks.values())
-    stragglers.miss(members, 3 * S)
-    assert all(look.late for look in stragglers._looks.values())
+    assert not any(checks.late_in_a_row for checks in stragglers._checks.values())
+    stragglers.check_silent(members, 3 * S)
+    assert all(checks.late_in_a_row for checks in stragglers._checks.values())
 
 
-def test_heartbeats_that_waited_are_one_look() -> None:
+def test_queued_heartbeats_count_as_one_check() -> None:
     watched = Watched(0, 300 * MS, 0)
-    watched.look(1)
+    watched.check_all(1)
     for _ in range(10):
-        assert not watched.look_at(1)
-    assert watched.look(2) == []
-    assert watched.look(1) == [1]
+        assert not watched.check_shard(1)
+    assert watched.check_all(2) == []
+    assert watched.check_all(1) == [1]
 
 
-def test_after_a_pause_of_ours_counting_begins_anew() -> None:
+def test_counting_restarts_after_a_pause_of_the_service() -> None:
     watched = Watched(0, 300 * MS, 0)
-    watched.look(3)
-    watched.stragglers.pause()
-    assert watched.look(3) == []
-    assert watched.look(1) == [1]
-    watched.stragglers.pause()
-    assert watched.look(1) == [1]
+    watched.check_all(3)
+    watched.stragglers.forget_checks()
+    assert watched.check_all(3) == []
+    assert watched.check_all(1) == [1]
+    watched.stragglers.forget_checks()
+    assert watched.check_all(1) == [1]
 
 
-def test_a_shard_that_was_removed_is_another_when_it_is_back() -> None:
+def test_a_removed_shard_has_no_straggler_history_when_it_returns() -> None:
     watched = Watched(0, 300 * MS, 0)
-    assert watched.look(4) == [1]
-    watched.stragglers.removed(1)
-    assert watched.look(3) == []
-    assert watched.look(1) == [1]
+    assert watched.check_all(4) == [1]
+    watched.stragglers.on_removed(1)
+    assert watched.check_all(3) == []
+    assert watched.check_all(1) == [1]
     assert watched.wait_for(1) == 5
 
 
-def test_a_lease_that_never_began_asks_nothing_of_anybody() -> None:
+def test_a_lease_that_never_started_makes_no_shard_late() -> None:
     first = lease(epochs=16)
     second = first.following()
     third = second.following()
     stragglers = Stragglers()
-    stragglers.begun(first, 0)
-    stragglers.begun(second, 160 * MS)
-    stragglers.begun(third, 40 * MS)  # the first is over, the second never begins
+    stragglers.on_lease(first, 0)
+    stragglers.on_lease(second, 160 * MS)
+    stragglers.on_lease(third, 40 * MS)  # the first is over, the second never begins
     late = {}
     # What ran 100 ms ago: epoch 3 of the first, epochs 0 and 13 of the third.
     for at in (130, 145, 270):
         for frontier in (first.base + 3 * SIZE, third.base, third.base + 13 * SIZE):
             other = Stragglers()
-            other._begun = stragglers._begun
-            other.look(0, frontier, at * MS, is_watched=True)
-            late[at, frontier] = other._looks[0].late
+            other._leases = stragglers._leases
+            other.on_heartbeat(0, frontier, at * MS, is_watched=True)
+            late[at, frontier] = other._checks[0].late_in_a_row
     assert list(late.values()) == [0, 0, 0, 1, 0, 0, 1, 1, 0]
 
 
@@ -236,7 +236,7 @@ def watched_world(shards: int = 3) -> World:
     world = World(config(shards=shards)).lead().run(2 * S)
     world.set_active()
     for server in world.servers:
-        server.watched = True
+        server.has_readers = True
     return world.run(3 * S)
 
 
@@ -266,16 +266,16 @@ def test_a_straggler_is_parked_and_its_servers_are_left_alone() -> None:
     assert members(world) == [0, 1, 2]
 
 
-def test_nobody_is_parked_when_nobody_reads() -> None:
+def test_no_shard_is_parked_without_readers() -> None:
     world = watched_world()
     for server in world.servers:
-        server.watched = False
+        server.has_readers = False
     world.servers[2].behind = 400 * MS
     world.run(20 * S)
     assert members(world) == [0, 1, 2]
 
 
-def test_a_new_leader_begins_with_a_clean_sheet() -> None:
+def test_a_new_leader_forgets_earlier_stragglers() -> None:
     world = watched_world()
     world.servers[2].behind = 400 * MS
     world.run(2 * S)
@@ -290,11 +290,11 @@ def test_a_straggler_that_fails_is_recovered_and_back() -> None:
     world.servers[2].behind = 400 * MS
     world.run(2 * S)
     assert states(world)[1] == "parked"
-    world.ask(Remove(CLUSTER, 9, 1, 1, 2))
+    world.send(Remove(CLUSTER, 9, 1, 1, 2))
     world.run(10 * MS)
     assert states(world)[1] == "recovering"
     prints = [fingerprint(f"directory of shard-1-{index}") for index in range(2)]
-    world.ask(Reinsert(CLUSTER, 8, 1, 2, prints, 0))
+    world.send(Reinsert(CLUSTER, 8, 1, 2, prints, 0))
     world.run(10 * MS)
     assert members(world) == [0, 1, 2]
     world.servers[2].behind = 0
@@ -302,7 +302,7 @@ def test_a_straggler_that_fails_is_recovered_and_back() -> None:
     assert states(world) == {0: "live", 1: "live", 2: "live"}
 
 
-def test_a_straggler_comes_back_at_once_when_nobody_else_is_fit() -> None:
+def test_a_straggler_returns_at_once_when_no_other_shard_is_fit() -> None:
     world = watched_world(shards=2)
     world.servers[2].behind = 400 * MS
     world.run(1600 * MS)

@@ -1,9 +1,9 @@
-"""The history of leases stays bounded, though nobody trims (docs/protocol.md, section 13.2)."""
+"""The history of leases stays bounded without trims (docs/protocol.md, section 13.2)."""
 
 import pytest
 
-from mms.leases import THRIFT_BYTES, LeasePlan
-from tests.mms.test_rates import tell, weights, working
+from mms.leases import HISTORY_STEP_BYTES, LeasePlan
+from tests.mms.test_rates import send_rate, weights, working
 from tests.mms.world import CLUSTER, MS, S, World
 from tests.world import first_lease
 from ziplog.core.view import run_of
@@ -15,7 +15,7 @@ SHORT = 16
 @pytest.fixture(autouse=True)
 def _short_history(monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(first_lease(3)).max_bytes
-    monkeypatch.setattr("mms.leases.THRIFT_BYTES", SHORT * run)
+    monkeypatch.setattr("mms.leases.HISTORY_STEP_BYTES", SHORT * run)
 
 
 def runs(world: World) -> int:
@@ -23,9 +23,9 @@ def runs(world: World) -> int:
 
 
 def churn(world: World, seconds: int) -> World:
-    """Let the rate of a shard change three times a second."""
+    """Change the rate of a shard three times a second."""
     for turn in range(3 * seconds):
-        tell(world, 1, 40_000 if turn % 2 else 10_000)
+        send_rate(world, 1, 40_000 if turn % 2 else 10_000)
         world.run(S // 3)
     return world
 
@@ -38,7 +38,7 @@ def test_weights_that_change_all_the_time_are_granted_ever_more_rarely() -> None
     assert runs(world) - after_a_minute < 5 * SHORT
 
 
-def test_bursts_and_pauses_in_turn_do_not_lengthen_the_history_for_ever() -> None:
+def test_alternating_bursts_and_pauses_keep_the_history_bounded() -> None:
     world = working()
     counts = [runs(world)]
     for _ in range(90):
@@ -56,7 +56,7 @@ def test_bursts_and_pauses_in_turn_do_not_lengthen_the_history_for_ever() -> Non
 
 def test_members_change_at_once_however_long_the_history_is() -> None:
     world = churn(working(), 120)
-    assert world.service.plan.thrift > S
+    assert world.service.plan.weights_interval_ns > S
     for server in world.servers[2:4]:
         server.alive = False
     world.run(6 * S)
@@ -65,25 +65,34 @@ def test_members_change_at_once_however_long_the_history_is() -> None:
 
 def test_a_trim_makes_changes_cheap_again() -> None:
     world = churn(working(), 120)
-    assert world.service.plan.thrift > S
+    assert world.service.plan.weights_interval_ns > S
     for server in world.servers:
         server.frontier = world.lease.base
     world.run(S)
-    world.ask(Trim(CLUSTER, 9, world.lease.base - 1))
+    world.send(Trim(CLUSTER, 9, world.lease.base - 1))
     world.run(2 * S)
-    assert world.service.plan.thrift == 0
+    assert world.service.plan.weights_interval_ns == 0
     assert runs(world) < SHORT
     world.run(2 * S)
-    tell(world, 1, 80_000)
+    send_rate(world, 1, 80_000)
     world.run(2 * S)
     assert weights(world) == [1, 8, 1]
 
 
-def test_a_history_of_any_length_has_its_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mms.leases.THRIFT_BYTES", THRIFT_BYTES)
+def test_the_interval_between_new_weights_grows_with_the_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mms.leases.HISTORY_STEP_BYTES", HISTORY_STEP_BYTES)
     plan = LeasePlan(10)
     prices = []
-    for length in (0, THRIFT_BYTES - 1, THRIFT_BYTES, 5 * THRIFT_BYTES, 2**26, 10**12):
-        plan.keep(length, 0)
-        prices.append(plan.thrift)
+    for length in (
+        0,
+        HISTORY_STEP_BYTES - 1,
+        HISTORY_STEP_BYTES,
+        5 * HISTORY_STEP_BYTES,
+        2**26,
+        10**12,
+    ):
+        plan.set_history_size(length, 0)
+        prices.append(plan.weights_interval_ns)
     assert prices == [0, 0, 200 * MS, 3200 * MS, 3600 * S, 3600 * S]

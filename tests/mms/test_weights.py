@@ -15,17 +15,17 @@ K = 1000
 
 
 def holding(rates: dict[int, int], *held: int) -> Weights:
-    """Return weights that know these rates, and hold these weights, or those that follow."""
+    """Return weights with these rates that hold these weights, or computed ones."""
     weights = Weights()
     for shard, rate in rates.items():
-        weights.told(shard, rate)
-    hold(weights, list(held) or weights.of(list(rates)))
+        weights.set_rate(shard, rate)
+    hold(weights, list(held) or weights.for_shards(list(rates)))
     return weights
 
 
 def hold(weights: Weights, held: list[int]) -> None:
     members = tuple(Member(shard, 1, weight) for shard, weight in enumerate(held))
-    weights.granted(members)
+    weights.on_granted(members)
     weights.check(members)
 
 
@@ -55,77 +55,77 @@ def poisson(noise: random.Random, expected: float) -> int:
     ],
 )
 def test_rates_become_weights(rates: list[int], expected: list[int]) -> None:
-    assert holding(dict(enumerate(rates))).of(range(len(rates))) == expected
+    assert holding(dict(enumerate(rates))).for_shards(range(len(rates))) == expected
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(15 * K, [3, 2, 2]), (5 * K, [1, 2, 2])])
 def test_a_step_is_seen_at_once(rate: int, expected: list[int]) -> None:
     weights = holding(dict.fromkeys(range(3), 10 * K))
-    assert not weights.are_off()
-    weights.told(0, rate)
-    assert weights.are_off()
-    assert weights.of(range(3)) == expected
+    assert not weights.are_outdated()
+    weights.set_rate(0, rate)
+    assert weights.are_outdated()
+    assert weights.for_shards(range(3)) == expected
     hold(weights, expected)
-    assert not weights.are_off()
+    assert not weights.are_outdated()
 
 
 def test_a_step_that_only_heartbeats_show_is_seen_as_well() -> None:
     weights = holding(dict.fromkeys(range(3), 10 * K))
     weights.observe(0, 15 * K)
-    assert weights.are_off()
+    assert weights.are_outdated()
 
 
 def test_a_shard_of_which_nothing_is_known_keeps_its_weight() -> None:
     weights = holding({}, 8, 4, 1)
-    assert not weights.are_off()
-    assert weights.of(range(3)) == [8, 4, 1]
-    assert weights.of(range(4)) == [8, 4, 1, 1]
-    weights.told(1, 1000)
-    assert weights.of(range(3)) == [8, 4, 1]
-    weights.told(2, 1000)
-    assert weights.are_off()
+    assert not weights.are_outdated()
+    assert weights.for_shards(range(3)) == [8, 4, 1]
+    assert weights.for_shards(range(4)) == [8, 4, 1, 1]
+    weights.set_rate(1, 1000)
+    assert weights.for_shards(range(3)) == [8, 4, 1]
+    weights.set_rate(2, 1000)
+    assert weights.are_outdated()
     # 5 stands for 2000 records a second: the first is thought to have 3200.
-    assert weights.of(range(3)) == [3, 1, 1]
+    assert weights.for_shards(range(3)) == [3, 1, 1]
 
 
 def test_members_that_go_take_the_common_factor_along() -> None:
     weights = holding({0: 1000, 1: 2000, 2: 4000})
-    assert weights.of([1, 2]) == [1, 2]
-    assert weights.of([0, 2]) == [1, 4]
+    assert weights.for_shards([1, 2]) == [1, 2]
+    assert weights.for_shards([0, 2]) == [1, 4]
 
 
 def test_a_new_leader_goes_by_the_weights_of_the_last_lease() -> None:
     weights = holding({0: 1000, 1: 5000})
-    weights.forget()
-    assert not weights.are_off()
-    assert weights.of([0, 1]) == [1, 5]
+    weights.forget_rates()
+    assert not weights.are_outdated()
+    assert weights.for_shards([0, 1]) == [1, 5]
 
 
-def test_what_fits_is_kept_though_others_would_be_made() -> None:
+def test_fitting_weights_are_kept_though_others_would_be_computed() -> None:
     weights = holding({0: 1000, 1: 1000})
-    weights.told(1, 1150)
-    assert holding({0: 1000, 1: 1150}).of([0, 1]) == [4, 5]
-    assert not weights.are_off()
-    assert weights.of([0, 1]) == [1, 1]
+    weights.set_rate(1, 1150)
+    assert holding({0: 1000, 1: 1150}).for_shards([0, 1]) == [4, 5]
+    assert not weights.are_outdated()
+    assert weights.for_shards([0, 1]) == [1, 1]
 
 
-def test_what_does_not_fit_well_is_kept_while_nothing_fits_much_better() -> None:
+def test_bad_weights_are_kept_while_no_others_fit_much_better() -> None:
     # The second and the third are rounded apart, and then differ by more than they do.
     rates = {0: 1_000_000, 1: 1_124_000, 2: 1_126_000}
-    assert holding(rates).of(range(3)) == [4, 4, 5]
+    assert holding(rates).for_shards(range(3)) == [4, 4, 5]
     for held in ([4, 4, 5], [4, 5, 4]):
         weights = holding(rates, *held)
-        assert weights.of(range(3)) == held
-        assert not weights.are_off()
+        assert weights.for_shards(range(3)) == held
+        assert not weights.are_outdated()
 
 
-def test_weights_do_not_go_to_and_fro() -> None:
+def test_weights_do_not_oscillate() -> None:
     weights = holding({0: 1_000_000, 1: 1_000_000})
     held = []
     for rate in (1_100_000, 1_250_000, 1_100_000, 1_250_000, 1_000_000):
-        weights.told(1, rate)
-        hold(weights, weights.of(range(2)))
-        held.append(weights.of(range(2)))
+        weights.set_rate(1, rate)
+        hold(weights, weights.for_shards(range(2)))
+        held.append(weights.for_shards(range(2)))
     assert held == [[1, 1], [4, 5], [4, 5], [4, 5], [1, 1]]
 
 
@@ -138,27 +138,27 @@ def test_noise_changes_nothing(rate: int) -> None:
     noise = random.Random(rate)
     came = {s: deque(4 * [rate * weight // 4], maxlen=4) for s, weight in SHARES.items()}
     weights = holding({shard: rate * weight for shard, weight in SHARES.items()})
-    assert weights.of(range(5)) == [1, 1, 2, 1, 3]
+    assert weights.for_shards(range(5)) == [1, 1, 2, 1, 3]
     changes = 0
     for _ in range(4 * 3600):
         for shard, weight in SHARES.items():
             came[shard].append(poisson(noise, rate * weight / 4))
             weights.observe(shard, sum(came[shard]))
-            if weights.are_off():
+            if weights.are_outdated():
                 changes += 1
-                hold(weights, weights.of(range(5)))
+                hold(weights, weights.for_shards(range(5)))
     assert changes <= 2
 
 
-def test_one_bad_first_guess_is_mended_by_what_follows() -> None:
+def test_one_bad_first_rate_is_corrected_by_later_ones() -> None:
     weights = holding(dict.fromkeys(range(6), 10 * K))
-    weights.told(0, 12_500)  # by the first milliseconds of it
-    assert weights.are_off()
-    hold(weights, weights.of(range(6)))
+    weights.set_rate(0, 12_500)  # by the first milliseconds of it
+    assert weights.are_outdated()
+    hold(weights, weights.for_shards(range(6)))
     for _ in range(8):
         weights.observe(0, 10 * K)
-    assert weights.are_off()
-    assert weights.of(range(6)) == [1] * 6
+    assert weights.are_outdated()
+    assert weights.for_shards(range(6)) == [1] * 6
 
 
 rates_of_many = st.lists(st.integers(0, 2**40), min_size=1, max_size=300)
@@ -166,7 +166,7 @@ rates_of_many = st.lists(st.integers(0, 2**40), min_size=1, max_size=300)
 
 @given(rates_of_many)
 def test_a_round_is_never_too_long(rates: list[int]) -> None:
-    weights = holding(dict(enumerate(rates))).of(range(len(rates)))
+    weights = holding(dict(enumerate(rates))).for_shards(range(len(rates)))
     assert min(weights) >= 1
     assert max(weights) <= 256 * min(weights)
     assert sum(weights) <= MAX_ROUND
@@ -174,7 +174,7 @@ def test_a_round_is_never_too_long(rates: list[int]) -> None:
 
 @given(rates_of_many)
 def test_the_faster_one_never_weighs_less(rates: list[int]) -> None:
-    weights = holding(dict(enumerate(rates))).of(range(len(rates)))
+    weights = holding(dict(enumerate(rates))).for_shards(range(len(rates)))
     pairs = sorted(zip(rates, weights, strict=True))
     assert [weight for _, weight in pairs] == sorted(weights)
 
@@ -184,52 +184,52 @@ def test_only_ratios_count(rates: list[int], scale: int) -> None:
     shards = range(len(rates))
     scaled = {shard: rate * scale for shard, rate in enumerate(rates)}
     weights = holding(dict(enumerate(rates)))
-    before = weights.of(shards)
-    assert holding(scaled).of(shards) == before
-    # Nor does it matter that all change alike, whatever is held.
+    before = weights.for_shards(shards)
+    assert holding(scaled).for_shards(shards) == before
+    # A common change of all rates does not matter, for any held weights.
     hold(weights, before)
     for shard, rate in scaled.items():
-        weights.told(shard, rate)
-    assert weights.of(shards) == before
+        weights.set_rate(shard, rate)
+    assert weights.for_shards(shards) == before
 
 
 @given(st.lists(st.integers(10_000_000, 2**32), min_size=2, max_size=20))
 def test_weights_fit_the_rates(rates: list[int]) -> None:
-    """Without noise to speak of, rounding is all that they are wrong by."""
+    """Without much noise, rounding is the only error."""
     least = min(rates)
     rates = [min(rate, 256 * least) for rate in rates]
-    weights = holding(dict(enumerate(rates))).of(range(len(rates)))
+    weights = holding(dict(enumerate(rates))).for_shards(range(len(rates)))
     units = [rate / weight for rate, weight in zip(rates, weights, strict=True)]
     assert max(units) / min(units) <= 1.2501
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100_000)), max_size=100))
-def test_what_was_found_off_is_set_right(told: list[tuple[int, int]]) -> None:
-    """Each change is for the better, and after it there is none until something is told."""
+def test_outdated_weights_are_replaced_by_better_ones(rates: list[tuple[int, int]]) -> None:
+    """Each change improves the weights, and none follows before a rate changes."""
     weights = holding(dict.fromkeys(range(6), 1000))
     held = [1] * 6
-    for shard, rate in told:
-        weights.told(shard, rate)
-        if weights.are_off():
-            better = weights.of(range(6))
+    for shard, rate in rates:
+        weights.set_rate(shard, rate)
+        if weights.are_outdated():
+            better = weights.for_shards(range(6))
             assert better != held
             held = better
             hold(weights, held)
-            assert not weights.are_off()
+            assert not weights.are_outdated()
 
 
 def test_4000_shards_fit_a_round() -> None:
     rates = {shard: 64 if shard == 0 else 10**6 for shard in range(4000)}
-    weights = holding(rates).of(range(4000))
+    weights = holding(rates).for_shards(range(4000))
     assert min(weights) == 1
     assert 4000 < sum(weights) <= MAX_ROUND
 
 
 def test_a_step_shows_in_the_heartbeats_of_a_second() -> None:
-    """300 a second become 450; each heartbeat, four a second, says what came in the last second."""
+    """300 a second become 450; each heartbeat, four a second, has the rate of the last second."""
     weights = holding({0: 300, 1: 300})
-    for said in (337, 375, 412, 450):
-        weights.observe(0, said)
+    for rate in (337, 375, 412, 450):
+        weights.observe(0, rate)
         weights.observe(1, 300)
-    assert weights.are_off()
-    assert weights.of([0, 1]) == [3, 2]
+    assert weights.are_outdated()
+    assert weights.for_shards([0, 1]) == [3, 2]

@@ -51,7 +51,7 @@ def config(shards: int = 2, mms: int = 1, **options: Any) -> ClusterConfig:
 
 
 class FakeServer:
-    """A storage server as the service sees it: it holds what it is told."""
+    """A fake storage server: it holds the announced leases."""
 
     def __init__(self, name: str, shard: int) -> None:
         self.name, self.shard = name, shard
@@ -59,26 +59,26 @@ class FakeServer:
         self.incarnation = 1
         self.identity = f"directory of {name}"
         self.alive = True
-        self.deaf = False
+        self.is_disconnected = False
         self.state = "starting"
         self.active = False
         self.rate = 0
         self.lease: Lease | None = None
         self.trim = 0
         self.frontier = 0
-        #: Whether somebody reads along, and how far its frontier is behind then, in ns.
-        self.watched = False
+        #: Whether it has readers, and the lag of its frontier then, in ns.
+        self.has_readers = False
         self.behind = 0
         self.halted = False
         self.view = 1
-        #: How it was told that its shard is placed.
+        #: The announced state of its shard.
         self.placed = ""
         self.sealed = False
         self.has_gap = False
-        #: From where on it needs leases; 0: it is of a version that does not say so.
+        #: The position from which it needs leases; 0: an older version, without that field.
         self.needs_from = 1
         self.stable_gsn = 7
-        self.told: list[LeaseAnnounced] = []
+        self.announced: list[LeaseAnnounced] = []
         self.wants: list[Want] = []
 
     def heartbeat(self) -> Heartbeat:
@@ -89,18 +89,18 @@ class FakeServer:
             99, self.state, self.active, self.rate, self.frontier, 0,  # type: ignore[arg-type]
             lease.number if lease else 0, lease.digest if lease else NO_DIGEST, self.trim,
             self.stable_gsn, 5, self.identity, self.placed,  # type: ignore[arg-type]
-            is_watched=self.watched, holes=3, is_sealed=self.sealed,
+            is_watched=self.has_readers, holes=3, is_sealed=self.sealed,
             has_gap=self.has_gap, needs_from=self.needs_from,
         )  # fmt: skip
 
     def receive(self, message: Message) -> None:
-        if self.deaf or not self.alive:
+        if self.is_disconnected or not self.alive:
             return
         if isinstance(message, Want):
             self.wants.append(message)
             self.frontier = max(self.frontier, message.gsn + 1)
         elif isinstance(message, LeaseAnnounced):
-            self.told.append(message)
+            self.announced.append(message)
             self.trim = max(self.trim, message.trim)
             self.has_gap = message.after > (self.lease.number if self.lease is not None else 0)
             for run in message.runs or self._unfold(message):
@@ -141,25 +141,27 @@ class World:
         self.complaints: list[str] = []
         self.is_cut_off = False
         self.is_checked = True
-        #: Leases, and when they began, or will.
+        #: Leases, with their past or planned starts.
         self.begun: list[tuple[int, Lease]] = []
         self.servers = [
             FakeServer(node.name, shard.id)
             for shard in self.config.shards
             for node in shard.replicas
         ]
-        self.beats: dict[str, int] = dict.fromkeys((s.name for s in self.servers), self.now)
+        self.heartbeat_times: dict[str, int] = dict.fromkeys(
+            (s.name for s in self.servers), self.now
+        )
         self.start()
 
     def add_servers(self, shard: int, count: int = 2) -> list[Replica]:
-        """Start the servers of another shard; return where they are."""
+        """Start the servers of another shard; return their addresses."""
         added = [FakeServer(f"shard-{shard}-{i}", shard) for i in range(count)]
         self.servers += added
-        self.beats |= {server.name: self.now for server in added}
+        self.heartbeat_times |= {server.name: self.now for server in added}
         return [Replica(s.name, f"127.0.0.1:{9000 + 10 * shard + i}") for i, s in enumerate(added)]
 
     def start(self) -> None:
-        """Start the service anew, from what consensus has."""
+        """Restart the service from the state of consensus."""
         self.service = MembershipService(
             self.config, "mms-0", pid=1, cluster=CLUSTER, incarnation=len(self.log), now=self.now
         )
@@ -199,11 +201,11 @@ class World:
                 held = server.lease
                 server.receive(message)
                 if server.has_gap or (held is None and server.lease is not None):
-                    self.beats[server.name] = self.now  # it says so at once
+                    self.heartbeat_times[server.name] = self.now  # it says so at once
 
-    def hear(self, server: FakeServer) -> None:
-        self.beats[server.name] = self.now + (S // 4 if server.watched else S)
-        if server.watched:
+    def send_heartbeat(self, server: FakeServer) -> None:
+        self.heartbeat_times[server.name] = self.now + (S // 4 if server.has_readers else S)
+        if server.has_readers:
             server.frontier = max(server.frontier, self.ran_at(self.now - server.behind))
         self.step(Received(server.route, server.heartbeat()))
 
@@ -217,7 +219,7 @@ class World:
         stop = self.now + duration
         while True:
             due = [(at, 1) for at, _ in self.proposed[:1] if not self.is_cut_off]
-            due += [(self.beats[s.name], 2) for s in self.servers if s.alive]
+            due += [(self.heartbeat_times[s.name], 2) for s in self.servers if s.alive]
             wakeup = self.service.next_wakeup()
             if wakeup is not None:
                 due.append((wakeup, 3))
@@ -238,12 +240,15 @@ class World:
                 self.begun = [one for one in self.begun if one[0] < starts]
                 self.begun.append((starts, last))
         elif kind == 2:
-            name = min((s.name for s in self.servers if s.alive), key=lambda name: self.beats[name])
-            self.hear(next(s for s in self.servers if s.name == name))
+            name = min(
+                (s.name for s in self.servers if s.alive),
+                key=lambda name: self.heartbeat_times[name],
+            )
+            self.send_heartbeat(next(s for s in self.servers if s.name == name))
         else:
             self.step(Wakeup())
 
-    def ask(self, message: Message, src: bytes = b"client") -> None:
+    def send(self, message: Message, src: bytes = b"client") -> None:
         self.step(Received(src, message))
 
     def answers(self, kind: type[Message], dst: bytes = b"client") -> list[Any]:
@@ -259,7 +264,7 @@ class World:
         return [type(decode_command(command)).__name__ for command in self.log]
 
     def age(self, runs: int) -> "World":
-        """Let the service have granted so many lease runs more, which no server was sent."""
+        """Grant `runs` more lease runs, without an announcement."""
         last, added = self.lease, []
         for _ in range(runs):
             last = last.following(epoch_ms=21 - last.epoch_ms if last.epoch_ms < 20 else 10)
@@ -267,10 +272,10 @@ class World:
         for state in (self.consensus, self.service.state):
             state.runs = state.runs + added
             state.history_bytes += sum(run.max_bytes for run in added)
-        self.service.plan.restored(last, self.now)
-        self.service._weights.granted(last.members)
+        self.service.plan.on_restored(last, self.now)
+        self.service._weights.on_granted(last.members)
         self.service.check()
-        self.is_checked = False  # a check looks at every run
+        self.is_checked = False  # a check would read every run
         return self
 
     def set_active(self, active: bool = True) -> None:
@@ -278,10 +283,10 @@ class World:
             changed = server.active != active
             server.active = active
             if changed and active:
-                self.hear(server)
+                self.send_heartbeat(server)
 
     def status(self) -> dict[str, Any]:
         self.sent.clear()
-        self.ask(StatusQuery(0, 5))
+        self.send(StatusQuery(0, 5))
         document: dict[str, Any] = json.loads(self.answers(StatusReply)[0].document)
         return document

@@ -96,8 +96,8 @@ class SimCluster:
     def _start_server(self, process: Process) -> programs.StorageServer:
         return programs.StorageServer(process, self.config, self.disks[process.name])
 
-    def _start_host(self, process: Process) -> programs.Supervision:
-        return programs.Supervision(process, self.config, self.nodes)
+    def _start_host(self, process: Process) -> programs.SupervisorThread:
+        return programs.SupervisorThread(process, self.config, self.nodes)
 
     def begin(self) -> None:
         """Start everything; return when the cluster is whole."""

@@ -13,7 +13,7 @@ import shard.ordering.backup
 import shard.ordering.primary
 import shard.replica
 import shard.storage.flusher
-from mms.reconfiguration import Reshaping
+from mms.reconfiguration import Reconfiguration
 from mms.state import ClusterState
 from shard.ordering.backup import Backup
 from tests.sim.mutation import LAN, LOSSY, SLOW, busy, mutant, replaced
@@ -208,10 +208,10 @@ def _leave(seed: int) -> Plan:
 def finalized_before_all_are_sealed() -> Iterator[None]:
     """A shard is finalized as soon as it is out of the leases."""
 
-    def is_sealed(self: Reshaping, number: int, _now: int) -> bool:
+    def is_sealed(self: Reconfiguration, number: int, _now: int) -> bool:
         return self._state.placements[number].state == "leaving"
 
-    with replaced(Reshaping, "_is_sealed", is_sealed):
+    with replaced(Reconfiguration, "_is_sealed", is_sealed):
         yield
 
 

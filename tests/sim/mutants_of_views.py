@@ -179,14 +179,14 @@ def two_recoveries_of_one_view() -> Iterator[None]:
         return begin(self, command)
 
     def frozen(self: Any, _route: bytes, message: wire.Frozen) -> None:
-        known = self._look()
+        known = self._refresh()
         if known is not None and known.is_under_way and message.recovery == self._recovery:
             self._frozen = message
 
     with (
         replaced(conductor, "_propose", proposed),
         replaced(HandlerState, "_begin", begun),
-        replaced(conductor, "frozen", frozen),
+        replaced(conductor, "on_frozen", frozen),
     ):
         yield
 

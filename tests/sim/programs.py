@@ -18,7 +18,7 @@ from shard.storage.segment_store import SegmentStore
 from tests.simulator.kernel import MS
 from ziplog.client.client_node import ClientCore
 from ziplog.client.engines.engine import Engine
-from ziplog.deploy.restart_policy import Death, Revival
+from ziplog.deploy.restart_policy import Death, RestartPolicy
 from ziplog.deploy.restart_policy import Process as Seen
 from ziplog.runtime.driver import Driver
 from ziplog.wire import Orders, OrdersQuery, decode, encode
@@ -251,7 +251,7 @@ def log_client(process: Process, endpoints: Sequence[str], policy: Policy) -> Cl
     )
 
 
-class Supervision:
+class SupervisorThread:
     """What ziplog/deploy/supervisor_thread.py does: starts what is dead, kills what is named.
 
     `nodes` may become more: whoever adds a node starts it.
@@ -261,7 +261,7 @@ class Supervision:
         self, process: Process, config: ClusterConfig, nodes: Mapping[str, Process]
     ) -> None:
         self._process, self._nodes = process, nodes
-        self._revival: Final = Revival()
+        self._restart_policy: Final = RestartPolicy()
         self._handlers: Final = [node.name.encode() for node in config.failure_handlers]
         self._started: Final = dict.fromkeys(nodes, process.clock())
         self._request = 0
@@ -276,7 +276,7 @@ class Supervision:
             message = decode(received[1])
             if isinstance(message, Orders) and message.request == self._request:
                 self._obey(message)
-        for found in self._revival.look(self._seen(), self._process.clock()):
+        for found in self._restart_policy.check_processes(self._seen(), self._process.clock()):
             if not isinstance(found, Death):
                 self._start(found.node)
         now = self._process.clock()
@@ -301,7 +301,7 @@ class Supervision:
 
     def _obey(self, message: Orders) -> None:
         named = {order.node for order in message.orders}
-        for name in self._revival.ordered(named, self._seen(), self._process.clock()):
+        for name in self._restart_policy.on_unreachable(named, self._seen(), self._process.clock()):
             self._process.kernel.tell(f"{name} is replaced")
             self._nodes[name].kill()
             self._start(name)

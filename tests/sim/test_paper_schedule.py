@@ -36,7 +36,7 @@ def figure_rates(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     The figure's shards 1 and 2 are shards 0 and 1 here. What the service makes of rates that it
     measures is another test's.
     """
-    monkeypatch.setattr(Weights, "of", lambda _self, shards: [3, 2][: len(shards)])
+    monkeypatch.setattr(Weights, "for_shards", lambda _self, shards: [3, 2][: len(shards)])
     return 3, 2
 
 

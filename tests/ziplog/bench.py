@@ -1,4 +1,4 @@
-"""A consensus node that runs no thread and talks to nobody: a test is its network and its clock."""
+"""A consensus node without threads and connections: the test is its network and its clock."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-#: The entry that every log begins with.
+#: The first entry of every log.
 FIRST = (b"\1", 1, 0)
 TERM = 5
-#: What every later entry is.
+#: The content of every later entry.
 WORD = b"\0word"
 
 
 class Words:
-    """A machine that keeps what it was told."""
+    """A state machine that keeps the applied commands."""
 
     def __init__(self) -> None:
         self.words: list[bytes] = []
@@ -52,7 +52,7 @@ def snapshot(last: int, term: int, *, words: bytes = b"from the leader") -> byte
 
 
 class Wire:
-    """In place of the connections: what the node sends, and what was on disk by then."""
+    """Fake connections: sent messages, with the disk state at that time."""
 
     ready = True
 
@@ -74,11 +74,11 @@ class Wire:
         return True
 
     def destroy(self) -> None:
-        """Nothing: the node's own connections are closed by the test."""
+        """Do nothing: the test closes the node's own connections."""
 
 
 class Bench:
-    """A node of three that runs no thread and talks to nobody."""
+    """A node of three without threads and connections."""
 
     def __init__(
         self, directory: Path, held: list[tuple[bytes, int, int]], *, is_voter: bool = True
@@ -121,7 +121,7 @@ class Bench:
         self, previous: int, previous_term: int, *terms: int, commit: int = 1, term: int = TERM,
         **more: Any,
     ) -> dict[str, Any]:  # fmt: skip
-        """Hear entries of b, which leads; return the answer."""
+        """Deliver entries of the leader b; return the reply."""
         self.hear(
             self.b, type="append_entries", term=term, commit_index=commit, prevLogIdx=previous,
             prevLogTerm=previous_term, entries=entries(previous + 1, *terms), **more,
@@ -129,7 +129,7 @@ class Bench:
         return self.answer()
 
     def snapshot(self, data: bytes, size: int = 50, commit: int = 1) -> dict[str, Any]:
-        """Hear a snapshot of b, in pieces; return the last answer."""
+        """Deliver a snapshot of b, in pieces; return the last reply."""
         pieces = [data[at : at + size] for at in range(0, len(data), size)] + [b""]
         for number, piece in enumerate(pieces):
             self.hear(

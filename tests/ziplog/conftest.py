@@ -1,4 +1,4 @@
-"""What tests of a consensus node share."""
+"""Fixtures for tests of a consensus node."""
 
 from __future__ import annotations
 

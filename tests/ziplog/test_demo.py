@@ -1,4 +1,4 @@
-"""The demo's parts: the events of the flights, and the judge that must not be fooled."""
+"""The demo's parts: the events of the flights, and the checks of the subscriber."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def records(*wanted: Event) -> list[Record]:
 
 
 def test_a_flight_is_scheduled_and_departs_and_arrives_or_is_cancelled() -> None:
-    told = [(event.time[11:16], event.event, event.flight) for event in events(FLIGHTS)]
-    assert told == [
+    delivered = [(event.time[11:16], event.event, event.flight) for event in events(FLIGHTS)]
+    assert delivered == [
         ("08:15", "scheduled", "UA1"),
         ("08:30", "scheduled", "AA2"),
         ("08:45", "scheduled", "B63"),
@@ -63,8 +63,8 @@ def test_the_checksum_is_of_the_multiset() -> None:
 def test_the_judge_accepts_what_is_right() -> None:
     judge = Judge()
     delivered = records(*events(FLIGHTS))
-    judge.take(delivered[:2])
-    judge.take(delivered[2:])
+    judge.check(delivered[:2])
+    judge.check(delivered[2:])
     verdict = judge.verdict()
     assert (verdict.records, verdict.aircraft, verdict.fault) == (7, 2, "")
     assert (verdict.first, verdict.last) == ("1@1", "7@1")
@@ -74,16 +74,16 @@ def test_the_judge_accepts_what_is_right() -> None:
 @pytest.mark.parametrize(
     ("spoil", "fault"),
     [
-        (lambda told: told[:2] + told[3:], "N1: event 3 came instead of 2"),
-        (lambda told: [*told[:3], told[2], *told[3:]], "3@1 came after 3@1"),
-        (lambda told: [told[1], told[0], *told[2:]], "1@1 came after 2@0"),
+        (lambda delivered: delivered[:2] + delivered[3:], "N1: expected event 2, got 3"),
+        (lambda delivered: [*delivered[:3], delivered[2], *delivered[3:]], "3@1 came after 3@1"),
+        (lambda delivered: [delivered[1], delivered[0], *delivered[2:]], "1@1 came after 2@0"),
     ],
     ids=["one is missing", "one came twice", "two changed places"],
 )
 def test_the_judge_names_the_first_fault(spoil: object, fault: str) -> None:
     assert callable(spoil)
     judge = Judge()
-    judge.take(spoil(records(*events(FLIGHTS))))
+    judge.check(spoil(records(*events(FLIGHTS))))
     assert judge.fault == fault
 
 

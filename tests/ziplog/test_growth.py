@@ -1,4 +1,4 @@
-"""One shard more in a cluster file: nothing else in it changes, and a failed attempt is gone on."""
+"""Adding a shard to a cluster file: the rest stays the same, and a failed attempt is resumed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_its_number_is_above_all_that_ever_were_and_its_servers_are_new(path: Pa
     assert server.port not in {7400, 7401, 7402, 7403, 7404}
 
 
-def test_what_an_attempt_left_is_gone_on_with(path: Path) -> None:
+def test_the_next_attempt_resumes_an_unfinished_shard(path: Path) -> None:
     added = new_shard.next_shard(path, {0})
     text = path.read_text()
     assert new_shard.next_shard(path, {0}) == added
@@ -81,7 +81,7 @@ def test_a_file_that_cannot_grow_is_left_alone(path: Path) -> None:
 
 
 def test_a_host_that_is_not_this_machine_gets_no_servers(path: Path) -> None:
-    with pytest.raises(UnavailableError, match=r"no address 192\.0\.2\.1"):
+    with pytest.raises(UnavailableError, match=r"cannot start servers at 192\.0\.2\.1"):
         new_shard.free_ports(1, "192.0.2.1")
 
 
@@ -93,14 +93,14 @@ def test_free_ports_are_free_and_none_of_those_taken(monkeypatch: pytest.MonkeyP
         found = list(new_shard.free_ports(3, "127.0.0.1", taken))
         assert len(set(found)) == 3
         assert set(found) <= set(range(20_190, 20_200))
-        with pytest.raises(UnavailableError, match="11 free ports were not found"):
+        with pytest.raises(UnavailableError, match="cannot find 11 free ports"):
             new_shard.free_ports(11, "127.0.0.1", taken)
 
 
 def test_one_process_at_a_time_adds_a_shard(path: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom ziplog.deploy import new_shard\n"
-        f"with new_shard.alone(Path({str(path)!r}), 0.0):\n"
+        f"with new_shard.exclusive_lock(Path({str(path)!r}), 0.0):\n"
         "    print('alone', flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(
@@ -109,18 +109,18 @@ def test_one_process_at_a_time_adds_a_shard(path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == b"alone\n"
         with (
-            pytest.raises(DeadlineError, match="another process adds a shard"),
-            new_shard.alone(path, 0.0),
+            pytest.raises(DeadlineError, match="another process is adding a shard"),
+            new_shard.exclusive_lock(path, 0.0),
         ):
             pass
         other.kill()
-    with new_shard.alone(path, 20.0):
-        # A change of the file does not let others in.
+    with new_shard.exclusive_lock(path, 20.0):
+        # A change of the file does not release the lock.
         new_shard.next_shard(path, {0})
-        with pytest.raises(DeadlineError), new_shard.alone(path, 0.0):
+        with pytest.raises(DeadlineError), new_shard.exclusive_lock(path, 0.0):
             pass
     with pytest.raises(ConfigError, match="in a directory that can be read"):
-        new_shard.alone(path / "nowhere" / "x", 0.0).__enter__()
+        new_shard.exclusive_lock(path / "nowhere" / "x", 0.0).__enter__()
 
 
 def test_servers_are_waited_for_until_there_is_no_hope(path: Path) -> None:
@@ -136,6 +136,6 @@ def test_servers_are_waited_for_until_there_is_no_hope(path: Path) -> None:
         new_shard.await_servers(shard, time.monotonic() + 60, dead)
     with socket.create_server((node.host, node.port)):
         new_shard.await_servers(shard, time.monotonic() + 60)
-        # Somebody else may listen there.
+        # Another program may listen there.
         with pytest.raises(UnavailableError, match="it ended"):
             new_shard.await_servers(shard, time.monotonic() + 60, dead)

@@ -1,4 +1,4 @@
-"""Policies: which shard a record goes to."""
+"""Policies: the selection of a record's shard."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_keys_are_spread_evenly() -> None:
 
 
 def test_key_hashing_is_the_same_in_every_process() -> None:
-    # A change of these values would move the keys of every program that runs.
+    # A change of these values would move the keys of every running program.
     assert [policy.by_key_hash()(b"", b"user-%d" % i, range(8)) for i in range(8)] == PUBLISHED
     program = (
         "from ziplog import policy;"

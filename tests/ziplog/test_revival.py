@@ -1,23 +1,23 @@
-"""When a node is started again, and when it is killed first."""
+"""The restart policy: when a node is restarted, and when it is killed first."""
 
 from __future__ import annotations
 
 from ziplog.deploy.restart_policy import (
-    BREAK_NS,
     FIRST_GRACE_NS,
     FIRST_PAUSE_NS,
-    LAST_GRACE_NS,
-    LAST_PAUSE_NS,
-    LONG_LIFE_NS,
-    PATIENCE_NS,
-    START_NS,
+    MAX_GAP_NS,
+    MAX_GRACE_NS,
+    MAX_PAUSE_NS,
+    MIN_START_NS,
+    STABLE_NS,
+    UNREACHABLE_NS,
     Death,
     Process,
-    Revival,
+    RestartPolicy,
     Start,
 )
 
-ASK_NS = BREAK_NS // 2
+ASK_NS = MAX_GAP_NS // 2
 
 
 def dead(started: int = 0) -> dict[str, Process]:
@@ -28,111 +28,111 @@ def alive(started: int = 0) -> dict[str, Process]:
     return {"a": Process(started, is_dead=False)}
 
 
-def die(revival: Revival, started: int, now: int) -> int:
-    """Let a process that was started at `started` be seen dead at `now`; return its pause."""
-    (death,) = revival.look(dead(started), now)
+def die(policy: RestartPolicy, started: int, now: int) -> int:
+    """Report a process, started at `started`, as dead at `now`; return its pause."""
+    (death,) = policy.check_processes(dead(started), now)
     assert isinstance(death, Death)
     return death.pause_ns
 
 
 def test_a_dead_node_is_started_once_its_pause_is_over() -> None:
-    revival = Revival()
-    assert revival.look(alive(), 5) == []
-    assert not revival.is_amiss
-    assert revival.look(dead(), 10) == [Death("a", FIRST_PAUSE_NS)]
-    assert revival.is_amiss
-    assert revival.look(dead(), 10 + FIRST_PAUSE_NS - 1) == []
-    assert revival.look(dead(), 10 + FIRST_PAUSE_NS) == [Start("a")]
-    assert revival.look(alive(10 + FIRST_PAUSE_NS), 11 + FIRST_PAUSE_NS) == []
-    assert not revival.is_amiss
+    policy = RestartPolicy()
+    assert policy.check_processes(alive(), 5) == []
+    assert not policy.has_failures
+    assert policy.check_processes(dead(), 10) == [Death("a", FIRST_PAUSE_NS)]
+    assert policy.has_failures
+    assert policy.check_processes(dead(), 10 + FIRST_PAUSE_NS - 1) == []
+    assert policy.check_processes(dead(), 10 + FIRST_PAUSE_NS) == [Start("a")]
+    assert policy.check_processes(alive(10 + FIRST_PAUSE_NS), 11 + FIRST_PAUSE_NS) == []
+    assert not policy.has_failures
 
 
-def test_a_node_that_somebody_else_started_meanwhile_is_left_alone() -> None:
-    revival = Revival()
-    die(revival, 0, 10)
-    assert revival.look(alive(20), 20) == []
-    assert revival.look(alive(20), 10 + FIRST_PAUSE_NS) == []
+def test_a_node_that_was_started_meanwhile_is_left_alone() -> None:
+    policy = RestartPolicy()
+    die(policy, 0, 10)
+    assert policy.check_processes(alive(20), 20) == []
+    assert policy.check_processes(alive(20), 10 + FIRST_PAUSE_NS) == []
 
 
 def test_one_that_keeps_dying_is_started_ever_more_slowly_until_it_lives_long() -> None:
-    revival, now, pauses = Revival(), 0, []
+    policy, now, pauses = RestartPolicy(), 0, []
     for _ in range(8):
-        pauses.append(die(revival, now, now + 1))
+        pauses.append(die(policy, now, now + 1))
         now += 1 + pauses[-1]
-        assert revival.look(dead(), now) == [Start("a")]
-    assert pauses == [min(FIRST_PAUSE_NS * 2**n, LAST_PAUSE_NS) for n in range(8)]
-    assert pauses[-1] == LAST_PAUSE_NS
-    now += LONG_LIFE_NS
-    assert die(revival, now - LONG_LIFE_NS, now) == FIRST_PAUSE_NS
+        assert policy.check_processes(dead(), now) == [Start("a")]
+    assert pauses == [min(FIRST_PAUSE_NS * 2**n, MAX_PAUSE_NS) for n in range(8)]
+    assert pauses[-1] == MAX_PAUSE_NS
+    now += STABLE_NS
+    assert die(policy, now - STABLE_NS, now) == FIRST_PAUSE_NS
 
 
-def test_a_life_that_was_not_long_forgives_nothing() -> None:
-    revival = Revival()
-    die(revival, 0, LONG_LIFE_NS - 1)
-    revival.look(alive(LONG_LIFE_NS), LONG_LIFE_NS)
-    assert die(revival, LONG_LIFE_NS, 2 * LONG_LIFE_NS - 1) == 2 * FIRST_PAUSE_NS
+def test_a_short_life_does_not_reset_the_pause() -> None:
+    policy = RestartPolicy()
+    die(policy, 0, STABLE_NS - 1)
+    policy.check_processes(alive(STABLE_NS), STABLE_NS)
+    assert die(policy, STABLE_NS, 2 * STABLE_NS - 1) == 2 * FIRST_PAUSE_NS
 
 
 def test_a_start_that_failed_is_another_death() -> None:
-    revival = Revival()
-    pause = die(revival, 0, 0)
-    assert revival.look(dead(), pause) == [Start("a")]
-    assert revival.look(dead(), pause) == [Death("a", 2 * pause)]
+    policy = RestartPolicy()
+    pause = die(policy, 0, 0)
+    assert policy.check_processes(dead(), pause) == [Start("a")]
+    assert policy.check_processes(dead(), pause) == [Death("a", 2 * pause)]
 
 
 def order(
-    revival: Revival, begin: int, end: int, started: int = -START_NS, names: str = "a"
+    policy: RestartPolicy, begin: int, end: int, started: int = -MIN_START_NS, names: str = "a"
 ) -> int | None:
-    """Name nodes in every answer until one has to go; return when, or None if none had to."""
+    """Report nodes as unreachable until one is to be killed; return when, or None."""
     for now in range(begin, end + 1, ASK_NS):
-        if revival.ordered(names.split(), alive(started), now):
+        if policy.on_unreachable(names.split(), alive(started), now):
             return now
     return None
 
 
 def test_a_running_node_that_is_named_without_a_break_is_killed() -> None:
-    revival = Revival()
-    assert order(revival, 100, 10 * PATIENCE_NS) == 100 + PATIENCE_NS
-    assert revival.is_amiss
+    policy = RestartPolicy()
+    assert order(policy, 100, 10 * UNREACHABLE_NS) == 100 + UNREACHABLE_NS
+    assert policy.has_failures
 
 
 def test_one_that_was_started_just_before_it_was_named_has_time_to_start() -> None:
-    assert order(Revival(), 0, 10 * START_NS, started=0) == START_NS
+    assert order(RestartPolicy(), 0, 10 * MIN_START_NS, started=0) == MIN_START_NS
 
 
 def test_one_that_was_started_since_gets_more_time_and_more_with_each_kill() -> None:
-    revival, graces = Revival(), []
-    started = order(revival, 0, 10 * PATIENCE_NS)
+    policy, graces = RestartPolicy(), []
+    started = order(policy, 0, 10 * UNREACHABLE_NS)
     for _ in range(6):
         assert started is not None
-        killed = order(revival, started + ASK_NS, started + 2 * LAST_GRACE_NS, started)
+        killed = order(policy, started + ASK_NS, started + 2 * MAX_GRACE_NS, started)
         assert killed is not None
         graces.append(killed - started)
         started = killed
-    assert graces == [min(FIRST_GRACE_NS * 2**n, LAST_GRACE_NS) for n in range(6)]
+    assert graces == [min(FIRST_GRACE_NS * 2**n, MAX_GRACE_NS) for n in range(6)]
 
 
 def test_an_answer_that_does_not_name_it_clears_it() -> None:
-    revival = Revival()
-    assert order(revival, 0, PATIENCE_NS - ASK_NS) is None
-    assert revival.ordered([], alive(), PATIENCE_NS - ASK_NS) == []
-    assert not revival.is_amiss
-    assert order(revival, PATIENCE_NS, 10 * PATIENCE_NS) == 2 * PATIENCE_NS
+    policy = RestartPolicy()
+    assert order(policy, 0, UNREACHABLE_NS - ASK_NS) is None
+    assert policy.on_unreachable([], alive(), UNREACHABLE_NS - ASK_NS) == []
+    assert not policy.has_failures
+    assert order(policy, UNREACHABLE_NS, 10 * UNREACHABLE_NS) == 2 * UNREACHABLE_NS
 
 
-def test_time_without_an_answer_accuses_nobody() -> None:
-    revival = Revival()
-    assert order(revival, 0, 0) is None
-    later = 10 * PATIENCE_NS
-    assert order(revival, later, later + 2 * PATIENCE_NS) == later + PATIENCE_NS
+def test_time_without_a_reply_does_not_count_against_a_node() -> None:
+    policy = RestartPolicy()
+    assert order(policy, 0, 0) is None
+    later = 10 * UNREACHABLE_NS
+    assert order(policy, later, later + 2 * UNREACHABLE_NS) == later + UNREACHABLE_NS
 
 
 def test_a_dead_node_is_not_killed_but_started() -> None:
-    revival = Revival()
-    for now in range(0, 10 * PATIENCE_NS, ASK_NS):
-        assert revival.ordered(["a"], dead(), now) == []
-    assert isinstance(revival.look(dead(), 10 * PATIENCE_NS)[0], Death)
+    policy = RestartPolicy()
+    for now in range(0, 10 * UNREACHABLE_NS, ASK_NS):
+        assert policy.on_unreachable(["a"], dead(), now) == []
+    assert isinstance(policy.check_processes(dead(), 10 * UNREACHABLE_NS)[0], Death)
 
 
 def test_nodes_of_other_machines_are_not_ours() -> None:
-    assert order(Revival(), 0, 10 * PATIENCE_NS, names="b c") is None
+    assert order(RestartPolicy(), 0, 10 * UNREACHABLE_NS, names="b c") is None

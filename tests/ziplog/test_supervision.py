@@ -1,4 +1,4 @@
-"""A cluster that is looked after: the dead come back, the unreachable are replaced."""
+"""The supervisor thread: dead nodes are restarted, unreachable ones replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ziplog.nodes import exists, make, ready, rewrite
 from ziplog.config import NodeConfig, ShardConfig, dump_shard
 from ziplog.deploy import new_shard, restart_policy, supervisor
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
-from ziplog.deploy.supervisor_thread import Supervision
+from ziplog.deploy.supervisor_thread import SupervisorThread
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.runtime.transport import Transport
 from ziplog.wire import Order, Orders, OrdersQuery, decode, encode
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 NAMES = ("mms-0", "fh-0", "shard-0-0")
-NOT_TAKEN = "the cluster file was changed, and is not taken"
+NOT_TAKEN = "the cluster file was changed, but the change is ignored"
 
 
 class FakeHandler:
-    """A failure handler that answers every question with `orders`."""
+    """A failure handler that answers every query with `orders`."""
 
     def __init__(self) -> None:
         self.transport = Transport("127.0.0.1:0")
         self.orders: list[Order] = []
         self.asked = 0
-        #: What is added to the request's number in the answer.
+        #: Added to the request's number in the reply.
         self.offset = 0
         self.garbage: list[bytes] = []
         self._is_closed = False
@@ -95,31 +95,31 @@ def running(directory: Path) -> Iterator[Supervisor]:
 
 
 @pytest.fixture
-def supervision(running: Supervisor) -> Iterator[Supervision]:
-    found = Supervision(running)
+def supervision(running: Supervisor) -> Iterator[SupervisorThread]:
+    found = SupervisorThread(running)
     yield found
     found.stop()
 
 
 def await_return(running: Supervisor, name: str, pid: int) -> None:
-    """Wait until a node runs again, as another process than this one."""
+    """Wait until a node runs again, as another process."""
     wait_until(lambda: running.is_running(name) and running.pid(name) != pid, f"{name} comes back")
 
 
 def await_start(running: Supervisor, name: str) -> None:
-    """Wait until a node that is new in the cluster file runs."""
+    """Wait until a node that was added to the cluster file runs."""
     wait_until(lambda: name in running.names and running.is_running(name), f"{name} is started")
 
 
-def put(path: Path, text: str) -> None:
-    """Replace a file, so that nobody sees half of it."""
+def replace_file(path: Path, text: str) -> None:
+    """Replace a file atomically."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)
 
 
 def processes_of(directory: Path) -> set[int]:
-    """Processes that were told this directory's cluster file."""
+    """Return the processes with this directory's cluster file as an argument."""
     mine, found = str(directory / CLUSTER_FILE).encode(), set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -130,7 +130,7 @@ def processes_of(directory: Path) -> set[int]:
     return found
 
 
-def test_whatever_is_killed_comes_back(running: Supervisor, supervision: Supervision) -> None:
+def test_a_killed_node_is_restarted(running: Supervisor, supervision: SupervisorThread) -> None:
     for name in NAMES:
         pid = running.pid(name)
         running.kill(name)
@@ -140,7 +140,7 @@ def test_whatever_is_killed_comes_back(running: Supervisor, supervision: Supervi
 
 def test_a_node_that_the_handler_cannot_reach_is_replaced(
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     handler: FakeHandler,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -150,18 +150,18 @@ def test_a_node_that_the_handler_cannot_reach_is_replaced(
     await_return(running, "shard-0-0", pids["shard-0-0"])
     assert not exists(pids["shard-0-0"])
     assert [running.pid(name) for name in NAMES[:2]] == [pids[name] for name in NAMES[:2]]
-    assert "shard-0-0 runs, but cannot be reached" in caplog.text
+    assert "shard-0-0 is running but unreachable" in caplog.text
     assert "recovery 7" in caplog.text
 
 
-def test_garbage_and_late_answers_kill_nobody(
+def test_garbage_and_late_replies_kill_no_node(
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     handler: FakeHandler,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(restart_policy, "PATIENCE_NS", 0)
+    monkeypatch.setattr(restart_policy, "UNREACHABLE_NS", 0)
     pid = running.pid("shard-0-0")
     handler.garbage = [b"\xc1", encode(OrdersQuery(0, 1))]
     handler.offset = -1
@@ -169,15 +169,15 @@ def test_garbage_and_late_answers_kill_nobody(
     asked = handler.asked
     wait_until(lambda: handler.asked >= asked + 3, "it asks again")
     assert running.pid("shard-0-0") == pid
-    wait_until(lambda: "sent no message" in caplog.text, "it is told")
+    wait_until(lambda: "sent an invalid message" in caplog.text, "it is logged")
     handler.offset = 0
     await_return(running, "shard-0-0", pid)
 
 
-def test_a_crash_loop_is_told_and_slows_down(
+def test_a_crash_loop_is_logged_and_slows_down(
     directory: Path,
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rewrite(directory, "mms", "raise SystemExit('cannot go on')")
@@ -194,7 +194,7 @@ def test_a_crash_loop_is_told_and_slows_down(
 
 def test_a_machine_that_can_start_no_process_is_tried_again(
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -205,12 +205,12 @@ def test_a_machine_that_can_start_no_process_is_tried_again(
     with monkeypatch.context() as full:
         full.setattr(supervisor, "_spawn", refuse)
         running.kill("mms-0")
-        wait_until(lambda: "mms-0 cannot be started" in caplog.text, "it is tried")
+        wait_until(lambda: "cannot start mms-0" in caplog.text, "it is tried")
     await_return(running, "mms-0", pid)
 
 
-def test_the_servers_of_a_new_shard_are_started_and_looked_after(
-    running: Supervisor, supervision: Supervision, handler: FakeHandler
+def test_the_servers_of_a_new_shard_are_started_and_supervised(
+    running: Supervisor, supervision: SupervisorThread, handler: FakeHandler
 ) -> None:
     pids = {name: running.pid(name) for name in NAMES}
     new_shard.next_shard(running.path, {0})
@@ -226,23 +226,23 @@ def test_the_servers_of_a_new_shard_are_started_and_looked_after(
     running.kill("shard-1-0")
 
 
-def test_a_spoilt_cluster_file_is_told_once_and_stops_nothing(
-    running: Supervisor, supervision: Supervision, caplog: pytest.LogCaptureFixture
+def test_a_damaged_cluster_file_is_logged_once_and_stops_nothing(
+    running: Supervisor, supervision: SupervisorThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> int:
         return caplog.text.count(NOT_TAKEN)
 
     text = running.path.read_text()
-    put(running.path, text + "[[shard")
-    wait_until(lambda: told() == 1, "the spoilt file is told")
+    replace_file(running.path, text + "[[shard")
+    wait_until(lambda: told() == 1, "the damaged file is logged")
     pid = running.pid("mms-0")
     running.kill("mms-0")
-    # It looks again and again meanwhile, and goes on with its work.
+    # Meanwhile it polls again, and continues its work.
     await_return(running, "mms-0", pid)
     assert told() == 1
     running.path.unlink()
-    wait_until(lambda: told() == 2, "that it is gone is told")
-    put(running.path, text)
+    wait_until(lambda: told() == 2, "the missing file is logged")
+    replace_file(running.path, text)
     new_shard.next_shard(running.path, {0})
     await_start(running, "shard-1-0")
     assert told() == 2
@@ -252,7 +252,7 @@ def test_a_spoilt_cluster_file_is_told_once_and_stops_nothing(
 
 def test_a_cluster_file_that_the_system_refuses_is_read_later(
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -271,27 +271,27 @@ def test_a_cluster_file_that_the_system_refuses_is_read_later(
 
 def test_a_cluster_file_is_taken_when_it_is_written_to_its_end(
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Many editors save in place; each look finds a line more of what they write."""
+    """Many editors save in place; each poll finds one more line."""
     before = running.path.read_text()
     added = ShardConfig(1, (NodeConfig("shard-1-0", "127.0.0.1", 7405),))
     lines = iter([*before.splitlines(keepends=True), *dump_shard(added).splitlines(keepends=True)])
-    look = supervision._look_at_file
+    check = supervision._check_cluster_file
 
-    def look_while_it_grows() -> None:
+    def check_while_it_grows() -> None:
         with running.path.open("a") as file:
             file.write(next(lines, ""))
-        look()
+        check()
 
     def begin() -> None:
         running.path.write_text("")
-        monkeypatch.setattr(supervision, "_look_at_file", look_while_it_grows)
-        look()
+        monkeypatch.setattr(supervision, "_check_cluster_file", check_while_it_grows)
+        check()
 
-    monkeypatch.setattr(supervision, "_look_at_file", begin)
+    monkeypatch.setattr(supervision, "_check_cluster_file", begin)
     await_start(running, "shard-1-0")
     assert next(lines, None) is None
     assert NOT_TAKEN not in caplog.text
@@ -301,7 +301,7 @@ def test_a_cluster_file_is_taken_when_it_is_written_to_its_end(
 
 def test_a_new_node_that_cannot_be_started_is_tried_again(
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -311,7 +311,7 @@ def test_a_new_node_that_cannot_be_started_is_tried_again(
     with monkeypatch.context() as full:
         full.setattr(supervisor, "_spawn", refuse)
         new_shard.next_shard(running.path, {0})
-        wait_until(lambda: "shard-1-0 cannot be started" in caplog.text, "it is tried")
+        wait_until(lambda: "cannot start shard-1-0" in caplog.text, "it is tried")
     await_start(running, "shard-1-0")
     supervision.stop()
     running.kill("shard-1-0")
@@ -320,7 +320,7 @@ def test_a_new_node_that_cannot_be_started_is_tried_again(
 def test_a_stop_in_the_middle_of_a_start_leaves_no_process(
     directory: Path,
     running: Supervisor,
-    supervision: Supervision,
+    supervision: SupervisorThread,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     is_starting, is_stopping = threading.Event(), threading.Event()
@@ -347,8 +347,8 @@ def test_a_stop_in_the_middle_of_a_start_leaves_no_process(
     supervision.stop()
 
 
-def test_many_threads_may_meddle_with_one_node(
-    directory: Path, running: Supervisor, supervision: Supervision
+def test_many_threads_may_control_one_node(
+    directory: Path, running: Supervisor, supervision: SupervisorThread
 ) -> None:
     acts = (running.start, running.kill, running.replace, running.pause, running.resume)
     faults: list[BaseException] = []

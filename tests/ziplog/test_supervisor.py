@@ -1,4 +1,4 @@
-"""The supervisor over processes that do nothing: one for each node, none left behind."""
+"""The supervisor with idle processes: one for each node, and none is left over."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_node_is_told_its_file_and_name(directory: Path) -> None:
+def test_a_node_gets_its_file_and_name(directory: Path) -> None:
     with Supervisor(directory) as running:
         ready(running, "mms-0")
         said = f"ready --config {directory / CLUSTER_FILE} --node mms-0"
@@ -77,7 +77,7 @@ def test_a_killed_node_is_dead_until_it_is_started(directory: Path) -> None:
         assert running.dead() == ["mms-0"]
         assert running.how_it_ended("mms-0") == "ended (signal 9)"
         for act in (running.pid, running.pause, running.resume):
-            with pytest.raises(UnavailableError, match="mms-0 does not run"):
+            with pytest.raises(UnavailableError, match="mms-0 is not running"):
                 act("mms-0")
         running.start("mms-0")
         assert running.dead() == []
@@ -102,7 +102,7 @@ def test_nothing_is_started_in_a_directory_that_was_given_up(directory: Path) ->
         running.start("mms-0")
 
 
-def test_stop_ends_the_frozen_and_kills_the_stubborn(directory: Path) -> None:
+def test_stop_ends_paused_processes_and_kills_those_that_ignore_it(directory: Path) -> None:
     running = Supervisor(directory)
     pids = [ready(running, "mms-0"), ready(running, "shard-0-0")]
     running.pause("mms-0")
@@ -114,7 +114,7 @@ def test_stop_ends_the_frozen_and_kills_the_stubborn(directory: Path) -> None:
 def test_the_kernel_ends_the_servers_of_a_dead_supervisor(directory: Path) -> None:
     child = os.fork()
     if child == 0:
-        # What a real supervisor would do, up to the moment when it is killed.
+        # The actions of a real supervisor until it is killed.
         try:
             supervisor._starter = supervisor._Starter()
             running = Supervisor(directory)
@@ -160,10 +160,10 @@ def test_a_file_that_renames_a_node_with_data_is_refused(directory: Path) -> Non
         Supervisor(directory)
     path.write_text(path.read_text().replace('"renamed"', f'"{name}"'))
     (directory / f"old-{name}").rename(directory / f"{name}.damaged")
-    Supervisor(directory).stop()  # who is replaced has its directory moved away
+    Supervisor(directory).stop()  # a replaced server's directory is moved away
 
 
-def test_a_file_that_leads_away_from_the_data_is_refused(directory: Path) -> None:
+def test_a_cluster_file_that_points_away_from_the_data_is_refused(directory: Path) -> None:
     path = directory / CLUSTER_FILE
     config = load(path)
     (directory / config.nodes[0].name).mkdir()
@@ -245,7 +245,7 @@ def test_a_forked_child_leaves_the_processes_and_the_lock_alone(directory: Path)
         assert running_pid(directory) == os.getpid()
         assert running.pid("mms-0") == pid
         assert exists(pid)
-        # A child that lives on has the lock's descriptor; the parent gives it up all the same.
+        # A surviving child has the lock's descriptor; the parent releases the lock all the same.
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:

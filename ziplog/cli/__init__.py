@@ -1,8 +1,8 @@
 """The command line `ziplog`.
 
-Rule: stdout carries data and nothing else; what a person should know goes to stderr. Exit codes: 0
-done, 1 the operation failed (one line says why and what to do), 2 bad usage, 130 Ctrl-C. Other
-packages add verbs through the entry-point group `ziplog.commands`, loaded when they are used.
+Rule: stdout carries data only; messages for people go to stderr. Exit codes: 0 done, 1 the
+operation failed (one line says why and what to do), 2 bad usage, 130 Ctrl-C. Other packages add
+verbs through the entry-point group `ziplog.commands`, loaded on first use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GROUP: Final = "ziplog.commands"
 
 
 class Verbs(TyperGroup):
-    """Our verbs and those of other packages; turns what goes wrong into one line and a code."""
+    """Our verbs and those of other packages; maps errors to one line and an exit code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all verbs."""
@@ -52,7 +52,7 @@ class Verbs(TyperGroup):
             say(f"error: {error}")
             raise SystemExit(1) from None
         except BrokenPipeError:
-            # The reader has seen enough. The interpreter must not try to flush to it again.
+            # The reader closed the pipe. The interpreter must not flush to it again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(0) from None
         except OSError as error:

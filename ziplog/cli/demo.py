@@ -1,4 +1,4 @@
-"""`ziplog demo`: a million real events through a cluster of its own, with a verdict."""
+"""`ziplog demo`: a million real events through a local cluster, with a verdict."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ if TYPE_CHECKING:
 
 def demo(
     events: Annotated[
-        int, typer.Option("--events", min=10, max=flights.ALL_EVENTS, help="How many events.")
+        int, typer.Option("--events", min=10, max=flights.ALL_EVENTS, help="Number of events.")
     ] = flights.ALL_EVENTS,
     clients: Annotated[
-        int, typer.Option("--clients", min=1, max=16, help="How many processes insert.")
+        int, typer.Option("--clients", min=1, max=16, help="Number of inserter processes.")
     ] = 2,
     data_dir: Annotated[
         Path | None,
-        typer.Option("--data-dir", metavar="D", help="Keep the files here. [default: do not]"),
+        typer.Option(
+            "--data-dir", metavar="D", help="Keep the files here. [default: a temporary directory]"
+        ),
     ] = None,
 ) -> None:
-    """Start 2 shards x 2 replicas, insert real flights' events, follow them, check everything.
+    """Start 2 shards x 2 replicas, insert events of real flights, read them back, check everything.
 
-    Exit code 1: something did not come back as it must.
+    Exit code 1: a check failed.
     """
     with contextlib.ExitStack() as stack:
         if data_dir is None:
@@ -58,7 +60,7 @@ def _new(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
-    """Show three bars on a terminal, and nothing elsewhere."""
+    """Show three progress bars on a terminal, and none in a pipe."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(

@@ -1,4 +1,4 @@
-"""Options that several verbs take, and how the command line talks to people."""
+"""Options that several verbs share, and messages on stderr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ziplog
 from ziplog.cli.terminal import one_line
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
-#: The environment variable that says otherwise.
+#: The environment variable that overrides it.
 BOOTSTRAP_VARIABLE = "ZIPLOG_BOOTSTRAP"
 
 Bootstrap = Annotated[
@@ -26,7 +26,7 @@ Bootstrap = Annotated[
 ]
 Timeout = Annotated[
     float,
-    typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Give up after so long."),
+    typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Time limit."),
 ]
 DataDir = Annotated[
     Path,
@@ -41,7 +41,7 @@ def connect(bootstrap: str, timeout: float) -> ziplog.Log:
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal something, in one line on stderr."""
+    """Print a message for people, in one line on stderr."""
     line = one_line(" ".join(text.split()))
     sys.stderr.write(f"ziplog: {line}\n")
     sys.stderr.flush()

@@ -19,9 +19,9 @@ from ziplog.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: `--lines` inserts so many lines in one go.
+#: Maximum number of lines that `--lines` inserts in one call ...
 _LINES_AT_ONCE: Final = 1024
-#: ... or so many bytes of them.
+#: ... and of their bytes.
 _BYTES_AT_ONCE: Final = 4 * 1024 * 1024
 
 Rid = Annotated[str, typer.Argument(metavar="RID", help="<gsn>@<shard>")]
@@ -29,23 +29,24 @@ Rid = Annotated[str, typer.Argument(metavar="RID", help="<gsn>@<shard>")]
 
 def insert(
     text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="The record; without it: --file.")
+        str | None, typer.Argument(metavar="TEXT", help="The record. [default: read --file]")
     ] = None,
     after: Annotated[
-        str, typer.Option("--after", metavar="RID", help="Put it after this record.")
+        str, typer.Option("--after", metavar="RID", help="Insert after this record.")
     ] = "genesis",
     key: Annotated[str | None, typer.Option("--key", help="The record's key, as UTF-8.")] = None,
     file: Annotated[
-        Path, typer.Option("--file", metavar="F", help="Read it from this file; '-': stdin.")
+        Path,
+        typer.Option("--file", metavar="F", help="Read the record from this file; '-': stdin."),
     ] = Path("-"),
     *,
     lines: Annotated[
-        bool, typer.Option("--lines", help="Each line is a record, in this order.")
+        bool, typer.Option("--lines", help="Insert each line as a record, in this order.")
     ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Insert a record, or with --lines one for each line; prints their rids."""
+    """Insert a record, or one for each line with --lines; print their rids."""
     rid = ziplog.RecordId.parse(after)
     if text is not None and (lines or file != Path("-")):
         raise ConfigError("TEXT", text, "left out with --file or --lines")
@@ -81,20 +82,20 @@ def read(
 
 def tail(
     start: Annotated[
-        str, typer.Option("--from", metavar="genesis|recent|RID", help="Begin here (inclusive).")
+        str, typer.Option("--from", metavar="genesis|recent|RID", help="Start here (inclusive).")
     ] = "genesis",
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, metavar="N", help="Stop after N records.")
     ] = None,
     *,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for new records; Ctrl-C ends it.")
+        bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")
     ] = False,
     json: Json = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Print records in the log's order: rid, a tab, the payload as text.
+    """Print records in log order: rid, a tab, the payload as text.
 
     Control characters are escaped; --json is exact.
     """
@@ -110,7 +111,7 @@ def trim(rid: Rid, *, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout
     before = ziplog.RecordId.parse(rid)
     with connect(bootstrap, timeout) as log:
         log.trim(before)
-    say(f"everything before {before} is deleted")
+    say(f"deleted all records before {before}")
 
 
 def _print_records(
@@ -129,7 +130,7 @@ def _print_rids(rids: list[ziplog.RecordId]) -> None:
 
 
 def _batches(source: BinaryIO) -> Iterator[list[bytes]]:
-    """Cut the input into lists of lines (without their ends) of bounded count and size."""
+    """Split the input into lists of lines (without their ends) of bounded count and size."""
     batch: list[bytes] = []
     size = 0
     for line in source:
@@ -143,13 +144,13 @@ def _batches(source: BinaryIO) -> Iterator[list[bytes]]:
 
 
 def _as_text(record: ziplog.Record) -> bytes:
-    # One line a record, whatever it holds; --json is the exact form.
+    # One line for each record, whatever its payload; --json is the exact form.
     text = one_line(record.payload.decode(errors="backslashreplace"))
     return f"{record.rid}\t{text}\n".encode(errors="backslashreplace")
 
 
 def as_json(record: ziplog.Record) -> bytes:
-    """Return a record as --json prints it: one line, with its end."""
+    """Return a record as --json prints it: one line, with a line feed."""
     fields: dict[str, Any] = {
         "rid": str(record.rid),
         "gsn": record.rid.gsn,

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _FIRST_PORT: Final = 7400
 _LEVELS: Final = {
-    "memory": "an insert is done when all {n} servers of its shard hold it in memory,"
-    " and on disk within {flush} ms",
-    "disk": "an insert is done when all {n} servers of its shard hold it on disk",
+    "memory": "an insert is done when all {n} servers of its shard have it in memory;"
+    " it is on disk within {flush} ms",
+    "disk": "an insert is done when all {n} servers of its shard have it on disk",
 }
 _SUPERVISOR_LOG: Final = "supervisor"
 
@@ -45,7 +45,7 @@ FailureHandlers = Annotated[
 ]
 FirstPort = Annotated[
     int | None,
-    typer.Option("--port", min=1, max=65535, help="The first of the ports. [default: 7400]"),
+    typer.Option("--port", min=1, max=65535, help="First of the ports. [default: 7400]"),
 ]
 Level = Annotated[
     Durability | None,
@@ -68,14 +68,16 @@ def up(
     epoch_ms: EpochMs = None,
     timeout: Timeout = 30.0,
     *,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once all is live.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return once the cluster is live.")
+    ] = False,
 ) -> None:
-    """Start a cluster on this machine, or the one that is in the directory already.
+    """Start a cluster on this machine: a new one, or the existing one of the directory.
 
-    Starts processes that die again, and kills storage servers that the failure handler cannot
+    Restarts dead processes, and kills and restarts storage servers that the failure handler cannot
     reach. Runs until Ctrl-C or `ziplog down`; prints the endpoint once the cluster is live.
     """
-    asked = {
+    requested = {
         "shards": shards,
         "f": f,
         "mms": mms,
@@ -84,15 +86,15 @@ def up(
         "durability": durability,
         "epoch_ms": epoch_ms,
     }
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in requested.items() if value is not None}
     _refuse_contradictions(data_dir, given)
     if detach:
         _detach(data_dir, given, timeout)
         return
-    # Until the cluster is live, being asked to stop interrupts whatever is going on.
+    # Until the cluster is live, a SIGTERM interrupts the start like a Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = {"port": _FIRST_PORT, **given}
-    logging.getLogger("ziplog").addHandler(_Tell(logging.WARNING))
+    logging.getLogger("ziplog").addHandler(_LogToStderr(logging.WARNING))
     with Cluster(
         data_dir, timeout=timeout, accept_limbo=True, supervise=True, **options
     ) as cluster:
@@ -105,34 +107,35 @@ def up(
 
 
 def down(data_dir: DataDir, timeout: Timeout = 30.0) -> None:
-    """Stop the cluster that runs in a directory, cleanly; does nothing if none runs."""
+    """Stop the cluster that runs in a directory, cleanly; do nothing if none runs."""
     deadline = time.monotonic() + timeout
     while (pid := running_pid(data_dir)) == 0:
         if time.monotonic() > deadline:
-            raise UnavailableError(f"a cluster is just being started in {data_dir}: try again")
+            raise UnavailableError(f"a cluster is starting in {data_dir}; try again")
         time.sleep(0.05)
     if pid is None:
-        say(f"no cluster runs in {data_dir}")
+        say(f"no cluster is running in {data_dir}")
         return
     os.kill(pid, signal.SIGTERM)
     while running_pid(data_dir) is not None:
         if time.monotonic() > deadline:
             raise UnavailableError(
-                f"process {pid} still runs after {timeout:g} s; wait, or: kill -KILL {pid}"
+                f"process {pid} is still running after {timeout:g} s; wait, or: kill -KILL {pid}"
             )
         time.sleep(0.05)
 
 
 def _refuse_contradictions(data_dir: Path, given: dict[str, Any]) -> None:
-    """A cluster that exists keeps its shape: an option that says otherwise is a mistake.
+    """Refuse options that contradict an existing cluster.
 
-    But for fewer shards: what made the cluster starts it again, however it has grown since.
+    Fewer shards are allowed: the command that created the cluster can start it again, even if
+    shards were added since.
     """
     path = data_dir / CLUSTER_FILE
     if not path.exists():
         return
     config = load(path)
-    is_so = {
+    existing = {
         "shards": len(config.shards),
         "f": config.f,
         "mms": len(config.mms),
@@ -142,17 +145,17 @@ def _refuse_contradictions(data_dir: Path, given: dict[str, Any]) -> None:
         "epoch_ms": config.epoch_ms,
     }
     for name, value in given.items():
-        if value != is_so.get(name, value) and not (name == "shards" and value < is_so[name]):
+        if value != existing.get(name, value) and not (name == "shards" and value < existing[name]):
             option = f"--{name.replace('_', '-')}"
-            allowed = f"left out or {is_so[name]!r}: the cluster in this directory is so"
+            allowed = f"left out or {existing[name]!r}, as in the existing cluster"
             raise ConfigError(option, value, allowed, str(path))
 
 
-class _Tell(logging.Handler):
-    """Tells the person at the terminal, or who reads the log later, what is logged and when."""
+class _LogToStderr(logging.Handler):
+    """Prints log records with their times on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it."""
+        """Print one record."""
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         say(f"{at} {record.getMessage()}")
 
@@ -162,29 +165,29 @@ def _announce(cluster: Cluster) -> None:
     say(
         f"cluster {config.name!r} is live at {cluster.endpoint}:"
         f" {len(config.shards)} shards x {config.f + 1} replicas, {_durability(config)}."
-        " Ctrl-C stops it."
+        " Press Ctrl-C to stop it."
     )
-    _say_how_to_find(config)
+    _say_bootstrap(config)
     sys.stdout.write(f"{cluster.endpoint}\n")
     sys.stdout.flush()
 
 
-def _say_how_to_find(config: ClusterConfig) -> None:
-    """Tell how the other verbs find a cluster that they would not find by themselves."""
+def _say_bootstrap(config: ClusterConfig) -> None:
+    """Print how to set the bootstrap variable, if the other verbs need it to find the cluster."""
     sought = os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
     if not {node.endpoint for node in config.mms} & set(sought.split(",")):
-        say(f"it is not at {sought}, so: export {BOOTSTRAP_VARIABLE}={config.bootstrap}")
+        say(f"not at {sought}, so run: export {BOOTSTRAP_VARIABLE}={config.bootstrap}")
 
 
 def _durability(config: ClusterConfig) -> str:
-    """Return the level and what it means."""
+    """Return the durability level and its meaning."""
     level = _LEVELS[config.durability]
     means = level.format(n=config.f + 1, flush=config.flush_interval_ms)
     return f"durability {config.durability}: {means}"
 
 
 def _detach(data_dir: Path, given: dict[str, Any], timeout: float) -> None:
-    """Run `ziplog up` as a process of its own and wait until it says where the cluster is."""
+    """Run `ziplog up` in a process of its own and wait until it prints the endpoint."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     (data_dir / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
     arguments = ("--data-dir", str(data_dir), f"--timeout={timeout}", *options)
@@ -211,8 +214,8 @@ def _detach(data_dir: Path, given: dict[str, Any], timeout: float) -> None:
         raise UnavailableError(said.removeprefix("ziplog: error: "))
     config = load(data_dir / CLUSTER_FILE)
     say(
-        f"cluster {config.name!r} runs in the background (process {process.pid}),"
-        f" {_durability(config)}; stop it with: ziplog down --data-dir {data_dir}"
+        f"cluster {config.name!r} is running in the background (process {process.pid}),"
+        f" {_durability(config)}; to stop it, run: ziplog down --data-dir {data_dir}"
     )
-    _say_how_to_find(config)
+    _say_bootstrap(config)
     sys.stdout.write(endpoint)

@@ -1,4 +1,4 @@
-"""`ziplog config`: what a cluster file may say, and whether one is right."""
+"""`ziplog config`: prints and checks cluster files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EXAMPLE: Final = ClusterConfig(
 @app.command()
 def show(
     file: Annotated[
-        Path | None, typer.Argument(help="A cluster file; without one: an example.")
+        Path | None, typer.Argument(help="A cluster file. [default: an example]")
     ] = None,
 ) -> None:
     """Print a cluster file with every key, its meaning, range and default."""
@@ -44,10 +44,10 @@ def show(
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="The cluster file.")]) -> None:
-    """Check a cluster file; says nothing on stdout. Exit code 2: it is wrong."""
+    """Check a cluster file; print nothing on stdout. Exit code 2: it is not valid."""
     config = load(file)
     say(
-        f"{file} is right: {len(config.mms)} membership nodes,"
+        f"{file} is valid: {len(config.mms)} membership nodes,"
         f" {len(config.failure_handlers)} failure handlers,"
         f" {len(config.shards)} shards x {config.f + 1} replicas, durability {config.durability}"
     )

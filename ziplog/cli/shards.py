@@ -1,4 +1,4 @@
-"""`ziplog shard`: shards come and go while the log is in use."""
+"""`ziplog shard`: adds, removes and finalizes shards of a running log."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from ziplog.config import ClusterConfig
 
 app: Final = typer.Typer(
-    help="Add shards to a running log, and take them out.",
+    help="Add shards to a running log, and remove them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-_LOOK_S: Final = 0.3
+_POLL_S: Final = 0.3
 _PROC: Final = Path("/proc")
 _NUMBERS: Final = frozenset({"id", "view", "rate/s", "weight", "holes"})
 
@@ -47,10 +47,10 @@ def list_shards(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Show every shard that the log ever had; --json: a line for each.
+    """List every shard that the log ever had; --json: one line for each.
 
     States: joining, live, parked and recovering (takes no records at the moment), leaving,
-    finalized (takes none any more; readable for ever).
+    finalized (takes no more records; stays readable).
     """
     with connect(bootstrap, timeout) as log:
         shards = log.cluster()["shards"]
@@ -73,39 +73,42 @@ def add(
         typer.Option(
             "--data-dir",
             metavar="D",
-            help="Where `ziplog up` runs. [default: found by the cluster's processes]",
+            help="Directory of `ziplog up`. [default: detected from the cluster's processes]",
         ),
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", metavar="FILE", help="A cluster file that has the shard; start nothing."
+            "--config", metavar="FILE", help="A cluster file that has the shard; start no server."
         ),
     ] = None,
     shard: Annotated[
-        int | None, typer.Option("--shard", min=0, metavar="N", help="Which one in that file.")
+        int | None,
+        typer.Option("--shard", min=0, metavar="N", help="The shard's number in that file."),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 60.0,
 ) -> None:
-    """Add a shard; prints its number once it takes records.
+    """Add a shard; print its number once it takes records.
 
-    On the machine where `ziplog up` runs: a new [[shard]] is added to the cluster file there, and
-    `ziplog up` starts its servers. If that fails half-way, the next attempt goes on with it.
+    On the machine where `ziplog up` runs: this command adds a new [[shard]] to the cluster file
+    there, and `ziplog up` starts its servers. If that fails half-way, the next attempt resumes it.
 
-    Servers that no `ziplog up` starts: write the [[shard]] into the cluster file of its machines,
+    If no `ziplog up` starts the servers: write the [[shard]] into the cluster file of its machines,
     start each server (python -m shard --config FILE --node NAME), then: --config FILE --shard N.
-    """  # fmt: skip
+    """
     if (config is None) != (shard is None) or (config is not None and data_dir is not None):
-        raise ConfigError("--config", config and str(config), "given with --shard, and alone")
+        raise ConfigError(
+            "--config", config and str(config), "given with --shard, and without --data-dir"
+        )
     until = time.monotonic() + timeout
     with connect(bootstrap, timeout) as log:
         document = log.cluster()
         if config is not None and shard is not None:
-            added, logs = _written(config, shard, document), "see the logs of its servers"
+            added, logs = _shard_in_file(config, shard, document), "see the logs of its servers"
             _place(log, added, until, logs)
         else:
-            added = _grow(log, data_dir or _find(document), until)
+            added = _add_on_this_machine(log, data_dir or _find(document), until)
     servers = ", ".join(f"{node.name} at {node.endpoint}" for node in added.replicas)
     say(f"shard {added.id} is live: {servers}")
     sys.stdout.write(f"{added.id}\n")
@@ -115,40 +118,40 @@ def add(
 def remove(
     number: Number, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = 60.0
 ) -> None:
-    """Take shard N out for good; returns when it takes no more records.
+    """Remove shard N for good; return when it takes no more records.
 
-    Inserts under way are done, new ones go to other shards. What it holds stays readable, so its
-    servers must go on, and are looked after as before. Its number is never used again.
+    Pending inserts complete; new ones go to other shards. The shard stays readable, so keep its
+    servers running; they are supervised as before. Its number is never used again.
     """
     with connect(bootstrap, timeout) as log, _progress(log, number):
         log.remove_shard(number, timeout=timeout)
-    say(f"shard {number} takes no more records; it stays readable, so its servers go on")
+    say(f"shard {number} takes no more records; keep its servers running: it stays readable")
 
 
 @app.command()
 def finalize(
     number: Number, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = 60.0
 ) -> None:
-    """Take shard N out, if it is not, and wait until nothing in it can ever change.
+    """Finalize shard N: remove it, if necessary, and wait until it cannot change any more.
 
-    That is when all of its servers have all of it on their disks. It stays readable, so its servers
-    go on; only trims still change their files.
+    That is when all of its servers have all of its records on disk. The shard stays readable, so
+    keep its servers running; only trims still change their files.
     """
     with connect(bootstrap, timeout) as log, _progress(log, number):
         log.finalize_shard(number, timeout=timeout)
-    say(f"shard {number} is finalized; it stays readable, so its servers go on")
+    say(f"shard {number} is finalized; keep its servers running: it stays readable")
 
 
-def _grow(log: ziplog.Log, directory: Path, until: float) -> ShardConfig:
+def _add_on_this_machine(log: ziplog.Log, directory: Path, until: float) -> ShardConfig:
     """Add a shard to the cluster that a supervisor runs in `directory`."""
     path = directory / CLUSTER_FILE
     _check_is_of(path, load(path), log.cluster())
     if running_pid(directory) is None:
         raise UnavailableError(
-            f"no `ziplog up` runs in {directory}, so nobody would start the servers; start it, or"
-            " start them yourself (ziplog shard add --help)"
+            f"`ziplog up` is not running in {directory}, so the new servers would not be started."
+            " Start it, or start the servers yourself (ziplog shard add --help)"
         )
-    with new_shard.alone(path, until - time.monotonic()):
+    with new_shard.exclusive_lock(path, until - time.monotonic()):
         added = new_shard.next_shard(path, [shard["id"] for shard in log.cluster()["shards"]])
         logs = f"the logs of its servers are in {directory / 'logs'}"
         _place(log, added, until, logs)
@@ -165,7 +168,7 @@ def _place(log: ziplog.Log, shard: ShardConfig, until: float, logs: str) -> None
         raise DeadlineError(f"{error}; {logs}") from error
 
 
-def _written(path: Path, number: int, document: dict[str, Any]) -> ShardConfig:
+def _shard_in_file(path: Path, number: int, document: dict[str, Any]) -> ShardConfig:
     """Return a shard that an operator wrote into a cluster file."""
     config = load(path)
     _check_is_of(path, config, document)
@@ -177,19 +180,19 @@ def _written(path: Path, number: int, document: dict[str, Any]) -> ShardConfig:
 
 
 def _check_is_of(path: Path, config: ClusterConfig, document: dict[str, Any]) -> None:
-    """Refuse the file of another cluster than the one that answers."""
+    """Refuse a cluster file of another cluster than the connected one."""
     endpoints = {node["endpoint"] for node in document["mms"]}
     if (config.name, {node.endpoint for node in config.mms}) != (document["cluster"], endpoints):
         where = ", ".join(sorted(endpoints))
-        allowed = f"that of cluster {document['cluster']!r} at {where}, which --bootstrap names"
+        allowed = f"the file of cluster {document['cluster']!r} at {where} (see --bootstrap)"
         raise ConfigError("cluster file", str(path), allowed)
 
 
 def _find(document: dict[str, Any]) -> Path:
-    """Return the directory of the cluster file from which the cluster's processes run.
+    """Return the directory of the cluster file of the running cluster.
 
-    They are looked for on this machine, among its processes: the cluster itself tells nobody where
-    its files are, and what it told would mean nothing on another machine.
+    It is found through the cluster's processes on this machine: the cluster does not publish its
+    paths, which would mean nothing on another machine.
     """
     replicas = (node for shard in document["shards"] for node in shard["replicas"])
     for node in (*document["mms"], *document["failure_handlers"], *replicas):
@@ -200,7 +203,7 @@ def _find(document: dict[str, Any]) -> Path:
             _check_is_of(path, load(path), document)
             return path.parent
     raise UnavailableError(
-        "no process of this cluster is seen on this machine; give --data-dir, or --config and"
+        "cannot find a process of this cluster on this machine; use --data-dir, or --config and"
         " --shard (ziplog shard add --help)"
     )
 
@@ -218,7 +221,7 @@ def _config_of(pid: int, name: str) -> Path | None:
 
 @contextlib.contextmanager
 def _progress(log: ziplog.Log, shard: int) -> Iterator[None]:
-    """Show on a terminal how a shard changes, and nothing elsewhere."""
+    """Show the state of a shard on a terminal, and nothing in a pipe."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -226,23 +229,23 @@ def _progress(log: ziplog.Log, shard: int) -> Iterator[None]:
     done = threading.Event()
     with console.status(f"shard {shard}") as shown:
 
-        def look() -> None:
-            while not done.wait(_LOOK_S):
+        def poll() -> None:
+            while not done.wait(_POLL_S):
                 with contextlib.suppress(ZiplogError):
                     shown.update(_describe(log.cluster(timeout=1.0), shard))
 
-        looking = threading.Thread(target=look, name="ziplog-progress")
-        looking.start()
+        poller = threading.Thread(target=poll, name="ziplog-progress")
+        poller.start()
         try:
             yield
         finally:
             done.set()
-            looking.join()
+            poller.join()
 
 
 def _describe(document: dict[str, Any], shard: int) -> str:
     found = next((one for one in document["shards"] if one["id"] == shard), None)
     if found is None:
-        return f"shard {shard}: its servers start"
+        return f"shard {shard}: its servers are starting"
     replicas = ", ".join(f"{node['name']} {node['state']}" for node in found["replicas"])
     return f"shard {shard} is {found['state']}: {replicas}"

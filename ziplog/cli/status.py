@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WATCH_S: Final = 1.0
-#: So many of the last losses stand below the table.
+#: Maximum number of losses below the table.
 _LOSSES_SHOWN: Final = 5
-#: What the states of shards mean to who uses the log.
+#: What the states of shards mean to a user of the log.
 _MEANINGS: Final = {
-    "joining": "joining: no records there before all servers were heard",
-    "parked": "parked: no new records there until all servers are up and keep pace; readable",
-    "recovering": "recovering: it takes no records until all its servers are back",
-    "leaving": "leaving for good: new records go elsewhere; it stays readable",
-    "finalized": "finalized: nothing there changes any more, but for trims; it stays readable",
+    "joining": "joining: takes no records until every server has reported",
+    "parked": "parked: takes no records until all its servers are up and keep pace; readable",
+    "recovering": "recovering: takes no records until all its servers are back",
+    "leaving": "leaving: new records go to other shards; stays readable",
+    "finalized": "finalized: changes no more, except by trims; stays readable",
 }
 _COLUMNS: Final = (
     "id", "state", "view", "rate/s", "weight", "epoch", "holes", "read", "stable", "durable",
 )  # fmt: skip
-#: The table of shards has these at least, however narrow the terminal is.
+#: Minimum number of columns of the shards' table, however narrow the terminal is.
 _LEAST_COLUMNS: Final = 8
 _WIDE: Final = 1000
 _NUMBERS: Final = frozenset(
@@ -47,17 +47,17 @@ _NUMBERS: Final = frozenset(
 def status(
     *,
     json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Again every second.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat every second.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Show epochs, shards, who holds readers back, losses and nodes; --json: the status document.
+    """Show epochs, shards, blocked readers, losses and nodes; --json: the status document.
 
-    weight: the shard's share of positions; 0: it gets none. epoch: the first one in which it still
-    has open positions. holes: positions that it gave up because somebody waited behind them. read:
-    somebody reads along, so it decides its positions at the end of every epoch. stable, durable:
-    its last such record; left out where the terminal is too narrow. heard: when the service heard
-    the node last; a server is up until 2.5 s without a heartbeat, then suspect, down after 5 s.
+    weight: the shard's share of positions; 0: none. epoch: the first one in which it still has open
+    positions. holes: positions that it gave up because readers waited. read: the shard has readers,
+    so it decides its positions at the end of every epoch. stable, durable: its last such record;
+    left out on a narrow terminal. heard: age of the node's last heartbeat; a server is up for 2.5 s
+    after one, then suspect, and down after 5 s.
     """
     with connect(bootstrap, timeout) as log:
         if not watch:
@@ -82,7 +82,7 @@ def _print(document: dict[str, Any], *, json: bool) -> None:
 
 
 def _view(document: dict[str, Any]) -> Group:
-    """Return the document for people: the shards, what needs attention, and the nodes."""
+    """Return the document as tables and lines: shards, problems, nodes."""
     return Group(
         f"{one_line(document['cluster'])}: durability {document['durability']},"
         f" epoch {document['epoch']},"
@@ -107,7 +107,7 @@ def _states(document: dict[str, Any]) -> list[str]:
 
 
 def _blocked(document: dict[str, Any]) -> list[str]:
-    """Say whose open positions hold back what others have stable."""
+    """Return a line for each shard that holds back stable records of other shards."""
     lines = []
     first = document.get("blocked_by")
     for shard in document["shards"]:
@@ -129,7 +129,9 @@ def _losses(document: dict[str, Any]) -> list[str]:
         for loss in losses[-_LOSSES_SHOWN:]
     ]
     if len(losses) > _LOSSES_SHOWN:
-        lines.append(f"and {len(losses) - _LOSSES_SHOWN} earlier losses: --json shows all")
+        lines.append(
+            f"{len(losses) - _LOSSES_SHOWN} earlier losses are not shown; --json lists all"
+        )
     return lines
 
 
@@ -142,13 +144,13 @@ def _are(ids: list[str]) -> str:
 
 
 class _Shards:
-    """The table of shards: where it is too wide, the last columns go, and no cell is cut."""
+    """The table of shards: if it is too wide, the last columns are left out; no cell is cut."""
 
     def __init__(self, shards: list[dict[str, Any]]) -> None:
         self._rows: Final = [_row(shard) for shard in shards]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        """Give as many columns as there is room for."""
+        """Yield the table with as many columns as fit."""
         for columns in range(len(_COLUMNS), _LEAST_COLUMNS - 1, -1):
             shown = table(*_COLUMNS[:columns], right=_NUMBERS)
             for row in self._rows:
@@ -161,7 +163,7 @@ class _Shards:
 
 
 def _row(shard: dict[str, Any]) -> list[str]:
-    # What is finalized has no open positions.
+    # A finalized shard has no open positions.
     epoch = None if shard["state"] == "finalized" else shard.get("epoch")
     values = (
         shard["id"], shard["state"], shard["view"], shard["rate_per_s"], shard.get("weight"),
@@ -187,5 +189,5 @@ def _nodes(document: dict[str, Any]) -> Table:
 
 
 def _age(age_ms: int | None) -> str | None:
-    """Return how long ago a heartbeat came, for people."""
+    """Return the age of a heartbeat as text."""
     return None if age_ms is None else f"{age_ms / 1000:.1f} s ago"

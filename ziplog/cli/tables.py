@@ -1,4 +1,4 @@
-"""Tables for people, on stdout."""
+"""Tables on stdout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ziplog.cli.terminal import one_line
 
-#: In a pipe nothing is cut off.
+#: Width in a pipe: wide enough that no cell is cut.
 _NO_TERMINAL_WIDTH = 1000
 
 
@@ -21,7 +21,7 @@ def stdout() -> Console:
 
 
 def table(*names: str, right: frozenset[str] = frozenset()) -> Table:
-    """Return a table with these columns, those in `right` for numbers."""
+    """Return a table with these columns; those in `right` are aligned to the right."""
     made = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in names:
         made.add_column(name, no_wrap=True, justify="right" if name in right else "left")
@@ -29,5 +29,5 @@ def table(*names: str, right: frozenset[str] = frozenset()) -> Table:
 
 
 def cell(value: object) -> str:
-    """Return a value as a cell has it; empty if it is not known."""
+    """Return a value as the text of a cell; empty for None."""
     return "" if value is None else one_line(str(value))

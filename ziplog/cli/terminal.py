@@ -1,8 +1,8 @@
-"""Text that came from records, as a terminal may show it: no control character reaches it raw.
+"""Escapes control characters in text from records, so that a terminal can show it.
 
-A payload may hold escape sequences that move the cursor, set the title or answer for the keyboard.
-Rule: what is printed for people is escaped wherever it goes; what is exact (`ziplog read`, a value
-of `ziplog kv get`) is escaped on a terminal only; JSON stays the same document.
+A payload may hold escape sequences that move the cursor, set the title or imitate keyboard input.
+Rule: text for people is always escaped. Exact output (`ziplog read`, a value of `ziplog kv get`) is
+escaped on a terminal only; escaped JSON is still the same document.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import sys
 from typing import Final
 
-#: C0 but tab and line feed, DEL, C1; what ends a line or turns the direction of text.
+#: C0 except tab and line feed, DEL, C1; line separators and direction marks.
 _CONTROLS: Final = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _LINES: Final = re.compile(f"[{_CONTROLS}]")
 _LINE: Final = re.compile(f"[\n{_CONTROLS}]")

@@ -1,1 +1,1 @@
-"""The demo: a million real events through a local cluster, checked on the other side (`run`)."""
+"""The demo: a million real events through a local cluster, read back and checked (`run`)."""

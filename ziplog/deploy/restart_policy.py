@@ -1,10 +1,12 @@
-"""When a supervisor starts a node again: once it is dead, or once nobody can reach it.
+"""Restart policy of a supervisor: when it restarts dead nodes and kills unreachable ones.
 
-A dead node comes back after a short pause, which doubles while it keeps dying. A node that runs and
-that the failure handler names as unreachable, without a break, for 2 s, is killed and started; one
-that was started meanwhile gets more time, and more with each kill. Rule: decides only; time is an
-argument. Invariant: time without an answer of the failure handler accuses nobody.
-See docs/protocol.md, section 11 (joining).
+A dead node is restarted after a short pause, which doubles while it keeps dying. A running node
+that the failure handler continuously reports as unreachable for 2 s is killed and restarted. A
+restarted node gets more time, which doubles with each kill. Rule: decisions only; time is an
+argument.
+
+Invariant: time without a reply of the failure handler does not count against a node. See
+docs/protocol.md, section 11 (joining).
 """
 
 from __future__ import annotations
@@ -17,24 +19,25 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 _S: Final = 1_000_000_000
-#: From the moment when a process was seen dead to the next one; doubles up to the last.
+#: Pause between a death and the restart; doubles up to the maximum.
 FIRST_PAUSE_NS: Final = _S // 5
-LAST_PAUSE_NS: Final = 10 * _S
-#: A process that lived for so long is in no crash loop.
-LONG_LIFE_NS: Final = 30 * _S
-#: A process that runs and was named as unreachable may take so long to be reached, and in any case
-#: so long from its start ...
-PATIENCE_NS: Final = 2 * _S
-START_NS: Final = 4 * _S
-#: ... and one that was started since it was named, so long from its start; doubles up to the last.
+MAX_PAUSE_NS: Final = 10 * _S
+#: Lifetime after which a death no longer counts as part of a crash loop.
+STABLE_NS: Final = 30 * _S
+#: Time for which a running node may be unreachable, and minimum time from its start, before it is
+#: killed.
+UNREACHABLE_NS: Final = 2 * _S
+MIN_START_NS: Final = 4 * _S
+#: Minimum time from the start of a node that was restarted while unreachable; doubles up to the
+#: maximum.
 FIRST_GRACE_NS: Final = 10 * _S
-LAST_GRACE_NS: Final = 160 * _S
-#: After so long without an answer, who is named now is named for the first time.
-BREAK_NS: Final = _S
+MAX_GRACE_NS: Final = 160 * _S
+#: Gap between replies after which every unreachable node counts as newly unreachable.
+MAX_GAP_NS: Final = _S
 
 
 class Process(msgspec.Struct, frozen=True):
-    """What is known of a node's process."""
+    """A node's process, as the supervisor sees it."""
 
     #: When it was started, in monotonic nanoseconds.
     started: int
@@ -42,79 +45,79 @@ class Process(msgspec.Struct, frozen=True):
 
 
 class Death(msgspec.Struct, frozen=True):
-    """A node was seen dead, and will be started again."""
+    """Event: a node died, and will be restarted."""
 
     node: str
     pause_ns: int
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Start this dead node now."""
+    """Order to start this dead node now."""
 
     node: str
 
 
 class _Node(msgspec.Struct):
-    """What is remembered of a node."""
+    """The history of a node."""
 
-    #: When it is to be started again; None: it lives, as far as is known.
-    revive_at: int | None = None
-    #: From its next death to its next start.
-    pause: int = FIRST_PAUSE_NS
-    #: Since when the failure handler names it without a break; None: it does not.
+    #: When it is to be restarted; None: it runs, as far as is known.
+    restart_at: int | None = None
+    #: Pause between its next death and the restart.
+    restart_pause: int = FIRST_PAUSE_NS
+    #: Since when the failure handler reports it continuously; None: it does not.
     named_since: int | None = None
     grace: int = FIRST_GRACE_NS
 
 
-class Revival:
-    """The nodes of one machine. All times are monotonic nanoseconds."""
+class RestartPolicy:
+    """Restart policy for the nodes of one machine. All times are monotonic nanoseconds."""
 
     def __init__(self) -> None:
         self._nodes: Final[dict[str, _Node]] = {}
         self._answered: int | None = None
 
     @property
-    def is_amiss(self) -> bool:
-        """Whether some node is dead or cannot be reached."""
+    def has_failures(self) -> bool:
+        """Whether some node is dead or unreachable."""
         return any(
-            node.revive_at is not None or node.named_since is not None
+            node.restart_at is not None or node.named_since is not None
             for node in self._nodes.values()
         )
 
-    def look(self, processes: Mapping[str, Process], now: int) -> list[Death | Start]:
-        """Take what the processes are now; return who has died and who is to be started."""
+    def check_processes(self, processes: Mapping[str, Process], now: int) -> list[Death | Start]:
+        """Compare the processes with the last call; return the new deaths and the due restarts."""
         found: list[Death | Start] = []
         for name, process in processes.items():
             node = self._nodes.setdefault(name, _Node())
             if not process.is_dead:
-                node.revive_at = None
-            elif node.revive_at is None:
-                if now - process.started >= LONG_LIFE_NS:
-                    node.pause = FIRST_PAUSE_NS
-                found.append(Death(name, node.pause))
-                node.revive_at = now + node.pause
-                node.pause = min(2 * node.pause, LAST_PAUSE_NS)
-            elif now >= node.revive_at:
+                node.restart_at = None
+            elif node.restart_at is None:
+                if now - process.started >= STABLE_NS:
+                    node.restart_pause = FIRST_PAUSE_NS
+                found.append(Death(name, node.restart_pause))
+                node.restart_at = now + node.restart_pause
+                node.restart_pause = min(2 * node.restart_pause, MAX_PAUSE_NS)
+            elif now >= node.restart_at:
                 found.append(Start(name))
-                # Should the start fail, this is another death.
-                node.revive_at = None
+                # If the start fails, it counts as another death.
+                node.restart_at = None
         return found
 
-    def ordered(
+    def on_unreachable(
         self, names: Collection[str], processes: Mapping[str, Process], now: int
     ) -> list[str]:
-        """Take the failure handler's answer.
+        """Handle the failure handler's reply.
 
         Args:
-            names: the nodes that it waits for, of any machine.
+            names: the unreachable nodes, of any machine.
             processes: the nodes of this machine.
             now: monotonic nanoseconds.
 
         Returns:
-            The running nodes to kill and start again now.
+            The running nodes to kill and restart now.
 
         """
-        was_silent = self._answered is None or now - self._answered > BREAK_NS
+        had_gap = self._answered is None or now - self._answered > MAX_GAP_NS
         self._answered = now
         due = []
         for name, process in processes.items():
@@ -122,17 +125,17 @@ class Revival:
             if name not in names:
                 node.named_since, node.grace = None, FIRST_GRACE_NS
                 continue
-            if was_silent or node.named_since is None:
+            if had_gap or node.named_since is None:
                 node.named_since = now
-            if process.is_dead or now < self._patient_until(node, process):
+            if process.is_dead or now < self._kill_at(node, process):
                 continue
             if process.started > node.named_since:
-                node.grace = min(2 * node.grace, LAST_GRACE_NS)
+                node.grace = min(2 * node.grace, MAX_GRACE_NS)
             due.append(name)
         return due
 
-    def _patient_until(self, node: _Node, process: Process) -> int:
+    def _kill_at(self, node: _Node, process: Process) -> int:
         assert node.named_since is not None
         if process.started > node.named_since:
             return process.started + node.grace
-        return max(node.named_since + PATIENCE_NS, process.started + START_NS)
+        return max(node.named_since + UNREACHABLE_NS, process.started + MIN_START_NS)

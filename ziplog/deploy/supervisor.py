@@ -1,8 +1,9 @@
 """Starts, signals and stops the processes of one cluster file on this machine.
 
-Rule: no process outlives its supervisor. A clean stop asks everybody to stop (SIGTERM: servers
-write their checkpoint and start again without harm) and kills who does not; should the supervisor
-itself be killed, the kernel sends the SIGTERM (a frozen process takes it once it goes on).
+Rule: no process outlives its supervisor. A clean stop sends SIGTERM to all processes, on which
+servers write their checkpoints, and kills those that do not stop. If the supervisor itself is
+killed, the kernel sends the SIGTERM; a paused process receives it once it is resumed.
+
 Invariant: one supervisor per data directory, guarded by a lock on `supervisor.pid`
 (docs/protocol.md, section 9: a killed server is in limbo).
 """
@@ -36,18 +37,18 @@ if TYPE_CHECKING:
 #: The cluster file's name in a data directory.
 CLUSTER_FILE: Final = "cluster.toml"
 _LOCK_FILE: Final = "supervisor.pid"
-#: A process that was told to stop (SIGSTOP) does so much sooner.
+#: Time limit for a process to stop after SIGSTOP.
 _STOP_S: Final = 1.0
 _PACKAGE_ROOT: Final = Path(__file__).resolve().parents[2]
 _LOG_TAIL_BYTES: Final = 32_768
 _LOG_TAIL_LINES: Final = 5
-#: Of each line; a server that halts tells its reason first, and then its whole state.
+#: Maximum length of each line: a server that halts logs its reason first, then its state.
 _LOG_LINE_LENGTH: Final = 400
 
-#: What a child does before it becomes what it is to be: it asks to be told (PR_SET_PDEATHSIG,
-#: SIGTERM) when this process ends, and ends if that was before. Not by a function between fork and
-#: exec: for that, Python clears in the child what other threads have of their own, and who shuts a
-#: connection down when it is cleared (Spark's client does) shuts down this process's, too.
+#: Program of a child before its own: it requests a SIGTERM for when this process ends
+#: (PR_SET_PDEATHSIG), and ends if that was before. A `preexec_fn` is not usable: it makes Python
+#: clear the thread-local data of other threads in the child. A library that shuts its connection
+#: down on clearing (Spark's client does) would then shut down this process's connection, too.
 _DIE_WITH_PARENT: Final = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
@@ -57,10 +58,10 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class Supervisor:
-    """The processes of a cluster, one for each node of its file. For any thread."""
+    """The processes of a cluster, one for each node of its file. Thread-safe."""
 
     def __init__(self, directory: Path, *, launcher: Sequence[str] = ()) -> None:
-        """Take charge of `directory`, which holds a cluster file. Nothing is started yet.
+        """Lock `directory`, which holds a cluster file. Start no process yet.
 
         Args:
             directory: the cluster's data directory.
@@ -69,35 +70,35 @@ class Supervisor:
 
         Raises:
             ConfigError: there is no valid cluster file.
-            UnavailableError: another supervisor is in charge.
+            UnavailableError: another supervisor has the lock.
 
         """
         self.directory: Final = directory.absolute()
         #: The cluster file.
         self.path: Final = self.directory / CLUSTER_FILE
-        #: What it said when it was read last.
+        #: Its contents when it was last read.
         self.config = load(self.path)
         _refuse_other_directories(self.config, self.directory, self.path)
         self._logs: Final = self.directory / "logs"
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._launcher: Final = tuple(launcher)
-        #: Held by whoever looks at the processes or changes them, also while a process dies.
+        #: Held while processes are inspected or changed, also while a process dies.
         self._guard: Final = threading.RLock()
         self._processes: Final[dict[str, subprocess.Popen[bytes]]] = {}
         #: When each node's present process was started, in monotonic nanoseconds.
         self._started: Final[dict[str, int]] = {}
-        #: Where the log of each node's present process begins.
+        #: The start of each node's present process in its log.
         self._log_starts: Final[dict[str, int]] = {}
-        self._lock: int | None = _take_lock(self.directory)
-        #: The parent of the processes. Its forked children leave them, and the lock, alone.
+        self._lock: int | None = _acquire_lock(self.directory)
+        #: The parent of the processes. Its forked children must not touch them or the lock.
         self._owner: Final = os.getpid()
 
     def __enter__(self) -> Self:
-        """Do nothing more."""
+        """Return the supervisor."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop everything."""
+        """Stop all processes."""
         self.stop()
 
     @property
@@ -106,11 +107,10 @@ class Supervisor:
         return tuple(node.name for node in self.config.nodes)
 
     def reload(self) -> None:
-        """Read the cluster file again: it may have more shards by now. Starts nothing.
+        """Read the cluster file again, as it may have more shards by now. Start no process.
 
         Raises:
-            ConfigError: it is not valid, or has not all nodes as they were; what was read before
-                goes on to count.
+            ConfigError: it is not valid, or a node has changed; the former contents stay in use.
 
         """
         found = load(self.path)
@@ -120,7 +120,7 @@ class Supervisor:
             if kept != (found.data_dir, found.mms, found.failure_handlers) or not set(
                 known.shards
             ) <= set(found.shards):
-                allowed = "one with all nodes as they were; `ziplog down` before they change"
+                allowed = "one with all nodes unchanged; run `ziplog down` before you change them"
                 raise ConfigError("cluster file of a running cluster", str(self.path), allowed)
             self.config = found
 
@@ -139,11 +139,13 @@ class Supervisor:
         if os.getpid() != self._owner:
             raise UnavailableError(
                 f"process {self._owner} runs the cluster in {self.directory}; start and stop nodes"
-                " there, not in its forked child"
+                " in that process, not in its forked child"
             )
         with self._guard:
             if self._lock is None:
-                raise UnavailableError(f"the cluster in {self.directory} was stopped; open it anew")
+                raise UnavailableError(
+                    f"the cluster in {self.directory} was stopped; open it again"
+                )
             if self.is_running(name):
                 return
             self._started[name] = time.monotonic_ns()
@@ -164,7 +166,7 @@ class Supervisor:
             return process is not None and process.poll() is None
 
     def processes(self) -> dict[str, Process]:
-        """Return what is known of each process that was started, by node."""
+        """Return each process that was started, by node."""
         with self._guard:
             return {
                 name: Process(self._started[name], process.poll() is not None)
@@ -196,7 +198,7 @@ class Supervisor:
         return self._running(name).pid
 
     def kill(self, name: str) -> None:
-        """End a node without a chance to say goodbye (SIGKILL). Nothing happens if it is dead."""
+        """Kill a node (SIGKILL). Does nothing if it is dead."""
         self._module(name)
         with self._guard:
             process = self._processes.get(name)
@@ -205,32 +207,32 @@ class Supervisor:
                 process.wait()
 
     def pause(self, name: str) -> None:
-        """Freeze a running node (SIGSTOP); returns when it stands still."""
+        """Pause a running node (SIGSTOP); returns when it has stopped."""
         with self._guard:
             process = self._running(name)
             process.send_signal(signal.SIGSTOP)
             _await_stop(process.pid)
 
     def resume(self, name: str) -> None:
-        """Let a frozen node go on (SIGCONT)."""
+        """Resume a paused node (SIGCONT)."""
         with self._guard:
             self._running(name).send_signal(signal.SIGCONT)
 
     def log_tail(self, name: str) -> str:
-        """Return the last lines that a node's process wrote, joined to one."""
+        """Return the last lines of a node's present process in its log, joined to one."""
         return log_tail(self.directory, name, self._log_starts.get(name, 0))
 
     def stop(self, timeout_s: float = 10.0) -> list[str]:
-        """Stop everything and give up the directory. Idempotent; in a forked child, nothing.
+        """Stop all processes and release the directory. Idempotent; does nothing in a forked child.
 
         Returns:
-            The names of those that had to be killed, `timeout_s` after they were asked to stop.
+            The names of the processes that had to be killed, `timeout_s` after their SIGTERM.
 
         """
         if os.getpid() != self._owner:
             return []
         with self._guard:
-            killed = self._end_all(timeout_s)
+            killed = self._stop_all(timeout_s)
             if self._lock is not None:
                 os.ftruncate(self._lock, 0)
                 # A forked child may still have the descriptor; the lock ends all the same.
@@ -239,10 +241,10 @@ class Supervisor:
                 self._lock = None
             return killed
 
-    def _end_all(self, timeout_s: float) -> list[str]:
+    def _stop_all(self, timeout_s: float) -> list[str]:
         killed = []
         for process in self._processes.values():
-            # A frozen process takes its SIGTERM only once it goes on.
+            # A paused process receives its SIGTERM only once it is resumed.
             process.terminate()
             process.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + timeout_s
@@ -260,7 +262,7 @@ class Supervisor:
         self._module(name)
         with self._guard:
             if not self.is_running(name):
-                raise UnavailableError(f"{name} does not run; restart it first")
+                raise UnavailableError(f"{name} is not running; restart it first")
             return self._processes[name]
 
     def _module(self, name: str) -> str:
@@ -271,9 +273,9 @@ class Supervisor:
 
 
 def _refuse_other_directories(config: ClusterConfig, directory: Path, path: Path) -> None:
-    """Refuse a cluster file that leads away from the data that is there.
+    """Refuse a cluster file that points away from existing data.
 
-    Nodes with a new name, or a new directory for all of them, would begin another cluster.
+    Nodes with a new name, or a new directory for all of them, would start another cluster.
     """
     data, names = config.data_dir, tuple(node.name for node in config.nodes)
     missing = [name for name in names if not (data / name).exists()]
@@ -283,15 +285,15 @@ def _refuse_other_directories(config: ClusterConfig, directory: Path, path: Path
     if not missing or not data.is_dir():
         return
     # A directory that was moved away keeps the start of its name.
-    strangers = [
+    unknown = [
         found.name
         for found in sorted(data.iterdir())
         if not found.name.startswith(names) and _is_of_a_node(found)
     ]
-    if strangers:
+    if unknown:
         allowed = (
-            f"as they were: {', '.join(strangers)} in {data} belongs to no node of the file; write"
-            " the former names there again, or move what is not needed away"
+            f"unchanged, because {', '.join(unknown)} in {data} belongs to no node of the file;"
+            " restore the former names in the file, or move unused directories away"
         )
         raise ConfigError("nodes without a directory", ", ".join(missing), allowed, str(path))
 
@@ -301,12 +303,12 @@ def _is_of_a_node(directory: Path) -> bool:
 
 
 def python(module: str, *arguments: str, launcher: Sequence[str] = ()) -> list[str]:
-    """Return the command that runs a module of ours, with `environment()`, from any directory."""
+    """Return the command that runs one of our modules, with `environment()`, from any directory."""
     return [sys.executable, *(launcher or ("-P", "-m")), module, *arguments]
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment, such that Python finds our packages."""
+    """Return this process's environment, extended so that Python finds our packages."""
     paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -324,9 +326,9 @@ def log_tail(directory: Path, name: str, start: int = 0) -> str:
 
 
 def running_pid(directory: Path) -> int | None:
-    """Return the process id of the supervisor in charge of `directory`, or None.
+    """Return the process id of the supervisor that has locked `directory`, or None.
 
-    0: it has only just begun, and has not written its number yet.
+    0: it has just started, and has not written its process id yet.
     """
     try:
         descriptor = os.open(directory / _LOCK_FILE, os.O_RDONLY)
@@ -343,7 +345,7 @@ def running_pid(directory: Path) -> int | None:
         os.close(descriptor)
 
 
-def _take_lock(directory: Path) -> int:
+def _acquire_lock(directory: Path) -> int:
     descriptor = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -351,8 +353,8 @@ def _take_lock(directory: Path) -> int:
         holder = os.read(descriptor, 32).decode(errors="replace").strip()
         os.close(descriptor)
         raise UnavailableError(
-            f"{directory} is in use by process {holder}; stop it"
-            f" (ziplog down --data-dir {directory}) or take another directory"
+            f"{directory} is in use by process {holder}; stop that process"
+            f" (ziplog down --data-dir {directory}) or use another directory"
         ) from None
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())
@@ -367,12 +369,12 @@ def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
         stdout=log,
         stderr=log,
         env=environment(),
-        start_new_session=True,  # the terminal's Ctrl-C is for the supervisor, which tells the rest
+        start_new_session=True,  # The terminal's Ctrl-C is for the supervisor.
     )
 
 
 def _await_stop(pid: int) -> None:
-    """Wait until a child stands still or has ended; not for ever: somebody may let it go on."""
+    """Wait until a child has stopped or ended, for a limited time: it may be resumed meanwhile."""
     options = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
     deadline = time.monotonic() + _STOP_S
     while os.waitid(os.P_PID, pid, options) is None and time.monotonic() < deadline:

@@ -1,10 +1,10 @@
-"""Keeps a cluster's processes alive: a thread beside a supervisor.
+"""Supervisor thread: restarts the dead and unreachable processes of a cluster.
 
-It looks at the processes ten times a second and asks the failure handlers which nodes they miss;
-`ziplog.deploy.restart_policy` says what follows. It looks at the cluster file as often, and starts
-the servers of shards that were added. Every node that it starts or kills is logged as a warning.
-Rule: all that it does goes through the supervisor's lock. Invariant: after `stop` it does nothing
-more. See docs/protocol.md, sections 11 and 13 (joining).
+It checks the processes ten times a second and queries the failure handlers for unreachable nodes;
+`ziplog.deploy.restart_policy` decides what follows. It also watches the cluster file, and starts
+the servers of added shards. Every start and kill is logged as a warning. Rule: it acts only through
+the supervisor's lock. Invariant: after `stop` it does nothing more. See docs/protocol.md, sections
+11 and 13 (joining).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from ziplog.deploy.restart_policy import Death, Revival
+from ziplog.deploy.restart_policy import Death, RestartPolicy
 from ziplog.errors import ConfigError, ProtocolError, UnavailableError
 from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.transport import Transport
@@ -28,50 +28,51 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _S: Final = 1_000_000_000
-_LOOK_NS: Final = _S // 10
-#: The failure handlers are asked so often, or with every look while something is amiss.
-_CALM_NS: Final = _S // 2
-#: A cluster file is read when it has been the same for so long: not all writers replace it at once.
-_SETTLED_NS: Final = _S // 10
-#: A new node that the machine could not start is tried again after so long.
+_POLL_NS: Final = _S // 10
+#: Interval between queries to the failure handlers; with a failed node, every poll sends one.
+_QUERY_NS: Final = _S // 2
+#: Time for which a changed cluster file must stay the same before it is read: some editors write it
+#: in parts.
+_UNCHANGED_NS: Final = _S // 10
+#: Delay before a failed start of a new node is retried.
 _RETRY_NS: Final = _S
 
 
-class Supervision:
-    """Starts what is dead and kills what the failure handler cannot reach, until `stop`."""
+class SupervisorThread:
+    """Restarts dead nodes, and kills and restarts unreachable ones, until `stop`."""
 
     def __init__(self, supervisor: Supervisor) -> None:
-        """Begin.
+        """Start the thread.
 
         Args:
-            supervisor: whose processes these are; it must not be stopped before this is.
+            supervisor: the owner of the processes; it must not be stopped before this thread is.
 
         """
         self._supervisor: Final = supervisor
-        self._revival: Final = Revival()
+        self._restart_policy: Final = RestartPolicy()
         self._transport: Final = Transport()
         self._handlers: Final = [
             handler.name.encode() for handler in supervisor.config.failure_handlers
         ]
         for handler in supervisor.config.failure_handlers:
             self._transport.connect(handler.name.encode(), handler.endpoint)
-        #: Which cluster file was seen last (another inode, time or size is another one), and when
-        #: it is to be read, if it was not yet.
+        #: The last seen version of the cluster file (inode, time and size), and when to read it, if
+        #: that is still to be done.
         self._file: tuple[int, ...] | None = None
         self._read_at: int | None = None
         self._start_at = 0
         self._request = 0
-        self._asked = -_CALM_NS
+        self._queried_at = -_QUERY_NS
         self._stopped: Final = threading.Event()
         thread = threading.Thread(target=self._run, name="ziplog-supervision", daemon=True)
         try:
-            self._thread: Final = start_thread(thread, "cannot look after the cluster")
+            self._thread: Final = start_thread(thread, "cannot supervise the cluster")
         except UnavailableError:
             self._transport.close()
             raise
 
     def stop(self) -> None:
-        """End it; returns when the last thing that it does is done. Idempotent."""
+        """Stop the thread; returns when its last action is done. Idempotent."""
         self._stopped.set()
         self._transport.wake()
         self._thread.join()
@@ -79,21 +80,21 @@ class Supervision:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            self._look_at_file()
+            self._check_cluster_file()
             self._start_new()
-            self._revive()
-            self._ask()
-            self._transport.wait(_LOOK_NS)
-            self._take()
+            self._restart_dead()
+            self._query_failure_handlers()
+            self._transport.wait(_POLL_NS)
+            self._receive()
 
-    def _look_at_file(self) -> None:
+    def _check_cluster_file(self) -> None:
         file: tuple[int, ...] = ()
         with contextlib.suppress(OSError):
             found = self._supervisor.path.stat()
             file = (found.st_ino, found.st_mtime_ns, found.st_size)
         now = time.monotonic_ns()
         if file != self._file:
-            self._file, self._read_at = file, now + _SETTLED_NS
+            self._file, self._read_at = file, now + _UNCHANGED_NS
         if self._read_at is None or now < self._read_at:
             return
         self._read_at = None
@@ -103,25 +104,27 @@ class Supervision:
             cause = error.__cause__
             if isinstance(cause, OSError) and cause.errno in SCARCE:
                 self._read_at = now + _RETRY_NS
-            log.warning("the cluster file was changed, and is not taken: %s", error)
+            log.warning("the cluster file was changed, but the change is ignored: %s", error)
 
     def _start_new(self) -> None:
-        """Start the nodes that the cluster file has got since the others were started."""
+        """Start the nodes that were added to the cluster file."""
         supervisor, now = self._supervisor, time.monotonic_ns()
         new = [name for name in supervisor.names if name not in supervisor.processes()]
         if not new or now < self._start_at:
             return
         for name in new:
-            log.warning("%s is new in the cluster file; starting it", name)
+            log.warning("%s was added to the cluster file; starting it", name)
             try:
                 supervisor.start(name)
             except OSError as error:
                 _warn(name, error)
                 self._start_at = now + _RETRY_NS
 
-    def _revive(self) -> None:
+    def _restart_dead(self) -> None:
         supervisor = self._supervisor
-        for found in self._revival.look(supervisor.processes(), time.monotonic_ns()):
+        for found in self._restart_policy.check_processes(
+            supervisor.processes(), time.monotonic_ns()
+        ):
             if isinstance(found, Death):
                 how = supervisor.how_it_ended(found.node)
                 log.warning("%s %s; starting again in %g s", found.node, how, found.pause_ns / _S)
@@ -131,36 +134,38 @@ class Supervision:
             except OSError as error:
                 _warn(found.node, error)
 
-    def _ask(self) -> None:
+    def _query_failure_handlers(self) -> None:
         now = time.monotonic_ns()
-        if now - self._asked < (_LOOK_NS if self._revival.is_amiss else _CALM_NS):
+        if now - self._queried_at < (_POLL_NS if self._restart_policy.has_failures else _QUERY_NS):
             return
-        self._asked = now
+        self._queried_at = now
         self._request += 1
-        # Cluster 0: a supervisor does not know the number. All are asked; only the leader answers.
+        # Cluster 0: a supervisor does not know the number. Only the leader answers.
         query = encode(OrdersQuery(0, self._request))
         for handler in self._handlers:
             self._transport.send(handler, query)
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
         while (received := self._transport.receive()) is not None:
             source, frame = received
             try:
                 message = decode(frame)
             except ProtocolError as error:
-                log.warning("%s sent no message: %s", source.decode(errors="replace"), error)
+                log.warning(
+                    "%s sent an invalid message: %s", source.decode(errors="replace"), error
+                )
                 continue
-            # An answer to an earlier question may be older than what is known by now.
+            # A reply to an earlier query may be out of date.
             if isinstance(message, Orders) and message.request == self._request:
-                self._obey(message)
+                self._restart_unreachable(message)
 
-    def _obey(self, message: Orders) -> None:
+    def _restart_unreachable(self, message: Orders) -> None:
         supervisor = self._supervisor
         recoveries = {order.node: order.recovery for order in message.orders}
         now = time.monotonic_ns()
-        for name in self._revival.ordered(recoveries, supervisor.processes(), now):
+        for name in self._restart_policy.on_unreachable(recoveries, supervisor.processes(), now):
             log.warning(
-                "%s runs, but cannot be reached; killing it and starting it again for recovery %d",
+                "%s is running but unreachable; killing and restarting it for recovery %d",
                 name,
                 recoveries[name],
             )
@@ -171,10 +176,10 @@ class Supervision:
 
 
 def _warn(name: str, error: OSError) -> None:
-    """Log that the system refuses to start a node, which is tried again, and what to do."""
+    """Log a failed start, which is retried, and what the operator can do."""
     log.warning(
-        "%s cannot be started now, and is tried again: %s. Where the system lacks processes, open"
-        " files or memory, end some, or raise the limit (ulimit -u, ulimit -n)",
+        "cannot start %s now; retrying: %s. If the system lacks processes, open files or memory,"
+        " stop some programs, or raise the limit (ulimit -u, ulimit -n)",
         name,
         error,
     )

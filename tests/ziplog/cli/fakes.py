@@ -1,4 +1,4 @@
-"""A log in memory behind the command line, and what the command line then prints."""
+"""A log in memory for the command line, and the command line's output."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def shard(number: int, **fields: Any) -> dict[str, Any]:
 
 
 def cluster_file(directory: Path, port: int, **changes: Any) -> Path:
-    """A file of the cluster of STATUS, with a shard 0 and a shard 1 that listens at `port`."""
+    """Return the cluster file of STATUS, with a shard 0 and a shard 1 that listens at `port`."""
     values: dict[str, Any] = {
         "name": "demo",
         "data_dir": directory,

@@ -1,4 +1,4 @@
-"""The command line against a client that answers from memory: what is printed, and which code."""
+"""The command line with a client in memory: its output and exit codes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_insert_prints_the_rid(log: FakeLog) -> None:
     assert log.calls[-1] == ("insert", [b"one\ntwo\n"], ziplog.RecordId(5, 1))
 
 
-def test_insert_takes_a_file_or_a_word(log: FakeLog, tmp_path: Path) -> None:
+def test_insert_takes_a_file_or_an_argument(log: FakeLog, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"\x00\xff")
     assert run("insert", "--file", str(tmp_path / "f")).exit_code == 0
     assert run("insert", "héllo").exit_code == 0
@@ -52,7 +52,7 @@ def test_read_prints_the_payload_and_nothing_else(log: FakeLog) -> None:
     assert run("read", "1@0").stdout_bytes == b"\x00\xffraw"
 
 
-def test_what_is_not_there_is_said_in_one_line(log: FakeLog) -> None:
+def test_a_missing_record_is_reported_in_one_line(log: FakeLog) -> None:
     result = run("read", "9@0")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("ziplog: error: no record at 9@0")
@@ -78,7 +78,7 @@ def test_tail_json_has_the_fields_that_scripts_rely_on(log: FakeLog) -> None:
     assert "payload" not in second
 
 
-def test_tail_begins_and_ends_where_it_is_told(log: FakeLog) -> None:
+def test_tail_starts_and_ends_at_the_given_positions(log: FakeLog) -> None:
     log.insert_many([b"a", b"b\xff\n", b"c"], ziplog.RID_GENESIS)
     result = run("tail", "--from", "2@0", "--limit", "1")
     assert result.stdout == "2@0\tb\\xff\\n\n"
@@ -87,7 +87,7 @@ def test_tail_begins_and_ends_where_it_is_told(log: FakeLog) -> None:
     assert log.calls[-1] == ("subscribe", ziplog.RID_RECENT, True, None)
 
 
-#: What an escape sequence needs, and what turns the direction of text.
+#: The parts of escape sequences, and direction marks.
 CONTROLS = "\x00\x07\x08\x1b]0;title\x07\x1b[2J\x7f\x9b31m\u202e\u2028"
 ESCAPED = r"\x00\x07\x08\x1b]0;title\x07\x1b[2J\x7f\x9b31m\u202e\u2028"
 
@@ -122,11 +122,11 @@ def test_errors_and_tables_hold_no_control_character(
     document = {**STATUS, "cluster": "c\x1b[2J"}
     document["failure_handlers"] = [{**STATUS["failure_handlers"][0], "name": "fh\x9b0m"}]  # type: ignore[index]
     monkeypatch.setattr(log, "cluster", lambda: document)
-    told = run("status")
-    assert "\x1b" not in told.stdout
-    assert "\x9b" not in told.stdout
-    assert r"c\x1b[2J: durability" in told.stdout
-    assert r"fh\x9b0m" in told.stdout
+    output = run("status")
+    assert "\x1b" not in output.stdout
+    assert "\x9b" not in output.stdout
+    assert r"c\x1b[2J: durability" in output.stdout
+    assert r"fh\x9b0m" in output.stdout
     assert "\x1b" not in run("read", "x\x1b[2J").stderr
 
 
@@ -162,7 +162,7 @@ def test_status_is_a_table_for_people(log: FakeLog) -> None:
     assert "recovering" not in result.stdout
 
 
-def test_status_says_what_recovers_and_what_may_be_lost(
+def test_status_shows_recoveries_and_possible_losses(
     log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recovering = {**STATUS["shards"][0], "state": "recovering", "view": 4}  # type: ignore[index]
@@ -170,14 +170,14 @@ def test_status_says_what_recovers_and_what_may_be_lost(
     monkeypatch.setattr(
         log, "cluster", lambda: {**STATUS, "shards": [recovering], "losses": losses}
     )
-    told = run("status").stdout
-    assert "shard 0 is recovering" in told
-    assert "shard 6 may have lost records: positions 10 to 19, epochs 6 to 9\n" in told
-    assert [n for n in range(7) if f"shard {n} may have lost" in told] == [2, 3, 4, 5, 6]
-    assert "and 2 earlier losses" in told
+    output = run("status").stdout
+    assert "shard 0 is recovering" in output
+    assert "shard 6 may have lost records: positions 10 to 19, epochs 6 to 9\n" in output
+    assert [n for n in range(7) if f"shard {n} may have lost" in output] == [2, 3, 4, 5, 6]
+    assert "2 earlier losses" in output
 
 
-def test_status_says_what_each_state_means_and_who_holds_back_whom(
+def test_status_explains_states_and_shows_which_shard_holds_back_which(
     log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [
@@ -190,17 +190,17 @@ def test_status_says_what_each_state_means_and_who_holds_back_whom(
         shard(6, state="parked"),
     ]
     monkeypatch.setattr(log, "cluster", lambda: {**STATUS, "shards": found, "blocked_by": 5})
-    told = run("status").stdout
-    assert "shards 1, 3 are finalized: nothing there changes any more" in told
-    rows = [row.split() for row in told.splitlines()]
+    output = run("status").stdout
+    assert "shards 1, 3 are finalized: changes no more" in output
+    rows = [row.split() for row in output.splitlines()]
     assert ["2", "leaving", "12", "123456", "256", "98765432"] in [row[:6] for row in rows]
     assert ["3", "finalized", "12", "123456", "256", "12345678"] in [row[:6] for row in rows]
-    assert "shard 2 is leaving for good: new records go elsewhere; it stays readable" in told
-    assert "shard 4 is joining: no records there before" in told
-    assert "shard 6 is parked: no new records there until" in told
-    assert "readers wait for shard 0 (epoch 7): it holds back records of shard 2\n" in told
+    assert "shard 2 is leaving: new records go to other shards; stays readable" in output
+    assert "shard 4 is joining: takes no records until every server" in output
+    assert "shard 6 is parked: takes no records until all its servers" in output
+    assert "readers wait for shard 0 (epoch 7): it holds back records of shard 2\n" in output
     first = "readers wait for shard 5 (epoch 6), and most of all: it holds back records of shards"
-    assert f"{first} 0, 2\n" in told
+    assert f"{first} 0, 2\n" in output
 
 
 def test_status_of_six_busy_shards_fits_a_terminal_of_100_columns(
@@ -264,12 +264,12 @@ def test_bad_usage_is_2(log: FakeLog, arguments: tuple[str, ...]) -> None:
 
 def test_a_cluster_that_is_not_there_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(bootstrap: str, *, timeout: float) -> FakeLog:
-        raise UnavailableError(f"nobody answers at {bootstrap}")
+        raise UnavailableError(f"no node answered at {bootstrap}")
 
     monkeypatch.setattr(ziplog, "connect", connect)
     result = run("status")
     assert result.exit_code == 1
-    assert result.stderr == "ziplog: error: nobody answers at 127.0.0.1:7400\n"
+    assert result.stderr == "ziplog: error: no node answered at 127.0.0.1:7400\n"
 
 
 def test_ctrl_c_is_quiet(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,9 @@ def test_up_refuses_to_change_a_cluster_that_exists(tmp_path: Path) -> None:
     assert "--shards is 3; it must be left out or 1" in result.stderr
 
 
-def test_what_started_a_cluster_starts_it_again_when_it_has_grown(tmp_path: Path) -> None:
+def test_the_command_that_created_a_cluster_restarts_it_after_shards_were_added(
+    tmp_path: Path,
+) -> None:
     cluster_file(tmp_path, 7402)
     servers._refuse_contradictions(tmp_path, {"shards": 1, "f": 0, "port": 7400})
     with pytest.raises(ConfigError, match="--f is 1"):
@@ -310,12 +312,12 @@ def test_what_started_a_cluster_starts_it_again_when_it_has_grown(tmp_path: Path
     ("port", "variable", "said"),
     [
         (7400, "", ""),
-        (7400, "127.0.0.1:9", "it is not at 127.0.0.1:9, so: export ZIPLOG_BOOTSTRAP="),
-        (30000, "", "it is not at 127.0.0.1:7400, so: export ZIPLOG_BOOTSTRAP=127.0.0.1:30000"),
+        (7400, "127.0.0.1:9", "not at 127.0.0.1:9, so run: export ZIPLOG_BOOTSTRAP="),
+        (30000, "", "not at 127.0.0.1:7400, so run: export ZIPLOG_BOOTSTRAP=127.0.0.1:30000"),
         (30000, "127.0.0.1:30000", ""),
     ],
 )
-def test_up_says_how_a_cluster_is_found_that_is_elsewhere(
+def test_up_prints_the_bootstrap_variable_for_another_endpoint(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -327,17 +329,17 @@ def test_up_says_how_a_cluster_is_found_that_is_elsewhere(
     text = run("config", "show").stdout
     assert "port = 7400" in text
     text = text.replace("port = 7400", f"port = {port}")
-    servers._say_how_to_find(parse(text, tmp_path / "cluster.toml"))
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert (said in told.err) if said else (told.err == "")
+    servers._say_bootstrap(parse(text, tmp_path / "cluster.toml"))
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert (said in output.err) if said else (output.err == "")
 
 
 def test_down_where_nothing_runs_is_done(tmp_path: Path) -> None:
     assert run("down", "--data-dir", str(tmp_path)).exit_code == 0
 
 
-def test_down_ends_nobody_while_it_is_not_known_who_runs(
+def test_down_signals_no_process_while_the_process_id_is_unknown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ended: list[int] = []
@@ -345,7 +347,7 @@ def test_down_ends_nobody_while_it_is_not_known_who_runs(
     numbers = iter([0, 0, 77, 77, None])
     monkeypatch.setattr(servers, "running_pid", lambda _: next(numbers))
     assert run("down", "--data-dir", str(tmp_path)).exit_code == 0
-    assert ended == [77], "0 would be everybody in the group of this process"
+    assert ended == [77], "0 would be the whole process group"
     monkeypatch.setattr(servers, "running_pid", lambda _: 0)
     result = run("down", "--data-dir", str(tmp_path), "--timeout", "0.1")
     assert result.exit_code == 1

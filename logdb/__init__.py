@@ -1,7 +1,8 @@
-"""LogDB: a transactional key/value store on the log (docs/logdb.md).
+"""LogDB: a transactional key-value database on the log (docs/logdb.md).
 
-`connect` gives a client of a coordinator: transactions, single reads and writes, snapshots, scans,
-watches. `aio` is the same for asyncio; `Coordinator` and `local` run a coordinator in a thread.
+`connect` returns a client of a coordinator: transactions, single reads and writes, snapshots, scans
+and watches. `aio` is the same API for asyncio. `Coordinator` and `local` run a coordinator in a
+thread of this program.
 """
 
 from __future__ import annotations
@@ -50,13 +51,15 @@ def connect(
     """Connect to a database.
 
     Args:
-        coordinators: "host:port", several separated by commas or in a list. One is used, the others
-            when it is silent. None: those that `LOGDB_COORDINATOR` names, else 127.0.0.1:7500.
-        timeout: the default time-out of every call, and that of connecting, in seconds; 10 if None.
+        coordinators: "host:port"; several are separated by commas or given as a list. The client
+            uses
+            one of them and switches to the next when it is silent. None: the value of
+            `LOGDB_COORDINATOR`, else 127.0.0.1:7500.
+        timeout: the default timeout of every call and of connecting, in seconds; 10 if None.
 
     Raises:
-        ConfigError: `coordinators` names none.
-        UnavailableError: none of them answered, or was ready.
+        ConfigError: `coordinators` contains no address.
+        UnavailableError: no coordinator replied, or none was ready.
 
     """
     return blocking.connect(
@@ -65,7 +68,7 @@ def connect(
 
 
 def __getattr__(name: str) -> Any:
-    """Load what few programs need when it is first used."""
+    """Import `aio`, `Coordinator` and `local` at their first use."""
     if name == "aio":
         return importlib.import_module("logdb.aio")
     if name in {"Coordinator", "local"}:

@@ -1,9 +1,9 @@
 """The process of one coordinator: `python -m logdb [--bootstrap HOST:PORT] [--port PORT]`.
 
-Logs to stderr: `listening`, then, while it replays the log, how far it is, then `ready`, which it
-prints to stdout, too. SIGTERM or SIGINT: a clean stop, exit 0. Exit codes: 1 the port is in use,
-the log cannot be reached or cannot be replayed; 2 bad usage; 70 it stopped because to go on would
-do harm. It has nothing on disk, and may be started again anywhere (docs/logdb.md, section 15).
+It logs to stderr: `listening`, then the progress of the replay, then `ready`, which it also prints
+to stdout. SIGTERM or SIGINT stops it cleanly, with exit code 0. Other exit codes: 1 the port is in
+use, or the log cannot be reached or replayed; 2 bad usage; 70 an invariant is violated. The process
+stores nothing on disk and can be restarted on any machine (docs/logdb.md, section 15).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import structlog
 from logdb import defaults
 from logdb.coordinator.node import CoordinatorNode
 from logdb.coordinator.progress import Replay
-from logdb.embedded import settings, where
+from logdb.embedded import bind_address, coordinator_settings
 from logdb.wire import decode
 from ziplog import policy
 from ziplog.client import arguments
@@ -32,13 +32,13 @@ from ziplog.runtime.transport import Transport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: As the verbs of `ziplog` have it.
+#: The same variable as for the commands of `ziplog`.
 _BOOTSTRAP_VARIABLE: Final = "ZIPLOG_BOOTSTRAP"
 _DEFAULT_BOOTSTRAP: Final = "127.0.0.1:7400"
 
 
 def main(arguments_given: Sequence[str] | None = None) -> int:
-    """Run a coordinator until it is told to stop; return the exit code."""
+    """Run a coordinator until SIGTERM or SIGINT; return the exit code."""
     options = _parser().parse_args(arguments_given)
     try:
         run(options)
@@ -54,7 +54,7 @@ def main(arguments_given: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m logdb",
-        description="A coordinator of LogDB: transactions over keys, kept in a Ziplog.",
+        description="Run a coordinator of LogDB, the transactional key-value database on Ziplog.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
@@ -63,22 +63,26 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT[,...]",
         help=f"the log's membership nodes; or set {_BOOTSTRAP_VARIABLE}",
     )  # fmt: skip
-    add("--host", default="127.0.0.1", help="where to listen")
-    add("--port", type=int, default=defaults.PORT, help="where to listen; 0: any free port")
+    add("--host", default="127.0.0.1", help="address to listen on")
+    add("--port", type=int, default=defaults.PORT, help="port to listen on; 0: any free port")
     add(
         "--insecure",
         action="store_true",
-        help="let others than this machine reach it, and all data",
+        help="allow other machines to reach it, and all data",
     )
-    add("--no-checkpoints", action="store_true", help="leave checkpoints and trims to others")
+    add(
+        "--no-checkpoints",
+        action="store_true",
+        help="leave checkpoints and trims to other coordinators",
+    )
     add(
         "--checkpoint-every", type=int, default=100_000, metavar="N",
-        help="records from one checkpoint to the next, or as many as keys if these are more",
+        help="records between two checkpoints; at least as many as there are keys",
     )  # fmt: skip
-    add("--cache-mb", type=int, default=64, metavar="MB", help="small values kept at hand")
+    add("--cache-mb", type=int, default=64, metavar="MB", help="size of the cache of small values")
     add(
         "--connect-timeout", type=float, default=arguments.DEFAULT_TIMEOUT_S, metavar="S",
-        help="seconds to reach the log in",
+        help="timeout for reaching the log, in seconds",
     )  # fmt: skip
     return parser
 
@@ -87,14 +91,14 @@ def run(options: argparse.Namespace) -> None:
     """Run a coordinator until SIGTERM or SIGINT.
 
     Raises:
-        ZiplogError: it cannot start, or cannot replay the log; says why and what to do.
+        ZiplogError: the coordinator cannot start, or cannot replay the log.
 
     """
-    bind = where(options.host, options.port, insecure=options.insecure, are_options=True)
+    bind = bind_address(options.host, options.port, insecure=options.insecure, are_options=True)
     configure(f"logdb@{bind}")
     raise_limit()
     endpoints = arguments.endpoints(options.bootstrap)
-    chosen = settings(
+    chosen = coordinator_settings(
         checkpoints=not options.no_checkpoints,
         checkpoint_every=options.checkpoint_every,
         cache_mb=options.cache_mb,
@@ -112,13 +116,14 @@ def run(options: argparse.Namespace) -> None:
             endpoint=endpoint or bind,
             settings=chosen,
         )
-        replay = Replay(node.follower, node.endpoint, ",".join(endpoints))
+        replay = Replay(node.tailer, node.endpoint, ",".join(endpoints))
         node.on_ready = replay.ready
         driver = Driver(
             node,
             transport,
             decode=decode,
-            # A log that cannot be followed is the world's fault, and told in one line below.
+            # A log that cannot be replayed is an operational error: it is reported in one line
+            # below.
             on_halt=lambda reason, state: None if node.failure else halt(reason, state),
         )
         structlog.get_logger().info("listening", endpoint=endpoint, pid=os.getpid())

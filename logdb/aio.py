@@ -1,6 +1,6 @@
-"""The asyncio API: the names and arguments of `logdb`, with coroutines where that one waits.
+"""The asyncio API: the names and arguments of `logdb`, with coroutines for blocking calls.
 
-`connect` gives a client of the running event loop; scans and watches are async iterators.
+`connect` returns a client of the running event loop; scans and watches are async iterators.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logdb import defaults
-from logdb.client.asynchronous import Database, Opening, Snapshot, Transaction, Watch
+from logdb.client.asynchronous import Database, PendingOpen, Snapshot, Transaction, Watch
 from logdb.client.asynchronous import connect as _connect
 
 if TYPE_CHECKING:
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 __all__ = ["Database", "Snapshot", "Transaction", "Watch", "connect"]
 
 
-class connect(Opening[Database]):  # noqa: N801 - it is used as a function, and as a context manager
+class connect(PendingOpen[Database]):  # noqa: N801 - it is used as a function, and as a context manager
     """Connect to a database: ``async with connect(...) as db``, or ``db = await connect(...)``.
 
     Args:
         coordinators: as for `logdb.connect`.
-        timeout: the default time-out of every call, and that of connecting, in seconds; 10 if None.
+        timeout: the default timeout of every call and of connecting, in seconds; 10 if None.
 
     Raises:
-        ConfigError: `coordinators` names none, when awaited.
-        UnavailableError: none of them answered, or was ready, when awaited.
+        ConfigError: `coordinators` contains no address (raised when awaited).
+        UnavailableError: no coordinator replied, or none was ready (raised when awaited).
 
     """
 
     def __init__(
         self, coordinators: str | Sequence[str] | None = None, *, timeout: float | None = None
     ) -> None:
-        """Prepare it; nothing is sent before it is awaited."""
+        """Prepare the connection; nothing is sent before it is awaited."""
         given = defaults.coordinators() if coordinators is None else coordinators
         super().__init__(_connect(given, timeout))

@@ -1,9 +1,8 @@
-"""The last decisions, so that a commit record that comes twice is applied once.
+"""The last decisions, so that a repeated commit record is applied only once.
 
-Rule: `floor` is the position of the last decision that was forgotten. A copy of a forgotten one
-began before its first decision, so before the floor, and is refused for that: bounded memory
-suffices. Invariant: a transaction is decided once.
-See docs/logdb.md, section 4.
+`floor` is the position of the last forgotten decision. A copy of a forgotten record began before
+its first decision, so before the floor, and expires. Bounded memory therefore suffices. Invariant:
+a transaction is decided once. See docs/logdb.md, section 4.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from logdb.records import TransactionId
     from ziplog.types import RecordId
 
-#: So many decisions are kept.
+#: Maximum number of decisions kept.
 MAX_DECISIONS: Final = 65_536
 
 
@@ -27,23 +26,23 @@ class Decisions:
     """The last decisions, in log order."""
 
     def __init__(self, max_decisions: int = MAX_DECISIONS) -> None:
-        """Begin with none."""
+        """Start without decisions."""
         self._max: Final = max_decisions
         self._kept: Final[dict[tuple[bytes, int], Decision]] = {}
         #: The same, in log order.
         self._order: Final[deque[Decision]] = deque()
-        #: The gsn of the last decision that was forgotten.
+        #: The gsn of the last forgotten decision.
         self.floor = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def outcome(self, id_: TransactionId) -> Decision | None:
-        """Return what became of a transaction; None: it is undecided, or forgotten."""
+        """Return the decision about a transaction; None: it is undecided, or forgotten."""
         return self._kept.get((id_.session, id_.number))
 
     def add(self, id_: TransactionId, position: RecordId, committed: bool) -> None:
-        """Keep a decision; the oldest one may be forgotten for it."""
+        """Add a decision; at the limit, forget the oldest one."""
         name = (id_.session, id_.number)
         kept = self._kept
         assert name not in kept, f"{name} was decided twice"
@@ -55,11 +54,11 @@ class Decisions:
             self.floor = oldest.position.gsn
 
     def export(self) -> list[Decision]:
-        """Return all, in log order, for a checkpoint."""
+        """Return all decisions in log order, for a checkpoint."""
         return list(self._order)
 
     def load(self, decisions: Iterable[Decision], floor: int) -> None:
-        """Take over those of a checkpoint; there must be none before."""
+        """Load the decisions of a checkpoint into an empty table."""
         assert not self._kept, "a checkpoint is loaded into an empty state"
         self._order.extend(decisions)
         self._kept.update(((each.session, each.number), each) for each in self._order)

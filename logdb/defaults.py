@@ -1,4 +1,4 @@
-"""Where coordinators are, unless somebody says so: `LOGDB_COORDINATOR`, else 127.0.0.1:7500."""
+"""The default address of coordinators: `LOGDB_COORDINATOR`, else 127.0.0.1:7500."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ COORDINATOR: Final = f"127.0.0.1:{PORT}"
 
 
 def coordinators() -> str:
-    """Return the coordinators of a client that names none."""
+    """Return the default coordinators."""
     return os.environ.get(VARIABLE) or COORDINATOR

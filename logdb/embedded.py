@@ -1,7 +1,7 @@
-"""A coordinator inside a program: on a thread of its own, listening on loopback.
+"""A coordinator in a thread of this program, listening on loopback.
 
-It is the same node as that of `python -m logdb`, on the same driver. Other processes may use it,
-too, by its `endpoint`, for as long as the program runs. Does not survive `os.fork`.
+It runs the node and driver of `python -m logdb`. Other processes may use its `endpoint` while the
+program runs. It does not survive `os.fork`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 _HOST: Final = "127.0.0.1"
 _STOP_S: Final = 10.0
-#: What it means to listen where others than this machine reach it.
-_EXPOSED: Final = "says that whoever reaches the port may read and write everything"
+#: What the option `insecure` allows.
+_INSECURE_MEANS: Final = (
+    "is given, which allows every program that reaches the port to read and write all data"
+)
 
 
 class Coordinator:
@@ -56,44 +58,44 @@ class Coordinator:
         """Start a coordinator, and wait until it has replayed the log.
 
         Args:
-            log: where the log is: a client of it, which is only asked for that and may be closed
-                afterwards, or its membership nodes as for `ziplog.connect`.
-            host: where to listen.
-            port: where to listen; 0: any free port.
-            insecure: whether others than this machine may reach it, and everything in it.
-            checkpoints: whether it makes checkpoints and has the log trimmed.
-            checkpoint_every: records from one to the next, or as many as keys if these are more.
-            cache_mb: small values kept at hand, in MiB.
-            connect_timeout: seconds in which the log must be reached; 10 if None.
-            ready_timeout: seconds until it must answer; None: however long the replay takes.
+            log: a client of the log, from which only the addresses are taken, so it may be closed
+                afterwards; or the log's membership nodes as for `ziplog.connect`.
+            host: the address to listen on.
+            port: the port to listen on; 0: any free port.
+            insecure: whether other machines may reach it, and all data.
+            checkpoints: whether it writes checkpoints and trims the log.
+            checkpoint_every: records between two checkpoints; at least as many as there are keys.
+            cache_mb: size of the cache of small values, in MiB.
+            connect_timeout: timeout for reaching the log, in seconds; 10 if None.
+            ready_timeout: timeout of the replay, in seconds; None: no timeout.
 
         Raises:
-            ConfigError: an argument cannot be so; a `host` that is not loopback, for one.
-            TypeError: `log` is neither of both.
-            UnavailableError: the port is in use, or the log does not answer.
-            TrimmedError: the log's beginning is gone, and there is no checkpoint in it.
-            DeadlineError: it has not replayed the log in time.
+            ConfigError: an argument is invalid, for example a `host` that is not loopback.
+            TypeError: `log` is neither a client nor addresses.
+            UnavailableError: the port is in use, or the log does not reply.
+            TrimmedError: the log's beginning was trimmed, and it holds no checkpoint.
+            DeadlineError: the replay took longer than `ready_timeout`.
 
         """
         endpoints = _endpoints(log)
-        bind = where(host, port, insecure=insecure)
-        chosen = settings(
+        bind = bind_address(host, port, insecure=insecure)
+        chosen = coordinator_settings(
             checkpoints=checkpoints,
             checkpoint_every=checkpoint_every,
             cache_mb=cache_mb,
             connect_timeout=connect_timeout,
         )
-        patience = None if ready_timeout is None else _nanoseconds("ready_timeout", ready_timeout)
-        until = None if patience is None else time.monotonic() + patience / 1e9
+        timeout_ns = None if ready_timeout is None else _timeout_ns("ready_timeout", ready_timeout)
+        deadline = None if timeout_ns is None else time.monotonic() + timeout_ns / 1e9
         self._transport: Final = Transport(bind=bind)
         endpoint = self._transport.endpoint
-        assert endpoint is not None, "a transport that was bound listens"
-        #: Where it listens: "host:port".
+        assert endpoint is not None, "a bound transport has no endpoint"
+        #: The address it listens on, "host:port".
         self.endpoint: Final = endpoint
         self._process: Final = os.getpid()
         self._failure: ZiplogError | None = None
-        #: It answers, or never will.
-        self._settled: Final = threading.Event()
+        #: The coordinator is ready, or has failed.
+        self._ready_or_failed: Final = threading.Event()
         self._node: Final = CoordinatorNode(
             os.urandom(16),
             endpoints,
@@ -102,9 +104,9 @@ class Coordinator:
             endpoint=endpoint,
             settings=chosen,
         )
-        self._node.on_ready = self._settled.set
+        self._node.on_ready = self._ready_or_failed.set
         self._driver: Final = Driver(
-            self._node, self._transport, decode=decode, on_halt=self._halted
+            self._node, self._transport, decode=decode, on_halt=self._on_halt
         )
         self._thread: Final = threading.Thread(target=self._run, name="logdb", daemon=True)
         try:
@@ -113,7 +115,7 @@ class Coordinator:
             self._transport.close()
             raise
         try:
-            self._wait(until)
+            self._wait(deadline)
         except BaseException:
             self.close()
             raise
@@ -131,15 +133,15 @@ class Coordinator:
 
     @property
     def failure(self) -> ZiplogError | None:
-        """Why it has stopped by itself; None: it has not."""
+        """The error that stopped it; None: it runs, or was closed."""
         return self._failure
 
-    def _wait(self, until: float | None) -> None:
-        left = None if until is None else max(until - time.monotonic(), 0)
-        if not self._settled.wait(left):
+    def _wait(self, deadline: float | None) -> None:
+        remaining_s = None if deadline is None else max(deadline - time.monotonic(), 0)
+        if not self._ready_or_failed.wait(remaining_s):
             raise DeadlineError(
-                "the coordinator had not replayed the log before the deadline: it is"
-                f" {self._node.follower.progress}; give it more time"
+                "timed out waiting for the coordinator to replay the log: it is"
+                f" {self._node.tailer.progress}; increase ready_timeout"
             )
         if self._failure is not None:
             raise self._failure
@@ -149,16 +151,16 @@ class Coordinator:
             self._driver.run()
         finally:
             self._transport.close()
-            self._settled.set()
+            self._ready_or_failed.set()
 
-    def _halted(self, reason: str, state: str) -> None:
-        """Take the end of the node: the program around it goes on."""
+    def _on_halt(self, reason: str, state: str) -> None:
+        """Record that the node stopped; the program around it continues."""
         if self._failure is None:
             self._failure = self._node.failure or ZiplogError(f"the coordinator failed: {reason}")
             structlog.get_logger().error("coordinator stopped", reason=reason, state=state[:8192])
 
     def close(self) -> None:
-        """Stop it. Idempotent; transactions that are under way end in doubt, or elsewhere.
+        """Stop it. Idempotent; the outcome of open transactions may be unknown.
 
         In a forked child it does nothing.
         """
@@ -170,7 +172,7 @@ class Coordinator:
 
 
 def _endpoints(log: Any) -> list[str]:
-    """Return the membership nodes of the log that a user has given."""
+    """Return the membership nodes of a log that the user passed."""
     if isinstance(log, (str, list, tuple)):
         return arguments.endpoints(log, "log")
     try:
@@ -178,15 +180,15 @@ def _endpoints(log: Any) -> list[str]:
     except AttributeError:
         kind = type(log).__name__
         raise TypeError(
-            f"a log is a ziplog.Log or 'host:port' of its nodes, not a {kind}"
+            f"log must be a ziplog.Log or 'host:port' of its nodes, not {kind}"
         ) from None
 
 
-def where(host: str, port: int, *, insecure: bool, are_options: bool = False) -> str:
-    """Return where to listen, "host:port", as `settings` returns the rest.
+def bind_address(host: str, port: int, *, insecure: bool, are_options: bool = False) -> str:
+    """Return the address to listen on, "host:port".
 
     Raises:
-        ConfigError: nobody can listen there, or others could reach it, and `insecure` is not given.
+        ConfigError: the port is invalid, or other machines could reach it without `insecure`.
 
     """
     if not isinstance(port, int) or not 0 <= port < 2**16:
@@ -196,12 +198,12 @@ def where(host: str, port: int, *, insecure: bool, are_options: bool = False) ->
         host,
         insecure=insecure,
         name="--host" if are_options else "host",
-        unless=f"{'--insecure' if are_options else 'insecure=True'} {_EXPOSED}",
+        unless=f"{'--insecure' if are_options else 'insecure=True'} {_INSECURE_MEANS}",
     )
     return f"{host}:{port}"
 
 
-def settings(
+def coordinator_settings(
     *,
     checkpoints: bool,
     checkpoint_every: int,
@@ -209,10 +211,10 @@ def settings(
     connect_timeout: float | None,
     are_options: bool = False,
 ) -> Settings:
-    """Return what somebody chose, as arguments of `Coordinator` or as options of the process.
+    """Return settings from the arguments of `Coordinator` or the options of the process.
 
     Raises:
-        ConfigError: something cannot be so; names it as it is written there.
+        ConfigError: a value is invalid; the error has the name of the argument or option.
 
     """
 
@@ -229,12 +231,12 @@ def settings(
         checkpoints=checkpoints,
         checkpoint_every=checkpoint_every,
         cache_bytes=cache_mb * 1024 * 1024,
-        connect_ns=_nanoseconds(name("connect_timeout"), connect_timeout),
+        connect_ns=_timeout_ns(name("connect_timeout"), connect_timeout),
     )
 
 
-def _nanoseconds(name: str, given: float | None) -> int:
-    """Return a time-out that a user has given; see `ziplog.client.arguments.timeout_s`."""
+def _timeout_ns(name: str, given: float | None) -> int:
+    """Return a timeout in nanoseconds; see `ziplog.client.arguments.timeout_s`."""
     try:
         return int(arguments.timeout_s(given, arguments.DEFAULT_TIMEOUT_S) * 1e9)
     except (ConfigError, OverflowError):
@@ -244,15 +246,15 @@ def _nanoseconds(name: str, given: float | None) -> int:
 def local(
     log: ziplog.Log | str | Sequence[str], *, timeout: float | None = None, **options: Any
 ) -> Database:
-    """Return a database on a log, with a coordinator of its own inside this program.
+    """Return a database on a log, with its own coordinator in this program.
 
     Args:
         log: as for `Coordinator`.
-        timeout: the database's default time-out, in seconds; 10 if None.
-        options: those of `Coordinator`.
+        timeout: the database's default timeout, in seconds; 10 if None.
+        options: arguments of `Coordinator`.
 
     Raises:
-        ZiplogError: what `Coordinator` and `connect` raise.
+        ZiplogError: the errors of `Coordinator` and `connect`.
 
     """
     from logdb.client import blocking  # noqa: PLC0415 - a coordinator needs no client

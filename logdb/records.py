@@ -1,7 +1,7 @@
-"""What LogDB writes into the log, and the one codec for it.
+"""The records that LogDB writes to the log, and their codec.
 
-Rule: a payload that does not begin with our mark, or is malformed behind it, is *foreign*:
-everybody who follows the log passes over it alike. See docs/logdb.md, section 3.
+A payload without LogDB's mark, or malformed after it, is *foreign*: every coordinator skips it. See
+docs/logdb.md, section 3.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from msgspec import Meta
 from ziplog.types import Gsn, RecordId
 
 MARK: Final = b"LDB\x01"
-#: No key is longer, in bytes.
+#: Maximum bytes of a key.
 MAX_KEY_BYTES: Final = 1024
-#: What a record needs at most beside one key and its value, moved ones too.
+#: Maximum bytes of a record without its single key and value, `Moved` included.
 OVERHEAD_BYTES: Final = 64
-#: What a value takes in a `Moved` record beside it and its key, about.
+#: Approximate bytes of a value in a `Moved` record, without the value and its key.
 MOVE_BYTES: Final = 24
-#: Write sets up to this size (keys and values) stand in the commit record.
+#: Write sets up to this size (keys and values) are stored in the commit record.
 INLINE_BYTES: Final = 16 * 1024
 
 Key = Annotated[bytes, Meta(max_length=MAX_KEY_BYTES)]
-#: Where a range ends: before it; None: nowhere. Perhaps the one just behind the longest key.
+#: The exclusive end of a range; None: no end. It may be the first key after the longest key.
 Stop = Annotated[bytes, Meta(max_length=MAX_KEY_BYTES + 1)] | None
 Session = Annotated[bytes, Meta(min_length=8, max_length=8)]
 Number = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -33,25 +33,25 @@ Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of what stands inside records and messages."""
+    """Base of structs inside records and messages."""
 
 
 class TransactionId(Part, frozen=True, gc=False):
-    """Which client's session, and the how-manieth transaction of it."""
+    """The client's session, and the transaction's number in it."""
 
     session: Session
     number: Number
 
 
 class KeyRead(Part, frozen=True, gc=False):
-    """A key that was read, and the version that it had; 0: it was absent."""
+    """A key that was read, and its version; 0: it was absent."""
 
     key: Key
     version: Gsn
 
 
 class RangeRead(Part, frozen=True, gc=False):
-    """The keys from `start` on, before `stop` (None: all), and the digest of what they were."""
+    """The keys from `start` on, before `stop` (None: all), and the digest of their entries."""
 
     start: Key
     stop: Stop
@@ -59,7 +59,7 @@ class RangeRead(Part, frozen=True, gc=False):
 
 
 class Write(Part, frozen=True, gc=False):
-    """A key's new value: as it is, or where it stands; neither: the key is deleted."""
+    """A key's new value: inline, or by reference; neither: the key is deleted."""
 
     key: Key
     value: bytes | None = None
@@ -81,14 +81,14 @@ class LogRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Value(LogRecord, tag=1, frozen=True, gc=False):
-    """A value that a commit record will refer to."""
+    """A value to which a commit record refers."""
 
     key: Key
     value: bytes
 
 
 class Commit(LogRecord, tag=2, frozen=True, gc=False):
-    """A transaction that wants to commit."""
+    """A transaction that requests to commit."""
 
     id: TransactionId
     #: A position that the client knew before it first inserted this record.
@@ -99,7 +99,7 @@ class Commit(LogRecord, tag=2, frozen=True, gc=False):
 
 
 class Move(Part, frozen=True, gc=False):
-    """A value, and the place that it was copied from."""
+    """A value, and the place from which it was copied."""
 
     key: Key
     place: RecordId
@@ -107,24 +107,24 @@ class Move(Part, frozen=True, gc=False):
 
 
 class Moved(LogRecord, tag=3, frozen=True, gc=False):
-    """Values that stand here from now on, if they are still at the place given."""
+    """Values that are at this record from now on, if their place is still the one given."""
 
     moves: list[Move]
 
 
 class CheckpointBegun(LogRecord, tag=4, frozen=True, gc=False):
-    """A coordinator makes a checkpoint, and clears the log before `cut`.
+    """A coordinator starts a checkpoint, and cleans the log before `cut`.
 
-    From here on, no commit may refer to a value before `cut` that it does not find in place.
+    From here on, no commit may refer to a value before `cut`.
     """
 
     coordinator: Session
-    #: At most this record's own gsn counts; 0: nothing is cleared.
+    #: Effective up to this record's own gsn; 0: nothing is cleaned.
     cut: Gsn
 
 
 class Decision(Part, frozen=True, gc=False):
-    """What became of a transaction, by the record at `position`."""
+    """The decision about a transaction, made by the record at `position`."""
 
     session: Session
     number: Number
@@ -145,24 +145,24 @@ class CheckpointPart(LogRecord, tag=5, frozen=True, gc=False):
 
 
 class CheckpointDone(LogRecord, tag=6, frozen=True, gc=False):
-    """The state after the record at `position` is what these parts hold."""
+    """A complete checkpoint: its parts hold the state after the record at `position`."""
 
     coordinator: Session
     position: RecordId
-    #: The gsn of the last decision that was forgotten.
+    #: The gsn of the last forgotten decision.
     floor: Gsn
     parts: list[RecordId]
     #: crc32c over the parts' payloads, in order.
     checksum: Annotated[int, Meta(ge=0, lt=2**32)]
-    #: Keys in it.
+    #: Number of keys.
     keys: Size
-    #: The greatest `cut` of the checkpoints begun until then.
+    #: The greatest `cut` announced until then.
     horizon: Gsn
-    #: The first foreign record until then; 0: there is none.
+    #: The first foreign record until then; 0: none.
     first_foreign: Gsn
-    #: Records until then, without those of checkpoints.
+    #: Number of records until then, without checkpoints.
     records: Gsn
-    #: No place in it is before this gsn: the log is trimmed here. 0: nothing is trimmed.
+    #: The log is trimmed here, because no place is before this gsn. 0: no trim.
     trim: Gsn
 
 
@@ -188,18 +188,18 @@ def decode(payload: bytes) -> AnyRecord | None:
 
 
 _PART: Final = encode(CheckpointPart([], [], []))[: len(MARK) + 2]
-#: Behind the mark and the number of fields, which is one byte up to 15 of them.
+#: After the mark and the number of fields, which is one byte for up to 15 fields.
 _TAG_AT: Final = len(MARK) + 1
 _DONE_TAG: Final = b"\x06"
 
 
 def is_part(payload: bytes) -> bool:
-    """Whether a payload is a checkpoint's part, whatever is in it: it has no effect."""
+    """Whether a payload is a checkpoint part (which has no effect), judged by its first bytes."""
     return payload[: len(_PART)] == _PART
 
 
 class _Glance(LogRecord, tag=5, frozen=True, gc=False):
-    """A part whose entries are not looked at."""
+    """A checkpoint part with undecoded entries."""
 
     entries: list[msgspec.Raw]
     decisions: msgspec.Raw
@@ -210,7 +210,7 @@ _glance: Final = msgspec.msgpack.Decoder(_Glance)
 
 
 def count_entries(payload: bytes) -> int | None:
-    """Return how many entries a checkpoint's part has, at a glance; None if it is no part."""
+    """Return the number of entries of a checkpoint part, undecoded; None: not a part."""
     if not is_part(payload):
         return None
     try:
@@ -220,12 +220,12 @@ def count_entries(payload: bytes) -> int | None:
 
 
 def is_done(payload: bytes) -> bool:
-    """Whether a payload is a `CheckpointDone`, if it is sound; fields may have been added to it."""
+    """Whether a payload is a `CheckpointDone`, judged by its tag; fields may be added later."""
     return payload[_TAG_AT : _TAG_AT + 1] == _DONE_TAG and payload[: len(MARK)] == MARK
 
 
 def value_at(record: AnyRecord | None, key: bytes) -> bytes | None:
-    """Return the value of a key that stands in a record; None if none does."""
+    """Return a key's value in a record; None if the record does not hold it."""
     if isinstance(record, Value):
         return record.value if record.key == key else None
     if isinstance(record, Commit):

@@ -1,20 +1,22 @@
-"""States of former moments, for as long as somebody reads them.
+"""Snapshots of former states for readers, and the cursor over one state for a checkpoint.
 
-Rule: what replaces a key's entry leaves the former one with the newest snapshot, which serves all
-that are older; a value that was only moved is read where it is now. Invariant: a snapshot's version
-of a key is that of its moment. Bounded by entries: the oldest expires. docs/logdb.md, section 9.
+When a key's entry is replaced, the newest snapshot keeps the former entry, which serves all older
+snapshots too. A value that was only moved is read at its new place. Invariant: a snapshot returns
+each key's version of its own state. Entries are bounded: the oldest snapshot expires first. See
+docs/logdb.md, sections 8 and 9.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from sortedcontainers import SortedList
 
 from logdb.errors import SnapshotExpired
+from ziplog.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,22 +25,22 @@ if TYPE_CHECKING:
     from logdb.state import State
     from logdb.versions import Row
 
-#: A snapshot that nobody reads for so long, in nanoseconds, ends.
+#: Time without a read after which a snapshot expires, in nanoseconds.
 IDLE_NS: Final = 60 * 10**9
-#: Entries that are kept for all snapshots together.
+#: Maximum former entries of all snapshots, and of a cursor.
 MAX_ENTRIES: Final = 1_000_000
-#: Moments that are told apart.
-MAX_MOMENTS: Final = 1_000
+#: Maximum distinct states.
+MAX_VERSIONS: Final = 1_000
 
 
-class _Moment:
-    """What has changed between a moment and the next newer one that is kept (or the present)."""
+class _SnapshotVersion:
+    """The entries that changed between one state and the next newer kept one (or the present)."""
 
-    def __init__(self, older: _Moment | None) -> None:
+    def __init__(self, older: _SnapshotVersion | None) -> None:
         self.former: dict[bytes, Entry | None] = {}
         self.older = older
-        self.newer: _Moment | None = None
-        #: The numbers under which it is read.
+        self.newer: _SnapshotVersion | None = None
+        #: The numbers of the snapshots of this state.
         self.numbers: Final[set[int]] = set()
 
 
@@ -51,40 +53,40 @@ class Snapshots:
         *,
         idle_ns: int = IDLE_NS,
         max_entries: int = MAX_ENTRIES,
-        max_moments: int = MAX_MOMENTS,
+        max_versions: int = MAX_VERSIONS,
     ) -> None:
-        """Begin with none.
+        """Start without snapshots.
 
         Args:
-            state: what they are of.
-            idle_ns: nanoseconds without a read that end one.
-            max_entries: of all together; beyond, the oldest expires.
-            max_moments: at most so many are told apart; beyond, the oldest expires.
+            state: the present state.
+            idle_ns: time without a read after which a snapshot expires, in nanoseconds.
+            max_entries: former entries kept; beyond it, the oldest snapshot expires.
+            max_versions: distinct states kept; beyond it, the oldest snapshot expires.
 
         """
         self._state: Final = state
         self._idle_ns: Final = idle_ns
         self._max_entries: Final = max_entries
-        self._max_moments: Final = max_moments
-        #: Each snapshot's moment and last use, in the order of use.
-        self._held: Final[OrderedDict[int, tuple[_Moment, int]]] = OrderedDict()
-        self._oldest: _Moment | None = None
-        self._newest: _Moment | None = None
-        self._moments = 0
-        #: Keys that may be absent now and were there in a snapshot.
-        self._ghosts: Any = SortedList()
+        self._max_versions: Final = max_versions
+        #: Each snapshot's state and last use, in the order of use.
+        self._held: Final[OrderedDict[int, tuple[_SnapshotVersion, int]]] = OrderedDict()
+        self._oldest: _SnapshotVersion | None = None
+        self._newest: _SnapshotVersion | None = None
+        self._version_count = 0
+        #: Keys of snapshots that may be absent in the present state.
+        self._deleted_keys: Any = SortedList()
         self._last = 0
-        #: Former entries that are kept.
+        #: Number of former entries.
         self.entries = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
     def take(self, now: int) -> int:
-        """Keep the present state; returns its number. `now` is in monotonic nanoseconds."""
+        """Keep the present state (`now`: monotonic nanoseconds); return the snapshot's number."""
         newest = self._newest
         if newest is None or newest.former:
-            newest = self._begin()
+            newest = self._add_version()
         self._last += 1
         newest.numbers.add(self._last)
         self._held[self._last] = (newest, now)
@@ -94,10 +96,10 @@ class Snapshots:
         """Return a key's entry in a snapshot.
 
         Raises:
-            SnapshotExpired: it is not kept, or the value is no longer in the log.
+            SnapshotExpired: the snapshot is unknown, or the value was trimmed.
 
         """
-        return self._entry(self._use(number, now), key)
+        return self._entry(self._touch(number, now), key)
 
     def range(
         self, number: int, start: bytes, stop: bytes | None, limit: int, now: int
@@ -105,18 +107,18 @@ class Snapshots:
         """Return the first `limit` entries from `start` on, before `stop`, in a snapshot.
 
         Raises:
-            SnapshotExpired: it is not kept, or a value is no longer in the log.
+            SnapshotExpired: the snapshot is unknown, or a value was trimmed.
 
         """
-        moment = self._use(number, now)
+        version = self._touch(number, now)
         rows: list[Row] = []
         if limit < 1:
             return rows
-        for key in in_order(
+        for key in merge_sorted(
             self._state.versions.keys(start, stop),
-            self._ghosts.irange(start, stop, (True, False)),
+            self._deleted_keys.irange(start, stop, (True, False)),
         ):
-            entry = self._entry(moment, key)
+            entry = self._entry(version, key)
             if entry is not None:
                 rows.append((key, entry))
                 if len(rows) == limit:
@@ -124,17 +126,17 @@ class Snapshots:
         return rows
 
     def drop(self, number: int) -> None:
-        """End a snapshot, if it is still kept."""
+        """End a snapshot, if it exists."""
         held = self._held.pop(number, None)
         if held is None:
             return
-        moment, _ = held
-        moment.numbers.discard(number)
-        if not moment.numbers:
-            self._end(moment)
+        version, _ = held
+        version.numbers.discard(number)
+        if not version.numbers:
+            self._remove_version(version)
 
     def expire(self, now: int) -> None:
-        """End those that nobody has read for long."""
+        """End the snapshots that were not read recently."""
         while self._held:
             number, (_, used) = next(iter(self._held.items()))
             if used + self._idle_ns > now:
@@ -143,65 +145,65 @@ class Snapshots:
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
-        moments = []
-        moment = self._oldest
-        while moment is not None:
-            assert moment.numbers, "a moment that nobody reads"
-            assert moment.newer is not None or moment is self._newest
-            moments.append(moment)
-            moment = moment.newer
-        assert len(moments) == self._moments <= self._max_moments
-        assert sum(len(each.former) for each in moments) == self.entries <= self._max_entries
-        assert bool(moments) == (self._changed in self._state.on_change)
-        assert moments or not len(self._ghosts), "absent keys that nobody needs"
+        versions = []
+        version = self._oldest
+        while version is not None:
+            assert version.numbers, "a state without a snapshot is kept"
+            assert version.newer is not None or version is self._newest
+            versions.append(version)
+            version = version.newer
+        assert len(versions) == self._version_count <= self._max_versions
+        assert sum(len(version.former) for version in versions) == self.entries <= self._max_entries
+        assert bool(versions) == (self._on_change in self._state.on_change)
+        assert versions or not len(self._deleted_keys), "deleted keys are kept without a snapshot"
         get = self._state.versions.get
-        for each in moments:
-            for key, former in each.former.items():
-                assert former is None or get(key) is not None or key in self._ghosts, key
+        for version in versions:
+            for key, former in version.former.items():
+                assert former is None or get(key) is not None or key in self._deleted_keys, key
 
-    def _use(self, number: int, now: int) -> _Moment:
+    def _touch(self, number: int, now: int) -> _SnapshotVersion:
         held = self._held.get(number)
         if held is None:
-            raise SnapshotExpired("its coordinator does not keep it (any more)")
-        moment, _ = held
-        self._held[number] = (moment, now)
+            raise SnapshotExpired("its coordinator no longer keeps it")
+        version, _ = held
+        self._held[number] = (version, now)
         self._held.move_to_end(number)
-        return moment
+        return version
 
-    def _entry(self, moment: _Moment, key: bytes) -> Entry | None:
-        each: _Moment | None = moment
-        while each is not None:
-            if key in each.former:
-                former = each.former[key]
+    def _entry(self, version: _SnapshotVersion, key: bytes) -> Entry | None:
+        newer: _SnapshotVersion | None = version
+        while newer is not None:
+            if key in newer.former:
+                former = newer.former[key]
                 if former is not None and former.place.gsn < self._state.trimmed:
-                    raise SnapshotExpired("a value that was replaced was cleared out of the log")
+                    raise SnapshotExpired("a former value was trimmed from the log")
                 return former
-            each = each.newer
+            newer = newer.newer
         return self._state.versions.get(key)
 
-    def _begin(self) -> _Moment:
-        """Tell apart another moment: the present one."""
-        if self._moments == self._max_moments:
+    def _add_version(self) -> _SnapshotVersion:
+        """Add the present state as a new version."""
+        if self._version_count == self._max_versions:
             self._expire_oldest()
         former = self._newest
-        self._newest = moment = _Moment(former)
+        self._newest = version = _SnapshotVersion(former)
         if former is None:
-            self._oldest = moment
-            self._state.on_change.append(self._changed)
+            self._oldest = version
+            self._state.on_change.append(self._on_change)
         else:
-            former.newer = moment
-        self._moments += 1
-        return moment
+            former.newer = version
+        self._version_count += 1
+        return version
 
-    def _changed(self, key: bytes, former: Entry | None, entry: Entry | None) -> None:
-        """Keep what a key was; observes the state."""
+    def _on_change(self, key: bytes, former: Entry | None, entry: Entry | None) -> None:
+        """Keep a key's former entry; observes the state."""
         newest = self._newest
-        assert newest is not None, "nobody observes without a snapshot"
+        assert newest is not None, "the state is observed without a snapshot"
         if entry is None:
             if former is not None:
-                self._ghosts.add(key)
+                self._deleted_keys.add(key)
         elif former is None:
-            self._ghosts.discard(key)
+            self._deleted_keys.discard(key)
         elif former.version == entry.version:
             return
         if key in newest.former:
@@ -216,48 +218,130 @@ class Snapshots:
         for number in list(self._oldest.numbers):
             self.drop(number)
 
-    def _end(self, moment: _Moment) -> None:
-        """Forget a moment; an older one needs what it kept."""
-        older, newer = moment.older, moment.newer
-        self.entries -= len(moment.former)
+    def _remove_version(self, version: _SnapshotVersion) -> None:
+        """Remove a state; the next older one takes over its entries."""
+        older, newer = version.older, version.newer
+        self.entries -= len(version.former)
         if older is None:
             self._oldest = newer
         else:
             self.entries -= len(older.former)
-            older.former = _merged(older.former, moment.former)
+            older.former = _merge(older.former, version.former)
             self.entries += len(older.former)
             older.newer = newer
         if newer is None:
             self._newest = older
         else:
             newer.older = older
-        self._moments -= 1
-        if not self._moments:
-            self._state.on_change.remove(self._changed)
-            self._ghosts.clear()
-        elif len(self._ghosts) > 2 * self.entries + 1000:
-            self._count_ghosts()
+        self._version_count -= 1
+        if not self._version_count:
+            self._state.on_change.remove(self._on_change)
+            self._deleted_keys.clear()
+        elif len(self._deleted_keys) > 2 * self.entries + 1000:
+            self._rebuild_deleted_keys()
 
-    def _count_ghosts(self) -> None:
-        """Forget the absent keys that no snapshot has."""
+    def _rebuild_deleted_keys(self) -> None:
+        """Forget the absent keys that no snapshot holds."""
         get = self._state.versions.get
-        there: set[bytes] = set()
-        moment = self._oldest
-        while moment is not None:
-            there.update(key for key, former in moment.former.items() if former is not None)
-            moment = moment.newer
-        self._ghosts = SortedList(key for key in there if get(key) is None)
+        existing: set[bytes] = set()
+        version = self._oldest
+        while version is not None:
+            existing.update(key for key, former in version.former.items() if former is not None)
+            version = version.newer
+        self._deleted_keys = SortedList(key for key in existing if get(key) is None)
 
 
-def in_order(first: Iterator[bytes], second: Iterator[bytes]) -> Iterator[bytes]:
-    """Iterate over the keys of two iterators that are each in order, once each."""
+class SnapshotCursor:
+    """A cursor over all entries of one state, in key order, while the state changes.
+
+    It keeps former entries only of keys after the cursor. Invariant: its rows are exactly the
+    entries of its state, with the places of that moment. It must be closed.
+    """
+
+    def __init__(self, state: State, max_entries: int = MAX_ENTRIES) -> None:
+        """Start at the present state.
+
+        Args:
+            state: the state to read.
+            max_entries: the cursor fails if more keys change after its position.
+
+        """
+        self._state: Final = state
+        self._max_entries: Final = max_entries
+        self._former: Final[dict[bytes, Entry | None]] = {}
+        #: The keys of `_former` that existed and are absent now.
+        self._deleted_keys: Final[Any] = SortedList()
+        #: The last key that was returned; None: at the beginning.
+        self._passed: bytes | None = None
+        self._failed = False
+        self.is_done = False
+        #: The rest of the checkpoint, of the same state.
+        self.image: Final = state.image()
+        state.on_change.append(self._on_change)
+
+    def rows(self, count: int) -> list[Row]:
+        """Read at most `count` keys; return the entries that existed. May be empty.
+
+        Raises:
+            UnavailableError: too many keys changed after the cursor; start a new one.
+
+        """
+        if self._failed:
+            raise UnavailableError(
+                f"more than {self._max_entries:,} keys changed while a checkpoint was written"
+            )
+        versions, former, passed = self._state.versions, self._former, self._passed
+        start, is_inside = passed or b"", passed is None
+        found = merge_sorted(
+            versions.keys(start, None, after=not is_inside),
+            self._deleted_keys.irange(start, None, (is_inside, True)),
+        )
+        keys = list(islice(found, count))
+        rows = []
+        for key in keys:
+            entry = former.pop(key) if key in former else versions.get(key)
+            if entry is not None:
+                rows.append((key, entry))
+        if keys:
+            self._passed = keys[-1]
+            del self._deleted_keys[: self._deleted_keys.bisect_right(keys[-1])]
+        if len(keys) < count:
+            self.is_done = True
+            self.close()
+        return rows
+
+    def close(self) -> None:
+        """Close the cursor. Idempotent."""
+        if self._on_change in self._state.on_change:
+            self._state.on_change.remove(self._on_change)
+        self._former.clear()
+        self._deleted_keys.clear()
+
+    def _on_change(self, key: bytes, former: Entry | None, entry: Entry | None) -> None:
+        """Keep a former entry after the cursor; observes the state."""
+        if self._passed is not None and key <= self._passed:
+            return
+        if key not in self._former:
+            if len(self._former) == self._max_entries:
+                self._failed = True
+                self.close()
+                return
+            self._former[key] = former
+        if entry is not None:
+            self._deleted_keys.discard(key)
+        elif former is not None and self._former[key] is not None:
+            self._deleted_keys.add(key)
+
+
+def merge_sorted(first: Iterator[bytes], second: Iterator[bytes]) -> Iterator[bytes]:
+    """Merge two sorted iterators of keys, without duplicates."""
     return (key for key, _ in groupby(heapq.merge(first, second)))
 
 
-def _merged(
+def _merge(
     older: dict[bytes, Entry | None], newer: dict[bytes, Entry | None]
 ) -> dict[bytes, Entry | None]:
-    """Return what both kept, the older one's word first; costs what the smaller one has."""
+    """Merge former entries, the older ones take precedence; costs the size of the smaller one."""
     if len(older) < len(newer):
         newer.update(older)
         return newer

@@ -1,8 +1,8 @@
-"""The database as it is at a position of the log: each record in turn is decided, and takes effect.
+"""The database's state at a position of the log: applies one record after the other.
 
-Rule: a pure function of the records, so all who follow the log have the same one, also those that
-began with a checkpoint. Invariant: `restore` of an `image` (and the entries) is the state at its
-position, to the last counter that decides anything. See docs/logdb.md, sections 4 and 8.
+It is a pure function of the records, so all coordinators compute the same state, also from a
+checkpoint. Invariant: `restore` of an `image` and the entries gives the state at its position, with
+every counter that affects a decision. See docs/logdb.md, sections 4 and 8.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from logdb.decisions import Decisions
-from logdb.log_usage import Segments
+from logdb.log_usage import LogUsage
 from logdb.records import (
     MOVE_BYTES,
     CheckpointBegun,
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
     from logdb.versions import Row
     from ziplog.types import Record
 
-    #: Told before a key changes: the key, its former entry and its new one (None: absent).
+    #: Called before a key changes, with the key, its former entry and its new one (None: absent).
     Observer = Callable[[bytes, Entry | None, Entry | None], None]
 
 _OF_CHECKPOINTS: Final = frozenset({CheckpointBegun, CheckpointPart, CheckpointDone})
-#: So many rounds that were begun are remembered.
+#: Maximum number of open rounds.
 MAX_BEGUN: Final = 64
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False):
-    """A commit record that was decided just now."""
+    """A commit record that was just decided."""
 
     id: TransactionId
     #: The commit record's rid.
     position: RecordId
     outcome: Outcome
     conflicts: list[bytes]
-    #: What took effect; empty if it was not committed.
+    #: The writes that took effect; empty if it was not committed.
     writes: list[Write]
 
     @property
@@ -65,7 +65,7 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def values(self) -> list[tuple[bytes, bytes]]:
-        """Keys, with the values that stand in the commit record: their version is its gsn."""
+        """The keys with inline values; their version is the commit record's gsn."""
         return [
             (write.key, write.value)
             for write in self.writes
@@ -73,17 +73,17 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
         ]
 
 
-class Mark(msgspec.Struct, frozen=True, gc=False):
+class BegunRound(msgspec.Struct, frozen=True, gc=False):
     """A `CheckpointBegun` that was applied."""
 
     position: RecordId
     coordinator: bytes
-    #: What it announces; never behind its own position.
+    #: The announced cut, at most its own position.
     cut: Gsn
 
 
 class Image(msgspec.Struct, frozen=True, gc=False):
-    """What a checkpoint tells besides the entries, all of one moment."""
+    """A checkpoint's data without the entries, all of one state."""
 
     position: RecordId
     floor: Gsn
@@ -96,53 +96,54 @@ class Image(msgspec.Struct, frozen=True, gc=False):
 
 
 class State:
-    """The database at a position."""
+    """The database's state at a position."""
 
     def __init__(
-        self, *, decisions: Decisions | None = None, segments: Segments | None = None
+        self, *, decisions: Decisions | None = None, log_usage: LogUsage | None = None
     ) -> None:
-        """Begin before the first record."""
+        """Start before the first record."""
         self.versions: Final = Versions()
         self.decisions: Final = Decisions() if decisions is None else decisions
-        self.segments: Final = Segments() if segments is None else segments
-        #: The last record that was applied.
+        self.log_usage: Final = LogUsage() if log_usage is None else log_usage
+        #: The last applied record.
         self.position: RecordId = RID_GENESIS
-        #: The first record that is not ours; 0: there is none.
+        #: The first foreign record; 0: none.
         self.first_foreign = 0
-        #: No commit may refer to a value before this one any more: the greatest cut announced.
+        #: The greatest announced cut: no commit may refer to a value before it.
         self.horizon = 0
-        #: The log was cleared before this one, or will be at any moment.
+        #: The log was trimmed before this gsn, or may be at any moment.
         self.trimmed = 0
-        #: Records since the log's beginning, without those of checkpoints.
+        #: Number of records, without checkpoints.
         self.records = 0
-        #: Decided since this process began.
+        #: Decisions since this process started.
         self.commits = 0
         self.aborts = 0
         #: The last `CheckpointBegun` that was applied, and the last `CheckpointDone`'s rid.
-        self.last_begun: Mark | None = None
+        self.last_begun: BegunRound | None = None
         self.last_done: RecordId | None = None
-        #: Rounds begun since one was done: each coordinator's last one, in log order.
-        self.begun: Final[dict[bytes, Mark]] = {}
-        #: Whoever must know of changes of keys.
+        #: Rounds announced since the last completed one: the last of each coordinator, in log
+        #: order.
+        self.begun: Final[dict[bytes, BegunRound]] = {}
+        #: Observers of changes of keys.
         self.on_change: Final[list[Observer]] = []
         self._checkpointed = 0
         self._effects: Final[dict[type, Callable[[Any, RecordId], Applied | None]]] = {
-            Commit: self._commit,
-            Value: self._value,
-            Moved: self._moved,
-            CheckpointBegun: self._begun,
-            CheckpointPart: self._part,
-            CheckpointDone: self._done,
-            type(None): self._foreign,
+            Commit: self._apply_commit,
+            Value: self._apply_value,
+            Moved: self._apply_moved,
+            CheckpointBegun: self._apply_begun,
+            CheckpointPart: self._apply_part,
+            CheckpointDone: self._apply_done,
+            type(None): self._apply_foreign,
         }
 
     @property
     def since_checkpoint(self) -> int:
-        """Records after the position of the last complete checkpoint; its own are not counted."""
+        """Records after the position of the last complete checkpoint, without checkpoints."""
         return self.records - self._checkpointed
 
     def apply(self, record: Record) -> Applied | None:
-        """Take the next record; returns what was decided, if it is a commit record."""
+        """Apply the next record; return the decision if it is a commit record."""
         rid, payload = record.rid, record.payload
         assert rid.gsn > self.position.gsn, f"{rid} after {self.position}"
         self.position = rid
@@ -151,13 +152,13 @@ class State:
         ours = decode(payload)
         kind = type(ours)
         if kind not in _OF_CHECKPOINTS:
-            # Else what a checkpoint writes would make the next one due.
+            # Otherwise a checkpoint's own records would trigger the next one.
             self.records += 1
-            self.segments.wrote(rid.gsn, len(payload))
+            self.log_usage.add_record(rid.gsn, len(payload))
         return self._effects[kind](ours, rid)
 
     def image(self) -> Image:
-        """Return what a checkpoint of this moment tells besides the entries."""
+        """Return a checkpoint's data of this state, without the entries."""
         return Image(
             self.position,
             self.decisions.floor,
@@ -166,15 +167,15 @@ class State:
             self.records,
             len(self.versions),
             self.decisions.export(),
-            self.segments.export(),
+            self.log_usage.export(),
         )
 
     def restore(self, done: CheckpointDone, parts: Iterable[CheckpointPart]) -> None:
-        """Become the state of a checkpoint; nothing may have been applied before.
+        """Load a checkpoint into a new state.
 
         Args:
-            done: what completes it.
-            parts: those that it names, in order; taken one at a time.
+            done: the record that completes the checkpoint.
+            parts: its parts, in order; read one at a time.
 
         """
         assert not self.records, "a checkpoint is restored into a new state"
@@ -189,19 +190,19 @@ class State:
 
         self.versions.load(rows())
         self.decisions.load(decisions, done.floor)
-        self.segments.load(segments)
+        self.log_usage.load(segments)
         self.position = done.position
         self.first_foreign = done.first_foreign
         self.horizon = done.horizon
         self.records = self._checkpointed = done.records
 
     def choose_cut(self) -> int:
-        """Return the gsn before which a round should clear the log; 0: it is not worth it."""
-        return self.segments.cut(self.first_foreign or self.position.gsn)
+        """Return the gsn before which a round should clean the log; 0: no cut is worth it."""
+        return self.log_usage.choose_cut(self.first_foreign or self.position.gsn)
 
-    # --- the records, each kind of them ---
+    # --- records, by type ---
 
-    def _commit(self, commit: Commit, rid: RecordId) -> Applied | None:
+    def _apply_commit(self, commit: Commit, rid: RecordId) -> Applied | None:
         verdict = decide(self.versions, self.decisions, commit, rid.gsn, self.horizon)
         outcome = verdict.outcome
         if outcome == "repeated":
@@ -221,50 +222,50 @@ class State:
                 self._change(write.key, None)
         return Applied(commit.id, rid, outcome, verdict.conflicts, commit.writes)
 
-    def _value(self, _value: Value, _rid: RecordId) -> None:
-        """Nothing, until a commit refers to it."""
+    def _apply_value(self, _apply_value: Value, _rid: RecordId) -> None:
+        """Do nothing: a value takes effect when a commit refers to it."""
 
-    def _moved(self, moved: Moved, rid: RecordId) -> None:
+    def _apply_moved(self, moved: Moved, rid: RecordId) -> None:
         for move in moved.moves:
             entry = self.versions.get(move.key)
             if entry is not None and entry.place == move.place:
                 self._change(move.key, Entry(entry.version, rid, entry.size))
 
-    def _begun(self, begun: CheckpointBegun, rid: RecordId) -> None:
-        mark = Mark(rid, begun.coordinator, min(begun.cut, rid.gsn))
-        self.horizon = max(self.horizon, mark.cut)
-        self.last_begun = mark
-        self.begun.pop(mark.coordinator, None)
-        self.begun[mark.coordinator] = mark
+    def _apply_begun(self, begun: CheckpointBegun, rid: RecordId) -> None:
+        begun_round = BegunRound(rid, begun.coordinator, min(begun.cut, rid.gsn))
+        self.horizon = max(self.horizon, begun_round.cut)
+        self.last_begun = begun_round
+        self.begun.pop(begun_round.coordinator, None)
+        self.begun[begun_round.coordinator] = begun_round
         if len(self.begun) > MAX_BEGUN:
             del self.begun[next(iter(self.begun))]
 
-    def _part(self, _part: CheckpointPart, _rid: RecordId) -> None:
-        """Nothing: the state that it describes was here before."""
+    def _apply_part(self, _apply_part: CheckpointPart, _rid: RecordId) -> None:
+        """Do nothing: a part describes an earlier state."""
 
-    def _done(self, done: CheckpointDone, rid: RecordId) -> None:
+    def _apply_done(self, done: CheckpointDone, rid: RecordId) -> None:
         self.begun.clear()
         self._checkpointed = max(self._checkpointed, min(done.records, self.records))
         self.last_done = rid
         self.trimmed = max(self.trimmed, min(done.trim, rid.gsn))
-        self.segments.drop(self.trimmed)
+        self.log_usage.trim(self.trimmed)
 
-    def _foreign(self, _nothing: None, rid: RecordId) -> None:
+    def _apply_foreign(self, _nothing: None, rid: RecordId) -> None:
         self.first_foreign = self.first_foreign or rid.gsn
 
-    # --- the keys ---
+    # --- keys ---
 
     def _change(self, key: bytes, entry: Entry | None) -> None:
-        """Let a key have an entry, or be absent."""
-        versions, segments = self.versions, self.segments
+        """Set a key's entry; None: the key becomes absent."""
+        versions, usage = self.versions, self.log_usage
         former = versions.get(key)
         if self.on_change:
-            for observe in tuple(self.on_change):  # whoever has enough takes itself out
+            for observe in tuple(self.on_change):  # an observer may remove itself
                 observe(key, former, entry)
         if former is not None:
-            segments.live(former.place.gsn, -(MOVE_BYTES + len(key) + former.size))
+            usage.add_live(former.place.gsn, -(MOVE_BYTES + len(key) + former.size))
         if entry is not None:
-            segments.live(entry.place.gsn, MOVE_BYTES + len(key) + entry.size)
+            usage.add_live(entry.place.gsn, MOVE_BYTES + len(key) + entry.size)
             versions.put(key, entry)
         elif former is not None:
             versions.remove(key)

@@ -1,11 +1,10 @@
-"""The log, as a node around its client core calls it: with callbacks, or from top to bottom.
+"""Tasks: coroutines that call the log through a node's client core.
 
-A *task* is a generator that yields requests of `ziplog.client.common.requests`: it goes on with
-each one's result, or with its exception raised at the `yield`. Of a list of requests, all are under
-way at once; it goes on with the list of their results when all are there, and an exception stands
-in the list like any result. Of any other step, whoever runs the task says what it waits for
-(`Running`). Rules: only exceptions of the log and of LogDB end a task quietly, others are our own
-errors; nobody else takes the core's effects. Deterministic, like the core.
+A *task* is a generator that yields requests of `ziplog.client.common.requests`. It resumes with the
+result of the request, or with its exception raised at the `yield`. It may yield a list of requests,
+which run concurrently; it resumes with the list of their results, exceptions included. Any other
+step is started by a hook of the `Task`. Only exceptions of the log and of LogDB end a task; others
+are programming errors. Only the node may pop the core's effects. Deterministic, like the core.
 """
 
 from __future__ import annotations
@@ -23,147 +22,158 @@ if TYPE_CHECKING:
     from ziplog.client.client_node import ClientCore
     from ziplog.core.node import Effect, Event
 
-    Task = Generator[Request | list[Request], Any, Any]
-    Begin = Callable[["Running", Any], Callable[[], object] | None]
+    TaskSteps = Generator[Request | list[Request], Any, Any]
+    StepStarter = Callable[["Task", Any], Callable[[], object] | None]
 
 
-class LogCalls:
-    """Calls of a log's client core."""
+class LogTasks:
+    """Runs calls and tasks on a log's client core."""
 
     def __init__(self, core: ClientCore, now: int) -> None:
         """Take over a core.
 
         Args:
-            core: steps only here from now on.
+            core: stepped only here from now on.
             now: monotonic nanoseconds.
 
         """
         self.core: Final = core
-        #: The time of the event that is being stepped, in monotonic nanoseconds.
+        #: The time of the current event, in monotonic nanoseconds.
         self.now = now
-        #: What the core orders, and what those who are called back order; the node takes it.
+        #: Effects of the core and of the callbacks, popped by the node.
         self.effects: list[Effect] = []
         self._calls = 0
-        self._answers: Final[dict[int, Callable[[Any], None]]] = {}
+        self._callbacks: Final[dict[int, Callable[[Any], None]]] = {}
 
     def step(self, event: Event, now: int) -> None:
-        """Let the core take an event."""
+        """Pass an event to the core."""
         self.now = now
-        self._take(self.core.step(event, now))
+        self._handle_effects(self.core.step(event, now))
 
-    def call(self, request: Request, on_answer: Callable[[Any], None]) -> int:
-        """Begin a call; `on_answer` gets its result or exception, maybe at once.
+    def call(self, request: Request, on_result: Callable[[Any], None]) -> int:
+        """Start a call; `on_result` gets its result or exception, possibly before this returns.
 
-        Returns its number, for `cancel`.
+        Returns the call's number, for `cancel`.
         """
         self._calls += 1
         call = self._calls
-        self._answers[call] = on_answer
-        self._take(self.core.step(Call(call, request), self.now))
+        self._callbacks[call] = on_result
+        self._handle_effects(self.core.step(Call(call, request), self.now))
         return call
 
     def cancel(self, call: int) -> None:
-        """Forget a call: nobody is called back."""
-        if self._answers.pop(call, None) is not None:
-            self._take(self.core.step(Cancelled(call), self.now))
+        """Cancel a call; its callback is not called."""
+        if self._callbacks.pop(call, None) is not None:
+            self._handle_effects(self.core.step(Cancelled(call), self.now))
 
-    def run(self, task: Task, on_done: Callable[[Any], None]) -> None:
-        """Run a task; `on_done` gets what it returns, or the exception that ended it."""
-        Running(task, on_done, lambda: self).resume()
+    def run(self, steps: TaskSteps, on_done: Callable[[Any], None]) -> None:
+        """Run a task; `on_done` gets its return value, or the exception that ended it."""
+        Task(steps, on_done, lambda: self).resume()
 
-    def take(self) -> list[Effect]:
-        """Return the effects since the last time."""
+    def pop_effects(self) -> list[Effect]:
+        """Pop the pending effects."""
         effects, self.effects = self.effects, []
         return effects
 
-    def _take(self, effects: list[Effect]) -> None:
+    def _handle_effects(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Complete):
-                on_answer = self._answers.pop(effect.id, None)
-                if on_answer is not None:
-                    on_answer(effect.result)
+                on_result = self._callbacks.pop(effect.id, None)
+                if on_result is not None:
+                    on_result(effect.result)
             else:
                 self.effects.append(effect)
 
 
 def ignore(*_: object) -> None:
-    """Take an answer that nobody waits for."""
+    """Ignore a result."""
 
 
 class OpenCalls:
-    """What one owner has under way in the log, to be forgotten together."""
+    """The open calls of one owner, which are cancelled together."""
 
     __slots__ = ("_numbers",)
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without calls."""
         self._numbers: Final[set[int]] = set()
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def call(self, calls: LogCalls, request: Request, then: Callable[[Any], None]) -> None:
-        """Begin a call; `then` gets its result or exception, maybe at once."""
+    def call(self, calls: LogTasks, request: Request, then: Callable[[Any], None]) -> None:
+        """Start a call; `then` gets its result or exception, possibly before this returns."""
         number = 0
         is_answered = False
 
-        def answered(result: Any) -> None:
+        def on_result(result: Any) -> None:
             nonlocal is_answered
             is_answered = True
             self._numbers.discard(number)
             then(result)
 
-        number = calls.call(request, answered)
+        number = calls.call(request, on_result)
         if not is_answered:
             self._numbers.add(number)
 
-    def cancel(self, calls: LogCalls) -> None:
-        """Forget them: nobody is called back."""
+    def cancel(self, calls: LogTasks) -> None:
+        """Cancel all calls; their callbacks are not called."""
         for number in list(self._numbers):
             calls.cancel(number)
         self._numbers.clear()
 
 
-class Running:
-    """A task that has begun, or will with the first `resume`."""
+class Task:
+    """A running task; it starts with the first `resume`."""
 
     __slots__ = (
-        "_begin", "_is_advancing", "_log", "_on_done", "_open", "_results", "_stop", "_task",
+        "_is_advancing",
+        "_log",
+        "_on_done",
+        "_open",
+        "_results",
+        "_start_step",
+        "_steps",
+        "_stop",
         "is_over",
     )  # fmt: skip
 
     def __init__(
         self,
-        task: Generator[Any, Any, Any],
+        steps: Generator[Any, Any, Any],
         on_done: Callable[[Any], None],
-        log: Callable[[], LogCalls],
-        begin: Begin | None = None,
+        log: Callable[[], LogTasks],
+        start_step: StepStarter | None = None,
     ) -> None:
         """Prepare a task.
 
         Args:
-            task: see the module.
-            on_done: gets what it returns, or the exception that ended it, unless it is cancelled.
-            log: where its requests go; it may not be known before the first one.
-            begin: the hook for steps that are no requests: called with this and the step, sees to
-                it that `resume` is called once, maybe at once, and may return how to stop that.
+            steps: the generator; see the module.
+            on_done: gets its return value or the exception that ended it, unless it is cancelled.
+            log: returns the log; called at the first request.
+            start_step: hook for steps that are not requests. It gets the task and the step, must
+                have
+                `resume` called once, possibly before it returns, and may return a function that
+                stops
+                the step.
 
         """
-        self._task: Final = task
+        self._steps: Final = steps
         self._on_done: Final = on_done
         self._log: Final = log
-        self._begin: Final = begin
-        #: What it waits for.
+        self._start_step: Final = start_step
+        #: The requests that the task waits for.
         self._open: Final = OpenCalls()
         self._stop: Callable[[], object] | None = None
-        #: Results that came while the task was running: in a loop, as there may be thousands.
+        #: Results that arrived while the generator ran; a loop handles them, as there may be
+        #: thousands.
         self._results: Final[list[Any]] = []
         self._is_advancing = False
-        #: It was ended, by itself or by `cancel`.
+        #: The task has finished, or was cancelled.
         self.is_over = False
 
     def resume(self, result: Any = None) -> None:
-        """Let the task go on to what it wants next."""
+        """Resume the task with a result."""
         self._results.append(result)
         if not self._is_advancing:
             self._is_advancing = True
@@ -172,7 +182,7 @@ class Running:
             self._is_advancing = False
 
     def cancel(self) -> None:
-        """End it where it stands: nobody waits for it any more. May be called again."""
+        """Stop the task where it is. Idempotent."""
         if self.is_over:
             return
         self.is_over = True
@@ -180,7 +190,7 @@ class Running:
             self._stop()
         if self._open:
             self._open.cancel(self._log())
-        self._task.close()
+        self._steps.close()
 
     def _advance(self, result: Any) -> None:
         if self.is_over:
@@ -188,34 +198,34 @@ class Running:
         self._stop = None
         try:
             if isinstance(result, Exception):
-                wanted = self._task.throw(result)
+                step = self._steps.throw(result)
             else:
-                wanted = self._task.send(result)
+                step = self._steps.send(result)
         except StopIteration as end:
-            self._end(end.value)
+            self._finish(end.value)
         except ZiplogError as error:
-            self._end(error)
+            self._finish(error)
         else:
-            self._wait_for(wanted)
+            self._start_wait(step)
 
-    def _end(self, result: Any) -> None:
+    def _finish(self, result: Any) -> None:
         self.is_over = True
         self._on_done(result)
 
-    def _wait_for(self, wanted: Any) -> None:
-        if isinstance(wanted, Request):
-            self._open.call(self._log(), wanted, self.resume)
-        elif isinstance(wanted, list):
-            self._gather(wanted)
+    def _start_wait(self, step: Any) -> None:
+        if isinstance(step, Request):
+            self._open.call(self._log(), step, self.resume)
+        elif isinstance(step, list):
+            self._gather(step)
         else:
-            assert self._begin is not None, f"no step of a task: {wanted!r}"
-            self._stop = self._begin(self, wanted)
+            assert self._start_step is not None, f"a task yielded an unknown step: {step!r}"
+            self._stop = self._start_step(self, step)
 
     def _gather(self, requests: list[Request]) -> None:
         results: list[Any] = [None] * len(requests)
         missing = len(requests)
 
-        def answered(index: int, result: Any) -> None:
+        def on_result(index: int, result: Any) -> None:
             nonlocal missing
             results[index] = result
             missing -= 1
@@ -225,4 +235,4 @@ class Running:
         if not requests:
             self.resume(results)
         for index, request in enumerate(requests):
-            self._open.call(self._log(), request, partial(answered, index))
+            self._open.call(self._log(), request, partial(on_result, index))

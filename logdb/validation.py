@@ -1,8 +1,8 @@
-"""The decision: whether a transaction commits (thesis 4.3). The heart of LogDB.
+"""Commit validation: decides whether a transaction commits (thesis 4.3).
 
-Rule: it depends on nothing but the log before the commit record. Invariant: what a transaction that
-commits has read is what is there just before it takes effect, so the log's order is a serial one.
-See docs/logdb.md, section 4.
+The decision depends only on the log before the commit record. Invariant: when a transaction
+commits, everything it read is unchanged, so the order of commit records is a serial order. See
+docs/logdb.md, section 4.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Outcome = Literal["committed", "conflict", "expired"]
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """What becomes of a commit record."""
+    """The decision about a commit record."""
 
     outcome: Outcome | Literal["repeated"]
-    #: Keys (or first keys of ranges) that others changed, in the order of the record.
+    #: Keys (or first keys of ranges) that other transactions changed, in the order of the record.
     conflicts: list[bytes] = []
 
 
@@ -37,9 +37,9 @@ _REPEATED: Final = Verdict("repeated")
 def conflicts(
     versions: Versions, reads: Iterable[KeyRead], ranges: Iterable[RangeRead]
 ) -> list[bytes]:
-    """Return the keys (or first keys of ranges) that are no longer what they were when read.
+    """Return the keys (or first keys of ranges) that changed since they were read.
 
-    So is a key whose version is not the one that was read (thesis 4.3).
+    A key has changed if its version is not the one that was read (thesis 4.3).
     """
     version = versions.version
     changed = [read.key for read in reads if version(read.key) != read.version]
@@ -55,11 +55,11 @@ def decide(
     """Decide about the commit record at a gsn.
 
     Args:
-        versions: the state just before it.
-        decisions: those before it.
-        commit: what it says.
-        gsn: where it is.
-        horizon: values before it may be cleared away; 0: none.
+        versions: the state before the record.
+        decisions: the decisions before the record.
+        commit: the record.
+        gsn: its position.
+        horizon: values before it may be trimmed; 0: none.
 
     """
     if decisions.outcome(commit.id) is not None:
@@ -72,8 +72,9 @@ def decide(
     for write in commit.writes:
         if write.rid is None:
             continue
-        # What was inserted before the present value would undo it (thesis 4.3), and no value stands
-        # behind the record that names it. No record is at 0, the version of an absent key.
+        # A value inserted before the present one would undo it (thesis 4.3), and a value must
+        # precede the record that refers to it. Gsn 0, the version of an absent key, holds no
+        # record.
         if not max(versions.version(write.key), 1) <= write.rid.gsn < gsn:
             changed.append(write.key)
     return Verdict("conflict", changed) if changed else _COMMITTED

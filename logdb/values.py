@@ -1,6 +1,6 @@
-"""Keys and values as users have them, and as the log has them (docs/logdb.md, section 2).
+"""Conversion of keys and values between the user's types and the log (docs/logdb.md, section 2).
 
-Rule: what cannot be stored is refused here, when it is given, before anything is sent.
+Unsupported keys and values are rejected here, before anything is sent.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def encode_key(key: object) -> bytes:
     """Return a key's bytes.
 
     Raises:
-        TypeError: it is neither str nor bytes-like.
-        ConfigError: it is a str that has no UTF-8 form.
-        RecordTooLargeError: it has more than 1,024 bytes.
+        TypeError: the key is neither str nor bytes-like.
+        ConfigError: the str has no UTF-8 form.
+        RecordTooLargeError: the key has more than 1,024 bytes.
 
     """
     if isinstance(key, str):
@@ -41,7 +41,7 @@ def encode_key(key: object) -> bytes:
 
 
 def decode_key(key: bytes) -> str:
-    """Return a key as text; `encode_key` is its inverse, whatever the bytes are."""
+    """Return a key as text; the inverse of `encode_key`, for any bytes."""
     return key.decode(errors="surrogateescape")
 
 
@@ -49,7 +49,7 @@ def encode_value(value: object) -> bytes:
     """Return a value's MessagePack form.
 
     Raises:
-        UnsupportedValueError: it has none.
+        UnsupportedValueError: MessagePack cannot carry the value.
 
     """
     try:
@@ -63,23 +63,23 @@ def decode_value(encoded: bytes) -> Any:
     """Return a value.
 
     Raises:
-        ProtocolError: the bytes are no value that this library wrote.
+        ProtocolError: the bytes are not a value written by this library.
 
     """
     unpack = partial(msgpack.unpackb, encoded, strict_map_key=False)
     try:
         try:
             return unpack()
-        except TypeError:  # a key of a dictionary was a tuple: as a list it could be none
+        except TypeError:  # a dictionary key was a tuple, which decodes as an unhashable list
             return unpack(object_pairs_hook=_dictionary)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-        raise ProtocolError(f"a value in the log is no MessagePack: {error}") from error
+        raise ProtocolError(f"a value in the log is not valid MessagePack: {error}") from error
 
 
 def _dictionary(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    return {frozen(key): value for key, value in pairs}
+    return {to_hashable(key): value for key, value in pairs}
 
 
-def frozen(key: Any) -> Any:
-    """Return a dictionary's key in the form that it had before it was written."""
-    return tuple(map(frozen, key)) if isinstance(key, list) else key
+def to_hashable(key: Any) -> Any:
+    """Return a decoded dictionary key in its original, hashable form."""
+    return tuple(map(to_hashable, key)) if isinstance(key, list) else key

@@ -1,8 +1,8 @@
-"""The mapping that LogDB is about: each key's version and place (thesis 4.3), in key order.
+"""The key index: each key's version and place (thesis 4.3), in key order.
 
-Rule: the index of the keys in order is touched only when a key appears or vanishes; to overwrite
-one costs a dictionary's access. Invariant: the index holds exactly the dictionary's keys.
-See docs/logdb.md, section 2.
+The sorted index changes only when a key appears or disappears; an overwrite costs one dictionary
+access. Invariant: the sorted index holds exactly the dictionary's keys. See docs/logdb.md, section
+2.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ _pack: Final = Struct(">HQ").pack
 
 
 def digest_of(rows: Iterable[Row]) -> bytes:
-    """Return the digest (16 bytes) of what a range holds: each key and version, in order."""
+    """Return the 16-byte digest of a range's rows: each key and version, in order."""
     parts = ((_pack(len(key), entry.version), key) for key, entry in rows)
     return blake2b(b"".join(chain.from_iterable(parts)), digest_size=DIGEST_BYTES).digest()
 
 
 def _compact(entry: Entry) -> Entry:
-    """Return an entry that was decoded with one integer instead of two equal ones."""
+    """Return a decoded entry that shares one integer object for version and place."""
     version, place, size = entry.version, entry.place, entry.size
     return Entry(place.gsn, place, size) if version == place.gsn else entry
 
 
 class Versions:
-    """Keys and their entries."""
+    """The keys and their entries."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without keys."""
         self._entries: Final[dict[bytes, Entry]] = {}
         self._order: Any = SortedList()
-        #: A key's entry; None: it is absent. The dictionary's own method, for it is called most.
+        #: Returns a key's entry; None: absent. The dictionary's own method, because it is called
+        #: most.
         self.get: Final = self._entries.get
         #: Bytes of all keys and values.
         self.data_bytes = 0
@@ -58,7 +59,7 @@ class Versions:
         return 0 if entry is None else entry.version
 
     def put(self, key: bytes, entry: Entry) -> None:
-        """Let a key have this entry."""
+        """Set a key's entry."""
         entries = self._entries
         former = entries.get(key)
         if former is None:
@@ -69,16 +70,16 @@ class Versions:
         entries[key] = entry
 
     def remove(self, key: bytes) -> None:
-        """Let a key be absent."""
+        """Remove a key, if it exists."""
         former = self._entries.pop(key, None)
         if former is not None:
             self._order.remove(key)
             self.data_bytes -= len(key) + former.size
 
     def keys(self, start: bytes, stop: bytes | None, *, after: bool = False) -> Iterator[bytes]:
-        """Iterate over keys from `start` (`after`: from the one after it) on, before `stop`.
+        """Iterate over the keys from `start` on, before `stop`; `after`: without `start` itself.
 
-        Nothing may change meanwhile.
+        The keys must not change during the iteration.
         """
         keys: Iterator[bytes] = self._order.irange(start, stop, (not after, False))
         return keys
@@ -95,12 +96,12 @@ class Versions:
         return [(each, entries[each]) for each in islice(found, count)]
 
     def digest(self, start: bytes, stop: bytes | None) -> bytes:
-        """Return the digest of what the range holds now."""
+        """Return the digest of a range's present entries."""
         entries = self._entries
         return digest_of((key, entries[key]) for key in self.keys(start, stop))
 
     def load(self, rows: Iterable[Row]) -> None:
-        """Take over many entries at once; there must be none before."""
+        """Load entries into an empty index."""
         assert not self._entries, "a checkpoint is loaded into an empty state"
         self._entries.update((key, _compact(entry)) for key, entry in rows)
         self._order = SortedList(self._entries)
@@ -108,6 +109,8 @@ class Versions:
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
-        assert list(self._order) == sorted(self._entries), "the index lost a key, or kept one"
+        assert list(self._order) == sorted(self._entries), (
+            "the sorted index differs from the dictionary"
+        )
         live = sum(len(key) + entry.size for key, entry in self._entries.items())
         assert live == self.data_bytes, (live, self.data_bytes)

@@ -1,7 +1,7 @@
-"""Messages between clients and coordinators, and the codec of everything that either receives.
+"""The messages between clients and coordinators, and their codec.
 
-A client's requests carry a number, and a coordinator's answers repeat it. Codes are 128 and up:
-both sides hear the log's messages over the same socket. See docs/logdb.md, section 11.
+A request has a number, which the reply repeats. Tags start at 128, because clients and coordinators
+receive the log's messages on the same socket. See docs/logdb.md, section 11.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ziplog.types import Gsn, RecordId
 from ziplog.wire import AnyMessage, Name, Request, Text, decoder_of
 from ziplog.wire.base import VERSION
 
-#: Keys of one `Get`, entries of one `Scanned`, reads of one transaction.
+#: Maximum keys of a `Get`, rows of a `Scanned`, and reads of a transaction.
 MAX_KEYS: Final = 10_000
-#: Membership nodes that an `Opened` tells.
+#: Maximum membership nodes in an `Opened`.
 MAX_ENDPOINTS: Final = 64
 
 Keys = Annotated[list[Key], Meta(max_length=MAX_KEYS)]
@@ -37,55 +37,55 @@ Reads = Annotated[list[KeyRead], Meta(max_length=MAX_KEYS)]
 Ranges = Annotated[list[RangeRead], Meta(max_length=MAX_KEYS)]
 
 
-class Found(Part, frozen=True, gc=False):
-    """A key's state. `value` is there if the coordinator has it at hand."""
+class KeyResult(Part, frozen=True, gc=False):
+    """A key's entry; `value` is present if the coordinator has it cached."""
 
     entry: Entry | None
     value: bytes | None = None
 
 
 class Open(Message, tag=VERSION * 256 + 128, frozen=True, gc=False):
-    """Here is a session: tell it its decisions. Cluster 0: any."""
+    """Register a session, so that its decisions are sent to this route. Cluster 0: any."""
 
     request: Request
     session: Session
 
 
 class Opened(Message, tag=VERSION * 256 + 129, frozen=True, gc=False):
-    """Where the log is, and how far this coordinator is."""
+    """The log's endpoints, and the coordinator's position."""
 
     request: Request
-    #: Of the log's membership service.
+    #: The log's membership nodes.
     endpoints: Annotated[list[Name], Meta(min_length=1, max_length=MAX_ENDPOINTS)]
     position: RecordId
 
 
 class Get(Message, tag=VERSION * 256 + 130, frozen=True, gc=False):
-    """What are these keys, if all of that is still so?"""
+    """Request the states of keys, if the earlier reads are unchanged."""
 
     request: Request
     keys: Keys
-    #: Answer from this position on.
+    #: The minimum position of the state.
     at_least: Gsn
-    #: Answer when everything was passed that had completed before.
+    #: Whether the state must contain everything that completed before.
     fresh: bool
     reads: Reads
     ranges: Ranges
-    #: Answer from this snapshot; 0: from the present state.
+    #: The snapshot to read; 0: the present state.
     snapshot: Request = 0
 
 
 class Got(Message, tag=VERSION * 256 + 131, frozen=True, gc=False):
-    """The state of the keys, in their order; empty if there are conflicts."""
+    """The states of the keys, in order; empty if there are conflicts."""
 
     request: Request
     position: RecordId
-    found: Annotated[list[Found], Meta(max_length=MAX_KEYS)]
+    found: Annotated[list[KeyResult], Meta(max_length=MAX_KEYS)]
     conflicts: Keys
 
 
 class Scan(Message, tag=VERSION * 256 + 132, frozen=True, gc=False):
-    """Which keys are there from `start` on, before `stop`? At most `limit` of them are told."""
+    """Request the first `limit` keys from `start` on, before `stop`."""
 
     request: Request
     start: Key
@@ -99,12 +99,12 @@ class Scan(Message, tag=VERSION * 256 + 132, frozen=True, gc=False):
 
 
 class Scanned(Message, tag=VERSION * 256 + 133, frozen=True, gc=False):
-    """Keys in order, all that there are from the `start` asked for on, before `stop`."""
+    """All rows from the requested `start` on, before `stop`, in key order."""
 
     request: Request
     position: RecordId
-    rows: Annotated[list[tuple[Key, Found]], Meta(max_length=MAX_KEYS)]
-    #: Before the `stop` asked for if there may be more.
+    rows: Annotated[list[tuple[Key, KeyResult]], Meta(max_length=MAX_KEYS)]
+    #: Smaller than the requested `stop` if there may be more rows.
     stop: Stop
     is_end: bool
     digest: Digest
@@ -112,7 +112,7 @@ class Scanned(Message, tag=VERSION * 256 + 133, frozen=True, gc=False):
 
 
 class Validate(Message, tag=VERSION * 256 + 134, frozen=True, gc=False):
-    """Is all of this still so, now?"""
+    """Request whether earlier reads are unchanged in the present state."""
 
     request: Request
     reads: Reads
@@ -120,22 +120,22 @@ class Validate(Message, tag=VERSION * 256 + 134, frozen=True, gc=False):
 
 
 class Validated(Message, tag=VERSION * 256 + 135, frozen=True, gc=False):
-    """These are not; none: it is."""
+    """The conflicting keys; none: the reads are unchanged."""
 
     request: Request
     position: RecordId
     conflicts: Keys
 
 
-class Ask(Message, tag=VERSION * 256 + 136, frozen=True, gc=False):
-    """What became of this transaction? Answered with `Decided`, as soon as it is decided."""
+class AwaitDecision(Message, tag=VERSION * 256 + 136, frozen=True, gc=False):
+    """Request the decision about a transaction; answered with `Decided` once it is decided."""
 
     request: Request
     session: Session
     number: Number
 
 
-#: "aborted": for one of the other two reasons, which nobody remembers.
+#: "aborted" stands for "conflict" or "expired" when the reason is no longer known.
 KnownOutcome = Literal["committed", "conflict", "expired", "aborted"]
 
 
@@ -150,7 +150,7 @@ class Decided(Message, tag=VERSION * 256 + 137, frozen=True, gc=False):
 
 
 class Watch(Message, tag=VERSION * 256 + 138, frozen=True, gc=False):
-    """Answer with `Got` when this key has another version, or after a while; at once if it has."""
+    """Request a `Got` when the key's version differs from `version`, or after a timeout."""
 
     request: Request
     key: Key
@@ -159,14 +159,14 @@ class Watch(Message, tag=VERSION * 256 + 138, frozen=True, gc=False):
 
 
 class TakeSnapshot(Message, tag=VERSION * 256 + 139, frozen=True, gc=False):
-    """Keep the state of a moment from now on. Always fresh."""
+    """Request a snapshot of the present state; always fresh."""
 
     request: Request
     session: Session
 
 
 class SnapshotTaken(Message, tag=VERSION * 256 + 140, frozen=True, gc=False):
-    """It is kept under this number."""
+    """The number of a new snapshot."""
 
     request: Request
     snapshot: Number
@@ -174,26 +174,26 @@ class SnapshotTaken(Message, tag=VERSION * 256 + 140, frozen=True, gc=False):
 
 
 class DropSnapshot(Message, tag=VERSION * 256 + 141, frozen=True, gc=False):
-    """The snapshot is no longer needed. No answer."""
+    """End a snapshot. No reply."""
 
     snapshot: Number
 
 
 class Status(Message, tag=VERSION * 256 + 142, frozen=True, gc=False):
-    """How is the coordinator?"""
+    """Request the coordinator's status."""
 
     request: Request
 
 
-class StatusIs(Message, tag=VERSION * 256 + 143, frozen=True, gc=False):
-    """A JSON object."""
+class StatusReply(Message, tag=VERSION * 256 + 143, frozen=True, gc=False):
+    """The status, a JSON object."""
 
     request: Request
     document: Annotated[bytes, Meta(max_length=65_536)]
 
 
 class NotReady(Message, tag=VERSION * 256 + 144, frozen=True, gc=False):
-    """The coordinator replays the log, or has too much to do: ask again, or another one."""
+    """The coordinator is replaying the log, or is overloaded: retry, or use another coordinator."""
 
     request: Request
     reason: Text
@@ -207,11 +207,15 @@ class Invalid(Message, tag=VERSION * 256 + 145, frozen=True, gc=False):
     detail: Text
 
 
-Question = Open | Get | Scan | Validate | Ask | Watch | TakeSnapshot | DropSnapshot | Status
-Reply = Opened | Got | Scanned | Validated | Decided | SnapshotTaken | StatusIs | NotReady | Invalid
-
-_decoder: Final[msgspec.msgpack.Decoder[AnyMessage | Question | Reply]] = msgspec.msgpack.Decoder(
-    AnyMessage | Question | Reply
+ClientRequest = (
+    Open | Get | Scan | Validate | AwaitDecision | Watch | TakeSnapshot | DropSnapshot | Status
 )
-#: Returns the message of a frame: one of ours, or one of the log's; see `decoder_of`.
+Reply = (
+    Opened | Got | Scanned | Validated | Decided | SnapshotTaken | StatusReply | NotReady | Invalid
+)
+
+_decoder: Final[msgspec.msgpack.Decoder[AnyMessage | ClientRequest | Reply]] = (
+    msgspec.msgpack.Decoder(AnyMessage | ClientRequest | Reply)
+)
+#: Returns the message of a frame, of LogDB or of the log; see `decoder_of`.
 decode: Final = decoder_of(_decoder)

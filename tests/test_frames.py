@@ -257,10 +257,10 @@ def test_whatever_a_coordinator_and_its_clients_send_fits() -> None:
     rid = RecordId(HIGH, 2**31 - 1)
     entry = Entry(HIGH, rid, 2**31 - 1)
     keys = [LARGEST_KEY] * kv.MAX_KEYS
-    absent = [kv.Found(entry)] * (kv.MAX_KEYS - 1)
-    fits(kv.Got(CLUSTER, 1, rid, [*absent, kv.Found(entry, bytes(MAX_VALUE_BYTES))], []))
+    absent = [kv.KeyResult(entry)] * (kv.MAX_KEYS - 1)
+    fits(kv.Got(CLUSTER, 1, rid, [*absent, kv.KeyResult(entry, bytes(MAX_VALUE_BYTES))], []))
     fits(kv.Got(CLUSTER, 1, rid, [], keys))
-    rows = [(LARGEST_KEY, kv.Found(entry, bytes(MAX_VALUE_BYTES // MAX_ROWS)))] * MAX_ROWS
+    rows = [(LARGEST_KEY, kv.KeyResult(entry, bytes(MAX_VALUE_BYTES // MAX_ROWS)))] * MAX_ROWS
     fits(kv.Scanned(CLUSTER, 1, rid, rows, LARGEST_KEY, False, b"d" * 16, []))
     fits(kv.Scanned(CLUSTER, 1, rid, [], None, True, b"d" * 16, keys))
     fits(kv.Validated(CLUSTER, 1, rid, keys))

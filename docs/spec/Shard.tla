@@ -1,25 +1,26 @@
 -------------------------------- MODULE Shard --------------------------------
-(* One shard of Ziplog: replication, epochs, frontiers, and recovery by views, conducted by a
-   failure handler that may crash at any step. README.md beside this file says what each rule is
-   and where the project keeps it; docs/protocol.md is the protocol in prose.
+(* One shard of Ziplog: replication, epochs, frontiers, and recovery by views. A failure handler
+   coordinates recoveries, and may crash at any step. README.md beside this file lists each rule and
+   the module that implements it; docs/protocol.md is the protocol in prose.
 
-   Every rule has a switch: Off is the set of rules that do not hold. With Off = {} all invariants
-   hold; with one rule off, the invariant that README.md names for it does not.
+   Every rule has a switch: Off is the set of disabled rules. With Off = {} all invariants hold.
+   With one rule off, the invariant that README.md names for it is violated.
 
-   A client's copy of a record reaches a server at any time, or never. acks is the set of every
-   acknowledgement ever sent: an insert is done as soon as all servers of one view acked the same
-   slot. A subscriber is told what may be told as soon as it may be (the more is told, the more can
-   be contradicted). What can play no role any more (a dead server's memory, a forward that its
-   receiver will never take, the beginning of a view that all have entered) is set to one value. *)
+   A client's copy of a record reaches a server at any time, or never. acks is the set of all acks
+   ever sent. An insert is complete as soon as all servers of one view have acked the same slot. A
+   value is delivered to subscribers as soon as it may be: the more is delivered, the more can be
+   contradicted. State that can have no effect any more is set to one value. Examples are the memory
+   of a dead server, a forward that its receiver will never apply, and the beginning of a view that
+   all servers have entered. *)
 EXTENDS Naturals, Sequences, FiniteSets, TLC
 
 CONSTANTS Servers, Primary, Records,
           E,          \* the shard's positions 1..E are in epoch 1,
           N,          \* and E+1..N in epoch 2
           MaxView,    \* views are 1..MaxView: at most MaxView - 1 attempts to recover
-          MaxCrash,   \* crashes of servers
-          Merge,      \* TRUE: a subscriber merges with another shard
-          Off         \* the rules that do not hold
+          MaxCrash,   \* number of server crashes
+          Merge,      \* TRUE: a subscriber merges this shard with another one
+          Off         \* the disabled rules
 
 Rules == {"no-reslot", "restart-is-failure", "roll-forward-guesses", "freeze", "views",
           "stable-reads", "decided-only", "two-copies", "one-decision", "remove-copies", "recognise",
@@ -37,21 +38,21 @@ Nobody == "nobody"
 
 VARIABLES
   \* servers
-  slot, decided,  \* what is in a slot, and the slots whose content was decided, not guessed
-  alive, frozen,  \* frozen[s]: the recovery that s promised to store nothing more to; 0: none
-  sview,          \* the view that s is in
-  seen,           \* records that came from their client, in this view
-  stable,         \* up to where s knows that all hold the primary's decisions
-  fwd,            \* forwards on their way to each backup: <<value, first, last, view>>
+  slot, decided,  \* the content of each slot, and the slots that are decided, not guessed
+  alive, frozen,  \* frozen[s]: the recovery to which s promised to store nothing more; 0: none
+  sview,          \* the view of server s
+  seen,           \* records received from their client in this view
+  stable,         \* the last position of which s knows that all servers hold it decided
+  fwd,            \* forwards in transit to each backup: <<value, first, last, view>>
   acks,           \* <<record, server, slot, view>>
-  \* consensus of the failure handler
+  \* the state that the failure handler has committed by consensus
   view, attempt, candidate, confirmed, finished, decision,
-  base,           \* the view before the decision ("durable-decision" off only; else 0)
+  base,           \* the view before the decision (only if "durable-decision" is off; else 0)
   \* the memory of the failure handler's leader
   answer,
-  \* the membership service: the view to which epoch 2 was granted; 0: to none yet
+  \* the membership service: the view to which epoch 2 was granted; 0: none yet
   grant,
-  \* readers: what was told of this shard, the other shard's frontier, what the merge handed out
+  \* readers: values delivered from this shard, the other shard's frontier, number of merged values
   told, other, given,
   crashes
 
@@ -77,19 +78,19 @@ Init == /\ slot = [s \in Servers |-> Empty] /\ decided = [s \in Servers |-> {}]
         /\ grant = 0 /\ told = <<>> /\ other = 0 /\ given = 0 /\ crashes = 0
 
 ----------------------------------------------------------------------------
-(* Positions. View 1 has epoch 1; epoch 2 is the view's to which it was granted. *)
+(* Positions. View 1 has epoch 1. Epoch 2 belongs to the view to which it was granted. *)
 
 First(v) == IF v = 1 THEN 1 ELSE E + 1
 Last(v) == IF grant = v THEN N ELSE E
 Next1(s) == LET filled == {g \in First(sview[s])..Last(sview[s]) : slot[s][g] # None} IN
             IF filled = {} THEN First(sview[s]) ELSE Max(filled) + 1
-\* What a recovery settles: every epoch that was announced.
+\* The last position that a recovery settles: the end of the last announced epoch.
 Settled == IF grant # 0 /\ On("announced-epochs") THEN N ELSE E
-\* What the current view's recovery settled.
+\* The last position that the recovery of the current view settled.
 BeginsWith == IF 0 < grant /\ grant < view THEN N ELSE E
 
-\* The slots that a new record may get. A backup enters epoch 2 by its own clock; the primary
-\* decides all that is left of epoch 1 first.
+\* The slots that a new record may get. A backup enters epoch 2 by its own clock. The primary first
+\* decides the rest of epoch 1.
 Choices(s) ==
   LET g == Next1(s) end == Last(sview[s]) IN
   (IF g <= end THEN {g} ELSE {})
@@ -100,16 +101,16 @@ Choices(s) ==
 ----------------------------------------------------------------------------
 (* Replication. *)
 
-\* A server that joined a view works in it when it has begun for all.
+\* A server that joined a view works in it once the view has started for all servers.
 Works(s) == alive[s] /\ frozen[s] = 0 /\ (On("separate-recoveries") => sview[s] = finished)
 Ack(r, s, g) == <<r, s, g, IF On("views") THEN sview[s] ELSE 0>>
-\* Whether b can ever take a forward that is sent now.
+\* Whether b can ever apply a forward that is sent now.
 Reachable(b, v) == alive[b] /\ frozen[b] = 0 /\ (On("views") => sview[b] = v)
 Send(r, first, last) ==
   LET v == sview[Primary] IN
   fwd' = [b \in Backups |-> IF Reachable(b, v) THEN Append(fwd[b], <<r, first, last, v>>) ELSE fwd[b]]
 Fill(row, r, first, last) == [g \in Slots |-> IF first <= g /\ g <= last THEN r ELSE row[g]]
-\* Tell subscribers what lies up to a frontier.
+\* Deliver the values up to a frontier to subscribers.
 Tell(row, frontier) ==
   told' = IF frontier > Len(told) THEN told \o [i \in 1..(frontier - Len(told)) |-> row[Len(told) + i]]
           ELSE told
@@ -128,8 +129,8 @@ Insert(r, s) ==
              ELSE UNCHANGED <<decided, fwd>>
   /\ UNCHANGED <<alive, frozen, sview, stable, handler, grant, readers, crashes>>
 
-\* All up to `last` that is not decided becomes no-ops: for a reader that waits, or (the token) to
-\* the end of an epoch.
+\* All undecided positions up to `last` become no-ops: for a reader that waits, or up to the end of
+\* an epoch (the token).
 Skip(s, last) ==
   /\ Works(s) /\ (s = Primary \/ ~On("primary-noops"))
   /\ Next1(s) <= last /\ last <= Last(sview[s])
@@ -138,7 +139,7 @@ Skip(s, last) ==
   /\ IF s = Primary THEN Send(Noop, Next1(s), last) ELSE UNCHANGED fwd
   /\ UNCHANGED <<alive, frozen, sview, seen, stable, acks, handler, grant, readers, crashes>>
 
-\* A backup takes the i-th forward on its way; those before it are lost.
+\* A backup receives the i-th forward in transit; the earlier ones are lost.
 Forward(b, i) ==
   /\ Works(b) /\ i <= Len(fwd[b]) /\ (On("gapless-stream") => i = 1)
   /\ fwd' = [fwd EXCEPT ![b] = SubSeq(@, i + 1, Len(@))]
@@ -148,7 +149,7 @@ Forward(b, i) ==
          cleared == [g \in Slots |-> IF On("remove-copies") /\ r # Noop /\ slot[b][g] = r
                                      THEN None ELSE slot[b][g]]
          put == Fill(cleared, r, first, last)
-         \* without "no-reslot": what was displaced takes the next slot, and pushes what is there
+         \* "no-reslot" off: the displaced record gets the next slot, and displaces its content
          moved == IF ~On("no-reslot") /\ old \in Records /\ old # r /\ last + 1 <= end
                   THEN [g \in Slots |-> IF g = last + 1 THEN old
                                         ELSE IF g = last + 2 /\ g <= end /\ put[last + 1] \in Records
@@ -160,30 +161,30 @@ Forward(b, i) ==
              /\ acks' = IF r = Noop THEN acks ELSE acks \cup {Ack(r, b, first)}
   /\ UNCHANGED <<alive, frozen, sview, seen, stable, handler, grant, readers, crashes>>
 
-\* Up to where a server says that it holds the primary's decisions.
+\* The last position up to which a server reports that it holds the primary's decisions.
 Held(s) == Max({0} \cup (IF On("decided-only") THEN decided[s] ELSE {g \in Slots : slot[s][g] # None}))
 
-\* The primary has heard what all hold ...
+\* The primary has received the reports of all servers ...
 Report ==
   /\ \A s \in Servers : Works(s) /\ sview[s] = sview[Primary]
   /\ LET m == Min({Held(s) : s \in Servers}) IN
      /\ m > stable[Primary]
      /\ stable' = [stable EXCEPT ![Primary] = m] /\ Tell(slot[Primary], m)
   /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given, crashes>>
-\* ... and tells the backups.
+\* ... and sends the stable point to the backups.
 Learn(b) ==
   /\ Works(b) /\ alive[Primary] /\ sview[b] = sview[Primary] /\ stable[Primary] > stable[b]
   /\ stable' = [stable EXCEPT ![b] = stable[Primary]] /\ Tell(slot[b], stable[Primary])
   /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given, crashes>>
 
-\* What the only backup took from the primary is on both.
+\* Decisions that the only backup has applied are on both servers.
 Hold(b) ==
   /\ Works(b) /\ (Cardinality(Servers) = 2 \/ ~On("two-copies")) /\ Held(b) > stable[b]
   /\ stable' = [stable EXCEPT ![b] = Held(b)] /\ Tell(slot[b], Held(b))
   /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given, crashes>>
 
 ----------------------------------------------------------------------------
-(* Crashes. What was stable is on the disk; the rest is lost. *)
+(* Crashes. Positions that the server knew to be stable are on its disk; the rest is lost. *)
 
 Disconnect(s) == fwd' = IF s \in Backups THEN [fwd EXCEPT ![s] = <<>>] ELSE fwd
 
@@ -202,7 +203,7 @@ Restart(s) ==
   /\ alive' = [alive EXCEPT ![s] = TRUE]
   /\ UNCHANGED <<slot, decided, frozen, sview, seen, stable, fwd, acks, handler, grant, readers, crashes>>
 
-\* Another node leads: it knows what is committed, and nothing else.
+\* Another node of the failure handler becomes leader. It knows only the committed state.
 HandlerCrash ==
   \/ /\ answer # <<>>
      /\ answer' = <<>>
@@ -214,18 +215,18 @@ HandlerCrash ==
      /\ UNCHANGED <<servers, fwd, acks, grant, readers, crashes>>
 
 ----------------------------------------------------------------------------
-(* Recovery: Begin, Acquire, Decide, Enter (by each server), Confirm, Finish; then leases again. *)
+(* Recovery: Begin, Acquire, Decide, Enter (by each server), Confirm, Finish; then Grant. *)
 
 UnderWay == attempt > view
 
-\* The handler commits an attempt, and has the membership service grant no more leases.
+\* The handler commits an attempt. The membership service grants the shard no more leases.
 Begin(c) ==
   /\ attempt < MaxView /\ alive[c] /\ c # candidate
   /\ On("no-way-back") => sview[c] >= confirmed
   /\ attempt' = attempt + 1 /\ candidate' = c /\ answer' = <<>>
   /\ UNCHANGED <<servers, fwd, acks, view, confirmed, finished, decision, base, grant, readers, crashes>>
 
-\* What a server holds, rolled forward.
+\* The content of a server's slots, rolled forward.
 Rolled(s) == [g \in Slots |-> IF g > Settled THEN None
                               ELSE IF slot[s][g] # None /\ (On("roll-forward-guesses") \/ g \in decided[s])
                               THEN slot[s][g] ELSE Noop]
@@ -233,7 +234,7 @@ Promise(s, recovery) ==
   IF On("freeze") THEN frozen' = [frozen EXCEPT ![s] = recovery] /\ Disconnect(s)
   ELSE UNCHANGED <<frozen, fwd>>
 
-\* The candidate promises to store nothing more, and the handler hears what it holds.
+\* The candidate promises to store nothing more, and sends its slots to the handler.
 Acquire(c) ==
   /\ UnderWay /\ c = candidate /\ alive[c] /\ answer = <<>>
   /\ Promise(c, attempt)
@@ -241,16 +242,16 @@ Acquire(c) ==
   /\ UNCHANGED <<slot, decided, alive, sview, seen, stable, acks, view, attempt, candidate, confirmed,
                  finished, decision, base, grant, readers, crashes>>
 
-\* The handler commits what the next view begins with.
+\* The handler commits the beginning of the next view.
 Decide ==
   /\ UnderWay /\ answer # <<>>
   /\ view' = attempt /\ decision' = <<answer, candidate>>
   /\ candidate' = Nobody /\ answer' = <<>>
-  /\ confirmed' = IF F <= 1 THEN attempt ELSE confirmed   \* the survivor's is the only copy
+  /\ confirmed' = IF F <= 1 THEN attempt ELSE confirmed   \* the survivor has the only copy
   /\ base' = IF On("durable-decision") THEN 0 ELSE view
   /\ UNCHANGED <<servers, fwd, acks, attempt, finished, grant, readers, crashes>>
 
-\* "one-decision" off: a second handler, which knows nothing of the first, decides the same view.
+\* "one-decision" off: a second handler, without knowledge of the first, decides the same view.
 DecideAgain(c) ==
   /\ ~On("one-decision") /\ ~UnderWay /\ alive[c] /\ sview[c] < view
   /\ Promise(c, view)
@@ -258,8 +259,8 @@ DecideAgain(c) ==
   /\ UNCHANGED <<slot, decided, alive, sview, seen, stable, acks, view, attempt, candidate, confirmed,
                  finished, base, answer, grant, readers, crashes>>
 
-\* The survivor enters the view as the process that promised; the others take it over from there.
-\* Nobody goes behind a promise to a later recovery. Servers not reached yet go on in the old view.
+\* The survivor enters the view as the process that promised; the other servers copy its log. No
+\* server breaks a promise to a later recovery. Servers not reached yet continue in the old view.
 Enter(t) ==
   /\ decision # <<>> /\ sview[t] < view
   /\ On("separate-recoveries") => frozen[t] <= view
@@ -281,7 +282,8 @@ Enter(t) ==
 
 Joined == {s \in Servers : sview[s] = view}
 
-\* f replicas hold all of the view: what is new in it may be told, nobody goes back behind it.
+\* f replicas hold all of the view: its new part may be delivered, and no recovery goes back to an
+\* earlier view.
 Confirm ==
   /\ ~UnderWay /\ confirmed < view /\ Cardinality(Joined) >= F
   /\ confirmed' = view
@@ -293,13 +295,13 @@ Settle(t) ==
   /\ stable' = [stable EXCEPT ![t] = BeginsWith] /\ Tell(slot[t], BeginsWith)
   /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given, crashes>>
 
-\* All f+1 hold the view: the membership service takes the shard back.
+\* All f+1 servers hold the view: the membership service takes the shard back.
 Finish ==
   /\ ~UnderWay /\ finished < view /\ Joined = Servers
   /\ finished' = view /\ confirmed' = view
   /\ UNCHANGED <<servers, fwd, acks, view, attempt, candidate, decision, base, answer, grant, readers, crashes>>
 
-\* The membership service grants epoch 2 to the shard. That cannot be taken back.
+\* The membership service grants epoch 2 to the shard, irrevocably.
 Grant ==
   /\ ~UnderWay /\ finished = view /\ grant = 0 /\ E < N
   /\ grant' = view
@@ -308,13 +310,13 @@ Grant ==
 ----------------------------------------------------------------------------
 (* Readers. With Merge, another shard owns one position right before this shard's second one. *)
 
-\* "stable-reads" off: a subscriber takes whatever one server holds.
+\* "stable-reads" off: a subscriber accepts every value that one server holds.
 Subscribe(s) ==
   /\ ~On("stable-reads") /\ alive[s] /\ Len(told) < N /\ slot[s][Len(told) + 1] # None
   /\ told' = Append(told, slot[s][Len(told) + 1])
   /\ UNCHANGED <<servers, fwd, acks, handler, grant, other, given, crashes>>
 
-\* "noop-after-freeze" off: positions of a silent shard are said to be no-ops.
+\* "noop-after-freeze" off: positions of a silent shard are delivered as no-ops.
 DeclareNoop ==
   /\ ~On("noop-after-freeze") /\ UnderWay /\ Len(told) < Settled
   /\ told' = Append(told, Noop)
@@ -347,17 +349,17 @@ Symmetry == Permutations(Records)
 Done(r, g) == \E v \in 0..MaxView : \A s \in Servers : <<r, s, g, v>> \in acks
 Current(s) == alive[s] /\ sview[s] = view
 
-\* What all servers of a view acked is in every later view, at its position.
+\* A record that all servers of a view acked is in every later view, at its position.
 AckedStays == \A r \in Records, g \in Slots : Done(r, g) => \A s \in Servers : Current(s) => slot[s][g] = r
 
-\* What a subscriber was told at a position is what everybody is told, and what was acked there.
+\* A value delivered at a position equals every other value delivered there, and the acked one.
 MayTell(s, g) == \/ g <= stable[s] \/ (view > 1 /\ sview[s] = view)
                  \/ (~On("stable-reads") /\ slot[s][g] # None)
 DelivAgree == \A g \in 1..Len(told) :
   /\ \A r \in Records : Done(r, g) => told[g] = r
   /\ \A s \in Servers : (alive[s] /\ MayTell(s, g)) => slot[s][g] = told[g]
 
-\* What is stable is the same on all servers of a view.
+\* Stable positions have the same content on all servers of a view.
 StableAgree == \A s, t \in Servers : (alive[s] /\ alive[t] /\ sview[s] = sview[t]) =>
                  \A g \in 1..stable[s] : slot[s][g] = slot[t][g]
 
@@ -369,13 +371,13 @@ ViewAgree == view > 1 => \A s, t \in Servers : (Current(s) /\ Current(t)) =>
 NoDup == \A s \in Servers : Current(s) => \A g, h \in decided[s] :
            (g < h /\ slot[s][g] \in Records) => slot[s][g] # slot[s][h]
 
-\* A frontier never passes a position that is not decided.
+\* A frontier never passes an undecided position.
 NoHole == \A s \in Servers : alive[s] => \A g \in 1..stable[s] : slot[s][g] # None
 
-\* Within a view, what the primary decided for a position never changes.
+\* Within a view, the primary's decision for a position never changes.
 DecidedStays == \A b \in Backups : (alive[b] /\ alive[Primary] /\ sview[b] = sview[Primary]) =>
                   \A g \in decided[b] \cap decided[Primary] : slot[b][g] = slot[Primary][g]
 
-\* A subscriber hands out no position before all that precede it are decided.
+\* A subscriber delivers no position before all earlier positions are decided.
 NoGap == given >= 2 => other = 1
 =============================================================================

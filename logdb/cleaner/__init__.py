@@ -1,1 +1,1 @@
-"""Checkpoints, and the cleaner of the log's old segments (docs/logdb.md, section 8)."""
+"""Checkpoints and the cleaner of the log's oldest segments (docs/logdb.md, section 8)."""

@@ -1,9 +1,9 @@
-"""Checkpoints: written from a walk through the state, and found again from the tail backwards.
+"""Checkpoint encoding, and the search for the last checkpoint from the tail backwards.
 
-Rule: a checkpoint counts if all its parts can be read and have its checksum, and the record at its
-position is still there, so that what follows it is. Whatever else is found is passed over for an
-earlier one. Invariant: a log that was trimmed without one is never replayed from its middle.
-See docs/logdb.md, section 8.
+A checkpoint is valid if all its parts are readable and match its checksum, and the record at its
+position still exists, and so do the records after it. The search skips an invalid checkpoint in
+favour of an earlier one. Invariant: a trimmed log without a valid checkpoint is never replayed. See
+docs/logdb.md, section 8.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     from logdb.records import Decision, Segment
-    from logdb.tasks import Task
+    from logdb.tasks import TaskSteps
     from logdb.versions import Row
     from ziplog.client.common.requests import Fetched, Request
 
-#: The first look goes back so many positions, each other one four times as many.
-_FIRST_LOOK: Final = 1 << 24
-#: Of one look, so many checkpoints are tried, the last ones.
+#: Positions covered by the first backward search; each further search covers four times as many.
+_FIRST_SEARCH: Final = 1 << 24
+#: Checkpoints tried in one search range, the latest first.
 _MAX_TRIED: Final = 64
 _FETCH_RECORDS: Final = 1_000
-#: Parts that are read at once.
+#: Parts read concurrently.
 _READS: Final = 32
-#: Bytes of an entry besides its key, of a decision, and of a segment, at most.
+#: Maximum bytes of an entry without its key, of a decision, and of a segment.
 _ENTRY_BYTES: Final = 36
 _DECISION_BYTES: Final = 36
 _SEGMENT_BYTES: Final = 28
@@ -57,28 +57,28 @@ _SEGMENT_BYTES: Final = 28
 # --- writing ---
 
 
-class Parts:
-    """Makes the payloads of a checkpoint's parts, in order."""
+class PartEncoder:
+    """Encodes the parts of a checkpoint, in order."""
 
     def __init__(self, part_bytes: int) -> None:
-        """Begin.
+        """Start without entries.
 
         Args:
-            part_bytes: about so many bytes has each of them.
+            part_bytes: approximate size of each part.
 
         """
         self._part_bytes: Final = part_bytes
         self._entries: list[Row] = []
         self._bytes = 0
-        #: Of all payloads so far.
+        #: Checksum and size of all payloads, and the number of keys.
         self.checksum = 0
         self.bytes = 0
         self.keys = 0
-        #: No place is before this gsn.
+        #: The smallest gsn of an entry's place.
         self.first_place = NEVER
 
-    def take(self, rows: Iterable[Row]) -> Iterator[bytes]:
-        """Add entries; yields the payload of each part that is full."""
+    def add(self, rows: Iterable[Row]) -> Iterator[bytes]:
+        """Add entries; yield the payload of each full part."""
         for row in rows:
             self._entries.append(row)
             self._bytes += len(row[0]) + _ENTRY_BYTES
@@ -86,23 +86,23 @@ class Parts:
             if self._bytes >= self._part_bytes:
                 yield self._flush()
 
-    def end(self, decisions: list[Decision], segments: list[Segment]) -> Iterator[bytes]:
+    def finish(self, decisions: list[Decision], segments: list[Segment]) -> Iterator[bytes]:
         """Yield the payloads of the last parts."""
         if self._entries:
             yield self._flush()
         count = max(self._part_bytes // _DECISION_BYTES, 1)
         for start in range(0, len(decisions), count):
-            yield self._made(CheckpointPart([], decisions[start : start + count], []))
+            yield self._encode_part(CheckpointPart([], decisions[start : start + count], []))
         count = max(self._part_bytes // _SEGMENT_BYTES, 1)
         for start in range(0, len(segments), count):
-            yield self._made(CheckpointPart([], [], segments[start : start + count]))
+            yield self._encode_part(CheckpointPart([], [], segments[start : start + count]))
 
     def _flush(self) -> bytes:
         entries, self._entries, self._bytes = self._entries, [], 0
         self.keys += len(entries)
-        return self._made(CheckpointPart(entries, [], []))
+        return self._encode_part(CheckpointPart(entries, [], []))
 
-    def _made(self, part: CheckpointPart) -> bytes:
+    def _encode_part(self, part: CheckpointPart) -> bytes:
         payload = encode(part)
         self.checksum = crc32c(payload, self.checksum)
         self.bytes += len(payload)
@@ -112,16 +112,16 @@ class Parts:
 # --- finding ---
 
 
-def find() -> Task:
-    """Find the last complete checkpoint.
+def find_checkpoint() -> TaskSteps:
+    """Find the last complete checkpoint (a task).
 
-    A task: it returns the `CheckpointDone`, and the parts as an iterator, to be taken once; None if
-    there is none and the log can be replayed from its first record. While a shard recovers it
-    waits, like anybody who starts: ready is who has passed a tail, and a tail is told by all.
+    It returns the `CheckpointDone` and a one-shot iterator over the parts, or None if there is no
+    checkpoint and the log can be replayed from its first record. While a shard recovers, the search
+    waits: a start needs the tail, and all shards must report it.
 
     Raises:
-        NoCheckpointError: there is none, and the log was trimmed.
-        UnavailableError: nobody can tell now whether there is one; later, somebody may.
+        NoCheckpointError: there is no checkpoint, and the log was trimmed.
+        UnavailableError: a checkpoint may exist but cannot be read now.
 
     """
     begins_at = 0
@@ -129,24 +129,24 @@ def find() -> Task:
         try:
             return (yield from _search())
         except NoCheckpointError as error:
-            # Perhaps a checkpoint was made, and the log trimmed, while we looked.
+            # A checkpoint may have been written, and the log trimmed, during the search.
             if error.first.gsn <= begins_at:
                 raise
             begins_at = error.first.gsn
 
 
-def _search() -> Task:
+def _search() -> TaskSteps:
     tail = yield TailRequest(NEVER)
-    stop, width = tail.gsn + 1, _FIRST_LOOK
+    stop, width = tail.gsn + 1, _FIRST_SEARCH
     doubt: UnavailableError | None = None
     trimmed: TrimmedError | None = None
     while stop > 1:
         start = max(stop - width, 1)
-        found, end = yield from _look(start, stop)
+        found, end = yield from _search_range(start, stop)
         trimmed = end or trimmed
         for done in reversed(found):
             try:
-                parts = yield from _load(done)
+                parts = yield from _load_parts(done)
             except UnavailableError as error:
                 doubt = error
                 continue
@@ -163,8 +163,8 @@ def _search() -> Task:
     return None
 
 
-def _look(start: int, stop: int) -> Generator[Request | list[Request], Any, Any]:
-    """Return the last ones of [start, stop), and the error if the log does not go back so far."""
+def _search_range(start: int, stop: int) -> Generator[Request | list[Request], Any, Any]:
+    """Return the last checkpoints of [start, stop), and the error if its beginning is trimmed."""
     found: deque[CheckpointDone] = deque(maxlen=_MAX_TRIED)
     end: TrimmedError | None = None
     while start < stop:
@@ -175,7 +175,7 @@ def _look(start: int, stop: int) -> Generator[Request | list[Request], Any, Any]
             is_over = False
             while not is_over:
                 fetched: Fetched = yield FetchRequest(NEVER, subscription, _FETCH_RECORDS)
-                is_over = _collect(fetched, stop, found)
+                is_over = _collect_done(fetched, stop, found)
             start = stop
         except TrimmedError as error:
             end = error
@@ -185,8 +185,8 @@ def _look(start: int, stop: int) -> Generator[Request | list[Request], Any, Any]
     return found, end
 
 
-def _collect(fetched: Fetched, stop: int, found: deque[CheckpointDone]) -> bool:
-    """Keep those before `stop`; whether that was all."""
+def _collect_done(fetched: Fetched, stop: int, found: deque[CheckpointDone]) -> bool:
+    """Collect the checkpoints before `stop`; return whether the range is complete."""
     for record in fetched.records:
         if record.rid.gsn >= stop:
             return True
@@ -197,17 +197,17 @@ def _collect(fetched: Fetched, stop: int, found: deque[CheckpointDone]) -> bool:
     return fetched.ended
 
 
-def _load(
+def _load_parts(
     done: CheckpointDone,
 ) -> Generator[list[Request], Any, Iterator[CheckpointPart] | None]:
-    """Return a checkpoint's parts, to be taken once; None if it is not whole.
+    """Return a one-shot iterator over a checkpoint's parts; None if the checkpoint is invalid.
 
     Raises:
-        TrimmedError: it is half trimmed.
-        UnavailableError: nobody can tell.
+        TrimmedError: a part of it was trimmed.
+        UnavailableError: it cannot be read now.
 
     """
-    # The record at its position comes last: if that is there, what follows it is, too.
+    # The record at its position is read last: if it exists, so do all records after it.
     rids = [*done.parts, done.position]
     payloads: deque[bytes] = deque()
     checksum = keys = 0
@@ -228,12 +228,12 @@ def _load(
             keys += count
             payloads.append(result.payload)
     is_whole = checksum == done.checksum and keys == done.keys
-    return _taken(payloads) if is_whole else None
+    return _decoded_parts(payloads) if is_whole else None
 
 
-def _taken(payloads: deque[bytes]) -> Iterator[CheckpointPart]:
-    """Yield the parts, one at a time: all of them, decoded, take more room than the state."""
+def _decoded_parts(payloads: deque[bytes]) -> Iterator[CheckpointPart]:
+    """Yield the parts one at a time: decoded, they take more memory than the state."""
     while payloads:
         part = decode(payloads.popleft())
-        assert isinstance(part, CheckpointPart), "what has its checksum is what was written"
+        assert isinstance(part, CheckpointPart), "a part with a matching checksum does not decode"
         yield part

@@ -1,12 +1,11 @@
-"""A round: makes a checkpoint, and has the log trimmed; as a task (`logdb/tasks.py`).
+"""One cleaning round: writes a checkpoint and trims the log; a task (`logdb/tasks.py`).
 
-    mark --ours came first--> move --> save --> trim
-      another's came first: left to it; the log failed: given up
+    announce --ours is first--> move --> save --> trim
+      another coordinator's is first: skipped; the log fails: the round fails
 
-Rule: nothing is trimmed before a checkpoint without a place there was applied and is on stable
-storage; whatever stops a round, the log before and after suffices to start from. Invariant: between
-two pauses at most `slice_keys` keys or records are passed, and what is under way is bounded.
-See docs/logdb.md, section 8.
+Invariant: the log is trimmed only before a cut for which a checkpoint without earlier places was
+applied and is on stable storage; wherever a round stops, the log suffices for a start. Between two
+pauses a round processes at most `slice_keys` keys or records. See docs/logdb.md, section 8.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from logdb.cleaner.checkpoint import Parts
-from logdb.cleaner.relocation import Moving, Unmoved, moves_of
+from logdb.cleaner.checkpoint import PartEncoder
+from logdb.cleaner.relocation import Relocation, UnmovableRecord, moves_from
 from logdb.records import CheckpointBegun, CheckpointDone, encode
+from logdb.snapshots import SnapshotCursor
 from logdb.tasks import ignore
-from logdb.walk import Walk
 from ziplog.client.common.requests import (
     NEVER,
     FetchRequest,
@@ -35,159 +34,127 @@ from ziplog.types import RID_GENESIS, Record, RecordId
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
-    from logdb.cleaner.schedule import Due
+    from logdb.cleaner.schedule import CheckpointSchedule
+    from logdb.cleaner.settings import Counts, RoundSettings
     from logdb.state import State
-    from logdb.tasks import LogCalls
+    from logdb.tasks import LogTasks
     from ziplog.client.common.requests import Fetched
 
     Steps = Generator[Any, Any, None]
 
-_MS: Final = 1_000_000
 
-
-class RoundSettings(msgspec.Struct, frozen=True):
-    """When a round is due, and in what steps it goes."""
-
-    #: Records after which a round is due; as many as there are keys if that is more.
-    every_records: int = 100_000
-    #: Or so many bytes that are dead, beside those that the last round left.
-    min_dead_bytes: int = 64 * 1024 * 1024
-    #: About so large are the records that a round inserts, and so many are under way.
-    part_bytes: int = 256 * 1024
-    inserts: int = 8
-    #: Keys or records that are looked at in one step, and the pause after it.
-    slice_keys: int = 500
-    pause_ns: int = 2 * _MS
-    #: The log may take so long for one request.
-    patience_ns: int = 30_000 * _MS
-    #: Another's round is waited for so long, and a round that failed is tried again after so long.
-    leave_ns: int = 60_000 * _MS
-    retry_ns: int = 10_000 * _MS
-
-
-class Counts(msgspec.Struct):
-    """What a coordinator's rounds did."""
-
-    #: Rounds that were completed; given up for a failure; left to another coordinator.
-    rounds: int = 0
-    failed: int = 0
-    left: int = 0
-    #: Bytes of records with moved values, and with parts of checkpoints.
-    moved_bytes: int = 0
-    checkpoint_bytes: int = 0
-    #: Where the log was trimmed last.
-    trimmed: int = 0
-    #: Why the last round that failed did.
-    reason: str = ""
-
-
-class Until(msgspec.Struct, frozen=True, gc=False):
-    """A round's wait until the state has passed a gsn."""
+class WaitUntil(msgspec.Struct, frozen=True, gc=False):
+    """A step of a round: wait until the state has passed a gsn."""
 
     gsn: int
 
 
-class SlicePause(msgspec.Struct, frozen=True, gc=False):
-    """A round's wait after a slice."""
+class YieldSlice(msgspec.Struct, frozen=True, gc=False):
+    """A step of a round: pause after a slice, so that other events are processed."""
 
 
-class Round:
-    """The rounds of one coordinator, one at a time."""
+class CleaningRound:
+    """The cleaning rounds of one coordinator, one at a time."""
 
     def __init__(
-        self, state: State, calls: LogCalls, due: Due, settings: RoundSettings, counts: Counts
+        self,
+        state: State,
+        calls: LogTasks,
+        schedule: CheckpointSchedule,
+        settings: RoundSettings,
+        counts: Counts,
     ) -> None:
         """Prepare rounds.
 
         Args:
-            state: what checkpoints are made of.
+            state: the state to checkpoint.
             calls: the log.
-            due: knows of others' rounds.
-            settings: in what steps they go.
-            counts: what they did.
+            schedule: knows the rounds of other coordinators.
+            settings: sizes of steps, and timeouts.
+            counts: incremented by the rounds.
 
         """
         self._state: Final = state
         self._calls: Final = calls
-        self._due: Final = due
+        self._schedule: Final = schedule
         self._settings: Final = settings
         self._counts: Final = counts
-        #: When others were last told that a round is under way.
-        self._marked_at = 0
+        #: When this round was last announced.
+        self._announced_at = 0
 
     def run(self) -> Steps:
-        """Make a round."""
-        cut = self._due.cut()
-        begun = yield from self._mark(cut)
-        yield Until(begun.gsn)
-        if not self._due.is_first(begun, self._calls.now):
+        """Run a round."""
+        cut = self._schedule.cut()
+        begun = yield from self._announce(cut)
+        yield WaitUntil(begun.gsn)
+        if not self._schedule.is_first(begun, self._calls.now):
             self._counts.left += 1
             return
         if cut:
             cut = yield from self._move(cut)
         done, trim = yield from self._save(cut)
-        # Before it was applied, the next round would seem to be due.
-        yield Until(done.gsn)
+        # Until it is applied, the next round would seem to be due.
+        yield WaitUntil(done.gsn)
         self._counts.rounds += 1
         if trim:
             yield SyncRequest(self._deadline())
             yield from self.trim(trim)
 
     def trim(self, gsn: int) -> Steps:
-        """Have the log trimmed, where a checkpoint that was applied says so."""
+        """Trim the log before a gsn that an applied checkpoint names."""
         yield TrimRequest(self._deadline(), RecordId(gsn, 0))
         self._counts.trimmed = gsn
 
-    # --- mark ---
+    # --- announce ---
 
-    def _mark(self, cut: int) -> Generator[Any, Any, RecordId]:
-        """Tell the others that the round is under way."""
-        self._marked_at = self._calls.now
-        (rid,) = yield from self._insert([encode(CheckpointBegun(self._due.coordinator, cut))])
+    def _announce(self, cut: int) -> Generator[Any, Any, RecordId]:
+        """Announce the round to the other coordinators."""
+        self._announced_at = self._calls.now
+        (rid,) = yield from self._insert([encode(CheckpointBegun(self._schedule.coordinator, cut))])
         return rid
 
-    def _go_on(self, cut: int) -> Steps:
-        """Between two slices: let others have their turn, and know that we are alive."""
-        yield SlicePause()
-        if self._calls.now - self._marked_at > self._settings.leave_ns // 3:
-            yield from self._mark(cut)
+    def _yield_slice(self, cut: int) -> Steps:
+        """Pause between two slices, and repeat the announcement when it gets old."""
+        yield YieldSlice()
+        if self._calls.now - self._announced_at > self._settings.other_round_timeout_ns // 3:
+            yield from self._announce(cut)
 
     # --- move ---
 
     def _move(self, cut: int) -> Generator[Any, Any, int]:
-        """Insert anew what is needed before the cut; returns where the cut is then."""
-        moving = Moving(self._part_bytes())
+        """Insert again what the state needs from before the cut; return the final cut."""
+        relocation = Relocation(self._part_bytes())
         last = RID_GENESIS
         subscription = yield from self._subscribe()
         try:
-            while cut > moving.passed + 1:
+            while cut > relocation.passed + 1:
                 fetched = yield from self._fetch(subscription)
-                cut = self._take(fetched.records, moving, cut)
-                last = max(last, (yield from self._insert_moves(moving.full())))
-                yield from self._go_on(cut)
+                cut = self._collect_moves(fetched.records, relocation, cut)
+                last = max(last, (yield from self._insert_moves(relocation.pop_full())))
+                yield from self._yield_slice(cut)
         finally:
             self._calls.call(UnsubscribeRequest(NEVER, subscription), ignore)
-        last = max(last, (yield from self._insert_moves(moving.rest())))
-        yield Until(last.gsn)
+        last = max(last, (yield from self._insert_moves(relocation.finish())))
+        yield WaitUntil(last.gsn)
         return cut
 
-    def _take(self, records: Iterable[Record], moving: Moving, cut: int) -> int:
-        """Take what is needed of the next records; returns where the cut is then."""
+    def _collect_moves(self, records: Iterable[Record], relocation: Relocation, cut: int) -> int:
+        """Add the moves of the next records; return the final cut."""
         versions, limit = self._state.versions, self._calls.core.limits.max_payload_bytes
         for record in records:
             gsn = record.rid.gsn
             if gsn >= cut:
-                moving.passed = cut
+                relocation.passed = cut
                 break
             try:
-                moving.take(record.rid, moves_of(record, versions, limit))
-            except Unmoved:
-                moving.passed = gsn
+                relocation.add(record.rid, moves_from(record, versions, limit))
+            except UnmovableRecord:
+                relocation.passed = gsn
                 return gsn
         return cut
 
     def _insert_moves(self, payloads: list[bytes]) -> Generator[Any, Any, RecordId]:
-        """Insert `Moved` records; returns the last one's rid."""
+        """Insert `Moved` records; return the last one's rid."""
         last = RID_GENESIS
         inserts = self._settings.inserts
         for start in range(0, len(payloads), inserts):
@@ -199,46 +166,46 @@ class Round:
     # --- save ---
 
     def _save(self, cut: int) -> Generator[Any, Any, tuple[RecordId, int]]:
-        """Write a checkpoint; returns its last record's rid, and where the log is to be trimmed."""
-        walk = Walk(self._state)
+        """Write a checkpoint; return its last record's rid, and the gsn before which to trim."""
+        cursor = SnapshotCursor(self._state)
         try:
-            return (yield from self._write(walk, cut))
+            return (yield from self._write(cursor, cut))
         finally:
-            walk.close()
+            cursor.close()
 
-    def _write(self, walk: Walk, cut: int) -> Generator[Any, Any, tuple[RecordId, int]]:
-        image = walk.image
-        parts = Parts(self._part_bytes())
+    def _write(self, cursor: SnapshotCursor, cut: int) -> Generator[Any, Any, tuple[RecordId, int]]:
+        image = cursor.image
+        parts = PartEncoder(self._part_bytes())
         rids: list[RecordId] = []
         payloads: list[bytes] = []
-        for some in self._slices(walk, parts):
+        for some in self._slices(cursor, parts):
             payloads += some
             if len(payloads) >= self._settings.inserts:
                 rids += yield from self._insert(payloads, image.position)
                 payloads = []
-            yield from self._go_on(cut)
+            yield from self._yield_slice(cut)
         rids += yield from self._insert(payloads, image.position)
         self._counts.checkpoint_bytes += parts.bytes
-        # What was not moved after all must stay.
+        # An entry that was not moved must stay in the log.
         trim = cut if parts.first_place >= cut else 0
         done = CheckpointDone(
-            self._due.coordinator, image.position, image.floor, rids, parts.checksum, parts.keys,
-            image.horizon, image.first_foreign, image.records, trim,
+            self._schedule.coordinator, image.position, image.floor, rids, parts.checksum,
+            parts.keys, image.horizon, image.first_foreign, image.records, trim,
         )  # fmt: skip
         (rid,) = yield from self._insert([encode(done)], max(rids, default=image.position))
         return rid, trim
 
-    def _slices(self, walk: Walk, parts: Parts) -> Iterator[list[bytes]]:
-        """Yield the payloads that are full after each slice of the walk, and then the last ones."""
-        while not walk.is_done:
-            yield list(parts.take(walk.rows(self._settings.slice_keys)))
-        for payload in parts.end(walk.image.decisions, walk.image.segments):
+    def _slices(self, cursor: SnapshotCursor, parts: PartEncoder) -> Iterator[list[bytes]]:
+        """Yield the full payloads after each slice of the cursor, then the last payloads."""
+        while not cursor.is_done:
+            yield list(parts.add(cursor.rows(self._settings.slice_keys)))
+        for payload in parts.finish(cursor.image.decisions, cursor.image.segments):
             yield [payload]
 
-    # --- its dealings with the log ---
+    # --- requests to the log ---
 
     def _deadline(self) -> int:
-        return self._calls.now + self._settings.patience_ns
+        return self._calls.now + self._settings.request_timeout_ns
 
     def _part_bytes(self) -> int:
         return min(self._settings.part_bytes, self._calls.core.limits.max_payload_bytes // 2)
@@ -246,7 +213,7 @@ class Round:
     def _insert(
         self, payloads: list[bytes], after: RecordId | None = None
     ) -> Generator[Any, Any, list[RecordId]]:
-        """Insert records, together; returns their rids."""
+        """Insert records together; return their rids."""
         after = after or self._state.position
         deadline = self._deadline()
         results = yield [InsertRequest(deadline, [payload], after, None, 0) for payload in payloads]
@@ -255,7 +222,7 @@ class Round:
         return [rid for rids in results for rid in rids]
 
     def _subscribe(self) -> Generator[Any, Any, int]:
-        """Read the log from its beginning; returns the subscription's number."""
+        """Subscribe to the log from its beginning; return the subscription's number."""
         start = RecordId(max(self._state.trimmed, 1), 0)
         while True:
             try:

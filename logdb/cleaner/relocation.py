@@ -1,8 +1,8 @@
-"""The values that must be inserted anew before the log's beginning can go.
+"""Relocation of live values: what must be inserted again before the log's beginning is trimmed.
 
-Rule: a value is moved if it is some key's present state at this very place; that it was changed
-meanwhile is found when the `Moved` record is applied. A record that is not ours, or does not fit
-into a `Moved` record, is never passed. See docs/logdb.md, section 8.
+A value is moved if it is a key's present value at exactly this place; a concurrent change is
+detected when the `Moved` record is applied. The round never passes a foreign record, or one that
+does not fit into a `Moved` record. See docs/logdb.md, section 8.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
     from ziplog.types import Record, RecordId
 
 
-#: A record has no more moves, so that to apply it takes a millisecond at most.
+#: Maximum moves of one record, so that applying it takes at most a millisecond.
 MAX_MOVES: Final = 250
 
 
-class Unmoved(Exception):  # noqa: N818 - no failure: the cut ends here
-    """A record that must stay where it is."""
+class UnmovableRecord(Exception):  # noqa: N818 - no failure: the cut ends here
+    """A record that must stay where it is: it is foreign, or too large."""
 
 
-def moves_of(record: Record, versions: Versions, limit: int) -> list[Move]:
-    """Return the moves of what is needed of a record.
+def moves_from(record: Record, versions: Versions, limit: int) -> list[Move]:
+    """Return the moves of the live values of a record.
 
     Args:
         record: any record of the log.
         versions: the present state.
-        limit: bytes that a payload may have.
+        limit: maximum bytes of a payload.
 
     Raises:
-        Unmoved: it must stay.
+        UnmovableRecord: the record must stay.
 
     """
     if is_part(record.payload):
         return []
     ours = decode(record.payload)
     if ours is None:
-        raise Unmoved
+        raise UnmovableRecord
     values: list[tuple[bytes, bytes | None]] = []
     if isinstance(ours, Value):
         values = [(ours.key, ours.value)]
@@ -61,34 +61,34 @@ def moves_of(record: Record, versions: Versions, limit: int) -> list[Move]:
     moves: dict[bytes, Move] = {}
     for key, value in values:
         entry = versions.get(key)
-        # Of a key that is there twice, readers see the first.
+        # If a record holds a key twice, readers use the first value.
         if entry is None or entry.place != record.rid or value is None or key in moves:
             continue
         if len(key) + len(value) + OVERHEAD_BYTES > limit:
-            raise Unmoved
+            raise UnmovableRecord
         moves[key] = Move(key, record.rid, value)
     return list(moves.values())
 
 
-class Moving:
-    """Gathers moves for records of a good size."""
+class Relocation:
+    """Collects moves into records of about the same size."""
 
     def __init__(self, part_bytes: int) -> None:
-        """Begin.
+        """Start without moves.
 
         Args:
-            part_bytes: a record has more only if one value has.
+            part_bytes: maximum bytes of a record, unless a single value is larger.
 
         """
         self._part_bytes: Final = part_bytes
-        #: The last record that was looked at.
+        #: The gsn of the last processed record.
         self.passed = 0
         self._moves: list[Move] = []
         self._bytes = 0
         self._full: list[bytes] = []
 
-    def take(self, rid: RecordId, moves: list[Move]) -> None:
-        """Take what is needed of the next record."""
+    def add(self, rid: RecordId, moves: list[Move]) -> None:
+        """Add the moves of the next record."""
         self.passed = rid.gsn
         for move in moves:
             size = len(move.key) + len(move.value) + MOVE_BYTES
@@ -102,13 +102,13 @@ class Moving:
         self._full.append(encode(Moved(self._moves)))
         self._moves, self._bytes = [], 0
 
-    def full(self) -> list[bytes]:
-        """Return the payloads of the records that are full, once."""
+    def pop_full(self) -> list[bytes]:
+        """Return the payloads of full records, and forget them."""
         full, self._full = self._full, []
         return full
 
-    def rest(self) -> list[bytes]:
-        """Return the last payloads."""
+    def finish(self) -> list[bytes]:
+        """Return the payloads of the last records."""
         if self._moves:
             self._flush()
-        return self.full()
+        return self.pop_full()

@@ -1,7 +1,7 @@
-"""When a coordinator has a round to make, or to finish one that was begun by a dead one.
+"""Decides when a coordinator starts a cleaning round, or finishes the trim of a dead coordinator.
 
-Rule: others' rounds that are open are waited for, up to a minute; what failed is tried again later.
-Invariant: without news, whoever is idle stays so. See docs/logdb.md, section 8.
+An open round of another coordinator is given up to a minute; a failed round is retried later.
+Invariant: without new records an idle coordinator stays idle. See docs/logdb.md, section 8.
 """
 
 from __future__ import annotations
@@ -11,117 +11,117 @@ from typing import TYPE_CHECKING, Final
 from ziplog.client.common.requests import NEVER
 
 if TYPE_CHECKING:
-    from logdb.cleaner.cleaning_round import Counts, RoundSettings
+    from logdb.cleaner.settings import Counts, RoundSettings
     from logdb.state import State
     from ziplog.types import RecordId
 
-#: How often it is asked whether a round is due.
-_LOOK_NS: Final = 100_000_000
-#: A key's share of a checkpoint, about, in bytes.
+#: Interval between checks whether a round is due.
+_CHECK_INTERVAL_NS: Final = 100_000_000
+#: Approximate bytes of a key in a checkpoint.
 _KEY_BYTES: Final = 64
 
 
-class Due:
-    """Tells one coordinator when to begin. Times are monotonic nanoseconds."""
+class CheckpointSchedule:
+    """The round schedule of one coordinator. Times are monotonic nanoseconds."""
 
     def __init__(
         self, state: State, coordinator: bytes, settings: RoundSettings, counts: Counts
     ) -> None:
-        """Begin; nothing is due before the first look.
+        """Start; nothing is due before the first check.
 
         Args:
-            state: what checkpoints are made of.
-            coordinator: whose rounds are not another's.
-            settings: how much is worth a round, and how long others are waited for.
-            counts: what was done.
+            state: the state to checkpoint.
+            coordinator: this coordinator; its own rounds are not waited for.
+            settings: thresholds and timeouts.
+            counts: what the rounds have done.
 
         """
         self._state: Final = state
         self.coordinator: Final = coordinator
         self._settings: Final = settings
         self._counts: Final = counts
-        self._look_at = self._retry_at = 0
-        #: The state's position at the last look, and whether something was due that had to wait.
-        self._looked: RecordId | None = None
-        self._is_waiting = False
-        #: When each round that is open was seen first, by its mark's gsn.
-        self._seen: dict[int, int] = {}
-        #: The last round that was done, by anybody, and how much the last cut has left dead.
-        self._done: RecordId | None = None
-        self._dead = 0
-        #: Where the checkpoint that we started from would have the log trimmed; None: not known.
-        self._started: int | None = None
+        self._check_at = self._retry_at = 0
+        #: The state's position at the last check, and whether a due round was postponed.
+        self._checked_position: RecordId | None = None
+        self._is_postponed = False
+        #: When each open round was first seen, by the gsn of its announcement.
+        self._first_seen: dict[int, int] = {}
+        #: The last completed round of any coordinator, and the dead bytes that the last cut left.
+        self._last_done: RecordId | None = None
+        self._dead_after_cut = 0
+        #: The trim position of the checkpoint that this process started from; None: unknown.
+        self._initial_trim: int | None = None
 
     @property
-    def owed(self) -> int:
-        """Where the log is still to be trimmed, as who should have may be dead; 0: nowhere."""
-        started = self._started or 0
+    def pending_trim(self) -> int:
+        """The trim position of a coordinator that may have died before trimming; 0: none."""
+        started = self._initial_trim or 0
         return started if started > self._counts.trimmed else 0
 
-    def watch(self, now: int) -> None:
-        """See whose rounds are open, and whether one was done; after each batch of events."""
+    def observe_rounds(self, now: int) -> None:
+        """Record which rounds are open or completed; called after each batch of events."""
         state = self._state
-        if state.last_done != self._done:
-            self._done = state.last_done
+        if state.last_done != self._last_done:
+            self._last_done = state.last_done
             if state.last_begun is not None and state.last_begun.cut:
-                self._dead = state.segments.dead_bytes
-        if state.begun or self._seen:
-            gsns = [mark.position.gsn for mark in state.begun.values()]
-            self._seen = {gsn: self._seen.get(gsn, now) for gsn in gsns}
+                self._dead_after_cut = state.log_usage.dead_bytes
+        if state.begun or self._first_seen:
+            gsns = [each.position.gsn for each in state.begun.values()]
+            self._first_seen = {gsn: self._first_seen.get(gsn, now) for gsn in gsns}
 
-    def look(self, now: int) -> bool:
-        """Whether something is to be begun now: to trim what is `owed`, or else a round."""
-        if now < self._look_at:
+    def is_due(self, now: int) -> bool:
+        """Whether to start now: a trim to `pending_trim`, or else a round."""
+        if now < self._check_at:
             return False
-        self._look_at = now + _LOOK_NS
-        self._looked = self._state.position
-        if self._started is None:
-            self._started = self._state.trimmed
-            self._retry_at = now + self._settings.retry_ns if self._started else 0
-        owed = self.owed
-        self._is_waiting = bool(owed) or self._is_worth_it()
-        if not self._is_waiting:
+        self._check_at = now + _CHECK_INTERVAL_NS
+        self._checked_position = self._state.position
+        if self._initial_trim is None:
+            self._initial_trim = self._state.trimmed
+            self._retry_at = now + self._settings.retry_ns if self._initial_trim else 0
+        pending_trim = self.pending_trim
+        self._is_postponed = bool(pending_trim) or self._is_worth_it()
+        if not self._is_postponed:
             return False
-        may_at = max(self._retry_at, 0 if owed else self._free_at(NEVER))
-        self._look_at = max(may_at, self._look_at)
-        return now >= may_at
+        start_at = max(self._retry_at, 0 if pending_trim else self._others_expire_at(NEVER))
+        self._check_at = max(start_at, self._check_at)
+        return now >= start_at
 
-    def next_look(self) -> int:
-        """Return when to look; `NEVER`: after the next event."""
-        has_news = self._is_waiting or self._state.position != self._looked
-        return self._look_at if has_news else NEVER
+    def next_check(self) -> int:
+        """Return the time of the next check; `NEVER`: after the next event."""
+        has_news = self._is_postponed or self._state.position != self._checked_position
+        return self._check_at if has_news else NEVER
 
-    def ended(self, now: int, *, failed: bool) -> None:
-        """What was begun is over."""
-        self._look_at = now + _LOOK_NS
+    def on_end(self, now: int, *, failed: bool) -> None:
+        """Record the end of a round or of a trim."""
+        self._check_at = now + _CHECK_INTERVAL_NS
         if failed:
             self._retry_at = now + self._settings.retry_ns
 
     def stop(self) -> None:
-        """Nothing is due any more, ever."""
-        self._look_at = NEVER
+        """Never report a round as due again."""
+        self._check_at = NEVER
 
     def cut(self) -> int:
-        """Return where a round should cut the log; 0: it is not worth it."""
+        """Return the gsn at which a round should cut the log; 0: no cut is worth it."""
         cut = self._state.choose_cut()
         return cut if cut > self._state.trimmed else 0
 
     def is_first(self, begun: RecordId, now: int) -> bool:
-        """Whether no other's round began before ours, whose mark was applied, and is open."""
-        self.watch(now)
-        return self._free_at(begun.gsn) <= now
+        """Whether no open round of another coordinator was announced before ours."""
+        self.observe_rounds(now)
+        return self._others_expire_at(begun.gsn) <= now
 
     def _is_worth_it(self) -> bool:
         state, settings = self._state, self._settings
         keys = len(state.versions)
         if state.since_checkpoint >= max(keys, settings.every_records, 1):
             return True
-        dead = state.segments.dead_bytes - self._dead
+        dead = state.log_usage.dead_bytes - self._dead_after_cut
         return dead > max(settings.min_dead_bytes, _KEY_BYTES * keys) and self.cut() > 0
 
-    def _free_at(self, before: int) -> int:
-        """Return from when on no other's round that began before a gsn is waited for."""
+    def _others_expire_at(self, before: int) -> int:
+        """Return when the wait ends for other coordinators' rounds announced before a gsn."""
         begun = self._state.begun.items()
-        gsns = [mark.position.gsn for owner, mark in begun if owner != self.coordinator]
-        seen = [self._seen[gsn] for gsn in gsns if gsn < before]
-        return max(seen) + self._settings.leave_ns if seen else 0
+        gsns = [each.position.gsn for owner, each in begun if owner != self.coordinator]
+        seen = [self._first_seen[gsn] for gsn in gsns if gsn < before]
+        return max(seen) + self._settings.other_round_timeout_ns if seen else 0

@@ -1,1 +1,1 @@
-"""The verbs `ziplog kv ...` (docs/logdb.md, section 14)."""
+"""The commands `ziplog kv ...` (docs/logdb.md, section 14)."""

@@ -1,8 +1,7 @@
-"""`ziplog kv`: a database's keys and values from and to the shell.
+"""The commands `ziplog kv`: read and write a LogDB database from the shell.
 
-Rules are those of `ziplog.cli`: stdout carries data and nothing else. A value that is text is
-printed as it is, any other as JSON (`logdb/cli/json_values.py`); --json prints all as JSON, and
-is exact.
+As in `ziplog.cli`, stdout carries data only. A text value is printed as it is, any other value as
+JSON (`logdb/cli/json_values.py`). --json prints every value as JSON, without loss.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import typer
 
 import logdb
 from logdb.cli import json_values
-from logdb.cli.transaction_script import ABSENT, DifferenceError, Operation, do, parse
+from logdb.cli.transaction_script import ABSENT, CheckFailedError, Operation, execute, parse
 from logdb.defaults import COORDINATOR, VARIABLE
 from logdb.values import encode_key
 from ziplog.cli.options import Timeout, say
@@ -26,12 +25,12 @@ from ziplog.cli.terminal import one_line, shown, shown_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: A word that begins with "-" may be a value: -5.
+#: Allows arguments that begin with "-", such as the value -5.
 _ANY_WORD: Final = {"ignore_unknown_options": True}
 
 app: Final = typer.Typer(
     help="Keys and values of LogDB, the database on the log.",
-    epilog='JSON of values that it has no form for: bytes are {"$base64": ...}; see docs/logdb.md.',
+    epilog='JSON of other types: bytes are {"$base64": ...}; see docs/logdb.md.',
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -47,12 +46,12 @@ Coordinators = Annotated[
     ),
 ]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
-Exact = Annotated[bool, typer.Option("--json", help="Print JSON, whatever the value is.")]
+Exact = Annotated[bool, typer.Option("--json", help="Print every value as JSON.")]
 Given = Annotated[bool, typer.Option("--json", help="Values are JSON, not text.")]
 
 
 def connect(coordinators: str, timeout: float) -> logdb.Database:
-    """Return a client for one verb."""
+    """Connect a command's client."""
     return logdb.connect(coordinators, timeout=timeout)
 
 
@@ -64,14 +63,14 @@ def get(
     coordinator: Coordinators = COORDINATOR,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Print a key's value, and a line's end. Exit code 1: there is no such key.
+    """Print a key's value and a newline. Exit code 1: the key does not exist.
 
     On a terminal, control characters in text are escaped.
     """
     with connect(coordinator, timeout) as db:
         value = db.get(key, ABSENT)
     if value is ABSENT:
-        say(f"there is no key {key!r}")
+        say(f"key {key!r} does not exist")
         raise typer.Exit(1)
     _print(_json(value) if json else shown(_text(value)))
 
@@ -85,8 +84,8 @@ def put(
     coordinator: Coordinators = COORDINATOR,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Set a key's value, whatever it was; prints the position of the commit."""
-    given = _given(value, "VALUE", json=json)
+    """Set a key's value; print the position of the commit."""
+    given = _parse_value(value, "VALUE", json=json)
     with connect(coordinator, timeout) as db:
         position = db.put(key, given)
     _print(str(position))
@@ -94,7 +93,7 @@ def put(
 
 @app.command()
 def delete(key: Key, coordinator: Coordinators = COORDINATOR, timeout: Timeout = 10.0) -> None:
-    """Make a key absent, whether or not it is; prints the position of the commit."""
+    """Delete a key, whether or not it exists; print the position of the commit."""
     with connect(coordinator, timeout) as db:
         position = db.delete(key)
     _print(str(position))
@@ -103,21 +102,23 @@ def delete(key: Key, coordinator: Coordinators = COORDINATOR, timeout: Timeout =
 @app.command(context_settings=_ANY_WORD)
 def cas(
     key: Key,
-    expected: Annotated[str, typer.Argument(metavar="EXPECTED", help="What it must be.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="What it becomes.")],
+    expected: Annotated[str, typer.Argument(metavar="EXPECTED", help="The value required now.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The new value.")],
     *,
     json: Given = False,
     coordinator: Coordinators = COORDINATOR,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Set a key's value if it is EXPECTED. Exit code 1: it is another one, and stays.
+    """Set a key's value if it is EXPECTED. Exit code 1: it is not, and nothing changes.
 
-    With --json, an EXPECTED of null is a key that is absent, too.
+    With --json, an EXPECTED of null also matches an absent key.
     """
-    before = _given(expected, "EXPECTED", json=json)
-    after = _given(new, "NEW", json=json)
+    before = _parse_value(expected, "EXPECTED", json=json)
+    after = _parse_value(new, "NEW", json=json)
     name = encode_key(key)
-    _do([Operation("check", name, before), Operation("put", name, after)], coordinator, timeout)
+    _execute(
+        [Operation("check", name, before), Operation("put", name, after)], coordinator, timeout
+    )
 
 
 @app.command()
@@ -125,7 +126,8 @@ def scan(
     start: Annotated[str | None, typer.Option("--start", help="The first key.")] = None,
     stop: Annotated[str | None, typer.Option("--stop", help="Before this key.")] = None,
     prefix: Annotated[
-        str | None, typer.Option("--prefix", help="Instead: keys that begin with this.")
+        str | None,
+        typer.Option("--prefix", help="Keys that begin with this, instead of --start and --stop."),
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=0, metavar="N", help="At most N keys.")
@@ -135,15 +137,15 @@ def scan(
     coordinator: Coordinators = COORDINATOR,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Print keys and values in key order, all of one state: the key, a tab, the value.
+    """Print keys and values of one state in key order: the key, a tab, the value.
 
-    --json: {"key": ..., "value": ...} a line.
+    --json prints one object {"key": ..., "value": ...} per line.
     """
     first, last, common = (
         None if key is None else encode_key(key) for key in (start, stop, prefix)
     )
     if common is None and first is None:
-        first = b""  # so that keys come as bytes
+        first = b""  # a bytes bound returns keys as bytes
     with connect(coordinator, timeout) as db:
         for key, value in db.scan(first, last, prefix=common, limit=limit):
             _print(_row(key, value, json=json))
@@ -160,10 +162,10 @@ def watch(
     coordinator: Coordinators = COORDINATOR,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Print a key's state, and each later one that is seen: its version, a tab, the value.
+    """Print a key's present state, and each later one: its version, a tab, the value.
 
-    Of a key that is absent: 0 alone. --json: {"version": ..., "value": ...}, or without the value.
-    Ctrl-C ends it; --timeout is that of connecting.
+    An absent key is printed as 0 alone. --json prints {"version": ..., "value": ...}, without the
+    value if the key is absent. Ctrl-C stops it; --timeout applies to connecting.
     """
     with connect(coordinator, timeout) as db, db.watch(key, ABSENT) as states:
         for value in itertools.islice(states, limit):
@@ -182,36 +184,36 @@ def txn(
     coordinator: Coordinators = COORDINATOR,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Do a script as one transaction; prints what it read, once it is committed.
+    """Run a script as one transaction; print what it read once it has committed.
 
-    One JSON object a line: {"get": KEY}, {"put": [KEY, VALUE]}, {"delete": KEY}, and {"check":
-    [KEY, VALUE]}: if it is another value then (null: or is not absent), nothing is done, exit code
-    1. If others were faster, it is done again.
+    One JSON object per line: {"get": KEY}, {"put": [KEY, VALUE]}, {"delete": KEY}, or {"check":
+    [KEY, VALUE]}. If a checked key has another value (null: if it exists), nothing is written, and
+    the exit code is 1. After a conflict the script is run again.
 
-    Prints the key, a tab, the value for each get, of one that is absent the key alone; --json:
-    {"key": ..., "value": ...}, or without the value.
+    For each get it prints the key, a tab, and the value; for an absent key, the key alone. --json
+    prints {"key": ..., "value": ...}, without the value if the key is absent.
     """
     with sys.stdin.buffer if file == Path("-") else file.open("rb") as source:
         name = "stdin" if file == Path("-") else str(file)
         script = parse(source.read().decode(errors="surrogateescape"), name)
-    for key, value in _do(script, coordinator, timeout):
+    for key, value in _execute(script, coordinator, timeout):
         _print(_row(key, value, json=json))
 
 
 @app.command()
 def status(
     *,
-    json: Annotated[bool, typer.Option("--json", help="The document itself.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the JSON document.")] = False,
     coordinator: Coordinators = COORDINATOR,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Show how the coordinator is that answers; docs/logdb.md says what each line means."""
+    """Show the status of the coordinator that replies; its fields are in docs/logdb.md."""
     with connect(coordinator, timeout) as db:
         document = db.status()
     if json:
         _print(_json(document))
         return
-    shown = table("what", "is")
+    shown = table("field", "value")
     for name, value in document.items():
         parts = value.items() if isinstance(value, dict) else [(None, value)]
         for part, one in parts:
@@ -219,11 +221,13 @@ def status(
     stdout().print(shown)
 
 
-def _do(script: Sequence[Operation], coordinators: str, timeout: float) -> list[tuple[bytes, Any]]:
-    """Do a script as one transaction; returns what it read, or raises the check that failed."""
+def _execute(
+    script: Sequence[Operation], coordinators: str, timeout: float
+) -> list[tuple[bytes, Any]]:
+    """Run a script as one transaction; return what it read, or raise the check that failed."""
     with connect(coordinators, timeout) as db:
-        read = db.run(lambda transaction: do(script, transaction))
-    if isinstance(read, DifferenceError):
+        read = db.run(lambda transaction: execute(script, transaction))
+    if isinstance(read, CheckFailedError):
         raise read
     return read
 
@@ -232,7 +236,7 @@ def _print(line: str) -> None:
     sys.stdout.buffer.write(f"{line}\n".encode())
 
 
-def _given(text: str, name: str, *, json: bool) -> Any:
+def _parse_value(text: str, name: str, *, json: bool) -> Any:
     return json_values.decode(text, name) if json else text
 
 
@@ -245,7 +249,7 @@ def _json(value: Any) -> str:
 
 
 def _columns(first: str, value: Any) -> str:
-    """Return one line, whatever the value holds; --json is the exact form."""
+    """Return one line for any value; --json is the exact form."""
     return first if value is ABSENT else f"{first}\t{one_line(_text(value))}"
 
 

@@ -1,9 +1,8 @@
-"""A transaction as a script: one JSON object a line, done in this order.
+"""Transaction scripts: one JSON object per line, executed in order.
 
-{"get": KEY}, {"put": [KEY, VALUE]}, {"delete": KEY}, {"check": [KEY, VALUE]}; values as
-`plain` has them. Rule: what is read is what the lines before have made of it, and they are
-written only when all checks have held; so a check that fails is a transaction that only read, and
-was so at one moment.
+{"get": KEY}, {"put": [KEY, VALUE]}, {"delete": KEY}, {"check": [KEY, VALUE]}; values as in
+`json_values`. A line reads the effects of the lines before it. Writes are sent only after all
+checks have passed, so a failed check leaves a read-only transaction.
 """
 
 from __future__ import annotations
@@ -24,37 +23,37 @@ if TYPE_CHECKING:
 _SHAPE: Final = '{"get": KEY}, {"put": [KEY, VALUE]}, {"delete": KEY} or {"check": [KEY, VALUE]}'
 
 
-#: So many characters of a value are told.
+#: Characters of a value shown in a message.
 _MAX_SHOWN: Final = 100
 
 
 class _Absent:
-    """What stands where there is no value; None is one."""
+    """The type of `ABSENT`, because None is a value."""
 
 
 ABSENT: Final = _Absent()
 
 
-class DifferenceError(ZiplogError):
-    """A value was another one than was asked for."""
+class CheckFailedError(ZiplogError):
+    """A checked key had another value."""
 
     def __init__(self, key: bytes, expected: Any, found: Any) -> None:
         shown = repr(key.decode(errors="backslashreplace"))
-        wanted, there = (_shortened(value) for value in (expected, found))
+        required, actual = (_shortened(value) for value in (expected, found))
         hint = ""
         if isinstance(expected, str) and not isinstance(found, str) and found is not ABSENT:
             hint = " (words are text; with --json they are JSON)"
-        super().__init__(f"{shown} is {there}, not {wanted}{hint}; nothing was written")
+        super().__init__(f"{shown} is {actual}, not {required}{hint}; nothing was written")
 
 
 def _shortened(value: Any) -> str:
-    """Return a value as one can be told of it in a line."""
+    """Return a value as short text."""
     text = "absent" if value is ABSENT else json_values.encode(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """One line."""
+    """One line of a script."""
 
     verb: Literal["get", "put", "delete", "check"]
     key: bytes
@@ -62,14 +61,14 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 def parse(text: str, where: str) -> list[Operation]:
-    """Return the operations of a script; empty lines are none.
+    """Return the operations of a script; empty lines are skipped.
 
     Args:
         text: the script.
         where: its name, for messages.
 
     Raises:
-        ConfigError: a line is none of the four; says which.
+        ConfigError: a line is not an operation; the error has the line number.
         RecordTooLargeError: a key has more than 1,024 bytes.
 
     """
@@ -88,10 +87,10 @@ def _operation(line: str, where: str) -> Operation:
             raise ConfigError(where, line, _SHAPE)
 
 
-def do(
+def execute(
     script: Sequence[Operation], transaction: Transaction
-) -> list[tuple[bytes, Any]] | DifferenceError:
-    """Do a script; returns what each "get" found (or `ABSENT`), or the check that failed."""
+) -> list[tuple[bytes, Any]] | CheckFailedError:
+    """Run a script; return the result of each "get" (or `ABSENT`), or the failed check."""
     read: list[tuple[bytes, Any]] = []
     written: dict[bytes, Any] = {}
     for operation in script:
@@ -103,7 +102,7 @@ def do(
         if operation.verb == "get":
             read.append((key, value))
         elif (None if value is ABSENT else value) != operation.value:
-            return DifferenceError(key, operation.value, value)
+            return CheckFailedError(key, operation.value, value)
     for key, value in written.items():
         if value is ABSENT:
             transaction.delete(key)

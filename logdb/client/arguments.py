@@ -1,6 +1,6 @@
-"""What users pass, checked and turned into what is sent: the same for both APIs.
+"""Validation and encoding of user arguments, for both APIs.
 
-Rule: what cannot work is refused here, when it is given, before anything is sent.
+Invalid arguments are rejected here, before anything is sent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from logdb.client.commits import CommitDoubt
+from logdb.client.commits import UnknownCommit
 from logdb.records import OVERHEAD_BYTES
 from logdb.values import decode_key, decode_value, encode_key, encode_value
 from logdb.wire import MAX_KEYS
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from logdb.values import UserKey
     from ziplog.errors import OutcomeUnknownError
 
-#: Rows that a scan asks for at once.
+#: Rows of one page of a scan.
 PAGE_ROWS: Final = 1000
 
 
 class Bounds(msgspec.Struct, frozen=True, gc=False):
-    """What is to be scanned: keys from `start` on, before `stop` (None: all)."""
+    """The bounds of a scan: keys from `start` on, before `stop` (None: all)."""
 
     start: bytes
     stop: bytes | None
     #: Rows; None: all.
     limit: int | None
-    #: The user speaks bytes.
+    #: Whether keys are returned as bytes.
     is_bytes: bool
 
     @property
     def is_empty(self) -> bool:
-        """Whether no key can lie in it, or none is wanted."""
+        """Whether no key can be in the range, or the limit is 0."""
         return self.limit == 0 or (self.stop is not None and self.stop <= self.start)
 
     def key(self, key: bytes) -> str | bytes:
-        """Return a key as the user wants it."""
+        """Return a key in the user's type."""
         return key if self.is_bytes else decode_key(key)
 
     def row(self, row: tuple[bytes, bytes]) -> tuple[Any, Any]:
-        """Return a key and its value as the user wants them."""
+        """Return a key and its value in the user's types."""
         return self.key(row[0]), decode_value(row[1])
 
 
@@ -56,21 +56,21 @@ def bounds(
     """Return the bounds of a scan.
 
     Raises:
-        ConfigError: both a prefix and a bound, or a limit that is no number from 0 on.
+        ConfigError: both a prefix and a bound were given, or the limit is not a number from 0 on.
         TypeError: a bound is neither str nor bytes.
 
     """
     if limit is not None:
         if not isinstance(limit, int) or limit < 0:
             raise ConfigError("limit", limit, "a whole number from 0 on, or None for all")
-        limit = int(limit)  # A bool is sent as one, and nobody would understand it.
+        limit = int(limit)  # A bool would be encoded as a bool, which is not a valid limit.
     if prefix is not None and not (start is None and stop is None):
         raise ConfigError("prefix", prefix, "given without start and stop")
     given = [bound for bound in (start, stop, prefix) if bound is not None]
     is_bytes = any(not isinstance(bound, str) for bound in given)
     if prefix is not None:
         first = encode_key(prefix)
-        return Bounds(first, _behind(first), limit, is_bytes)
+        return Bounds(first, _after_prefix(first), limit, is_bytes)
     return Bounds(
         b"" if start is None else encode_key(start),
         None if stop is None else encode_key(stop),
@@ -79,18 +79,18 @@ def bounds(
     )
 
 
-def _behind(prefix: bytes) -> bytes | None:
-    """Return the first key behind all those with a prefix; None: there is none."""
+def _after_prefix(prefix: bytes) -> bytes | None:
+    """Return the first key after all keys with a prefix; None: there is none."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
 def keys(given: Iterable[UserKey]) -> list[bytes]:
-    """Return keys' bytes.
+    """Return the bytes of keys.
 
     Raises:
-        TypeError: it is one key, or one of them is neither str nor bytes.
-        ConfigError: there are more than 10,000.
+        TypeError: a single key was passed, or a key is neither str nor bytes.
+        ConfigError: there are more than 10,000 keys.
 
     """
     if isinstance(given, (str, bytes, bytearray, memoryview)):
@@ -102,7 +102,7 @@ def keys(given: Iterable[UserKey]) -> list[bytes]:
 
 
 def write(key: object, value: object, largest: int) -> tuple[bytes, bytes]:
-    """Return a key's and a value's bytes.
+    """Return the bytes of a key and a value.
 
     Raises:
         TypeError: the key is neither str nor bytes.
@@ -118,7 +118,7 @@ def write(key: object, value: object, largest: int) -> tuple[bytes, bytes]:
 
 
 def writes(given: Mapping[Any, object], largest: int) -> dict[bytes, bytes | None]:
-    """Return what a dictionary writes; errors are those of `write`, and of `Sizes`."""
+    """Return the writes of a dictionary; raises the errors of `write` and of `Sizes`."""
     _check_is_mapping(given)
     sizes = Sizes(largest)
     found: dict[bytes, bytes | None] = {}
@@ -131,7 +131,7 @@ def writes(given: Mapping[Any, object], largest: int) -> dict[bytes, bytes | Non
 
 
 def expected(given: Mapping[Any, object]) -> dict[bytes, Any]:
-    """Return what keys are compared with: values as they would come back (None: or absent)."""
+    """Return expected values in the form in which they are read (None: or absent)."""
     _check_is_mapping(given)
     found = {encode_key(key): decode_value(encode_value(value)) for key, value in given.items()}
     if len(found) > MAX_KEYS:
@@ -144,7 +144,7 @@ def _check_is_mapping(given: object) -> None:
         raise TypeError(f"keys with values must be a dictionary, not a {type(given).__name__}")
 
 
-#: What a commit record needs at most for itself, and beside the keys of each of its parts.
+#: Maximum bytes of a commit record without its parts, and of each part without its key.
 RECORD_BYTES: Final = 64
 READ_BYTES: Final = 16
 RANGE_BYTES: Final = 32
@@ -152,7 +152,7 @@ WRITE_BYTES: Final = 32
 
 
 class Sizes:
-    """The size of a commit record, so that what would not fit is refused when it is given."""
+    """The maximum size of a commit record, so that an oversized write is rejected early."""
 
     __slots__ = ("_largest", "_size")
 
@@ -161,11 +161,10 @@ class Sizes:
         self._size = RECORD_BYTES
 
     def add(self, size: int) -> None:
-        """Take so many bytes more.
+        """Add bytes.
 
         Raises:
-            RecordTooLargeError: the record would be larger than the cluster allows; nothing was
-                taken.
+            RecordTooLargeError: the record would exceed the cluster's limit; nothing was added.
 
         """
         if self._size + size > self._largest:
@@ -173,13 +172,13 @@ class Sizes:
         self._size += size
 
 
-def doubt(error: OutcomeUnknownError) -> CommitDoubt:
-    """Return what a commit's error is about.
+def unknown_commit(error: OutcomeUnknownError) -> UnknownCommit:
+    """Return the commit with an unknown outcome from its error.
 
     Raises:
-        ClosedError: no database raised it.
+        ClosedError: the error is not of a database.
 
     """
-    if not isinstance(error.doubt, CommitDoubt):
-        raise ClosedError("the client of this error", "only a database's errors can be asked")
+    if not isinstance(error.doubt, UnknownCommit):
+        raise ClosedError("the client of this error", "only errors of a database can be resolved")
     return error.doubt

@@ -1,7 +1,7 @@
-"""The asyncio client: as the blocking one (`logdb/client/blocking.py`), driven by the event loop.
+"""The asyncio client: the API of `logdb/client/blocking.py`, run by the event loop.
 
-Rule: the pure parts decide what is asked; here is only how answers are waited for. A database
-belongs to the event loop in which it was connected; a transaction may be used by several tasks.
+The pure steps are shared; only the waiting differs. A database belongs to the event loop in which
+it was connected; a transaction may be used by several tasks.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, overload
 
 from logdb.client import arguments, single_calls
-from logdb.client.engines import AsyncCaller
+from logdb.client.engines import AsyncDatabaseEngine
 from logdb.client.requests import (
     CoordinatorStatusRequest,
     DropRequest,
     SnapshotRequest,
     UnwatchRequest,
-    Watching,
+    WatchHandle,
     WatchRequest,
 )
 from logdb.client.rows import AsyncRows
-from logdb.client.scanning import Scanning
+from logdb.client.scanning import OpenScan
 from logdb.client.transaction import TransactionScan, TransactionSets
 from logdb.errors import TransactionAborted
 from logdb.values import decode_value, encode_key
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class Closable(Protocol):
-    """What is to be closed."""
+    """An object with an async `close`."""
 
     async def close(self) -> None:
         """Close it."""
@@ -65,11 +65,11 @@ T = TypeVar("T")
 C = TypeVar("C", bound=Closable)
 
 
-class Opening(Generic[C]):
-    """Something that is being opened: `await` it, or use it in an `async with` statement."""
+class PendingOpen(Generic[C]):
+    """An object that is being opened: `await` it, or use it in an `async with` statement."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, C]) -> None:
-        """Take what opens it."""
+        """Take the coroutine that opens the object."""
         self._coroutine: Final = coroutine
         self._opened: C | None = None
 
@@ -89,11 +89,11 @@ class Opening(Generic[C]):
 
 
 class Database:
-    """A client of a database for asyncio. As `logdb.Database`, with coroutines where it waits."""
+    """An asyncio client of a database. As `logdb.Database`, with coroutines for blocking calls."""
 
-    def __init__(self, caller: AsyncCaller, largest: int) -> None:
+    def __init__(self, engine: AsyncDatabaseEngine, largest: int) -> None:
         """Use `logdb.aio.connect`."""
-        self._caller: Final = caller
+        self._engine: Final = engine
         self._largest: Final = largest
 
     async def __aenter__(self) -> Self:
@@ -105,15 +105,15 @@ class Database:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<logdb.aio.Database at {self._caller.core.description}>"
+        return f"<logdb.aio.Database at {self._engine.core.description}>"
 
     # --- transactions ---
 
     def transaction(self, *, timeout: float | None = None) -> Transaction:
-        """Begin a transaction, to be used in an `async with` statement; see `logdb.Database`."""
+        """Start a transaction, for use in an `async with` statement; see `logdb.Database`."""
         if timeout is not None:
             timeout_s(timeout, 0)
-        return Transaction(self._caller, self._largest, timeout)
+        return Transaction(self._engine, self._largest, timeout)
 
     @overload
     async def run(
@@ -138,11 +138,11 @@ class Database:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Return `function(transaction)`, awaited if it can be, committed.
+        """Run `function(transaction)` in a transaction, awaited if it is awaitable, and commit.
 
-        See `logdb.Database.run`. A function that is no coroutine function can only write.
+        See `logdb.Database.run`. A plain function can only write.
         """
-        attempts = self._caller.retrying(retries, timeout)
+        attempts = self._engine.backoff(retries, timeout)
         while True:
             try:
                 async with self.transaction(timeout=timeout) as transaction:
@@ -152,14 +152,14 @@ class Database:
                     except ZiplogError:
                         raise
                     except Exception:
-                        # Maybe of a state a little old.
+                        # The error may be due to an out-of-date read.
                         if transaction.status == "open":
                             with suppress(UnavailableError):
                                 await transaction.validate()
                         raise
             except TransactionAborted as error:
-                chance = random.random()  # noqa: S311 - to part rivals
-                await asyncio.sleep(attempts.pause_s(error, chance, now_ns()))
+                jitter = random.random()  # noqa: S311 - not for security
+                await asyncio.sleep(attempts.next_delay_s(error, jitter, now_ns()))
 
     @overload
     def transactional(
@@ -179,8 +179,8 @@ class Database:
         retries: int | None = None,
         timeout: float | None = None,
     ) -> Callable[..., Any]:
-        """Make of `function(transaction, ...)` a function without the first argument, by `run`."""
-        self._caller.retrying(retries, timeout)
+        """Wrap `function(transaction, ...)` in `run`; callers omit the first argument."""
+        self._engine.backoff(retries, timeout)
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
             @functools.wraps(function)
@@ -202,13 +202,15 @@ class Database:
     async def multi_get(
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
     ) -> list[Any]:
-        """Return the values of up to 10,000 keys, in their order and all of one state."""
-        steps = single_calls.read(self._caller.until(timeout), None, keys, default)
-        return await self._caller.drive(steps)
+        """Return the values of up to 10,000 keys of one state, in their order."""
+        steps = single_calls.read(self._engine.deadline_ns(timeout), None, keys, default)
+        return await self._engine.run(steps)
 
     async def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
-        """Return whether a key is there."""
-        return await self._caller.drive(single_calls.exists(self._caller.until(timeout), None, key))
+        """Return whether a key exists."""
+        return await self._engine.run(
+            single_calls.exists(self._engine.deadline_ns(timeout), None, key)
+        )
 
     def scan(
         self,
@@ -221,43 +223,45 @@ class Database:
     ) -> AsyncIterator[tuple[Any, Any]]:
         """Return an async iterator over keys and values; see `logdb.Database.scan`."""
         bounds = arguments.bounds(start, stop, prefix, limit)
-        scanning = Scanning(bounds, lambda: self._caller.until(timeout))
-        return AsyncRows(self._caller, bounds, scanning)
+        pages = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout))
+        return AsyncRows(self._engine, bounds, pages)
 
-    def snapshot(self, *, timeout: float | None = None) -> Opening[Snapshot]:
-        """Give a view of the present state that does not change; close it when it is done.
+    def snapshot(self, *, timeout: float | None = None) -> PendingOpen[Snapshot]:
+        """Open a snapshot of the present state. Close it after use.
 
         ``async with db.snapshot() as snapshot``, or ``snapshot = await db.snapshot()``.
         """
-        return Opening(self._snapshot(timeout))
+        return PendingOpen(self._snapshot(timeout))
 
     async def _snapshot(self, timeout: float | None) -> Snapshot:
-        snapshot, position = await self._caller.call(SnapshotRequest(self._caller.until(timeout)))
-        return Snapshot(self._caller, snapshot, position)
+        snapshot, position = await self._engine.call(
+            SnapshotRequest(self._engine.deadline_ns(timeout))
+        )
+        return Snapshot(self._engine, snapshot, position)
 
     def watch(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Watch:
         """Return an async iterator over the values of a key; see `logdb.Database.watch`."""
         if timeout is not None:
             timeout_s(timeout, 0)
-        return Watch(self._caller, encode_key(key), default, timeout)
+        return Watch(self._engine, encode_key(key), default, timeout)
 
     # --- writing ---
 
     async def put(self, key: UserKey, value: Any, *, timeout: float | None = None) -> RecordId:
-        """Set a key's value, whatever it was; see `logdb.Database.put`."""
-        until = self._caller.until(timeout)
-        return await self._caller.drive(single_calls.put(until, key, value, self._largest))
+        """Set a key's value; see `logdb.Database.put`."""
+        deadline_ns = self._engine.deadline_ns(timeout)
+        return await self._engine.run(single_calls.put(deadline_ns, key, value, self._largest))
 
     async def delete(self, key: UserKey, *, timeout: float | None = None) -> RecordId:
-        """Make a key absent, whether or not it is; returns the position of the commit."""
-        return await self._caller.drive(single_calls.delete(self._caller.until(timeout), key))
+        """Delete a key, whether or not it exists; return the position of the commit."""
+        return await self._engine.run(single_calls.delete(self._engine.deadline_ns(timeout), key))
 
     async def multi_put(
         self, values: Mapping[Any, Any], *, timeout: float | None = None
     ) -> RecordId | None:
-        """Set keys' values, all at once; returns the commit's position (None if there are none)."""
-        until = self._caller.until(timeout)
-        return await self._caller.drive(single_calls.multi_put(until, values, self._largest))
+        """Set the values of keys atomically; return the commit's position (None: no keys)."""
+        deadline_ns = self._engine.deadline_ns(timeout)
+        return await self._engine.run(single_calls.multi_put(deadline_ns, values, self._largest))
 
     async def test_and_multi_put(
         self,
@@ -266,34 +270,34 @@ class Database:
         *,
         timeout: float | None = None,
     ) -> bool:
-        """Write if keys have the values expected; see `logdb.Database.test_and_multi_put`."""
-        until = self._caller.until(timeout)
-        steps = single_calls.test_and_multi_put(until, expected, writes, self._largest)
-        return await self._caller.drive(steps)
+        """Write if keys have the expected values; see `logdb.Database.test_and_multi_put`."""
+        deadline_ns = self._engine.deadline_ns(timeout)
+        steps = single_calls.test_and_multi_put(deadline_ns, expected, writes, self._largest)
+        return await self._engine.run(steps)
 
     # --- the database ---
 
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return how the coordinator is that this client uses, with its "endpoint"."""
-        request = CoordinatorStatusRequest(self._caller.until(timeout))
-        document, endpoint = await self._caller.call(request)
+        """Return the status of the coordinator that this client uses, with its "endpoint"."""
+        request = CoordinatorStatusRequest(self._engine.deadline_ns(timeout))
+        document, endpoint = await self._engine.call(request)
         return status(document) | {"endpoint": endpoint}
 
     def stats(self) -> dict[str, int]:
-        """Return what this client did: counts since it was made."""
-        return self._caller.core.stats()
+        """Return the counters of this client."""
+        return self._engine.core.stats()
 
     async def close(self) -> None:
-        """Close; what is under way raises ClosedError. May be called again."""
-        self._caller.close()
+        """Close; open calls raise ClosedError. Idempotent."""
+        self._engine.close()
 
 
 class Transaction:
     """A transaction: an async context manager that commits when its block ends."""
 
-    def __init__(self, caller: AsyncCaller, largest: int, timeout: float | None) -> None:
+    def __init__(self, engine: AsyncDatabaseEngine, largest: int, timeout: float | None) -> None:
         """Use `Database.transaction`."""
-        self._caller: Final = caller
+        self._engine: Final = engine
         self._largest: Final = largest
         self._timeout: Final = timeout
         self._sets: Final = TransactionSets(largest)
@@ -303,7 +307,7 @@ class Transaction:
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
-        """Commit it, unless it was ended before; roll it back if an exception is under way."""
+        """Commit, unless the transaction is over; roll back if an exception is raised."""
         if not self._sets.is_undecided:
             return
         if kind is None:
@@ -316,16 +320,16 @@ class Transaction:
 
     @property
     def status(self) -> TransactionStatus:
-        """How it is: "open", "committing", "committed", "aborted", "rolled back" or "in doubt"."""
+        """The status: "open", "committing", "committed", "aborted", "rolled back" or "in doubt"."""
         return self._sets.status
 
     @property
     def position(self) -> RecordId | None:
-        """Where it was committed; of one that wrote nothing, of which state it read. Else None."""
+        """The position of the commit, or of the state that a read-only transaction read."""
         return self._sets.position
 
-    def _until(self) -> int:
-        return self._caller.until(self._timeout)
+    def _deadline_ns(self) -> int:
+        return self._engine.deadline_ns(self._timeout)
 
     async def get(self, key: UserKey, default: Any = None) -> Any:
         """Return a key's value, or `default` if it is absent; see `logdb.Transaction.get`."""
@@ -333,13 +337,13 @@ class Transaction:
 
     async def multi_get(self, keys: Iterable[UserKey], default: Any = None) -> list[Any]:
         """Return the values of keys, in their order; see `get`."""
-        steps = self._sets.get(arguments.keys(keys), self._until())
-        values = await self._caller.drive(steps)
+        steps = self._sets.get(arguments.keys(keys), self._deadline_ns())
+        values = await self._engine.run(steps)
         return [default if value is None else decode_value(value) for value in values]
 
     async def exists(self, key: UserKey) -> bool:
-        """Return whether a key is there; see `get`."""
-        return await self._caller.drive(self._sets.exists(encode_key(key), self._until()))
+        """Return whether a key exists; see `get`."""
+        return await self._engine.run(self._sets.exists(encode_key(key), self._deadline_ns()))
 
     def scan(
         self,
@@ -352,41 +356,45 @@ class Transaction:
         """Return an async iterator over keys and values; see `logdb.Transaction.scan`."""
         bounds = arguments.bounds(start, stop, prefix, limit)
         self._sets.check_open()
-        return AsyncRows(self._caller, bounds, TransactionScan(self._sets, bounds, self._until))
+        return AsyncRows(
+            self._engine, bounds, TransactionScan(self._sets, bounds, self._deadline_ns)
+        )
 
     def put(self, key: UserKey, value: Any) -> None:
-        """Set a key's value when this transaction commits; no coroutine, as nothing is sent."""
+        """Set a key's value at the commit; not a coroutine, because nothing is sent."""
         self._sets.write(*arguments.write(key, value, self._largest))
 
     def delete(self, key: UserKey) -> None:
-        """Make a key absent when this transaction commits; no coroutine."""
+        """Delete a key at the commit; not a coroutine."""
         self._sets.write(encode_key(key), None)
 
     async def validate(self) -> None:
-        """Check that all that was read is still so; see `logdb.Transaction.validate`."""
-        await self._caller.drive(self._sets.validate(self._until()))
+        """Check that everything read is unchanged; see `logdb.Transaction.validate`."""
+        await self._engine.run(self._sets.validate(self._deadline_ns()))
 
     async def commit(self) -> None:
         """Commit; see `logdb.Transaction.commit`."""
-        await self._caller.drive(self._sets.commit(self._until()))
+        await self._engine.run(self._sets.commit(self._deadline_ns()))
 
     def rollback(self) -> None:
-        """End it without a trace; no coroutine. See `logdb.Transaction.rollback`."""
+        """Roll back, without a trace; not a coroutine. See `logdb.Transaction.rollback`."""
         self._sets.rollback()
 
 
 class Snapshot:
-    """One state of the database, for as long as it is used; see `logdb.Snapshot`."""
+    """One state of the database; see `logdb.Snapshot`."""
 
-    def __init__(self, caller: AsyncCaller, snapshot: SnapshotId, position: RecordId) -> None:
+    def __init__(
+        self, engine: AsyncDatabaseEngine, snapshot: SnapshotId, position: RecordId
+    ) -> None:
         """Use `Database.snapshot`."""
-        self._caller: Final = caller
+        self._engine: Final = engine
         self._snapshot: Final = snapshot
-        #: The last record of the log that the state holds.
+        #: The position of the state.
         self.position: Final = position
         self._is_closed = False
         request = DropRequest(NEVER, snapshot)
-        self._owned: Final = caller.owners.add(self, lambda: (request,))
+        self._owned: Final = engine.owners.add(self, lambda: (request,))
 
     async def __aenter__(self) -> Self:
         """Return the snapshot."""
@@ -401,7 +409,7 @@ class Snapshot:
 
     def _open(self) -> SnapshotId:
         if self._is_closed:
-            raise ClosedError("this snapshot", "take another one")
+            raise ClosedError("this snapshot", "take a new one")
         return self._snapshot
 
     async def get(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Any:
@@ -412,13 +420,13 @@ class Snapshot:
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
     ) -> list[Any]:
         """Return the values of up to 10,000 keys, in their order."""
-        steps = single_calls.read(self._caller.until(timeout), self._open(), keys, default)
-        return await self._caller.drive(steps)
+        steps = single_calls.read(self._engine.deadline_ns(timeout), self._open(), keys, default)
+        return await self._engine.run(steps)
 
     async def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
-        """Return whether a key is there."""
-        steps = single_calls.exists(self._caller.until(timeout), self._open(), key)
-        return await self._caller.drive(steps)
+        """Return whether a key exists."""
+        steps = single_calls.exists(self._engine.deadline_ns(timeout), self._open(), key)
+        return await self._engine.run(steps)
 
     def scan(
         self,
@@ -431,30 +439,30 @@ class Snapshot:
     ) -> AsyncIterator[tuple[Any, Any]]:
         """Return an async iterator over keys and values; see `logdb.Database.scan`."""
         bounds = arguments.bounds(start, stop, prefix, limit)
-        scanning = Scanning(bounds, lambda: self._caller.until(timeout), self._open())
-        return AsyncRows(self._caller, bounds, scanning, self)
+        pages = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout), self._open())
+        return AsyncRows(self._engine, bounds, pages, self)
 
     async def close(self) -> None:
-        """Let go of it. May be called again."""
+        """Release the snapshot. Idempotent."""
         if not self._is_closed:
-            self._caller.tell(DropRequest(NEVER, self._snapshot))
+            self._engine.post(DropRequest(NEVER, self._snapshot))
             self._is_closed = True
-            self._caller.owners.remove(self._owned)
+            self._engine.owners.remove(self._owned)
 
 
 class Watch:
-    """The values of a key, one after the other: an async iterator, and context manager."""
+    """The values of a key over time: an async iterator, and context manager."""
 
     def __init__(
-        self, caller: AsyncCaller, key: bytes, default: Any, timeout: float | None
+        self, engine: AsyncDatabaseEngine, key: bytes, default: Any, timeout: float | None
     ) -> None:
         """Use `Database.watch`."""
-        self._caller: Final = caller
+        self._engine: Final = engine
         self._key: Final = key
         self._default: Final = default
         self._timeout: Final = timeout
-        self._watching: Final = Watching()
-        #: The version of the value given last: the gsn where it was written; 0: absent, -1: none.
+        self._handle: Final = WatchHandle()
+        #: The version of the last returned value: the gsn of its record; 0: absent, -1: none yet.
         self.version = -1
 
     async def __aenter__(self) -> Self:
@@ -467,37 +475,37 @@ class Watch:
 
     @property
     def _is_open(self) -> bool:
-        return not self._watching.is_closed
+        return not self._handle.is_closed
 
     def __aiter__(self) -> AsyncIterator[Any]:
         """Return the watch itself."""
         return self
 
     async def __anext__(self) -> Any:
-        """Return the next value; waits for it. See `logdb.Watch`."""
-        until = NEVER if self._timeout is None else self._caller.until(self._timeout)
-        request = WatchRequest(until, self._key, self.version, self._watching)
-        state: KeyState | None = await self._caller.call(request) if self._is_open else None
+        """Wait for the next value and return it. See `logdb.Watch`."""
+        deadline_ns = NEVER if self._timeout is None else self._engine.deadline_ns(self._timeout)
+        request = WatchRequest(deadline_ns, self._key, self.version, self._handle)
+        state: KeyState | None = await self._engine.call(request) if self._is_open else None
         if state is None:
             raise StopAsyncIteration
         value = self._default if state.value is None else decode_value(state.value)
-        # Last: what comes before may raise, and then the value is asked for again.
+        # Last, because decoding may raise, and then the value is requested again.
         self.version = state.version
         return value
 
     async def close(self) -> None:
-        """End it: a task that waits for the next value has none. May be called again."""
+        """Close the watch; a waiting task gets StopAsyncIteration. Idempotent."""
         if self._is_open:
-            self._watching.is_closed = True
-            self._caller.tell(UnwatchRequest(NEVER, self._watching))
+            self._handle.is_closed = True
+            self._engine.post(UnwatchRequest(NEVER, self._handle))
 
 
 async def connect(coordinators: str | Sequence[str], timeout: float | None) -> Database:
     """Connect; see `logdb.aio.connect`."""
-    caller = AsyncCaller(coordinators, timeout)
+    engine = AsyncDatabaseEngine(coordinators, timeout)
     try:
-        largest = await caller.drive(single_calls.opened(caller.until()))
+        largest = await engine.run(single_calls.open_database(engine.deadline_ns()))
     except BaseException:
-        caller.close()
+        engine.close()
         raise
-    return Database(caller, largest)
+    return Database(engine, largest)

@@ -1,7 +1,7 @@
-"""How often, and after which pauses, a transaction that others overtook is run again.
+"""Exponential backoff with jitter between the attempts of an aborted transaction.
 
-Rules: the pause doubles up to the last, and a random share of its second half is left out, so that
-rivals part; it ends after so many attempts, or at a deadline.
+The delay doubles up to a maximum; a random share of its second half is left out, so that competing
+transactions separate. It ends after a number of attempts, or at a deadline.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from ziplog.errors import ConfigError
 if TYPE_CHECKING:
     from logdb.errors import TransactionAborted
 
-_FIRST_PAUSE_S: Final = 0.002
-_LAST_PAUSE_S: Final = 0.1
+_FIRST_DELAY_S: Final = 0.002
+_LAST_DELAY_S: Final = 0.1
 
 
-class Retrying:
+class Backoff:
     """The attempts of one transaction."""
 
-    __slots__ = ("_left", "_pause_s", "_until")
+    __slots__ = ("_deadline_ns", "_delay_s", "_left")
 
-    def __init__(self, retries: int | None, until: int = NEVER) -> None:
-        """Allow so many attempts after the first (None: any number) before a deadline.
+    def __init__(self, retries: int | None, deadline_ns: int = NEVER) -> None:
+        """Allow `retries` attempts after the first (None: any number) before a deadline.
 
         Raises:
-            ConfigError: it is no number from 0 on.
+            ConfigError: `retries` is not a number from 0 on.
 
         """
         self._left = check_retries(retries)
-        self._until: Final = until
-        self._pause_s = _FIRST_PAUSE_S
+        self._deadline_ns: Final = deadline_ns
+        self._delay_s = _FIRST_DELAY_S
 
-    def pause_s(self, error: TransactionAborted, chance: float, now: int) -> float:
-        """Return how long to wait, in seconds; raises `error` if that was the last attempt.
+    def next_delay_s(self, error: TransactionAborted, jitter: float, now: int) -> float:
+        """Return the delay before the next attempt, in seconds; raise `error` if there is none.
 
         Args:
-            error: what the last attempt ended with.
-            chance: a random number from 0 to 1.
-            now: monotonic nanoseconds, as the deadline.
+            error: the error of the last attempt.
+            jitter: a random number from 0 to 1.
+            now: monotonic nanoseconds.
 
         """
-        if self._left == 0 or now >= self._until:
+        if self._left == 0 or now >= self._deadline_ns:
             raise error
         if self._left is not None:
             self._left -= 1
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LAST_PAUSE_S)
-        return pause_s * (1 + chance) / 2
+        delay_s, self._delay_s = self._delay_s, min(2 * self._delay_s, _LAST_DELAY_S)
+        return delay_s * (1 + jitter) / 2
 
 
 def check_retries(retries: object) -> int | None:
     """Return a number of retries; None: any number.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the argument is not a number from 0 on.
 
     """
     if retries is None:

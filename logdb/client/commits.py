@@ -1,12 +1,12 @@
-"""Commits: from a record to the word of a coordinator (docs/logdb.md, section 7).
+"""Commits: from the commit record to a coordinator's decision (docs/logdb.md, section 7).
 
-    inserted --Decided, unasked--> done          silence: `Ask`, again and again
-             --outcome unknown--> the same record is inserted again, and asked for
-             --deadline--> nothing can be in the log: DeadlineError; else OutcomeUnknownError
+    inserted --`Decided`, unasked--> done        no decision: `AwaitDecision`, repeated
+             --outcome unknown--> the same record is inserted again, and its decision requested
+             --deadline--> DeadlineError if no copy can be in the log, else OutcomeUnknownError
 
-Rules: the same id always goes with the same bytes; a decision counts whoever tells it, but
-"expired" only if no other copy of the record may stand before the one that it is about. Invariant:
-who waits for a decision asks for it, or has its record under way.
+All copies of a record have the same id and the same bytes. Every coordinator's decision counts, but
+"expired" only if no other copy can precede the expired one. Invariant: an open commit has a request
+for the decision, or an insert, or a retry timer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from logdb.tasks import OpenCalls
-from logdb.wire import Ask, Decided
+from logdb.wire import AwaitDecision, Decided
 from ziplog.client.common.requests import NEVER, InsertRequest
 from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.errors import (
@@ -30,34 +30,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logdb.client.coordinators import Coordinators
-    from logdb.tasks import LogCalls
+    from logdb.tasks import LogTasks
     from ziplog.client.common.step_context import StepContext
     from ziplog.types import RecordId
 
 _MS: Final = 1_000_000
-#: A decision that does not come by itself so long after the acks is asked for.
-_ASK_AFTER_NS: Final = 50 * _MS
-#: The log has so long for the first copy of a record, and twice as long for each next one.
+#: Delay between the acks and the request for a decision that was not received.
+_QUERY_AFTER_NS: Final = 50 * _MS
+#: Deadline of a record's first insert; it doubles with each further copy.
 _FIRST_TRY_NS: Final = 1_000 * _MS
-#: A record that the log did not take is inserted again after so long, doubling up to the last.
-_FIRST_PAUSE_NS: Final = 10 * _MS
-_LAST_PAUSE_NS: Final = 500 * _MS
+#: First and maximum delay before a refused record is inserted again; the delay doubles.
+_FIRST_BACKOFF_NS: Final = 10 * _MS
+_LAST_BACKOFF_NS: Final = 500 * _MS
 
 
 class Attempt:
-    """One copy of a commit record that may be, or come, into the log."""
+    """One copy of a commit record that may be in the log, or still reach it."""
 
-    __slots__ = ("doubt", "rid")
+    __slots__ = ("rid", "unknown")
 
     def __init__(self) -> None:
-        #: Where it is, once that is known.
+        #: Its position, once it is known.
         self.rid: RecordId | None = None
-        #: What the log calls its fate while that is not known.
-        self.doubt: Any = None
+        #: The log's token for its unknown outcome.
+        self.unknown: Any = None
 
 
-class CommitDoubt:
-    """A commit that nobody knew the fate of at its deadline. Written by the core only."""
+class UnknownCommit:
+    """A commit with an unknown outcome at its deadline. Written by the core only."""
 
     __slots__ = ("attempts", "number")
 
@@ -67,11 +67,22 @@ class CommitDoubt:
 
 
 class PendingCommit:
-    """One commit under way, or one in doubt that somebody asks for."""
+    """An open commit, or the resolution of one with an unknown outcome."""
 
     __slots__ = (
-        "after", "attempts", "deadline", "done", "is_over", "log_calls", "number", "pause",
-        "payload", "question", "retry_at", "tries", "why",
+        "after",
+        "attempts",
+        "backoff",
+        "deadline",
+        "done",
+        "is_over",
+        "log_calls",
+        "number",
+        "payload",
+        "query",
+        "reason",
+        "retry_at",
+        "tries",
     )  # fmt: skip
 
     def __init__(
@@ -81,20 +92,20 @@ class PendingCommit:
         self.deadline: Final = deadline
         #: Copies that may be in the log.
         self.attempts: Final = attempts
-        #: Gets the `Decided`, an exception, or None: the record never will exist.
+        #: Called with the `Decided`, an exception, or None: the record will never exist.
         self.done: Final = done
-        #: None: it is only asked for.
+        #: None: the outcome is only resolved, nothing is inserted.
         self.payload: bytes | None = None
         self.after: RecordId
-        #: The number of the open `Ask`; 0: none.
-        self.question = 0
+        #: The number of the open `AwaitDecision`; 0: none.
+        self.query = 0
         self.log_calls: Final = OpenCalls()
-        #: When to ask, or to insert again.
+        #: When to request the decision, or to insert again.
         self.retry_at = NEVER
-        self.pause = _FIRST_PAUSE_NS
+        self.backoff = _FIRST_BACKOFF_NS
         self.tries = 0
-        #: What the log last said.
-        self.why = ""
+        #: The log's last error.
+        self.reason = ""
         self.is_over = False
 
 
@@ -102,20 +113,20 @@ class Commits:
     """All commits of a client."""
 
     def __init__(
-        self, turn: StepContext, coordinators: Coordinators, session: bytes, wall_offset_us: int
+        self, context: StepContext, coordinators: Coordinators, session: bytes, wall_offset_us: int
     ) -> None:
-        self._turn: Final = turn
+        self._context: Final = context
         self._coordinators: Final = coordinators
         self._session: Final = session
         self._wall_offset_us: Final = wall_offset_us
         self._open: Final[dict[int, PendingCommit]] = {}
         self._last = 0
-        #: The log; it is there when somebody commits.
-        self.calls: LogCalls
+        #: The log; set before the first commit.
+        self.calls: LogTasks
         coordinators.on_decided = self.on_decided
 
     def next_number(self) -> int:
-        """Return the number of a transaction that never had one."""
+        """Return an unused transaction number."""
         self._last += 1
         return self._last
 
@@ -131,161 +142,164 @@ class Commits:
         commit = PendingCommit(number, deadline, [], done)
         commit.payload, commit.after = payload, after
         self._open[number] = commit
-        self._turn.set_timer(deadline)
+        self._context.set_timer(deadline)
         self._insert(commit)
         return commit
 
     def resolve(
-        self, doubt: CommitDoubt, deadline: int, done: Callable[[Any], None]
+        self, unknown: UnknownCommit, deadline: int, done: Callable[[Any], None]
     ) -> PendingCommit:
-        """Ask what became of a commit; `done` gets None, too: the record never will exist."""
-        commit = PendingCommit(doubt.number, deadline, doubt.attempts, done)
-        former = self._open.get(doubt.number)
+        """Resolve a commit's outcome; `done` may also get None: the record will never exist."""
+        commit = PendingCommit(unknown.number, deadline, unknown.attempts, done)
+        former = self._open.get(unknown.number)
         if former is not None:
-            self._end(former, _unknown(doubt, "somebody else asks for it now"))
-        self._open[doubt.number] = commit
-        self._turn.set_timer(deadline)
-        self._ask(commit)
-        for attempt in list(doubt.attempts):
-            if attempt.doubt is not None:
-                request = ResolveRequest(deadline, attempt.doubt)
-                then = partial(self._resolved, commit, attempt)
+            self._finish(former, _unknown_outcome_error(unknown, "another call resolves it now"))
+        self._open[unknown.number] = commit
+        self._context.set_timer(deadline)
+        self._query_decision(commit)
+        for attempt in list(unknown.attempts):
+            if attempt.unknown is not None:
+                request = ResolveRequest(deadline, attempt.unknown)
+                then = partial(self._on_resolved, commit, attempt)
                 commit.log_calls.call(self.calls, request, then)
         return commit
 
     def cancel(self, commit: PendingCommit) -> None:
-        """Nobody waits for a commit any more."""
+        """Cancel a commit's call."""
         if commit.is_over:
             return
         commit.is_over = True
         del self._open[commit.number]
-        self._coordinators.forget(commit.question)
+        self._coordinators.forget(commit.query)
         if commit.log_calls:
             commit.log_calls.cancel(self.calls)
 
     # --- the log ---
 
     def _insert(self, commit: PendingCommit) -> None:
-        assert commit.payload is not None, "a commit in doubt is not inserted again"
-        now = self._turn.now
+        assert commit.payload is not None, "a resolution has no record to insert"
+        now = self._context.now
         deadline = min(commit.deadline, now + (_FIRST_TRY_NS << commit.tries))
         commit.tries += 1
         attempt = Attempt()
         commit.attempts.append(attempt)
         stamp = now // 1000 + self._wall_offset_us
         request = InsertRequest(deadline, [commit.payload], commit.after, None, stamp)
-        commit.log_calls.call(self.calls, request, partial(self._inserted, commit, attempt))
+        commit.log_calls.call(self.calls, request, partial(self._on_inserted, commit, attempt))
 
-    def _inserted(self, commit: PendingCommit, attempt: Attempt, result: Any) -> None:
-        now = self._turn.now
+    def _on_inserted(self, commit: PendingCommit, attempt: Attempt, result: Any) -> None:
+        now = self._context.now
         if isinstance(result, list):
             attempt.rid = result[0]
-            if not commit.question:
-                self._look_at(commit, now + _ASK_AFTER_NS)
+            if not commit.query:
+                self._schedule_retry(commit, now + _QUERY_AFTER_NS)
             return
-        commit.why = str(result)
+        commit.reason = str(result)
         if isinstance(result, (OutcomeUnknownError, ProtocolError)):
-            # What servers contradict each other about may be in the log, too.
-            attempt.doubt = getattr(result, "doubt", None)
+            # The record may also be in the log if servers contradict each other.
+            attempt.unknown = getattr(result, "doubt", None)
             if not commit.is_over and now < commit.deadline:
-                self._ask(commit)
+                self._query_decision(commit)
                 self._insert(commit)
             return
         commit.attempts.remove(attempt)
         if commit.is_over:
             return
         if isinstance(result, UnavailableError):
-            commit.pause = min(2 * commit.pause, _LAST_PAUSE_NS)
-            self._look_at(commit, now + commit.pause)
+            commit.backoff = min(2 * commit.backoff, _LAST_BACKOFF_NS)
+            self._schedule_retry(commit, now + commit.backoff)
         elif not commit.attempts:
-            self._end(commit, result)
+            self._finish(commit, result)
 
-    def _resolved(self, commit: PendingCommit, attempt: Attempt, result: Any) -> None:
+    def _on_resolved(self, commit: PendingCommit, attempt: Attempt, result: Any) -> None:
         if isinstance(result, ZiplogError):
             return
-        attempt.doubt = None
+        attempt.unknown = None
         attempt.rid = result[0]
         if attempt.rid is None:
             commit.attempts.remove(attempt)
             if not commit.attempts and not commit.is_over:
-                self._end(commit, None)
+                self._finish(commit, None)
 
     # --- coordinators ---
 
-    def _ask(self, commit: PendingCommit) -> None:
-        if commit.question:
+    def _query_decision(self, commit: PendingCommit) -> None:
+        if commit.query:
             return
         session, number = self._session, commit.number
-        commit.question = self._coordinators.ask(
-            lambda cluster, request: Ask(cluster, request, session, number),
+        commit.query = self._coordinators.send_query(
+            lambda cluster, request: AwaitDecision(cluster, request, session, number),
             lambda _result, _src: None,
-            # It ends with the commit.
+            # The query ends with the commit.
             NEVER,
         )
 
     def on_decided(self, decided: Decided) -> None:
-        """Take a coordinator's word."""
+        """Handle a coordinator's decision."""
         commit = self._open.get(decided.number)
         if commit is not None and _is_final(commit.attempts, decided):
-            self._end(commit, decided)
+            self._finish(commit, decided)
 
-    def _look_at(self, commit: PendingCommit, at: int) -> None:
+    def _schedule_retry(self, commit: PendingCommit, at: int) -> None:
         commit.retry_at = min(commit.retry_at, at)
-        self._turn.set_timer(commit.retry_at)
+        self._context.set_timer(commit.retry_at)
 
-    def _end(self, commit: PendingCommit, result: Any) -> None:
+    def _finish(self, commit: PendingCommit, result: Any) -> None:
         commit.is_over = True
         del self._open[commit.number]
-        self._coordinators.forget(commit.question)
+        self._coordinators.forget(commit.query)
         commit.done(result)
 
     # --- time ---
 
     def tick(self) -> None:
-        """Insert and ask again what is due; end what is late. The log's core has ticked before."""
-        turn = self._turn
+        """Retry due commits, and end expired ones. The log's core has ticked before."""
+        context = self._context
         for commit in list(self._open.values()):
             if commit.is_over:
                 continue
-            if turn.now >= commit.deadline:
-                self._end(commit, self._late(commit))
+            if context.now >= commit.deadline:
+                self._finish(commit, self._deadline_error(commit))
                 continue
-            if turn.now >= commit.retry_at:
+            if context.now >= commit.retry_at:
                 commit.retry_at = NEVER
                 if any(attempt.rid is not None for attempt in commit.attempts):
-                    self._ask(commit)
+                    self._query_decision(commit)
                 elif commit.payload is not None and not commit.log_calls:
                     self._insert(commit)
-            turn.set_timer(min(commit.retry_at, commit.deadline))
+            context.set_timer(min(commit.retry_at, commit.deadline))
 
-    def _late(self, commit: PendingCommit) -> ZiplogError:
+    def _deadline_error(self, commit: PendingCommit) -> ZiplogError:
         if not commit.attempts:
-            why = f" ({commit.why})" if commit.why else ""
+            reason = f" ({commit.reason})" if commit.reason else ""
             return DeadlineError(
-                f"the log did not take the commit record before the deadline{why};"
-                " nothing was written: try again"
+                f"timed out inserting the commit record{reason}; nothing was written, try again"
             )
-        placed = [str(attempt.rid) for attempt in commit.attempts if attempt.rid is not None]
-        if placed:
-            why = f"its record is in the log at {placed[0]}, but no coordinator told the decision"
+        in_log = [str(attempt.rid) for attempt in commit.attempts if attempt.rid is not None]
+        if in_log:
+            reason = (
+                f"its record is in the log at {in_log[0]}, but no coordinator reported the decision"
+            )
         else:
-            why = commit.why or "the log had not confirmed its record"
-        return _unknown(CommitDoubt(commit.number, commit.attempts), why)
+            reason = commit.reason or "the log did not confirm its record"
+        return _unknown_outcome_error(UnknownCommit(commit.number, commit.attempts), reason)
 
     def check(self) -> None:
         """Assert the invariants."""
         for number, commit in self._open.items():
             assert number == commit.number
-            assert not commit.is_over, "what is over waits"
+            assert not commit.is_over, "a finished commit is open"
             due = min(commit.retry_at, commit.deadline)
-            assert self._turn.next_timer <= due, "a commit would be forgotten"
-            assert commit.question or commit.log_calls or commit.retry_at < NEVER, "nobody asks"
+            assert self._context.next_timer <= due, "a commit has no timer"
+            assert commit.query or commit.log_calls or commit.retry_at < NEVER, (
+                "a commit has no request, no insert and no retry"
+            )
 
 
 def _is_final(attempts: list[Attempt], decided: Decided) -> bool:
-    """Whether this can be no word on a copy of a record whose decision was forgotten.
+    """Whether the decision cannot be about a copy of a record with a forgotten decision.
 
-    Such a copy expires; who is told of that late hears only that it was aborted.
+    Such a copy expires; a late request for it is answered with "aborted" only.
     """
     if decided.outcome in {"committed", "conflict"}:
         return True
@@ -294,11 +308,11 @@ def _is_final(attempts: list[Attempt], decided: Decided) -> bool:
     return all(a.rid is not None and a.rid >= decided.position for a in attempts)
 
 
-def _unknown(doubt: CommitDoubt, why: str) -> OutcomeUnknownError:
+def _unknown_outcome_error(unknown: UnknownCommit, reason: str) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"the deadline passed while a transaction was committed: it may have taken effect ({why});"
-        " resolve() waits until that is known",
+        f"timed out committing a transaction: it may have taken effect ({reason}); call resolve()"
+        " to wait for the outcome",
         shard=-1,
-        seq=doubt.number,
-        doubt=doubt,
+        seq=unknown.number,
+        doubt=unknown,
     )

@@ -1,9 +1,9 @@
-"""A client of a database as one deterministic node: calls in, messages out, answers to the calls.
+"""The client of a database as one deterministic node: calls in, messages and results out.
 
-Around the log's `ClientCore`, which it makes when the first coordinator has told where the log is:
-both speak over one transport, so the acks of an insert and the decision about it come to the same
-`step`. Rules: every call is answered exactly once, at its deadline at the latest; what is not a
-coordinator's message is the log's. Invariants: `check()`. See docs/logdb.md.
+It contains the log's `ClientCore`, which it makes when the first coordinator has reported the log's
+endpoints. Both use one transport, so one `step` sees an insert's acks and its decision. Invariant:
+every call completes exactly once, at its deadline at the latest. Messages that are not from a
+coordinator go to the log's core. See docs/logdb.md.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from msgspec.structs import asdict
 from logdb import wire
 from logdb.client.commits import Commits
 from logdb.client.coordinators import REPLIES, Coordinators
-from logdb.client.operation_steps import Machines
+from logdb.client.operation_steps import StepRunner
 from logdb.client.operations import OPERATIONS
 from logdb.client.requests import DropRequest, UnwatchRequest, WatchRequest
-from logdb.tasks import LogCalls
+from logdb.tasks import LogTasks
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common import requests
 from ziplog.client.common.requests import NEVER
@@ -29,8 +29,8 @@ from ziplog.core.node import Call, Cancelled, Received, Wakeup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logdb.client.requests import SnapshotId, Watching
-    from logdb.tasks import Running
+    from logdb.client.requests import SnapshotId, WatchHandle
+    from logdb.tasks import Task
     from ziplog.client.common.requests import Policy
     from ziplog.core.node import Effect, Event
     from ziplog.types import RecordId
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 
 class Counters(requests.Counters):
-    """What a client did: the log's counts, and its own."""
+    """Counters of a client: the log's, and LogDB's."""
 
     commits: int = 0
     aborts: int = 0
-    #: Blind writes that had to be done again.
+    #: Writes without reads that were retried.
     repeated_puts: int = 0
 
 
 class DatabaseCore:
-    """Everything that a client of a database knows and has under way."""
+    """The state of a database's client."""
 
     def __init__(
         self,
@@ -60,79 +60,82 @@ class DatabaseCore:
         """Make a client.
 
         Args:
-            client: 24 random bytes, never used by another client: the log's client, the session.
+            client: 24 random bytes, never used by another client: the log's client, and the
+                session.
             endpoints: "host:port" of coordinators, one or more.
-            policy: chooses the shard of each insert.
-            wall_offset_us: what microseconds since 1970 are above those of the monotonic clock.
+            policy: selects the shard of each insert.
+            wall_offset_us: microseconds since 1970, minus those of the monotonic clock.
 
         """
         assert len(client) == 24, "16 bytes for the log, and 8 for the session"
         self.session: Final = client[16:]
-        turn = self._turn = StepContext(client[:16])
+        context = self._context = StepContext(client[:16])
         self._policy: Final = policy
-        self._coordinators: Final = Coordinators(turn, endpoints, self.session)
-        self._coordinators.on_opened = self._opened
-        self._commits: Final = Commits(turn, self._coordinators, self.session, wall_offset_us)
-        self._machines: Final = Machines(turn, self._coordinators, self._commits)
-        self._calls: LogCalls | None = None
-        self._running: Final[dict[int, Running]] = {}
-        #: The watches that calls are of, for whoever closes one.
-        self._watching: Final[dict[int, Watching]] = {}
+        self._coordinators: Final = Coordinators(context, endpoints, self.session)
+        self._coordinators.on_opened = self._on_opened
+        self._commits: Final = Commits(context, self._coordinators, self.session, wall_offset_us)
+        self._step_runner: Final = StepRunner(context, self._coordinators, self._commits)
+        self._calls: LogTasks | None = None
+        self._tasks: Final[dict[int, Task]] = {}
+        #: The watches of open calls, so that closing a watch cancels its call.
+        self._watch_handles: Final[dict[int, WatchHandle]] = {}
         self.counters: Final = Counters()
         self.next_number: Final = self._commits.next_number
 
-    # --- what operations ask ---
+    # --- the operations' context ---
 
     @property
     def now(self) -> int:
         """Monotonic nanoseconds."""
-        return self._turn.now
+        return self._context.now
 
     @property
-    def known(self) -> RecordId:
-        """The last position that a coordinator told."""
-        return self._coordinators.known
+    def known_position(self) -> RecordId:
+        """The greatest position that a coordinator has reported."""
+        return self._coordinators.known_position
 
     @property
     def limits(self) -> Limits:
-        """What the cluster allows."""
+        """The cluster's limits."""
         assert self._calls is not None
         return self._calls.core.limits
 
     def endpoint(self, name: bytes) -> str:
-        """Return where a coordinator listens."""
+        """Return a coordinator's address."""
         return self._coordinators.endpoint(name)
 
     @property
     def description(self) -> str:
-        """Where the coordinators are, for errors."""
+        """The addresses of the coordinators, for errors."""
         return self._coordinators.description
 
-    def is_of_the_log(self) -> bool:
-        """Whether the coordinator follows the log that answers; if not, the next one is asked."""
+    def accept_connected_log(self) -> bool:
+        """Whether the coordinator tails the connected log; if not, the client uses the next one."""
         assert self._calls is not None
         core = self._calls.core
-        return self._coordinators.accept_log(core.cluster, ", ".join(core.endpoints))
+        return self._coordinators.accept_cluster(core.cluster, ", ".join(core.endpoints))
 
     def stats(self) -> dict[str, int]:
-        """Return all counts."""
+        """Return all counters."""
         own = asdict(self.counters)
-        own["protocol_errors"] += self._turn.counters.protocol_errors
+        own["protocol_errors"] += self._context.counters.protocol_errors
         if self._calls is not None:
             for name, count in asdict(self._calls.core.counters).items():
                 own[name] += count
         return own
 
-    def _opened(self, opened: wire.Opened) -> None:
-        core = ClientCore(self._turn.client, opened.endpoints, self._policy)
-        self._calls = self._machines.calls = self._commits.calls = LogCalls(core, self._turn.now)
+    def _on_opened(self, opened: wire.Opened) -> None:
+        core = ClientCore(self._context.client, opened.endpoints, self._policy)
+        self._calls = self._step_runner.calls = self._commits.calls = LogTasks(
+            core, self._context.now
+        )
 
-    # --- the one door ---
+    # --- events ---
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event; see `ziplog.core.node`."""
-        turn, calls = self._turn, self._calls
-        turn.now = now
+        """Handle one event; see `ziplog.core.node`."""
+        context, calls = self._context, self._calls
+        context.now = now
         if calls is not None:
             calls.now = now
         if type(event) is Received:
@@ -143,24 +146,24 @@ class DatabaseCore:
         elif type(event) is Call:
             self._start(event.id, event.request)
         elif type(event) is Cancelled:
-            running = self._running.get(event.id)
-            if running is not None:
+            task = self._tasks.get(event.id)
+            if task is not None:
                 self._forget(event.id)
-                running.cancel()
+                task.cancel()
         elif calls is not None:
             calls.step(event, now)
-        if type(event) is Wakeup and now >= turn.next_timer:
+        if type(event) is Wakeup and now >= context.next_timer:
             self._tick()
-        effects, calls = turn.effects, self._calls
+        effects, calls = context.effects, self._calls
         if effects:
-            turn.effects = []
+            context.effects = []
         if calls is not None and calls.effects:
-            return effects + calls.take() if effects else calls.take()
+            return effects + calls.pop_effects() if effects else calls.pop_effects()
         return effects
 
     def next_wakeup(self) -> int | None:
-        """Return when this node wants to be woken."""
-        alarm = self._turn.next_timer
+        """Return the time of the next wake-up."""
+        alarm = self._context.next_timer
         if self._calls is not None:
             other = self._calls.core.next_wakeup()
             if other is not None and other < alarm:
@@ -170,53 +173,53 @@ class DatabaseCore:
     def _start(self, call: int, request: Any) -> None:
         kind = type(request)
         if kind is DropRequest:
-            self._drop(request.snapshot)
-            self._turn.complete(call, None)
+            self._drop_snapshot(request.snapshot)
+            self._context.complete(call, None)
             return
         if kind is UnwatchRequest:
-            self._unwatch(request.watching)
-            self._turn.complete(call, None)
+            self._close_watch(request.handle)
+            self._context.complete(call, None)
             return
-        if kind is WatchRequest and request.watching is not None:
-            if request.watching.is_closed:
-                self._turn.complete(call, None)
+        if kind is WatchRequest and request.handle is not None:
+            if request.handle.is_closed:
+                self._context.complete(call, None)
                 return
-            self._watching[call] = request.watching
+            self._watch_handles[call] = request.handle
         operation = OPERATIONS[kind](request, self)
-        running = self._machines.prepare(operation, partial(self._done, call))
-        self._running[call] = running
-        running.resume()
+        task = self._step_runner.prepare(operation, partial(self._on_done, call))
+        self._tasks[call] = task
+        task.resume()
 
-    def _drop(self, snapshot: SnapshotId) -> None:
+    def _drop_snapshot(self, snapshot: SnapshotId) -> None:
         message = wire.DropSnapshot(self._coordinators.cluster, snapshot.number)
-        self._coordinators.tell(snapshot.coordinator, message)
+        self._coordinators.post(snapshot.coordinator, message)
 
-    def _unwatch(self, closed: Watching) -> None:
-        for call in [call for call, watching in self._watching.items() if watching is closed]:
-            running = self._running[call]
+    def _close_watch(self, closed: WatchHandle) -> None:
+        for call in [call for call, handle in self._watch_handles.items() if handle is closed]:
+            task = self._tasks[call]
             self._forget(call)
-            running.cancel()
-            self._turn.complete(call, None)
+            task.cancel()
+            self._context.complete(call, None)
 
     def _forget(self, call: int) -> None:
-        del self._running[call]
-        self._watching.pop(call, None)
+        del self._tasks[call]
+        self._watch_handles.pop(call, None)
 
-    def _done(self, call: int, result: Any) -> None:
+    def _on_done(self, call: int, result: Any) -> None:
         self._forget(call)
-        self._turn.complete(call, result)
+        self._context.complete(call, result)
 
     def _tick(self) -> None:
-        self._turn.next_timer = NEVER
+        self._context.next_timer = NEVER
         self._coordinators.tick()
         self._commits.tick()
-        self._machines.wake()
+        self._step_runner.wake_sleepers()
 
     def check(self) -> None:
         """Assert the invariants of all parts."""
         self._coordinators.check()
         self._commits.check()
-        self._machines.check()
-        assert self._watching.keys() <= self._running.keys(), "a watch was half forgotten"
+        self._step_runner.check()
+        assert self._watch_handles.keys() <= self._tasks.keys(), "a watch has no open call"
         if self._calls is not None:
             self._calls.core.check()

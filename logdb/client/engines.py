@@ -1,6 +1,6 @@
-"""How each API has the requests of the pure steps answered: the same methods, twice.
+"""The engines of the blocking and of the asyncio API: they run steps against the client core.
 
-Rule: nothing is asked while the garbage collector runs: it may have come in the middle of a step.
+While the garbage collector runs, nothing is requested, because it may interrupt a step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logdb import defaults, wire
 from logdb.client import single_calls
-from logdb.client.backoff import Retrying
+from logdb.client.backoff import Backoff
 from logdb.client.core import DatabaseCore
 from ziplog import policy
 from ziplog.client.arguments import DEFAULT_TIMEOUT_S, deadline_ns, endpoints, timeout_s
@@ -39,38 +39,38 @@ def _core(coordinators: str | Sequence[str]) -> DatabaseCore:
     )
 
 
-class Caller:
-    """The engine of one blocking database, and its default time-out."""
+class DatabaseEngine:
+    """The engine of one blocking database, and its default timeout."""
 
     def __init__(self, coordinators: str | Sequence[str], timeout: float | None) -> None:
-        """Make it; nothing is sent before the first call."""
+        """Prepare; nothing is sent before the first call."""
         self.timeout_s: Final = timeout_s(timeout, DEFAULT_TIMEOUT_S)
         self.core: Final = _core(coordinators)
         self._shared: Final = BlockingEngine(self.core, wire.decode)
         self._shared.resolve = self._resolve
         self.owners: Final = self._shared.owners
 
-    def until(self, timeout: float | None = None) -> int:
-        """Return when a call with this time-out (in seconds) ends, in monotonic nanoseconds."""
+    def deadline_ns(self, timeout: float | None = None) -> int:
+        """Return a call's deadline from its timeout in seconds, in monotonic nanoseconds."""
         return deadline_ns(timeout, self.timeout_s)
 
-    def retrying(self, retries: int | None, timeout: float | None) -> Retrying:
-        """Return the attempts of a transaction that begins now; see `Database.run`."""
+    def backoff(self, retries: int | None, timeout: float | None) -> Backoff:
+        """Return the attempts of a transaction that starts now; see `Database.run`."""
         is_counted = retries is not None and timeout is None
-        return Retrying(retries, NEVER if is_counted else self.until(timeout))
+        return Backoff(retries, NEVER if is_counted else self.deadline_ns(timeout))
 
     def call(self, request: Request) -> Any:
-        """Return the answer to a request; raises it if it is an exception."""
+        """Return the result of a request; raise it if it is an exception."""
         return self._shared.call(request)
 
     def shielded(self, function: Callable[..., T], *args: Any) -> T:
-        """Return `function(*args)`; handlers of signals run only where a call in it waits."""
+        """Return `function(*args)`; signal handlers run only where a call in it waits."""
         return self._shared.shielded(function, *args)
 
-    def drive(self, steps: Generator[Request, Any, T]) -> T:
-        """Answer the requests of some steps; return what they return.
+    def run(self, steps: Generator[Request, Any, T]) -> T:
+        """Run steps and return their result.
 
-        What a signal's handler raises appears at a `yield`, so it never tears the steps apart.
+        An exception of a signal handler appears at a `yield`, so it cannot interrupt a step.
         """
         found: T = self._shared.shielded(self._drive, steps)
         return found
@@ -89,23 +89,23 @@ class Caller:
             found: T = end.value
             return found
 
-    def tell(self, request: Request) -> None:
-        """Hand in what is answered at once, unless it is closed."""
+    def post(self, request: Request) -> None:
+        """Submit a request that completes immediately; ignored if the engine is closed."""
         self._shared.post(request)
 
     def _resolve(self, error: OutcomeUnknownError, timeout: float | None) -> RecordId | None:
-        return self.drive(single_calls.resolved(self.until(timeout), error))
+        return self.run(single_calls.resolve(self.deadline_ns(timeout), error))
 
     def close(self) -> None:
-        """Close; calls under way in other threads raise ClosedError. May be called again."""
+        """Close; open calls in other threads raise ClosedError. Idempotent."""
         self._shared.close()
 
 
-class AsyncCaller:
-    """The engine of one asyncio database, and its default time-out; see `Caller`."""
+class AsyncDatabaseEngine:
+    """The engine of one asyncio database, and its default timeout; see `DatabaseEngine`."""
 
     def __init__(self, coordinators: str | Sequence[str], timeout: float | None) -> None:
-        """Make it, in the running event loop."""
+        """Prepare, in the running event loop."""
         self.timeout_s: Final = timeout_s(timeout, DEFAULT_TIMEOUT_S)
         self.core: Final = _core(coordinators)
         self._engine: Final = AsyncioEngine(self.core, wire.decode)
@@ -113,17 +113,17 @@ class AsyncCaller:
         self.owners: Final = self._engine.owners
         self.call: Final = self._engine.call
 
-    def until(self, timeout: float | None = None) -> int:
-        """Return when a call with this time-out (in seconds) ends, in monotonic nanoseconds."""
+    def deadline_ns(self, timeout: float | None = None) -> int:
+        """Return a call's deadline from its timeout in seconds, in monotonic nanoseconds."""
         return deadline_ns(timeout, self.timeout_s)
 
-    def retrying(self, retries: int | None, timeout: float | None) -> Retrying:
-        """Return the attempts of a transaction that begins now; see `Database.run`."""
+    def backoff(self, retries: int | None, timeout: float | None) -> Backoff:
+        """Return the attempts of a transaction that starts now; see `Database.run`."""
         is_counted = retries is not None and timeout is None
-        return Retrying(retries, NEVER if is_counted else self.until(timeout))
+        return Backoff(retries, NEVER if is_counted else self.deadline_ns(timeout))
 
-    async def drive(self, steps: Generator[Request, Any, T]) -> T:
-        """Answer the requests of some steps; return what they return."""
+    async def run(self, steps: Generator[Request, Any, T]) -> T:
+        """Run steps and return their result."""
         try:
             request = next(steps)
             while True:
@@ -137,14 +137,14 @@ class AsyncCaller:
             found: T = end.value
             return found
 
-    def tell(self, request: Request) -> None:
-        """Hand in what is answered at once, unless it is closed."""
+    def post(self, request: Request) -> None:
+        """Submit a request that completes immediately; ignored if the engine is closed."""
         if not self._engine.is_closed:
             self._engine.call_now(request)
 
     async def _resolve(self, error: OutcomeUnknownError, timeout: float | None) -> RecordId | None:
-        return await self.drive(single_calls.resolved(self.until(timeout), error))
+        return await self.run(single_calls.resolve(self.deadline_ns(timeout), error))
 
     def close(self) -> None:
-        """Close; what is under way raises ClosedError. May be called again."""
+        """Close; open calls raise ClosedError. Idempotent."""
         self._engine.close()

@@ -1,7 +1,7 @@
-"""The steps of an operation, and what carries them out.
+"""The steps of an operation, and the runner that executes them.
 
-An operation is a task of `logdb/tasks.py` that yields requests of the log, or one of the steps
-below, and goes on with each one's result, or with its exception raised at the `yield`.
+An operation is a task of `logdb/tasks.py`. It yields requests of the log, or the steps below, and
+resumes with the result, or with its exception raised at the `yield`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from logdb.client.commits import CommitDoubt
-from logdb.tasks import Running
+from logdb.client.commits import UnknownCommit
+from logdb.tasks import Task
 from ziplog.client.common.requests import Request
 from ziplog.core.message import Message
 from ziplog.types import RecordId
@@ -21,7 +21,7 @@ from ziplog.types import RecordId
 if TYPE_CHECKING:
     from logdb.client.commits import Commits
     from logdb.client.coordinators import Coordinators
-    from logdb.tasks import LogCalls
+    from logdb.tasks import LogTasks
     from ziplog.client.common.step_context import StepContext
 
 
@@ -32,15 +32,15 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class Query(Step, frozen=True, gc=False):
-    """Ask a coordinator. Result: its reply, and its name."""
+    """Query a coordinator. Result: its reply, and its name."""
 
     build: Callable[[int, int], Message]
-    #: The only one that can answer; None: any.
+    #: The only coordinator that can answer; None: any.
     pinned: bytes | None = None
 
 
 class Alive(Step, frozen=True, gc=False):
-    """Wait for a coordinator's sign of life. Result: None."""
+    """Wait until the coordinator has replied recently. Result: None."""
 
 
 class Insert(Step, frozen=True, gc=False):
@@ -52,82 +52,82 @@ class Insert(Step, frozen=True, gc=False):
 
 
 class Resolve(Step, frozen=True, gc=False):
-    """Find out about a commit. Result: the `Decided`; None: its record never will exist."""
+    """Resolve a commit's outcome. Result: the `Decided`; None: the record will never exist."""
 
-    doubt: CommitDoubt
+    commit: UnknownCommit
 
 
 class SleepUntil(Step, frozen=True, gc=False):
-    """Wait until the deadline, which ends nothing. Result: None."""
+    """Sleep until the deadline. Result: None."""
 
 
-Wanted = Step | Request | list[Request]
-Operation = Generator[Wanted, Any, Any]
+Yielded = Step | Request | list[Request]
+Operation = Generator[Yielded, Any, Any]
 
 
-class Machines:
-    """What steps are carried out by."""
+class StepRunner:
+    """Runs the steps of operations."""
 
-    __slots__ = ("calls", "commits", "coordinators", "sleepers", "turn")
+    __slots__ = ("calls", "commits", "context", "coordinators", "sleepers")
 
-    def __init__(self, turn: StepContext, coordinators: Coordinators, commits: Commits) -> None:
-        self.turn: Final = turn
+    def __init__(self, context: StepContext, coordinators: Coordinators, commits: Commits) -> None:
+        self.context: Final = context
         self.coordinators: Final = coordinators
         self.commits: Final = commits
-        #: The operations that sleep, and until when.
-        self.sleepers: list[tuple[int, Running]] = []
-        #: The log, once it is known.
-        self.calls: LogCalls | None = None
+        #: Sleeping operations, with their wake-up times.
+        self.sleepers: list[tuple[int, Task]] = []
+        #: The log; None: not connected yet.
+        self.calls: LogTasks | None = None
 
-    def prepare(self, operation: Operation, on_done: Callable[[Any], None]) -> Running:
-        """Return an operation, to be begun by `resume`; see `logdb.tasks.Running`."""
-        return Running(operation, on_done, self._log, self._begin)
+    def prepare(self, operation: Operation, on_done: Callable[[Any], None]) -> Task:
+        """Return an operation's task, which starts with `resume`; see `logdb.tasks.Task`."""
+        return Task(operation, on_done, self._log, self._start_step)
 
-    def _log(self) -> LogCalls:
-        assert self.calls is not None, "an operation on the log before it is known"
+    def _log(self) -> LogTasks:
+        assert self.calls is not None, "an operation uses the log before it is connected"
         return self.calls
 
-    def _begin(self, running: Running, step: Step) -> Callable[[], object] | None:
-        """Begin a step; returns how to stop it."""
+    def _start_step(self, task: Task, step: Step) -> Callable[[], object] | None:
+        """Start a step; return a function that stops it."""
         match step:
             case Query(deadline=deadline, build=build, pinned=pinned):
-                told = partial(_told, running)
-                question = self.coordinators.ask(build, told, deadline, pinned)
-                return partial(self.coordinators.forget, question)
+                on_reply = partial(_on_reply, task)
+                query = self.coordinators.send_query(build, on_reply, deadline, pinned)
+                return partial(self.coordinators.forget, query)
             case Alive(deadline):
-                question = self.coordinators.when_alive(partial(_signed, running), deadline)
-                return partial(self.coordinators.forget, question)
+                query = self.coordinators.wait_until_alive(partial(_on_alive, task), deadline)
+                return partial(self.coordinators.forget, query)
             case Insert(deadline, number, payload, after):
-                commit = self.commits.start(number, payload, after, deadline, running.resume)
+                commit = self.commits.start(number, payload, after, deadline, task.resume)
                 return partial(self.commits.cancel, commit)
-            case Resolve(deadline, doubt):
-                commit = self.commits.resolve(doubt, deadline, running.resume)
+            case Resolve(deadline, unknown):
+                commit = self.commits.resolve(unknown, deadline, task.resume)
                 return partial(self.commits.cancel, commit)
             case SleepUntil(deadline):
-                self.sleepers.append((deadline, running))
-                self.turn.set_timer(deadline)
+                self.sleepers.append((deadline, task))
+                self.context.set_timer(deadline)
         return None
 
-    def wake(self) -> None:
-        """Let those go on who have slept enough."""
+    def wake_sleepers(self) -> None:
+        """Resume the operations that have slept long enough."""
         sleepers, self.sleepers = self.sleepers, []
-        for until, running in sleepers:
-            if self.turn.now >= until:
-                if not running.is_over:
-                    running.resume()
-            elif not running.is_over:
-                self.sleepers.append((until, running))
-                self.turn.set_timer(until)
+        for wake_time, task in sleepers:
+            if self.context.now >= wake_time:
+                if not task.is_over:
+                    task.resume()
+            elif not task.is_over:
+                self.sleepers.append((wake_time, task))
+                self.context.set_timer(wake_time)
 
     def check(self) -> None:
         """Assert the invariants."""
-        for until, _ in self.sleepers:
-            assert self.turn.next_timer <= until, "somebody would sleep for ever"
+        for wake_time, _ in self.sleepers:
+            assert self.context.next_timer <= wake_time, "a sleeping operation has no timer"
 
 
-def _told(running: Running, reply: Any, src: bytes) -> None:
-    running.resume(reply if isinstance(reply, Exception) else (reply, src))
+def _on_reply(task: Task, reply: Any, src: bytes) -> None:
+    task.resume(reply if isinstance(reply, Exception) else (reply, src))
 
 
-def _signed(running: Running, result: Any, _src: bytes) -> None:
-    running.resume(result)
+def _on_alive(task: Task, result: Any, _src: bytes) -> None:
+    task.resume(result)

@@ -1,14 +1,14 @@
-"""What each request of a user does, from top to bottom.
+"""The operations of a client: what each user request does, as a task.
 
-Rules: a value that is not where a coordinator said (it was moved, and its former place trimmed) is
-asked for again; a commit begins with a coordinator's sign of life, and its values stand in the log
+If a value is not at the place that a coordinator reported (it was moved, and the place trimmed),
+the key is requested again. A commit first requires a live coordinator, and inserts its values
 before its record. See docs/logdb.md, sections 3, 5 and 7.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from logdb import records, wire
 from logdb.client.arguments import RANGE_BYTES, READ_BYTES, RECORD_BYTES, WRITE_BYTES
@@ -46,50 +46,98 @@ from ziplog.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from logdb.client.core import DatabaseCore
-    from logdb.wire import Decided, Found
+    from logdb.wire import Decided, KeyResult
     from ziplog.client.common.requests import Request
     from ziplog.core.message import Message
     from ziplog.types import RecordId
+    from ziplog.wire import Limits
 
     Fetch = Generator[Any, Any, list[bytes | None] | None]
-    States = tuple[Sequence[bytes], Sequence[Found]]
+    States = tuple[Sequence[bytes], Sequence[KeyResult]]
 
 _MS: Final = 1_000_000
-#: Values read from the log at once.
+#: Values read from the log concurrently.
 _READ_AT_ONCE: Final = 64
-#: Bytes of values in one insert: several go to several shards.
+#: Bytes of values in one insert; several inserts go to several shards.
 _INSERT_BYTES: Final = 256 * 1024
-#: Why a transaction was aborted, where no conflicts say so.
+#: Why a transaction was aborted without conflicts.
 _REASONS: Final = {
-    "expired": "too much was committed meanwhile",
-    "aborted": "somebody else was faster, or it came too late",
+    "expired": "too many transactions committed in the meantime",
+    "aborted": "it conflicted with another transaction, or its record was late",
 }
-#: Before a place that was gone is asked for again, doubling up to the last.
-_GONE_PAUSE_NS: Final = 1 * _MS
-_GONE_LAST_PAUSE_NS: Final = 100 * _MS
+#: First and maximum delay before a key is requested again after its place was trimmed.
+_FIRST_GONE_BACKOFF_NS: Final = 1 * _MS
+_LAST_GONE_BACKOFF_NS: Final = 100 * _MS
 
 
-def opened(request: OpenRequest, db: DatabaseCore) -> Operation:
-    """Find a coordinator and the log, which must be the log that the coordinator follows."""
+class OperationCounters(Protocol):
+    """The counters that operations increment."""
+
+    commits: int
+    aborts: int
+    repeated_puts: int
+
+
+class OperationContext(Protocol):
+    """What an operation needs of the client: clock, limits, known positions, counters."""
+
+    @property
+    def now(self) -> int:
+        """Monotonic nanoseconds."""
+
+    @property
+    def session(self) -> bytes:
+        """The client's session, 8 bytes."""
+
+    @property
+    def known_position(self) -> RecordId:
+        """The greatest position that a coordinator has reported."""
+
+    @property
+    def limits(self) -> Limits:
+        """The cluster's limits."""
+
+    @property
+    def counters(self) -> OperationCounters:
+        """Counts of commits, aborts and repeated writes."""
+
+    def next_number(self) -> int:
+        """Return an unused transaction number."""
+
+    def endpoint(self, name: bytes) -> str:
+        """Return the address of a coordinator."""
+
+    def accept_connected_log(self) -> bool:
+        """Return whether the current coordinator tails the log that the client is connected to."""
+
+
+def open_database(request: OpenRequest, db: OperationContext) -> Operation:
+    """Find a coordinator and the log, which must be the log that the coordinator tails."""
     while True:
         yield Alive(request.deadline)
         limits = yield ConnectRequest(request.deadline)
-        if db.is_of_the_log():
+        if db.accept_connected_log():
             return limits
 
 
 # --- reading ---
 
 
-def got(request: GetRequest, db: DatabaseCore) -> Operation:
+def get(request: GetRequest, db: OperationContext) -> Operation:
     """Read keys."""
     keys = request.keys
-    pinned, number = _where(request.snapshot)
+    pinned, number = _pinned_snapshot(request.snapshot)
 
-    def build(at_least: int, cluster: int, ask: int) -> wire.Get:
+    def build(at_least: int, cluster: int, request_number: int) -> wire.Get:
         return wire.Get(
-            cluster, ask, keys, at_least, request.fresh, request.reads, request.ranges, number
+            cluster,
+            request_number,
+            keys,
+            at_least,
+            request.fresh,
+            request.reads,
+            request.ranges,
+            number,
         )
 
     def states(reply: wire.Got) -> States | None:
@@ -97,50 +145,51 @@ def got(request: GetRequest, db: DatabaseCore) -> Operation:
             raise ProtocolError(f"{len(reply.found)} states for {len(keys)} keys")
         return (keys, reply.found) if request.wants_values else None
 
-    reply, values = yield from _asked(request.deadline, build, states, pinned, db)
+    reply, values = yield from _query_until_readable(request.deadline, build, states, pinned, db)
     versions = [0 if found.entry is None else found.entry.version for found in reply.found]
     return Values(versions, values if request.wants_values else [None] * len(versions))
 
 
-def scanned(request: ScanRequest, db: DatabaseCore) -> Operation:
+def scan(request: ScanRequest, db: OperationContext) -> Operation:
     """Read a range."""
-    pinned, number = _where(request.snapshot)
+    pinned, number = _pinned_snapshot(request.snapshot)
 
-    def build(at_least: int, cluster: int, ask: int) -> wire.Scan:
+    def build(at_least: int, cluster: int, request_number: int) -> wire.Scan:
         return wire.Scan(
-            cluster, ask, request.start, request.stop, request.limit, at_least, request.fresh,
-            request.reads, request.ranges, number,
+            cluster, request_number, request.start, request.stop, request.limit, at_least,
+            request.fresh, request.reads, request.ranges, number,
+
         )  # fmt: skip
 
     def states(reply: wire.Scanned) -> States:
         return [key for key, _ in reply.rows], [found for _, found in reply.rows]
 
-    reply, values = yield from _asked(request.deadline, build, states, pinned, db)
+    reply, values = yield from _query_until_readable(request.deadline, build, states, pinned, db)
     rows = [(k, v) for (k, _), v in zip(reply.rows, values, strict=True) if v is not None]
     return Page(rows, RangeRead(request.start, reply.stop, reply.digest), reply.is_end)
 
 
-def _asked(
+def _query_until_readable(
     deadline: int,
     build: Callable[[int, int, int], Message],
     states: Callable[[Any], States | None],
     pinned: bytes | None,
-    db: DatabaseCore,
+    db: OperationContext,
 ) -> Generator[Any, Any, tuple[Any, list[bytes | None]]]:
-    """Ask until all values could be had; returns the reply, and its values.
+    """Query until all values could be read; return the reply and its values.
 
     Args:
-        deadline: when to give up.
-        build: makes the message: of the position that must have been reached, cluster, request.
-        states: gives the keys of a reply, and their states; None: no values are wanted.
+        deadline: the deadline.
+        build: makes the message from the required position, the cluster and the request number.
+        states: returns the keys of a reply and their states; None: no values are requested.
         pinned: the only coordinator that can answer; None: any.
-        db: who asks.
+        db: the client.
 
     """
     known: dict[tuple[bytes, int], bytes] = {}
-    pause = _GONE_PAUSE_NS
+    backoff = _FIRST_GONE_BACKOFF_NS
     while True:
-        reply, _ = yield Query(deadline, partial(build, db.known.gsn), pinned)
+        reply, _ = yield Query(deadline, partial(build, db.known_position.gsn), pinned)
         if reply.conflicts:
             raise TransactionAborted(reply.conflicts)
         found = states(reply)
@@ -149,27 +198,27 @@ def _asked(
         values = yield from _values(*found, known, deadline)
         if values is not None:
             return reply, values
-        yield SleepUntil(min(db.now + pause, deadline))
-        pause = min(2 * pause, _GONE_LAST_PAUSE_NS)
+        yield SleepUntil(min(db.now + backoff, deadline))
+        backoff = min(2 * backoff, _LAST_GONE_BACKOFF_NS)
 
 
-def _where(snapshot: SnapshotId | None) -> tuple[bytes | None, int]:
+def _pinned_snapshot(snapshot: SnapshotId | None) -> tuple[bytes | None, int]:
     return (None, 0) if snapshot is None else (snapshot.coordinator, snapshot.number)
 
 
 def _values(
     keys: Sequence[bytes],
-    found: Sequence[Found],
+    found: Sequence[KeyResult],
     known: dict[tuple[bytes, int], bytes],
     deadline: int,
 ) -> Fetch:
-    """Return the values of keys, those that are not at hand from the log; None: some are gone.
+    """Return the values of keys, from the reply or from the log; None: a place was trimmed.
 
     Args:
-        keys: their names.
+        keys: the keys.
         found: their states.
-        known: values of versions that were read before; those read now are added.
-        deadline: when to give up.
+        known: values that were read before, by key and version; new ones are added.
+        deadline: the deadline.
 
     """
     missing: list[tuple[bytes, int, RecordId]] = []
@@ -183,9 +232,9 @@ def _values(
             missing.append((key, entry.version, entry.place))
     is_gone = False
     for start in range(0, len(missing), _READ_AT_ONCE):
-        some = missing[start : start + _READ_AT_ONCE]
-        results = yield [ReadRequest(deadline, place) for _, _, place in some]
-        for (key, version, place), result in zip(some, results, strict=True):
+        batch = missing[start : start + _READ_AT_ONCE]
+        results = yield [ReadRequest(deadline, place) for _, _, place in batch]
+        for (key, version, place), result in zip(batch, results, strict=True):
             if isinstance(result, (TrimmedError, NoSuchRecordError)):
                 is_gone = True
                 continue
@@ -203,28 +252,30 @@ def _values(
     ]
 
 
-def validated(request: ValidateRequest, _db: DatabaseCore) -> Operation:
-    """End a transaction that wrote nothing."""
+def validate(request: ValidateRequest, _db: OperationContext) -> Operation:
+    """Validate the reads of a transaction that wrote nothing."""
     reply, _ = yield Query(
         request.deadline,
-        lambda cluster, ask: wire.Validate(cluster, ask, request.reads, request.ranges),
+        lambda cluster, request_number: wire.Validate(
+            cluster, request_number, request.reads, request.ranges
+        ),
     )
     if reply.conflicts:
         raise TransactionAborted(reply.conflicts)
     return reply.position
 
 
-def watched(request: WatchRequest, db: DatabaseCore) -> Operation:
-    """Wait for a key's next state; the first one is read like any."""
+def watch(request: WatchRequest, db: OperationContext) -> Operation:
+    """Wait for a key's next state; the first one is a fresh read."""
     keys, known = [request.key], {}  # type: ignore[var-annotated]
-    at_least = db.known.gsn
+    at_least = db.known_position.gsn
     while True:
         if request.version < 0:
             build: Callable[[int, int], wire.Get | wire.Watch] = partial(_get_fresh, keys, at_least)
         else:
             build = partial(_watch, request, at_least)
         reply, _ = yield Query(request.deadline, build)
-        at_least = db.known.gsn
+        at_least = db.known_position.gsn
         if len(reply.found) != 1:
             raise ProtocolError(f"{len(reply.found)} states for one key")
         entry = reply.found[0].entry
@@ -234,28 +285,29 @@ def watched(request: WatchRequest, db: DatabaseCore) -> Operation:
         values = yield from _values(keys, reply.found, known, request.deadline)
         if values is not None:
             return KeyState(version, values[0])
-        yield SleepUntil(min(db.now + _GONE_PAUSE_NS, request.deadline))
+        yield SleepUntil(min(db.now + _FIRST_GONE_BACKOFF_NS, request.deadline))
 
 
-def _get_fresh(keys: list[bytes], at_least: int, cluster: int, ask: int) -> wire.Get:
-    return wire.Get(cluster, ask, keys, at_least, True, [], [])
+def _get_fresh(keys: list[bytes], at_least: int, cluster: int, request_number: int) -> wire.Get:
+    return wire.Get(cluster, request_number, keys, at_least, True, [], [])
 
 
-def _watch(request: WatchRequest, at_least: int, cluster: int, ask: int) -> wire.Watch:
-    return wire.Watch(cluster, ask, request.key, request.version, at_least)
+def _watch(request: WatchRequest, at_least: int, cluster: int, request_number: int) -> wire.Watch:
+    return wire.Watch(cluster, request_number, request.key, request.version, at_least)
 
 
-def snapshot_taken(request: SnapshotRequest, db: DatabaseCore) -> Operation:
-    """Have the present state kept."""
+def take_snapshot(request: SnapshotRequest, db: OperationContext) -> Operation:
+    """Take a snapshot of the present state."""
     session = db.session
     reply, src = yield Query(
-        request.deadline, lambda cluster, ask: wire.TakeSnapshot(cluster, ask, session)
+        request.deadline,
+        lambda cluster, request_number: wire.TakeSnapshot(cluster, request_number, session),
     )
     return SnapshotId(reply.snapshot, src), reply.position
 
 
-def status(request: CoordinatorStatusRequest, db: DatabaseCore) -> Operation:
-    """Ask how the coordinator is."""
+def get_status(request: CoordinatorStatusRequest, db: OperationContext) -> Operation:
+    """Request the coordinator's status."""
     reply, src = yield Query(request.deadline, wire.Status)
     return reply.document, db.endpoint(src)
 
@@ -263,7 +315,7 @@ def status(request: CoordinatorStatusRequest, db: DatabaseCore) -> Operation:
 # --- writing ---
 
 
-def committed(request: CommitRequest, db: DatabaseCore) -> Operation:
+def commit(request: CommitRequest, db: OperationContext) -> Operation:
     """Commit a transaction."""
     decided = yield from _commit(
         request.reads, request.ranges, request.writes, request.deadline, db
@@ -273,8 +325,8 @@ def committed(request: CommitRequest, db: DatabaseCore) -> Operation:
     return decided.position
 
 
-def put(request: PutRequest, db: DatabaseCore) -> Operation:
-    """Write until it is not too late, or overtaken, any more."""
+def put(request: PutRequest, db: OperationContext) -> Operation:
+    """Write; retry if the commit was late or overtaken, until the deadline."""
     while True:
         decided = yield from _commit([], [], request.writes, request.deadline, db)
         if decided.outcome == "committed":
@@ -284,11 +336,11 @@ def put(request: PutRequest, db: DatabaseCore) -> Operation:
             raise _aborted(decided)
 
 
-def tested_and_put(request: CompareAndPutRequest, db: DatabaseCore) -> Operation:
-    """Compare and write. What differs in a state that may be old is looked at again, now."""
+def test_and_put(request: CompareAndPutRequest, db: OperationContext) -> Operation:
+    """Compare and write; a difference in a possibly old state is checked with a fresh read."""
     keys, is_fresh = list(request.expected), not request.writes
     while True:
-        found = yield from got(GetRequest(request.deadline, keys, fresh=is_fresh), db)
+        found = yield from get(GetRequest(request.deadline, keys, fresh=is_fresh), db)
         is_equal = all(map(_is_equal, found.values, request.expected.values()))
         if is_fresh and not (is_equal and request.writes):
             return is_equal
@@ -308,9 +360,9 @@ def _is_equal(encoded: bytes | None, expected: Any) -> bool:
     return bool(value == expected)
 
 
-def resolved(request: ResolveCommitRequest, _db: DatabaseCore) -> Operation:
-    """Find out what became of a commit."""
-    decided = yield Resolve(request.deadline, request.doubt)
+def resolve(request: ResolveCommitRequest, _db: OperationContext) -> Operation:
+    """Resolve the outcome of a commit."""
+    decided = yield Resolve(request.deadline, request.commit)
     if decided is None or decided.outcome != "committed":
         return None
     return decided.position
@@ -325,29 +377,32 @@ def _commit(
     ranges: list[RangeRead],
     values: dict[bytes, bytes | None],
     deadline: int,
-    db: DatabaseCore,
+    db: OperationContext,
 ) -> Generator[Any, Any, Decided]:
     yield Alive(deadline)
-    after = db.known
+    after = db.known_position
     largest = db.limits.max_payload_bytes
-    writes, apart = _inline(values, min(INLINE_BYTES, largest - _least(reads, ranges, values)))
-    if apart:
-        stored = yield from _store(apart, after, deadline)
+    writes, separate = _inline(
+        values, min(INLINE_BYTES, largest - _min_record_bytes(reads, ranges, values))
+    )
+    if separate:
+        stored = yield from _store(separate, after, deadline)
         writes += stored
         after = max(after, *(write.rid for write in stored if write.rid is not None))
         yield Alive(deadline)
     number = db.next_number()
     payload = records.encode(
-        records.Commit(TransactionId(db.session, number), db.known.gsn, reads, ranges, writes)
+        records.Commit(
+            TransactionId(db.session, number), db.known_position.gsn, reads, ranges, writes
+        )
     )
     if len(payload) > largest:
         raise RecordTooLargeError(len(payload), largest, "commit record")
     if db.now >= deadline:
         raise DeadlineError(
-            "the time-out was over before the commit record was inserted; nothing was written, try"
-            " again"
+            "timed out before the commit record was inserted; nothing was written, try again"
         )
-    decided: Decided = yield Insert(deadline, number, payload, max(after, db.known))
+    decided: Decided = yield Insert(deadline, number, payload, max(after, db.known_position))
     if decided.outcome == "committed":
         db.counters.commits += 1
     else:
@@ -355,8 +410,10 @@ def _commit(
     return decided
 
 
-def _least(reads: list[KeyRead], ranges: list[RangeRead], values: dict[bytes, bytes | None]) -> int:
-    """Return what a commit record needs without any value: as `Sizes` counts it."""
+def _min_record_bytes(
+    reads: list[KeyRead], ranges: list[RangeRead], values: dict[bytes, bytes | None]
+) -> int:
+    """Return the maximum bytes of a commit record without values, as `Sizes` counts them."""
     size = RECORD_BYTES + WRITE_BYTES * len(values) + sum(map(len, values))
     size += READ_BYTES * len(reads) + sum([len(read.key) for read in reads])
     for each in ranges:
@@ -367,8 +424,8 @@ def _least(reads: list[KeyRead], ranges: list[RangeRead], values: dict[bytes, by
 def _inline(
     values: dict[bytes, bytes | None], room: int
 ) -> tuple[list[Write], list[tuple[bytes, bytes]]]:
-    """Return the writes that stand in the commit record, the smallest, and the other values."""
-    writes, apart = [], []
+    """Return the writes to inline in the commit record (the smallest), and the other values."""
+    writes, separate = [], []
     by_size = values.items()
     if len(values) > 1:
         by_size = sorted(values.items(), key=lambda item: len(item[1] or b""))  # type: ignore[assignment]
@@ -380,14 +437,14 @@ def _inline(
         elif room >= 0:
             writes.append(Write(key, value, None, size))
         else:
-            apart.append((key, value))
-    return writes, apart
+            separate.append((key, value))
+    return writes, separate
 
 
 def _store(
     values: list[tuple[bytes, bytes]], after: RecordId, deadline: int
 ) -> Generator[Any, Any, list[Write]]:
-    """Insert values, together; return the writes that refer to them."""
+    """Insert values together; return the writes that refer to them."""
     requests: list[Request] = []
     payloads: list[bytes] = []
     size = 0
@@ -404,8 +461,8 @@ def _store(
     for result in results:
         if isinstance(result, OutcomeUnknownError):
             raise DeadlineError(
-                f"the values of a transaction were not all in the log before the deadline"
-                f" ({result}); nothing has changed: try again"
+                f"timed out inserting the values of a transaction ({result}); nothing was written,"
+                " try again"
             )
         if isinstance(result, Exception):
             raise result
@@ -415,16 +472,16 @@ def _store(
     ]
 
 
-OPERATIONS: Final[dict[type[Request], Callable[[Any, DatabaseCore], Operation]]] = {
-    OpenRequest: opened,
-    GetRequest: got,
-    ScanRequest: scanned,
-    ValidateRequest: validated,
-    WatchRequest: watched,
-    SnapshotRequest: snapshot_taken,
-    CoordinatorStatusRequest: status,
-    CommitRequest: committed,
+OPERATIONS: Final[dict[type[Request], Callable[[Any, OperationContext], Operation]]] = {
+    OpenRequest: open_database,
+    GetRequest: get,
+    ScanRequest: scan,
+    ValidateRequest: validate,
+    WatchRequest: watch,
+    SnapshotRequest: take_snapshot,
+    CoordinatorStatusRequest: get_status,
+    CommitRequest: commit,
     PutRequest: put,
-    CompareAndPutRequest: tested_and_put,
-    ResolveCommitRequest: resolved,
+    CompareAndPutRequest: test_and_put,
+    ResolveCommitRequest: resolve,
 }

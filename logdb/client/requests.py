@@ -1,7 +1,7 @@
-"""What the façades ask of the database's core, and what they get back.
+"""The requests of the blocking and asyncio APIs to the client core, and their results.
 
-As in `ziplog.client.common.requests`: each request has a deadline in monotonic nanoseconds, and is
-answered exactly once, with a result or an exception, at the deadline at the latest.
+As in `ziplog.client.common.requests`, each request has a deadline in monotonic nanoseconds and
+completes exactly once, with a result or an exception, at the deadline at the latest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from logdb.client.commits import CommitDoubt  # noqa: TC001 - msgspec may read it
+from logdb.client.commits import UnknownCommit  # noqa: TC001 - msgspec may read it
 from logdb.records import KeyRead, RangeRead
 from ziplog.client.common.requests import Request
 
@@ -27,21 +27,21 @@ class OpenRequest(Request, frozen=True, gc=False):
 
 
 class GetRequest(Request, frozen=True, gc=False):
-    """Read keys, all of one state. Result: `Values`; TransactionAborted if a read has changed."""
+    """Read keys of one state. Result: `Values`; or TransactionAborted after a conflict."""
 
     keys: list[bytes]
-    #: Of everything that completed before; else maybe of a little earlier.
+    #: Whether the state must contain everything that completed before.
     fresh: bool = False
-    #: What must be still so.
+    #: Earlier reads, which must be unchanged.
     reads: list[KeyRead] = msgspec.field(default_factory=list)
     ranges: list[RangeRead] = msgspec.field(default_factory=list)
     snapshot: SnapshotId | None = None
-    #: Else only versions are told.
+    #: If false, only versions are returned.
     wants_values: bool = True
 
 
 class Values(msgspec.Struct, frozen=True, gc=False):
-    """Versions (0: absent) and values (None: absent, or not wanted), in the order of the keys."""
+    """Versions (0: absent) and values (None: absent, or not requested), in the request's order."""
 
     versions: list[int]
     values: list[bytes | None]
@@ -61,17 +61,17 @@ class ScanRequest(Request, frozen=True, gc=False):
 
 
 class Page(msgspec.Struct, frozen=True, gc=False):
-    """All that there is in a range, in order."""
+    """All rows of a range, in order."""
 
     rows: list[tuple[bytes, bytes]]
-    #: What the page covers, and its digest.
+    #: The range of the page, and its digest.
     range: RangeRead
-    #: Nothing comes behind it that was asked for.
+    #: Whether the requested range ends with this page.
     is_end: bool
 
 
 class ValidateRequest(Request, frozen=True, gc=False):
-    """Is this still so, now? Result: the position where it is; or TransactionAborted."""
+    """Validate earlier reads. Result: the position of the state; or TransactionAborted."""
 
     reads: list[KeyRead]
     ranges: list[RangeRead]
@@ -87,57 +87,57 @@ class CommitRequest(Request, frozen=True, gc=False):
 
 
 class PutRequest(Request, frozen=True, gc=False):
-    """Write, whatever was there. Result: the commit's rid."""
+    """Write without reads. Result: the commit's rid."""
 
     writes: dict[bytes, bytes | None]
 
 
 class CompareAndPutRequest(Request, frozen=True, gc=False):
-    """Write if the keys have these values (None: or are absent). Result: whether they had."""
+    """Write if the keys have these values (None: or are absent). Result: whether they did."""
 
     expected: dict[bytes, Any]
     writes: dict[bytes, bytes | None]
 
 
 class ResolveCommitRequest(Request, frozen=True, gc=False):
-    """What became of a commit in doubt? Result: its rid; None: it has, and will have, no effect."""
+    """Resolve a commit's outcome. Result: its rid; None: it has no effect and never will."""
 
-    doubt: CommitDoubt
+    commit: UnknownCommit
 
 
 class SnapshotRequest(Request, frozen=True, gc=False):
-    """Have the present state kept. Result: (`SnapshotId`, its position)."""
+    """Take a snapshot of the present state. Result: (`SnapshotId`, its position)."""
 
 
 class DropRequest(Request, frozen=True, gc=False):
-    """Have a snapshot forgotten. Answered at once with None."""
+    """End a snapshot. Completes immediately with None."""
 
     snapshot: SnapshotId
 
 
-class Watching:
-    """A watch of a user, whose end may come while a request of it is under way."""
+class WatchHandle:
+    """A user's watch, which may be closed while a request of it is open."""
 
     __slots__ = ("is_closed",)
 
     def __init__(self) -> None:
-        #: Set before the `UnwatchRequest`, so that no request can begin after it and wait.
+        #: Set before the `UnwatchRequest`, so that no later request of the watch can start.
         self.is_closed = False
 
 
 class WatchRequest(Request, frozen=True, gc=False):
-    """Wait until a key has another version; -1: none yet. Result: a `KeyState`; None: closed."""
+    """Wait until a key has another version; -1: any. Result: a `KeyState`; None: closed."""
 
     key: bytes
     version: int
-    #: None: nobody closes it.
-    watching: Watching | None = None
+    #: None: it cannot be closed.
+    handle: WatchHandle | None = None
 
 
 class UnwatchRequest(Request, frozen=True, gc=False):
-    """End a watch: what is under way of it, too. Answered at once with None."""
+    """Close a watch and its open request. Completes immediately with None."""
 
-    watching: Watching
+    handle: WatchHandle
 
 
 class KeyState(msgspec.Struct, frozen=True, gc=False):
@@ -148,4 +148,4 @@ class KeyState(msgspec.Struct, frozen=True, gc=False):
 
 
 class CoordinatorStatusRequest(Request, frozen=True, gc=False):
-    """How is the coordinator? Result: a JSON document, and the endpoint of whoever answered."""
+    """Request a coordinator's status. Result: a JSON document, and the coordinator's endpoint."""

@@ -1,8 +1,8 @@
-"""The rows of a scan, one after the other: a blocking and an asyncio iterator.
+"""The row iterators of a scan, blocking and asyncio.
 
-Rule: what came and was not yet given stays here, so a call that ends with an exception (a time-out,
-a cancellation, a signal's handler) loses no row: the next one goes on with it. A scan ends what it
-has at the coordinator at its end, and when it is collected as garbage.
+Rows that were received and not yet returned stay here, so a call that raises (timeout,
+cancellation, signal handler) loses no row. A scan releases its snapshot at its end, and when it is
+garbage collected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from logdb.client.arguments import Bounds
-    from logdb.client.engines import AsyncCaller, Caller
+    from logdb.client.engines import AsyncDatabaseEngine, DatabaseEngine
     from logdb.client.requests import DropRequest
     from ziplog.client.common.requests import Request
 
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 
 
 class Pages(Protocol):
-    """Where rows come from."""
+    """The source of a scan's rows."""
 
     @property
     def is_over(self) -> bool:
-        """Whether no page follows."""
+        """Whether there are no more pages."""
 
     def page(self) -> Generator[Request, Any, list[tuple[bytes, bytes]]]:
-        """Return the next rows; until it has returned, it may be begun again."""
+        """Return the next rows; may be started again if it did not return."""
 
-    def end(self) -> list[DropRequest]:
-        """End it; returns what to ask for, once."""
+    def close(self) -> list[DropRequest]:
+        """Close it; return the requests to send, once."""
 
 
 class _Rows:
-    """The rows in hand: the same for both iterators."""
+    """The buffered rows of both iterators."""
 
     def __init__(self, bounds: Bounds, pages: Pages, owner: object) -> None:
         self._bounds: Final = bounds
         self._pages: Final = pages
-        #: What must live as long as this: the snapshot that is read.
+        #: Keeps the snapshot that is read alive.
         self._owner = owner
         self._rows: list[tuple[bytes, bytes]] = []
         self._at = 0
 
-    def _take(self) -> Row | None:
-        """Return the next row in hand; None: there is none."""
+    def _pop_row(self) -> Row | None:
+        """Return the next buffered row; None: the buffer is empty."""
         at, rows = self._at, self._rows
         if at == len(rows):
             return None
         row = self._bounds.row(rows[at])
-        # Last: what comes before may raise, and then the row is not gone.
+        # Last, because decoding may raise, and then the row must not be lost.
         self._at = at + 1
         return row
 
@@ -60,19 +60,21 @@ class _Rows:
         rows = yield from self._pages.page()
         self._rows, self._at = rows, 0
 
-    def _end(self) -> list[DropRequest]:
+    def _close_pages(self) -> list[DropRequest]:
         self._rows, self._at, self._owner = [], 0, None
-        return self._pages.end()
+        return self._pages.close()
 
 
 class Rows(_Rows):
-    """Keys and values in key order: an iterator."""
+    """A blocking iterator over keys and values, in key order."""
 
-    def __init__(self, caller: Caller, bounds: Bounds, pages: Pages, owner: object = None) -> None:
+    def __init__(
+        self, engine: DatabaseEngine, bounds: Bounds, pages: Pages, owner: object = None
+    ) -> None:
         """Use a `scan`."""
         super().__init__(bounds, pages, owner)
-        self._caller: Final = caller
-        self._owned: Final = caller.owners.add(self, pages.end)
+        self._engine: Final = engine
+        self._owned: Final = engine.owners.add(self, pages.close)
 
     def __iter__(self) -> Iterator[Row]:
         """Return the iterator itself."""
@@ -81,13 +83,13 @@ class Rows(_Rows):
     def __next__(self) -> Row:
         """Return the next row."""
         while True:
-            row = self._take()
+            row = self._pop_row()
             if row is not None:
                 return row
             if self._pages.is_over:
                 self.close()
                 raise StopIteration
-            self._caller.drive(self._page())
+            self._engine.run(self._page())
 
     def __enter__(self) -> Self:
         """Return the iterator."""
@@ -98,25 +100,25 @@ class Rows(_Rows):
         self.close()
 
     def close(self) -> None:
-        """End it. May be called again."""
-        self._caller.shielded(self._close)
+        """Close the scan. Idempotent."""
+        self._engine.shielded(self._close)
 
     def _close(self) -> None:
-        for request in self._end():
-            self._caller.tell(request)
-        self._caller.owners.remove(self._owned)
+        for request in self._close_pages():
+            self._engine.post(request)
+        self._engine.owners.remove(self._owned)
 
 
 class AsyncRows(_Rows):
-    """Keys and values in key order: an async iterator."""
+    """An async iterator over keys and values, in key order."""
 
     def __init__(
-        self, caller: AsyncCaller, bounds: Bounds, pages: Pages, owner: object = None
+        self, engine: AsyncDatabaseEngine, bounds: Bounds, pages: Pages, owner: object = None
     ) -> None:
         """Use a `scan`."""
         super().__init__(bounds, pages, owner)
-        self._caller: Final = caller
-        self._owned: Final = caller.owners.add(self, pages.end)
+        self._engine: Final = engine
+        self._owned: Final = engine.owners.add(self, pages.close)
 
     def __aiter__(self) -> AsyncIterator[Row]:
         """Return the iterator itself."""
@@ -125,13 +127,13 @@ class AsyncRows(_Rows):
     async def __anext__(self) -> Row:
         """Return the next row."""
         while True:
-            row = self._take()
+            row = self._pop_row()
             if row is not None:
                 return row
             if self._pages.is_over:
                 await self.aclose()
                 raise StopAsyncIteration
-            await self._caller.drive(self._page())
+            await self._engine.run(self._page())
 
     async def __aenter__(self) -> Self:
         """Return the iterator."""
@@ -142,7 +144,7 @@ class AsyncRows(_Rows):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End it. May be called again."""
-        for request in self._end():
-            self._caller.tell(request)
-        self._caller.owners.remove(self._owned)
+        """Close the scan. Idempotent."""
+        for request in self._close_pages():
+            self._engine.post(request)
+        self._engine.owners.remove(self._owned)

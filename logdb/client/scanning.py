@@ -1,8 +1,7 @@
-"""A scan outside a transaction, of a snapshot or of the present state, as steps for both APIs.
+"""A scan outside a transaction, as steps for both APIs.
 
-As in `logdb/client/transaction.py`, methods that ask are generators of requests. Rule: a scan that
-one answer covers is read from the present state; a longer one from a snapshot (docs/logdb.md,
-section 9).
+As in `logdb/client/transaction.py`, methods that send requests are generators. A scan of one page
+reads the present state; a longer one reads a snapshot (docs/logdb.md, section 9).
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ if TYPE_CHECKING:
     Rows = list[tuple[bytes, bytes]]
 
 
-class Scanning:
-    """A scan under way."""
+class OpenScan:
+    """An open scan."""
 
-    __slots__ = ("_bounds", "_is_own", "_left", "_start", "_until", "snapshot")
+    __slots__ = ("_bounds", "_is_own", "_left", "_next_deadline", "_start", "snapshot")
 
     def __init__(
-        self, bounds: Bounds, until: Callable[[], int], snapshot: SnapshotId | None = None
+        self, bounds: Bounds, deadline_ns: Callable[[], int], snapshot: SnapshotId | None = None
     ) -> None:
-        """Make it.
+        """Prepare.
 
         Args:
-            bounds: what is scanned.
-            until: gives the deadline of a call that begins now.
-            snapshot: what is read; None: the state at the beginning.
+            bounds: the range.
+            deadline_ns: returns the deadline of a call that starts now.
+            snapshot: the snapshot to read; None: the state at the first page.
 
         """
         self._bounds: Final = bounds
-        self._until: Final = until
-        #: Read from; None: nothing was read yet.
+        self._next_deadline: Final = deadline_ns
+        #: The snapshot that is read; None: not needed so far.
         self.snapshot = snapshot
         self._is_own: Final = snapshot is None
-        #: Rows still wanted; None: all.
+        #: Rows left to return; None: all.
         self._left = bounds.limit
-        #: Where to go on; None: nowhere.
+        #: Start of the next page; None: the scan is over.
         self._start: bytes | None = None if bounds.is_empty else bounds.start
 
     @property
@@ -56,30 +55,30 @@ class Scanning:
 
     def page(self) -> Generator[Request, Any, Rows]:
         """Return the next rows."""
-        assert self._start is not None, "a scan that is over was asked for more"
-        wanted = PAGE_ROWS if self._left is None else min(self._left, PAGE_ROWS)
-        page: Page = yield self._request(self._start, wanted)
+        assert self._start is not None, "a finished scan has no next page"
+        limit = PAGE_ROWS if self._left is None else min(self._left, PAGE_ROWS)
+        page: Page = yield self._request(self._start, limit)
         is_all = page.is_end or len(page.rows) == self._left
         if self.snapshot is None and not is_all:
-            self.snapshot, _ = yield SnapshotRequest(self._until())
-            page = yield self._request(self._start, wanted)
+            self.snapshot, _ = yield SnapshotRequest(self._next_deadline())
+            page = yield self._request(self._start, limit)
         if self._left is not None:
             self._left -= len(page.rows)
         self._start = None if page.is_end or self._left == 0 else page.range.stop
         return page.rows
 
-    def _request(self, start: bytes, wanted: int) -> ScanRequest:
+    def _request(self, start: bytes, limit: int) -> ScanRequest:
         return ScanRequest(
-            self._until(),
+            self._next_deadline(),
             start,
             self._bounds.stop,
-            wanted,
+            limit,
             fresh=self.snapshot is None,
             snapshot=self.snapshot,
         )
 
-    def end(self) -> list[DropRequest]:
-        """End it; returns what to ask for, once, and is answered at once."""
+    def close(self) -> list[DropRequest]:
+        """Close it; return the requests to send, once."""
         self._start = None
         snapshot, self.snapshot = self.snapshot, None
         return [DropRequest(NEVER, snapshot)] if self._is_own and snapshot is not None else []

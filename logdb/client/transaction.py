@@ -1,10 +1,10 @@
-"""What a transaction has read and would write; its reads and its end as steps for both APIs.
+"""The state of a transaction: read set, write set and commit, as steps for both APIs.
 
-A method that must ask is a generator: it yields requests, and goes on with each one's result, or
-with its exception raised at the `yield`. Rules: what a transaction wrote, it reads; what it read,
-it reads again without asking; an answer counts only if it was compared with all that was read
-before it came. Invariants: what is read is in the read set or in a range, unless this transaction
-wrote it; a commit record with these sets fits into a record. See docs/logdb.md, sections 5 and 6.
+A method that sends requests is a generator: it yields a request, and resumes with the result or
+with its exception raised at the `yield`. A transaction reads its own writes, and repeats a read
+without a request. A reply counts only if it was validated against all earlier reads. Invariants:
+every read is in the read set or in a range, unless this transaction wrote the key; the commit
+record of these sets fits into a record. See docs/logdb.md, sections 5 and 6.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TransactionStatus = Literal["open", "committing", "committed", "aborted", "rolle
 
 
 class TransactionSets:
-    """The read set, the ranges and the write set of one transaction, and how it is."""
+    """The read set, the ranges, the write set and the status of one transaction."""
 
     __slots__ = (
         "_error", "_range_keys", "_ranges", "_reads", "_sizes", "_values", "_versions", "_writes",
@@ -47,16 +47,17 @@ class TransactionSets:
     )  # fmt: skip
 
     def __init__(self, largest: int) -> None:
-        """Begin.
+        """Start a transaction.
 
         Args:
-            largest: bytes of a record.
+            largest: maximum bytes of a record.
 
         """
         self.status: TransactionStatus = "open"
-        #: The commit's rid; of a transaction that wrote nothing, where it was found valid.
+        #: The commit's rid; for a read-only transaction, the position of the state that validated
+        #: it.
         self.position: RecordId | None = None
-        #: The read set: as it is sent, and by key.
+        #: The read set, as a list to send and by key.
         self._reads: Final[list[KeyRead]] = []
         self._versions: Final[dict[bytes, int]] = {}
         #: Values that were read.
@@ -72,7 +73,7 @@ class TransactionSets:
     # --- writing ---
 
     def write(self, key: bytes, value: bytes | None) -> None:
-        """Take a write; None: a deletion.
+        """Record a write; None: a deletion.
 
         Raises:
             TransactionClosed: the transaction is over.
@@ -85,26 +86,28 @@ class TransactionSets:
         self._writes[key] = value
 
     def check_open(self) -> None:
-        """Raise TransactionClosed if it is over."""
+        """Raise TransactionClosed if the transaction is over."""
         if self.status != "open":
             raise TransactionClosed(self.status)
 
     # --- reading ---
 
-    def get(self, keys: Sequence[bytes], until: int) -> Generator[Request, Any, list[bytes | None]]:
+    def get(
+        self, keys: Sequence[bytes], deadline_ns: int
+    ) -> Generator[Request, Any, list[bytes | None]]:
         """Return the values of keys; None: absent."""
         missing = self._missing(keys, self._values)
         if missing:
-            found: Values = yield from self._ask(missing, until, wants_values=True)
+            found: Values = yield from self._read(missing, deadline_ns, wants_values=True)
             self._values.update(zip(missing, found.values, strict=True))
         writes, values = self._writes, self._values
         return [writes[key] if key in writes else values[key] for key in keys]
 
-    def exists(self, key: bytes, until: int) -> Generator[Request, Any, bool]:
-        """Return whether a key is there."""
+    def exists(self, key: bytes, deadline_ns: int) -> Generator[Request, Any, bool]:
+        """Return whether a key exists."""
         missing = self._missing((key,), self._versions)
         if missing:
-            yield from self._ask(missing, until, wants_values=False)
+            yield from self._read(missing, deadline_ns, wants_values=False)
         if key in self._writes:
             return self._writes[key] is not None
         return self._versions[key] > 0
@@ -114,15 +117,17 @@ class TransactionSets:
         unknown = (key for key in keys if key not in self._writes and key not in known)
         return list(dict.fromkeys(unknown))
 
-    def _ask(
-        self, keys: list[bytes], until: int, *, wants_values: bool
+    def _read(
+        self, keys: list[bytes], deadline_ns: int, *, wants_values: bool
     ) -> Generator[Request, Any, Values]:
         new = [key for key in keys if key not in self._versions]
         if len(self._reads) + len(new) > MAX_KEYS:
             raise TooManyReadsError(len(self._reads) + len(new), MAX_KEYS)
         self._sizes.add(sum(map(len, new)) + READ_BYTES * len(new))
-        found: Values = yield from self._asked(
-            lambda reads, ranges: GetRequest(until, keys, False, reads, ranges, None, wants_values)
+        found: Values = yield from self._query(
+            lambda reads, ranges: GetRequest(
+                deadline_ns, keys, False, reads, ranges, None, wants_values
+            )
         )
         for key, version in zip(keys, found.versions, strict=True):
             if key not in self._versions:
@@ -130,10 +135,10 @@ class TransactionSets:
                 self._reads.append(KeyRead(key, version))
         return found
 
-    def _asked(
+    def _query(
         self, build: Callable[[list[KeyRead], list[RangeRead]], Request]
     ) -> Generator[Request, Any, Any]:
-        """Ask; a conflict ends the transaction."""
+        """Send a query with all earlier reads; a conflict ends the transaction."""
         while True:
             count = len(self._reads), len(self._ranges)
             try:
@@ -142,29 +147,29 @@ class TransactionSets:
                 self.status, self._error = "aborted", error
                 raise
             self.check_open()
-            # Another task's read of this transaction may have come between.
+            # Another task may have read in this transaction in the meantime.
             if count == (len(self._reads), len(self._ranges)):
                 return result
 
     def page(
-        self, bounds: Bounds, start: bytes, wanted: int | None, until: int
+        self, bounds: Bounds, start: bytes, max_rows: int | None, deadline_ns: int
     ) -> Generator[Request, Any, tuple[Rows, bytes | None]]:
-        """Return the next rows of a scan, and where to go on; None: that was all.
+        """Return the next rows of a scan, and the start of the next page; None: the end.
 
         Args:
-            bounds: what is scanned.
-            start: where this page begins.
-            wanted: rows at most; None: any number.
-            until: the deadline.
+            bounds: the range of the scan.
+            start: the first key of this page.
+            max_rows: the limit; None: no limit.
+            deadline_ns: the deadline.
 
         """
         self.check_open()
         if len(self._ranges) == MAX_KEYS:
             raise TooManyReadsError(MAX_KEYS + 1, MAX_KEYS, "pages of scans")
-        limit = PAGE_ROWS if wanted is None else min(wanted, PAGE_ROWS)
-        page: Page = yield from self._asked(
+        limit = PAGE_ROWS if max_rows is None else min(max_rows, PAGE_ROWS)
+        page: Page = yield from self._query(
             lambda reads, ranges: ScanRequest(
-                until, start, bounds.stop, limit, False, reads, ranges, None
+                deadline_ns, start, bounds.stop, limit, False, reads, ranges, None
             )
         )
         covered = page.range
@@ -173,10 +178,10 @@ class TransactionSets:
             self._range_keys.add((covered.start, covered.stop))
             self._ranges.append(covered)
         rows = self._with_writes(page.rows, covered.start, covered.stop)
-        return rows[:wanted], None if page.is_end else covered.stop
+        return rows[:max_rows], None if page.is_end else covered.stop
 
     def _with_writes(self, rows: Rows, start: bytes, stop: bytes | None) -> Rows:
-        """Return the rows of a range as this transaction would leave them."""
+        """Return the rows of a range with this transaction's writes applied."""
         writes = {
             key: value
             for key, value in self._writes.items()
@@ -187,31 +192,34 @@ class TransactionSets:
         merged = dict(rows) | writes
         return sorted((key, value) for key, value in merged.items() if value is not None)
 
-    def validate(self, until: int) -> Generator[Request, Any, None]:
-        """Raise TransactionAborted, and end it, unless all that was read is still so, now."""
+    def validate(self, deadline_ns: int) -> Generator[Request, Any, None]:
+        """Raise TransactionAborted, and end the transaction, if a read has changed."""
         self.check_open()
         if self._reads or self._ranges:
-            yield from self._asked(lambda reads, ranges: ValidateRequest(until, reads, ranges))
+            yield from self._query(
+                lambda reads, ranges: ValidateRequest(deadline_ns, reads, ranges)
+            )
 
     # --- the end ---
 
-    def commit(self, until: int) -> Generator[Request, Any, None]:
-        """Commit; afterwards `position` says where.
+    def commit(self, deadline_ns: int) -> Generator[Request, Any, None]:
+        """Commit; afterwards `position` is the commit's rid.
 
-        It stays open if nothing was done (UnavailableError), and may be committed again.
+        If nothing was done (UnavailableError), the transaction stays open and may be committed
+        again.
         """
         if self._error is not None:
             raise self._error
         self.check_open()
         request: Request
         if self._writes:
-            request = CommitRequest(until, self._reads, self._ranges, self._writes)
+            request = CommitRequest(deadline_ns, self._reads, self._ranges, self._writes)
         elif self._reads or self._ranges:
-            request = ValidateRequest(until, self._reads, self._ranges)
+            request = ValidateRequest(deadline_ns, self._reads, self._ranges)
         else:
             self.status = "committed"
             return
-        # Nobody may change it meanwhile.
+        # No call may change it during the commit.
         self.status = "committing"
         try:
             self.position = yield request
@@ -222,16 +230,16 @@ class TransactionSets:
             self.status = "open"
             raise
         except BaseException:
-            # Also that nobody waits for it any more.
+            # Cancellation included.
             self.status = "in doubt"
             raise
         self.status = "committed"
 
     def rollback(self) -> None:
-        """End it without a trace. Nothing happens if it is over.
+        """Roll back, without a trace. Does nothing if the transaction is over.
 
         Raises:
-            TransactionClosed: it is being committed, or may have been.
+            TransactionClosed: it is being committed, or its outcome is unknown.
 
         """
         if self.status in {"committing", "in doubt"}:
@@ -241,23 +249,25 @@ class TransactionSets:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the end of the `with` block has to end it, or to say that it was aborted."""
+        """Whether the end of the `with` block must end it, or report that it was aborted."""
         return self.status in {"open", "aborted"}
 
 
 class TransactionScan:
-    """A scan inside a transaction: its pages, one after the other (`logdb.client.rows.Pages`)."""
+    """A scan inside a transaction (`logdb.client.rows.Pages`)."""
 
-    __slots__ = ("_bounds", "_left", "_sets", "_start", "_until")
+    __slots__ = ("_bounds", "_left", "_next_deadline", "_sets", "_start")
 
-    def __init__(self, sets: TransactionSets, bounds: Bounds, until: Callable[[], int]) -> None:
-        """Begin before the first page; `until` gives the deadline of a call that begins now."""
+    def __init__(
+        self, sets: TransactionSets, bounds: Bounds, deadline_ns: Callable[[], int]
+    ) -> None:
+        """Prepare; `deadline_ns` returns the deadline of a call that starts now."""
         self._sets: Final = sets
         self._bounds: Final = bounds
-        self._until: Final = until
-        #: Rows still wanted; None: all.
+        self._next_deadline: Final = deadline_ns
+        #: Rows left to return; None: all.
         self._left = bounds.limit
-        #: Where to go on; None: nowhere.
+        #: Start of the next page; None: the scan is over.
         self._start: bytes | None = None if bounds.is_empty else bounds.start
 
     @property
@@ -267,15 +277,15 @@ class TransactionScan:
 
     def page(self) -> Generator[Request, Any, Rows]:
         """Return the next rows."""
-        assert self._start is not None, "a scan that is over was asked for more"
+        assert self._start is not None, "a finished scan has no next page"
         rows, start = yield from self._sets.page(
-            self._bounds, self._start, self._left, self._until()
+            self._bounds, self._start, self._left, self._next_deadline()
         )
         left = None if self._left is None else self._left - len(rows)
         self._start, self._left = start, left
         return rows
 
-    def end(self) -> list[DropRequest]:
-        """End it: nothing is kept for it anywhere."""
+    def close(self) -> list[DropRequest]:
+        """Close it; there is nothing to release."""
         self._start = None
         return []

@@ -1,1 +1,1 @@
-"""A coordinator: follows the log, keeps the state, decides, and answers clients."""
+"""A coordinator: tails the log, keeps the state, decides transactions, and serves clients."""

@@ -1,7 +1,7 @@
-"""Values of present versions that a coordinator has at hand, the least recently used go first.
+"""Coordinator cache of small values of present versions, with least-recently-used eviction.
 
-Rule: a value is given out for its version only, so an old one can never be taken for a new one.
-See docs/logdb.md, section 5.
+A lookup names the version, so an old value is never returned for a new version. See docs/logdb.md,
+section 5.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-#: What an entry costs besides its key and its value, about, in bytes.
+#: Approximate bytes of a cache entry, without its key and its value.
 CACHE_ENTRY_BYTES: Final = 200
 
 
@@ -17,14 +17,14 @@ class ValueCache:
     """Values by key, of one version each."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Begin with none.
+        """Start empty.
 
         Args:
-            max_bytes: of keys, values and what it costs to keep them; 0: keep nothing.
+            max_bytes: limit of keys, values and overhead; 0: cache nothing.
 
         """
         self._max_bytes: Final = max_bytes
-        #: In the order of their last use.
+        #: In the order of the last use.
         self._kept: Final[OrderedDict[bytes, tuple[int, bytes]]] = OrderedDict()
         #: Bytes in use.
         self.bytes = 0
@@ -33,7 +33,7 @@ class ValueCache:
         return len(self._kept)
 
     def put(self, key: bytes, version: int, value: bytes) -> None:
-        """Keep a version's value, unless a later version's is there."""
+        """Store a version's value, unless a later version is cached."""
         kept = self._kept
         former = kept.get(key)
         if former is not None:
@@ -49,7 +49,7 @@ class ValueCache:
             self.drop(next(iter(kept)))
 
     def get(self, key: bytes, version: int) -> bytes | None:
-        """Return the value of a key's version; None if it is not at hand."""
+        """Return the value of a key's version; None if it is not cached."""
         found = self._kept.get(key)
         if found is None or found[0] != version:
             return None
@@ -57,7 +57,7 @@ class ValueCache:
         return found[1]
 
     def drop(self, key: bytes) -> None:
-        """Forget a key's value."""
+        """Remove a key's value."""
         found = self._kept.pop(key, None)
         if found is not None:
             self.bytes -= len(key) + len(found[1]) + CACHE_ENTRY_BYTES

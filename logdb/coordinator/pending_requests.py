@@ -1,164 +1,167 @@
-"""Requests that cannot be answered yet: they wait for a position, a decision or a key's change.
+"""Requests that wait for a position, a decision or a key's change.
 
-Rule: a request that comes again while it waits is the same one. One that was not repeated for a
-while is forgotten (its client is gone, or asks somebody else); a watch is answered then.
-Invariant: never more than `limit` wait; each is in the index of what it waits for, and no other.
-See docs/logdb.md, section 11.
+A repeated request counts as the same request. A request that its client does not repeat in time
+expires; a watch is answered then. Invariant: at most `limit` requests wait, each only in the index
+of what it waits for. See docs/logdb.md, section 11.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from logdb.wire import Ask, Watch
+from logdb.wire import AwaitDecision, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: As many requests may wait.
-MAX_WAITING: Final = 10_000
-#: A request that was not repeated for so long is over.
-PATIENCE_NS: Final = 10_000_000_000
+#: Maximum number of pending requests.
+MAX_PENDING: Final = 10_000
+#: Time without a repetition after which a request expires, in nanoseconds.
+EXPIRY_NS: Final = 10_000_000_000
 
 
-class Waiting:
-    """One request that waits."""
+class PendingRequest:
+    """One pending request."""
 
-    __slots__ = ("_then", "asked_at", "is_over", "question", "route")
+    __slots__ = ("_on_ready", "is_over", "last_received_at", "message", "route")
 
     def __init__(
-        self, route: bytes, question: Any, now: int, then: Callable[[Waiting], None]
+        self, route: bytes, message: Any, now: int, on_ready: Callable[[PendingRequest], None]
     ) -> None:
         self.route: Final = route
-        self.question: Final = question
-        #: When it came last, in monotonic nanoseconds.
-        self.asked_at = now
+        self.message: Final = message
+        #: When it was last received, in monotonic nanoseconds.
+        self.last_received_at = now
         self.is_over = False
-        self._then: Final = then
+        self._on_ready: Final = on_ready
 
     def resume(self) -> None:
-        """Go on, unless that is over."""
+        """Continue, unless the request is over."""
         if not self.is_over:
-            self._then(self)
+            self._on_ready(self)
 
 
-class Waitings:
-    """All requests that wait."""
+class PendingRequests:
+    """All pending requests."""
 
-    def __init__(self, limit: int = MAX_WAITING) -> None:
+    def __init__(self, limit: int = MAX_PENDING) -> None:
         self._limit: Final = limit
-        #: By route and number; the one that came last stands last.
-        self._all: Final[dict[tuple[bytes, int], Waiting]] = {}
-        #: Each group in the order of its coming.
-        self._asks: Final[dict[tuple[bytes, int], dict[Waiting, None]]] = {}
-        self._watches: Final[dict[bytes, dict[Waiting, None]]] = {}
-        #: Watched keys that were changed since `changed` was asked for.
-        self._touched: Final[set[bytes]] = set()
+        #: By route and number, ordered by the last receipt.
+        self._all: Final[dict[tuple[bytes, int], PendingRequest]] = {}
+        #: Each group is in the order of arrival.
+        self._decision_waiters: Final[dict[tuple[bytes, int], dict[PendingRequest, None]]] = {}
+        self._watches: Final[dict[bytes, dict[PendingRequest, None]]] = {}
+        #: Watched keys that changed since the last `pop_changed`.
+        self._changed_keys: Final[set[bytes]] = set()
 
     def __len__(self) -> int:
         return len(self._all)
 
     @property
     def is_full(self) -> bool:
-        """Whether no more may wait."""
+        """Whether the limit is reached."""
         return len(self._all) >= self._limit
 
-    def repeated(self, route: bytes, question: Any, now: int) -> bool:
-        """Whether a request waits already; it has patience again then."""
-        key = route, question.request
-        waiting = self._all.get(key)
-        if waiting is None:
+    def refresh(self, route: bytes, message: Any, now: int) -> bool:
+        """Return whether a request is pending already; if so, restart its expiry."""
+        key = route, message.request
+        request = self._all.get(key)
+        if request is None:
             return False
-        waiting.asked_at = now
+        request.last_received_at = now
         self._all[key] = self._all.pop(key)
         return True
 
     def add(
-        self, route: bytes, question: Any, now: int, then: Callable[[Waiting], None]
-    ) -> Waiting:
-        """Let a request wait: for a position."""
-        waiting = self._all[route, question.request] = Waiting(route, question, now, then)
-        return waiting
+        self, route: bytes, message: Any, now: int, on_ready: Callable[[PendingRequest], None]
+    ) -> PendingRequest:
+        """Add a request that waits for a position."""
+        request = self._all[route, message.request] = PendingRequest(route, message, now, on_ready)
+        return request
 
-    def end(self, waiting: Waiting) -> None:
-        """It waits no longer."""
-        if waiting.is_over:
+    def remove(self, request: PendingRequest) -> None:
+        """Remove a request."""
+        if request.is_over:
             return
-        waiting.is_over = True
-        question = waiting.question
-        del self._all[waiting.route, question.request]
-        if type(question) is Ask:
-            _drop(self._asks, (question.session, question.number), waiting)
-        elif type(question) is Watch:
-            _drop(self._watches, question.key, waiting)
+        request.is_over = True
+        message = request.message
+        del self._all[request.route, message.request]
+        if type(message) is AwaitDecision:
+            _drop(self._decision_waiters, (message.session, message.number), request)
+        elif type(message) is Watch:
+            _drop(self._watches, message.key, request)
 
     # --- decisions ---
 
-    def for_decision(self, waiting: Waiting) -> None:
-        """Let an `Ask` wait for the decision."""
-        question = waiting.question
-        self._asks.setdefault((question.session, question.number), {})[waiting] = None
+    def wait_for_decision(self, request: PendingRequest) -> None:
+        """Make an `AwaitDecision` wait for the decision."""
+        message = request.message
+        self._decision_waiters.setdefault((message.session, message.number), {})[request] = None
 
-    def decided(self, session: bytes, number: int) -> Iterable[Waiting]:
-        """Return who waits for a decision."""
-        return tuple(self._asks.get((session, number), ())) if self._asks else ()
+    def decision_waiters(self, session: bytes, number: int) -> Iterable[PendingRequest]:
+        """Return the requests that wait for a transaction's decision."""
+        return (
+            tuple(self._decision_waiters.get((session, number), ()))
+            if self._decision_waiters
+            else ()
+        )
 
-    def undecided(self) -> list[Waiting]:
-        """Return all who wait for some decision."""
-        return [waiting for group in self._asks.values() for waiting in group]
+    def all_decision_waiters(self) -> list[PendingRequest]:
+        """Return the requests that wait for any decision."""
+        return [request for group in self._decision_waiters.values() for request in group]
 
     # --- changes ---
 
-    def for_change(self, waiting: Waiting) -> None:
-        """Let a `Watch` wait for a change of its key."""
-        self._watches.setdefault(waiting.question.key, {})[waiting] = None
+    def wait_for_change(self, request: PendingRequest) -> None:
+        """Make a `Watch` wait for a change of its key."""
+        self._watches.setdefault(request.message.key, {})[request] = None
 
     @property
     def has_watches(self) -> bool:
-        """Whether anybody waits for a change."""
+        """Whether a request waits for a change."""
         return bool(self._watches)
 
-    def touch(self, keys: Iterable[bytes]) -> None:
-        """Take note that keys were changed."""
-        self._touched.update(key for key in keys if key in self._watches)
+    def mark_changed(self, keys: Iterable[bytes]) -> None:
+        """Record that keys changed."""
+        self._changed_keys.update(key for key in keys if key in self._watches)
 
-    def touch_all(self) -> None:
-        """Take note that any key may have changed."""
-        self._touched.update(self._watches)
+    def mark_all_changed(self) -> None:
+        """Record that any key may have changed."""
+        self._changed_keys.update(self._watches)
 
-    def changed(self) -> list[Waiting]:
-        """Return who watches a key that was changed since the last time."""
-        if not self._touched:
+    def pop_changed(self) -> list[PendingRequest]:
+        """Return the watches of keys that changed since the last call."""
+        if not self._changed_keys:
             return []
-        found = [waiting for key in self._touched for waiting in self._watches.get(key, ())]
-        self._touched.clear()
-        return found
+        requests = [request for key in self._changed_keys for request in self._watches.get(key, ())]
+        self._changed_keys.clear()
+        return requests
 
     # --- time ---
 
-    def late(self, now: int) -> list[Waiting]:
-        """Return those that were not repeated for too long."""
-        found = []
-        for waiting in self._all.values():
-            if now - waiting.asked_at < PATIENCE_NS:
+    def expired(self, now: int) -> list[PendingRequest]:
+        """Return the expired requests."""
+        requests = []
+        for request in self._all.values():
+            if now - request.last_received_at < EXPIRY_NS:
                 break
-            found.append(waiting)
-        return found
+            requests.append(request)
+        return requests
 
     def check(self) -> None:
         """Assert the invariant."""
         assert len(self._all) <= self._limit
-        for index in (self._asks, self._watches):
+        for index in (self._decision_waiters, self._watches):
             for group in index.values():
                 assert group, "an empty group is left"
-                for waiting in group:
-                    assert self._all[waiting.route, waiting.question.request] is waiting
+                for request in group:
+                    assert self._all[request.route, request.message.request] is request
 
 
-def _drop(index: dict[Any, dict[Waiting, None]], key: Any, waiting: Waiting) -> None:
-    """Remove a request from an index, if it is in it: it may still wait for a position."""
+def _drop(index: dict[Any, dict[PendingRequest, None]], key: Any, request: PendingRequest) -> None:
+    """Remove a request from an index; it is absent if it still waits for a position."""
     group = index.get(key)
-    if group is not None and waiting in group:
-        del group[waiting]
+    if group is not None and request in group:
+        del group[request]
         if not group:
             del index[key]

@@ -1,32 +1,32 @@
-"""Which route leads to which client's session, so that decisions are told unasked.
+"""The routes of client sessions, to which a coordinator sends decisions unasked.
 
-Rule: the session that was not heard of for longest is forgotten first; its client asks, then.
-See docs/logdb.md, sections 7 and 11.
+The least recently seen session is forgotten first; its client then requests its decisions. See
+docs/logdb.md, sections 7 and 11.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: As many sessions are known.
+#: Maximum number of sessions.
 MAX_SESSIONS: Final = 100_000
 
 
 class Sessions:
-    """The sessions that were heard of last."""
+    """The most recently seen sessions."""
 
     def __init__(self, limit: int = MAX_SESSIONS) -> None:
         self._limit: Final = limit
-        #: Each one's route; the one heard of last stands last.
+        #: The route of each session, ordered by the last message.
         self._routes: Final[dict[bytes, bytes]] = {}
-        #: The route of a session; None if it is not known.
+        #: Returns the route of a session; None: unknown.
         self.route = self._routes.get
 
     def __len__(self) -> int:
         return len(self._routes)
 
-    def heard(self, session: bytes, route: bytes) -> None:
-        """Take a sign of life."""
+    def set_route(self, session: bytes, route: bytes) -> None:
+        """Record the route of a session that sent a message."""
         routes = self._routes
         routes.pop(session, None)
         routes[session] = route

@@ -1,6 +1,6 @@
-"""The status document of a coordinator: what an operator may want to know, as JSON.
+"""The status document of a coordinator, as JSON for operators.
 
-Rule: read only; a field once given keeps its meaning. See docs/logdb.md, section 16.
+It only reads. A field keeps its meaning across versions. See docs/logdb.md, section 16.
 """
 
 from __future__ import annotations
@@ -10,21 +10,32 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from logdb.coordinator.node import CoordinatorNode
+    from logdb.cleaner.cleaner import Cleaner
+    from logdb.coordinator.cache import ValueCache
+    from logdb.coordinator.log_tailer import LogTailer
+    from logdb.coordinator.pending_requests import PendingRequests
+    from logdb.coordinator.sessions import Sessions
+    from logdb.snapshots import Snapshots
 
 
-def document(node: CoordinatorNode) -> bytes:
-    """Return how a coordinator is: a JSON object."""
-    follower, cache = node.follower, node.cache
-    state = follower.state
-    cleaner = node.cleaner
-    told = {
-        "ready": follower.is_ready,
-        "endpoint": node.endpoint,
+def document(
+    endpoint: str,
+    tailer: LogTailer,
+    cleaner: Cleaner | None,
+    snapshots: Snapshots,
+    sessions: Sessions,
+    pending: PendingRequests,
+    cache: ValueCache,
+) -> bytes:
+    """Return a coordinator's status as a JSON object."""
+    state = tailer.state
+    fields = {
+        "ready": tailer.is_ready,
+        "endpoint": endpoint,
         "position": str(state.position),
-        "passed": follower.passed,
-        "tail": follower.tail,
-        "starts": follower.starts,
+        "passed": tailer.passed,
+        "tail": tailer.tail,
+        "starts": tailer.starts,
         "keys": len(state.versions),
         "data_bytes": state.versions.data_bytes,
         "records": state.records,
@@ -35,15 +46,15 @@ def document(node: CoordinatorNode) -> bytes:
         "last_checkpoint": str(state.last_done) if state.last_done else None,
         "checkpoints": cleaner is not None,
         "cleaner": msgspec.structs.asdict(cleaner.counts) if cleaner else {},
-        "log_bytes": state.segments.log_bytes,
-        "moving_bytes": state.segments.moving_bytes,
-        "dead_bytes": state.segments.dead_bytes,
+        "log_bytes": state.log_usage.log_bytes,
+        "moving_bytes": state.log_usage.moving_bytes,
+        "dead_bytes": state.log_usage.dead_bytes,
         "trimmed": state.trimmed,
-        "snapshots": len(node.snapshots),
-        "snapshot_entries": node.snapshots.entries,
-        "sessions": len(node.sessions),
-        "waiting": len(node.waitings),
+        "snapshots": len(snapshots),
+        "snapshot_entries": snapshots.entries,
+        "sessions": len(sessions),
+        "waiting": len(pending),
         "cached_values": len(cache),
         "cache_bytes": cache.bytes,
     }
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(fields)

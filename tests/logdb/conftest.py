@@ -1,4 +1,4 @@
-"""A log of real processes, and a coordinator in this one: new for each module that asks."""
+"""A log of real processes and a coordinator in this process, new for each module that uses them."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """A log in memory that answers `ziplog.client.common.requests` like a client's core.
 
 `FakeLog` is the log itself: shards whose positions interleave with holes, one sealed frontier and
-one trim point. Like the real one it gives no order of real time: an insert takes any free position
+one trim point. Like the real one it does not respect real time: an insert takes any free position
 above what it names and above all that a subscription has passed. `FakeCore` is one client of it,
-and stands where a `ClientCore` does: inside `logdb.tasks.LogCalls`, or stepped by hand.
+and stands where a `ClientCore` does: inside `logdb.tasks.LogTasks`, or stepped by hand.
 
     log = FakeLog(seed=1, shards=3)
-    log.insert(b"payload")                           # somebody else's record
-    calls = LogCalls(log.core(), now=0)              # it answers at once
-    calls = LogCalls(log.core(at_once=False), now=0) # some of what waits, with each `Wakeup`
+    log.insert(b"payload")                           # another client's record
+    calls = LogTasks(log.core(), now=0)              # results come immediately
+    calls = LogTasks(log.core(at_once=False), now=0) # some open results with each `Wakeup`
     log.faults.append(fail_inserts(OUTCOME_UNKNOWN_IN))
 """
 
@@ -101,10 +101,10 @@ class FakeLog:
         """Make an empty log.
 
         Args:
-            seed: of everything that is random in it.
-            shards: how many there are.
-            holes: up to so many positions are left out before a record.
-            step: each position is so far from the next; great ones look like a log's epochs.
+            seed: of the random choices.
+            shards: their number.
+            holes: maximum positions left out before a record.
+            step: distance between two positions; large ones resemble a log's epochs.
 
         """
         self.random: Final = random.Random(seed)
@@ -114,7 +114,7 @@ class FakeLog:
         self.records: Final[dict[int, Record]] = {}
         #: Their gsns, in order.
         self.gsns: Final[list[int]] = []
-        #: Gsns that were ever given out: none is given out again, whatever became of its record.
+        #: Gsns that were ever assigned; none is assigned again, whatever became of its record.
         self._given: Final[set[int]] = set()
         #: What is below it was trimmed.
         self.first = 1
@@ -208,7 +208,7 @@ class FakeLog:
         if rid.gsn < self.first:
             return TrimmedError(self.owner(self.first))
         if rid.gsn in self.lost:
-            return UnavailableError(f"no replica can tell what is at {rid}")
+            return UnavailableError(f"no replica can read {rid}")
         record = self.records.get(rid.gsn)
         if record is None or record.rid != rid:
             return NoSuchRecordError(rid, "the position is a no-op")
@@ -255,7 +255,7 @@ class FakeCore:
         self.last_rid = RID_GENESIS
         self.subscriptions: Final[dict[int, Subscription]] = {}
         self.description = "fake log"
-        #: Shards that are to be said to be waited for.
+        #: Shards reported as awaited.
         self.waiting_for: list[str] = []
         self.policy: Policy | None = None
         self._silent: Final[set[int]] = set()
@@ -358,14 +358,14 @@ class FakeCore:
                 case "silent, out":
                     self._silent.add(call)
                 case None:
-                    return self._answered(call, request)
+                    return self._last_reply(call, request)
         if self.now < request.deadline:
             return _WAITS
         if isinstance(request, InsertRequest):
             return OutcomeUnknownError("the deadline passed", shard=0, seq=1, doubt=FakeDoubt([]))
         return DeadlineError("the deadline passed")
 
-    def _answered(self, call: int, request: Request) -> Any:
+    def _last_reply(self, call: int, request: Request) -> Any:
         result = self._answer[type(request)](call, request)
         if isinstance(request, FetchRequest) and result is None:
             return Fetched([], ended=False) if self.now >= request.deadline else _WAITS

@@ -1,6 +1,6 @@
-"""A coordinator under glass: on a log in memory, stepped by hand in virtual time.
+"""A test harness of one coordinator: on a log in memory, stepped by hand in virtual time.
 
-What it sends passes through the codec; its invariants are checked after every step.
+Its messages pass through the codec; its invariants are checked after every step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUTE = b"route"
 
 
 class Core(FakeCore):
-    """A fake client core that knows which cluster it is of."""
+    """A fake client core with a cluster number."""
 
     cluster = CLUSTER
     endpoints = ("mms:1", "mms:2")
@@ -53,8 +53,8 @@ def commit(
     return encode(Commit(TransactionId(session, number), began, known, list(ranges), made))
 
 
-class Glass:
-    """One coordinator, and the log that it follows."""
+class CoordinatorHarness:
+    """One coordinator, and the log that it tails."""
 
     def __init__(
         self, log: FakeLog | None = None, *, at_once: bool = True, **settings: Any
@@ -74,14 +74,14 @@ class Glass:
             )
 
     @classmethod
-    def ready(cls, *payloads: bytes, **options: Any) -> Glass:
-        """Return one that has replayed a log with these payloads."""
-        glass = cls(**options)
+    def ready(cls, *payloads: bytes, **options: Any) -> CoordinatorHarness:
+        """Return a harness that has replayed a log with these payloads."""
+        harness = cls(**options)
         for payload in payloads:
-            glass.log.insert(payload, after=glass.log.tail)
-        glass.turn()
-        assert glass.node.is_ready
-        return glass
+            harness.log.insert(payload, after=harness.log.tail)
+        harness.poll()
+        assert harness.node.is_ready
+        return harness
 
     def step(self, event: Event) -> list[Effect]:
         effects = self.node.step(event, self.now)
@@ -98,8 +98,8 @@ class Glass:
         self.node.check()
         return effects
 
-    def turn(self, turns: int = 4) -> None:
-        """Let the driver turn as often as may be needed."""
+    def poll(self, turns: int = 4) -> None:
+        """Run as many steps as may be needed."""
         for _ in range(turns):
             self.step(Wakeup())
             self.step(BatchEnd())
@@ -115,28 +115,28 @@ class Glass:
             self.step(BatchEnd())
 
     def lose(self) -> None:
-        """Let the subscription fail, so that it will begin again, a second later."""
+        """Make the subscription fail, so that it restarts a second later."""
         self.log.faults.append(fail(FetchRequest, UNAVAILABLE))
         self.step(BatchEnd())
         assert not self.node.is_ready
         self.log.faults.clear()
 
-    def give(self, question: wire.Question, route: bytes = ROUTE) -> None:
-        """Let a question arrive, as the last of its batch."""
-        self.step(Received(route, wire.decode(encode_message(question))))
+    def deliver(self, message: wire.ClientRequest, route: bytes = ROUTE) -> None:
+        """Deliver a request, as the last event of its batch."""
+        self.step(Received(route, wire.decode(encode_message(message))))
         self.step(BatchEnd())
 
-    def take(self, route: bytes = ROUTE) -> list[Any]:
-        """Return what was sent to a route since the last look."""
+    def pop_sent(self, route: bytes = ROUTE) -> list[Any]:
+        """Return the messages sent to a route since the last call."""
         found = [message for to, message in self.sent if to == route]
         self.sent = [item for item in self.sent if item[0] != route]
         return found
 
-    def ask(self, question: wire.Question, route: bytes = ROUTE) -> Any:
-        """Return the one answer to a question, which must come at once."""
-        self.take(route)
-        self.give(question, route)
-        (answer,) = self.take(route)
+    def query(self, message: wire.ClientRequest, route: bytes = ROUTE) -> Any:
+        """Return the single reply to a request, which must come immediately."""
+        self.pop_sent(route)
+        self.deliver(message, route)
+        (answer,) = self.pop_sent(route)
         return answer
 
     def request(self) -> int:
@@ -144,10 +144,10 @@ class Glass:
         return self.requests
 
     def open(self, session: bytes = SESSION, route: bytes = ROUTE) -> Any:
-        return self.ask(wire.Open(CLUSTER, self.request(), session), route)
+        return self.query(wire.Open(CLUSTER, self.request(), session), route)
 
     def get(self, *keys: bytes, fresh: bool = False, at_least: int = 0, **fields: Any) -> wire.Get:
-        """Return a question about keys."""
+        """Return a request for keys."""
         reads = [KeyRead(key, version) for key, version in fields.get("reads", ())]
         return wire.Get(
             CLUSTER, self.request(), list(keys), at_least, fresh, reads,
@@ -155,7 +155,7 @@ class Glass:
         )  # fmt: skip
 
     def scan(self, start: bytes, stop: bytes | None, limit: int, **fields: Any) -> wire.Scan:
-        """Return a question about a range."""
+        """Return a request for a range."""
         reads = [KeyRead(key, version) for key, version in fields.get("reads", ())]
         return wire.Scan(
             CLUSTER, self.request(), start, stop, limit, fields.get("at_least", 0),
@@ -163,6 +163,6 @@ class Glass:
         )  # fmt: skip
 
     def insert(self, payload: bytes, after: RecordId = RID_GENESIS) -> RecordId:
-        """Put a record into the log, behind all that are in it."""
+        """Insert a record at the end of the log."""
         (rid,) = self.log.insert(payload, after=max(after, self.log.tail))
         return rid

@@ -1,7 +1,7 @@
-"""Random histories of a log that LogDB's clients and coordinators write, with an oracle.
+"""Random histories of a log written by LogDB's clients and coordinators, with an oracle.
 
-The oracle keeps, beside each record, every key's version and value just before it, so it knows what
-a transaction saw that read there, and decides with the whole history in hand.
+The oracle keeps every key's version and value before each record. It therefore knows what a
+transaction that read there saw, and decides with the whole history.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from logdb.decisions import Decisions
-from logdb.log_usage import Segments
+from logdb.log_usage import LogUsage
 from logdb.records import (
     CheckpointBegun,
     CheckpointDone,
@@ -36,7 +36,7 @@ from ziplog.types import Record, RecordId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logdb.walk import Walk
+    from logdb.snapshots import SnapshotCursor
 
 KEYS: Final = [b"", b"a", b"a\0", b"b", b"bb", b"c", b"\xff", b"z"]
 MAX_DECISIONS: Final = 6
@@ -85,7 +85,7 @@ Model = dict[bytes, tuple[int, bytes]]
 
 def new_state() -> State:
     """Return a state with small bounds."""
-    return State(decisions=Decisions(MAX_DECISIONS), segments=Segments(100, 50))
+    return State(decisions=Decisions(MAX_DECISIONS), log_usage=LogUsage(100, 50))
 
 
 class History:
@@ -269,9 +269,9 @@ def _digest(model: Model, start: bytes, stop: bytes | None) -> bytes:
     return digest_of(rows)
 
 
-def checkpoint(walk: Walk, rows: list[Any], size: int) -> tuple[bytes, list[bytes]]:
-    """Return the payloads of a walk's checkpoint: of its end, and of its parts."""
-    image = walk.image
+def checkpoint(cursor: SnapshotCursor, rows: list[Any], size: int) -> tuple[bytes, list[bytes]]:
+    """Return the payloads of a cursor's checkpoint: of its end, and of its parts."""
+    image = cursor.image
     parts = [CheckpointPart(rows[at : at + size], [], []) for at in range(0, len(rows), size)]
     parts.append(CheckpointPart([], image.decisions[:2], []))
     parts.append(CheckpointPart([], image.decisions[2:], image.segments))
@@ -307,8 +307,8 @@ def everything(state: State) -> dict[str, Any]:
         "data_bytes": state.versions.data_bytes,
         "decisions": state.decisions.export(),
         "floor": state.decisions.floor,
-        "segments": state.segments.export(),
-        "bytes": (state.segments.log_bytes, state.segments.moving_bytes),
+        "segments": state.log_usage.export(),
+        "bytes": (state.log_usage.log_bytes, state.log_usage.moving_bytes),
         "position": state.position,
         "horizon": state.horizon,
         "first_foreign": state.first_foreign,

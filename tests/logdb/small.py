@@ -1,4 +1,4 @@
-"""A small coordinator on a fake log: a state that follows it, and a cleaner; no clients.
+"""A small coordinator on a fake log: a state that tails it, and a cleaner; no clients.
 
 `Small` does what the real one does between the log and the cleaner, in virtual time. `write` puts
 transactions into the log as a client would, and `Oracle` remembers what every key must hold.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Final
 
-from logdb.cleaner.checkpoint import find
+from logdb.cleaner.checkpoint import find_checkpoint
 from logdb.cleaner.cleaner import Cleaner
-from logdb.cleaner.cleaning_round import RoundSettings
+from logdb.cleaner.settings import RoundSettings
 from logdb.errors import NoCheckpointError
-from logdb.log_usage import Segments
+from logdb.log_usage import LogUsage
 from logdb.records import Commit, TransactionId, Value, Write, decode, encode, value_at
 from logdb.state import State
-from logdb.tasks import LogCalls
+from logdb.tasks import LogTasks
 from ziplog.client.common.requests import NEVER, Fetched, FetchRequest, SubscribeRequest
 from ziplog.core.node import Wakeup
 from ziplog.errors import TrimmedError, UnavailableError, ZiplogError
@@ -25,23 +25,23 @@ from ziplog.types import RID_GENESIS, Record, RecordId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logdb.tasks import Task
+    from logdb.tasks import TaskSteps
     from tests.logdb.fakelog import FakeLog
 
 MS: Final = 1_000_000
 S: Final = 1000 * MS
-#: Rounds of little logs.
+#: Settings for small logs.
 SMALL: Final = RoundSettings(
     every_records=50, min_dead_bytes=2_000, part_bytes=600, inserts=3, slice_keys=7
 )
 
 
 def small_state() -> State:
-    return State(segments=Segments(segment_bytes=500, min_dead_bytes=1_000))
+    return State(log_usage=LogUsage(segment_bytes=500, min_dead_bytes=1_000))
 
 
 class Small:
-    """A coordinator that does nothing but follow, and clean."""
+    """A coordinator that only tails and cleans."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Small:
         self._make_state: Final = make_state
         self.now = 0
         self.core = log.core(at_once=at_once)
-        self.calls = LogCalls(self.core, 0)
+        self.calls = LogTasks(self.core, 0)
         self.state = make_state()
         self.cleaner: Cleaner | None = None
         self.error: ZiplogError | None = None
@@ -67,7 +67,7 @@ class Small:
         self.starts = 0
         self._subscription = 0
         self._is_fetching = False
-        #: The tail when it started: before, it is not ready.
+        #: The tail at its start; it is ready after that.
         self._ready_at = 0
         self._start()
 
@@ -82,8 +82,8 @@ class Small:
         self._is_fetching = False
         self.calls.run(self._begin(self.state), self._begun)
 
-    def _begin(self, state: State) -> Task:
-        found = yield from find()
+    def _begin(self, state: State) -> TaskSteps:
+        found = yield from find_checkpoint()
         if found is not None:
             state.restore(*found)
             self.restored = state.position.gsn
@@ -113,7 +113,7 @@ class Small:
         for record in result.records:
             self.state.apply(record)
 
-    def turn(self, records: int = 100) -> None:
+    def step(self, records: int = 100) -> None:
         """Let a millisecond pass, and events come."""
         self.now += MS
         self.calls.step(Wakeup(), self.now)
@@ -124,12 +124,12 @@ class Small:
             self.calls.call(FetchRequest(NEVER, self._subscription, records), self._fetched)
         if self.cleaner is not None and self.state.position.gsn >= self._ready_at:
             self.cleaner.step(self.now)
-        self.calls.take()
+        self.calls.pop_effects()
 
     def settle(self, turns: int = 2000) -> None:
-        """Let it catch up, and end what it does."""
+        """Run until it has caught up and is idle."""
         for _ in range(turns):
-            self.turn()
+            self.step()
             is_busy = self.cleaner is None or self.cleaner.is_busy
             if not is_busy and self.state.position == self.log.tail:
                 return
@@ -182,7 +182,7 @@ class Oracle:
         return self._written[gsn].payload
 
     def all(self) -> list[Record]:
-        """Return all records that ever were, in order."""
+        """Return all records ever inserted, in order."""
         return list(self._written.values())
 
     def payloads(self) -> list[bytes]:

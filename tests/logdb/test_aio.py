@@ -67,7 +67,7 @@ def test_scans(run: Callable[[Body], None]) -> None:
             assert await snapshot.exists("a0002")
             assert len([row async for row in snapshot.scan()]) == 1200
             assert snapshot.position.gsn > 0
-        with pytest.raises(ziplog.ClosedError, match="take another one"):
+        with pytest.raises(ziplog.ClosedError, match="take a new one"):
             await snapshot.get("a0000")
         snapshot = await db.snapshot()
         assert await snapshot.get("a0000") == "new"
@@ -125,7 +125,7 @@ def test_many_tasks_count(run: Callable[[Body], None]) -> None:
     run(body)
 
 
-def test_run_does_again_what_failed_over_something_that_is_no_longer_so(
+def test_run_retries_an_error_caused_by_an_outdated_read(
     run: Callable[[Body], None],
 ) -> None:
     async def body(db: logdb.aio.Database) -> None:
@@ -145,7 +145,7 @@ def test_run_does_again_what_failed_over_something_that_is_no_longer_so(
     run(body)
 
 
-def test_run_ends_after_so_many_retries(run: Callable[[Body], None]) -> None:
+def test_run_ends_after_the_given_retries(run: Callable[[Body], None]) -> None:
     async def body(db: logdb.aio.Database) -> None:
         attempts = 0
 
@@ -184,7 +184,7 @@ def test_a_watch_is_closed_by_another_task(run: Callable[[Body], None]) -> None:
         values = db.watch("never")
         assert await anext(values) is None
         waiting = asyncio.create_task(anext(values, "closed"))  # type: ignore[arg-type]
-        await until(lambda: db._caller.core._running, "it waits")
+        await until(lambda: db._engine.core._tasks, "it waits")
         await values.close()
         assert await asyncio.wait_for(waiting, 20) == "closed"
         await values.close()
@@ -232,20 +232,20 @@ def test_a_watch(run: Callable[[Body], None]) -> None:
     run(body)
 
 
-def test_cancelled_calls_leave_nothing_behind(run: Callable[[Body], None]) -> None:
+def test_cancelled_calls_leave_nothing_open(run: Callable[[Body], None]) -> None:
     async def body(db: logdb.aio.Database) -> None:
         values = db.watch("k")
         await anext(values)
         task = asyncio.create_task(anext(values))  # type: ignore[arg-type]
         put = asyncio.create_task(db.put("k", 1))
-        await until(lambda: len(db._caller.core._running) == 2, "both are under way")
+        await until(lambda: len(db._engine.core._tasks) == 2, "both are under way")
         # Both before one is waited for: meanwhile the other might end.
         for under_way in (task, put):
             under_way.cancel()
         for cancelled in (task, put):
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
-        assert not db._caller.core._running
+        assert not db._engine.core._tasks
         assert await db.get("k") in {None, 1}
 
     run(body)
@@ -260,7 +260,7 @@ def test_connect_and_close(coordinator: logdb.Coordinator) -> None:
         values = db.watch("k")
         await anext(values)
         waiting = asyncio.create_task(anext(values))  # type: ignore[arg-type]
-        await until(lambda: db._caller.core._running, "it waits")
+        await until(lambda: db._engine.core._tasks, "it waits")
         await db.close()
         await db.close()
         with pytest.raises(ziplog.ClosedError):
@@ -275,15 +275,17 @@ def test_connect_and_close(coordinator: logdb.Coordinator) -> None:
     asyncio.run(main())
 
 
-def test_a_commit_in_doubt_resolves(log: ziplog.Log) -> None:
+def test_a_commit_with_unknown_outcome_resolves(log: ziplog.Log) -> None:
     coordinator = logdb.Coordinator(log)
     port = int(coordinator.endpoint.rpartition(":")[2])
 
     async def main() -> None:
         async with logdb.aio.connect(coordinator.endpoint) as db:
             await db.put("doubt", 1)
-            # A word of life, and then none any more: the record gets into the log.
-            db._caller.core._coordinators._answered[db._caller.core._coordinators._current] = 2**62
+            # One sign of life and then silence: the record gets into the log.
+            db._engine.core._coordinators._last_reply[db._engine.core._coordinators._current] = (
+                2**62
+            )
             coordinator.close()
             with pytest.raises(ziplog.OutcomeUnknownError) as caught:
                 await db.put("doubt", 2, timeout=0.5)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logdb.tasks import LogCalls, Running
+from logdb.tasks import LogTasks, Task
 from tests.logdb.fakelog import FakeLog, fail
 from ziplog.client.common.requests import NEVER, InsertRequest, ReadRequest, TailRequest
 from ziplog.core.node import Wakeup
@@ -16,36 +16,36 @@ from ziplog.types import RID_GENESIS, Record, RecordId
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from logdb.tasks import Task
+    from logdb.tasks import TaskSteps
 
 
 def insert(payload: bytes) -> InsertRequest:
     return InsertRequest(NEVER, [payload], RID_GENESIS, None, 0)
 
 
-def test_a_task_takes_ever_so_many_answers_that_come_at_once() -> None:
-    def task() -> Task:
+def test_a_task_handles_thousands_of_immediate_results() -> None:
+    def task() -> TaskSteps:
         for _ in range(20_000):
             yield TailRequest(NEVER)
         return "end"
 
     ends: list[Any] = []
-    LogCalls(FakeLog().core(), 0).run(task(), ends.append)
+    LogTasks(FakeLog().core(), 0).run(task(), ends.append)
     assert ends == ["end"]
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_list_of_requests_has_results_and_exceptions_in_its_order(at_once: bool) -> None:
+def test_the_results_of_a_list_are_in_the_order_of_its_requests(at_once: bool) -> None:
     log = FakeLog(seed=2)
     (there,) = log.insert(b"x")
 
-    def task() -> Task:
+    def task() -> TaskSteps:
         return (
             yield [ReadRequest(NEVER, there), ReadRequest(NEVER, RecordId(9**9, 0)), insert(b"y")]
         )
 
     ends: list[Any] = []
-    calls = LogCalls(log.core(at_once=at_once), 0)
+    calls = LogTasks(log.core(at_once=at_once), 0)
     calls.run(task(), ends.append)
     while not ends:
         calls.step(Wakeup(), 1)
@@ -56,12 +56,12 @@ def test_a_list_of_requests_has_results_and_exceptions_in_its_order(at_once: boo
     assert log.records[rids[0].gsn].payload == b"y"
 
 
-def test_an_empty_list_is_answered_with_an_empty_list() -> None:
-    def task() -> Task:
+def test_an_empty_list_has_an_empty_result() -> None:
+    def task() -> TaskSteps:
         return (yield [])
 
     ends: list[Any] = []
-    LogCalls(FakeLog().core(), 0).run(task(), ends.append)
+    LogTasks(FakeLog().core(), 0).run(task(), ends.append)
     assert ends == [[]]
 
 
@@ -69,23 +69,23 @@ def test_an_exception_is_raised_where_the_task_waits_and_may_end_it() -> None:
     log = FakeLog()
     log.faults.append(fail(TailRequest, "unavailable", times=2))
 
-    def task() -> Task:
+    def task() -> TaskSteps:
         try:
             yield TailRequest(NEVER)
         except UnavailableError:
             yield TailRequest(NEVER)
 
     ends: list[Any] = []
-    LogCalls(log.core(), 0).run(task(), ends.append)
+    LogTasks(log.core(), 0).run(task(), ends.append)
     assert isinstance(ends[0], UnavailableError)
 
 
-def test_a_step_that_is_no_request_is_begun_by_the_hook_and_stopped_with_the_task() -> None:
-    begun: list[tuple[Running, Any]] = []
+def test_other_steps_are_started_by_the_hook_and_stopped_with_the_task() -> None:
+    begun: list[tuple[Task, Any]] = []
     stopped: list[Any] = []
     ends: list[Any] = []
 
-    def begin(running: Running, step: Any) -> Callable[[], object] | None:
+    def begin(running: Task, step: Any) -> Callable[[], object] | None:
         begun.append((running, step))
         if step == "at once":
             running.resume("here")
@@ -97,7 +97,7 @@ def test_a_step_that_is_no_request_is_begun_by_the_hook_and_stopped_with_the_tas
         assert (yield "later") == "there"
         yield "never"
 
-    running = Running(task(), ends.append, lambda: LogCalls(FakeLog().core(), 0), begin)
+    running = Task(task(), ends.append, lambda: LogTasks(FakeLog().core(), 0), begin)
     running.resume()
     assert begun == [(running, "at once"), (running, "later")]
     running.resume("there")
@@ -110,32 +110,32 @@ def test_a_step_that_is_no_request_is_begun_by_the_hook_and_stopped_with_the_tas
     assert ends == []
 
 
-def test_a_task_that_is_cancelled_leaves_no_call_behind() -> None:
+def test_a_cancelled_task_leaves_no_call_open() -> None:
     log = FakeLog()
     log.insert(b"x")
     core = log.core(at_once=False)
-    calls = LogCalls(core, 0)
+    calls = LogTasks(core, 0)
     ends: list[Any] = []
     ended: list[str] = []
 
-    def task() -> Task:
+    def task() -> TaskSteps:
         try:
             yield [TailRequest(NEVER), insert(b"y")]
         finally:
             ended.append("closed")
 
-    running = Running(task(), ends.append, lambda: calls)
+    running = Task(task(), ends.append, lambda: calls)
     running.resume()
     running.cancel()
     assert ended == ["closed"]
-    assert calls._answers == {}
+    assert calls._callbacks == {}
     calls.step(Wakeup(), 1)
     assert ends == []
 
 
-def test_a_step_without_a_hook_is_our_own_error() -> None:
+def test_a_step_without_a_hook_is_an_assertion_error() -> None:
     def task() -> Generator[Any, Any, None]:
         yield "what?"
 
     with pytest.raises(AssertionError, match="what"):
-        LogCalls(FakeLog().core(), 0).run(task(), print)
+        LogTasks(FakeLog().core(), 0).run(task(), print)

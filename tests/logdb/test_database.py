@@ -82,7 +82,7 @@ def test_scans(db: logdb.Database) -> None:
     assert list(db.scan(b"a2499")) == [(b"a2499", 2499), (b"b\xff", 1)]
     assert list(db.scan("a2499"))[-1] == ("b\udcff", 1)
     assert len(list(db.scan(limit=1500))) == 1500
-    # One that is left early lets go of its snapshot.
+    # A scan that is left early releases its snapshot.
     rows = db.scan()
     assert next(rows) == ("a0000", 0)
     rows.close()  # type: ignore[attr-defined]
@@ -152,7 +152,7 @@ def test_a_conflict(db: logdb.Database) -> None:
     assert db.get("k") == 10
 
 
-def test_a_read_that_shows_another_state_ends_the_transaction(db: logdb.Database) -> None:
+def test_a_conflicting_read_ends_the_transaction(db: logdb.Database) -> None:
     db.multi_put({"a": 1, "b": 1})
     t = db.transaction()
     assert t.get("a") == 1
@@ -175,7 +175,7 @@ def test_a_scan_in_a_transaction(db: logdb.Database) -> None:
         db.put("a4", 4)
 
 
-def test_run_is_tried_again_until_it_is_not_overtaken(db: logdb.Database) -> None:
+def test_run_retries_until_it_commits(db: logdb.Database) -> None:
     attempts = 0
 
     def increment(t: logdb.Transaction, overtaken: int) -> int:
@@ -217,7 +217,7 @@ def test_transactional_functions(db: logdb.Database) -> None:
     assert not db.exists("k")
 
 
-def test_ordinary_contention_is_got_over(db: logdb.Database) -> None:
+def test_run_commits_under_contention(db: logdb.Database) -> None:
     failures: list[Exception] = []
 
     def work() -> None:
@@ -236,7 +236,7 @@ def test_ordinary_contention_is_got_over(db: logdb.Database) -> None:
     assert db.get("n") == 240
 
 
-def test_run_does_again_what_failed_over_something_that_is_no_longer_so(
+def test_run_retries_an_error_caused_by_an_outdated_read(
     db: logdb.Database,
 ) -> None:
     db.put("stale", 0)
@@ -255,7 +255,7 @@ def test_run_does_again_what_failed_over_something_that_is_no_longer_so(
     assert db.get("stale") == 1
 
 
-def test_what_was_read_can_be_compared_before_the_end(db: logdb.Database) -> None:
+def test_validate_checks_reads_before_the_commit(db: logdb.Database) -> None:
     db.put("checked", 0)
     t = db.transaction()
     assert t.get("checked") == 0
@@ -267,7 +267,7 @@ def test_what_was_read_can_be_compared_before_the_end(db: logdb.Database) -> Non
         t.validate()
 
 
-def test_run_ends_at_its_time_out(db: logdb.Database) -> None:
+def test_run_ends_at_its_timeout(db: logdb.Database) -> None:
     attempts = 0
 
     def overtaken(t: logdb.Transaction) -> None:
@@ -344,7 +344,7 @@ def test_a_watch(db: logdb.Database) -> None:
         values = other.watch("k", timeout=2)
         assert next(values) == "last"
         assert values.version > 0
-        with pytest.raises(ziplog.DeadlineError, match="nobody changed 'k' before"):
+        with pytest.raises(ziplog.DeadlineError, match="'k' did not change"):
             next(values)
         db.put("k", 5)
         assert next(values) == 5
@@ -358,7 +358,7 @@ def test_a_watch_is_closed_by_another_thread(db: logdb.Database) -> None:
     thread = threading.Thread(target=lambda: seen.extend(values))
     thread.start()
     wait_until(lambda: seen == [None], "the present state is seen")
-    wait_until(lambda: db._caller.core._watching, "it waits")
+    wait_until(lambda: db._engine.core._watch_handles, "it waits")
     values.close()
     thread.join(20)
     assert not thread.is_alive()
@@ -392,7 +392,7 @@ def test_another_coordinator_takes_over(log: ziplog.Log) -> None:
         db.delete("k")
 
 
-def test_a_coordinator_that_is_started_again(log: ziplog.Log) -> None:
+def test_a_restarted_coordinator_is_used_again(log: ziplog.Log) -> None:
     coordinator = logdb.Coordinator(log)
     with logdb.connect(coordinator.endpoint) as db:
         db.put("k", 1)
@@ -428,13 +428,13 @@ def test_no_coordinator(log: ziplog.Log) -> None:
             assert (transaction.status, db.get("k")) == ("committed", 3)
 
 
-def test_a_commit_that_nobody_tells_of_resolves_later(log: ziplog.Log) -> None:
+def test_a_commit_without_a_reported_decision_resolves_later(log: ziplog.Log) -> None:
     coordinator = logdb.Coordinator(log)
     port = int(coordinator.endpoint.rpartition(":")[2])
     with logdb.connect(coordinator.endpoint) as db:
         db.put("k", 1)
-        # A word of life, and then none any more: the record gets into the log.
-        db._caller.core._coordinators._answered[db._caller.core._coordinators._current] = 2**62
+        # One sign of life and then silence: the record gets into the log.
+        db._engine.core._coordinators._last_reply[db._engine.core._coordinators._current] = 2**62
         coordinator.close()
         with pytest.raises(ziplog.OutcomeUnknownError) as caught:
             db.put("k", 2, timeout=0.5)
@@ -471,7 +471,7 @@ def test_stats(db: logdb.Database) -> None:
     assert after["protocol_errors"] == 0
 
 
-def test_close_in_the_middle(coordinator: logdb.Coordinator) -> None:
+def test_close_during_a_call(coordinator: logdb.Coordinator) -> None:
     db = logdb.connect(coordinator.endpoint)
     failures: list[Exception] = []
 
@@ -485,7 +485,7 @@ def test_close_in_the_middle(coordinator: logdb.Coordinator) -> None:
 
     thread = threading.Thread(target=watch)
     thread.start()
-    wait_until(lambda: db._caller.core._coordinators._questions, "it watches")
+    wait_until(lambda: db._engine.core._coordinators._queries, "it watches")
     t = db.transaction()
     t.put("k", 1)
     db.close()
@@ -499,7 +499,7 @@ class Counted:
     """What a client sends and receives."""
 
     def __init__(self, db: logdb.Database) -> None:
-        engine = db._caller._shared.engine
+        engine = db._engine._shared.engine
         self.sent: list[str] = []
         self.received: list[str] = []
         self._send, self._receive = engine.transport.send, engine.transport.receive
@@ -523,8 +523,7 @@ def test_messages_of_each_call(db: logdb.Database) -> None:
     counted = Counted(db)
 
     def count(call: Any) -> tuple[list[str], set[str]]:
-        # A machine that is busy may repeat, or ask for a sign of life, which may be late: the least
-        # counts.
+        # A busy machine may retransmit, or probe, and the reply may be late: the minimum counts.
         best: tuple[list[str], set[str]] | None = None
         for _ in range(20):
             counted.sent.clear()
@@ -547,7 +546,7 @@ def test_messages_of_each_call(db: logdb.Database) -> None:
     assert sent == ["Get", "Insert", "Insert"]
 
 
-def test_no_thread_of_its_own(coordinator: logdb.Coordinator) -> None:
+def test_a_database_starts_no_thread(coordinator: logdb.Coordinator) -> None:
     before = threading.active_count()
     with logdb.connect(coordinator.endpoint) as db:
         db.put("k", time.time())

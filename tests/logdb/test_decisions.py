@@ -16,7 +16,7 @@ def name(number: int) -> TransactionId:
 
 
 @given(st.lists(st.booleans(), max_size=20), st.integers(1, 8))
-def test_the_last_are_kept_and_the_floor_is_the_last_that_is_not(
+def test_the_last_decisions_are_kept_and_the_floor_is_the_last_forgotten_one(
     outcomes: list[bool], most: int
 ) -> None:
     decisions = Decisions(most)
@@ -38,13 +38,13 @@ def test_the_last_are_kept_and_the_floor_is_the_last_that_is_not(
     assert again.floor == decisions.floor
 
 
-def test_sessions_are_told_apart() -> None:
+def test_sessions_are_distinguished() -> None:
     decisions = Decisions()
     decisions.add(TransactionId(b"a" * 8, 1), RecordId(1, 0), True)
     assert decisions.outcome(TransactionId(b"b" * 8, 1)) is None
 
 
-def test_so_many_are_kept() -> None:
+def test_the_number_of_decisions_is_bounded() -> None:
     decisions = Decisions()
     for number in range(1, MAX_DECISIONS + 1):
         decisions.add(name(number), RecordId(number, 0), True)
@@ -55,7 +55,7 @@ def test_so_many_are_kept() -> None:
     assert decisions.outcome(name(1)) is None
 
 
-def test_nobody_decides_twice() -> None:
+def test_a_second_decision_is_an_assertion_error() -> None:
     decisions = Decisions()
     decisions.add(name(1), RecordId(1, 0), True)
     with pytest.raises(AssertionError, match="twice"):

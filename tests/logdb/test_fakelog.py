@@ -1,4 +1,4 @@
-"""The fake log keeps the promises of the real one that LogDB is built on, and no more."""
+"""The fake log keeps exactly the promises of the real one on which LogDB relies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logdb.tasks import LogCalls
+from logdb.tasks import LogTasks
 from tests.logdb.fakelog import (
     OUTCOME_UNKNOWN_IN,
     OUTCOME_UNKNOWN_OUT,
@@ -40,7 +40,7 @@ from ziplog.errors import (
 from ziplog.types import RID_GENESIS, RecordId
 
 
-def ask(calls: LogCalls, request: Request) -> Any:
+def ask(calls: LogTasks, request: Request) -> Any:
     answers: list[Any] = []
     calls.call(request, answers.append)
     return answers[0]
@@ -51,11 +51,11 @@ def insert(payload: bytes, after: RecordId = RID_GENESIS, deadline: int = NEVER)
 
 
 @given(st.integers(0, 2**20), st.integers(1, 4), st.integers(0, 5), st.integers(1, 1000))
-def test_inserts_lie_behind_what_they_name_and_what_was_passed_in_any_order_of_time(
+def test_an_insert_is_after_its_predecessor_and_all_passed_positions(
     seed: int, shards: int, holes: int, step: int
 ) -> None:
     log = FakeLog(seed=seed, shards=shards, holes=holes, step=step)
-    calls = LogCalls(log.core(), 0)
+    calls = LogTasks(log.core(), 0)
     number = ask(calls, SubscribeRequest(NEVER, RID_GENESIS, follow=True))
     seen: list[int] = []
     waiting: list[Fetched] = []
@@ -73,9 +73,9 @@ def test_inserts_lie_behind_what_they_name_and_what_was_passed_in_any_order_of_t
     assert set(seen) <= set(log.gsns)
 
 
-def test_a_subscription_ends_at_the_tail_or_follows_and_tells_how_far_it_is() -> None:
+def test_a_subscription_ends_at_the_tail_or_follows_and_reports_progress() -> None:
     log = FakeLog(seed=1)
-    calls = LogCalls(log.core(at_once=False), 0)
+    calls = LogTasks(log.core(at_once=False), 0)
     answers: dict[str, Any] = {}
 
     def call(name: str, request: Request) -> None:
@@ -117,9 +117,9 @@ def test_a_subscription_ends_at_the_tail_or_follows_and_tells_how_far_it_is() ->
     assert isinstance(answers["late"], ClosedError)
 
 
-def test_what_was_trimmed_is_gone_for_reads_and_subscriptions() -> None:
+def test_trimmed_records_are_absent_for_reads_and_subscriptions() -> None:
     log = FakeLog(seed=2, holes=0)
-    calls = LogCalls(log.core(), 0)
+    calls = LogTasks(log.core(), 0)
     rids = [ask(calls, insert(b"%d" % i, log.tail))[0] for i in range(9)]
     number = ask(calls, SubscribeRequest(NEVER, RID_GENESIS, follow=True))
     ask(calls, TrimRequest(NEVER, rids[4]))
@@ -136,20 +136,20 @@ def test_what_was_trimmed_is_gone_for_reads_and_subscriptions() -> None:
 @pytest.mark.parametrize(
     ("fault", "is_in"), [(OUTCOME_UNKNOWN_IN, True), (OUTCOME_UNKNOWN_OUT, False)]
 )
-def test_an_insert_in_doubt_is_resolved_to_what_happened(fault: str, is_in: bool) -> None:
+def test_an_unknown_insert_is_resolved_to_its_outcome(fault: str, is_in: bool) -> None:
     log = FakeLog()
     log.faults.append(fail_inserts(fault))
-    calls = LogCalls(log.core(), 0)
+    calls = LogTasks(log.core(), 0)
     error = ask(calls, insert(b"x"))
     assert isinstance(error, OutcomeUnknownError)
     (rid,) = ask(calls, ResolveRequest(NEVER, error.doubt))  # type: ignore[arg-type]
     assert (rid is not None) == is_in == bool(log.gsns)
 
 
-def test_a_silent_insert_ends_in_doubt_at_its_deadline() -> None:
+def test_a_silent_insert_has_an_unknown_outcome_at_its_deadline() -> None:
     log = FakeLog()
     log.faults.append(fail_inserts(SILENT_IN))
-    calls = LogCalls(log.core(), 0)
+    calls = LogTasks(log.core(), 0)
     answers: list[Any] = []
     calls.call(insert(b"x", deadline=10), answers.append)
     calls.step(Wakeup(), 9)

@@ -1,4 +1,4 @@
-"""A caller of the database is interrupted at every step: no row is lost, and no read forgotten."""
+"""A caller of the database is interrupted at every step: no row and no read is lost."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def db(coordinator: logdb.Coordinator) -> Iterator[logdb.Database]:
 
 def settle(db: logdb.Database) -> None:
     gc.collect(0)
-    shared = db._caller._shared
+    shared = db._engine._shared
     assert db.exists("k0")
-    db._caller.core.check()
-    assert not db._caller.core._running
+    db._engine.core.check()
+    assert not db._engine.core._tasks
     assert not shared._tickets
     assert not shared._role.locked()
     assert len(shared.owners) == 0
@@ -73,7 +73,7 @@ def test_a_scan_loses_and_repeats_nothing(db: logdb.Database) -> None:
     wait_until(lambda: db.status()["snapshots"] == 0, "no snapshot is left")
 
 
-def test_a_transaction_reads_everything_or_says_so(db: logdb.Database) -> None:
+def test_a_transaction_reads_everything_or_raises(db: logdb.Database) -> None:
     """Whatever is interrupted in it, what it read before counts at its commit."""
     outcome: list[Any] = []
 
@@ -113,7 +113,7 @@ def test_a_transaction_reads_everything_or_says_so(db: logdb.Database) -> None:
     assert interrupted(run, check) > 200
 
 
-def test_a_commit_is_whole_or_nothing(db: logdb.Database) -> None:
+def test_a_commit_is_atomic(db: logdb.Database) -> None:
     done: list[int] = []
     begun: list[int] = []
 
@@ -136,7 +136,7 @@ def test_a_commit_is_whole_or_nothing(db: logdb.Database) -> None:
     assert db.get("a") >= done[-1]
 
 
-def test_a_watch_gives_the_last_value(db: logdb.Database) -> None:
+def test_a_watch_returns_the_last_value(db: logdb.Database) -> None:
     seen: list[Any] = []
     number = 0
     watch: Any = None
@@ -151,7 +151,7 @@ def test_a_watch_gives_the_last_value(db: logdb.Database) -> None:
             with suppress(Struck):
                 db.put("w", number)
                 break
-        # A value that was lost would be waited for in vain.
+        # The watch would wait in vain for a lost value.
         seen.clear()
         while seen[-1:] != [number]:
             with suppress(Struck):
@@ -186,9 +186,9 @@ def test_an_asyncio_scan_loses_and_repeats_nothing(
                 gc.collect(0)
                 assert got == _ROWS
                 await other.exists("k0")
-                other._caller.core.check()
-                assert not other._caller.core._running
-                assert len(other._caller.owners) == 0
+                other._engine.core.check()
+                assert not other._engine.core._tasks
+                assert len(other._engine.owners) == 0
 
             assert await cancelled(outside, check) > 6
             assert await cancelled(inside, check) > 4

@@ -1,4 +1,4 @@
-"""The process of a coordinator: it starts, answers, stops cleanly, and says why it cannot start."""
+"""The process of a coordinator: it starts, answers, stops cleanly, and reports start failures."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.transport.close()
 
-    def expect(self, kind: type, again: wire.Question | None = None) -> Any:
+    def expect(self, kind: type, again: wire.PendingQuery | None = None) -> Any:
         """Return the next message of this kind; or, if a question is asked, the answer to it."""
         number = getattr(again, "request", None)
         end = time.monotonic() + DEADLINE_S
@@ -101,7 +101,7 @@ class Client:
             while (received := self.transport.receive()) is not None:
                 message = wire.decode(received[1])
                 answered = getattr(message, "request", None)
-                # What was asked twice is answered twice.
+                # A repeated request gets a second reply.
                 if isinstance(message, kind) and number in {None, answered}:
                     return message
         raise AssertionError(f"no {kind.__name__}")
@@ -110,14 +110,14 @@ class Client:
         opened: wire.Opened = self.expect(wire.Opened, wire.Open(0, next(self.numbers), SESSION))
         return opened
 
-    def get(self, key: bytes, *, at_least: int = 0, fresh: bool = False) -> wire.Found:
-        question = wire.Get(0, next(self.numbers), [key], at_least, fresh, [], [])
-        found: wire.Found = self.expect(wire.Got, question).found[0]
+    def get(self, key: bytes, *, at_least: int = 0, fresh: bool = False) -> wire.KeyResult:
+        message = wire.Get(0, next(self.numbers), [key], at_least, fresh, [], [])
+        found: wire.KeyResult = self.expect(wire.Got, message).found[0]
         return found
 
     def status(self) -> Any:
-        told = self.expect(wire.StatusIs, wire.Status(0, next(self.numbers)))
-        return json.loads(told.document)
+        received = self.expect(wire.StatusReply, wire.Status(0, next(self.numbers)))
+        return json.loads(received.document)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def put(log: ziplog.Log, key: bytes, value: bytes, **fields: Any) -> tuple[int, 
     return number, log.insert_after(commit(number, {key: value}, **fields))
 
 
-def test_it_decides_answers_and_stops_cleanly(cluster: Cluster, log: ziplog.Log) -> None:
+def test_a_process_decides_answers_and_stops_cleanly(cluster: Cluster, log: ziplog.Log) -> None:
     with Process("--bootstrap", cluster.endpoint, "--port", "0") as process:
         with Client(process.ready()) as client:
             opened = client.open()
@@ -154,17 +154,19 @@ def test_it_decides_answers_and_stops_cleanly(cluster: Cluster, log: ziplog.Log)
             number, _ = put(log, b"k", b"w", reads=[(b"k", 0)])
             decided = client.expect(wire.Decided)
             assert (decided.outcome, decided.conflicts) == ("conflict", [b"k"])
-            question = wire.Validate(0, 99, [KeyRead(b"k", rid.gsn), KeyRead(b"x", 1)], [])
-            assert client.expect(wire.Validated, question).conflicts == [b"x"]
+            message = wire.Validate(0, 99, [KeyRead(b"k", rid.gsn), KeyRead(b"x", 1)], [])
+            assert client.expect(wire.Validated, message).conflicts == [b"x"]
             assert client.status()["commits"] == 1
         code, stderr = process.stop()
         assert code == 0, stderr
-        # A start that takes long tells how far it is, too.
+        # A long start reports its progress too.
         expected = ["event=listening", "event=ready", "event=stopped"]
         assert [word for word in stderr.split() if word in expected] == expected
 
 
-def test_another_one_knows_the_same_and_reads_are_fresh(cluster: Cluster, log: ziplog.Log) -> None:
+def test_a_second_coordinator_has_the_same_state_and_fresh_reads(
+    cluster: Cluster, log: ziplog.Log
+) -> None:
     arguments = ("--bootstrap", cluster.endpoint, "--port", "0", "--no-checkpoints")
     with (
         Process(*arguments) as first,
@@ -189,12 +191,14 @@ def test_a_taken_port_is_one_line_and_exit_code_1(cluster: Cluster) -> None:
     assert f"127.0.0.1:{port}" in line
 
 
-def test_a_log_that_is_not_there_is_exit_code_1() -> None:
-    nobody = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
-    with Process("--bootstrap", nobody, "--port", "0", "--connect-timeout", "0.3") as process:
+def test_an_unreachable_log_is_exit_code_1() -> None:
+    unreachable = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
+    with Process("--bootstrap", unreachable, "--port", "0", "--connect-timeout", "0.3") as process:
         code, stderr = process.end()
     assert code == 1
-    assert stderr.splitlines()[-1].startswith(f"logdb: no membership service answered at {nobody}")
+    assert stderr.splitlines()[-1].startswith(
+        f"logdb: no membership service answered at {unreachable}"
+    )
 
 
 def test_the_log_comes_from_the_option_or_the_environment(cluster: Cluster) -> None:
@@ -208,7 +212,7 @@ def test_the_log_comes_from_the_option_or_the_environment(cluster: Cluster) -> N
     assert f"answered at {there}" in stderr
 
 
-def test_without_both_the_log_is_where_ziplog_puts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_both_the_log_has_the_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ZIPLOG_BOOTSTRAP", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     shown = subprocess.run(
@@ -224,7 +228,7 @@ def test_without_both_the_log_is_where_ziplog_puts_it(monkeypatch: pytest.Monkey
         (["--bootstrap", "127.0.0.1:1", "--cache-mb", "-1"], "--cache-mb is -1"),
         (["--bootstrap", "127.0.0.1:1", "--checkpoint-every", "0"], "--checkpoint-every is 0"),
         (["--bootstrap", "127.0.0.1:1", "--port", "99999"], "--port is 99999; it must be"),
-        (["--bootstrap", "127.0.0.1:1", "--host", "0.0.0.0"], "unless --insecure says"),
+        (["--bootstrap", "127.0.0.1:1", "--host", "0.0.0.0"], "unless --insecure is given"),
         (["--bootstrap", "127.0.0.1:1", "--connect-timeout", "-1"], "--connect-timeout is -1"),
     ],
 )
@@ -235,7 +239,7 @@ def test_bad_usage_is_exit_code_2(arguments: list[str], text: str) -> None:
     assert text in stderr
 
 
-def test_help_tells_the_options() -> None:
+def test_help_lists_the_options() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "logdb", "--help"], check=True, capture_output=True, text=True
     )
@@ -247,7 +251,7 @@ def test_help_tells_the_options() -> None:
 # --- inside a program ---
 
 
-def test_a_coordinator_inside_a_program_answers_until_it_is_closed(
+def test_an_embedded_coordinator_answers_until_it_is_closed(
     cluster: Cluster, log: ziplog.Log
 ) -> None:
     with Coordinator(log) as coordinator, Client(coordinator.endpoint) as client:
@@ -267,7 +271,7 @@ def test_a_coordinator_inside_a_program_answers_until_it_is_closed(
             Coordinator(log, port=int(port))
 
 
-def test_a_database_may_bring_its_coordinator(log: ziplog.Log) -> None:
+def test_a_local_database_has_its_own_coordinator(log: ziplog.Log) -> None:
     threads = {thread.name for thread in threading.enumerate()}
     with logdb.local(log, checkpoints=False) as database:
         position = database.put("local", {"is": "here"})
@@ -277,13 +281,13 @@ def test_a_database_may_bring_its_coordinator(log: ziplog.Log) -> None:
     assert {thread.name for thread in threading.enumerate()} == threads
 
 
-def test_a_coordinator_that_is_not_ready_in_time_says_so() -> None:
-    nobody = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
-    with pytest.raises(DeadlineError, match=r"not replayed the log .*: it is at 0 of 0"):
-        Coordinator(nobody, ready_timeout=0)
+def test_a_replay_beyond_the_timeout_raises() -> None:
+    unreachable = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
+    with pytest.raises(DeadlineError, match=r"timed out .* replay the log: it is at 0 of 0"):
+        Coordinator(unreachable, ready_timeout=0)
 
 
-def test_a_coordinator_takes_where_the_log_is(cluster: Cluster, log: ziplog.Log) -> None:
+def test_a_coordinator_accepts_a_log_or_its_addresses(cluster: Cluster, log: ziplog.Log) -> None:
     _, rid = put(log, b"where", b"v")
     for given in (cluster.endpoint, cluster.endpoint.split(",")):
         with (
@@ -298,17 +302,17 @@ def test_a_coordinator_takes_where_the_log_is(cluster: Cluster, log: ziplog.Log)
             Coordinator(wrong)  # type: ignore[arg-type]
 
 
-def test_only_who_says_so_listens_beyond_loopback(log: ziplog.Log) -> None:
-    with pytest.raises(ConfigError, match="unless insecure=True says"):
+def test_only_an_insecure_coordinator_listens_beyond_loopback(log: ziplog.Log) -> None:
+    with pytest.raises(ConfigError, match="unless insecure=True is given"):
         Coordinator(log, host="0.0.0.0")
     with Coordinator(log, host="0.0.0.0", insecure=True, checkpoints=False) as coordinator:
         assert coordinator.endpoint.startswith("0.0.0.0:")
 
 
-def test_what_a_coordinator_cannot_take_is_named(cluster: Cluster) -> None:
-    nobody = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
-    with pytest.raises(UnavailableError, match=f"answered at {nobody}"):
-        Coordinator(nobody, connect_timeout=0.3)
+def test_an_invalid_argument_is_named(cluster: Cluster) -> None:
+    unreachable = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
+    with pytest.raises(UnavailableError, match=f"answered at {unreachable}"):
+        Coordinator(unreachable, connect_timeout=0.3)
     for name in ("connect_timeout", "ready_timeout", "cache_mb", "checkpoint_every", "port"):
         with pytest.raises(ConfigError, match=f"{name} is -1"):
             Coordinator(cluster.endpoint, **{name: -1})

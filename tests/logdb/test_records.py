@@ -1,4 +1,4 @@
-"""What a record's first bytes tell of it."""
+"""Recognition of records by their first bytes."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ OTHERS: list[AnyRecord] = [
 
 
 @pytest.mark.parametrize("record", [DONE, PART, *OTHERS])
-def test_the_kind_is_told_without_a_look_inside(record: AnyRecord) -> None:
+def test_the_record_type_is_recognised_by_the_first_bytes(record: AnyRecord) -> None:
     assert is_done(encode(record)) == (record is DONE)
     assert is_part(encode(record)) == (record is PART)
 
 
-def test_a_checkpoint_with_fields_added_later_is_still_one() -> None:
+def test_a_checkpoint_with_additional_fields_is_recognised() -> None:
     fields = msgspec.msgpack.decode(encode(DONE)[len(MARK) :])
     assert is_done(MARK + msgspec.msgpack.encode([*fields, "more"]))
     assert is_done(MARK + msgspec.msgpack.encode(fields[:-1]))
 
 
 @pytest.mark.parametrize("payload", [b"", MARK, b"LDB\x02" + encode(DONE)[4:], b"\x06" * 20])
-def test_what_is_foreign_is_neither(payload: bytes) -> None:
+def test_a_foreign_payload_is_not_recognised(payload: bytes) -> None:
     assert not is_done(payload)
     assert not is_part(payload)

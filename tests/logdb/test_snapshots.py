@@ -1,4 +1,4 @@
-"""States of former moments (docs/logdb.md, section 9)."""
+"""Snapshots of former states (docs/logdb.md, section 9)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def compare(written: History, snapshots: Snapshots, number: int, model: Model) -
 
 @settings(max_examples=200)
 @given(steps, st.integers(0, 2**32))
-def test_a_snapshot_is_the_state_of_its_moment(history: list[Any], seed: int) -> None:
+def test_a_snapshot_returns_the_state_of_its_moment(history: list[Any], seed: int) -> None:
     rnd = random.Random(seed)
     written = History()
     snapshots = Snapshots(written.state)
@@ -90,12 +90,12 @@ def test_a_snapshot_is_the_state_of_its_moment(history: list[Any], seed: int) ->
 
 @settings(max_examples=200)
 @given(steps, st.integers(0, 2**32), st.integers(0, 6), st.integers(1, 3))
-def test_what_is_kept_is_bounded_and_the_oldest_goes_first(
-    history: list[Any], seed: int, max_entries: int, max_moments: int
+def test_former_entries_are_bounded_and_the_oldest_snapshot_expires_first(
+    history: list[Any], seed: int, max_entries: int, max_versions: int
 ) -> None:
     rnd = random.Random(seed)
     written = History()
-    snapshots = Snapshots(written.state, max_entries=max_entries, max_moments=max_moments)
+    snapshots = Snapshots(written.state, max_entries=max_entries, max_versions=max_versions)
     held: dict[int, Model] = {}
     for kind, what in history:
         if rnd.random() < 0.4:
@@ -124,7 +124,7 @@ def put(gsn: int, *keys: bytes) -> Record:
     return Record(RecordId(gsn, 0), encode(commit), None, 0, 0)
 
 
-def test_one_that_nobody_reads_ends_and_a_read_prolongs_it() -> None:
+def test_an_unread_snapshot_expires_and_a_read_prolongs_it() -> None:
     state = State()
     snapshots = Snapshots(state, idle_ns=100)
     read, idle = snapshots.take(0), snapshots.take(10)
@@ -142,9 +142,9 @@ def test_one_that_nobody_reads_ends_and_a_read_prolongs_it() -> None:
     snapshots.check()
 
 
-def test_those_of_one_moment_share_it() -> None:
+def test_snapshots_of_one_state_share_it() -> None:
     state = State()
-    snapshots = Snapshots(state, max_moments=1)
+    snapshots = Snapshots(state, max_versions=1)
     one, other = snapshots.take(0), snapshots.take(0)
     state.apply(put(1, b"k"))
     assert snapshots.get(one, b"k", 0) is None
@@ -153,7 +153,7 @@ def test_those_of_one_moment_share_it() -> None:
     snapshots.check()
 
 
-def test_a_moved_value_is_read_where_it_is_now_and_costs_nothing() -> None:
+def test_a_moved_value_is_read_at_its_new_place_without_a_copy() -> None:
     state = State()
     state.apply(put(1, b"k"))
     snapshots = Snapshots(state)
@@ -164,7 +164,7 @@ def test_a_moved_value_is_read_where_it_is_now_and_costs_nothing() -> None:
     assert snapshots.entries == 0
 
 
-def test_a_value_that_was_replaced_and_cleared_away_has_expired() -> None:
+def test_a_replaced_and_trimmed_value_has_expired() -> None:
     state = State()
     state.apply(put(1, b"k", b"j"))
     snapshots = Snapshots(state)
@@ -176,7 +176,7 @@ def test_a_value_that_was_replaced_and_cleared_away_has_expired() -> None:
     assert snapshots.get(number, b"k", 0) is not None
     done = CheckpointDone(b"c" * 8, RecordId(3, 0), 0, [], 0, 2, 2, 0, 3, 2)
     state.apply(Record(RecordId(4, 0), encode(done), None, 0, 0))
-    with pytest.raises(SnapshotExpired, match="cleared"):
+    with pytest.raises(SnapshotExpired, match="trimmed from the log"):
         snapshots.get(number, b"k", 0)
     assert snapshots.get(number, b"j", 0) is not None
 
@@ -193,11 +193,11 @@ def test_absent_keys_that_no_snapshot_has_are_forgotten() -> None:
         state.apply(Record(RecordId(gsn + 1, 0), encode(delete), None, 0, 0))
         snapshots.drop(older)
         older = newer
-        assert len(snapshots._ghosts) <= 1002
+        assert len(snapshots._deleted_keys) <= 1002
     assert snapshots.entries == 1
 
 
-def test_a_key_that_comes_and_goes_is_kept_once() -> None:
+def test_a_key_that_appears_and_disappears_is_kept_once() -> None:
     state = State()
     state.apply(put(1, b"k"))
     snapshots = Snapshots(state)
@@ -205,14 +205,14 @@ def test_a_key_that_comes_and_goes_is_kept_once() -> None:
     for gsn in range(2, 20, 2):
         delete = Commit(TransactionId(b"d" * 8, gsn), 0, [], [], [Write(b"k")])
         state.apply(Record(RecordId(gsn, 0), encode(delete), None, 0, 0))
-        assert len(snapshots._ghosts) == 1
+        assert len(snapshots._deleted_keys) == 1
         state.apply(put(gsn + 1, b"k"))
-        assert not len(snapshots._ghosts)
+        assert not len(snapshots._deleted_keys)
     assert snapshots.entries == 1
     assert snapshots.range(number, b"", None, 9, 0) == [(b"k", Entry(1, RecordId(1, 0), 5))]
 
 
-def test_an_unknown_one_has_expired() -> None:
+def test_an_unknown_snapshot_has_expired() -> None:
     snapshots = Snapshots(State())
     snapshots.drop(7)
     with pytest.raises(SnapshotExpired):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logdb.log_usage import Segments
+from logdb.log_usage import LogUsage
 from logdb.records import (
     MOVE_BYTES,
     CheckpointBegun,
@@ -27,8 +27,8 @@ from logdb.records import (
     encode,
     value_at,
 )
+from logdb.snapshots import SnapshotCursor
 from logdb.state import State
-from logdb.walk import Walk
 from tests.logdb.histories import History, checkpoint, everything, restored, steps
 from ziplog.types import Record, RecordId
 
@@ -46,7 +46,7 @@ def commit(
 
 @settings(max_examples=400)
 @given(steps)
-def test_the_log_s_order_is_a_serial_order_of_what_committed(history: list[Any]) -> None:
+def test_the_log_order_is_a_serial_order_of_committed_transactions(history: list[Any]) -> None:
     written = History()
     for kind, what in history:
         written.write(kind, what)
@@ -77,7 +77,7 @@ def test_the_log_s_order_is_a_serial_order_of_what_committed(history: list[Any])
 
 @settings(max_examples=300)
 @given(steps, steps, steps, st.integers(1, 3))
-def test_who_starts_from_a_checkpoint_is_equal_and_decides_alike(
+def test_a_state_from_a_checkpoint_is_equal_and_decides_equally(
     first: list[Any], during: list[Any], then: list[Any], slice_keys: int
 ) -> None:
     written = History()
@@ -85,34 +85,34 @@ def test_who_starts_from_a_checkpoint_is_equal_and_decides_alike(
         written.write(kind, what)
     at = len(written.records)
     expected = everything(written.state)
-    walk = Walk(written.state)
+    cursor = SnapshotCursor(written.state)
     rows = []
     for kind, what in during:
-        if not walk.is_done:
-            rows += walk.rows(slice_keys)
+        if not cursor.is_done:
+            rows += cursor.rows(slice_keys)
         written.write(kind, what)
-    while not walk.is_done:
-        rows += walk.rows(slice_keys)
-    follower = restored(*checkpoint(walk, rows, 2))
-    assert everything(follower) == expected
+    while not cursor.is_done:
+        rows += cursor.rows(slice_keys)
+    tailer = restored(*checkpoint(cursor, rows, 2))
+    assert everything(tailer) == expected
     for kind, what in then:
         written.write(kind, what)
-    results = [follower.apply(each) for each in written.records[at:]]
+    results = [tailer.apply(each) for each in written.records[at:]]
     assert results == written.results[at:]
-    assert everything(follower) == everything(written.state)
+    assert everything(tailer) == everything(written.state)
     ends = [(decode(each.payload), each.rid.gsn) for each in written.records[at:]]
     trims = [min(end.trim, gsn) for end, gsn in ends if isinstance(end, CheckpointDone)]
-    assert follower.trimmed == max(trims, default=0)
+    assert tailer.trimmed == max(trims, default=0)
 
 
 @settings(max_examples=200)
 @given(steps)
-def test_the_segments_know_what_is_live(history: list[Any]) -> None:
+def test_live_bytes_match_the_present_entries(history: list[Any]) -> None:
     written = History()
     for kind, what in history:
         written.write(kind, what)
         rows = written.state.versions.range(b"", None, 100)
-        segments = written.state.segments.export()
+        segments = written.state.log_usage.export()
         firsts = [first for first, _, _ in segments]
         live = dict.fromkeys(firsts, 0)
         for key, entry in rows:
@@ -151,7 +151,7 @@ def test_a_moved_value_is_read_where_it_is_and_a_stale_move_does_nothing() -> No
     assert state.versions.get(b"k") is None
 
 
-def test_what_was_applied_tells_keys_and_the_values_at_hand() -> None:
+def test_an_applied_commit_has_the_changed_keys_and_inline_values() -> None:
     state = State()
     state.apply(record(1, Value(b"big", b"x" * 9)))
     done = state.apply(
@@ -166,7 +166,7 @@ def test_what_was_applied_tells_keys_and_the_values_at_hand() -> None:
     assert state.versions.get(b"k") == Entry(2, RecordId(2, 0), 1)
 
 
-def test_after_a_horizon_was_announced_no_value_before_it_comes_in() -> None:
+def test_no_value_before_an_announced_horizon_enters_the_state() -> None:
     state = State()
     state.apply(record(1, Value(b"k", b"v")))
     state.apply(record(2, Value(b"k", b"w")))
@@ -179,7 +179,7 @@ def test_after_a_horizon_was_announced_no_value_before_it_comes_in() -> None:
     assert there.outcome == "committed"
 
 
-def test_a_horizon_never_goes_back_nor_beyond_the_record_that_announces_it() -> None:
+def test_the_horizon_never_decreases_nor_passes_its_record() -> None:
     state = State()
     state.apply(record(5, CheckpointBegun(b"c" * 8, 2**63 - 1)))
     assert state.horizon == 5
@@ -187,7 +187,7 @@ def test_a_horizon_never_goes_back_nor_beyond_the_record_that_announces_it() -> 
     assert state.horizon == 5
 
 
-def test_a_value_behind_the_commit_record_cannot_be_meant() -> None:
+def test_a_reference_to_a_later_value_is_a_conflict() -> None:
     state = State()
     for gsn, rid in [(5, RecordId(6, 0)), (6, RecordId(6, 0)), (7, RecordId(0, 0))]:
         done = state.apply(record(gsn, commit(gsn, Write(b"k", rid=rid, size=1))))
@@ -197,7 +197,7 @@ def test_a_value_behind_the_commit_record_cannot_be_meant() -> None:
     assert len(state.versions) == 0
 
 
-def test_the_first_foreign_record_is_kept_in_mind() -> None:
+def test_the_first_foreign_record_is_remembered() -> None:
     state = State()
     state.apply(record(1, commit(1, Write(b"k", b"v"))))
     assert state.first_foreign == 0
@@ -206,7 +206,7 @@ def test_the_first_foreign_record_is_kept_in_mind() -> None:
     assert state.first_foreign == 3
 
 
-def test_a_round_is_counted_from_its_position() -> None:
+def test_records_are_counted_from_the_position_of_the_checkpoint() -> None:
     state = State()
     for gsn in range(1, 11):
         state.apply(record(gsn, commit(gsn, Write(b"k", b"v"))))
@@ -217,7 +217,7 @@ def test_a_round_is_counted_from_its_position() -> None:
     assert state.last_done == RecordId(11, 0)
 
 
-def test_what_a_checkpoint_writes_is_not_counted() -> None:
+def test_the_records_of_a_checkpoint_are_not_counted() -> None:
     state = State()
     state.apply(record(1, commit(1, Write(b"k", b"v"))))
     state.apply(record(2, b"not ours"))
@@ -229,33 +229,33 @@ def test_what_a_checkpoint_writes_is_not_counted() -> None:
 
 
 def test_segments_are_counted_until_the_log_is_trimmed() -> None:
-    state = State(segments=Segments(1, 1))
+    state = State(log_usage=LogUsage(1, 1))
     for gsn in range(1, 6):
         state.apply(record(gsn, commit(gsn, Write(b"k", b"v"))))
     state.apply(record(6, CheckpointBegun(b"c" * 8, 4)))
-    assert [first for first, _, _ in state.segments.export()] == [1, 2, 3, 4, 5]
+    assert [first for first, _, _ in state.log_usage.export()] == [1, 2, 3, 4, 5]
     state.apply(record(7, CheckpointDone(b"c" * 8, RecordId(6, 0), 0, [], 0, 1, 4, 0, 6, 3)))
     assert state.trimmed == 3
-    assert [first for first, _, _ in state.segments.export()] == [3, 4, 5]
+    assert [first for first, _, _ in state.log_usage.export()] == [3, 4, 5]
 
 
-def test_observers_are_told_before_a_key_changes() -> None:
+def test_observers_are_called_before_a_key_changes() -> None:
     state = State()
-    told: list[Any] = []
+    received: list[Any] = []
     state.on_change.append(
-        lambda key, former, entry: told.append((key, former, entry, state.versions.get(key)))
+        lambda key, former, entry: received.append((key, former, entry, state.versions.get(key)))
     )
     state.apply(record(1, commit(1, Write(b"k", b"v"), Write(b"absent"))))
     state.apply(record(2, commit(2, Write(b"k"))))
     first = Entry(1, RecordId(1, 0), 1)
-    assert told == [
+    assert received == [
         (b"k", None, first, None),
         (b"absent", None, None, None),
         (b"k", first, None, first),
     ]
 
 
-def test_a_record_comes_once() -> None:
+def test_a_record_is_applied_once() -> None:
     state = State()
     state.apply(record(1, b"x"))
     with pytest.raises(AssertionError):

@@ -34,7 +34,7 @@ def verdict(
     return decide(state, decisions or Decisions(), record, 100, horizon)
 
 
-def test_what_read_the_present_commits() -> None:
+def test_a_transaction_with_present_reads_commits() -> None:
     state = versions(k=5)
     reads = [KeyRead(b"k", 5), KeyRead(b"absent", 0)]
     ranges = [RangeRead(b"", None, state.digest(b"", None))]
@@ -57,7 +57,7 @@ def test_a_phantom_is_a_conflict() -> None:
     assert verdict(after, commit(ranges=[whole, beside])) == Verdict("conflict", [b"a"])
 
 
-def test_a_value_that_lies_before_the_key_s_version_is_a_conflict() -> None:
+def test_a_value_before_the_version_of_its_key_is_a_conflict() -> None:
     state = versions(k=5)
     for gsn, outcome in [(4, "conflict"), (5, "committed"), (6, "committed"), (99, "committed")]:
         done = verdict(state, commit(writes=[Write(b"k", rid=RecordId(gsn, 0))]))
@@ -70,14 +70,14 @@ def test_a_value_in_the_commit_record_and_a_deletion_have_no_write_conflict() ->
     assert verdict(versions(k=99, j=98), commit(writes=writes)).outcome == "committed"
 
 
-def test_a_copy_changes_nothing() -> None:
+def test_a_repeated_record_changes_nothing() -> None:
     decisions = Decisions()
     decisions.add(ID, RecordId(60, 0), False)
     record = commit(reads=[KeyRead(b"k", 9)])
     assert verdict(versions(), record, decisions).outcome == "repeated"
 
 
-def test_who_began_before_the_floor_has_expired() -> None:
+def test_a_transaction_that_began_before_the_floor_expires() -> None:
     decisions = Decisions(1)
     for number in (1, 2):
         decisions.add(TransactionId(b"t" * 8, number), RecordId(40 + number, 0), True)
@@ -86,7 +86,7 @@ def test_who_began_before_the_floor_has_expired() -> None:
     assert verdict(versions(), commit(began=41), decisions).outcome == "committed"
 
 
-def test_a_copy_of_a_forgotten_decision_has_expired() -> None:
+def test_a_copy_of_a_record_with_a_forgotten_decision_expires() -> None:
     decisions = Decisions(1)
     record = commit(began=50)
     decisions.add(record.id, RecordId(51, 0), True)
@@ -95,7 +95,7 @@ def test_a_copy_of_a_forgotten_decision_has_expired() -> None:
     assert verdict(versions(), record, decisions).outcome == "expired"
 
 
-def test_a_value_before_the_horizon_has_expired_whatever_else_holds() -> None:
+def test_a_value_before_the_horizon_always_expires() -> None:
     record = commit(
         reads=[KeyRead(b"k", 9)],
         writes=[Write(b"a", rid=RecordId(30, 0)), Write(b"b", rid=RecordId(29, 0))],

@@ -1,4 +1,4 @@
-"""Keys and values: what is taken can be read again."""
+"""Keys and values: every accepted one can be read again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_what_is_written_can_be_read(value: Any) -> None:
+def test_written_values_can_be_read(value: Any) -> None:
     assert decode_value(encode_value(value)) == value
 
 
@@ -36,7 +36,7 @@ def test_a_tuple_comes_back_as_a_list_unless_it_is_a_dictionarys_key() -> None:
 @pytest.mark.parametrize(
     "value", [object(), 2**64, {1, 2}, "\udcff"], ids=["object", "large", "set", "half a character"]
 )
-def test_what_has_no_form_is_refused(value: Any) -> None:
+def test_unsupported_values_are_refused(value: Any) -> None:
     with pytest.raises(UnsupportedValueError):
         encode_value(value)
     nested: list[Any] = []
@@ -49,17 +49,17 @@ def test_what_has_no_form_is_refused(value: Any) -> None:
     "encoded",
     [b"", b"\xc1", b"\x01\x01", b"\xa2a", msgpack.packb({1: 2})[:-1], b"\x81\x81\x01\x01\x01"],
 )
-def test_what_this_library_did_not_write_is_said_to_be_so(encoded: bytes) -> None:
-    with pytest.raises(ProtocolError, match="no MessagePack"):
+def test_invalid_stored_values_raise_a_protocol_error(encoded: bytes) -> None:
+    with pytest.raises(ProtocolError, match="not valid MessagePack"):
         decode_value(encoded)
 
 
 @given(st.binary(max_size=1024))
-def test_any_bytes_are_a_key_and_have_a_text(key: bytes) -> None:
+def test_any_bytes_are_a_valid_key_with_a_text_form(key: bytes) -> None:
     assert encode_key(key) == encode_key(memoryview(key)) == encode_key(decode_key(key)) == key
 
 
-def test_what_is_no_key_is_refused() -> None:
+def test_invalid_keys_are_refused() -> None:
     with pytest.raises(TypeError):
         encode_key(5)
     with pytest.raises(ConfigError):

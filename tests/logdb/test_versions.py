@@ -23,7 +23,7 @@ def entry(version: int) -> Entry:
 
 
 @given(changes, keys, st.one_of(st.none(), keys), st.integers(0, 4))
-def test_it_is_a_dictionary_in_order(
+def test_versions_behave_like_a_sorted_dictionary(
     history: list[tuple[bytes, int | None]], start: bytes, stop: bytes | None, limit: int
 ) -> None:
     versions = Versions()
@@ -56,7 +56,7 @@ def test_it_is_a_dictionary_in_order(
 
 
 @given(st.dictionaries(keys, st.integers(1, 3)), st.dictionaries(keys, st.integers(1, 3)))
-def test_a_digest_tells_apart_what_differs_in_a_key_or_a_version(
+def test_a_digest_differs_with_any_key_or_version(
     one: dict[bytes, int], other: dict[bytes, int]
 ) -> None:
     def digest(what: dict[bytes, int]) -> bytes:
@@ -66,7 +66,7 @@ def test_a_digest_tells_apart_what_differs_in_a_key_or_a_version(
     assert (digest(one) == digest(other)) == (one == other)
 
 
-def test_a_digest_knows_where_a_key_ends() -> None:
+def test_a_digest_depends_on_where_a_key_ends() -> None:
     # The same bytes behind one another, parted otherwise.
     one, other = entry(1), entry(1)
     assert digest_of([(b"a", one), (b"bc", other)]) != digest_of([(b"ab", one), (b"c", other)])
@@ -75,15 +75,15 @@ def test_a_digest_knows_where_a_key_ends() -> None:
         assert digest_of([(b"a", one), (b"b", other)]) != digest_of([(imitation, one)])
 
 
-def test_a_digest_does_not_know_where_values_stand() -> None:
+def test_a_digest_does_not_depend_on_places() -> None:
     rows: list[Any] = [[(b"k", Entry(1, RecordId(place, 0), 1))] for place in (1, 2)]
     assert digest_of(rows[0]) == digest_of(rows[1])
 
 
-def test_to_overwrite_a_key_touches_no_index() -> None:
+def test_an_overwrite_does_not_change_the_sorted_index() -> None:
     versions = Versions()
     versions.put(b"k", entry(1))
-    versions._order = None  # whoever touched it would fail
+    versions._order = None  # any access would fail
     versions.put(b"k", entry(2))
     assert versions.version(b"k") == 2
 

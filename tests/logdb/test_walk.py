@@ -1,4 +1,4 @@
-"""A checkpoint's entries are those of one moment, while the state goes on (section 8)."""
+"""A checkpoint's entries are those of one state, while the state changes (section 8)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logdb.records import Commit, TransactionId, Write, encode
-from logdb.snapshots import Snapshots
+from logdb.snapshots import SnapshotCursor, Snapshots
 from logdb.state import State
-from logdb.walk import Walk
 from tests.logdb.histories import History, steps
 from ziplog.errors import UnavailableError
 from ziplog.types import Record, RecordId
@@ -19,26 +18,26 @@ from ziplog.types import Record, RecordId
 
 @settings(max_examples=300)
 @given(steps, steps, st.integers(1, 3), st.integers(1, 3))
-def test_a_walk_finds_what_was_there_when_it_began(
+def test_a_cursor_returns_exactly_the_entries_of_its_state(
     first: list[Any], during: list[Any], slice_keys: int, pause: int
 ) -> None:
     written = History()
     for kind, what in first:
         written.write(kind, what)
     expected = written.state.versions.range(b"", None, 99)
-    walk = Walk(written.state)
-    assert walk.image == written.state.image()
+    cursor = SnapshotCursor(written.state)
+    assert cursor.image == written.state.image()
     rows = []
     for index, (kind, what) in enumerate(during):
-        if index % pause == 0 and not walk.is_done:
-            found = walk.rows(slice_keys)
+        if index % pause == 0 and not cursor.is_done:
+            found = cursor.rows(slice_keys)
             assert len(found) <= slice_keys
             rows += found
         written.write(kind, what)
-    while not walk.is_done:
-        rows += walk.rows(slice_keys)
+    while not cursor.is_done:
+        rows += cursor.rows(slice_keys)
     assert rows == expected
-    assert walk.image.keys == len(rows)
+    assert cursor.image.keys == len(rows)
     assert not written.state.on_change
 
 
@@ -47,62 +46,62 @@ def put(gsn: int, *keys: bytes) -> Record:
     return Record(RecordId(gsn, 0), encode(commit), None, 0, 0)
 
 
-def test_only_what_changes_ahead_is_kept() -> None:
+def test_only_changes_after_the_cursor_are_kept() -> None:
     state = State()
     state.apply(put(1, b"a", b"b", b"c", b"d"))
-    walk = Walk(state, max_entries=2)
-    walk.rows(2)
+    cursor = SnapshotCursor(state, max_entries=2)
+    cursor.rows(2)
     state.apply(put(2, b"a", b"b", b"aa"))
     state.apply(put(3, b"c", b"d"))
     state.apply(put(4, b"c"))
-    assert [key for key, _ in walk.rows(1)] == [b"c"]
+    assert [key for key, _ in cursor.rows(1)] == [b"c"]
     state.apply(put(5, b"e"))
-    assert [key for key, _ in walk.rows(9)] == [b"d"]
-    assert walk.is_done
+    assert [key for key, _ in cursor.rows(9)] == [b"d"]
+    assert cursor.is_done
 
 
-def test_keys_that_come_and_go_ahead_are_kept_once_and_until_they_are_passed() -> None:
+def test_a_key_that_appears_and_disappears_is_kept_once_until_it_is_passed() -> None:
     state = State()
     state.apply(put(1, b"a"))
-    walk = Walk(state)
+    cursor = SnapshotCursor(state)
     for gsn in range(2, 20, 2):
         writes = [Write(b"a"), Write(b"new")]
         delete = Commit(TransactionId(b"d" * 8, gsn), 0, [], [], writes)
         state.apply(Record(RecordId(gsn, 0), encode(delete), None, 0, 0))
-        assert list(walk._ghosts) == [b"a"]
+        assert list(cursor._deleted_keys) == [b"a"]
         if gsn < 18:
             state.apply(put(gsn + 1, b"a", b"new"))
-            assert not len(walk._ghosts)
-    assert [key for key, _ in walk.rows(1)] == [b"a"]
-    assert not walk.is_done
-    assert not len(walk._ghosts)
+            assert not len(cursor._deleted_keys)
+    assert [key for key, _ in cursor.rows(1)] == [b"a"]
+    assert not cursor.is_done
+    assert not len(cursor._deleted_keys)
 
 
-def test_a_walk_before_which_too_much_changes_fails() -> None:
+def test_a_cursor_fails_after_too_many_changes() -> None:
     state = State()
-    walk = Walk(state, max_entries=2)
+    cursor = SnapshotCursor(state, max_entries=2)
     state.apply(put(1, b"a", b"b"))
-    assert not walk.is_done
+    assert not cursor.is_done
     state.apply(put(2, b"c"))
     with pytest.raises(UnavailableError, match="keys changed"):
-        walk.rows(1)
+        cursor.rows(1)
     assert not state.on_change
 
 
-def test_who_ceases_to_observe_hides_nothing_from_the_others() -> None:
+def test_an_observer_that_stops_does_not_affect_others() -> None:
     state = State()
-    walk = Walk(state, max_entries=0)
+    cursor = SnapshotCursor(state, max_entries=0)
     snapshots = Snapshots(state)
     number = snapshots.take(0)
     state.apply(put(1, b"a"))
     assert snapshots.get(number, b"a", 0) is None
     with pytest.raises(UnavailableError, match="keys changed"):
-        walk.rows(1)
+        cursor.rows(1)
 
 
-def test_a_closed_walk_observes_nothing() -> None:
+def test_a_closed_cursor_observes_nothing() -> None:
     state = State()
-    walk = Walk(state)
-    walk.close()
-    walk.close()
+    cursor = SnapshotCursor(state)
+    cursor.close()
+    cursor.close()
     assert not state.on_change

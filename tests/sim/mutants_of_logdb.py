@@ -16,9 +16,9 @@ import logdb.client.commits
 import logdb.state
 import logdb.validation
 from logdb import records
-from logdb.cleaner.cleaning_round import Round
+from logdb.cleaner.cleaning_round import CleaningRound
 from logdb.client.commits import Commits
-from logdb.coordinator.log_tailer import Follower
+from logdb.coordinator.log_tailer import LogTailer
 from logdb.decisions import Decisions
 from tests.sim.database import draws
 from tests.sim.mutation import LAN, SLOW, mutant, replaced
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logdb.client.commits import PendingCommit
-    from logdb.coordinator.pending_requests import Waiting
+    from logdb.coordinator.pending_requests import PendingRequest
     from logdb.records import TransactionId
     from logdb.validation import Verdict
     from logdb.versions import Versions
@@ -169,11 +169,11 @@ def copies_are_decided() -> Iterator[None]:
 @mutant(_behind, "coordinators do not hear the log for 300 ms, in turn")
 def reads_are_not_fresh() -> Iterator[None]:
     """A coordinator answers from what it has, without asking the log (section 6)."""
-    with replaced(Follower, "when_fresh", _at_once):
+    with replaced(LogTailer, "wait_for_tail", _at_once):
         yield
 
 
-def _at_once(_self: Follower, waiter: Waiting) -> None:
+def _at_once(_self: LogTailer, waiter: PendingRequest) -> None:
     waiter.resume()
 
 
@@ -183,14 +183,14 @@ def _at_once(_self: Follower, waiter: Waiting) -> None:
 @mutant(_undisturbed, "no faults; slow network")
 def trimmed_before_the_checkpoint() -> Iterator[None]:
     """The log is trimmed as soon as all is moved, before the checkpoint is in it (section 8)."""
-    save = Round._save
+    save = CleaningRound._save
 
-    def saved(self: Round, cut: int) -> Any:
+    def saved(self: CleaningRound, cut: int) -> Any:
         if cut:
             yield from self.trim(cut)
         return (yield from save(self, cut))
 
-    with replaced(Round, "_save", saved):
+    with replaced(CleaningRound, "_save", saved):
         yield
 
 
@@ -205,12 +205,12 @@ def another_number_for_a_copy() -> Iterator[None]:
     def inserted(self: Commits, commit: PendingCommit) -> None:
         if commit.tries:
             del self._open[commit.number]
-            self._coordinators.forget(commit.question)
+            self._coordinators.forget(commit.query)
             number = self.next_number()
             record = records.decode(commit.payload or b"")
             assert isinstance(record, records.Commit)
             name = records.TransactionId(record.id.session, number)
-            commit.number, commit.question = number, 0  # type: ignore[misc]
+            commit.number, commit.query = number, 0  # type: ignore[misc]
             commit.payload = records.encode(msgspec.structs.replace(record, id=name))
             self._open[number] = commit
         insert(self, commit)

@@ -1,4 +1,4 @@
-"""What tests of the cleaner begin with: writes by chance, turns, and a start from what is left."""
+"""Helpers of the cleaner's tests: random writes, steps, and restarts from the rest of the log."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from tests.logdb.fakelog import FakeLog
 
 KEYS = [b"k%02d" % i for i in range(12)]
-#: Never due by itself.
+#: Settings with which no round is due.
 NEVER_DUE = msgspec.structs.replace(SMALL, every_records=10**9, min_dead_bytes=10**9)
 
 
 class KilledError(Exception):
-    """The process ends here."""
+    """Simulated end of the process."""
 
 
 def overwrite(oracle: Oracle, rng: random.Random, count: int) -> None:
-    """Write some transactions: small and large ones, deletions, several keys at once."""
+    """Write random transactions: small and large values, deletions, several keys at once."""
     for _ in range(count):
         keys = rng.sample(KEYS, rng.randint(1, 3))
         writes = {
@@ -39,7 +39,7 @@ def overwrite(oracle: Oracle, rng: random.Random, count: int) -> None:
 def run(small: Small, oracle: Oracle, turns: int) -> None:
     for _ in range(turns):
         oracle.note()
-        small.turn()
+        small.step()
         oracle.note()
 
 
@@ -48,8 +48,8 @@ def records(log: FakeLog, kind: type) -> list[Any]:
     return [each for each in found if isinstance(each, kind)]
 
 
-def begin_anew(log: FakeLog, oracle: Oracle, name: str, settings_: Any = NEVER_DUE) -> Small:
-    """Start another coordinator, and see that it has everything."""
+def restart(log: FakeLog, oracle: Oracle, name: str, settings_: Any = NEVER_DUE) -> Small:
+    """Start another coordinator, and check that it has the whole state."""
     small = Small(log, name, settings_)
     small.settle()
     assert small.error is None, small.error

@@ -1,4 +1,4 @@
-"""Checkpoints: what is written is found again, and nothing else is taken for one."""
+"""A written checkpoint is found again, and no invalid one is accepted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logdb.cleaner import checkpoint
-from logdb.cleaner.checkpoint import Parts, find
+from logdb.cleaner.checkpoint import PartEncoder, find_checkpoint
 from logdb.errors import NoCheckpointError
 from logdb.records import (
     CheckpointDone,
@@ -21,7 +21,7 @@ from logdb.records import (
     decode,
     encode,
 )
-from logdb.tasks import LogCalls
+from logdb.tasks import LogTasks
 from tests.logdb.fakelog import UNAVAILABLE, FakeLog, fail
 from ziplog.client.common.requests import ReadRequest, Request, TailRequest
 from ziplog.core.node import Wakeup
@@ -34,9 +34,9 @@ ME = b"writer--"
 def search(log: FakeLog, *, at_once: bool = True) -> Any:
     """What a coordinator finds that starts now."""
     core = log.core(at_once=at_once)
-    calls = LogCalls(core, 0)
+    calls = LogTasks(core, 0)
     ends: list[Any] = []
-    calls.run(find(), ends.append)
+    calls.run(find_checkpoint(), ends.append)
     for _ in range(10_000):
         if ends:
             break
@@ -59,8 +59,8 @@ def write(
 ) -> CheckpointDone:
     """Put a checkpoint into the log as a cleaner does."""
     position = position or log.tail
-    parts = Parts(200)
-    payloads = [*parts.take(rows(keys)), *parts.end([], [(1, 10, 5)])]
+    parts = PartEncoder(200)
+    payloads = [*parts.add(rows(keys)), *parts.finish([], [(1, 10, 5)])]
     rids = [log.insert(payload, after=position)[0] for payload in payloads]
     fields: dict[str, Any] = {
         "coordinator": ME, "position": position, "floor": 0, "parts": rids,
@@ -85,7 +85,7 @@ def fill(log: FakeLog, count: int) -> None:
     st.integers(0, 40),
     st.integers(40, 400),
 )
-def test_parts_hold_all_in_order_and_are_of_the_size_asked_for(
+def test_parts_hold_all_entries_in_order_and_have_the_requested_size(
     keys: list[bytes], decided: int, part_bytes: int
 ) -> None:
     entries = [(key, Entry(2**62 + 1, RecordId(2**62 + 3, 2**30), 2**30)) for key in sorted(keys)]
@@ -93,11 +93,11 @@ def test_parts_hold_all_in_order_and_are_of_the_size_asked_for(
         Decision(ME, n + 1, RecordId(2**62 + n, 2**30), n % 2 == 0) for n in range(decided)
     ]
     stretches = [(2**62 + n, 2**40, -(2**33)) for n in range(decided)]
-    parts = Parts(part_bytes)
+    parts = PartEncoder(part_bytes)
     payloads: list[bytes] = []
     for start in range(0, len(entries), 7):
-        payloads += parts.take(entries[start : start + 7])
-    payloads += parts.end(decisions, stretches)
+        payloads += parts.add(entries[start : start + 7])
+    payloads += parts.finish(decisions, stretches)
     decoded = [decode(payload) for payload in payloads]
     assert all(isinstance(part, CheckpointPart) for part in decoded)
     assert [row for part in decoded for row in part.entries] == entries  # type: ignore[union-attr]
@@ -119,7 +119,7 @@ def test_an_empty_log_and_one_without_a_checkpoint_are_replayed_from_the_beginni
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_the_last_one_is_found_with_its_parts_in_order(at_once: bool) -> None:
+def test_the_last_checkpoint_is_found_with_its_parts_in_order(at_once: bool) -> None:
     log = FakeLog(seed=3)
     fill(log, 20)
     write(log, keys=5)
@@ -131,7 +131,7 @@ def test_the_last_one_is_found_with_its_parts_in_order(at_once: bool) -> None:
     assert [row for part in parts for row in part.entries] == rows(150)
 
 
-def test_parts_are_decoded_when_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_decoded_lazily(monkeypatch: pytest.MonkeyPatch) -> None:
     log = FakeLog(seed=3)
     fill(log, 3)
     done = write(log, keys=50)
@@ -151,7 +151,7 @@ def test_parts_are_decoded_when_they_are_taken(monkeypatch: pytest.MonkeyPatch) 
 
 
 @given(st.binary(max_size=40), st.integers(0, 40), st.integers(0, 200))
-def test_a_glance_at_a_part_counts_what_is_in_it(noise: bytes, keys: int, cut: int) -> None:
+def test_count_entries_returns_the_number_of_entries(noise: bytes, keys: int, cut: int) -> None:
     whole = encode(CheckpointPart(rows(keys), [Decision(ME, 1, RecordId(2, 0), True)], [(1, 2, 3)]))
     assert count_entries(whole) == keys
     part = decode(whole[:cut] + noise)
@@ -163,14 +163,14 @@ def test_a_glance_at_a_part_counts_what_is_in_it(noise: bytes, keys: int, cut: i
     )
 
 
-def test_one_far_behind_the_tail_is_found_in_a_few_looks() -> None:
+def test_a_checkpoint_far_before_the_tail_is_found_in_few_searches() -> None:
     log = FakeLog(seed=4, step=1 << 30)
     fill(log, 10)
     done = write(log)
     fill(log, 3000)
     core = log.core()
     ends: list[Any] = []
-    LogCalls(core, 0).run(find(), ends.append)
+    LogTasks(core, 0).run(find_checkpoint(), ends.append)
     assert ends[0][0] == done
     looks = [request for request in core.requests if type(request).__name__ == "SubscribeRequest"]
     assert len(looks) < 20
@@ -200,7 +200,7 @@ def _replace(log: FakeLog, rid: RecordId, payload: bytes) -> None:
 
 
 @pytest.mark.parametrize("damage", [_lose_part, _change_part, _make_foreign])
-def test_a_damaged_one_is_passed_over_for_an_earlier_one(damage: Any) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_an_earlier_one(damage: Any) -> None:
     log = FakeLog(seed=5)
     fill(log, 10)
     good = write(log)
@@ -214,14 +214,14 @@ def test_a_damaged_one_is_passed_over_for_an_earlier_one(damage: Any) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"keys": 19}, {"checksum": 1}, {"parts": []}])
-def test_one_that_does_not_tally_is_passed_over(changes: dict[str, Any]) -> None:
+def test_a_checkpoint_with_a_wrong_count_is_skipped(changes: dict[str, Any]) -> None:
     log = FakeLog(seed=6)
     fill(log, 10)
     write(log, changes)
     assert search(log) is None
 
 
-def test_one_whose_position_was_trimmed_is_passed_over_although_its_parts_are_there() -> None:
+def test_a_checkpoint_at_a_trimmed_position_is_skipped() -> None:
     log = FakeLog(seed=7)
     fill(log, 10)
     slow = log.tail
@@ -235,7 +235,7 @@ def test_one_whose_position_was_trimmed_is_passed_over_although_its_parts_are_th
     assert search(log)[0] == quick
 
 
-def test_a_log_that_was_trimmed_and_has_none_is_refused_with_the_reason() -> None:
+def test_a_trimmed_log_without_a_checkpoint_is_refused() -> None:
     log = FakeLog(seed=8)
     fill(log, 30)
     done = write(log)
@@ -244,10 +244,10 @@ def test_a_log_that_was_trimmed_and_has_none_is_refused_with_the_reason() -> Non
     error = search(log)
     assert isinstance(error, NoCheckpointError)
     assert error.first.gsn == log.first
-    assert "no whole checkpoint" in str(error)
+    assert "no complete checkpoint" in str(error)
 
 
-def test_a_trim_between_the_looks_is_followed_to_the_checkpoint_that_caused_it() -> None:
+def test_a_trim_during_the_search_leads_to_its_checkpoint() -> None:
     log = FakeLog(seed=9)
     fill(log, 30)
     write(log)
@@ -265,7 +265,7 @@ def test_a_trim_between_the_looks_is_followed_to_the_checkpoint_that_caused_it()
     assert search(log)[0] == newer[0]
 
 
-def test_while_nobody_can_tell_it_is_neither_given_up_nor_begun_anew() -> None:
+def test_an_unreadable_checkpoint_is_neither_skipped_nor_replayed_without() -> None:
     log = FakeLog(seed=10)
     fill(log, 30)
     first = write(log)
@@ -279,7 +279,7 @@ def test_while_nobody_can_tell_it_is_neither_given_up_nor_begun_anew() -> None:
     assert search(log)[0] == first
 
 
-def test_a_log_that_is_away_ends_the_search_with_its_error() -> None:
+def test_an_unavailable_log_ends_the_search_with_its_error() -> None:
     log = FakeLog()
     log.faults.append(fail(TailRequest, UNAVAILABLE))
     assert isinstance(search(log), ZiplogError)
@@ -287,7 +287,7 @@ def test_a_log_that_is_away_ends_the_search_with_its_error() -> None:
 
 @settings(max_examples=150)
 @given(st.data())
-def test_of_any_log_it_finds_the_last_whole_checkpoint(data: st.DataObject) -> None:
+def test_the_last_complete_checkpoint_of_any_log_is_found(data: st.DataObject) -> None:
     seed = data.draw(st.integers(0, 2**20))
     rng = random.Random(seed)
     log = FakeLog(seed=seed, shards=rng.randint(1, 4), step=rng.choice([1, 1 << 10, 1 << 26]))
@@ -299,7 +299,7 @@ def test_of_any_log_it_finds_the_last_whole_checkpoint(data: st.DataObject) -> N
         if action == "fill":
             fill(log, rng.randint(1, 30))
         elif action in {"write", "old"}:
-            # A subscriber has passed the position of each.
+            # A subscriber has passed each position.
             log.sealed = log.tail.gsn
             old = written[0].position if action == "old" and written else None
             written.append(write(log, keys=rng.randint(0, 30), position=old))
@@ -323,7 +323,7 @@ def test_of_any_log_it_finds_the_last_whole_checkpoint(data: st.DataObject) -> N
         assert found is None
 
 
-def test_only_so_many_of_one_look_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoints_tried_in_one_search_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "_MAX_TRIED", 3)
     log = FakeLog(seed=11)
     fill(log, 5)

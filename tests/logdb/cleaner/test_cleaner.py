@@ -1,4 +1,4 @@
-"""Rounds of the cleaner: whatever stops one, the log is enough to start from, nothing is lost."""
+"""Cleaning rounds: wherever a round stops, the log suffices for a start and nothing is lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from logdb.cleaner.cleaner import Cleaner
 from logdb.cleaner.relocation import MAX_MOVES
 from logdb.decisions import Decisions
-from logdb.log_usage import Segments
+from logdb.log_usage import LogUsage
 from logdb.records import (
     CheckpointBegun,
     CheckpointDone,
@@ -23,13 +23,13 @@ from logdb.records import (
     encode,
     value_at,
 )
+from logdb.snapshots import SnapshotCursor
 from logdb.state import State
-from logdb.walk import Walk
 from tests.logdb.cleaner.rounds import (
     NEVER_DUE,
-    begin_anew,
     overwrite,
     records,
+    restart,
     run,
 )
 from tests.logdb.fakelog import (
@@ -43,7 +43,7 @@ from ziplog.wire import Limits
 # --- one round ---
 
 
-def test_a_round_moves_what_lives_writes_a_checkpoint_and_trims() -> None:
+def test_a_round_moves_live_values_writes_a_checkpoint_and_trims() -> None:
     log, rng = FakeLog(seed=1), random.Random(1)
     oracle, small = Oracle(log), Small(log, "one")
     oracle.write({b"old": b"stays"})
@@ -57,7 +57,7 @@ def test_a_round_moves_what_lives_writes_a_checkpoint_and_trims() -> None:
     entry = small.state.versions.get(b"old")
     assert entry is not None
     assert entry.version < log.first <= entry.place.gsn
-    restarted = begin_anew(log, oracle, "two")
+    restarted = restart(log, oracle, "two")
     assert restarted.restored >= log.first
 
 
@@ -95,7 +95,7 @@ def test_the_order_is_begun_moved_done_synced_trimmed() -> None:
     assert max(done.parts).gsn <= synced_at_trim[0]
 
 
-def test_no_round_is_due_before_its_time() -> None:
+def test_no_round_is_due_early() -> None:
     log, rng = FakeLog(seed=3), random.Random(3)
     oracle, small = Oracle(log), Small(log, "one")
     overwrite(oracle, rng, 10)
@@ -112,11 +112,11 @@ def test_a_round_is_due_for_dead_bytes_though_there_are_few_records() -> None:
         run(small, oracle, 30)
     assert log.first > 1
     assert log.bytes < 6000
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
 @pytest.mark.parametrize("every", [0, 1])
-def test_what_a_round_writes_makes_no_other_one_due(every: int) -> None:
+def test_the_records_of_a_round_do_not_trigger_the_next(every: int) -> None:
     log = FakeLog(seed=23)
     oracle, small = (
         Oracle(log),
@@ -129,7 +129,7 @@ def test_what_a_round_writes_makes_no_other_one_due(every: int) -> None:
     assert small.cleaner.next_wakeup() == NEVER
 
 
-def test_what_cannot_be_freed_does_not_make_rounds_for_ever() -> None:
+def test_bytes_that_cannot_be_freed_do_not_trigger_endless_rounds() -> None:
     """A record that is not ours stands first: only the due checkpoints are made."""
     log = FakeLog(seed=5)
     log.insert(b"not ours")
@@ -140,10 +140,10 @@ def test_what_cannot_be_freed_does_not_make_rounds_for_ever() -> None:
     assert log.first == 1
     assert 1 <= len(records(log, CheckpointDone)) <= 5
     assert not records(log, Moved)
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
-def test_a_foreign_record_stops_the_cut_and_all_before_it_goes() -> None:
+def test_a_foreign_record_stops_the_cut_and_the_log_before_it_is_trimmed() -> None:
     log, rng = FakeLog(seed=6), random.Random(6)
     oracle, small = Oracle(log), Small(log, "one", NEVER_DUE)
     overwrite(oracle, rng, 100)
@@ -154,7 +154,7 @@ def test_a_foreign_record_stops_the_cut_and_all_before_it_goes() -> None:
     run(small, oracle, 300)
     assert 1 < log.first <= foreign.gsn
     assert foreign.gsn in log.records
-    begin_anew(log, oracle, "three")
+    restart(log, oracle, "three")
 
 
 def test_a_value_that_no_moved_record_can_hold_stops_the_cut() -> None:
@@ -169,11 +169,11 @@ def test_a_value_that_no_moved_record_can_hold_stops_the_cut() -> None:
     assert big is not None
     assert small.state.horizon > big.version, "the cut was to be behind it"
     assert big.place.gsn == big.version == log.first
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
-def test_a_place_that_was_not_moved_prevents_the_trim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logdb.cleaner.cleaning_round.moves_of", lambda *_: [])
+def test_an_unmoved_place_prevents_the_trim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logdb.cleaner.cleaning_round.moves_from", lambda *_: [])
     log, rng = FakeLog(seed=8), random.Random(8)
     oracle, small = Oracle(log), Small(log, "one")
     oracle.write({b"old": b"stays"})
@@ -181,7 +181,7 @@ def test_a_place_that_was_not_moved_prevents_the_trim(monkeypatch: pytest.Monkey
     run(small, oracle, 300)
     assert records(log, CheckpointDone)
     assert log.first == 1
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
 def test_a_commit_that_refers_to_a_value_before_the_cut_expires() -> None:
@@ -199,7 +199,7 @@ def test_a_commit_that_refers_to_a_value_before_the_cut_expires() -> None:
     assert decision is not None
     assert not decision.committed
     assert small.state.versions.get(b"late") is None
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
 def decode_id(oracle: Oracle, rid: RecordId) -> Any:
@@ -207,7 +207,7 @@ def decode_id(oracle: Oracle, rid: RecordId) -> Any:
     return record.id  # type: ignore[union-attr]
 
 
-def test_a_value_that_is_overwritten_while_it_is_moved_keeps_its_new_state() -> None:
+def test_a_value_overwritten_during_its_move_keeps_its_new_state() -> None:
     log, rng = FakeLog(seed=21), random.Random(21)
     oracle, small = Oracle(log), Small(log, "one")
     for key in (b"old", b"gone", b"stays"):
@@ -224,7 +224,7 @@ def test_a_value_that_is_overwritten_while_it_is_moved_keeps_its_new_state() -> 
     log.faults.append(overtakes)
     run(small, oracle, 300)
     assert log.first > 1
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
     for key, value in {b"old": b"as it is", b"gone": None, b"stays": b"as it was"}.items():
         entry = small.state.versions.get(key)
         read = None if entry is None else log.records[entry.place.gsn]
@@ -234,7 +234,7 @@ def test_a_value_that_is_overwritten_while_it_is_moved_keeps_its_new_state() -> 
 # --- small steps ---
 
 
-def test_a_step_passes_no_more_than_a_slice_and_has_no_more_under_way(
+def test_a_step_processes_at_most_one_slice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log, rng = FakeLog(seed=10), random.Random(10)
@@ -243,13 +243,13 @@ def test_a_step_passes_no_more_than_a_slice_and_has_no_more_under_way(
         oracle.write({b"key-%03d" % i: rng.randbytes(20)})
     overwrite(oracle, rng, 100)
     walked: list[int] = []
-    rows = Walk.rows
+    rows = SnapshotCursor.rows
 
-    def counts(walk: Walk, count: int) -> Any:
+    def counts(cursor: SnapshotCursor, count: int) -> Any:
         walked.append(count)
-        return rows(walk, count)
+        return rows(cursor, count)
 
-    monkeypatch.setattr(Walk, "rows", counts)
+    monkeypatch.setattr(SnapshotCursor, "rows", counts)
     most = 0
     for _ in range(3000):
         walked.clear()
@@ -259,12 +259,12 @@ def test_a_step_passes_no_more_than_a_slice_and_has_no_more_under_way(
         most = max(most, len(inserts))
     assert small.cleaner is not None
     assert small.cleaner.counts.rounds >= 1
-    # A walk's slice may fill several parts.
+    # One slice of the cursor may fill several parts.
     assert 1 < most <= SMALL.inserts + SMALL.slice_keys
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
-def test_a_moved_record_has_few_moves_so_that_others_apply_it_quickly() -> None:
+def test_the_moves_of_a_record_are_bounded() -> None:
     log = FakeLog(seed=11)
     wide = msgspec.structs.replace(SMALL, part_bytes=10**6, slice_keys=500, inserts=8)
     oracle, small = Oracle(log), Small(log, "one", wide)
@@ -276,10 +276,10 @@ def test_a_moved_record_has_few_moves_so_that_others_apply_it_quickly() -> None:
     moved = records(log, Moved)
     assert moved
     assert max(len(each.moves) for each in moved) <= MAX_MOVES
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
-def test_records_are_no_larger_than_half_of_what_the_cluster_takes() -> None:
+def test_records_are_at_most_half_of_the_payload_limit() -> None:
     log, rng = FakeLog(seed=12), random.Random(12)
     log.limits = Limits(max_payload_bytes=400)
     large = msgspec.structs.replace(SMALL, part_bytes=2000)
@@ -289,10 +289,10 @@ def test_records_are_no_larger_than_half_of_what_the_cluster_takes() -> None:
     assert small.cleaner is not None
     assert small.cleaner.counts.rounds >= 1
     assert small.cleaner.counts.failed == 0
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
-def test_whoever_is_closed_leaves_nothing_behind() -> None:
+def test_a_closed_cleaner_leaves_no_call_open() -> None:
     for turns in range(1, 60):
         log, rng = FakeLog(seed=13), random.Random(13)
         oracle, small = Oracle(log), Small(log, "one")
@@ -312,12 +312,12 @@ def test_whoever_is_closed_leaves_nothing_behind() -> None:
 # --- space ---
 
 
-#: The bounds of the docs, a hundredth of them or less.
+#: The bounds of docs/logdb.md, divided by at least 100.
 _DEAD = 300_000
 
 
 def scaled_state() -> State:
-    return State(decisions=Decisions(650), segments=Segments(32_768, _DEAD))
+    return State(decisions=Decisions(650), log_usage=LogUsage(32_768, _DEAD))
 
 
 @pytest.mark.slow
@@ -343,13 +343,13 @@ def test_space_and_copies_are_bounded_while_everything_is_overwritten(value_byte
     counts = cleaner.counts
     copied = counts.moved_bytes + counts.checkpoint_bytes
     written = log.inserted_bytes - copied
-    live = small.state.segments.moving_bytes
+    live = small.state.log_usage.moving_bytes
     checkpoint_bytes = counts.checkpoint_bytes / counts.rounds
     print(value_bytes, most / live, copied / written, counts)  # noqa: T201
-    # As much may be dead as is live, or the least that is worth a round; and until it is trimmed,
-    # what was moved is there twice. There are the last checkpoint and those that no cut has passed.
+    # Dead bytes may equal live bytes, or the minimum for a round. Until the trim, moved values
+    # exist twice. The last checkpoint and those that no cut has passed add to it.
     assert most < 3 * live + 3 * _DEAD + 4 * checkpoint_bytes
-    # A record is paid for with its key's share of a checkpoint, and a copy of a live value at most.
+    # A record costs at most its key's share of a checkpoint, and one copy of a live value.
     assert copied < written
     assert counts.rounds > 4
     assert counts.failed == 0

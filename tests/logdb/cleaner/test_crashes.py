@@ -1,4 +1,4 @@
-"""Rounds that are cut off, and rounds of several coordinators: the log is enough to start from."""
+"""Interrupted rounds, and rounds of several coordinators: the log suffices for a start."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from logdb.records import (
 )
 from tests.logdb.cleaner.rounds import (
     KilledError,
-    begin_anew,
     overwrite,
     records,
+    restart,
     run,
 )
 from tests.logdb.fakelog import (
@@ -91,15 +91,15 @@ def test_a_crash_at_any_step_of_a_round_loses_nothing(is_sent: bool) -> None:
             crashes += 1
         else:
             break
-        second = begin_anew(log, oracle, "two", SMALL)
+        second = restart(log, oracle, "two", SMALL)
         overwrite(oracle, rng, 30)
-        # Its round may come at once: what the dead one began is older than a minute.
+        # Its round may start immediately: the dead coordinator's round is older than a minute.
         second.now += 100_000 * MS
         run(second, oracle, 200)
         second.settle()
         oracle.check(second.state)
         assert log.first > 1, "nothing is cleaned after a crash"
-        begin_anew(log, oracle, "three")
+        restart(log, oracle, "three")
         advances += 1
     assert crashes > 30
     assert log.first > 1
@@ -113,7 +113,9 @@ def test_crashes_and_failures_of_the_log_at_any_time_lose_nothing(data: st.DataO
     log = FakeLog(seed=seed, shards=rng.randint(1, 4), holes=rng.randint(0, 9))
     oracle = Oracle(log)
     faults = [UNAVAILABLE, OUTCOME_UNKNOWN_IN, OUTCOME_UNKNOWN_OUT, SILENT_IN, SILENT_OUT]
-    hasty = msgspec.structs.replace(SMALL, leave_ns=0, retry_ns=20 * MS, patience_ns=50 * MS)
+    hasty = msgspec.structs.replace(
+        SMALL, other_round_timeout_ns=0, retry_ns=20 * MS, request_timeout_ns=50 * MS
+    )
     small = Small(log, "c0", hasty, at_once=rng.random() < 0.5)
     for number in range(data.draw(st.integers(1, 6))):
         overwrite(oracle, rng, rng.randint(1, 60))
@@ -130,7 +132,7 @@ def test_crashes_and_failures_of_the_log_at_any_time_lose_nothing(data: st.DataO
             run(small, oracle, rng.randint(0, 30))
             log.is_down = False
     run(small, oracle, 100)
-    begin_anew(log, oracle, "last")
+    restart(log, oracle, "last")
 
 
 def ours(small: Small, fault: Any) -> Any:
@@ -144,7 +146,7 @@ def ours(small: Small, fault: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [InsertRequest, SyncRequest, TrimRequest])
-def test_a_round_that_the_log_refused_is_tried_again_later(kind: type[Request]) -> None:
+def test_a_round_refused_by_the_log_is_retried(kind: type[Request]) -> None:
     log, rng = FakeLog(seed=15), random.Random(15)
     oracle, small = Oracle(log), Small(log, "one")
     overwrite(oracle, rng, 120)
@@ -158,10 +160,10 @@ def test_a_round_that_the_log_refused_is_tried_again_later(kind: type[Request]) 
     overwrite(oracle, rng, 60)
     run(small, oracle, 400)
     assert log.first > 1
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")
 
 
-def test_what_a_dead_coordinator_did_not_trim_the_next_one_does() -> None:
+def test_the_trim_of_a_dead_coordinator_is_completed_by_the_next() -> None:
     log, rng = FakeLog(seed=16), random.Random(16)
     oracle, small = Oracle(log), Small(log, "one")
     overwrite(oracle, rng, 120)
@@ -170,11 +172,11 @@ def test_what_a_dead_coordinator_did_not_trim_the_next_one_does() -> None:
     assert records(log, CheckpointDone)[-1].trim > 1
     assert log.first == 1
     log.faults.clear()
-    second = begin_anew(log, oracle, "two")
+    second = restart(log, oracle, "two")
     second.now += SMALL.retry_ns
     run(second, oracle, 200)
     assert log.first == records(log, CheckpointDone)[-1].trim
-    begin_anew(log, oracle, "three")
+    restart(log, oracle, "three")
 
 
 # --- several coordinators ---
@@ -188,7 +190,7 @@ def step_all(smalls: Iterable[Small], oracle: Oracle, rng: random.Random, turns:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_of_several_one_makes_the_round_and_the_others_leave_it_to_it(seed: int) -> None:
+def test_only_one_of_several_coordinators_runs_a_round(seed: int) -> None:
     log, rng = FakeLog(seed=seed), random.Random(seed)
     oracle = Oracle(log)
     smalls = [Small(log, f"c{i}", at_once=False) for i in range(3)]
@@ -204,7 +206,7 @@ def test_of_several_one_makes_the_round_and_the_others_leave_it_to_it(seed: int)
     for small in smalls:
         small.settle()
         oracle.check(small.state)
-    # Nobody else's parts or moves came between a round's beginning and its end.
+    # No other coordinator's parts or moves are between a round's first and last record.
     owner = b""
     for record in dones:
         if isinstance(record, CheckpointBegun) and not owner:
@@ -216,28 +218,28 @@ def test_of_several_one_makes_the_round_and_the_others_leave_it_to_it(seed: int)
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**20), st.integers(2, 3))
-def test_rounds_that_overlap_do_no_harm(seed: int, count: int) -> None:
+def test_overlapping_rounds_are_safe(seed: int, count: int) -> None:
     log, rng = FakeLog(seed=seed), random.Random(seed)
     oracle = Oracle(log)
-    heedless = msgspec.structs.replace(SMALL, leave_ns=0)
+    heedless = msgspec.structs.replace(SMALL, other_round_timeout_ns=0)
     smalls = [Small(log, f"c{i}", heedless, at_once=False) for i in range(count)]
     for _ in range(6):
         overwrite(oracle, rng, 30)
         step_all(smalls, oracle, rng, rng.randint(1, 120))
-        # One is stopped for a while in the middle of whatever it does.
+        # One coordinator is paused in the middle of its work.
         sleeper = rng.choice(smalls)
         overwrite(oracle, rng, 30)
         step_all(
             [small for small in smalls if small is not sleeper], oracle, rng, rng.randint(1, 120)
         )
-        begin_anew(log, oracle, "fresh")
+        restart(log, oracle, "fresh")
     for small in smalls:
         small.settle()
         oracle.check(small.state)
-    begin_anew(log, oracle, "last")
+    restart(log, oracle, "last")
 
 
-def test_whoever_began_and_died_is_waited_for_a_minute() -> None:
+def test_the_round_of_a_dead_coordinator_is_waited_for_one_minute() -> None:
     log, rng = FakeLog(seed=17), random.Random(17)
     oracle = Oracle(log)
     log.insert(encode(CheckpointBegun(b"dead----", 0)))
@@ -245,14 +247,14 @@ def test_whoever_began_and_died_is_waited_for_a_minute() -> None:
     small = Small(log, "one")
     run(small, oracle, 500)
     assert len(records(log, CheckpointBegun)) == 1
-    small.now += SMALL.leave_ns
+    small.now += SMALL.other_round_timeout_ns
     run(small, oracle, 300)
     assert log.first > 1
 
 
-def test_a_long_round_says_that_it_is_alive() -> None:
+def test_a_long_round_repeats_its_announcement() -> None:
     log, rng = FakeLog(seed=18), random.Random(18)
-    slow = msgspec.structs.replace(SMALL, leave_ns=60 * MS, pause_ns=10 * MS)
+    slow = msgspec.structs.replace(SMALL, other_round_timeout_ns=60 * MS, pause_ns=10 * MS)
     oracle = Oracle(log)
     overwrite(oracle, rng, 150)
     first = Small(log, "one", slow)
@@ -266,10 +268,10 @@ def test_a_long_round_says_that_it_is_alive() -> None:
     assert len(begun) > 2
     assert {each.coordinator for each in begun} == {first.name}
     assert len({each.cut for each in begun}) == 1
-    begin_anew(log, oracle, "three")
+    restart(log, oracle, "three")
 
 
-def test_of_two_that_begin_at_once_the_one_whose_mark_comes_first_goes_on() -> None:
+def test_of_two_concurrent_rounds_the_first_announced_continues() -> None:
     log, rng = FakeLog(seed=22, shards=1, holes=0), random.Random(22)
     oracle, small = Oracle(log), Small(log, "one")
     overwrite(oracle, rng, 120)
@@ -287,7 +289,7 @@ def test_of_two_that_begin_at_once_the_one_whose_mark_comes_first_goes_on() -> N
     assert small.cleaner.counts.left == 1
     assert [each.coordinator for each in records(log, CheckpointBegun)] == [b"quicker-", small.name]
     assert not records(log, CheckpointPart)
-    small.now += SMALL.leave_ns
+    small.now += SMALL.other_round_timeout_ns
     run(small, oracle, 300)
     assert small.cleaner.counts.rounds >= 1
-    begin_anew(log, oracle, "two")
+    restart(log, oracle, "two")

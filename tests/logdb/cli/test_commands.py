@@ -1,4 +1,4 @@
-"""`ziplog kv` with a real log and a coordinator: what is printed, what is not, and which code."""
+"""`ziplog kv` with a real log and a coordinator: output, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import logdb
 from logdb import defaults
 from logdb.cli import commands, transaction_script
-from logdb.cli.transaction_script import ABSENT, DifferenceError, do, parse
+from logdb.cli.transaction_script import ABSENT, CheckFailedError, execute, parse
 from ziplog.cli import app
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
@@ -68,7 +68,7 @@ def printed(result: Result) -> str:
 # --- single keys ---
 
 
-def test_a_value_is_text_unless_it_is_said_to_be_json(db: logdb.Database) -> None:
+def test_a_value_is_text_unless_json_is_given(db: logdb.Database) -> None:
     assert RecordId.parse(printed(kv("put", "k", "5")).strip()).gsn > 0
     assert db.get("k") == "5"
     assert printed(kv("get", "k")) == "5\n"
@@ -86,15 +86,15 @@ def test_text_is_printed_as_it_is(db: logdb.Database) -> None:
     assert kv("get", "k").stdout_bytes == "two\nlines é\n".encode()
 
 
-def test_what_is_absent_is_told_from_what_is_null(db: logdb.Database) -> None:
+def test_an_absent_key_differs_from_a_null_value(db: logdb.Database) -> None:
     db.put("k", None)
     assert printed(kv("get", "k")) == "null\n"
     assert RecordId.parse(printed(kv("delete", "k")).strip()).gsn > 0
-    assert said(kv("get", "k")) == "ziplog: there is no key 'k'"
+    assert said(kv("get", "k")) == "ziplog: key 'k' does not exist"
     printed(kv("delete", "k"))
 
 
-def test_cas_writes_only_if_it_was_so(db: logdb.Database) -> None:
+def test_cas_writes_only_if_the_value_matches(db: logdb.Database) -> None:
     absent = said(kv("cas", "k", "5", "6", "--json"))
     assert absent == "ziplog: error: 'k' is absent, not 5; nothing was written"
     assert printed(kv("cas", "k", "null", "5", "--json")) == ""
@@ -206,7 +206,7 @@ def test_a_check_that_fails_leaves_no_trace(db: logdb.Database) -> None:
     assert db.status()["commits"] == commits
 
 
-def test_of_a_long_value_only_the_beginning_is_told(db: logdb.Database) -> None:
+def test_a_message_shows_only_the_beginning_of_a_long_value(db: logdb.Database) -> None:
     db.put("k", "x" * 1000)
     line = said(kv("cas", "k", "other", "y"))
     assert line.endswith(f"""'k' is "{"x" * 99}..., not "other"; nothing was written""")
@@ -230,21 +230,21 @@ class Stale:
         self.writes[key] = ABSENT
 
 
-def test_nothing_is_written_before_all_checks_held() -> None:
-    # So a check that fails ends a transaction that only read, and what it read is looked at again.
+def test_nothing_is_written_before_all_checks_pass() -> None:
+    # A failed check ends a read-only transaction, so its reads are validated again.
     lines = '{"put": ["a", 1]}\n{"check": ["a", 1]}\n{"delete": "b"}\n{"check": ["c", %d]}\n'
     transaction: Any = Stale({b"c": 3})
-    assert isinstance(do(parse(lines % 4, "x"), transaction), DifferenceError)
+    assert isinstance(execute(parse(lines % 4, "x"), transaction), CheckFailedError)
     assert transaction.writes == {}
-    assert do(parse(lines % 3, "x"), transaction) == []
+    assert execute(parse(lines % 3, "x"), transaction) == []
     assert transaction.writes == {b"a": 1, b"b": ABSENT}
 
 
-def test_a_script_that_others_overtook_is_done_again(
+def test_a_script_is_retried_after_a_conflict(
     db: logdb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db.put("k", 1)
-    real: Callable[..., Any] = transaction_script.do
+    real: Callable[..., Any] = transaction_script.execute
     attempts: list[object] = []
 
     def overtaken(lines: Any, transaction: Any) -> Any:
@@ -254,11 +254,11 @@ def test_a_script_that_others_overtook_is_done_again(
             db.put("k", 2)
         return result
 
-    monkeypatch.setattr(commands, "do", overtaken)
-    # It fails only in a state that was over before it ended.
+    monkeypatch.setattr(commands, "execute", overtaken)
+    # It fails only in a state that was outdated before it ended.
     lines = b'{"check": ["k", 2]}\n{"put": ["k", 3]}'
     assert printed(kv("txn", stdin=lines)) == ""
-    assert isinstance(attempts[0], DifferenceError)
+    assert isinstance(attempts[0], CheckFailedError)
     assert len(attempts) == 2
     assert db.get("k") == 3
 
@@ -271,7 +271,7 @@ def test_a_script_that_others_overtook_is_done_again(
         '{"check": ["a"]}', "{", '{"put": ["a", {"$what": 1}]}',
     ],
 )  # fmt: skip
-def test_a_line_that_is_none_is_named(line: str) -> None:
+def test_an_invalid_line_is_named(line: str) -> None:
     with pytest.raises(ConfigError, match=r"^file, line 3 is "):
         parse(f'{{"get": "a"}}\n\n{line}\n', "file")
 
@@ -321,16 +321,16 @@ def test_bad_usage_is_2(db: logdb.Database, arguments: tuple[str, ...]) -> None:
         (("txn", "/nowhere/script"), "/nowhere/script: No such file"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_a_failure_is_reported_on_one_line(
     db: logdb.Database, arguments: tuple[str, ...], text: str
 ) -> None:
     assert text in said(kv(*arguments))
     assert list(db.scan()) == []
 
 
-def test_a_coordinator_that_is_not_there_is_1() -> None:
+def test_an_unreachable_coordinator_is_exit_code_1() -> None:
     line = said(kv("get", "k", "--coordinator", "127.0.0.1:1", "--timeout", "0.1"))
-    assert line.startswith("ziplog: error: no coordinator answered at 127.0.0.1:1")
+    assert line.startswith("ziplog: error: timed out: no coordinator replied at 127.0.0.1:1")
     assert "python -m logdb" in line
 
 
@@ -341,7 +341,7 @@ def test_the_coordinator_comes_from_the_option_or_the_environment(
 
     def connect(coordinators: str, *, timeout: float) -> logdb.Database:
         asked.append((coordinators, timeout))
-        raise UnavailableError("nobody")
+        raise UnavailableError("unreachable")
 
     monkeypatch.setattr(logdb, "connect", connect)
     monkeypatch.delenv("LOGDB_COORDINATOR", raising=False)
@@ -352,7 +352,7 @@ def test_the_coordinator_comes_from_the_option_or_the_environment(
     assert asked == [("h:1,h:2", 3.0), ("127.0.0.1:7500", 10.0), ("h:3", 10.0)]
 
 
-def test_a_program_that_names_no_coordinator_asks_those_of_the_environment(
+def test_a_program_uses_the_coordinators_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def connect() -> None:

@@ -1,4 +1,4 @@
-"""Values as JSON: whatever a value is, it comes back."""
+"""Values as JSON: every value can be read back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_value_is_a_line_of_json_and_comes_back(value: Any) -> None:
     assert encode_value(found) == encode_value(value)
 
 
-def test_what_json_has_no_form_for() -> None:
+def test_values_without_a_json_form_are_marked() -> None:
     assert json_values.encode(b"\x00\xff") == '{"$base64":"AP8="}'
     assert json_values.encode({1: "a", "b": None}) == '{"$map":[[1,"a"],["b",null]]}'
     assert json_values.encode({"$base64": 1}) == '{"$$base64":1}'
@@ -58,18 +58,18 @@ def test_what_json_has_no_form_for() -> None:
         '{"$map":[[{},1]]}', '{"$unknown":"x"}', '{"$":1}', "1e999",
     ],
 )  # fmt: skip
-def test_what_stands_for_no_value_is_refused_by_name(text: str) -> None:
+def test_invalid_json_values_are_refused_with_their_name(text: str) -> None:
     with pytest.raises(ConfigError, match=r"VALUE is .* it must be JSON") as caught:
         json_values.decode(text, "VALUE")
     assert "\n" not in str(caught.value)
 
 
-def test_however_deep_a_value_is() -> None:
+def test_deeply_nested_values_are_supported_or_refused() -> None:
     deepest: Any = 5
     for _ in range(505):
         deepest = [deepest]
     stored = decode_value(encode_value(deepest))
     assert json_values.decode(json_values.encode(stored), "VALUE") == stored
     for depth in (2_000, 100_000):
-        with pytest.raises(ConfigError, match="not nested that deeply"):
+        with pytest.raises(ConfigError, match="less nesting"):
             json_values.decode("[" * depth + "]" * depth, "VALUE")

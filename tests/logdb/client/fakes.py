@@ -1,8 +1,8 @@
-"""A database's client under glass: the fake cluster of the log, and coordinators beside it.
+"""Test doubles of a database's client: the fake cluster of the log, with fake coordinators.
 
-`FakeDatabase` is the fake cluster; what the client sends to a coordinator goes to a
-`FakeCoordinator`, which has the real state of what is in the log. A test may have it silent, not
-ready, dead, or cut off from the log; or answer in its place.
+`FakeDatabase` is the fake cluster. What the client sends to a coordinator goes to a
+`FakeCoordinator`, which has the real state of the log's content. A test may make it silent, not
+ready, dead, or cut off from the log, or reply in its place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from logdb.client.requests import (
     PutRequest,
 )
 from logdb.coordinator.cache import ValueCache
-from logdb.coordinator.queries import Answers
+from logdb.coordinator.queries import Queries
 from logdb.errors import SnapshotExpired
 from logdb.records import KeyRead, TransactionId, Write
 from logdb.snapshots import Snapshots
@@ -65,21 +65,21 @@ class DatabaseGlass(Glass):
 
 
 class FakeCoordinator:
-    """One coordinator, whose log is the fake cluster's."""
+    """One coordinator that tails the fake cluster's log."""
 
     def __init__(self, database: FakeDatabase, number: int) -> None:
         self.database = database
         self.number = number
-        #: Takes no messages, and sends none.
+        #: Neither receives nor sends messages.
         self.is_dead = False
         #: Sends no decisions unasked.
         self.is_shy = False
         #: Applies nothing.
         self.is_stuck = False
         self.not_ready = ""
-        #: Of the log that it follows: another one than the fake cluster's is a former one.
+        #: The cluster of its log; a number other than the fake cluster's is a former cluster.
         self.cluster = CLUSTER
-        #: Messages of these kinds get no answer.
+        #: Messages of these types get no reply.
         self.silent: set[type] = set()
         self.received: list[Any] = []
         self.restart()
@@ -92,7 +92,7 @@ class FakeCoordinator:
         self.cache = ValueCache(1 << 20)
         base = getattr(self, "_base", self.number << 20) + (1 << 10)
         self._base = base
-        self.answers = Answers(self.state, self.snapshots, self.cache, base)
+        self.answers = Queries(self.state, self.snapshots, self.cache, base)
         self.asks: list[Any] = []
         self.waiting: list[Any] = []
         self.decisions: dict[tuple[bytes, int], messages.Decided] = {}
@@ -107,7 +107,7 @@ class FakeCoordinator:
             self.database.say(self.number, named)
 
     def follow(self) -> None:
-        """Apply what is in the log, and tell who waits."""
+        """Apply the records of the log, and answer waiting requests."""
         if self.is_dead or self.is_stuck:
             return
         for gsn, payload in self.database.sealed():
@@ -161,7 +161,7 @@ class FakeCoordinator:
                     self.say(
                         messages.Opened(CLUSTER, message.request, [SERVICE], self.state.position)
                     )
-                case messages.Ask():
+                case messages.AwaitDecision():
                     self.sessions.add(message.session)
                     decided = self.decisions.get((message.session, message.number))
                     if decided is None:
@@ -173,18 +173,18 @@ class FakeCoordinator:
                 case messages.Get() | messages.Scan():
                     self.say(self.answers.read(CLUSTER, message, now))
                 case messages.Validate():
-                    self.say(self.answers.validated(CLUSTER, message))
+                    self.say(self.answers.validate(CLUSTER, message))
                 case messages.Watch():
                     if self.answers.version(message.key) == message.version:
                         self.waiting.append(message)
                     else:
-                        self.say(self.answers.watched(CLUSTER, message))
+                        self.say(self.answers.watch(CLUSTER, message))
                 case messages.TakeSnapshot():
-                    self.say(self.answers.snapshot_taken(CLUSTER, message, now))
+                    self.say(self.answers.take_snapshot(CLUSTER, message, now))
                 case messages.DropSnapshot():
                     self.answers.drop_snapshot(message.snapshot)
                 case messages.Status():
-                    self.say(messages.StatusIs(CLUSTER, message.request, b"{}"))
+                    self.say(messages.StatusReply(CLUSTER, message.request, b"{}"))
         except SnapshotExpired as error:
             self.say(messages.Invalid(CLUSTER, message.request, "snapshot-expired", str(error)))
 
@@ -214,7 +214,7 @@ class FakeDatabase(FakeCluster):
         return (gsn - 1) % self.shards
 
     def sealed(self) -> list[tuple[int, bytes]]:
-        """Return the log; nothing will be placed between its records any more."""
+        """Return the log; no later insert is placed between its records."""
         last = max((gsns[-1] for units in self.units.values() for gsns, _ in units), default=0)
         for shard in self.frontiers:
             while self.frontiers[shard] <= last:
@@ -274,7 +274,7 @@ class FakeDatabase(FakeCluster):
         encoded = v(value)
         return self.append(
             records.Commit(
-                TransactionId(b"somebody", self._others), began, reads or [], [],
+                TransactionId(b"anothers", self._others), began, reads or [], [],
                 [Write(key, encoded, None, len(encoded))],
             )
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What users may pass, and what is refused before anything is sent."""
+"""Validation of user arguments before anything is sent."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from logdb import records
 from logdb.client import arguments
-from logdb.client.backoff import Retrying
+from logdb.client.backoff import Backoff
 from logdb.errors import TransactionAborted, UnsupportedValueError
 from ziplog.errors import ClosedError, ConfigError, OutcomeUnknownError, RecordTooLargeError
 
 
 @given(prefix=st.binary(max_size=6), key=st.binary(max_size=8))
-def test_a_prefix_bounds_what_begins_with_it(prefix: bytes, key: bytes) -> None:
+def test_a_prefix_gives_the_bounds_of_its_keys(prefix: bytes, key: bytes) -> None:
     bounds = arguments.bounds(None, None, prefix, None)
     is_in = bounds.start <= key and (bounds.stop is None or key < bounds.stop)
     assert is_in == key.startswith(prefix)
@@ -26,12 +26,12 @@ def test_a_prefix_bounds_what_begins_with_it(prefix: bytes, key: bytes) -> None:
     "wrong",
     [("a", None, "p", None), (None, "b", "p", None), (None, None, None, -1)],
 )
-def test_bounds_that_say_nothing(wrong: Any) -> None:
+def test_contradictory_bounds_are_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError):
         arguments.bounds(*wrong)
 
 
-def test_keys_speak_the_language_of_the_bounds() -> None:
+def test_keys_have_the_type_of_the_bounds() -> None:
     assert arguments.bounds("a", None, None, None).key(b"x\xff") == "x\udcff"
     assert arguments.bounds(None, b"z", None, None).key(b"x\xff") == b"x\xff"
     assert arguments.bounds(None, None, b"x", None).key(b"x\xff") == b"x\xff"
@@ -93,37 +93,37 @@ def test_writes_fit_into_one_record() -> None:
         arguments.writes({f"{number:01000}": 0 for number in range(1200)}, 1 << 20)
 
 
-def test_what_is_expected_is_compared_as_it_comes_back() -> None:
+def test_expected_values_are_compared_in_their_stored_form() -> None:
     assert arguments.expected({"a": (1, 2)}) == {b"a": [1, 2]}
     with pytest.raises(ConfigError):
         arguments.expected(dict.fromkeys(map(str, range(10_001))))
 
 
-def test_an_error_of_somebody_else_cannot_be_resolved() -> None:
+def test_an_error_of_another_library_cannot_be_resolved() -> None:
     with pytest.raises(ClosedError):
-        arguments.doubt(OutcomeUnknownError("?", shard=0, seq=0))
+        arguments.unknown_commit(OutcomeUnknownError("?", shard=0, seq=0))
 
 
-def test_retries_pause_ever_longer_and_end() -> None:
+def test_the_delay_between_retries_doubles_and_retries_end() -> None:
     error = TransactionAborted([b"k"])
-    attempts = Retrying(9)
-    pauses = [attempts.pause_s(error, 1.0, 0) for _ in range(9)]
+    attempts = Backoff(9)
+    pauses = [attempts.next_delay_s(error, 1.0, 0) for _ in range(9)]
     assert pauses[:3] == [0.002, 0.004, 0.008]
     assert pauses[-1] == 0.1
     with pytest.raises(TransactionAborted) as caught:
-        attempts.pause_s(error, 1.0, 0)
+        attempts.next_delay_s(error, 1.0, 0)
     assert caught.value is error
-    # Half of a pause is never left out: who retries at once only meets the same rivals.
-    assert Retrying(1).pause_s(error, 0.0, 0) == 0.001
+    # At least half of a delay is kept: an immediate retry would meet the same rivals.
+    assert Backoff(1).next_delay_s(error, 0.0, 0) == 0.001
     for wrong in (-1, 1.5, "2"):
         with pytest.raises(ConfigError):
-            Retrying(wrong)  # type: ignore[arg-type]
+            Backoff(wrong)  # type: ignore[arg-type]
 
 
 def test_retries_end_at_the_deadline() -> None:
     error = TransactionAborted([b"k"])
-    attempts = Retrying(None, 1000)
+    attempts = Backoff(None, 1000)
     for _ in range(10_000):
-        attempts.pause_s(error, 0.5, 999)
+        attempts.next_delay_s(error, 0.5, 999)
     with pytest.raises(TransactionAborted):
-        attempts.pause_s(error, 0.5, 1000)
+        attempts.next_delay_s(error, 0.5, 1000)

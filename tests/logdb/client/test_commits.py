@@ -1,4 +1,4 @@
-"""Commits whose answers are lost, late, or told by others: never applied twice, never guessed."""
+"""Commits with lost, late or foreign replies: never applied twice, never guessed."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def test_the_coordinator_dies(moment: str, others: int) -> None:
     assert value_of(db) == 1
 
 
-def test_it_never_comes_back() -> None:
+def test_the_coordinator_never_returns() -> None:
     db = FakeDatabase().open()
     call = db.increment(b"k")
     db.run(lambda: bool(db.commits()))
     db.first.is_dead = True
-    with pytest.raises(OutcomeUnknownError, match="no coordinator told the decision") as caught:
+    with pytest.raises(OutcomeUnknownError, match="no coordinator reported the decision") as caught:
         db.end(call)
     with pytest.raises(OutcomeUnknownError):
         resolve(db, caught.value, within=S)
@@ -99,7 +99,7 @@ def test_it_never_comes_back() -> None:
     assert resolve(db, caught.value) == rid
 
 
-def test_an_aborted_commit_in_doubt_resolves_to_nothing() -> None:
+def test_an_aborted_commit_with_unknown_outcome_resolves_to_none() -> None:
     db = FakeDatabase().open()
     db.put(b"k", 1)
     call = db.increment(b"k")
@@ -107,7 +107,7 @@ def test_an_aborted_commit_in_doubt_resolves_to_nothing() -> None:
     with pytest.raises(OutcomeUnknownError) as caught:
         db.end(call)
     (mine,) = [c for c in db.commits() if c.reads]
-    # Somebody was faster: the same transaction, seen by a log in another order.
+    # Another transaction committed first: the same transaction in another log order.
     db.units[0].clear()
     db.units[1].clear()
     db.write(b"k", 5)
@@ -117,7 +117,7 @@ def test_an_aborted_commit_in_doubt_resolves_to_nothing() -> None:
     assert resolve(db, caught.value) is None
 
 
-def test_the_log_is_silent_and_then_knows_nothing() -> None:
+def test_a_silent_log_reports_the_record_absent() -> None:
     db = FakeDatabase().open()
     db.is_log_silent = True
     with pytest.raises(OutcomeUnknownError, match="may have taken effect") as caught:
@@ -132,14 +132,14 @@ def test_the_log_is_silent_and_then_knows_nothing() -> None:
     assert rid.gsn == db.log[0][0]
 
 
-def test_only_the_log_says_that_it_never_will_exist() -> None:
+def test_only_the_log_proves_that_a_record_will_never_exist() -> None:
     db = FakeDatabase().open()
     db.is_log_silent = True
     call = db.begin(PutRequest, {b"k": v(1)}, within=500 * MS)
     with pytest.raises(OutcomeUnknownError) as caught:
         db.end(call)
     with pytest.raises(OutcomeUnknownError):
-        # Coordinators have not seen it: that says nothing.
+        # Coordinators have not seen it, which proves nothing.
         resolve(db, caught.value, within=2 * S)
     # A recovery ended without it.
     db.views[0] = 2
@@ -147,18 +147,18 @@ def test_only_the_log_says_that_it_never_will_exist() -> None:
     assert resolve(db, caught.value) is None
 
 
-def test_acks_are_lost_but_the_decision_comes() -> None:
+def test_a_decision_completes_a_commit_without_acks() -> None:
     db = FakeDatabase().open()
     db.loses_acks = True
     assert db.put(b"k", 1, within=S)
     assert len(db.commits()) == 1
 
 
-def test_a_copy_is_inserted_again_and_counts_once() -> None:
+def test_a_repeated_insert_counts_once() -> None:
     db = FakeDatabase().open()
     db.loses_acks = True
     db.first.is_shy = True
-    db.first.silent = {wire.Ask}
+    db.first.silent = {wire.AwaitDecision}
     call = db.increment(b"k")
     db.run(lambda: len(db.commits()) == 3)
     db.first.silent = set()
@@ -169,7 +169,7 @@ def test_a_copy_is_inserted_again_and_counts_once() -> None:
     assert value_of(db) == 1
 
 
-def test_nothing_was_done_if_the_log_took_nothing() -> None:
+def test_nothing_is_written_if_the_log_refuses_the_record() -> None:
     db = FakeDatabase().open()
     learn(db, view=1, state="recovering")
     with pytest.raises(DeadlineError, match="nothing was written"):
@@ -203,12 +203,12 @@ def test_expired_is_final_for_a_single_copy() -> None:
     db = FakeDatabase().open()
     call, id_ = begun(db, 1)
     db.glass.hear(0, decided(id_, "expired", 99))
-    with pytest.raises(TransactionAborted, match="too much was committed meanwhile"):
+    with pytest.raises(TransactionAborted, match="too many transactions committed in the meantime"):
         db.end(call)
 
 
 @pytest.mark.parametrize("outcome", ["expired", "aborted"])
-def test_what_expired_says_nothing_while_another_copy_may_stand_before(outcome: str) -> None:
+def test_expired_is_not_final_while_another_copy_may_precede(outcome: str) -> None:
     """A coordinator that began behind the copy that expired knows only that it was aborted."""
     db = FakeDatabase().open()
     call, id_ = begun(db, 2)
@@ -218,10 +218,10 @@ def test_what_expired_says_nothing_while_another_copy_may_stand_before(outcome: 
     assert db.end(call) == RecordId(7, 0)
 
 
-def test_decisions_of_others_and_of_the_past_are_not_ours() -> None:
+def test_decisions_of_other_sessions_and_old_ones_are_ignored() -> None:
     db = FakeDatabase().open()
     call, id_ = begun(db, 1)
-    db.glass.hear(0, decided(records.TransactionId(b"somebody", id_.number), "committed", 5))
+    db.glass.hear(0, decided(records.TransactionId(b"anothers", id_.number), "committed", 5))
     db.glass.hear(0, decided(records.TransactionId(id_.session, id_.number + 1), "committed", 5))
     assert call not in db.glass.answers
     db.glass.hear(0, decided(id_, "conflict", 6))
@@ -245,25 +245,25 @@ def test_a_cancelled_commit_is_forgotten() -> None:
     call, id_ = begun(db, 1)
     db.glass.cancel(call)
     assert not db.glass.core._commits._open
-    assert not db.glass.core._running
+    assert not db.glass.core._tasks
     db.glass.hear(0, decided(id_, "committed", 6))
     assert call not in db.glass.answers
 
 
-def test_cancelled_reads_and_pauses_are_forgotten() -> None:
+def test_cancelled_reads_and_sleeps_are_forgotten() -> None:
     db = FakeDatabase().open()
     rid = db.put(b"k", 1)
     db.first.cache.drop(b"k")
     db.gone.add(rid.gsn)
     call = db.begin(GetRequest, [b"k"])
-    db.run(lambda: bool(db.glass.core._machines.sleepers))
+    db.run(lambda: bool(db.glass.core._step_runner.sleepers))
     db.glass.cancel(call)
     db.glass.pass_time(S)
-    assert not db.glass.core._running
+    assert not db.glass.core._tasks
     db.first.silent = {wire.Get}
     call = db.begin(GetRequest, [b"k"])
     db.glass.cancel(call)
-    assert not db.glass.core._coordinators._questions
+    assert not db.glass.core._coordinators._queries
     assert not db.glass.answers
 
 
@@ -285,10 +285,10 @@ def test_cancelled_reads_and_pauses_are_forgotten() -> None:
         max_size=6,
     ),
 )
-def test_counters_count_what_was_committed(
+def test_no_acknowledged_increment_is_lost_or_repeated(
     seed: int, loss: float, repetition: float, faults: list[tuple[int, str, int, int]]
 ) -> None:
-    """Whatever is lost, late, twice or dead: each increment that was told took effect, once."""
+    """Despite losses, delays, repeats and crashes, each acknowledged increment took effect once."""
     db = FakeDatabase(2, seed).open()
     db.loss, db.repetition = loss, repetition
     for number, what, begin, length in faults:
@@ -299,7 +299,7 @@ def test_counters_count_what_was_committed(
             victim: Any = db if what == "loses_acks" else coordinator
             db.later(begin, lambda v=victim, w=what: setattr(v, w, True))  # type: ignore[misc]
             db.later(begin + length, lambda v=victim, w=what: setattr(v, w, False))  # type: ignore[misc]
-    told = doubtful = 0
+    received = doubtful = 0
     for number in range(6):
         try:
             calls = [db.increment(b"k", within=4 * S) for _ in range(1 + number % 2)]
@@ -308,10 +308,10 @@ def test_counters_count_what_was_committed(
         for call in calls:
             result = db.result(call)
             if isinstance(result, RecordId):
-                told += 1
+                received += 1
             elif isinstance(result, OutcomeUnknownError):
                 doubtful += 1
             else:
                 assert isinstance(result, (TransactionAborted, UnavailableError)), result
     db.loses_acks = False
-    assert told <= value_of(db) <= told + doubtful
+    assert received <= value_of(db) <= received + doubtful

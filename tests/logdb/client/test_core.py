@@ -1,4 +1,4 @@
-"""A database's client: what it asks coordinators and the log, and what it makes of the answers."""
+"""A database's client: its requests to coordinators and the log, and its handling of replies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from logdb.client.requests import (
     SnapshotRequest,
     UnwatchRequest,
     ValidateRequest,
-    Watching,
+    WatchHandle,
     WatchRequest,
 )
 from logdb.errors import SnapshotExpired, TransactionAborted
@@ -49,7 +49,7 @@ def sent(db: FakeDatabase) -> list[str]:
 # --- messages, counted ---
 
 
-def test_a_put_is_one_insert_and_one_word(db: FakeDatabase) -> None:
+def test_a_put_is_one_insert_and_one_decision(db: FakeDatabase) -> None:
     call = db.begin(PutRequest, {b"k": v(1)})
     assert sent(db) == ["Insert", "Insert"]
     (primary, insert), (backup, _) = db.glass.sent
@@ -65,7 +65,7 @@ def test_a_put_is_one_insert_and_one_word(db: FakeDatabase) -> None:
     assert sent(db) == ["Insert", "Insert"]
 
 
-def test_a_get_is_one_question_and_one_answer(db: FakeDatabase) -> None:
+def test_a_get_is_one_request_and_one_reply(db: FakeDatabase) -> None:
     db.put(b"k", 1)
     db.glass.sent.clear()
     call = db.begin(GetRequest, [b"k"], True)
@@ -74,7 +74,7 @@ def test_a_get_is_one_question_and_one_answer(db: FakeDatabase) -> None:
     assert sent(db) == []
 
 
-def test_read_modify_write_is_one_question_and_one_insert(db: FakeDatabase) -> None:
+def test_read_modify_write_is_one_request_and_one_insert(db: FakeDatabase) -> None:
     db.put(b"k", 1)
     db.glass.sent.clear()
     everything: list[str] = []
@@ -93,15 +93,15 @@ def test_read_modify_write_is_one_question_and_one_insert(db: FakeDatabase) -> N
 # --- connecting ---
 
 
-def test_nobody_there() -> None:
+def test_no_coordinator_replies() -> None:
     db = FakeDatabase(2)
     for coordinator in db.coordinators:
         coordinator.is_dead = True
-    with pytest.raises(UnavailableError, match="no coordinator answered at c0:1, c1:1"):
+    with pytest.raises(UnavailableError, match="no coordinator replied at c0:1, c1:1"):
         db.do(OpenRequest, within=S)
 
 
-def test_one_that_replays_is_waited_for_and_named() -> None:
+def test_a_replaying_coordinator_is_waited_for_and_named() -> None:
     db = FakeDatabase()
     db.first.not_ready = "it replays the log: 7 of 9"
     with pytest.raises(UnavailableError, match="c0:1: it replays the log: 7 of 9"):
@@ -111,14 +111,14 @@ def test_one_that_replays_is_waited_for_and_named() -> None:
     assert db.end(call).max_payload_bytes == log_wire.Limits().max_payload_bytes
 
 
-def test_another_one_is_ready() -> None:
+def test_another_ready_coordinator_is_used() -> None:
     db = FakeDatabase(2)
     db.first.not_ready = "it replays the log"
     db.do(OpenRequest, within=100 * MS)
     assert db.put(b"k", 1)
 
 
-def test_one_of_another_log_is_left_and_named() -> None:
+def test_a_coordinator_of_another_log_is_replaced_and_named() -> None:
     db = FakeDatabase()
     call = db.begin(OpenRequest, within=S)
     db.glass.hear(0, wire.Invalid(9, 2**40 + 1, "wrong-cluster", "of log 9"))
@@ -127,7 +127,7 @@ def test_one_of_another_log_is_left_and_named() -> None:
         db.end(call)
 
 
-def test_one_of_a_former_cluster_at_the_same_endpoints_is_refused() -> None:
+def test_a_coordinator_of_a_former_cluster_is_refused() -> None:
     db = FakeDatabase()
     db.first.cluster = 9
     call = db.begin(OpenRequest, within=S)
@@ -141,7 +141,7 @@ def test_one_of_a_former_cluster_at_the_same_endpoints_is_refused() -> None:
         db.do(GetRequest, [b"k"], True, within=S)
 
 
-def test_one_of_a_former_cluster_is_left_for_one_of_this_cluster() -> None:
+def test_a_coordinator_of_a_former_cluster_is_replaced() -> None:
     db = FakeDatabase(2)
     db.first.cluster = 9
     db.do(OpenRequest, within=S)
@@ -152,14 +152,14 @@ def test_one_of_a_former_cluster_is_left_for_one_of_this_cluster() -> None:
 # --- reading ---
 
 
-def test_values_that_are_not_at_hand_are_read_from_the_log(db: FakeDatabase) -> None:
+def test_uncached_values_are_read_from_the_log(db: FakeDatabase) -> None:
     db.put(b"k", 1)
     db.put(b"l", 2)
     db.first.cache.drop(b"k")
     assert db.get(b"l", b"absent", b"k") == [v(2), None, v(1)]
 
 
-def test_a_place_that_was_trimmed_is_asked_for_again(db: FakeDatabase) -> None:
+def test_a_key_at_a_trimmed_place_is_requested_again(db: FakeDatabase) -> None:
     place = db.put(b"k", 1)
     db.first.cache.drop(b"k")
     db.first.is_stuck = True
@@ -180,7 +180,7 @@ def test_a_read_sees_at_least_what_the_client_knows(db: FakeDatabase) -> None:
     assert two.end(call).versions == [rid.gsn]
 
 
-def test_a_read_that_does_not_fit_with_former_ones_aborts(db: FakeDatabase) -> None:
+def test_a_read_that_conflicts_with_earlier_ones_aborts(db: FakeDatabase) -> None:
     rid = db.put(b"k", 1)
     db.write(b"k", 2)
     db.run(lambda: db.first.passed > rid.gsn)
@@ -215,23 +215,23 @@ def test_a_watch_waits_for_another_version(db: FakeDatabase) -> None:
         db.do(WatchRequest, b"k", state.version, within=3 * S)
 
 
-def test_a_watch_that_is_closed_is_answered_at_once(db: FakeDatabase) -> None:
-    closed, other = Watching(), Watching()
+def test_a_closed_watch_completes_immediately(db: FakeDatabase) -> None:
+    closed, other = WatchHandle(), WatchHandle()
     state = db.do(WatchRequest, b"k", -1, closed)
     calls = [db.begin(WatchRequest, b"k", state.version, each) for each in (closed, closed, other)]
     closed.is_closed = True
     assert db.do(UnwatchRequest, closed) is None
     assert [db.end(call) for call in calls[:2]] == [None, None]
-    assert db.glass.core._running.keys() == {calls[2]}
-    # It is not begun again by one who had not heard of it.
+    assert db.glass.core._tasks.keys() == {calls[2]}
+    # A coordinator that has not seen the watch does not restart it.
     assert db.do(WatchRequest, b"k", state.version, closed) is None
     assert db.do(UnwatchRequest, closed) is None
     db.write(b"k", 5)
     assert db.end(calls[2]).value == v(5)
-    assert not db.glass.core._watching
+    assert not db.glass.core._watch_handles
 
 
-def test_a_watch_goes_on_at_another_coordinator() -> None:
+def test_a_watch_continues_at_another_coordinator() -> None:
     db = FakeDatabase(2).open()
     call = db.begin(WatchRequest, b"k", 0)
     db.later(100, lambda: setattr(db.first, "is_dead", True))
@@ -246,7 +246,7 @@ def test_status(db: FakeDatabase) -> None:
 # --- snapshots ---
 
 
-def test_a_snapshot_is_read_where_it_is_kept() -> None:
+def test_a_snapshot_is_read_from_its_coordinator() -> None:
     db = FakeDatabase(2).open()
     db.put(b"k", 1)
     snapshot, position = db.do(SnapshotRequest)
@@ -266,7 +266,7 @@ def test_a_snapshot_is_read_where_it_is_kept() -> None:
         db.do(GetRequest, [b"k"], snapshot=snapshot)
 
 
-def test_a_read_of_a_snapshot_stays_when_other_questions_move_on() -> None:
+def test_a_snapshot_read_stays_when_other_queries_switch() -> None:
     db = FakeDatabase(2).open()
     db.put(b"k", 1)
     snapshot, _ = db.do(SnapshotRequest)
@@ -280,16 +280,16 @@ def test_a_read_of_a_snapshot_stays_when_other_questions_move_on() -> None:
     assert db.end(call).values == [v(1)]
 
 
-def test_a_snapshot_dies_with_its_coordinator() -> None:
+def test_a_snapshot_expires_with_its_coordinator() -> None:
     db = FakeDatabase(2).open()
     snapshot, _ = db.do(SnapshotRequest)
     db.first.is_dead = True
-    with pytest.raises(SnapshotExpired, match="does not answer"):
+    with pytest.raises(SnapshotExpired, match="does not reply"):
         db.do(GetRequest, [b"k"], snapshot=snapshot)
 
 
 @pytest.mark.parametrize(("coordinators", "seconds"), [(1, 3), (2, 1)])
-def test_a_silent_keeper_is_gone_sooner_if_it_is_not_the_only_one(
+def test_a_silent_owner_of_a_snapshot_times_out_sooner_if_others_exist(
     coordinators: int, seconds: int
 ) -> None:
     db = FakeDatabase(coordinators).open()
@@ -301,23 +301,23 @@ def test_a_silent_keeper_is_gone_sooner_if_it_is_not_the_only_one(
     assert seconds * S <= db.glass.now - before < (seconds + 0.5) * S
 
 
-def test_what_a_late_call_says(db: FakeDatabase) -> None:
-    with pytest.raises(DeadlineError, match=r"time-out was over before.* nothing was written"):
+def test_the_message_of_a_call_after_its_deadline(db: FakeDatabase) -> None:
+    with pytest.raises(DeadlineError, match=r"timed out before.* nothing was written"):
         db.put(b"k", 1, within=0)
     assert not db.inserts
     db.glass.pass_time(100 * MS)
     for begin in (lambda: db.put(b"k", 1, within=0), lambda: db.do(GetRequest, [b"k"], within=0)):
-        with pytest.raises(DeadlineError, match="time-out was over before"):
+        with pytest.raises(DeadlineError, match="timeout is too short"):
             begin()
     db.first.is_dead = True
-    with pytest.raises(DeadlineError, match="no coordinator answered") as caught:
+    with pytest.raises(DeadlineError, match="no coordinator replied") as caught:
         db.do(GetRequest, [b"k"], within=S)
     assert "written" not in str(caught.value)
-    with pytest.raises(DeadlineError, match=r"no coordinator answered.* nothing was written"):
+    with pytest.raises(DeadlineError, match=r"no coordinator replied.* nothing was written"):
         db.put(b"k", 1, within=S)
 
 
-def test_a_snapshot_that_nobody_waits_for_is_dropped() -> None:
+def test_a_snapshot_of_a_cancelled_call_is_dropped() -> None:
     db = FakeDatabase(2).open()
     db.first.silent = {wire.TakeSnapshot}
     snapshot, _ = db.do(SnapshotRequest)
@@ -327,10 +327,10 @@ def test_a_snapshot_that_nobody_waits_for_is_dropped() -> None:
     assert ("coordinator c0:1", wire.DropSnapshot(CLUSTER, 77)) in db.glass.sent
 
 
-# --- answers that come late, twice, or from somebody else ---
+# --- late, repeated and unrelated replies ---
 
 
-def test_answers_that_come_twice_count_once(db: FakeDatabase) -> None:
+def test_repeated_replies_count_once(db: FakeDatabase) -> None:
     db.repetition = 1.0
     for number in range(5):
         db.put(b"k", number)
@@ -339,7 +339,7 @@ def test_answers_that_come_twice_count_once(db: FakeDatabase) -> None:
     assert db.glass.core.stats()["protocol_errors"] == 0
 
 
-def test_the_answer_of_a_former_coordinator_counts() -> None:
+def test_the_reply_of_a_former_coordinator_counts() -> None:
     db = FakeDatabase(2).open()
     db.put(b"k", 1)
     db.first.silent = {wire.Get, wire.Open}
@@ -351,19 +351,19 @@ def test_the_answer_of_a_former_coordinator_counts() -> None:
     assert db.end(call).values == [v(1)]
 
 
-def test_what_does_not_answer_the_question_is_counted_and_dropped(db: FakeDatabase) -> None:
+def test_a_reply_of_the_wrong_type_is_counted_and_dropped(db: FakeDatabase) -> None:
     db.first.silent = {wire.Get}
     call = db.begin(GetRequest, [b"k"], within=S)
     number = db.glass.sent[-1][1].request
     db.glass.hear(0, wire.Validated(CLUSTER, number, RecordId(1, 0), []))
-    db.glass.hear(0, wire.Got(CLUSTER + 1, number, RecordId(1, 0), [wire.Found(None)], []))
+    db.glass.hear(0, wire.Got(CLUSTER + 1, number, RecordId(1, 0), [wire.KeyResult(None)], []))
     assert call not in db.glass.answers
     assert db.glass.core.stats()["protocol_errors"] == 2
-    db.glass.hear(0, wire.Got(CLUSTER, number, RecordId(1, 0), [wire.Found(None)], []))
+    db.glass.hear(0, wire.Got(CLUSTER, number, RecordId(1, 0), [wire.KeyResult(None)], []))
     assert db.end(call).values == [None]
 
 
-def test_a_silent_coordinator_is_left_for_the_next_one() -> None:
+def test_a_silent_coordinator_is_replaced_by_the_next() -> None:
     db = FakeDatabase(3).open()
     db.put(b"k", 1)
     db.first.is_dead = db.coordinators[1].is_dead = True
@@ -372,7 +372,7 @@ def test_a_silent_coordinator_is_left_for_the_next_one() -> None:
     assert db.glass.now - before < S
 
 
-def test_one_that_is_there_but_has_lost_the_log_is_left_after_a_second() -> None:
+def test_a_coordinator_without_the_log_is_replaced_after_one_second() -> None:
     db = FakeDatabase(2).open()
     db.first.is_stuck = True
     before = db.glass.now
@@ -382,7 +382,7 @@ def test_one_that_is_there_but_has_lost_the_log_is_left_after_a_second() -> None
     assert db.first.passed < position.gsn
 
 
-def test_one_that_only_has_no_answer_yet_is_not_left() -> None:
+def test_a_coordinator_without_an_answer_yet_is_kept() -> None:
     db = FakeDatabase(2).open()
     db.first.is_stuck = True
     db.write(b"k", 1)
@@ -399,7 +399,7 @@ def pause(db: FakeDatabase, ms: int) -> None:
     db.run(lambda: bool(over))
 
 
-def test_one_whose_log_stands_is_not_left_as_long_as_it_is_there() -> None:
+def test_a_responsive_coordinator_with_an_idle_log_is_kept() -> None:
     """However the questions lie in time: none may pass for a sign that was not answered."""
     db = FakeDatabase(2).open()
     for coordinator in db.coordinators:
@@ -422,7 +422,7 @@ def test_one_whose_log_stands_is_not_left_as_long_as_it_is_there() -> None:
 # --- writing ---
 
 
-def test_nothing_is_written_while_no_coordinator_is_there(db: FakeDatabase) -> None:
+def test_nothing_is_written_without_a_live_coordinator(db: FakeDatabase) -> None:
     db.first.is_dead = True
     db.glass.pass_time(100 * MS)
     with pytest.raises(UnavailableError, match="nothing was written"):
@@ -430,7 +430,7 @@ def test_nothing_is_written_while_no_coordinator_is_there(db: FakeDatabase) -> N
     assert not db.inserts
 
 
-def test_a_pause_costs_one_sign_of_life(db: FakeDatabase) -> None:
+def test_an_idle_period_costs_one_liveness_probe(db: FakeDatabase) -> None:
     db.glass.pass_time(100 * MS)
     calls = [db.begin(PutRequest, {b"k%d" % number: v(number)}) for number in range(3)]
     assert sent(db) == ["Open"]
@@ -439,7 +439,7 @@ def test_a_pause_costs_one_sign_of_life(db: FakeDatabase) -> None:
     assert len(db.commits()) == 3
 
 
-def test_large_values_are_inserted_first_and_small_ones_stand_in_the_record(
+def test_large_values_are_inserted_first_and_small_ones_inlined(
     db: FakeDatabase,
 ) -> None:
     values = {b"large%d" % number: b"x" * 100_000 for number in range(4)} | {b"small": b"y"}
@@ -454,7 +454,7 @@ def test_large_values_are_inserted_first_and_small_ones_stand_in_the_record(
     assert db.get(b"large3", b"small") == [b"x" * 100_000, b"y"]
 
 
-def test_a_large_value_does_not_lie_before_what_was_read(db: FakeDatabase) -> None:
+def test_a_large_value_is_inserted_after_the_reads(db: FakeDatabase) -> None:
     for number in range(5):
         found = db.do(GetRequest, [b"k"])
         reads = [KeyRead(b"k", found.versions[0])]
@@ -467,7 +467,7 @@ def test_a_large_value_does_not_lie_before_what_was_read(db: FakeDatabase) -> No
     assert db.glass.core.stats()["aborts"] == 0
 
 
-def test_a_blind_write_that_was_overtaken_is_done_again(db: FakeDatabase) -> None:
+def test_an_overtaken_blind_write_is_retried(db: FakeDatabase) -> None:
     overtaken = False
 
     def overtake() -> None:
@@ -511,7 +511,7 @@ def test_a_range_that_changed_aborts(db: FakeDatabase) -> None:
     db.do(CommitRequest, [], [fresh.range], {b"c": v(1)})
 
 
-def test_a_value_stands_apart_where_the_record_is_full_without_it(db: FakeDatabase) -> None:
+def test_a_value_is_separate_if_the_record_is_full(db: FakeDatabase) -> None:
     reads = [KeyRead(b"%01000d" % number, 0) for number in range(1030)]
     sizes = Sizes(1 << 20)  # What lets the user go on as long as there is room without values.
     sizes.add(len(reads) * (1000 + READ_BYTES) + len(b"k") + WRITE_BYTES)
@@ -533,7 +533,7 @@ def test_a_commit_record_that_is_too_large_is_refused(db: FakeDatabase) -> None:
     ("present", "expected", "is_equal"),
     [(1, 1, True), (1, 2, False), (None, None, True), (1, None, False), ([1, 2], [1, 2], True)],
 )
-def test_a_test_compares_values(
+def test_test_and_put_compares_values(
     db: FakeDatabase, present: Any, expected: Any, *, is_equal: bool
 ) -> None:
     db.put(b"k", present)
@@ -541,7 +541,7 @@ def test_a_test_compares_values(
     assert db.get(b"l") == [v(9) if is_equal else None]
 
 
-def test_a_test_of_an_absent_key(db: FakeDatabase) -> None:
+def test_test_and_put_of_an_absent_key(db: FakeDatabase) -> None:
     assert db.do(CompareAndPutRequest, {b"k": None}, {b"k": v(1)}) is True
     assert db.do(CompareAndPutRequest, {b"k": None}, {b"k": v(1)}) is False
     assert db.do(CompareAndPutRequest, {b"k": 1}, {}) is True
@@ -561,7 +561,7 @@ def before_its_insert(db: FakeDatabase, act: Callable[[], object]) -> None:
     db.serve = spy  # type: ignore[method-assign]
 
 
-def test_a_test_that_others_overtake_is_made_again(db: FakeDatabase) -> None:
+def test_an_overtaken_test_and_put_is_retried(db: FakeDatabase) -> None:
     db.put(b"k", 1)
     before_its_insert(db, lambda: db.write(b"k", 1))
     assert db.do(CompareAndPutRequest, {b"k": 1}, {b"k": v(2)}) is True
@@ -572,7 +572,7 @@ def test_a_test_that_others_overtake_is_made_again(db: FakeDatabase) -> None:
     assert db.glass.core.stats()["aborts"] == 2
 
 
-def test_what_differs_in_an_old_state_is_looked_at_again(db: FakeDatabase) -> None:
+def test_a_difference_in_an_old_state_is_read_again(db: FakeDatabase) -> None:
     db.put(b"k", 1)
     db.first.is_stuck = True
     db.write(b"k", 2)

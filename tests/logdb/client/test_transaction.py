@@ -1,4 +1,4 @@
-"""Transactions above the core: what they read and write, and how they end."""
+"""Transactions above the core: their reads and writes, and their ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from logdb import wire
 from logdb.client import arguments
 from logdb.client.requests import CommitRequest, GetRequest, ScanRequest, ValidateRequest
-from logdb.client.scanning import Scanning
+from logdb.client.scanning import OpenScan
 from logdb.client.transaction import TransactionSets
 from logdb.errors import TooManyReadsError, TransactionAborted, TransactionClosed
 from logdb.values import decode_value
@@ -65,7 +65,7 @@ def asked(db: FakeDatabase) -> list[Any]:
 # --- reading ---
 
 
-def test_what_was_written_or_read_is_not_asked_for(db: FakeDatabase) -> None:
+def test_own_writes_and_repeated_reads_need_no_request(db: FakeDatabase) -> None:
     db.put(b"k", 1)
     sets = TransactionSets(LARGEST)
     sets.write(b"mine", v(2))
@@ -76,7 +76,7 @@ def test_what_was_written_or_read_is_not_asked_for(db: FakeDatabase) -> None:
     assert len(asked(db)) == 1
 
 
-def test_each_read_is_compared_with_all_before(db: FakeDatabase) -> None:
+def test_each_read_is_validated_against_all_earlier_ones(db: FakeDatabase) -> None:
     db.put(b"a", 1)
     sets = TransactionSets(LARGEST)
     get(db, sets, b"a")
@@ -92,14 +92,14 @@ def test_each_read_is_compared_with_all_before(db: FakeDatabase) -> None:
     assert sets.status == "aborted"
     with pytest.raises(TransactionClosed):
         get(db, sets, b"a")
-    # It cannot be swallowed: leaving the block tells it again.
+    # The error cannot be suppressed: leaving the block raises it again.
     assert sets.is_undecided
     with pytest.raises(TransactionAborted):
         commit(db, sets)
     sets.rollback()
 
 
-def test_reads_of_two_tasks_are_compared_with_each_other(db: FakeDatabase) -> None:
+def test_reads_of_two_tasks_are_validated_against_each_other(db: FakeDatabase) -> None:
     db.put(b"a", 1)
     sets = TransactionSets(LARGEST)
     one, two = (sets.get([key], db.glass.until()) for key in (b"a", b"b"))
@@ -108,13 +108,13 @@ def test_reads_of_two_tasks_are_compared_with_each_other(db: FakeDatabase) -> No
     other = db.result(db.glass.call(first))
     with pytest.raises(StopIteration):
         two.send(answer)
-    # The other's answer was not compared with this one: it is asked for again.
+    # The other task's reply was not validated against this read, so it is requested again.
     again = one.send(other)
     assert isinstance(again, GetRequest)
     assert [read.key for read in again.reads] == [b"b"]
 
 
-def test_whether_a_key_exists(db: FakeDatabase) -> None:
+def test_exists_in_a_transaction(db: FakeDatabase) -> None:
     db.put(b"k", 1)
     sets = TransactionSets(LARGEST)
 
@@ -153,7 +153,7 @@ def test_a_transaction_commits_what_it_read_and_wrote(db: FakeDatabase) -> None:
     assert sets.status == "committed"
 
 
-def test_one_that_wrote_nothing_is_compared_once_more(db: FakeDatabase) -> None:
+def test_a_read_only_transaction_is_validated_at_its_end(db: FakeDatabase) -> None:
     db.put(b"k", 1)
     sets = TransactionSets(LARGEST)
     get(db, sets, b"k")
@@ -166,7 +166,7 @@ def test_one_that_wrote_nothing_is_compared_once_more(db: FakeDatabase) -> None:
         commit(db, late)
 
 
-def test_one_that_did_nothing_asks_nothing() -> None:
+def test_an_empty_transaction_sends_nothing() -> None:
     sets = TransactionSets(LARGEST)
     assert list(sets.commit(0)) == []
     assert sets.status == "committed"
@@ -193,7 +193,7 @@ def test_a_rollback_leaves_nothing(db: FakeDatabase) -> None:
         (KeyboardInterrupt(), "in doubt"),
     ],
 )
-def test_how_a_commit_fails(error: BaseException, status: str) -> None:
+def test_the_status_after_a_failed_commit(error: BaseException, status: str) -> None:
     sets = TransactionSets(LARGEST)
     sets.write(b"k", v(1))
     steps = sets.commit(0)
@@ -207,7 +207,7 @@ def test_how_a_commit_fails(error: BaseException, status: str) -> None:
     assert sets.status == status
 
 
-def test_what_does_not_fit_is_refused_when_it_is_given(db: FakeDatabase) -> None:
+def test_an_oversized_write_is_refused_immediately(db: FakeDatabase) -> None:
     sets = TransactionSets(LARGEST)
     with pytest.raises(RecordTooLargeError):  # noqa: PT012 - one of many is too many
         for number in range(10_000):
@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_refused_when_it_is_given(db: FakeDatabase) -> None
     sets = TransactionSets(LARGEST)
     with pytest.raises(RecordTooLargeError):
         get(db, sets, *(b"%01000d" % number for number in range(2000)))
-    with pytest.raises(TooManyReadsError, match=r"10001 keys.* at most 10000"):
+    with pytest.raises(TooManyReadsError, match=r"10001 keys.* limit is 10000"):
         get(db, sets, *(b"%d" % number for number in range(10_001)))
     assert sets.status == "open"
 
@@ -228,7 +228,7 @@ def test_what_does_not_fit_is_refused_when_it_is_given(db: FakeDatabase) -> None
     reads=st.integers(0, 60),
     sizes=st.lists(st.integers(0, 40_000), min_size=1, max_size=5),
 )
-def test_a_record_is_not_larger_than_was_counted(
+def test_a_record_is_at_most_its_counted_size(
     keys: list[bytes], reads: int, sizes: list[int]
 ) -> None:
     """What `Sizes` lets through fits: here, the limit is just what it counted."""
@@ -263,7 +263,7 @@ ROWS = st.dictionaries(KEYS, st.integers(0, 100), max_size=25)
     limit=st.none() | st.integers(0, 30),
     page=st.integers(1, 8),
 )
-def test_scans_give_what_a_sorted_dictionary_gives(
+def test_scans_return_the_rows_of_a_sorted_dictionary(
     stored: dict[bytes, int],
     written: dict[bytes, int | None],
     start: bytes | None,
@@ -281,11 +281,11 @@ def test_scans_give_what_a_sorted_dictionary_gives(
         patch.setattr("logdb.client.transaction.PAGE_ROWS", page)
         patch.setattr("logdb.client.scanning.PAGE_ROWS", page)
         bounds = arguments.bounds(start, stop, prefix, limit)
-        outside = Scanning(bounds, db.glass.until)
+        outside = OpenScan(bounds, db.glass.until)
         found = []
         while not outside.is_over:
             found += [bounds.row(row) for row in db.drive(outside.page())]
-        for request in outside.end():
+        for request in outside.close():
             db.result(db.glass.call(request))
         assert found == _expected(stored, start, stop, prefix, limit)
         sets = TransactionSets(LARGEST)
@@ -329,7 +329,7 @@ def test_a_long_scan_reads_one_state(db: FakeDatabase, monkeypatch: pytest.Monke
     monkeypatch.setattr("logdb.client.scanning.PAGE_ROWS", 2)
     for key in (b"a", b"b", b"c", b"d", b"e"):
         db.put(key, 1)
-    scanning = Scanning(arguments.bounds(None, None, None, None), db.glass.until)
+    scanning = OpenScan(arguments.bounds(None, None, None, None), db.glass.until)
     rows = db.drive(scanning.page())
     db.put(b"b", 2)
     db.put(b"d", 2)
@@ -340,20 +340,20 @@ def test_a_long_scan_reads_one_state(db: FakeDatabase, monkeypatch: pytest.Monke
         (key, 1) for key in (b"a", b"b", b"c", b"d", b"e")
     ]
     kept = scanning.snapshot
-    (drop,) = scanning.end()
+    (drop,) = scanning.close()
     assert kept == drop.snapshot
-    assert not scanning.end()
+    assert not scanning.close()
 
 
-def test_a_short_scan_is_one_question(db: FakeDatabase) -> None:
+def test_a_short_scan_is_one_request(db: FakeDatabase) -> None:
     db.put(b"a", 1)
-    scanning = Scanning(arguments.bounds(None, None, None, None), db.glass.until)
+    scanning = OpenScan(arguments.bounds(None, None, None, None), db.glass.until)
     assert db.drive(scanning.page()) == [(b"a", v(1))]
     assert scanning.is_over
-    assert not scanning.end()
-    (question,) = asked(db)
-    assert isinstance(question, wire.Scan)
-    assert question.fresh
+    assert not scanning.close()
+    (message,) = asked(db)
+    assert isinstance(message, wire.Scan)
+    assert message.fresh
 
 
 def test_phantoms_abort(db: FakeDatabase) -> None:

@@ -1,4 +1,4 @@
-"""Values at hand: only for their version, within bounds (docs/logdb.md, section 5)."""
+"""The value cache: lookups by version, within bounds (docs/logdb.md, section 5)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ uses = st.lists(
 
 
 @given(uses, st.integers(0, 1500))
-def test_it_is_a_bounded_dictionary_that_forgets_what_was_used_longest_ago(
+def test_the_cache_is_bounded_and_evicts_the_least_recently_used(
     history: list[tuple[str, bytes, int, int]], most: int
 ) -> None:
     cache = ValueCache(most)
@@ -57,7 +57,7 @@ def _cost(kept: tuple[bytes, int, bytes]) -> int:
     return len(kept[0]) + len(kept[2]) + CACHE_ENTRY_BYTES
 
 
-def test_an_old_version_s_value_never_stands_for_a_new_one() -> None:
+def test_a_lookup_never_returns_the_value_of_another_version() -> None:
     cache = ValueCache(10_000)
     cache.put(b"k", 5, b"five")
     assert cache.get(b"k", 6) is None
@@ -67,14 +67,14 @@ def test_an_old_version_s_value_never_stands_for_a_new_one() -> None:
     assert cache.get(b"k", 5) is None
 
 
-def test_a_cache_of_nothing_keeps_nothing() -> None:
+def test_a_cache_of_size_zero_stays_empty() -> None:
     cache = ValueCache(0)
     cache.put(b"k", 1, b"")
     assert cache.get(b"k", 1) is None
     assert not len(cache)
 
 
-def test_what_was_used_last_stays() -> None:
+def test_the_most_recently_used_value_stays() -> None:
     cache = ValueCache(2 * (CACHE_ENTRY_BYTES + 2))
     cache.put(b"a", 1, b"x")
     cache.put(b"b", 2, b"x")

@@ -1,4 +1,4 @@
-"""What a coordinator tells while it replays the log."""
+"""A coordinator's progress reports during the replay of the log."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ class Lines:
     """Stands in for the logger; notes what comes."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.logged: list[tuple[str, dict[str, Any]]] = []
         self.came = threading.Condition()
 
     def info(self, event: str, **fields: Any) -> None:
         with self.came:
-            self.told.append((event, fields))
+            self.logged.append((event, fields))
             self.came.notify_all()
 
     def until(self, event: str, wanted: dict[str, Any]) -> None:
         with self.came:
-            found = self.came.wait_for(lambda: (event, wanted) in self.told, timeout=DEADLINE_S)
-        assert found, self.told
+            found = self.came.wait_for(lambda: (event, wanted) in self.logged, timeout=DEADLINE_S)
+        assert found, self.logged
 
 
-def test_it_says_how_far_it_is_and_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_position_and_awaited_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Lines()
     monkeypatch.setattr(structlog, "get_logger", lambda: lines)
     monkeypatch.setattr(progress, "_EVERY_S", 0.01)
-    follower: Any = SimpleNamespace(passed=0, tail=0, awaited=[])
-    with Replay(follower, "h:1", "h:2"):
+    tailer: Any = SimpleNamespace(passed=0, tail=0, waiting_for=[])
+    with Replay(tailer, "h:1", "h:2"):
         lines.until("looking for the log", {"at": "h:2"})
-        follower.awaited = ["shard 1 (recovering)"]
+        tailer.waiting_for = ["shard 1 (recovering)"]
         lines.until("replaying", {"position": 0, "tail": 0, "waits_for": "shard 1 (recovering)"})
-        follower.awaited, follower.passed, follower.tail = [], 7, 9
+        tailer.waiting_for, tailer.passed, tailer.tail = [], 7, 9
         lines.until("replaying", {"position": 7, "tail": 9})

@@ -1,4 +1,4 @@
-"""Sessions are known by the route last heard of; those unheard of go first."""
+"""A session has the route of its last message; the least recently seen session goes first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ routes = st.sampled_from([b"1", b"2"])
 
 
 @given(st.lists(st.tuples(names, routes)), st.integers(1, 4))
-def test_the_last_ones_are_known(heard: list[tuple[bytes, bytes]], limit: int) -> None:
+def test_the_most_recent_sessions_are_known(heard: list[tuple[bytes, bytes]], limit: int) -> None:
     sessions = Sessions(limit)
     for session, route in heard:
-        sessions.heard(session, route)
+        sessions.set_route(session, route)
     last: dict[bytes, bytes] = {}
     for session, route in reversed(heard):
         last.setdefault(session, route)

@@ -1,15 +1,14 @@
-"""What latency alone does to contended transactions: `python -m tests.sim.database.contention`.
+"""The effect of latency on contended transactions: `python -m tests.sim.database.contention`.
 
-The thesis' benchmark of LogDB (T 4.4.6) in virtual time: closed-loop clients read one of ten keys
-by chance, write it + 1 and commit; who is aborted begins anew, with another key. Every hop takes 40
-to 60 µs. Processing time is not in it (a turn takes 2 µs, however much there is to do): what is
-left is what the protocol's latency does to commits and aborts. What machines can do is another
-question (scripts/database/contention.py).
+The thesis' benchmark of LogDB (T 4.4.6) in virtual time: closed-loop clients read one of ten random
+keys, write it + 1 and commit; an aborted client starts again with another key. Every hop takes 40
+to 60 µs. Processing time is excluded (every step takes 2 µs), which leaves the effect of the
+protocol's latency on commits and aborts. scripts/database/contention.py measures real machines.
 
-"900 µs" is the log with Scalog's inserts, by the class that holds them on real machines, too
-(scripts/database/held.py): acknowledgements, and what brings commit records to the coordinator,
-wait until 900 µs after the call. What comes behind such a delivery waits with it, so an attempt
-takes twice as long now and then.
+"900 µs" is the log with Scalog's inserts, with the class that delays them on real machines too
+(scripts/database/held.py): acknowledgements, and the delivery of commit records to the coordinator,
+wait until 900 µs after the call. Messages after such a delivery wait with it, so some attempts take
+twice as long.
 """
 
 from __future__ import annotations
@@ -57,16 +56,16 @@ if TYPE_CHECKING:
 CLIENTS: Final = (1, 2, 4, 8, 16, 32, 64)
 KEYS: Final = [b"%d" % number for number in range(10)]
 _HOP_NS: Final = (40 * US, 60 * US)
-#: None of its sizes comes into play: no checkpoints, and ten values.
+#: Its sizes do not matter: no checkpoints, and ten values.
 _DATABASE: Final = Database(
     coordinators=1, checkpoint_every=10**9, decisions=10**6, segment_bytes=10**9,
     inline_bytes=16 * 1024, cache_bytes=10**9,
 )  # fmt: skip
 _COORDINATOR: Final = "coordinator-0"
-#: Servers begin no new file in a run: no disk is waited for.
+#: Servers start no new file in a run: no waits for a disk.
 _SEGMENT_BYTES: Final = 64 * 1024 * 1024
 _LIMIT_NS: Final = 60 * S
-_PATIENCE_NS: Final = 30 * S
+_REQUEST_TIMEOUT_NS: Final = 30 * S
 
 
 class Line(NamedTuple):
@@ -85,19 +84,19 @@ LINES: Final = {
 
 
 class Point(NamedTuple):
-    """What came of one number of clients."""
+    """The results for one number of clients."""
 
     commits_per_s: float
-    #: Of the attempts.
+    #: Aborted attempts, divided by all attempts.
     abort_share: float
-    #: An attempt that commits, from its read to the word that it did.
+    #: Duration of a committed attempt, from its read to the decision.
     commit_p50_us: float
 
 
 class Connections:
-    """How long frames are on their way: on each link none overtakes another, as with TCP.
+    """Frame delays: frames of one link keep their order, as with TCP.
 
-    Frames that did would be taken for lost ones, and asked for 5 ms later (docs/protocol.md, 4).
+    Reordered frames would be taken for lost ones, and requested 5 ms later (docs/protocol.md, 4).
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -114,12 +113,12 @@ class Connections:
 
 
 class _Tally:
-    """What all clients did."""
+    """Counts over all clients."""
 
     def __init__(self) -> None:
-        #: Whether what ends now counts, and whether nothing is begun any more.
+        #: Whether attempts are counted, and whether no more are started.
         self.is_counting = self.is_over = False
-        #: What commits that count took, and how many attempts that count were aborted.
+        #: Durations of counted commits, and the number of counted aborts.
         self.took_ns: Final[list[int]] = []
         self.aborted = 0
         #: All that were committed.
@@ -157,7 +156,7 @@ class _Client:
 
     @property
     def _until(self) -> int:
-        return self.process.clock() + _PATIENCE_NS
+        return self.process.clock() + _REQUEST_TIMEOUT_NS
 
     @property
     def _core(self) -> DatabaseCore:

@@ -1,8 +1,8 @@
-"""What clients of a database did: transactions, with what each read and wrote, and what came of it.
+"""The recorded operations of a database's clients: reads, writes and outcomes.
 
-Each is recorded twice: as a `Deed`, which is held against the model of the log, and as lines of the
-history, which is held against the rules of `scripts/history`. Rule: results and calls come in the
-order in which they happen, and are numbered in it.
+Each is recorded twice: as a `Deed`, to be checked against the model of the log, and as lines of the
+history, to be checked by `scripts/history`. Calls and results are numbered in the order in which
+they happen.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class Deed:
     #: Its number in the client's file of the history.
     op: int
     kind: str
-    #: Before everything that was called or told later.
+    #: The number of its call.
     called: int
-    #: What was there, before it wrote anything itself; None: absent.
+    #: The values read, before its own writes; None: absent.
     reads: dict[bytes, bytes | None] = field(default_factory=dict)
     #: None: a deletion.
     writes: dict[bytes, bytes | None] = field(default_factory=dict)
     #: The same for the history.
     steps: list[Step] = field(default_factory=list)
     outcome: Outcome = "under way"
-    #: 0: it was told nothing.
-    told: int = 0
-    #: Of its commit record; of one that wrote nothing, where its reads are true. 0: not known.
+    #: The number of its result; 0: none.
+    returned: int = 0
+    #: The gsn of its commit record, or of the state that a read-only one read. 0: unknown.
     gsn: int = 0
 
     def read(self, key: bytes, value: bytes | None) -> None:
-        """Note what is at a key; what it wrote itself says nothing of the database."""
+        """Record a read; a read of its own write is ignored."""
         if key in self.writes:
             return
         known = self.reads.setdefault(key, value)
@@ -57,7 +57,7 @@ class Deed:
             self.steps.append(("r", name, None if value is None else decode_value(value)))
 
     def write(self, key: bytes, value: bytes | None) -> None:
-        """Note what it puts at a key."""
+        """Record a write."""
         kind, name = key.split(b"/")[0], key.decode()
         self.writes[key] = value
         if kind == b"list" and value is not None:
@@ -81,53 +81,53 @@ def _short(values: dict[bytes, bytes | None]) -> str:
 
 
 class Deeds:
-    """All that was done."""
+    """All recorded operations."""
 
     def __init__(self, kernel: Kernel, history: History) -> None:
         self._kernel: Final = kernel
         self._history: Final = history
         self.all: Final[list[Deed]] = []
-        self._moments = 0
+        self._version_count = 0
 
     def _moment(self) -> int:
-        self._moments += 1
-        return self._moments
+        self._version_count += 1
+        return self._version_count
 
     @property
     def open(self) -> list[Deed]:
-        """Those that are not told."""
-        return [deed for deed in self.all if not deed.told]
+        """The operations without a result."""
+        return [deed for deed in self.all if not deed.returned]
 
     def begin(self, client: str, lane: int, kind: str) -> Deed:
-        """Note that something begins."""
+        """Record a call."""
         op = self._history.invoked(client, self._kernel.now, lane, [])
         deed = Deed(client, op, kind, self._moment())
         self.all.append(deed)
         return deed
 
     def committed(self, deed: Deed, gsn: int = 0) -> None:
-        """Note that it took effect: at a position, if that is known."""
+        """Record that an operation took effect, at a position if it is known."""
         self._end(deed, "committed")
         deed.gsn = gsn
         place = gsn if deed.writes else 0
         self._history.committed(deed.client, deed.op, self._kernel.now, deed.steps, place)
 
     def not_committed(self, deed: Deed, error: BaseException, *, is_known: bool) -> None:
-        """Note that it took no effect, or (not `is_known`) that nobody knows."""
+        """Record that it took no effect, or (not `is_known`) that its outcome is unknown."""
         self._end(deed, "aborted" if is_known else "in doubt")
         self._history.not_committed(
             deed.client, deed.op, self._kernel.now, deed.steps, error, is_known=is_known
         )
 
     def close(self) -> None:
-        """Note of those that nobody was told of, as their clients died, what they meant to do."""
+        """Record the intended steps of operations without a result, because their clients died."""
         for deed in self.open:
             self.not_committed(
                 deed, OutcomeUnknownError("its client died", shard=0, seq=0), is_known=False
             )
 
     def _end(self, deed: Deed, outcome: Outcome) -> None:
-        assert not deed.told, f"{deed} is told twice"
-        deed.told, deed.outcome = self._moment(), outcome
+        assert not deed.returned, f"{deed} has two results"
+        deed.returned, deed.outcome = self._moment(), outcome
         self._kernel.record(f"{deed.client}:{deed.op} {outcome}".encode())
         self._kernel.tell(str(deed))

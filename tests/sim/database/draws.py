@@ -1,4 +1,4 @@
-"""Plans of runs with a database: what is drawn from a seed beside a cluster and its faults."""
+"""Plans of runs with a database, drawn from a seed beside the cluster and its faults."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
 
 
 def _promised(plan: Plan) -> Sequence[Fault]:
-    """Return the faults after which all is promised to be there: a database forgives no loss."""
+    """Return the faults after which no loss is allowed: a database tolerates no loss."""
     return [f for f in plan.faults if f.kind != "power-all" or plan.durability == "disk"]
 
 

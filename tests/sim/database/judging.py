@@ -1,8 +1,8 @@
-"""Holds what clients of a database were told against the model of its log.
+"""Checks what clients of a database observed against the model of its log.
 
-A transaction that was committed read what was there just before its commit record, and all of its
-writes are in it; one that was aborted is nowhere; what it read was there, all of it at one moment;
-and nothing that had returned before it began is missing in what it read.
+A committed transaction read the state before its commit record, and the record holds all of its
+writes. An aborted one has no effect; its reads are of one state. No read misses an operation that
+had returned before the read began.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _END: Final = 2**63 - 1
 
 
 def judge(model: Model, deeds: Sequence[Deed]) -> None:
-    """Judge all deeds, which must be over."""
-    # What was committed and told so far, in the order in which it was told.
-    events = sorted([(d.called, d) for d in deeds] + [(d.told, d) for d in deeds], key=_moment)
+    """Check all operations, which must be over."""
+    # Committed operations with a result so far, in the order of the results.
+    events = sorted([(d.called, d) for d in deeds] + [(d.returned, d) for d in deeds], key=_moment)
     least: dict[int, int] = {}
     greatest = 0
     places = {id(deed): _place(model, deed) for deed in deeds}
@@ -49,7 +49,7 @@ def _place(model: Model, deed: Deed) -> int:
     assert len(found) <= 1, f"{deed} took effect at {sorted(found)}"
     gsn = min(found, default=0)
     if not gsn and all(value is None for value in deed.writes.values()):
-        # (A deletion says nothing of its writer.)
+        # (A deletion does not identify its writer.)
         gsn = deed.gsn if deed.writes and deed.outcome == "committed" else 0
     if deed.outcome == "aborted":
         assert not gsn, f"{deed} took effect, at {gsn}"
@@ -63,7 +63,7 @@ def _place(model: Model, deed: Deed) -> int:
 
 
 def _judge(model: Model, deed: Deed, place: int, least: int) -> None:
-    """Check what a deed read, and that it is after all that had returned."""
+    """Check an operation's reads, and that it follows all operations that had returned."""
     if place:
         assert place > least, f"{deed} is at {place}; what had returned before it began, at {least}"
         first = last = place - 1
@@ -71,7 +71,7 @@ def _judge(model: Model, deed: Deed, place: int, least: int) -> None:
         assert deed.gsn >= least, f"{deed} is of {deed.gsn}; it should be of {least} or later"
         first = last = deed.gsn
     else:
-        # Inside a transaction, what is read may be a little old; but all of it of one state.
+        # Reads inside a transaction may be slightly old, but are of one state.
         is_fresh = deed.outcome == "committed"
         first, last = (least if is_fresh else 0), _END
     spans = [(first, last + 1)]
@@ -94,7 +94,7 @@ def _common(
 
 
 def judge_watch(model: Model, key: bytes, states: Sequence[KeyState]) -> None:
-    """Check what a watcher of a key was given: states of it, each later than the one before."""
+    """Check the states that a watcher received: each is later than the one before."""
     changes = iter([None, *(change.held for change in model.changes.get(key, ()))])
     former: KeyState | None = None
     for state in states:

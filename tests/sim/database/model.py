@@ -1,8 +1,7 @@
-"""A model of the database: what docs/logdb.md, section 4, says of the log, in the plainest way.
+"""A plain model of the database, after docs/logdb.md, section 4.
 
-It remembers all, and is told every record that any coordinator applied, each once. Rule: of LogDB
-it uses only the codec of records and the digest of ranges. Invariant: whatever it is told comes in
-log order, from the first record on.
+It keeps every record that any coordinator applied, each once. Of LogDB it uses only the codec of
+records and the digest of ranges. Invariant: records arrive in log order, from the first record on.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Model:
         #: Every decision, in log order; of each id, the gsn of its commit.
         self._decided: Final[list[tuple[Id, int]]] = []
         self.committed: Final[dict[Id, int]] = {}
-        #: Who wrote what: values are unlike each other.
+        #: The writer of each value: all values differ.
         self.writers: Final[dict[tuple[bytes, bytes], int]] = {}
         self._horizon = 0
         self.commits = self.aborts = 0
@@ -64,11 +63,11 @@ class Model:
     # --- the log ---
 
     def take(self, record: Record, *, decides: bool = True) -> str:
-        """Take the next record; returns what is decided, "" if it is no commit record.
+        """Apply the next record; return the decision, "" if it is not a commit record.
 
         Args:
             record: of the log.
-            decides: else nothing is made of it; it is only kept.
+            decides: if false, the record is only kept.
 
         """
         assert not self.records or record.rid > self.records[-1].rid

@@ -1,8 +1,7 @@
-"""Looks at every coordinator's state, record by record, and at what is left of the log.
+"""Checks every coordinator's state after each record, and the rest of the log.
 
-Rule: two states that have passed the same record are equal, however they came there: from the first
-record or from a checkpoint, by the first coordinator or the last. Each is compared with the model,
-too. What it looks at, it does not change.
+Two states that have passed the same record are equal, whether they started from the first record or
+from a checkpoint. Each is also compared with the model. The oracle changes nothing.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ if TYPE_CHECKING:
     from tests.sim.plan import Database
     from ziplog.types import Record
 
-#: States are compared as a whole after so many records, and where a checkpoint is made.
+#: Records between two comparisons of whole states; also compared at each checkpoint.
 _EVERY: Final = 16
 #: More keys than there are.
 _ALL: Final = 1_000_000
 
 
 class Oracle:
-    """What all coordinators together saw of the log, and made of it."""
+    """The records and states that all coordinators together have seen."""
 
     def __init__(self, database: Database) -> None:
         self.model: Final = Model(database.decisions)
         self._has_model: Final = database.has_model
-        #: From a record's place in the log to the digest of the state behind it.
+        #: From a record's index to the digest of the state after it.
         self._digests: Final[dict[int, bytes]] = {}
-        #: What was made of the commit record at a gsn.
+        #: The decision about the commit record at a gsn.
         self._outcomes: Final[dict[int, str]] = {}
         self._trim = 0
-        #: How often the log was trimmed.
+        #: Number of trims.
         self.trims = 0
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
+    def observing(self) -> Iterator[None]:
         """Look at every state of this process, as long as this lasts."""
         apply, image, restore = State.apply, State.image, State.restore
         oracle = self
@@ -54,7 +53,7 @@ class Oracle:
         def applied(self: State, record: Record) -> Applied | None:
             before = self.position
             result = apply(self, record)
-            oracle._took(before.gsn, record, self, result)
+            oracle._check_applied(before.gsn, record, self, result)
             return result
 
         def imaged(self: State) -> Image:
@@ -72,14 +71,16 @@ class Oracle:
         ):
             yield
 
-    def _took(self, before: int, record: Record, state: State, applied: Applied | None) -> None:
+    def _check_applied(
+        self, before: int, record: Record, state: State, applied: Applied | None
+    ) -> None:
         model, gsn = self.model, record.rid.gsn
-        assert not before or before in model.index, f"{before} is no position that anybody passed"
+        assert not before or before in model.index, f"no coordinator has passed {before}"
         index = model.index[before] + 1 if before else 0
         outcome = applied.outcome if applied is not None else ""
         if index == len(model.records):
-            told = model.take(record, decides=self._has_model)
-            self._outcomes[gsn] = told.removeprefix("repeated") if self._has_model else outcome
+            returned = model.take(record, decides=self._has_model)
+            self._outcomes[gsn] = returned.removeprefix("repeated") if self._has_model else outcome
         known = model.records[index]
         assert known == record, f"behind {before} is {record.rid}, and for others {known.rid}"
         assert self._outcomes[gsn] == outcome, (
@@ -90,7 +91,7 @@ class Oracle:
             self._compare(state)
 
     def _compare(self, state: State) -> None:
-        """Hold a state against others at the same position, and against the model."""
+        """Compare a state with others at the same position, and with the model."""
         model, gsn = self.model, state.position.gsn
         index = model.index[gsn] if gsn else -1
         count = model.counts[index] if gsn else 0
@@ -108,8 +109,8 @@ class Oracle:
 
     # --- the log ---
 
-    def look_at_trim(self, trim: int) -> None:
-        """Check that a log that is trimmed before a position suffices to start from."""
+    def check_trim(self, trim: int) -> None:
+        """Check that a log trimmed before a position suffices for a start."""
         if trim <= max(self._trim, 1):
             return
         self._trim = trim
@@ -119,7 +120,7 @@ class Oracle:
         )
 
     def _is_whole(self, done: CheckpointDone, trim: int) -> bool:
-        """Whether a checkpoint, and all that it leads to, is still there."""
+        """Whether a checkpoint, and everything that it refers to, still exists."""
         model = self.model
         if min(rid.gsn for rid in (done.position, *done.parts)) < trim:
             return False
@@ -131,8 +132,8 @@ class Oracle:
             for _, entry in part.entries
         )
 
-    def look_at_places(self, state: State) -> None:
-        """Check that what a state says of the values is in the log, if nobody knows a newer one."""
+    def check_places(self, state: State) -> None:
+        """Check that the places of a state are in the log, if no coordinator has a newer state."""
         log = self.model.records
         if not log or state.position != log[-1].rid:
             return
@@ -143,7 +144,7 @@ class Oracle:
             )
 
     def check_log(self, rows: dict[int, bytes]) -> None:
-        """Check that what coordinators were given is the log: payloads by gsn, as servers say."""
+        """Check that coordinators received the log: payloads by gsn, as the servers have them."""
         given = {record.rid.gsn: record.payload for record in self.model.records}
         missing = sorted(set(rows).difference(given))
         assert not missing, f"no coordinator was given what is at {missing[:5]}"
@@ -161,7 +162,7 @@ def _digest(state: State) -> bytes:
                 decision.session, decision.number, decision.position.gsn, decision.committed
             )
         )  # fmt: skip
-    rest = state.decisions.floor, state.horizon, state.first_foreign, state.segments.export()
+    rest = state.decisions.floor, state.horizon, state.first_foreign, state.log_usage.export()
     digest.update(repr(rest).encode())
     return digest.digest()
 
@@ -170,5 +171,5 @@ def _shown(state: State) -> str:
     return (
         f"keys {dict(state.versions.after(None, 50))}, floor {state.decisions.floor},"
         f" {len(state.decisions)} decisions, horizon {state.horizon},"
-        f" foreign {state.first_foreign}, segments {state.segments.export()}"
+        f" foreign {state.first_foreign}, segments {state.log_usage.export()}"
     )

@@ -26,7 +26,7 @@ _FIRST_PORT: Final = 7500
 
 
 class CoordinatorProgram:
-    """What `python -m logdb` runs."""
+    """The program of `python -m logdb`."""
 
     def __init__(self, process: Process, cluster: SimCluster, settings: Settings) -> None:
         transport = process.transport

@@ -1,7 +1,7 @@
-"""A run whose clients use a database, on coordinators that follow the log.
+"""A run with clients of a database, on coordinators that tail the log.
 
-Rule: whatever a coordinator, a client or the log can do is judged three times: coordinators against
-each other and the model, clients' deeds against the model, the history by `scripts/history`.
+Every run is checked three times: coordinators against each other and the model, the clients'
+operations against the model, and the history by `scripts/history`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import logdb.client.operations
 import logdb.client.transaction
 import logdb.coordinator.log_tailer
 import logdb.coordinator.node
-from logdb.cleaner.cleaning_round import RoundSettings
+from logdb.cleaner.settings import RoundSettings
 from logdb.decisions import Decisions
-from logdb.log_usage import Segments
+from logdb.log_usage import LogUsage
 from logdb.state import State
 from tests.sim import verdict
 from tests.sim.database.deeds import Deeds
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tests.sim.plan import Database, Plan
     from tests.simulator.kernel import Kernel
 
-#: Who comes last, and begins with what is left of the log.
+#: The last coordinator to start, from the rest of the log.
 LATE: Final = "coordinator-9"
 
 
@@ -59,16 +59,16 @@ class DatabaseRun(Run):
         self.auditor: Final = Auditor(shared, "auditor", deeds, LATE)
 
     def outcome(self) -> Outcome:
-        with small(self.database), self.oracle.looking():
+        with small(self.database), self.oracle.observing():
             return super().outcome()
 
     def look(self) -> None:
         super().look()
-        self.oracle.look_at_trim(self.cluster.state.trim)
+        self.oracle.check_trim(self.cluster.state.trim)
         for name in self._coordinators():
             node = self._node(name)
             if node is not None:
-                self.oracle.look_at_places(node.follower.state)
+                self.oracle.check_places(node.tailer.state)
 
     def _prepare(self) -> None:
         """Start the coordinators, and open the bank."""
@@ -92,14 +92,14 @@ class DatabaseRun(Run):
         return node_of(self.cluster.nodes[name])
 
     def _is_behind(self, name: str) -> bool:
-        """Whether a coordinator has not come to where others are."""
+        """Whether a coordinator has not reached the position of the others."""
         node, model = self._node(name), self.oracle.model
         if node is None or not node.is_ready:
             return True
-        return bool(model.records) and node.follower.state.position != model.records[-1].rid
+        return bool(model.records) and node.tailer.state.position != model.records[-1].rid
 
     def _audit(self) -> int:
-        """Let somebody who comes late read all, from a coordinator that does, too."""
+        """Read the whole database from a coordinator that starts at the end."""
         add_coordinator(self.cluster, LATE, self.database, checkpoints=False)
         auditor = self.auditor
         auditor.start()
@@ -115,15 +115,15 @@ class DatabaseRun(Run):
         for name in self._coordinators():
             node = self._node(name)
             if node is not None:
-                follower = node.follower
+                tailer = node.tailer
                 rows.append(
-                    f"{name}: ready={follower.is_ready} at {follower.state.position}, passed"
-                    f" {follower.passed}, {len(node.waitings)} wait"
+                    f"{name}: ready={tailer.is_ready} at {tailer.state.position}, passed"
+                    f" {tailer.passed}, {len(node.pending)} wait"
                 )
         return "; ".join(rows)
 
     def _has_seen_all(self) -> bool:
-        """Whether every watcher was given the last state of its key."""
+        """Whether every watcher received the last state of its key."""
         entries = self.oracle.model.entries
         for watcher in self.watchers:
             if not watcher.seen:
@@ -175,15 +175,15 @@ class DatabaseRun(Run):
 
 @contextmanager
 def small(database: Database) -> Iterator[None]:
-    """Let everything of a database be as small as a plan says, as long as this lasts."""
+    """Apply the small sizes of a plan to the database, inside a `with` block."""
 
     def state() -> State:
-        segments = Segments(database.segment_bytes, database.segment_bytes)
-        return State(decisions=Decisions(database.decisions), segments=segments)
+        segments = LogUsage(database.segment_bytes, database.segment_bytes)
+        return State(decisions=Decisions(database.decisions), log_usage=segments)
 
     rounds = partial(
         RoundSettings, min_dead_bytes=database.segment_bytes, part_bytes=400, inserts=2,
-        slice_keys=7, patience_ns=10 * S, leave_ns=2 * S, retry_ns=300 * MS,
+        slice_keys=7, request_timeout_ns=10 * S, other_round_timeout_ns=2 * S, retry_ns=300 * MS,
     )  # fmt: skip
     with (
         patch.object(logdb.coordinator.log_tailer, "State", state),

@@ -1,4 +1,4 @@
-"""What latency alone does to contended transactions."""
+"""The effect of latency on contended transactions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _few(line: Line, clients: int) -> Point:
 
 
 @pytest.mark.parametrize("clients", [1, 4])
-def test_with_slower_inserts_there_are_fewer_commits(clients: int) -> None:
+def test_slower_inserts_reduce_commits(clients: int) -> None:
     quick, held = _few(ZIPLOG, clients), _few(HELD, clients)
     assert quick.commits_per_s > 1.5 * held.commits_per_s
     assert quick.commit_p50_us < 600
@@ -25,21 +25,21 @@ def test_with_slower_inserts_there_are_fewer_commits(clients: int) -> None:
         assert quick.abort_share == held.abort_share == 0
 
 
-def test_a_record_for_each_write_costs_an_insert_more() -> None:
+def test_a_record_per_write_costs_one_more_insert() -> None:
     quick, held = _few(RECORD_PER_WRITE, 1), _few(HELD_RECORD_PER_WRITE, 1)
     # Two hops of 40 to 60 µs, and 900 µs.
     assert quick.commit_p50_us >= _few(ZIPLOG, 1).commit_p50_us + 2 * 40
     assert held.commit_p50_us >= 2 * 900 + 3 * 40
 
 
-def test_a_quicker_log_does_more_with_fewer_aborts() -> None:
-    """Aborts go with the number of clients; so who does as much with fewer has fewer of them."""
+def test_a_faster_log_commits_more_with_fewer_aborts() -> None:
+    """Aborts grow with the number of clients: a faster log needs fewer clients."""
     few, many = _few(ZIPLOG, 8), _few(HELD, 16)
     assert few.commits_per_s > 1.2 * many.commits_per_s
     assert many.abort_share > 1.2 * few.abort_share > 0
 
 
-def test_no_frame_overtakes_another_one_of_its_link() -> None:
+def test_frames_of_one_link_keep_their_order() -> None:
     kernel = Kernel(1)
     connections = Connections(kernel)
     arrivals = []

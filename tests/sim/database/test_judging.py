@@ -1,4 +1,4 @@
-"""What clients were told, held against a small log: what is true passes, each lie is found."""
+"""Observations of clients, checked against a small log: correct ones pass, wrong ones are found."""
 
 from __future__ import annotations
 
@@ -56,10 +56,12 @@ class Story:
         self.deeds: Final[list[Deed]] = []
 
     def did(
-        self, called: int, told: int, reads: dict[bytes, int | None] | None = None,
+        self, called: int, returned: int, reads: dict[bytes, int | None] | None = None,
         writes: dict[bytes, int | None] | None = None, **more: Any,
     ) -> Story:  # fmt: skip
-        deed = Deed("alice", len(self.deeds), "deed", called, told=told, outcome="committed")
+        deed = Deed(
+            "alice", len(self.deeds), "deed", called, returned=returned, outcome="committed"
+        )
         deed.reads.update({key: value(each) for key, each in (reads or {}).items()})
         deed.writes.update({key: value(each) for key, each in (writes or {}).items()})
         for name, what in more.items():
@@ -78,7 +80,7 @@ def good() -> Story:
     return story.did(7, 8, {X: 2}, {X: None}, gsn=30).did(9, 10, {X: None, Y: 3}, gsn=30)
 
 
-def test_the_truth_passes(model: Model) -> None:
+def test_a_correct_history_passes(model: Model) -> None:
     judge(model, good().deeds)
 
 
@@ -104,7 +106,7 @@ def test_the_truth_passes(model: Model) -> None:
         ),
     ],
 )
-def test_a_lie_is_found(model: Model, lie: Story, text: str) -> None:
+def test_a_wrong_read_is_detected(model: Model, lie: Story, text: str) -> None:
     with pytest.raises(AssertionError, match=text):
         judge(model, lie.deeds)
 
@@ -112,7 +114,7 @@ def test_a_lie_is_found(model: Model, lie: Story, text: str) -> None:
 STATES: Final = [KeyState(10, value(1)), KeyState(20, value(2)), KeyState(0, None)]
 
 
-def test_a_watcher_may_miss_states(model: Model) -> None:
+def test_a_watcher_may_skip_states(model: Model) -> None:
     judge_watch(model, X, STATES)
     judge_watch(model, X, [KeyState(0, None), STATES[1]])
     judge_watch(model, X, [])
@@ -127,7 +129,7 @@ def test_a_watcher_may_miss_states(model: Model) -> None:
         ([KeyState(0, None), KeyState(0, None)], "comes twice"),
     ],
 )
-def test_a_watcher_goes_forward(model: Model, states: list[KeyState], text: str) -> None:
+def test_a_watcher_never_goes_back(model: Model, states: list[KeyState], text: str) -> None:
     with pytest.raises(AssertionError, match=text):
         judge_watch(model, X, states)
 
@@ -140,7 +142,7 @@ def test_a_copy_takes_no_effect(model: Model) -> None:
     assert X not in model.entries
 
 
-def test_a_copy_of_what_was_forgotten_is_expired() -> None:
+def test_a_copy_of_a_forgotten_decision_expires() -> None:
     model = Model(1)
     model.take(record(10, commit(1, {X: 1})))
     model.take(record(20, commit(2, {Y: 2}, began=10)))
@@ -153,7 +155,7 @@ def test_nothing_takes_effect_twice(model: Model) -> None:
         model.apply(commit(1, {X: 1}), 40)
 
 
-def test_a_read_that_has_changed_is_a_conflict(model: Model) -> None:
+def test_a_changed_read_is_a_conflict(model: Model) -> None:
     assert model.take(record(40, commit(4, {X: 4}, [KeyRead(Y, 10)]))) == "conflict"
     assert model.take(record(50, commit(5, {X: 4}, [KeyRead(Y, 20)]))) == "committed"
 
@@ -178,7 +180,7 @@ def test_a_value_before_the_horizon_or_the_version_is_too_late(model: Model) -> 
     assert model.at(X, 61) == (60, b"\x07")
 
 
-def test_a_value_that_moves_stays_what_it_is(model: Model) -> None:
+def test_a_moved_value_is_unchanged(model: Model) -> None:
     good = records.Move(Y, RecordId(20, 0), value(3) or b"")
     model.take(record(40, records.Moved([good])))
     wrong = records.Move(Y, RecordId(20, 0), b"x")

@@ -1,4 +1,4 @@
-"""The oracle, on two coordinators' states fed by hand: each way in which they may differ."""
+"""The oracle, on two coordinators' states fed by hand: it detects every difference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import logdb.state
 from logdb import records
-from logdb.cleaner.checkpoint import Parts
+from logdb.cleaner.checkpoint import PartEncoder
 from logdb.decisions import Decisions
 from logdb.records import CheckpointDone, CheckpointPart, Entry
 from logdb.state import State
@@ -34,7 +34,7 @@ def oracle() -> Iterator[Oracle]:
     database = draw(1).database
     assert database is not None
     oracle = Oracle(database._replace(decisions=65_536))
-    with oracle.looking():
+    with oracle.observing():
         yield oracle
 
 
@@ -50,9 +50,9 @@ def checkpoint(
 ) -> tuple[CheckpointDone, list[CheckpointPart]]:
     """Write a checkpoint of a state; its parts come into the log from a gsn on."""
     image = state.image()
-    parts = Parts(10_000)
-    payloads = list(parts.take(state.versions.after(None, 1_000)))
-    payloads += parts.end(image.decisions, image.segments)
+    parts = PartEncoder(10_000)
+    payloads = list(parts.add(state.versions.after(None, 1_000)))
+    payloads += parts.finish(image.decisions, image.segments)
     rids = [RecordId(gsn + i, 0) for i in range(len(payloads))]
     decoded = [records.decode(payload) for payload in payloads]
     done = CheckpointDone(
@@ -72,7 +72,7 @@ def test_equal_states_pass(oracle: Oracle) -> None:
     assert oracle.model.commits == len(LOG)
 
 
-def test_a_state_from_a_checkpoint_goes_on_like_others(oracle: Oracle) -> None:
+def test_a_state_from_a_checkpoint_continues_equally(oracle: Oracle) -> None:
     state = fed(LOG[:5])
     done, parts = checkpoint(oracle, state, 51)
     rest = oracle.model.records[5:]
@@ -83,7 +83,7 @@ def test_a_state_from_a_checkpoint_goes_on_like_others(oracle: Oracle) -> None:
     assert late.records == state.records
 
 
-def test_a_checkpoint_that_lacks_something_is_found(oracle: Oracle) -> None:
+def test_an_incomplete_checkpoint_is_detected(oracle: Oracle) -> None:
     state = fed(LOG[:5])
     done, parts = checkpoint(oracle, state, 51)
     part = CheckpointPart(parts[0].entries[1:], [], [])
@@ -91,7 +91,7 @@ def test_a_checkpoint_that_lacks_something_is_found(oracle: Oracle) -> None:
         State().restore(done, [part, *parts[1:]])
 
 
-def test_a_state_that_was_changed_is_found(oracle: Oracle) -> None:
+def test_a_changed_state_is_detected(oracle: Oracle) -> None:
     fed(LOG)
     second = fed(LOG[:-1])
     second.versions.remove(X)
@@ -99,64 +99,64 @@ def test_a_state_that_was_changed_is_found(oracle: Oracle) -> None:
         fed(LOG[-1:], second)
 
 
-def test_a_wrong_state_of_the_first_is_found(oracle: Oracle) -> None:
+def test_a_wrong_state_of_the_first_coordinator_is_detected(oracle: Oracle) -> None:
     first = fed(LOG[:-1])
     first.versions.remove(X + b"0")
     with pytest.raises(AssertionError, match="by the rules it is"):
         fed(LOG[-1:], first)
 
 
-def test_a_record_that_one_was_not_given_is_found(oracle: Oracle) -> None:
+def test_a_skipped_record_is_detected(oracle: Oracle) -> None:
     fed(LOG)
     with pytest.raises(AssertionError, match="for others"):
         fed([*LOG[:3], *LOG[4:]])
 
 
-def test_another_decision_is_found(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_different_decision_is_detected(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logdb.state, "decide", lambda *_: Verdict("conflict", [X]))
     with pytest.raises(AssertionError, match="is decided as 'conflict'"):
         fed(LOG)
 
 
-def test_a_decision_that_one_remembers_longer_is_found(oracle: Oracle) -> None:
+def test_a_decision_remembered_longer_is_detected(oracle: Oracle) -> None:
     fed(LOG)
     with pytest.raises(AssertionError, match="two states at 160 differ"):
         fed(LOG, State(decisions=Decisions(3)))
 
 
-def test_a_log_that_is_trimmed_without_a_checkpoint_is_found(oracle: Oracle) -> None:
+def test_a_trim_without_a_checkpoint_is_detected(oracle: Oracle) -> None:
     state = fed(LOG[:5])
-    oracle.look_at_trim(1)
+    oracle.check_trim(1)
     with pytest.raises(AssertionError, match="no checkpoint"):
-        oracle.look_at_trim(5)
+        oracle.check_trim(5)
     checkpoint(oracle, state, 51)
-    oracle.look_at_trim(10)
+    oracle.check_trim(10)
     assert oracle.trims == 2
 
 
-def test_what_a_checkpoint_leads_to_must_not_be_trimmed(oracle: Oracle) -> None:
+def test_a_place_in_a_checkpoint_must_not_be_trimmed(oracle: Oracle) -> None:
     state = fed(LOG[:5])
     checkpoint(oracle, state, 51)
-    # The first key was written at 10, and nobody has moved it.
+    # The first key was written at 10, and was not moved.
     with pytest.raises(AssertionError, match="no checkpoint"):
-        oracle.look_at_trim(11)
+        oracle.check_trim(11)
 
 
-def test_a_value_that_was_trimmed_away_is_found(oracle: Oracle) -> None:
+def test_a_trimmed_value_is_detected(oracle: Oracle) -> None:
     state = fed(LOG[:5])
     checkpoint(oracle, state, 51)
-    oracle.look_at_trim(10)
-    oracle.look_at_places(state)
+    oracle.check_trim(10)
+    oracle.check_places(state)
     state.versions.put(X, Entry(9, RecordId(9, 0), 1))
     with pytest.raises(AssertionError, match="is at 9@0, and the log is trimmed"):
-        oracle.look_at_places(state)
-    # Somebody who is behind may not know yet where it is.
+        oracle.check_places(state)
+    # A coordinator that is behind may not know the new place yet.
     behind = fed(LOG[:2])
     behind.versions.put(X, Entry(9, RecordId(9, 0), 1))
-    oracle.look_at_places(behind)
+    oracle.check_places(behind)
 
 
-def test_what_is_in_the_log_was_given_to_coordinators(oracle: Oracle) -> None:
+def test_every_record_of_the_log_was_delivered_to_coordinators(oracle: Oracle) -> None:
     fed(LOG[:3])
     rows = {each.rid.gsn: each.payload for each in LOG[:3]}
     oracle.check_log(rows)

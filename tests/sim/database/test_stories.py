@@ -1,6 +1,6 @@
-"""Fixed stories of a database: what its clients promise their users, whoever dies and when.
+"""Fixed scenarios of a database: its guarantees under crashes at chosen times.
 
-Every run is judged as those of seeds are; what is asserted here is that the story took place.
+Every run is checked like those of seeds; the assertions here show that the scenario took place.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def counted(outcome: Outcome) -> Counts:
     return outcome.database
 
 
-def test_the_log_is_trimmed_behind_checkpoints_while_clients_work() -> None:
+def test_the_log_is_trimmed_after_checkpoints_under_load() -> None:
     counts = counted(run(quiet()))
     assert counts.commits > 60
     assert counts.checkpoints > 0
     assert counts.trims > 0
 
 
-def test_a_coordinator_dies_again_and_again() -> None:
+def test_a_coordinator_is_killed_repeatedly() -> None:
     kills = [Fault(30 + 40 * i, "kill", ("coordinator-0",)) for i in range(10)]
     plan = quiet(*kills)
     assert plan.database is not None
@@ -63,25 +63,25 @@ def test_a_coordinator_dies_again_and_again() -> None:
     assert counted(outcome).checkpoints > 0
 
 
-def test_both_coordinators_die_at_once() -> None:
+def test_both_coordinators_are_killed_at_once() -> None:
     kills = [Fault(200, "kill", (f"coordinator-{i}",)) for i in range(2)]
     assert run(quiet(*kills)).faults == 2
 
 
-def test_a_coordinator_stands_still_while_the_log_is_trimmed() -> None:
+def test_a_coordinator_is_paused_while_the_log_is_trimmed() -> None:
     outcome = run(quiet(Fault(50, "pause", ("coordinator-0",), 3_000), calls=80))
     assert outcome.faults == 1
     assert counted(outcome).trims > 0
 
 
-def test_a_coordinator_that_fell_behind_a_trim_starts_from_a_checkpoint() -> None:
+def test_a_coordinator_overtaken_by_a_trim_restarts_from_a_checkpoint() -> None:
     lines: list[str] = []
     isolated = Fault(400, "isolate", ("coordinator-0",), 3_000)
     assert run(quiet(isolated, calls=120), lines.append).faults == 1
     assert any("lost the log, starting again" in line for line in lines)
 
 
-def test_the_primary_dies_under_commits() -> None:
+def test_the_primary_is_killed_during_commits() -> None:
     outcome = run(quiet(Fault(150, "kill", ("shard-0-0",)), conditions=SLOW))
     assert outcome.faults == 1
 
@@ -91,14 +91,14 @@ def test_a_power_cut_of_all_machines_loses_no_commit_at_level_disk() -> None:
     assert run(quiet(*cuts, durability="disk", calls=80)).faults == 2
 
 
-def test_a_client_dies_with_what_it_had_under_way() -> None:
+def test_a_client_is_killed_with_open_calls() -> None:
     kills = [Fault(100 + 150 * i, "kill-client", ("writer-0",)) for i in range(3)]
     outcome = run(quiet(*kills))
     assert outcome.faults == 3
     assert counted(outcome).in_doubt > 0
 
 
-def test_a_client_is_cut_off_from_one_coordinator() -> None:
+def test_a_client_is_partitioned_from_one_coordinator() -> None:
     links = ("writer-0", "coordinator-0", "coordinator-1", "writer-1")
     assert run(quiet(Fault(50, "cut", links, 2_000))).faults == 1
 
@@ -117,13 +117,13 @@ def test_the_same_seed_is_the_same_history_under_any_hashes() -> None:
     assert "trace_hash" in printed_under_any_hashes(code)
 
 
-def test_the_line_that_makes_a_run_again_says_that_there_is_a_database() -> None:
+def test_the_command_that_repeats_a_run_names_the_database() -> None:
     assert command(draw(5)) == "python -m tests.sim --seed 5 --logdb"
     assert command(draw(5)._replace(calls=1)) == "python -m tests.sim --seed 5 --logdb --steps 1"
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_fault_of_a_coordinator_is_what_its_text_says(seed: int) -> None:
+def test_a_fault_of_a_coordinator_is_parsed_from_its_text(seed: int) -> None:
     drawn = draw(seed)
     for fault in drawn.faults:
         assert parse_fault(str(fault)) == fault
@@ -137,7 +137,7 @@ def test_a_run_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None
     assert "database=Counts(" in capsys.readouterr().out
 
 
-def test_a_database_is_promised_nothing_that_is_reported_as_lost() -> None:
+def test_power_cuts_of_all_servers_happen_only_at_level_disk() -> None:
     plans = [draw(seed) for seed in range(400)]
     at_level = {p.durability for p in plans for fault in p.faults if fault.kind == "power-all"}
     assert at_level == {"disk"}

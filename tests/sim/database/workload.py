@@ -1,9 +1,8 @@
-"""What clients of a database do in a run: transactions on lists, registers, rows that come and go,
-and a bank; single reads and writes; snapshots, scans and watches.
+"""The workload of a database's clients: transactions on lists, registers, rows and a bank.
 
-A lane does one thing at a time; what it does is a generator, which yields requests, and pauses as
-numbers of nanoseconds. Rules: no value is written twice; what a transaction read, and what was told
-of it, is recorded (`tests.sim.database.deeds`), also of one that was aborted.
+It also runs single reads and writes, snapshots, scans and watches. A lane does one thing at a time;
+its task is a generator that yields requests, and pauses in nanoseconds. No value is written twice.
+Reads and results are recorded (`tests.sim.database.deeds`), also of aborted transactions.
 """
 
 from __future__ import annotations
@@ -49,21 +48,21 @@ LISTS: Final = [b"list/%d" % i for i in range(4)]
 REGISTERS: Final = [b"register/%d" % i for i in range(6)]
 ROWS: Final = [b"row/%d" % i for i in range(8)]
 ACCOUNTS: Final = [b"account/%d" % i for i in range(5)]
-#: What an account holds that nobody has used yet.
+#: The initial balance of an account.
 BALANCE: Final = 100
-#: After one of these, nothing was written, and nothing ever will be.
+#: Errors after which nothing was written, and nothing ever will be.
 NOTHING: Final = (TransactionAborted, SnapshotExpired, UnavailableError, DeadlineError)
-#: Longer lists are begun anew elsewhere.
+#: Maximum elements of a list.
 _LIST_ELEMENTS: Final = 30
-#: Rows that a scan asks for at once.
+#: Rows of one page of a scan.
 PAGE: Final = 3
-#: How likely somebody asks what became of a commit, and how likely a client naps.
+#: Probability that a client resolves an unknown commit, and that a client naps.
 _RESOLVE: Final = 0.7
 _NAP: Final = 0.1
 
 
 class Transaction:
-    """A transaction's sets, with what it did written down."""
+    """A transaction's sets, with its operations recorded."""
 
     def __init__(self, deed: Deed, largest: int, until: int) -> None:
         self.deed: Final = deed
@@ -96,7 +95,7 @@ class Transaction:
 
 
 class DatabaseClient(Client):
-    """A client's process, in life after life."""
+    """A client's process, over several lives."""
 
     def __init__(
         self, shared: Shared, name: str, deeds: Deeds, coordinators: Sequence[str]
@@ -112,7 +111,7 @@ class DatabaseClient(Client):
         return OpenRequest(self.deadline(_OPEN_NS))
 
     def run(self, task: Task, result: Any = None) -> None:
-        """Go on with a task, as long as this life lasts."""
+        """Resume a task, while this life lasts."""
         try:
             wanted = task.throw(result) if isinstance(result, BaseException) else task.send(result)
         except StopIteration:
@@ -124,7 +123,7 @@ class DatabaseClient(Client):
 
     @property
     def core(self) -> DatabaseCore:
-        """The client's engine room."""
+        """The client's core."""
         core = self.program().engine.core
         assert isinstance(core, DatabaseCore)
         return core
@@ -178,19 +177,19 @@ class Transactor(DatabaseClient):
         return self.deadline(self.random.choice((50 * MS, 1 * S, 5 * S, 30 * S)))
 
     def _new(self) -> int:
-        """Return a number that nobody else has."""
+        """Return a unique number."""
         self._number += 1
         return int(self.process.name.rpartition("-")[2]) * 1_000_000 + self._number
 
     def _dawdle(self) -> Task:
-        """Let others come between, now and then."""
+        """Pause at random, so that other clients act in between."""
         if self.random.random() < 0.3:
             yield self.random.choice((100 * US, 5 * MS, 50 * MS))
 
     # --- what happens to a deed ---
 
-    def _told(self, deed: Deed, task: Task) -> Task:
-        """Do something, and note what is told of it; the task returns a position, or 0."""
+    def _record_result(self, deed: Deed, task: Task) -> Task:
+        """Run a task, which returns a position or 0, and record its result."""
         try:
             gsn = yield from task
         except OutcomeUnknownError as error:
@@ -230,7 +229,7 @@ class Transactor(DatabaseClient):
             position = transaction.sets.position
             return position.gsn if position is not None else 0
 
-        yield from self._told(deed, whole())
+        yield from self._record_result(deed, whole())
 
     # --- what it does ---
 
@@ -286,7 +285,7 @@ class Transactor(DatabaseClient):
             has, gets = yield from t.get(ACCOUNTS[source], ACCOUNTS[target])
             (line,) = yield from t.get(number)
             times = line[3] if line is not None else 0
-            # (No two balances are alike: who reads one knows when it was.)
+            # (All balances differ, so a read identifies its state.)
             t.put(ACCOUNTS[source], [(has or [BALANCE])[0] - amount, self._new()])
             t.put(ACCOUNTS[target], [(gets or [BALANCE])[0] + amount, self._new()])
             t.put(number, [source, target, amount, times + 1])
@@ -309,7 +308,7 @@ class Transactor(DatabaseClient):
             rid = yield PutRequest(self._until(), writes)
             return rid.gsn
 
-        yield from self._told(deed, whole())
+        yield from self._record_result(deed, whole())
 
     def _test_and_put(self, lane: int) -> Task:
         """Write if a register is what it was."""
@@ -323,7 +322,7 @@ class Transactor(DatabaseClient):
             looked.read(key, found.values[0])
             return 0
 
-        yield from self._told(looked, look())
+        yield from self._record_result(looked, look())
         if found is None:
             return
         yield from self._dawdle()
@@ -340,7 +339,7 @@ class Transactor(DatabaseClient):
             deed.read(key, value)
             return 0
 
-        yield from self._told(deed, whole())
+        yield from self._record_result(deed, whole())
 
     def _get(self, lane: int) -> Task:
         """Read some keys at once."""
@@ -353,12 +352,12 @@ class Transactor(DatabaseClient):
                 deed.read(key, value)
             return 0
 
-        yield from self._told(deed, whole())
+        yield from self._record_result(deed, whole())
 
     def _snapshot(self, lane: int) -> Task:
         """Take a snapshot, and read it for a while."""
         deed = self.deeds.begin(self.name, lane, "snapshot")
-        yield from self._told(deed, self._whole_snapshot(deed))
+        yield from self._record_result(deed, self._whole_snapshot(deed))
 
     def _whole_snapshot(self, deed: Deed) -> Task:
         until = self.deadline(self.random.choice((1 * S, 30 * S)))
@@ -417,7 +416,7 @@ class Watcher(DatabaseClient):
             try:
                 state = yield WatchRequest(self.deadline(timeout), self.key, version)
             except (DeadlineError, UnavailableError):
-                # (It may be told that there is nobody, at once.)
+                # (It may fail immediately, because no coordinator replies.)
                 yield 10 * MS
                 continue
             states.append(state)

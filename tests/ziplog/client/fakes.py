@@ -93,7 +93,7 @@ class Glass:
                 case Broadcast(dsts, message):
                     self.sent += [(dst.decode(), message) for dst in dsts]
                 case Complete(call, result):
-                    assert call not in self.answers, "a call was answered twice"
+                    assert call not in self.answers, "a call was completed twice"
                     self.answers[call] = result
                 case _:
                     self.connected.append(type(effect).__name__ + " " + effect.name.decode())  # type: ignore[attr-defined]
@@ -258,13 +258,13 @@ class FakeCluster:
         """Advance the time until `done`."""
         end = self.glass.now + within
         while not done():
-            assert self.glass.now < end, "it never came to an end"
+            assert self.glass.now < end, "the run did not finish"
             sent, self.glass.sent = self.glass.sent, []
             for name, message in sent:
                 self.carry(lambda name=name, message=message: self.serve(name, message))  # type: ignore[misc]
             due = self.glass.core.next_wakeup()
             times = [item[0] for item in self.in_flight] + ([due] if due is not None else [])
-            assert times, "nothing will ever happen"
+            assert times, "no event is scheduled"
             self.glass.now = max(self.glass.now, min(times))
             ready = sorted(item for item in self.in_flight if item[0] <= self.glass.now)
             self.in_flight = [item for item in self.in_flight if item[0] > self.glass.now]

@@ -39,7 +39,7 @@ def test_slowest_shard_bounds_all_readers_by_its_next_position() -> None:
     questions = glass.questions()
     assert sorted(questions) == ["s1r0:1", "s1r1:1"]
     glass.answer(questions["s1r0:1"], 0, 21)
-    assert call not in glass.answers, "one that was replaced may answer, too, but not all can"
+    assert call not in glass.answers, "a replaced replica may reply, but not all can"
     glass.answer(questions["s1r1:1"], 1, 17)
     # Shard 0 owns 17. The backup has not even decided 18, so no reader has passed it.
     assert glass.answers.pop(call) == 18

@@ -91,7 +91,7 @@ def test_a_following_subscription(log: ziplog.Log) -> None:
         assert subscription.position.gsn == rids[-1].gsn + 1
         assert (subscription.caught_up, subscription.blocked_on) == (True, None)
         assert subscription.fetch(timeout=0) == []
-    assert subscription.position.gsn == rids[-1].gsn + 1, "it is known after closing too"
+    assert subscription.position.gsn == rids[-1].gsn + 1, "the position is known after close"
     assert subscription.fetch() == []
     subscription.close()
 
@@ -253,7 +253,7 @@ def test_client_in_a_forked_child_raises_closed_error(log: ziplog.Log) -> None:
     log.insert_after(b"before")
     reading, writing = os.pipe()
     child = os.fork()
-    if not child:  # Nothing of the test's process may run here: it would end twice.
+    if not child:  # No test code may run here: it would finish twice.
         told = b""
         try:
             signal.alarm(20)

@@ -105,7 +105,7 @@ def test_rows_that_are_inserted_again_are_read_once(log: ziplog.Log) -> None:
         (b"6", None),
     ]  # fmt: skip
     assert [record.rid for record in records] == part + rids[3:] + more
-    assert log.read_record(rids[0]).payload == b"0", "a single position is what it is"
+    assert log.read_record(rids[0]).payload == b"0", "a single position has one owner"
     assert log.insert_rows([], shard=0, writer=WRITER, batch=2) == []
 
 

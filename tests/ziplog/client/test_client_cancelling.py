@@ -151,15 +151,15 @@ def test_task_is_cancelled_in_the_iteration_in_which_its_record_arrives(
     async def test(log: AsyncLog) -> None:
         subscription = await log.subscribe()
         engine = log._engine.engine
-        answer = engine._answer
+        on_complete = engine._on_complete
         waiting: list[asyncio.Task[Any]] = []
 
         def answered(number: int, result: Any) -> None:
-            answer(number, result)
+            on_complete(number, result)
             for task in waiting:
                 task.cancel()
 
-        engine._answer = answered  # type: ignore[misc]
+        engine._on_complete = answered  # type: ignore[misc]
         waiting.append(asyncio.create_task(anext(subscription)))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         inserting = asyncio.create_task(log.insert_after(b"x"))

@@ -66,7 +66,7 @@ def test_later_requests_go_to_the_leader_and_follow_it() -> None:
     [(name, again)] = glass.take(wire.StatusQuery)
     assert (name, again.request) == ("new:3", request.request)
     glass.give(wire.NotLeader(CLUSTER, request.request, SERVICE))
-    assert not glass.take(wire.StatusQuery), "two nodes send us to and fro"
+    assert not glass.take(wire.StatusQuery), "two nodes redirect to each other"
     glass.pass_time(150 * MS)
     assert {name for name, _ in glass.take(wire.StatusQuery)} >= {SERVICE, "new:3", "a:1", "b:2"}
     glass.give(wire.StatusReply(CLUSTER, request.request, b"{}"))
@@ -183,7 +183,9 @@ def test_tail_replies_of_two_views_do_not_count() -> None:
         glass.give(tail_reply(message, int(name[3]), 5, view))
     assert not glass.answers
     glass.pass_time(60 * MS)
-    assert [name for name, _ in glass.take(wire.Tail)] == ["s1r1:1"], "the view that is behind"
+    assert [name for name, _ in glass.take(wire.Tail)] == ["s1r1:1"], (
+        "its reply was of an older view"
+    )
     assert glass.core.waiting_for == ["shard 1 (silent)"]
     glass.pass_time(2 * S)
     error = glass.answers[call]
@@ -200,7 +202,7 @@ def test_tail_query_waits_for_a_recovering_shard_and_its_new_view() -> None:
     glass.pass_time(4 * S)
     asked = [m for _, m in glass.take(wire.Tail) if m.shard == 2]
     assert glass.core.waiting_for == ["shard 2 (recovering)"]
-    assert 10 < len(asked) < 60, "a dead shard is asked with growing pauses"
+    assert 10 < len(asked) < 60, "a dead shard is asked with growing intervals"
     number = asked[-1]
     glass.give(tail_reply(number, 0, 8, 2), tail_reply(number, 1, 7, 1))
     assert call not in glass.answers
@@ -218,7 +220,7 @@ def test_view_change_voids_earlier_tail_replies() -> None:
     glass.call(StatusRequest(glass.until()))
     glass.core._routing.update_placements([placement(2, view=2)])
     glass.give(tail_reply(first[1], 0, 5))
-    assert call not in glass.answers, "shard 2 answered in its former view"
+    assert call not in glass.answers, "shard 2 replied in its older view"
     glass.pass_time(20 * MS)
     again = glass.take(wire.Tail)
     assert {(name, m.view) for name, m in again} == {("s2r0:1", 2), ("s2r1:1", 2)}

@@ -80,7 +80,7 @@ def test_extents_list_the_members_of_each_position(
         assert sorted(told) == sorted(expected)
     for shard in range(4):
         own = [(e.start, e.stop) for e in found.shards if e.shard == shard]
-        assert all(one[1] < two[0] for one, two in pairwise(own)), "they touch: one would do"
+        assert all(one[1] < two[0] for one, two in pairwise(own)), "adjacent extents must be merged"
 
 
 def test_the_epochs_of_leases() -> None:
@@ -165,7 +165,7 @@ def test_start_after_all_leases_is_refused() -> None:
     glass = connected()
     call = start_query(glass, 40, None)
     assert reply_leases(glass, []) == 39
-    assert reply_leases(glass, history((0,))) == 1, "where the log ends, to say so"
+    assert reply_leases(glass, history((0,))) == 1, "the end of the log, for the error"
     reply_leases(glass, [])
     error = glass.answers[call]
     assert isinstance(error, NoSuchRecordError)
@@ -196,7 +196,7 @@ def test_a_service_that_is_silent_is_asked_again_until_the_deadline() -> None:
     glass = connected()
     call = start_query(glass, 1, 5)
     glass.pass_time(1 * S)
-    assert len({m.request for _, m in glass.take(wire.LeaseQuery)}) == 1, "the same question"
+    assert len({m.request for _, m in glass.take(wire.LeaseQuery)}) == 1, "the same request"
     glass.pass_time(9 * S)
     assert isinstance(glass.answers[call], DeadlineError)
     glass.sent.clear()

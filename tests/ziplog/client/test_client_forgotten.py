@@ -33,14 +33,14 @@ def test_units_carry_the_decided_position_of_their_creation() -> None:
     glass = connected(pinned)
     glass.insert(b"x")
     (first,) = sent(glass)
-    assert first.since == 1, "it knows nothing of the shard"
+    assert first.since == 1, "the client knows no position of the shard"
     glass.give(ack(first, 0, [7]), ack(first, 1, [7]))
     glass.insert(b"y")
     (second,) = sent(glass)
     assert second.since == 8
     glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     (copy,) = sent(glass)
-    assert (copy.copy, copy.since) == (2, 8), "all copies of a unit are of the same time"
+    assert (copy.copy, copy.since) == (2, 8), "all copies of a unit have the same `since`"
 
 
 def test_first_unit_uses_the_frontier_of_the_membership_service() -> None:
@@ -58,7 +58,7 @@ def test_unit_that_all_replicas_refuse_gets_a_new_identity_at_once() -> None:
     call = glass.insert(b"x")
     (insert,) = sent(glass)
     glass.give(expired(insert, 0, 50))
-    assert not sent(glass), "the other one may have taken it"
+    assert not sent(glass), "the other replica may have accepted it"
     glass.give(expired(insert, 1, 48))
     (again,) = sent(glass)
     assert (again.shard, again.seq, again.since, again.first_incomplete) == (0, 2, 50, 2)

@@ -119,7 +119,7 @@ def test_silent_shard_gets_the_same_identity_again_with_growing_backoff() -> Non
     sends = sorted(set(times))
     assert sends[0] == INITIAL_RETRANSMIT_NS // MS
     pauses = [b - a for a, b in pairwise(sends)]
-    assert pauses == sorted(pauses), "the pause shrank"
+    assert pauses == sorted(pauses), "the backoff shrank"
     assert pauses[-1] == MAX_DOUBLED_NS // MS
     assert glass.core.counters.retries == len(sends)
 
@@ -226,7 +226,7 @@ def test_a_refused_insert_goes_to_another_shard_under_a_new_identity(
     assert glass.answers[call] == [RecordId(2, 1)]
     glass.core.set_policy(lambda _p, _k, _l: 0)
     glass.insert(b"y")
-    assert sent_insert(glass).first_incomplete == 2, "servers may forget the moved one"
+    assert sent_insert(glass).first_incomplete == 2, "servers may forget the rerouted unit"
     assert glass.core.counters.redirects == (2 if code == "redirect" else 0)
 
 
@@ -311,12 +311,14 @@ def test_no_ack_until_the_deadline_is_an_unknown_outcome() -> None:
     assert (error.shard, error.seq) == (0, insert.seq)
     glass.take(wire.Insert)
     glass.pass_time(6 * S)
-    assert {m.seq for _, m in glass.take(wire.Insert)} == {insert.seq}, "its fate is not known yet"
+    assert {m.seq for _, m in glass.take(wire.Insert)} == {insert.seq}, (
+        "its outcome is not known yet"
+    )
     glass.give(*(ack(insert, server, [1]) for server in (0, 1)))
     glass.inform(placement(0))
     glass.pass_time(60 * S)
     glass.take(wire.Settled)
-    assert not glass.sent, "a client with nothing under way is quiet"
+    assert not glass.sent, "an idle client sends nothing"
 
 
 def test_an_insert_that_was_never_sent_ends_as_a_deadline() -> None:
@@ -422,7 +424,7 @@ def test_a_silent_shard_gets_no_new_records_for_a_while() -> None:
     glass.take(wire.Insert)
     glass.core.set_policy(lambda _p, _k, _l: 0)
     glass.insert(b"z")
-    assert sent_insert(glass).shard == 0, "a pinned record was moved"
+    assert sent_insert(glass).shard == 0, "a pinned record was rerouted"
 
 
 def test_a_policy_that_raises_fails_the_call_with_its_own_error() -> None:

@@ -38,7 +38,7 @@ def test_outline_uses_the_farthest_reply_of_all_replicas() -> None:
     request = asked[0][1]
     assert (request.start, request.stop, request.view) == (5, 100, 1)
     glass.give(reply(request, 0, (50, 10), (100, 20), trim=7))
-    assert not glass.answers, "the other one may have an archive, too"
+    assert not glass.answers, "the other replica may have an archive, too"
     glass.give(reply(request, 1, (90, 30), archive_port=0, trim=3))
     expected = ShardOutline(0, 7, [(50, 10), (100, 20)], [("s0r0", 9000)])
     assert glass.answers[call] == expected
@@ -94,7 +94,7 @@ def test_outline_restarts_in_another_view() -> None:
     assert again.view == 2
     glass.give(reply(request, 0, (50, 10)), reply(request, 1, (60, 10)))
     glass.pass_time(GRACE_NS)
-    assert not glass.answers, "they are of a view that is over"
+    assert not glass.answers, "they are of an older view"
     glass.give(reply(again, 0, (70, 10)), reply(again, 1, (80, 10)))
     assert glass.answers[call].steps == [(80, 10)]
 

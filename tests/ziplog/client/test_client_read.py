@@ -257,7 +257,7 @@ def test_reply_resets_the_retransmission_timeout(answer: str) -> None:
     glass.pass_time(51 * MS)
     assert asked(glass)[0][:2] == ["s0r0:1", "s0r1:1"]
     glass.pass_time(60 * MS)
-    assert asked(glass)[0], "it is as patient as before"
+    assert asked(glass)[0], "the retransmission timeout is reset"
 
 
 def test_a_new_primary_is_asked_at_once() -> None:

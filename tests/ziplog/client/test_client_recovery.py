@@ -117,7 +117,7 @@ def test_unit_absent_in_a_newer_view_is_rerouted() -> None:
     glass.core.set_policy(pinned)
     glass.insert(b"y")
     (later,) = sent(glass)
-    assert (later.seq, later.first_incomplete) == (2, 2), "the moved one frees its place"
+    assert (later.seq, later.first_incomplete) == (2, 2), "the rerouted unit leaves the window"
 
 
 @pytest.mark.parametrize("word", ["same view", "pending", "another client", "another seq"])
@@ -160,7 +160,7 @@ def test_pinned_insert_waits_for_its_shard_and_is_sent_in_its_new_view() -> None
     sent_locates(glass)
     glass.pass_time(3 * S)
     assert not sent(glass)
-    assert not sent_locates(glass), "it is known to be nowhere"
+    assert not sent_locates(glass), "it is known to be absent"
     learn(glass, 2, "live")
     glass.pass_time(1)
     (again,) = sent(glass)
@@ -236,7 +236,7 @@ def test_long_call_is_not_continued_while_its_shard_is_unavailable() -> None:
         glass.give(located(insert, 2, [number + 1]))
     glass.pass_time(1 * S)
     assert not sent(glass)
-    assert glass.take(wire.Hello), "the service is asked whether it is back"
+    assert glass.take(wire.Hello), "the client refreshes the placements"
     learn(glass, 2, "live")
     assert sum(len(m.body) for m in sent(glass)) >= MAX_INFLIGHT_BYTES
 
@@ -279,7 +279,7 @@ def test_duplicate_refusal_does_not_count_for_a_later_copy() -> None:
     assert (again.shard, again.view, again.seq) == (0, 2, insert.seq)
     glass.core.set_policy(lambda _p, _k, _l: 1)
     glass.give(wrong)
-    assert not sent(glass), "a copy of the new view is under way"
+    assert not sent(glass), "a copy of the new view is in flight"
     glass.give(ack(again, 0, [5]))
     assert glass.answers[call] == [RecordId(5, 0)]
 
@@ -299,8 +299,8 @@ def test_dead_shard_costs_few_messages_whatever_waits_for_it() -> None:
     assert not sent(glass)
     requests = sent_locates(glass)
     assert 0 < len(requests) <= 2 * MAX_LOCATES * 21
-    assert len({request.seq for request in requests}) >= 1000, "each has its turn"
-    assert len(glass.sent) <= 110, "the service is asked ten times a second at most"
+    assert len({request.seq for request in requests}) >= 1000, "every unit is located"
+    assert len(glass.sent) <= 110, "at most ten refreshes a second"
 
 
 def test_located_replies_trigger_the_next_locates() -> None:
@@ -346,7 +346,7 @@ def test_silent_shard_makes_the_client_refresh_the_placements() -> None:
     glass.insert(b"x")
     sent(glass)
     glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
-    assert glass.take(wire.Hello), "silence makes it ask for the placements at once"
+    assert glass.take(wire.Hello), "silence refreshes the placements at once"
 
 
 def test_queued_calls_of_a_silent_shard_are_rerouted() -> None:
@@ -424,13 +424,13 @@ def test_unknown_outcome_is_resolved_by_acks() -> None:
     glass, error, (insert,) = with_unknown_outcome()
     call = resolve(glass, error)
     glass.pass_time(1)
-    assert [m.seq for m in sent(glass)] == [insert.seq], "it is sent again at once"
+    assert [m.seq for m in sent(glass)] == [insert.seq], "it is retransmitted at once"
     glass.give(ack(insert, 0, [4]))
     assert call not in glass.answers
     glass.give(ack(insert, 1, [4]))
     assert glass.answers[call] == [RecordId(4, 0)]
     again = resolve(glass, error)
-    assert glass.answers[again] == [RecordId(4, 0)], "it is remembered"
+    assert glass.answers[again] == [RecordId(4, 0)], "the outcome is kept"
 
 
 def test_outcome_known_before_resolve_is_returned_at_once() -> None:

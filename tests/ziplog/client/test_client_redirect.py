@@ -66,13 +66,13 @@ def test_full_refusal_counts_only_for_copies_sent_so_far() -> None:
     (insert,) = sent(glass)
     glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
     (newest,) = sent(glass)
-    for _ in range(2):  # the network may deliver twice what was said once
+    for _ in range(2):  # The network may duplicate it.
         glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
-    assert not moved(glass), "a copy is under way"
+    assert not moved(glass), "a copy is in flight"
     glass.give(redirect(insert, 0))
     assert not moved(glass)
     glass.give(refused(newest, 1, "full"))
-    assert moved(glass) == [1], "one will never take it, the other none of the two copies"
+    assert moved(glass) == [1], "both replicas refused both copies"
 
 
 def test_full_refusal_counts_for_lost_copies() -> None:
@@ -118,7 +118,7 @@ def test_guess_that_arrives_after_its_servers_redirect_does_not_count() -> None:
     call = glass.insert(b"x")
     (insert,) = sent(glass)
     glass.give(redirect(insert, 1), ack(insert, 1, [4], 9), ack(insert, 0, [4]))
-    assert call not in glass.answers, "the backup's word is void"
+    assert call not in glass.answers, "the backup's guess is void"
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
@@ -160,11 +160,11 @@ def test_view_change_voids_promises_of_the_older_view() -> None:
     (again,) = sent(glass)
     assert (again.shard, again.view, again.seq) == (0, 2, insert.seq)
     glass.pass_time(2 * INITIAL_RETRANSMIT_NS)
-    assert len(sent(glass)) == 1, "a copy more than is refused below"
+    assert len(sent(glass)) == 1, "one copy more than is refused below"
     glass.give(redirect(insert, 1), redirect(again, 1))
-    assert not moved(glass), "the primary of view 2 may take it"
+    assert not moved(glass), "the primary of view 2 may accept it"
     glass.give(redirect(again, 0, view=3))
-    assert not moved(glass), "that is no promise of view 2"
+    assert not moved(glass), "a promise of view 1 does not count in view 2"
     glass.give(redirect(again, 0))
     assert moved(glass) == [1]
 
@@ -191,7 +191,7 @@ def test_redirected_pinned_insert_waits_for_its_shard_with_a_new_identity() -> N
     glass.give(redirect(insert, 0), redirect(insert, 1))
     glass.take(wire.Hello)
     glass.pass_time(200 * MS)
-    assert not sent(glass), "the service is asked first"
+    assert not sent(glass), "the placements are refreshed first"
     glass.inform(placement(0, state="parked"), placement(1))
     glass.pass_time(5 * S)
     assert not sent(glass)
@@ -214,7 +214,7 @@ def test_parked_shard_gets_units_in_flight_and_reports_them_absent() -> None:
     sent(glass)
     glass.pass_time(1 * S)
     copies = sent(glass)
-    assert copies, "the primary may not have had it"
+    assert copies, "the primary may not have got it"
     assert {(copy.shard, copy.seq, copy.view) for copy in copies} == {(insert.shard, insert.seq, 1)}
     glass.give(redirect(insert, 0))
     (moved,) = sent(glass)
@@ -248,7 +248,7 @@ def test_redirect_of_a_live_shard_waits_for_the_next_refresh() -> None:
             glass.sent.append(("", wire.Hello(CLUSTER, glass.core._context._last_request)))
             glass.inform(placement(0), placement(1))
         glass.pass_time(1 * MS)
-    assert 1000 <= count <= 100 * 21, "each ten times a second"
+    assert 1000 <= count <= 100 * 21, "each refreshes ten times a second"
     glass.pass_time(2 * S)
     assert all(isinstance(glass.answers[call], UnavailableError) for call in calls)
 
@@ -268,7 +268,7 @@ def test_many_unassigned_calls_cost_no_more_messages_than_few() -> None:
     glass.pass_time(100 * MS)
     glass.inform(placement(0, state="leaving"), placement(1))
     assert not sent(glass)
-    assert len(choices) <= 500, "one answer of the service is one look at each"
+    assert len(choices) <= 500, "one refresh retries each call once"
 
 
 def half_placed(**options: Any) -> tuple[Glass, int, list[int]]:
@@ -282,7 +282,7 @@ def half_placed(**options: Any) -> tuple[Glass, int, list[int]]:
     gsns = list(range(1, MAX_UNIT_RECORDS + 1))
     glass.give(ack(first, 0, gsns))
     glass.give(redirect(second, 0), redirect(second, 1))
-    assert call not in glass.answers, "the first part may be there, or not"
+    assert call not in glass.answers, "the first part may be placed, or not"
     glass.give(ack(first, 1, gsns))
     for insert in sent(glass):
         assert insert.shard == 0
@@ -297,7 +297,7 @@ def test_partly_placed_call_waits_for_its_shard_and_continues_after_its_placed_p
     glass, call, gsns = half_placed()
     glass.inform(placement(0, state="parked"), placement(1))
     glass.pass_time(5 * S)
-    assert not sent(glass), "it is of one shard"
+    assert not sent(glass), "the call is at one shard"
     glass.inform(placement(0), placement(1))
     rids = [RecordId(gsn, 0) for gsn in gsns]
     for index, insert in enumerate(sent(glass), 1):
@@ -318,11 +318,11 @@ def test_partly_placed_call_reports_its_placed_part_at_the_deadline() -> None:
     error = glass.answers[call]
     assert type(error) is UnavailableError
     assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * MAX_UNIT_RECORDS)
-    assert not error.retriable, "the whole must not be repeated"
+    assert not error.retriable, "a retry of the whole call would duplicate records"
     assert "512 of the 768 records before the deadline" in str(error)
     glass.inform(placement(0), placement(1))
     glass.pass_time(1 * S)
-    assert not sent(glass), "the call is over"
+    assert not sent(glass), "the call has ended"
 
 
 def test_partly_placed_call_of_a_removed_shard_fails_at_once() -> None:
@@ -331,7 +331,7 @@ def test_partly_placed_call_of_a_removed_shard_fails_at_once() -> None:
     error = glass.answers[call]
     assert type(error) is UnavailableError
     assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * MAX_UNIT_RECORDS)
-    assert not error.retriable, "the whole must not be repeated"
+    assert not error.retriable, "a retry of the whole call would duplicate records"
     assert "512 of the 768 records" in str(error)
     assert not shards_in_flight(glass)
     glass.pass_time(5 * S)
@@ -349,7 +349,7 @@ def test_partly_placed_call_of_a_leaving_full_shard_is_sent_again() -> None:
     glass.inform(placement(0, state="leaving"), placement(1))
     newest = [second, *sent(glass)][-1]
     glass.give(refused(newest, 0, "full"), refused(newest, 1, "full"))
-    assert call not in glass.answers, "it still takes what comes"
+    assert call not in glass.answers, "a leaving shard still accepts it"
     glass.pass_time(1 * S)
     again = sent(glass)[-1]
     assert (again.shard, again.seq) == (0, second.seq)
@@ -433,7 +433,7 @@ def test_every_record_is_in_the_log_once_while_shards_leave(
     def is_plausible(error: UnavailableError) -> bool:
         # Within a second, at that loss, the client may not know that its shard has left.
         is_late = loss > 0 and isinstance(error, DeadlineError)
-        return pin or bool(error.results) or is_late  # without a pin, some shard takes it
+        return pin or bool(error.results) or is_late  # Unpinned calls find another shard.
 
     insert_all(cluster, 20 * S, is_plausible)
     assert not cluster.glass.core.counters.protocol_errors

@@ -59,7 +59,7 @@ def test_leaving_shard_finishes_units_in_flight_and_gets_no_new_ones() -> None:
     glass.pass_time(10 * MS)
     leave(glass)
     glass.pass_time(1)
-    assert not sent(glass), "nothing is sent again for it"
+    assert not sent(glass), "nothing is retransmitted for it"
     glass.insert(b"new")
     assert [(m.shard, payloads(m)) for m in sent(glass)] == [(1, [b"new"])]
     glass.give(ack(old, 0, [4]), ack(old, 1, [4]))
@@ -220,7 +220,7 @@ def test_client_uses_the_shard_that_it_added() -> None:
     assert message.replicas == [Replica("a", "127.0.0.1:1"), Replica("b", "127.0.0.1:2")]
     glass.pass_time(100 * MS)
     ((_, again),) = glass.take(wire.ChangeShard)
-    assert again == message, "it is asked until it is answered"
+    assert again == message, "the request is retried until its reply"
     glass.take(wire.Hello)
     changed(glass, message)
     changed(glass, message)

@@ -89,7 +89,7 @@ def test_unit_of_rows_is_sent_after_the_previous_one_is_placed(
         assert insert.after == (placed[-1] if placed else 0)
         glass.pass_time(5 * MS)
         glass.give(ack(insert, 0, [insert.after + 2 + 2 * i for i in range(insert.count)]))
-        assert not sent(glass), "one replica does not say it"
+        assert not sent(glass), "one ack is not enough"
         gsns = [insert.after + 2 + 2 * i for i in range(insert.count)]
         glass.give(ack(insert, 1, gsns))
         placed += gsns
@@ -189,7 +189,7 @@ def test_a_redirect_of_a_later_unit_by_a_shard_that_left_ends_the_call() -> None
     error = glass.answers[call]
     assert isinstance(error, UnavailableError)
     assert error.results == [RecordId(2, 0), None, None]
-    assert error.retriable, "with the same arguments it is the same rows"
+    assert error.retriable, "the same arguments mean the same rows"
     assert not sent(glass)
 
 
@@ -224,7 +224,7 @@ def test_deadline_between_two_units_reports_the_placed_rows() -> None:
     assert error.results == [RecordId(2, 0), None]
     learn(glass, view=2, state="live")
     glass.pass_time(1 * S)
-    assert not sent(glass), "the call is over"
+    assert not sent(glass), "the call has ended"
 
 
 def test_no_unit_of_rows_follows_one_with_an_unknown_outcome() -> None:
@@ -254,7 +254,7 @@ def test_a_view_that_changes_between_two_units() -> None:
     (located, *_) = [m for _, m in glass.take(wire.Locate)]
     glass.give(wire.Located(7, 0, 2, 1, CLIENT, located.seq, "present", [2]))
     glass.pass_time(60 * MS)
-    assert not sent(glass), "the shard is away"
+    assert not sent(glass), "the shard is unavailable"
     learn(glass, view=2, state="live")
     (second,) = sent(glass)
     assert (second.view, second.after) == (2, first.after + 2)
@@ -307,7 +307,7 @@ def replace_client(cluster: FakeCluster) -> Glass:
     glass.now = now
     glass.connect(*cluster.placements())
     cluster.in_flight.clear()
-    cluster.placed.clear()  # all have one name here, and begin with seq 1
+    cluster.placed.clear()  # All clients have the same name here, and start with seq 1.
     cluster.streams.clear()
     return glass
 
@@ -379,9 +379,9 @@ def test_shard_that_rejoins_keeps_its_writer_table() -> None:
     glass.deliver(0, 1, 1001, written(1))
     glass.deliver(1, 1, 1001)
     assert glass.gsns() == [1]
-    assert glass.take(wire.Unsubscribe), "it is out"
+    assert glass.take(wire.Unsubscribe), "the shard is not a member"
     glass.deliver(1, 1001, 2001, leases=[run_of(alone.following(both.members))])
-    assert glass.look() == ["s0r1:1"], "it is back"
+    assert glass.look() == ["s0r1:1"], "the shard is a member again"
     glass.deliver(0, 1001, 3001, written(2001, 2003))
     glass.deliver(1, 2001, 3001)
     assert glass.gsns() == [2003]

@@ -84,21 +84,21 @@ def test_lost_fetch_result_is_returned_again() -> None:
 
 def test_units_are_whole_and_in_order_to_the_end_of_the_range() -> None:
     glass = Scanner(5, 21)
-    assert glass.where == ["s0r1:1"], "of two, the backup is the first to know"
+    assert glass.where == ["s0r1:1"], "with two replicas, the backup is preferred"
     assert (glass.opened.start, glass.opened.shard) == (5, 0)
     first = unit(3, 5, 7)
     glass.deliver(5, 11, first, unit(9))
     call = glass.fetch()
     assert glass.answers.pop(call) == Scanned([first, unit(9)], 11)
     call = glass.fetch()
-    assert not glass.answers, "nothing is there"
+    assert not glass.answers, "no unit is available"
     glass.deliver(11, 29, unit(13, 15), unit(19, 21, 23), unit(25))
     assert glass.answers.pop(call) == Scanned([unit(13, 15), unit(19, 21, 23)], 21)
     assert [m.subscription for _, m in glass.take(wire.Unsubscribe)] == [glass.opened.subscription]
     assert glass.result() == ([], 21)
     glass.sent.clear()
     glass.pass_time(5 * S)
-    assert not glass.sent, "it is over"
+    assert not glass.sent, "the scan has ended"
 
 
 def test_several_messages_of_one_batch_are_one_step() -> None:
@@ -133,7 +133,7 @@ def test_scan_sends_want_for_undecided_positions() -> None:
     glass = Scanner(1, 50)
     glass.pass_time(600 * MS)
     assert glass.take(wire.Credit), "time has passed"
-    assert not glass.take(wire.Want), "the first answer may show that all is there"
+    assert not glass.take(wire.Want), "the first reply may contain everything"
     glass.deliver(1, 5, unit(1), stable=99)
     assert not glass.take(wire.Want)
     glass.deliver(5, 9, stable=9)

@@ -127,9 +127,9 @@ def test_lost_fetch_result_is_returned_again() -> None:
     assert (position(0), position(1), position(2)) == (1, 2, 3)
     assert fetch(0) == fetch(0) == [1, 2], "the answers were lost"
     assert fetch(2) == fetch(2) == [3, 4]
-    assert fetch(1, 10) == [2, 3, 4, 5], "what came before it is no matter"
+    assert fetch(1, 10) == [2, 3, 4, 5], "earlier results do not matter"
     glass.deliver(1, 6, 8, (6,))
-    assert fetch(4, 10) == [5], "nothing is merged before all is there"
+    assert fetch(4, 10) == [5], "nothing is merged before the reader has all"
     assert position(4) == 5
     assert fetch(5) == fetch(5) == [6]
     # A cancelled fetch that is completed all the same takes nothing from the next one.
@@ -163,10 +163,10 @@ def test_subscription_of_two_replicas_reads_from_the_backup(
     assert glass.where == [f"s0r{best}:1"]
     glass.deliver(0, 1, 5, [1])
     glass.pass_time(2000 * MS)
-    assert glass.look() == [f"s0r{next_best}:1"], "it did not answer a sign of life"
+    assert glass.look() == [f"s0r{next_best}:1"], "it did not answer a credit"
     assert glass.opened[0].start == 5
     glass.learn(placement(0, replicas, view=2))
-    assert glass.look() == [f"s0r{best}:1"], "in another view all are as good as new"
+    assert glass.look() == [f"s0r{best}:1"], "a new view resets the failed replicas"
 
 
 def test_want_goes_to_the_primary_while_the_backup_is_read() -> None:
@@ -218,7 +218,7 @@ def test_a_gap_is_never_passed() -> None:
     glass = Reader()
     glass.deliver(0, 1, 3, [1])
     glass.deliver(0, 5, 7, [5])
-    assert glass.look() == ["s0r1:1"], "it was not opened again"
+    assert glass.look() == ["s0r1:1"], "the stream was not reopened"
     assert glass.opened[0].start == 3
     glass.deliver(1, 1, 8)
     assert glass.gsns() == [1]
@@ -268,7 +268,7 @@ def test_credit_is_renewed_as_records_are_returned() -> None:
     body = encode_body(Body(0, None, [bytes(500_000)]))
     for gsn in range(1, 9):
         glass.deliver(0, gsn, gsn + 1, Unit(0, [gsn], body))
-    assert not glass.take(wire.Credit), "nothing was handed out yet"
+    assert not glass.take(wire.Credit), "nothing was returned yet"
     assert glass.gsns() == list(range(1, 9))
     credits_sent = [m.credit for _, m in glass.take(wire.Credit)]
     assert credits_sent
@@ -332,8 +332,8 @@ def test_records_of_an_older_view_count_and_another_replica_takes_over() -> None
     glass.learn(placement(0, view=2))
     assert glass.look() == ["s0r1:1"]
     glass.deliver(0, 1, 5, [1], [3])
-    assert glass.gsns() == [1, 3], "stable is for ever"
-    assert not glass.look(), "after a pause only"
+    assert glass.gsns() == [1, 3], "stable records stay stable"
+    assert not glass.look(), "only after a backoff"
     glass.pass_time(25 * MS)
     assert glass.look() == ["s0r0:1"]
     assert glass.opened[0].start == 5
@@ -440,10 +440,10 @@ def shard_that_joins() -> Reader:
 
 def test_a_shard_that_joins_while_the_log_is_followed_is_read_from_its_first_position_on() -> None:
     glass = shard_that_joins()
-    assert glass.gsns() == [1, 9], "what the new shard owns is not passed"
+    assert glass.gsns() == [1, 9], "positions of the new shard are not passed"
     glass.inform(placement(0), placement(9))
     assert glass.look() == ["s9r1:1"]
-    assert glass.opened[9].start == 11, "with the first lease that has it"
+    assert glass.opened[9].start == 11, "with its first lease"
     assert glass.gsns() == []
     glass.deliver(9, 11, 30, [12])
     assert glass.gsns() == [12, 20]
@@ -526,7 +526,7 @@ def test_stream_of_a_new_shard_continues_after_a_trim() -> None:
     assert glass.gsns() == [1, 9]
     glass.give(wire.Trimmed(CLUSTER, 1, 1, glass.opened[1].subscription, 8))
     assert len(glass.look()) == 1
-    assert glass.opened[1].start == 11, "all before was handed out"
+    assert glass.opened[1].start == 11, "everything before it was returned"
     glass.deliver(1, 11, 14, [12])
     assert glass.gsns() == [12]
 

@@ -55,7 +55,7 @@ def test_sync_waits_for_all_shards_where_this_client_has_records() -> None:
     }  # fmt: skip
     first, second = questions["s0r0:1"], questions["s1r0:1"]
     glass.give(synced(first, 3), synced(second, 8))
-    assert call not in glass.answers, "durable is the first position that is not"
+    assert call not in glass.answers, "`durable` is exclusive"
     glass.give(synced(second, 9))
     assert call not in glass.answers
     glass.pass_time(25 * MS)
@@ -80,7 +80,7 @@ def test_sync_is_retried_with_growing_backoff_and_at_once_in_a_new_view() -> Non
     glass.give(synced(question, 4))
     assert glass.answers[call] == RecordId(8, 1)
     glass.pass_time(200 * MS)
-    assert glass.take(wire.Hello), "a refusal makes it look for the shard"
+    assert glass.take(wire.Hello), "a refusal refreshes the placements"
 
 
 def test_sync_ends_at_its_deadline_and_names_the_shard() -> None:

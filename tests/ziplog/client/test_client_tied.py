@@ -73,7 +73,7 @@ def failed(glass: Glass, call: int, *gsns: int) -> None:
     assert not sent_locates(glass)
     glass.insert(b"z")
     (later,) = sent(glass)
-    assert later.first_incomplete == later.seq, "nothing is left of it"
+    assert later.first_incomplete == later.seq, "nothing of it stays in flight"
 
 
 def test_nothing_is_sent_while_a_later_unit_may_be_placed() -> None:
@@ -94,7 +94,7 @@ def test_absent_unit_is_not_sent_after_a_later_unit_was_placed() -> None:
     glass, call, (a, b, c, d) = with_recovered_shard()
     glass.give(located(b, 2), located(a, 2, [3]), located(c, 2, [5]))
     glass.pass_time(1 * S)
-    assert call not in glass.answers, "the last one may be there, too"
+    assert call not in glass.answers, "the last unit may be placed, too"
     glass.give(located(d, 2))
     glass.pass_time(1)
     failed(glass, call, 3, 0, 5, 0)
@@ -176,7 +176,7 @@ def test_the_second_recovery_is_like_the_first() -> None:
     learn(glass, 3, "live")
     glass.give(located(a, 2), located(b, 2))
     glass.pass_time(1)
-    assert not sent(glass), "copies of view 2 may be there"
+    assert not sent(glass), "copies of view 2 may be placed"
     glass.give(located(a, 3), located(b, 3, [9]))
     failed(glass, call, 0, 9)
 
@@ -190,11 +190,11 @@ def test_blocked_call_continues_once_its_placed_units_are_known() -> None:
     for number, unit in enumerate(units[:5]):
         glass.give(located(unit, 2, [number + 1]))
         glass.pass_time(1)
-        assert not sent(glass), "not even what never was sent"
+        assert not sent(glass), "not even units that were never sent"
     other = glass.insert(b"other")
     (single,) = sent(glass)
     glass.give(*placed(single, 100))
-    assert glass.answers[other], "others do not wait for it"
+    assert glass.answers[other], "other calls do not wait for it"
     for unit in units[5:]:
         glass.give(located(unit, 2))
     glass.pass_time(1 * S)
@@ -235,7 +235,7 @@ def test_unit_that_all_replicas_refused_is_not_located() -> None:
     glass.give(refused(a, 0, "full"), refused(a, 1, "full"))
     learn(glass, 2, "live")
     glass.pass_time(1)
-    assert not sent(glass), "the second one may be there"
+    assert not sent(glass), "the second unit may be placed"
     assert {q.seq for q in sent_locates(glass)} == {b.seq}
     glass.give(located(b, 2))
     glass.pass_time(1)

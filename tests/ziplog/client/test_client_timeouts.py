@@ -31,7 +31,7 @@ def test_the_timeout_follows_the_samples_and_how_much_they_differ() -> None:
         timeout.observe_latency(400 * MS)
     assert 400 * MS <= timeout.ns < 410 * MS
     timeout.observe_latency(3 * S)
-    assert timeout.ns > 3 * S, "one that is far off makes it careful"
+    assert timeout.ns > 3 * S, "an outlier raises the timeout"
     for _ in range(200):
         timeout.observe_latency(1 * MS)
     assert timeout.ns == MIN_RETRANSMIT_NS
@@ -67,7 +67,7 @@ def test_copies_are_a_share_of_the_acks_and_a_few() -> None:
     budget.earn()
     assert budget.spend()
     budget.refund()
-    assert budget.spend(), "a copy that was of use costs nothing"
+    assert budget.spend(), "a useful copy costs nothing"
     for _ in range(1000):
         budget.earn()
     assert sum(budget.spend() for _ in range(100)) == SAVED_COPIES

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from ziplog.client.common.requests import NEVER
 from ziplog.client.inserts.locate import must_not_send
 from ziplog.client.inserts.retransmission import Budget
 from ziplog.core.node import Broadcast
@@ -122,3 +123,13 @@ class Copies:
         """Refresh the placements and prefer other shards, because this one does not answer."""
         self._routing.refresh()
         self._shard_selector.avoid(window, pause)
+
+    def check(self, window: ShardWindow, route: Route | None, locate_at: int) -> None:
+        """Assert that each unit is retransmitted, or located at `locate_at`, in time."""
+        context = self._context
+        for unit in window.inflight.values():
+            due = unit.retransmit_at
+            if route is not None and must_not_send(unit, route):
+                due = locate_at if not unit.is_absent else NEVER
+            assert context.next_timer <= max(due, context.now + window.retransmit_timeout.ns // 4)
+            assert unit.outcome is None or unit.message.seq in unit.outcome.open

@@ -16,21 +16,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ziplog.client.common.requests import NEVER
 from ziplog.client.common.unknown_outcome import UnknownOutcomes
 from ziplog.client.inserts import insert_errors
 from ziplog.client.inserts.copies import MAX_BACKOFF_NS, Copies
 from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES, InflightUnit, InsertCall, ShardWindow
-from ziplog.client.inserts.locate import LocateQueries, must_not_send
+from ziplog.client.inserts.locate import LocateQueries
 from ziplog.client.inserts.settling import SettledReports
 from ziplog.client.inserts.shard_selector import ShardSelector
 from ziplog.core.node import Broadcast
-from ziplog.errors import (
-    NoSuchRecordError,
-    ProtocolError,
-    RecordTooLargeError,
-    ZiplogError,
-)
+from ziplog.errors import NoSuchRecordError, ProtocolError, RecordTooLargeError, ZiplogError
 from ziplog.types import RecordId
 from ziplog.wire import Insert, InsertAck, Located, Refused
 
@@ -317,7 +311,7 @@ class Inserts:
                 self._postpone(window, unit, refused)
             case "expired":
                 window.since = max(window.since, refused.since)
-                self._on_identity_expired(window, unit, refused)
+                self._on_expired(window, unit, refused)
             case _:
                 unit.may_be_stale |= refused.code in {"not-ready", "wrong-view"}
                 unit.may_be_queued &= refused.copies < unit.copies and not unit.may_be_stale
@@ -344,9 +338,7 @@ class Inserts:
             self._fail(unit.call, error)
         self._fill(window)
 
-    def _on_identity_expired(
-        self, window: ShardWindow, unit: InflightUnit, refused: Refused
-    ) -> None:
+    def _on_expired(self, window: ShardWindow, unit: InflightUnit, refused: Refused) -> None:
         """Handle a server's report that it cannot distinguish this unit from a forgotten one.
 
         Servers do not forget a unit within the session timeout. If it was first sent within it, it
@@ -598,20 +590,10 @@ class Inserts:
                 assert not any(call in blocked for call in window.queue), (
                     "a blocked call could send more"
                 )
-            self._check_timers(window, route)
+            self._copies.check(window, route, self._locates[shard].due)
             for unit in window.inflight.values():
                 assert unit.call is None or unit.call.number in self._calls
         self._outcomes.check()
         for call in self._calls.values():
             assert self._context.next_timer <= call.request.deadline, "a deadline would be missed"
             assert call.open == call.gsns.count(None)
-
-    def _check_timers(self, window: ShardWindow, route: Route | None) -> None:
-        """Assert that each unit is retransmitted, or located, in time."""
-        context = self._context
-        for unit in window.inflight.values():
-            due = unit.retransmit_at
-            if route is not None and must_not_send(unit, route):
-                due = self._locates[window.shard].due if not unit.is_absent else NEVER
-            assert context.next_timer <= max(due, context.now + window.retransmit_timeout.ns // 4)
-            assert unit.outcome is None or unit.message.seq in unit.outcome.open

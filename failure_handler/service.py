@@ -166,18 +166,14 @@ class FailureHandler:
     def _on_received(self, src: bytes, message: Message) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
-            self._report_bad_message(
-                src, message, "the failure handler does not accept this message"
-            )
+            self._reject(src, message, "the failure handler does not accept this message")
         elif self.members.cluster and message.cluster not in {0, self.members.cluster}:
             here = f"this is the failure handler of cluster {self.members.cluster}"
-            self._report_bad_message(
-                src, message, f"it is for cluster {message.cluster}, but {here}"
-            )
+            self._reject(src, message, f"it is for cluster {message.cluster}, but {here}")
         else:
             handler(src, message)
 
-    def _report_bad_message(self, src: bytes, message: Message, why: str) -> None:
+    def _reject(self, src: bytes, message: Message, why: str) -> None:
         self._effects.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
 
     # --- consensus ---
@@ -199,7 +195,7 @@ class FailureHandler:
         result = self.state.apply(event.command)
         if result != event.result:
             self._effects.append(
-                Halt(f"consensus returned {event.result!r} for a command, but this node {result!r}")
+                Halt(f"command result: here {result!r}, in consensus {event.result!r}")
             )
             return
         for recovery in self._recoveries.values():
@@ -262,9 +258,7 @@ class FailureHandler:
         if not self.members.cluster or message.cluster != self.members.cluster:
             return  # the server repeats its report until this node knows the cluster
         if self.members.on_suspect(src, message, self._now) is None:
-            self._report_bad_message(
-                src, message, f"shard {message.shard} has no such server as {message.node}"
-            )
+            self._reject(src, message, f"shard {message.shard} has no server {message.node}")
         else:
             self._advance(message.shard)
 
@@ -279,7 +273,7 @@ class FailureHandler:
         """Whether a message came over this node's own connection to the membership service."""
         if src in self._service:
             return True
-        self._report_bad_message(src, message, "the sender is not the membership service")
+        self._reject(src, message, "the sender is not the membership service")
         return False
 
     def _on_cluster_info(self, src: bytes, message: ClusterInfo) -> None:
@@ -308,7 +302,7 @@ class FailureHandler:
         if not self._is_from_service(src, message):
             return
         if message.code == "wrong-cluster":
-            self._report_bad_message(src, message, message.detail)
+            self._reject(src, message, message.detail)
         elif message.shard in self._recoveries:
             self._recovery(message.shard).on_refused(message.detail)
             self._advance(message.shard)

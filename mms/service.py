@@ -130,7 +130,7 @@ class MembershipService:
             self.state, self.servers, (*config.mms, *config.failure_handlers)
         )
         self._failure_handlers: Final = FailureHandlers(config.failure_handlers)
-        self._client_requests: Final = ClientRequests(
+        self._requests: Final = ClientRequests(
             config, name, self.state, self.servers, self.plan, self._failure_handlers,
             pid=pid, incarnation=incarnation,
         )  # fmt: skip
@@ -168,8 +168,7 @@ class MembershipService:
         """Process one event; see `ziplog.core.node`."""
         self._now = now
         if self._leading and self._was_paused:
-            # This process was paused; the servers may have sent heartbeats meanwhile.
-            self.servers.forgive_silence_before(now)
+            self.servers.forgive_silence_before(now)  # heartbeats may have come meanwhile
         match event:
             case Received():
                 self._on_received(event.src, event.message)
@@ -180,7 +179,7 @@ class MembershipService:
             case LeaderChanged():
                 self._on_leader_changed(event)
             case PeersChanged():
-                self._client_requests.connected = event.connected
+                self._requests.connected = event.connected
             case Restored():
                 self._on_restored(event.snapshot)
         effects, self._effects = self._effects, []
@@ -193,11 +192,8 @@ class MembershipService:
         if not self.state.cluster:
             return self._create_at
         due = min(self._housekeeping_at, self._lease_due())
-        others = [
-            *self._client_requests.next_wakeup(self._now),
-            *self._reconfiguration.next_wakeup(),
-        ]
-        return min([due, *others])
+        changes = self._reconfiguration.next_wakeup()
+        return min([due, *self._requests.next_wakeup(self._now), *changes])
 
     def _on_wakeup(self) -> None:
         if not self._leading:
@@ -209,41 +205,35 @@ class MembershipService:
             self._do_housekeeping()
         if self._now >= self._lease_due():
             self._propose_lease()
-        self._effects += self._client_requests.propose_barrier(self._now)
-        self._effects += self._client_requests.advance(self._now)
-        self._advance_reconfiguration()
+        self._effects += self._requests.propose_barrier(self._now)
+        self._effects += self._requests.advance(self._now)
+        self._advance_changes()
 
     def _on_received(self, src: bytes, message: Message) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
-            self._report_bad_message(
-                src, message, "the membership service does not accept this message"
-            )
+            self._reject(src, message, "the membership service does not accept this message")
             return
         if self.state.cluster and message.cluster not in {0, self.state.cluster}:
             here = f"this is cluster {self.state.cluster}"
-            self._report_bad_message(
-                src, message, f"it is for cluster {message.cluster}, but {here}"
-            )
+            self._reject(src, message, f"it is for cluster {message.cluster}, but {here}")
             shard, request = getattr(message, "shard", 0), getattr(message, "request", 0)
             refused = Refused(self.state.cluster, shard, 0, 0, request, "wrong-cluster", here)
             self._effects.append(Send(src, refused))
             return
         leads = self._leading and self.state.cluster
         if type(message) in _FOR_THE_LEADER and not leads:
-            self._effects.append(
-                self._client_requests.not_leader(src, getattr(message, "request", 0))
-            )
+            self._effects.append(self._requests.not_leader(src, getattr(message, "request", 0)))
             return
         handler(src, message)
 
-    def _report_bad_message(self, src: bytes, message: Message, why: str) -> None:
+    def _reject(self, src: bytes, message: Message, why: str) -> None:
         self._effects.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
 
     # --- consensus ---
 
     def _on_leader_changed(self, event: LeaderChanged) -> None:
-        self._client_requests.leader = event.leader
+        self._requests.leader = event.leader
         if event.is_self and not self._leading:
             self._leading = True
             self._leading_since = self._housekeeping_at = self._now
@@ -256,9 +246,9 @@ class MembershipService:
         elif not event.is_self and self._leading:
             self._leading = False
             self._recoveries.abandon()
-            self._effects += self._client_requests.abandon()
+            self._effects += self._requests.abandon()
             for src, request in self._reconfiguration.abandon():
-                self._effects.append(self._client_requests.not_leader(src, request))
+                self._effects.append(self._requests.not_leader(src, request))
 
     def _create(self) -> None:
         """Create the cluster, unless it exists and only this directory has lost it."""
@@ -271,9 +261,9 @@ class MembershipService:
             if not self._has_warned:
                 self._has_warned = True
                 self._effects.append(LogWarning(
-                    f"no cluster is created: storage servers belong to cluster {min(others)}, which"
-                    " this node does not know. Restore the membership service's data directories;"
-                    " or remove those of all storage servers, to start without the old records"
+                    f"no cluster is created: storage servers belong to cluster {min(others)}."
+                    " Restore the membership service's data directories; or, to start without the"
+                    " old records, remove the data directories of all storage servers"
                 ))  # fmt: skip
             return
         command = CreateCluster(
@@ -287,7 +277,7 @@ class MembershipService:
         result = self.state.apply(event.command)
         if result != event.result:
             self._effects.append(
-                Halt(f"consensus returned {event.result!r} for a command, but this node {result!r}")
+                Halt(f"command result: here {result!r}, in consensus {event.result!r}")
             )
             return
         refusal = decode_refusal(result)
@@ -304,7 +294,7 @@ class MembershipService:
             case GrantLease() if command.lease != before:
                 self._on_lease_granted(command)
             case Barrier():
-                self._effects += self._client_requests.on_barrier(command, self._now)
+                self._effects += self._requests.on_barrier(command, self._now)
             case RemoveShard():
                 self._on_shard_removed(command)
             case RecordLoss():
@@ -315,8 +305,8 @@ class MembershipService:
         if self.state.trim != trim:
             self.plan.set_history_size(self.state.history_bytes, self._now)
             self._announce()
-        self._effects += self._client_requests.advance(self._now)
-        self._advance_reconfiguration()
+        self._effects += self._requests.advance(self._now)
+        self._advance_changes()
 
     def _on_refused(self, command: AnyCommand, refusal: Refusal) -> None:
         match command:
@@ -420,7 +410,7 @@ class MembershipService:
         if self._was_paused:
             self._stragglers.forget_checks()
         self._housekeeping_at = now + HOUSEKEEPING_NS
-        self._effects += self._client_requests.reject_lost(now)
+        self._effects += self._requests.reject_lost(now)
         if self.state.last is None:
             self._plan_first_lease()
             return
@@ -446,9 +436,7 @@ class MembershipService:
         now = self._now
         server = self.servers.on_heartbeat(src, message, now)
         if server is None:
-            self._report_bad_message(
-                src, message, f"shard {message.shard} has no such server as {message.node}"
-            )
+            self._reject(src, message, f"shard {message.shard} has no server {message.node}")
             return
         if not self._leading:
             return
@@ -469,8 +457,8 @@ class MembershipService:
         self._check_joining(server.shard)
         if now >= self._lease_due():
             self._propose_lease()
-        self._effects += self._client_requests.advance(now)
-        self._advance_reconfiguration()
+        self._effects += self._requests.advance(now)
+        self._advance_changes()
 
     def _observe_member(self, message: Heartbeat) -> None:
         """Record a member's rate, and how late it is."""
@@ -478,9 +466,8 @@ class MembershipService:
         if self._is_active():
             self._weights.observe(shard, message.rate_per_s)
             self._check_weights()
-        if self._stragglers.on_heartbeat(
-            shard, message.frontier, now, is_watched=message.is_watched
-        ):
+        has_readers = message.is_watched
+        if self._stragglers.on_heartbeat(shard, message.frontier, now, is_watched=has_readers):
             self._change_members()
 
     def _check_weights(self) -> None:
@@ -494,13 +481,11 @@ class MembershipService:
 
     def _on_rate(self, src: bytes, message: Rate) -> None:
         if not self.servers.is_primary(src, message.shard, message.view):
-            self._report_bad_message(
-                src, message, f"the sender is not the primary of shard {message.shard}"
-            )
+            self._reject(src, message, f"the sender is not the primary of shard {message.shard}")
             return
         if self._leading and not message.per_s:
             self._reconfiguration.on_drained(message.shard)
-            self._advance_reconfiguration()
+            self._advance_changes()
         if not self._leading or message.shard not in self._live:
             return
         self._weights.set_rate(message.shard, message.per_s)
@@ -514,20 +499,16 @@ class MembershipService:
 
     def _on_frontier(self, src: bytes, message: Frontier) -> None:
         if not self.servers.is_route_of(src, message.shard):
-            self._report_bad_message(
-                src, message, f"the sender is not a server of shard {message.shard}"
-            )
+            self._reject(src, message, f"the sender is not a server of shard {message.shard}")
             return
         self.servers.raise_frontier(message.shard, message.frontier)
-        self._effects += self._client_requests.advance(self._now)
+        self._effects += self._requests.advance(self._now)
 
     # --- the failure handler ---
 
     def _on_handler_heartbeat(self, src: bytes, message: HandlerHeartbeat) -> None:
         if not self._failure_handlers.on_heartbeat(message, self._now):
-            self._report_bad_message(
-                src, message, f"{message.node} is not a failure handler of this cluster"
-            )
+            self._reject(src, message, f"{message.node} is not a failure handler of this cluster")
 
     def _on_remove(self, src: bytes, message: Remove) -> None:
         self._effects += self._recoveries.on_remove(src, message, self._now)
@@ -566,7 +547,7 @@ class MembershipService:
 
     def _on_change_shard(self, src: bytes, message: ChangeShard) -> None:
         self._effects += self._reconfiguration.submit(src, message, self._now)
-        self._advance_reconfiguration()
+        self._advance_changes()
 
     def _on_shard_changed(self, command: PlaceShard | RetireShard | FinalizeShard) -> None:
         self._on_placements()
@@ -574,7 +555,7 @@ class MembershipService:
         if self._leading and self.state.last is not None:
             self._announce_to_servers(shard)
 
-    def _advance_reconfiguration(self) -> None:
+    def _advance_changes(self) -> None:
         """Take the next steps for shards that join, leave and are finalized."""
         if not self._leading:
             return
@@ -595,13 +576,13 @@ class MembershipService:
     # --- clients ---
 
     def _on_hello(self, src: bytes, message: Hello) -> None:
-        self._effects.append(self._client_requests.hello(src, message, self._now))
+        self._effects.append(self._requests.hello(src, message, self._now))
 
     def _on_read(self, src: bytes, message: LeaseQuery | Trim) -> None:
-        self._effects += self._client_requests.submit(src, message, self._now)
+        self._effects += self._requests.submit(src, message, self._now)
 
     def _on_status_query(self, src: bytes, message: StatusQuery) -> None:
-        self._effects.append(self._client_requests.status(src, message, self._now))
+        self._effects.append(self._requests.status(src, message, self._now))
 
     def check(self) -> None:
         """Assert the invariants of this node and of its parts."""
@@ -612,6 +593,6 @@ class MembershipService:
         self._weights.check(self.plan.members)
         assert self.plan.last == self.state.last
         assert {server.shard for server in self.servers} >= set(self.state.placements)
-        waiting = len(self._client_requests)
+        waiting = len(self._requests)
         assert waiting <= MAX_PENDING
         assert self._leading or not waiting

@@ -128,7 +128,7 @@ def remove(
     """
     with connect(bootstrap, timeout) as log, _progress(log, number):
         log.remove_shard(number, timeout=timeout)
-    say(f"shard {number} takes no more records; keep its servers running: it stays readable")
+    say(f"shard {number} takes no more records; it stays readable, so keep its servers running")
 
 
 @app.command()
@@ -142,7 +142,7 @@ def finalize(
     """
     with connect(bootstrap, timeout) as log, _progress(log, number):
         log.finalize_shard(number, timeout=timeout)
-    say(f"shard {number} is finalized; keep its servers running: it stays readable")
+    say(f"shard {number} is finalized; it stays readable, so keep its servers running")
 
 
 def _add_on_this_machine(log: ziplog.Log, directory: Path, until: float) -> ShardConfig:

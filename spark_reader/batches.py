@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from spark_reader.options import Options
-    from ziplog.segments.blocks import Block, Layout
+    from ziplog.segments.blocks import Block, ColumnLayout
 
 MAX_ROWS: Final = 65_536
 #: A key that is stored once for many rows is there for each of them in a batch.
@@ -134,7 +134,7 @@ class _View:
 
     def __init__(self, block: Block) -> None:
         self.block: Final = block
-        self.places: Final[Layout] = layout(block.rows, has_keys=block.has_keys)
+        self.places: Final[ColumnLayout] = layout(block.rows, has_keys=block.has_keys)
         self._columns: Final = memoryview(block.columns)
 
     def buffer(self, place: slice) -> pa.Buffer:

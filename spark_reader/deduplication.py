@@ -103,7 +103,7 @@ def _take(writers: WriterTable, block: Block, high: int) -> list[tuple[int, int]
     for run in block.origins:
         count = min(run.count, high - run.at)
         if count > 0:
-            old = writers.fresh(run.origin, count)
+            old = writers.first_new_row(run.origin, count)
             if old:
                 found.append((run.at, run.at + old))
     return found

@@ -21,8 +21,8 @@ from spark_reader.reading import Replicas, Session, first_block, fuller, in_bloc
 from ziplog.config import load
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ConfigError, UnavailableError
-from ziplog.segments.block_reader import Archive
-from ziplog.segments.buffer_pool import ReadMemory
+from ziplog.segments.block_reader import BlockReader
+from ziplog.segments.buffer_pool import BufferPool
 from ziplog.segments.entry import UnreadableError
 from ziplog.segments.identity import IDENTITY_FILE, Identity, decode_identity
 
@@ -65,7 +65,7 @@ class FileSource(msgspec.Struct, frozen=True):
     #: None: not looked for yet.
     found: _Found | None = None
 
-    def open(self, memory: ReadMemory | None = None) -> FileSession:
+    def open(self, memory: BufferPool | None = None) -> FileSession:
         """Look what is there; see `Source.open`.
 
         Raises:
@@ -80,7 +80,7 @@ class FileSource(msgspec.Struct, frozen=True):
                 found = _find(path)
         except OSError as error:
             raise ConfigError(PATH, str(path), f"{_RULE} ({error.strerror})") from None
-        return FileSession(self.options, found, memory or ReadMemory())
+        return FileSession(self.options, found, memory or BufferPool())
 
 
 def _find(path: Path) -> _Found:
@@ -130,7 +130,7 @@ def _shard_of(path: Path, node: str) -> int:
 class FileSession(Session):
     """The directories of all servers, shard by shard."""
 
-    def __init__(self, options: Options, found: _Found, memory: ReadMemory) -> None:
+    def __init__(self, options: Options, found: _Found, memory: BufferPool) -> None:
         super().__init__(options)
         self._found: Final = found
         self._directories: Final = {
@@ -138,7 +138,7 @@ class FileSession(Session):
             for shard, servers in sorted(found.servers.items())
         }
         self._archives: Final = {
-            shard: [Archive(path, memory) for path in each]
+            shard: [BlockReader(path, memory) for path in each]
             for shard, each in self._directories.items()
         }
 
@@ -225,7 +225,7 @@ class FileSession(Session):
 class _Directories(Replicas):
     """What a shard's servers have on their disks."""
 
-    def __init__(self, session: FileSession, archives: list[Archive]) -> None:
+    def __init__(self, session: FileSession, archives: list[BlockReader]) -> None:
         self._session, self._archives = session, archives
 
     def close(self) -> None:
@@ -263,21 +263,21 @@ class _Directories(Replicas):
             at = kept
 
 
-def _end(archive: Archive) -> int:
+def _end(archive: BlockReader) -> int:
     try:
         return archive.stable_end
     except UnreadableError:
         return 1
 
 
-def _trim(archive: Archive) -> int:
+def _trim(archive: BlockReader) -> int:
     try:
         return archive.trim
     except UnreadableError:
         return archive.start
 
 
-def _steps(archive: Archive, directory: Path) -> list[tuple[int, int]]:
+def _steps(archive: BlockReader, directory: Path) -> list[tuple[int, int]]:
     """Return where blocks end, and segments that have none, each with its size in bytes."""
     rows = {segment.name: index.blocks for segment, index in archive.indexed()}
     listed = [entry.segment for entry in archive.listed()]

@@ -23,7 +23,7 @@ from ziplog.archive.client import ArchiveClient
 from ziplog.client import arguments
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ClosedError, NoSuchRecordError, TrimmedError, UnavailableError
-from ziplog.segments.buffer_pool import ReadMemory
+from ziplog.segments.buffer_pool import BufferPool
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class LogSource(msgspec.Struct, frozen=True):
     #: None: nothing was found out yet.
     found: _Found | None = None
 
-    def open(self, memory: ReadMemory | None = None) -> LogSession:
+    def open(self, memory: BufferPool | None = None) -> LogSession:
         """Connect, or leave that for when it is needed; see `Source.open`.
 
         Raises:
@@ -62,7 +62,7 @@ class LogSource(msgspec.Struct, frozen=True):
             UnavailableError: nobody answers.
 
         """
-        session = LogSession(self, memory or ReadMemory())
+        session = LogSession(self, memory or BufferPool())
         if self.found is None:
             session.connect()
         return session
@@ -71,7 +71,7 @@ class LogSource(msgspec.Struct, frozen=True):
 class LogSession(Session):
     """Clients of the cluster's archives, and of the cluster once that is needed."""
 
-    def __init__(self, source: LogSource, memory: ReadMemory) -> None:
+    def __init__(self, source: LogSource, memory: BufferPool) -> None:
         super().__init__(source.options)
         self._connected: ziplog.Log | None = None
         self._is_closed = False
@@ -267,7 +267,7 @@ class _Servers(Replicas):
             session = self._session
             client = self._open[endpoint] = ArchiveClient(
                 *endpoint, session.number, self._shard,
-                timeout_s=session.timeout_s, memory=session.memory,
+                timeout_s=session.timeout_s, pool=session.memory,
             )  # fmt: skip
         return client
 

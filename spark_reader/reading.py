@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from spark_reader.planning import Piece
     from ziplog.core.entries import Unit
     from ziplog.core.writer_table import WriterTable
-    from ziplog.segments.buffer_pool import ReadMemory
+    from ziplog.segments.buffer_pool import BufferPool
 
 
 class Pinned(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class HasEpochs(Protocol):
 class Source(Protocol):
     """Where a load reads; may be sent to another process."""
 
-    def open(self, memory: ReadMemory | None = None) -> Session:
+    def open(self, memory: BufferPool | None = None) -> Session:
         """Open it; close what is returned.
 
         Args:

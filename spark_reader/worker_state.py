@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from functools import cache
 
-from ziplog.segments.buffer_pool import ReadMemory
+from ziplog.segments.buffer_pool import BufferPool
 
 
 @cache
@@ -19,6 +19,6 @@ def spare_modules() -> None:
 
 
 @cache
-def read_memory() -> ReadMemory:
+def read_memory() -> BufferPool:
     """Return the memory that this process's tasks read into."""
-    return ReadMemory()
+    return BufferPool()

@@ -260,7 +260,11 @@ class ClusterConfig:
         )
         if self.raft_password is None:
             raise ConfigError(
-                "raft_password in [cluster]", None, "16 to 256 characters outside loopback"
+                "raft_password in [cluster]",
+                None,
+                "16 to 256 characters outside loopback",
+                message="raft_password in [cluster] is required outside loopback; give 16 to 256"
+                " characters",
             )
 
     @property
@@ -349,7 +353,12 @@ def load(path: Path) -> ClusterConfig:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError("cluster file", str(path), f"a readable file ({reason})") from error
+        raise ConfigError(
+            "cluster file",
+            str(path),
+            "a readable file",
+            message=f"cannot read the cluster file {path}: {reason}",
+        ) from error
     config = parse(text, path)
     if config.raft_password is not None and path.stat().st_mode & 0o077:
         mode = f"{path.stat().st_mode & 0o777:04o}"
@@ -367,9 +376,16 @@ def parse(text: str, path: Path) -> ClusterConfig:
     try:
         return _parse(tomllib.loads(text), path)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError("cluster file", str(path), f"TOML ({error})") from error
+        raise ConfigError(
+            "cluster file",
+            str(path),
+            "TOML",
+            message=f"the cluster file {path} is not valid TOML: {error}",
+        ) from error
     except ConfigError as error:
-        raise ConfigError(error.name, error.value, error.allowed, str(path)) from error
+        raise ConfigError(
+            error.name, error.value, error.allowed, str(path), message=error.message
+        ) from error
 
 
 def dump(config: ClusterConfig, *, explain: bool = False) -> str:
@@ -484,7 +500,12 @@ def _values(
     refuse_unknown(table, (*keys, *also), where)
     for name, (key, default) in keys.items():
         if name not in table and default is dataclasses.MISSING:
-            raise ConfigError(f"{name} in {where}", None, f"given: {key.allowed}")
+            raise ConfigError(
+                f"{name} in {where}",
+                None,
+                key.allowed,
+                message=f"{name} is missing in {where}; it must be {key.allowed}",
+            )
     return {name: value for name, value in table.items() if name in keys}
 
 
@@ -495,7 +516,10 @@ def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str
         if name not in names:
             near = difflib.get_close_matches(name, names, 1, 0.0)
             raise ConfigError(
-                f"unknown key {name!r} in {where}", value, f"left out (did you mean {near[0]!r}?)"
+                f"unknown key {name!r} in {where}",
+                value,
+                f"left out (did you mean {near[0]!r}?)",
+                message=f"unknown key {name!r} in {where}; did you mean {near[0]!r}?",
             )
 
 
@@ -518,15 +542,24 @@ def _check_nodes(config: ClusterConfig) -> None:
     agreeing = (*config.mms, *config.failure_handlers)
     for node in config.nodes:
         if (node.raft_port is not None) != (node in agreeing):
-            only = "left out: only [[mms]] and [[failure_handler]] nodes have one"
-            allowed = "given" if node in agreeing else only
-            raise ConfigError(f"raft_port of node {node.name!r}", node.raft_port, allowed)
+            name = f"raft_port of node {node.name!r}"
+            if node in agreeing:
+                raise ConfigError(
+                    name, node.raft_port, "given", message=f"{name} is missing; it is required"
+                )
+            only = "only [[mms]] and [[failure_handler]] nodes have a raft_port"
+            raise ConfigError(name, node.raft_port, "left out", message=f"remove {name}: {only}")
 
 
 def _check_unique(what: str, values: list[Any]) -> None:
     for index, value in enumerate(values):
         if value in values[:index]:
-            raise ConfigError(what, value, "used once in the file")
+            raise ConfigError(
+                what,
+                value,
+                "used once in the file",
+                message=f"{what} {value!r} is used more than once in the file",
+            )
 
 
 def _ports(node: NodeConfig) -> list[int]:

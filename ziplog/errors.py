@@ -1,4 +1,4 @@
-"""Every exception that leaves this library. Exceptions carry data; the text is built from it.
+"""All exceptions of this library. Exceptions carry data; the text is built from it.
 
 ZiplogError                     .retriable: bool
 ├── ConfigError                 also a ValueError
@@ -9,8 +9,8 @@ ZiplogError                     .retriable: bool
 ├── RecordTooLargeError         .size, .limit, .what, .index
 ├── NoSuchRecordError           the position holds no record
 ├── TrimmedError                .first: the first position still there
-└── ProtocolError               a peer sent what it may not
-    └── LocalProtocolError      we did
+└── ProtocolError               a peer sent an invalid message
+    └── LocalProtocolError      this side built an invalid message
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from ziplog.types import RecordId
 
 
-#: Nobody else knows what became of the insert.
-ONLY_ITS_CLIENT = "only the client that raised it can tell, while it is open"
+#: The outcome of an insert is known to the client that sent it, and to no other process.
+ONLY_ITS_CLIENT = "only the client that raised it can resolve it, and only while it is open"
 
 
 class ZiplogError(Exception):
     """Base of all errors of this library."""
 
-    #: True if the same call may be made again without harm.
+    #: True if the same call may safely be repeated.
     retriable: bool = False
 
-    #: For `insert_many`: the rid of each payload, None where it has none; else empty.
+    #: For `insert_many`: the rid of each payload, None for a payload without one; else empty.
     results: list[RecordId | None]
 
     def __init__(self, message: str) -> None:
@@ -42,18 +42,25 @@ class ZiplogError(Exception):
 
 
 class ConfigError(ZiplogError, ValueError):
-    """A bad file, option or argument: which one, what it was, and what it may be."""
+    """A bad file, option or argument: its name, its value, and the values that are allowed.
 
-    def __init__(self, name: str, value: object, allowed: str, where: str = "") -> None:
+    The text is "NAME is VALUE; it must be ALLOWED", or `message` where that would not be English.
+    """
+
+    def __init__(
+        self, name: str, value: object, allowed: str, where: str = "", *, message: str = ""
+    ) -> None:
         self.name, self.value, self.allowed, self.where = name, value, allowed, where
+        #: The whole sentence, if one was given; otherwise empty.
+        self.message = message
         prefix = f"{where}: " if where else ""
-        super().__init__(f"{prefix}{name} is {value!r}; it must be {allowed}")
+        super().__init__(prefix + (message or f"{name} is {value!r}; it must be {allowed}"))
 
 
 class ClosedError(ZiplogError):
     """The client was closed before or during the call."""
 
-    def __init__(self, what: str = "this client", hint: str = "connect again to go on") -> None:
+    def __init__(self, what: str = "this client", hint: str = "connect again to continue") -> None:
         super().__init__(f"{what} is closed; {hint}")
 
 
@@ -68,33 +75,33 @@ class DeadlineError(UnavailableError, TimeoutError):
 
 
 class OutcomeUnknownError(ZiplogError, TimeoutError):
-    """The deadline passed while an insert was under way: it may have happened.
+    """The deadline passed while an insert was in flight: it may have happened.
 
-    `resolve` finds out, as long as the client is open and was not idle for more than 10 minutes.
+    `resolve` determines the outcome while the client is open and was not idle for over 10 minutes.
     """
 
     def __init__(self, message: str, *, shard: int, seq: int, doubt: object = None) -> None:
         self.shard, self.seq = shard, seq
-        #: What the client that raised this needs to find out.
+        #: The client's own data about the insert, for `resolver`.
         self.doubt = doubt
-        #: How to ask it: the argument is the time-out. None: no client raised this.
+        #: Determines the outcome; the argument is the time-out. None: no client raised this error.
         self.resolver: Callable[[float | None], Any] | None = None
         super().__init__(message)
 
     def resolve(self, timeout: float | None = None) -> Any:
-        """Wait until it is known what became of the insert, and return that.
+        """Wait until the outcome of the insert is known, and return it.
 
-        Of a single insert: its RecordId, or None if it never will exist (then it may be repeated).
-        Of `insert_many`: a list with one or the other for each payload, which `results` holds too.
-        For an asyncio client this is a coroutine. May be called again, and from any thread that may
-        use the client.
+        For a single insert: its RecordId, or None if it will never exist (repeating it is safe).
+        For `insert_many`: a list with one of these for each payload; `results` holds it too.
+        For an asyncio client this is a coroutine. It may be called repeatedly, and from any thread
+        that may use the client.
 
         Args:
             timeout: in seconds; None: the client's default.
 
         Raises:
-            OutcomeUnknownError: it is still not known at the time-out, or never will be.
-            ClosedError: the client was closed, or this error is not one that a client raised.
+            OutcomeUnknownError: the outcome is not known at the time-out, or never will be.
+            ClosedError: the client was closed, or no client raised this error.
 
         """
         if self.resolver is None:
@@ -109,13 +116,13 @@ class RecordTooLargeError(ZiplogError, ValueError):
         self, size: int, limit: int, what: str = "payload", index: int | None = None
     ) -> None:
         self.size, self.limit, self.what = size, limit, what
-        #: Of a call with several records: which one's, from 0 on.
+        #: For a call with several records: the index of the record, from 0.
         self.index = index
         super().__init__(f"{what} has {size} bytes; this cluster takes at most {limit}")
 
 
 class NoSuchRecordError(ZiplogError, LookupError):
-    """The position holds no record: undecided, a no-op, or of another shard."""
+    """The position holds no record: it is undecided, a no-op, or owned by another shard."""
 
     def __init__(self, rid: RecordId, reason: str) -> None:
         self.rid = rid
@@ -131,8 +138,8 @@ class TrimmedError(ZiplogError, LookupError):
 
 
 class ProtocolError(ZiplogError):
-    """A peer sent what it may not; the message was dropped."""
+    """A peer sent an invalid message; the message was dropped."""
 
 
 class LocalProtocolError(ProtocolError):
-    """This side was about to send what it may not: a bug of ours or a misuse of the API."""
+    """This side built an invalid message: a bug of this library, or a misuse of its API."""

@@ -398,16 +398,25 @@ def _shards(count: int, f: int, ports: Iterator[int]) -> tuple[ShardConfig, ...]
 def _write(directory: Path, config: ClusterConfig) -> None:
     for node in config.nodes:
         if (directory / node.name).exists():
-            allowed = f"without {node.name!r}, which another cluster may have left there"
-            raise ConfigError("data directory", str(directory), allowed)
+            sentence = (
+                f"the data directory {directory} already contains {node.name!r}, perhaps from"
+                " another cluster; move it away, or use another directory"
+            )
+            raise ConfigError(
+                "data directory", str(directory), f"without {node.name!r}", message=sentence
+            )
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = directory / CLUSTER_FILE
         path.touch(mode=0o600)
         path.write_text(dump(config), encoding="utf-8")
     except OSError as error:
-        allowed = f"a directory that can be written ({error.strerror})"
-        raise ConfigError("data directory", str(directory), allowed) from error
+        raise ConfigError(
+            "data directory",
+            str(directory),
+            "a writable directory",
+            message=f"cannot write to the data directory {directory}: {error.strerror}",
+        ) from error
 
 
 def _remove_files(directory: Path, nodes: list[str]) -> None:

@@ -21,7 +21,7 @@ from bulk import floor, reading
 from bulk.stage import Shape, Stage, staged
 from spark_reader.ranges import read_range
 from ziplog.archive.client import ArchiveClient
-from ziplog.segments.block_reader import Archive
+from ziplog.segments.block_reader import BlockReader
 from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def from_archive(stage: Stage) -> int:
 def from_files(stage: Stage) -> int:
     """Take all blocks of the shard's files; return how many rows these have."""
     name = stage.cluster.config.shards[0].replicas[0].name
-    return _rows(Archive(stage.files / name / "segments").block)
+    return _rows(BlockReader(stage.files / name / "segments").block)
 
 
 def _rows(ask: Ask) -> int:

@@ -20,16 +20,16 @@ from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ProtocolError
 from ziplog.segments.block_file import (
     MAGIC,
+    BlockFileIndex,
     BlockIndex,
     Part,
-    RowsIndex,
     encode_footer,
     encode_origins,
     encode_writers,
     part_of,
 )
-from ziplog.segments.block_reader import Archive, read_table
-from ziplog.segments.blocks import BLOCK_BYTES, MOST_BYTES, cut_block
+from ziplog.segments.block_reader import BlockReader, read_table
+from ziplog.segments.blocks import BLOCK_BYTES, MAX_BLOCK_BYTES, cut_block
 from ziplog.segments.entry import UnreadableError
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from ziplog.segments.blocks import Block, Cut
-    from ziplog.segments.directory import Listed
+    from ziplog.segments.blocks import Block, BlockCut
+    from ziplog.segments.directory import ListedSegment
     from ziplog.segments.segment import Segment
 
 #: What is read at first: a block is a little longer than its least length.
@@ -50,7 +50,7 @@ SUFFIX: Final = ".making"
 class _Task(NamedTuple):
     """A segment that rows can be made of."""
 
-    entry: Listed
+    entry: ListedSegment
     #: All that the shard owns from there on, up to its end, is in it; 0: from its first entry on.
     start: int
     #: The writers' table before it; None: not known.
@@ -64,7 +64,7 @@ class Maker:
         """Make rows in `directory`; with less free space than the reserve, make none."""
         self._directory, self._reserve_bytes = directory, reserve_bytes
         self.pace: Final = Pace()
-        self._archive: Final = Archive(directory)
+        self._archive: Final = BlockReader(directory)
         #: Segments that cannot be read: file and length.
         self._damaged: dict[str, tuple[int, int]] = {}
         self._log = structlog.get_logger()
@@ -93,7 +93,7 @@ class Maker:
 
     def _tidy(self) -> None:
         """Take away rows whose segment is gone, and what was not finished."""
-        names = {entry.segment.rows_name for entry in self._archive.listed()}
+        names = {entry.segment.block_file_name for entry in self._archive.listed()}
         for path in self._directory.iterdir():
             is_rows = path.name.endswith(".rows") and path.name not in names
             if is_rows or path.name.endswith(SUFFIX):
@@ -102,7 +102,7 @@ class Maker:
     def _next(self, stable: int, done: set[str]) -> _Task | None:
         """Return the first segment that needs rows and can have them."""
         rows = {segment.name: index for segment, index in self._archive.indexed()}
-        before: Listed | None = None
+        before: ListedSegment | None = None
         for entry in self._archive.listed():
             segment = entry.segment
             if entry.limit > stable + 1:
@@ -125,17 +125,17 @@ class Maker:
             before = entry
         return None
 
-    def _table(self, before: Listed | None, part: Part | None) -> WriterTable | None:
+    def _table(self, before: ListedSegment | None, part: Part | None) -> WriterTable | None:
         """Return the table that the segment before ends with."""
         if before is None or part is None:
             return WriterTable()
-        return read_table(self._directory / before.segment.rows_name, part)
+        return read_table(self._directory / before.segment.block_file_name, part)
 
-    def _is_damaged(self, entry: Listed) -> bool:
+    def _is_damaged(self, entry: ListedSegment) -> bool:
         stamp = self._damaged.get(entry.segment.name)
         return stamp is not None and stamp == self._stamp(entry)
 
-    def _stamp(self, entry: Listed) -> tuple[int, int]:
+    def _stamp(self, entry: ListedSegment) -> tuple[int, int]:
         with suppress(OSError):
             facts = (self._directory / entry.segment.name).stat()
             return facts.st_ino, facts.st_size
@@ -146,7 +146,7 @@ class Maker:
     def _make(self, task: _Task) -> None:
         entry = task.entry
         path = self._directory / entry.segment.name
-        target = self._directory / entry.segment.rows_name
+        target = self._directory / entry.segment.block_file_name
         # Of this process alone: another one may be about to end.
         fresh = target.with_name(f"{target.name}.{os.getpid()}{SUFFIX}")
         try:
@@ -203,20 +203,20 @@ def _write(
             start = cut.block.stop
             if writers is not None:
                 for run in cut.block.origins:
-                    writers.fresh(run.origin, run.count)
+                    writers.first_new_row(run.origin, run.count)
         at += cut.size
     if last_fseq != entry.limit - 1:
         raise UnreadableError(f"{segment.name} ends with entry {last_fseq}, not {entry.limit - 1}")
     table = _put_table(writers, file) if writers is not None else None
     begin = blocks[0].start if blocks else max(segment.base, task.start)
     stop = blocks[-1].stop if blocks else begin
-    index = RowsIndex(
+    index = BlockFileIndex(
         segment.number, segment.salt, size, last_fseq, begin, stop, blocks, table, before
     )
     file.write(encode_footer(index))
 
 
-def _cut(fd: int, at: int, size: int, start: int, last_fseq: int, segment: Segment) -> Cut:
+def _cut(fd: int, at: int, size: int, start: int, last_fseq: int, segment: Segment) -> BlockCut:
     """Return the block that begins at a place of the file."""
     window = _WINDOW_BYTES
     while True:
@@ -224,7 +224,7 @@ def _cut(fd: int, at: int, size: int, start: int, last_fseq: int, segment: Segme
         data = os.pread(fd, wanted, at)
         if len(data) < wanted:
             raise UnreadableError(f"{segment.name} became shorter")
-        is_end = wanted == size - at or wanted >= MOST_BYTES
+        is_end = wanted == size - at or wanted >= MAX_BLOCK_BYTES
         cut = cut_block(data, segment.salt, start, last_fseq, segment.name, is_end=is_end)
         if cut is not None:
             return cut

@@ -21,20 +21,20 @@ from ziplog.archive.messages import (
     BLOCK,
     LOCATE,
     LOCATED,
-    MOST_PLACES,
+    MAX_PLACES,
     NEXT,
     REQUEST_BYTES,
-    STRANGER,
     WRITERS,
+    WRONG_SHARD,
     Answer,
     Places,
     decode_request,
     encode_answer,
     encode_places,
 )
-from ziplog.archive.sockets import is_here, receive
+from ziplog.archive.sockets import is_same_machine, receive
 from ziplog.segments.block_file import encode_writers, part_of
-from ziplog.segments.block_reader import Archive
+from ziplog.segments.block_reader import BlockReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,7 +79,7 @@ class ArchiveServer:
             OSError: it cannot.
 
         """
-        self._archive: Final = Archive(directory)
+        self._archive: Final = BlockReader(directory)
         # An archive is of one thread; what it is asked takes little time.
         self._looking: Final = threading.Lock()
         self._board, self._shard = board, shard
@@ -142,7 +142,7 @@ class ArchiveServer:
         """Answer a request; whether the connection may go on."""
         cluster = self._board.cluster
         if not cluster or (request.cluster, request.shard) != (cluster, self._shard):
-            connection.sendall(encode_answer(Answer(STRANGER)))
+            connection.sendall(encode_answer(Answer(WRONG_SHARD)))
             return False
         if request.kind == WRITERS:
             with self._looking:
@@ -152,7 +152,7 @@ class ArchiveServer:
             connection.sendall(encode_answer(answer) + content)
             return True
         with self._looking:
-            found = self._archive.find(request.gsn, MOST_PLACES)
+            found = self._archive.find(request.gsn, MAX_PLACES)
             is_sealed = self._board.trim <= request.gsn < self._archive.sealed_end
             if not isinstance(found, int) and request.gsn < self._board.trim:
                 # The server says what it says of a position that was trimmed.
@@ -162,7 +162,7 @@ class ArchiveServer:
                 self._on_missing()
             connection.sendall(encode_answer(Answer(NEXT, found)))
             return True
-        if request.kind == LOCATE and is_here(connection):
+        if request.kind == LOCATE and is_same_machine(connection):
             return _locate(connection, found)
         return _send(connection, found[0])
 

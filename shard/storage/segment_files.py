@@ -66,7 +66,7 @@ def _load_sealed(directory: Path, segment: Segment, after: Segment) -> None:
         index = (directory / segment.index_name).read_bytes()
     except FileNotFoundError:
         index = b""
-    if not segment.take_index(index, path.stat().st_size):
+    if not segment.load_index(index, path.stat().st_size):
         segment.rebuild(path.read_bytes(), max(after.base_fseq - 1, 0))
 
 
@@ -199,7 +199,7 @@ def _remove(directory: Path, segment: Segment) -> None:
 
 def names_of(segment: Segment) -> list[str]:
     """Return the names of a segment's files, in the order in which they are deleted."""
-    return [segment.rows_name, segment.index_name, segment.name]
+    return [segment.block_file_name, segment.index_name, segment.name]
 
 
 def drop_rows(directory: Path, segments: list[Segment]) -> None:
@@ -209,7 +209,7 @@ def drop_rows(directory: Path, segments: list[Segment]) -> None:
         FullError: the system does not let this process change the directory; nothing has changed.
 
     """
-    delete(directory, [segment.rows_name for segment in segments])
+    delete(directory, [segment.block_file_name for segment in segments])
 
 
 def delete(directory: Path, names: list[str]) -> None:

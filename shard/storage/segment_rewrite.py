@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ziplog.segments.entry import Entry
-    from ziplog.segments.entry_codec import Found
+    from ziplog.segments.entry_codec import DecodedHeader
     from ziplog.segments.segment import Segment
 
 
@@ -68,7 +68,7 @@ def missing_from(directory: Path, segment: Segment, fseq: int, end: int) -> tupl
     return (fseq, last) if fseq <= last else None
 
 
-def good_entries(directory: Path, segment: Segment) -> Iterator[tuple[bytes, Found]]:
+def good_entries(directory: Path, segment: Segment) -> Iterator[tuple[bytes, DecodedHeader]]:
     """Give the entries of a segment that can be read, each with the bytes that it is in."""
     data = _contents(directory, segment)
     for found in walk(data, segment.salt):

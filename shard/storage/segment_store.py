@@ -375,7 +375,7 @@ class SegmentStore(StoredLog):
         contents = mended(self._directory, segment, entries, end, self._limit_of(segment))
         if contents is None:
             return False
-        delete(self._directory, [segment.rows_name, segment.index_name])
+        delete(self._directory, [segment.block_file_name, segment.index_name])
         create(self._directory, segment, contents)
         segment.rebuild(contents, end - 1)
         self._flusher.turn(self._active)

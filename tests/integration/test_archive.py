@@ -22,7 +22,7 @@ from ziplog import local
 from ziplog.archive import client as client_module
 from ziplog.archive.client import ArchiveClient
 from ziplog.errors import UnavailableError
-from ziplog.segments.block_reader import Archive
+from ziplog.segments.block_reader import BlockReader
 from ziplog.segments.blocks import Block, block_of_units
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def test_every_archive_gives_what_a_subscription_gives(
         for place in where.values():
             assert read(log, place, stop) == expected
         # The same to who is on another machine.
-        monkeypatch.setattr(client_module, "is_here", lambda _: False)
+        monkeypatch.setattr(client_module, "is_same_machine", lambda _: False)
         for place in where.values():
             assert read(log, place, stop) == expected
         outline = log.outline(0, 1, stop)
@@ -242,7 +242,8 @@ def test_a_stop_leaves_files_that_tell_all_and_no_process(cluster: local.Cluster
     cluster.stop()
     assert [pid for pid in processes if is_running(pid)] == []
     directories = [
-        Archive(cluster.config.data_dir / name / "segments") for name in ("shard-0-0", "shard-0-1")
+        BlockReader(cluster.config.data_dir / name / "segments")
+        for name in ("shard-0-0", "shard-0-1")
     ]
     # What one of them may not have been told to be stable, the other one was.
     assert max(directory.stable_end for directory in directories) > last.gsn

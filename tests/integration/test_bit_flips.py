@@ -33,7 +33,7 @@ from ziplog.errors import ConfigError, ZiplogError
 from ziplog.local import Cluster
 from ziplog.raft.raft import Raft
 from ziplog.raft.snapshot import Snapshot
-from ziplog.segments.block_reader import Archive
+from ziplog.segments.block_reader import BlockReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,7 +149,7 @@ class Server(NamedTuple):
 
 def server(stopped: Stopped, path: Path) -> Server:
     home = stopped.directory / path.relative_to(stopped.directory).parts[0]
-    archive = Archive(home / "segments")
+    archive = BlockReader(home / "segments")
     rows, _, _ = walk(archive, 1, 2**60)
     directory = DataDirectory(home, load(stopped.directory / "cluster.toml").name, home.name)
     try:

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 DEADLINE_S: Final = 30.0
 LARGEST: Final = 2**63 - 1
-STRANGER: Final = b"stranger" * 2
+WRONG_SHARD: Final = b"stranger" * 2
 _Kind = TypeVar("_Kind", bound=Message)
 #: What witnesses insert.
 PAYLOADS: Final = {b"start", b"witness", b"end"}
@@ -399,7 +399,7 @@ def test_what_is_of_another_cluster_shard_or_view_is_refused(cluster: Cluster, n
     body = encode_body(Body(0, None, [b"stranger"]))
 
     def insert(cluster: int, shard: int, view: int) -> wire.Insert:
-        return wire.Insert(cluster, shard, view, STRANGER, 1, 1, 0, 0, 1, body)
+        return wire.Insert(cluster, shard, view, WRONG_SHARD, 1, 1, 0, 0, 1, body)
 
     with Witness(cluster):
         for node in servers(cluster):
@@ -421,7 +421,7 @@ def test_what_is_of_another_cluster_shard_or_view_is_refused(cluster: Cluster, n
 
 def test_inserts_that_no_client_of_ours_sends(cluster: Cluster, number: int) -> None:
     body = encode_body(Body(0, None, [b"stranger"]))
-    good = wire.Insert(number, 0, 1, STRANGER, 1, 1, 0, 0, 1, body)
+    good = wire.Insert(number, 0, 1, WRONG_SHARD, 1, 1, 0, 0, 1, body)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"seq": LARGEST}, "full"),
         ({"body": b""}, "malformed"),
@@ -460,7 +460,7 @@ def extremes(kind: type[Message], cluster: int, shard: int, view: int) -> list[b
     known = {"cluster": cluster, "shard": shard, "view": view}
     names = kind.__struct_fields__
     tag = kind.__struct_config__.tag
-    values: list[Any] = [0, 1, LARGEST, STRANGER, "", [], [1], True, "up", b"", NO_PLACE]
+    values: list[Any] = [0, 1, LARGEST, WRONG_SHARD, "", [], [1], True, "up", b"", NO_PLACE]
     found = []
     for name, value in itertools.product([n for n in names if n not in known], values):
         fields = [tag, *(known.get(n, _default(n)) for n in names)]
@@ -470,12 +470,12 @@ def extremes(kind: type[Message], cluster: int, shard: int, view: int) -> list[b
     return found
 
 
-NO_PLACE: Final = [[1, STRANGER, 1, 1, 1, [1], 0, None]]
+NO_PLACE: Final = [[1, WRONG_SHARD, 1, 1, 1, [1], 0, None]]
 
 
 def _default(name: str) -> Any:
     if name == "client":
-        return STRANGER
+        return WRONG_SHARD
     if name == "digest":
         return bytes(8)
     if name in {"body", "payload", "document"}:
@@ -551,10 +551,10 @@ def test_a_subscriber_that_never_reads_and_one_that_floods_credit(
             silent.socket.setsockopt(zmq.RCVHWM, 1)
             for subscription in range(1, 20):
                 silent.send(
-                    wire.Subscribe(number, 0, 1, STRANGER, subscription, start.gsn, LARGEST)
+                    wire.Subscribe(number, 0, 1, WRONG_SHARD, subscription, start.gsn, LARGEST)
                 )
             for credit in range(3000):
-                greedy.send(wire.Credit(number, 0, 1, STRANGER, credit % 40, LARGEST - credit))
+                greedy.send(wire.Credit(number, 0, 1, WRONG_SHARD, credit % 40, LARGEST - credit))
             # On a busy machine the shard may look late, and be parked for a while.
             log.insert_many([bytes(100_000)] * 100, timeout=60)
             with cluster.connect() as reader:

@@ -1,7 +1,7 @@
-"""Groups of consensus processes, killed and paused at will, and clients that never give up.
+"""Groups of Raft processes that tests kill and pause, with clients that retry for ever.
 
-One thread does everything: `run_until` takes what the nodes say, hands out commands, and looks for
-what is lost. A command is *acknowledged* when the node that proposed it says where it stands.
+One thread does everything: `run_until` receives the nodes' reports, proposes commands, and checks
+for losses. A command is *acknowledged* when the node that proposed it reports its position.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.raft.node"])
-#: A command without an acknowledgement is proposed again after so long (seconds).
+#: Time after which a command without an acknowledgement is proposed again, in seconds.
 PATIENCE_S = 5.0
 
 
@@ -40,16 +40,16 @@ class Running(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What is left when all is quiet."""
+    """The comparison of nodes and acknowledgements at the end of a run."""
 
     acknowledged: int
-    #: Ids that were acknowledged, and are missing or stand elsewhere on some node.
+    #: Acknowledged ids that are missing, or at another position, on some node.
     lost: list[int]
     #: All nodes applied the same commands in the same order.
     agree: bool
-    #: Nodes of which nothing could be learned.
+    #: Nodes that did not answer.
     silent: list[str]
-    #: Why nodes stopped themselves.
+    #: Reasons of nodes that stopped themselves.
     fatal: list[str]
 
     @property
@@ -73,7 +73,7 @@ class Group:
         self.contradicted: list[int] = []
         self.fatal: list[str] = []
         self.starts = 0
-        #: What each node said last, by kind.
+        #: The last report of each node, by kind.
         self.said: dict[str, dict[str, tuple[Any, ...]]] = {name: {} for name in self.nodes}
         self._is_loaded = False
         self._under_way: dict[str, dict[int, float]] = {name: {} for name in self.nodes}
@@ -101,7 +101,7 @@ class Group:
             self.start(name)
 
     def kill(self, name: str) -> None:
-        """Kill a node as a power cut would, but for what the kernel still writes."""
+        """Kill a node like a power cut, except that the kernel still writes its data."""
         running = self.running.pop(name)
         running.process.kill()
         running.process.join()
@@ -133,7 +133,7 @@ class Group:
         assert pid is not None
         os.kill(pid, number)
 
-    # --- what happens meanwhile ---
+    # --- the load ---
 
     def run_until(self, condition: Callable[[], object], timeout: float = 120.0) -> None:
         """Serve the nodes until a condition holds; fail if it does not within `timeout` seconds."""
@@ -202,7 +202,7 @@ class Group:
         with contextlib.suppress(OSError):  # it was killed
             self.running[name].pipe.send_bytes(encode(order))
 
-    # --- questions ---
+    # --- queries ---
 
     def ask(self, name: str, question: str, kind: str, timeout: float = 20.0) -> tuple[Any, ...]:
         self.said[name].pop(kind, None)
@@ -215,17 +215,17 @@ class Group:
         return status
 
     def leader(self, timeout: float = 60.0) -> str:
-        """Return the node that leads, as soon as one does."""
+        """Wait for a leader, and return its name."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             for name in list(self.running):
                 if self.status(name)["is_leader"]:
                     return name
             self.run_for(0.05)
-        raise AssertionError("nobody leads")
+        raise AssertionError("there is no leader")
 
     def barrier(self, name: str, timeout: float = 60.0) -> None:
-        """Wait until a node has applied all that was committed."""
+        """Wait until a node has applied all committed entries."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             self._token += 1
@@ -241,7 +241,7 @@ class Group:
         raise AssertionError(f"{name} does not catch up")
 
     def verdict(self, timeout: float = 60.0) -> Verdict:
-        """Let all that is under way end, and compare the nodes with what was acknowledged."""
+        """Wait for pending commands, and compare the nodes with the acknowledgements."""
         self.load(False)
         for name in self.nodes.keys() - self.running.keys():
             self.start(name)

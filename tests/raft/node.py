@@ -1,8 +1,7 @@
-"""One consensus node as a process of its own, told what to do through a pipe.
+"""One Raft node in a process of its own, controlled through a pipe.
 
-Its machine is a ledger: the ids of commands in the order in which they came first. What the test
-wants to be otherwise (a slow disk, short time-outs, the library's own receive path) is put in here,
-in this process only.
+Its machine is a ledger: the ids of commands in the order of their first arrival. Changes for a test
+(a slow disk, short time-outs, the library's own receive path) apply to this process only.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ if TYPE_CHECKING:
 
     from ziplog.core.node import Event
 
-#: Exit code of a node that stopped because to go on would do harm.
+#: Exit code of a node that could not continue safely.
 FATAL = 70
 encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What is otherwise in this process. Times are in seconds."""
+    """Changes of the node in this process. Times are in seconds."""
 
-    #: What every sync of the journal takes longer.
+    #: Extra time of every sync of the journal.
     sync_s: float = 0.0
-    #: How often a snapshot is written and the journal trimmed; 0: when it is due.
+    #: Interval between snapshots with a trim of the journal; 0: when they are due.
     compact_s: float = 0.0
-    #: Everything that is timed goes so many times faster.
+    #: Factor by which all time-outs are shorter.
     haste: float = 1.0
-    #: Entries, snapshots and acknowledgements are taken as the library does it.
+    #: Use the library's own code for entries, snapshots and acknowledgements.
     shipped: bool = False
 
 
 class Ledger:
-    """The machine: which ids came, in order, each once; and a digest of all that was applied."""
+    """The machine: the distinct ids in order, and a digest of all applied commands."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -72,7 +71,7 @@ class Ledger:
 
 
 class NodeProcess:
-    """What runs in the process."""
+    """Runs the node, and executes the commands from the pipe."""
 
     def __init__(
         self, name: str, nodes: Mapping[str, str], directory: Path, pipe: Connection
@@ -85,17 +84,17 @@ class NodeProcess:
         self.outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._write, daemon=True).start()
         self.raft = raft.Raft(
-            name, nodes, directory, self.ledger, on_event=self._tell, on_fatal=self._die
+            name, nodes, directory, self.ledger, on_event=self._report, on_fatal=self._fail
         )
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         if isinstance(event, Committed):
             number = decode(event.command)[0]
             if number in self.mine:
                 self.mine.discard(number)
                 self.outbox.put(encode(("acknowledged", number, decode(event.result))))
 
-    def _die(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         self.pipe.send_bytes(encode(("fatal", reason)))
         os._exit(FATAL)
 
@@ -110,7 +109,7 @@ class NodeProcess:
             try:
                 order = decode(self.pipe.recv_bytes())
             except (EOFError, OSError):
-                os._exit(0)  # whoever started this is gone
+                os._exit(0)  # the parent process has ended
             getattr(self, order[0])(*order[1:])
 
     # --- orders ---
@@ -126,11 +125,11 @@ class NodeProcess:
         self.outbox.put(encode(("status", self.raft.status()._asdict())))
 
     def ledger_now(self) -> None:
-        """Tell what was applied; asked for when nothing is under way."""
+        """Report the applied commands; requested when none is pending."""
         self.outbox.put(encode(("ledger", self.ledger.ids, self.ledger.digest)))
 
     def take_files(self) -> None:
-        """Leave the process no file descriptor, and take each one that becomes free."""
+        """Use up all file descriptors of the process, and each one that becomes free."""
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, hard))
@@ -151,14 +150,14 @@ class NodeProcess:
             os.close(descriptor)
 
     def free_files(self) -> None:
-        """Give back what `take_files` took."""
+        """Close the descriptors that `take_files` opened."""
         self.takes_files = False
 
 
 def main(
     name: str, nodes: dict[str, str], directory: str, settings: Settings, pipe: Connection
 ) -> None:
-    """Run a node until it is killed, or the other end of the pipe is."""
+    """Run a node until it is killed, or the other end of the pipe is closed."""
     _slow_down(settings.sync_s)
     _hurry(settings.haste)
     if settings.shipped:
@@ -202,14 +201,14 @@ def _hurry(haste: float) -> None:
 
 
 def put_back_shipped(replace: Callable[[Any, str, Any], object] = setattr) -> None:
-    """Have the library itself take what peers send; only who votes stays ours."""
+    """Restore the library's own receive path; only the voting rights stay ours."""
     hook = "_SyncObj__onMessageReceived"
-    ours, shipped = getattr(raft_node.Node, hook), getattr(pysyncobj.syncobj.SyncObj, hook)
+    ours, shipped = getattr(raft_node.RaftNode, hook), getattr(pysyncobj.syncobj.SyncObj, hook)
 
-    def take(node: raft_node.Node, peer: Any, message: dict[str, Any]) -> None:
+    def take(node: raft_node.RaftNode, peer: Any, message: dict[str, Any]) -> None:
         (ours if message["type"] == "standing" else shipped)(node, peer, message)
 
-    def load(node: raft_node.Node, clearJournal: bool) -> None:  # noqa: N803
+    def load(node: raft_node.RaftNode, clearJournal: bool) -> None:  # noqa: N803
         found = Snapshot.read(node._snapshot)
         if clearJournal:
             node._journal.clear()
@@ -217,5 +216,5 @@ def put_back_shipped(replace: Callable[[Any, str, Any], object] = setattr) -> No
         node._consumer.restore(found.state)
         node._SyncObj__raftLastApplied = found.last.index
 
-    replace(raft_node.Node, hook, take)
-    replace(raft_node.Node, "_SyncObj__loadDumpFile", load)
+    replace(raft_node.RaftNode, hook, take)
+    replace(raft_node.RaftNode, "_SyncObj__loadDumpFile", load)

@@ -1,4 +1,4 @@
-"""Three consensus processes, killed, paused, starved and wiped: nothing acknowledged is lost."""
+"""Three Raft processes are killed, paused, starved and wiped: no acknowledged command is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def group(tmp_path: Path) -> Iterator[Callable[..., Group]]:
 
 
 def more(group: Group, count: int) -> None:
-    """Wait until so many more commands were acknowledged."""
+    """Wait until `count` more commands were acknowledged."""
     enough = len(group.acknowledged) + count
     group.run_until(lambda: len(group.acknowledged) >= enough)
 
@@ -55,7 +55,7 @@ def test_torture(tmp_path: Path) -> None:
     assert verdict.is_good, verdict
 
 
-def test_the_leader_is_killed_again_and_again(group: Callable[..., Group]) -> None:
+def test_leader_is_killed_repeatedly(group: Callable[..., Group]) -> None:
     running = group()
     running.load(True)
     for _ in range(8):
@@ -67,7 +67,7 @@ def test_the_leader_is_killed_again_and_again(group: Callable[..., Group]) -> No
     check(running)
 
 
-def test_a_paused_leader_acknowledges_nothing_that_is_not_committed(
+def test_paused_leader_acknowledges_only_committed_commands(
     group: Callable[..., Group],
 ) -> None:
     running = group()
@@ -117,13 +117,13 @@ def test_a_lost_node_is_replaced(group: Callable[..., Group]) -> None:
         running.start(lost)
         running.run_until(lambda lost=lost: running.status(lost)["is_voter"])  # type: ignore[misc]
         more(running, 100)
-    # They take part: a group of two goes on only if both count.
+    # Both vote: a group of two commits only if both do.
     running.kill("a")
     more(running, 100)
     check(running)
 
 
-def test_a_wiped_node_does_not_let_acknowledged_commands_be_lost(
+def test_wiped_node_does_not_lose_acknowledged_commands(
     group: Callable[..., Group],
 ) -> None:
     running = group()
@@ -134,11 +134,11 @@ def test_a_wiped_node_does_not_let_acknowledged_commands_be_lost(
     for name in ("a", "c"):
         running.kill(name)
     running.wipe("c")
-    # Only a knows what was acknowledged. b and the new c are two of three, and must not lead.
+    # Only a holds the acknowledged commands. b and the new c are a majority, and must not lead.
     running.start("b")
     running.start("c")
     term = running.status("b")["term"]
-    running.run_until(lambda: running.status("b")["term"] > term + 2)  # nobody votes for it
+    running.run_until(lambda: running.status("b")["term"] > term + 2)  # it gets no votes
     assert not running.status("c")["is_voter"]
     assert not any(running.status(name)["leader"] for name in "bc")
     running.start("a")
@@ -146,15 +146,15 @@ def test_a_wiped_node_does_not_let_acknowledged_commands_be_lost(
     check(running)
 
 
-def test_a_lack_of_file_descriptors_passes(group: Callable[..., Group]) -> None:
+def test_group_recovers_from_a_lack_of_file_descriptors(group: Callable[..., Group]) -> None:
     running = group()
-    # Connections go from the greater endpoint to the lesser.
+    # The node with the greater endpoint opens the connection.
     called, _, caller = sorted(running.nodes, key=running.nodes.__getitem__)
     running.ask(called, "take_files", "taken")
     running.kill(caller)
     running.start(caller)
     running.load(True)
-    more(running, 100)  # the other two, or the other one and the caller, go on
+    more(running, 100)  # the other two, or the other one and the caller, continue
     assert caller not in running.status(called)["connected"]
     running.tell(called, "free_files")
     running.run_until(lambda: caller in running.status(called)["connected"])

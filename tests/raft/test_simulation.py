@@ -1,8 +1,8 @@
-"""Random histories of consensus nodes on a simulated network: all that Raft promises, each step.
+"""Random histories of Raft nodes on a simulated network; Raft's invariants are checked each step.
 
-Messages wait, connections break, nodes time out, crash, lose their directories (never a majority of
-them) and trim their journals, as chance wills. At most one leader a term; what one node committed,
-no other commits otherwise; a leader has all that was ever committed.
+At random, messages are delayed, connections break, and nodes time out, crash, lose their
+directories (never a majority of them) and trim their journals. Checked: there is at most one leader
+per term; all nodes commit the same entries; a leader holds every committed entry.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from tests.raft.node import put_back_shipped
-from ziplog.raft import codec, pysyncobj_adapter, snapshot
+from ziplog.raft import codec, pysyncobj_adapter, raft_node, snapshot, state_machine
 from ziplog.raft import journal as journal_module
-from ziplog.raft import raft_node as receive
 from ziplog.raft.journal import Journal
 
 if TYPE_CHECKING:
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NEVER = float("inf")
-#: How often what happens.
+#: Relative frequencies of the cases of `World.step`.
 WEIGHTS = (200, 20, 10, 2, 10, 2, 10, 1, 1.5, 1, 1, 1.5)
 
 
 class Words:
-    """A machine that keeps what it was told."""
+    """A machine that keeps its commands."""
 
     def __init__(self) -> None:
         self.words: list[bytes] = []
@@ -51,7 +50,7 @@ class Words:
 
 
 class Promise(NamedTuple):
-    """An entry that was committed, and the term of the leader that did it."""
+    """A committed entry, and the term of the leader that committed it."""
 
     term: int
     command: bytes
@@ -59,13 +58,13 @@ class Promise(NamedTuple):
 
 
 class PowerCutError(BaseException):
-    """The node that was writing is gone."""
+    """The power of the writing node was cut."""
 
 
 class FrailJournal(Journal):
-    """A journal that can be cut off while it is written: before that write, or behind it."""
+    """A journal with a power cut before or after a chosen write."""
 
-    #: How many more writes there will be; the last one may be complete or not.
+    #: Number of writes until the power cut; the last one may be complete or not.
     writes_left = -1
     was_cut = False
     cuts_before = False
@@ -82,7 +81,7 @@ class FrailJournal(Journal):
 
 
 class Wire:
-    """A node's connections, in place of the library's."""
+    """A node's simulated connections, in place of the library's."""
 
     ready = True
 
@@ -104,36 +103,36 @@ class Wire:
         return link is not None
 
     def destroy(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no socket is open."""
 
 
 class World:
-    """The nodes, what is under way between them, and what was promised."""
+    """The nodes, the messages in flight, and the committed entries."""
 
     def __init__(self, directory: Path, seed: int, size: int) -> None:
         self.chance = random.Random(seed)
         self.directory = directory
         self.names = [f"127.0.0.1:{port}" for port in range(1, size + 1)]
-        self.up: dict[str, receive.Node] = {}
+        self.up: dict[str, raft_node.RaftNode] = {}
         self.journals: dict[str, FrailJournal] = {}
-        #: Messages from one node to another, in order; an entry means that they are connected.
+        #: Messages in flight by sender and receiver; an entry means that they are connected.
         self.links: dict[tuple[str, str], deque[bytes]] = {}
-        #: Nodes that do not count, because their directory is new.
+        #: Nodes without a vote, because their directory is new.
         self.new: set[str] = set()
         self.leaders: dict[int, str] = {}
         self.committed: dict[int, Promise] = {}
         self.seen: dict[str, int] = {}
-        #: Nodes of different sides do not reach each other.
+        #: The partition of each node; nodes of different partitions do not reach each other.
         self.side = dict.fromkeys(self.names, 0)
         self.number = 0
         self.wipes = 0
 
-    # --- what may happen ---
+    # --- the steps ---
 
     def start(self, name: str) -> None:
         path = self.directory / name.rpartition(":")[2]
         self.journals[name] = FrailJournal(path)
-        consumer = pysyncobj_adapter.Consumer(Words(), lambda _event: None)
+        consumer = state_machine.Consumer(Words(), lambda _event: None)
         nodes = {endpoint: endpoint for endpoint in self.names}
         self.up[name] = pysyncobj_adapter.join(nodes, name, self.journals[name], consumer, None)
         self.up[name].conf.leaderFallbackTimeout = 1e9
@@ -145,7 +144,7 @@ class World:
         self.journals.pop(name).close()
         for other in self.names:
             if (other, name) in self.links:
-                # The other end may have received some of it before it notices.
+                # The other end may have received some messages before the break.
                 self.break_link(name, other)
 
     def wipe(self, name: str) -> None:
@@ -155,14 +154,14 @@ class World:
         self.new.add(name)
         self.start(name)
 
-    def doom(self, name: str) -> None:
-        """Let the power of a node be cut at one of its next writes."""
+    def schedule_power_cut(self, name: str) -> None:
+        """Cut the power of a node at one of its next writes."""
         self.journals[name].writes_left = self.chance.randint(1, 10)
         self.journals[name].cuts_before = self.chance.random() < 0.5
 
     @contextlib.contextmanager
-    def running(self, name: str) -> Iterator[receive.Node]:
-        """Let a node do something, if it survives that."""
+    def running(self, name: str) -> Iterator[raft_node.RaftNode]:
+        """Run code on a node, and crash the node if that cuts its power."""
         with contextlib.suppress(PowerCutError):
             yield self.up[name]
         if self.journals[name].was_cut:
@@ -174,7 +173,7 @@ class World:
             self.up[a]._SyncObj__onNodeConnected(self.peer(a, b))
 
     def divide(self) -> None:
-        """Break the network in two, or heal it."""
+        """Partition the network in two, or heal it."""
         sides = self.chance.choice((1, 2, 2))
         for name in self.names:
             self.side[name] = self.chance.randrange(sides)
@@ -207,18 +206,18 @@ class World:
         with self.running(name) as node:
             node._SyncObj__raftElectionDeadline = 0.0 if times_out else NEVER
             node._SyncObj__newAppendEntriesTime = 0.0 if beats else NEVER
-            node._tell_at = 0.0 if beats else NEVER
+            node._next_status_at = 0.0 if beats else NEVER
             node.doTick(0.0)
 
     def propose(self, name: str) -> None:
         self.number += 1
-        self.up[name].hand_over(b"%d" % self.number, lambda *_: None)
+        self.up[name].propose_command(b"%d" % self.number, lambda *_: None)
 
     def peer(self, name: str, other: str) -> Any:
         return next(node for node in self.up[name].otherNodes if node.id == other)
 
     def step(self) -> None:
-        """Let something happen."""
+        """Execute one random step."""
         chance = self.chance
         name = chance.choice(self.names)
         other = chance.choice([one for one in self.names if one != name])
@@ -245,14 +244,14 @@ class World:
             case 9 if is_up:
                 self.up[name].forceLogCompaction()
             case 10 if is_up:
-                self.doom(name)
+                self.schedule_power_cut(name)
             case 11:
                 self.divide()
             case _ if not is_up and chance.random() < 0.2:
                 self.start(name)
         self.check()
 
-    # --- what was promised ---
+    # --- the invariants ---
 
     def check(self) -> None:
         for name, node in self.up.items():
@@ -262,17 +261,17 @@ class World:
             if node._isLeader():
                 self._check_leader(name, node)
 
-    def _check_commits(self, name: str, node: receive.Node) -> None:
+    def _check_commits(self, name: str, node: raft_node.RaftNode) -> None:
         held = self.journals[name]
         first = max(self.seen[name] + 1, held.entries[0].index)
         for entry in held.since(first, max(0, node.raftCommitIndex + 1 - first)):
-            # The first to know is the leader that committed it.
+            # The leader that commits an entry is the first node that knows it.
             promised = Promise(entry.term, entry.command, node.raftCurrentTerm)
             former = self.committed.setdefault(entry.index, promised)
             assert former[:2] == promised[:2], (name, entry)
         self.seen[name] = max(self.seen[name], node.raftCommitIndex)
 
-    def _check_leader(self, name: str, node: receive.Node) -> None:
+    def _check_leader(self, name: str, node: raft_node.RaftNode) -> None:
         term = node.raftCurrentTerm
         assert self.leaders.setdefault(term, name) == name, f"two leaders in term {term}"
         entries = self.journals[name].entries
@@ -285,7 +284,7 @@ class World:
                 )
 
     def talk(self, *names: str) -> None:
-        """Let some nodes tell each other all that they have to."""
+        """Deliver all messages between some nodes, until they have none left."""
         for _ in range(20):
             for name in names:
                 self.tick(name, beats=True)
@@ -295,7 +294,7 @@ class World:
             self.check()
 
     def settle(self) -> None:
-        """Heal everything; all must agree in the end."""
+        """Heal all faults; all nodes must agree in the end."""
         for journal in self.journals.values():
             journal.writes_left = -1
         for name in self.names:
@@ -334,16 +333,16 @@ class World:
 
 @pytest.fixture
 def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug here: what was written stays."""
+    """Skip syncs: without a power cut, written data stays."""
     for module in (journal_module, snapshot):
         monkeypatch.setattr(module.os, "fsync", lambda _descriptor: None)
     monkeypatch.setattr(os, "fdatasync", lambda _descriptor: None)
 
 
 def live(directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int, size: int) -> World:
-    """Let a group live through one history, and settle; any broken promise raises."""
+    """Run a group through one random history, and settle it; a broken invariant raises."""
     world = World(directory, seed, size)
-    monkeypatch.setattr(receive, "Transport", lambda *given: Wire(world, *given))
+    monkeypatch.setattr(raft_node, "Transport", lambda *given: Wire(world, *given))
     try:
         for name in world.names:
             world.new.add(name)
@@ -357,12 +356,12 @@ def live(directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int, size: int)
     return world
 
 
-# The library leaves the snapshot that it sends to the garbage collector.
+# The library does not close the snapshot file that it sends.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")
 @pytest.mark.usefixtures("_quick_disk")
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("seed", range(int(os.environ.get("ZIPLOG_SEEDS", "3"))))
-def test_no_history_loses_what_was_committed(
+def test_no_history_loses_a_committed_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, size: int
 ) -> None:
     world = live(tmp_path, monkeypatch, seed, size)
@@ -372,9 +371,11 @@ def test_no_history_loses_what_was_committed(
 
 
 @pytest.mark.usefixtures("_quick_disk")
-def test_a_former_leader_admits_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_former_leader_admits_no_pending_voter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path, 0, 3)
-    monkeypatch.setattr(receive, "Transport", lambda *given: Wire(world, *given))
+    monkeypatch.setattr(raft_node, "Transport", lambda *given: Wire(world, *given))
     try:
         for name in world.names:
             world.start(name)
@@ -404,12 +405,12 @@ def test_a_former_leader_admits_nobody(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")
 @pytest.mark.usefixtures("_quick_disk")
-def test_what_the_library_takes_by_itself_is_noticed(
+def test_simulation_detects_the_faults_of_the_original_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Only what it can lose with directories that stay.
+    # Only faults that keep the directories.
     monkeypatch.setattr(World, "wipe", World.crash)
-    monkeypatch.setattr(World, "doom", World.crash)
+    monkeypatch.setattr(World, "schedule_power_cut", World.crash)
     put_back_shipped(monkeypatch.setattr)
     broken: list[str] = []
     for seed in range(40):
@@ -418,5 +419,5 @@ def test_what_the_library_takes_by_itself_is_noticed(
         except AssertionError as error:
             broken.append(str(error))
             break
-    gc.collect()  # the library leaves the snapshot that it takes to it as well
+    gc.collect()  # the library does not close the snapshot file that it receives either
     assert "does not settle" not in broken[0]

@@ -1,15 +1,16 @@
-"""Kill consensus nodes again and again under load, and count what was acknowledged and is gone.
+"""Kill Raft nodes repeatedly under load, and count the acknowledged commands that are lost.
 
     python -m tests.raft.torture --kills 250 --commands 60000 --seed 1
 
-With the library's own receive path, which loses some in about every other run:
+With the library's own receive path, which loses commands in about every other run:
 
     python -m tests.raft.torture --shipped --kills 150 --seed 3 --cuts 0.3 --interval 0.4 \\
         --away 1.5 --window 20
 
-Three processes, clients with 60 commands under way each, a random node killed every 200 ms and
-started again at once, now and then all three with one that stays away, every journal 1.2 ms slower
-than the disk, compaction every second. Exit code 1: something is lost, or the nodes differ.
+There are three processes, and clients with 60 pending commands each. A random node is killed every
+200 ms and restarted at once. Sometimes all three are killed, and one of them stays down longer.
+Each journal is 1.2 ms slower than the disk, and is compacted every second. Exit code 1: a command
+is lost, or the nodes differ.
 """
 
 from __future__ import annotations
@@ -30,29 +31,29 @@ if TYPE_CHECKING:
 
 
 class Plan(NamedTuple):
-    """How nodes are killed. Times are in seconds."""
+    """The plan of a run. Times are in seconds."""
 
-    #: At least so many kills, and at least so many commands acknowledged meanwhile.
+    #: Minimum numbers of kills and of acknowledged commands.
     kills: int
     commands: int = 0
     seed: int = 1
-    #: Between kills.
+    #: Time between kills.
     interval: float = 0.2
-    #: How often the power fails: all are killed at once; one of them stays away for up to `away`.
+    #: Probability of a power failure: all are killed at once; one stays down for up to `away`.
     cuts: float = 0.1
     away: float = 0.8
-    #: Commands under way per client.
+    #: Pending commands per client.
     window: int = 60
-    #: All time-outs are so many times shorter.
+    #: Factor by which all time-outs are shorter.
     haste: float = 4.0
-    #: Entries, snapshots and acknowledgements are taken as the library does it.
+    #: Use the library's own code for entries, snapshots and acknowledgements.
     shipped: bool = False
 
 
 def torture(
     directory: Path, plan: Plan, report: Callable[[int, Group], object] = lambda *_: None
 ) -> tuple[int, Verdict]:
-    """Kill nodes as planned; return how many were killed, and what is left."""
+    """Kill nodes as planned; return the number of kills and the verdict."""
     chance = random.Random(plan.seed)
     settings = Settings(sync_s=0.0012, compact_s=1.0, haste=plan.haste, shipped=plan.shipped)
     group = Group(directory, settings, window=plan.window)
@@ -83,7 +84,7 @@ def torture(
 
 
 def main() -> int:
-    """Run the torture of the command line; return the exit code."""
+    """Run the plan of the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.raft.torture", description=__doc__)
     parser.add_argument("--shipped", action="store_true", help="the library's receive path")
     for name in Plan._fields[:-1]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
     from tests.sim.plan import Plan
     from tests.simulator.kernel import Kernel
-    from ziplog.raft.raft import Machine
+    from ziplog.raft.state_machine import Machine
 
 _MIB: Final = 1024 * 1024
 #: How soon servers forget silent clients in a run where clients are silent for long.

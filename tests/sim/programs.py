@@ -96,7 +96,7 @@ class StorageServer:
         process.spend(disk.sync_ns())
 
     def turn(self) -> None:
-        self._driver.turn()
+        self._driver.run_once()
         self._process.spend(self._disk.sync_ns())
         if not self._is_tending and (self.store.backlog_bytes or self.store.is_full):
             self._tend_later()
@@ -158,7 +158,7 @@ class ServiceNode:
         self._post(event)
 
     def turn(self) -> None:
-        self._driver.turn()
+        self._driver.run_once()
 
     def check(self) -> None:
         self.node.check()

@@ -71,7 +71,7 @@ def scan_everything(client: Client) -> dict[int, bytes]:
         table = writers.setdefault(extent.shard, WriterTable())
         for unit in scan(client, extent.shard, extent.start, extent.stop):
             body = decode_body(unit.body, len(unit.gsns))
-            old = table.fresh(body.origin, len(unit.gsns)) if body.origin is not None else 0
+            old = table.first_new_row(body.origin, len(unit.gsns)) if body.origin is not None else 0
             records |= dict(zip(unit.gsns[old:], body.payloads[old:], strict=True))
     return dict(sorted(records.items()))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.simulator.kernel import Kernel
     from ziplog.core.node import Event
-    from ziplog.raft.raft import Machine
+    from ziplog.raft.state_machine import Machine
 
 
 class Timing(NamedTuple):

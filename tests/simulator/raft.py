@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from tests.simulator.stage import Node
     from tests.simulator.streams import Wire
     from ziplog.core.node import Event
-    from ziplog.raft.raft import Machine, Status
+    from ziplog.raft.raft import Status
+    from ziplog.raft.state_machine import Machine
 
 __all__ = ["Member", "RaftGroup", "virtual"]
 
@@ -75,7 +76,7 @@ class Member:
             self.directory,
             self.machine,
             on_event=self._tell,
-            on_fatal=self._die,
+            on_fatal=self._fail,
         )
 
     def propose(self, command: bytes) -> None:
@@ -93,7 +94,7 @@ class Member:
     def _record(self, what: bytes) -> None:
         self._kernel.record(self.name.encode() + b" " + what)
 
-    def _die(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         self._kernel.tell(f"{self.name} ends: {reason}")
         self._group.lose(self)
         self._group.on_fatal(self.name, reason)
@@ -133,7 +134,7 @@ class Member:
         self._due = None
         if when < self._busy_until:
             self._schedule(when)
-        elif not self.is_paused and self._act(self.raft.turn):
+        elif not self.is_paused and self._act(self.raft.run_once):
             due_ns = max(int(self.node.due() * S), self._kernel.now)
             self._schedule(due_ns + int(self._kernel.random.random() * _TICK_NS))
 

@@ -163,11 +163,11 @@ def virtual(kernel: Kernel) -> Iterator[None]:
         (serializer, "atomicReplace", found.replace),
         (journal, "secrets", names),
         (pysyncobj_adapter, "Path", found.path),
-        (pysyncobj_adapter, "Node", found.node),
+        (pysyncobj_adapter, "RaftNode", found.node),
         (raft_node, "time", found),
         (raft_node, "Transport", found.wire),
         (raft, "time", found),
-        (raft, "_refuse_taken", lambda _endpoint: None),
+        (raft, "_check_port_free", lambda _endpoint: None),
     ]
     former = [(module, name, vars(module).get(name, _ABSENT)) for module, name, _ in stand_ins]
     try:
@@ -203,7 +203,7 @@ class _InOrder(frozenset[Any]):
         return self
 
 
-class Node(raft_node.Node):
+class Node(raft_node.RaftNode):
     """The library's node, ticked by the kernel."""
 
     def __init__(self, member: Actor, *given: Any) -> None:
@@ -218,9 +218,9 @@ class Node(raft_node.Node):
         self._member.wire.read()
         super().doTick(0.0)
 
-    def hand_over(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
+    def propose_command(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
         """Propose a command, and have a turn soon."""
-        super().hand_over(command, done)
+        super().propose_command(command, done)
         self.wake()
 
     def wake(self) -> None:
@@ -235,7 +235,7 @@ class Node(raft_node.Node):
         """Return when there is something to do though nothing arrives, in seconds."""
         due: float = self._SyncObj__startTime + self._SyncObj__numOneSecondDumps
         if self.otherNodes:
-            due = min(due, self._tell_at)
+            due = min(due, self._next_status_at)
             if self._isLeader():
                 return min(due, float(self._SyncObj__newAppendEntriesTime))
         elif self._isLeader():

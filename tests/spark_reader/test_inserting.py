@@ -75,7 +75,7 @@ class RecordingLog:
         return [
             record
             for writer, batch, row, record in self.stored[shard]
-            if not writers.fresh(Origin(writer, batch, row), 1)
+            if not writers.first_new_row(Origin(writer, batch, row), 1)
         ]
 
     def all_seen(self) -> list[Row]:

@@ -29,7 +29,7 @@ def table_before(units: list[Unit], gsn: int) -> WriterTable:
     writers = WriterTable()
     for row in rows_of_units(units):
         if row.origin is not None and row.gsn < gsn:
-            writers.fresh(Origin(*row.origin), 1)
+            writers.first_new_row(Origin(*row.origin), 1)
     return writers
 
 

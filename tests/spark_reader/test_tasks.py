@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from spark_reader.batches import Wanted
-    from ziplog.segments.buffer_pool import ReadMemory
+    from ziplog.segments.buffer_pool import BufferPool
 
 OPTIONS = parse({SERVERS: "127.0.0.1:1"})
 PIECES = [Piece(0, 1, 50, 10), Piece(1, 1, 60, 10)]
@@ -31,14 +31,14 @@ class Source:
     """A source and its session; gives numbers where others give batches."""
 
     def __init__(self) -> None:
-        self.memories: list[ReadMemory | None] = []
+        self.memories: list[BufferPool | None] = []
         self.asked: list[tuple[list[Piece], str, int]] = []
         self.threads: set[int] = set()
         self.made = 0
         self.is_open = False
 
     @contextmanager
-    def open(self, memory: ReadMemory | None = None) -> Iterator[Source]:
+    def open(self, memory: BufferPool | None = None) -> Iterator[Source]:
         self.memories.append(memory)
         self.is_open = True
         yield self

@@ -1,4 +1,4 @@
-"""A data directory whose nodes are processes that do nothing."""
+"""A data directory with idle processes as nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def make(directory: Path, *, handler_port: int = 7403) -> None:
-    """Write a cluster file, and servers that only wait."""
+    """Write a cluster file, with server modules that only wait."""
     for package, source in (("mms", IDLE), ("failure_handler", IDLE), ("shard", STUBBORN)):
         (directory / package).mkdir()
         (directory / package / "__init__.py").touch()
@@ -43,7 +43,7 @@ def make(directory: Path, *, handler_port: int = 7403) -> None:
 
 
 def rewrite(directory: Path, package: str, source: str) -> None:
-    """Let the nodes of this package be another program from their next start on."""
+    """Replace the program of this package's nodes, from their next start on."""
     (directory / package / "__main__.py").write_text(source)
 
 

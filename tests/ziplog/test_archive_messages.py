@@ -1,4 +1,4 @@
-"""What an archive is asked and answers: what was encoded comes out, and no more is believed."""
+"""The codec of archive messages: it round-trips, and rejects anything else."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ziplog.archive.messages import (
     BLOCK,
     LOCATE,
     LOCATED,
-    MOST_PLACES,
+    MAX_PLACES,
     NEXT,
     REQUEST_BYTES,
-    STRANGER,
     WRITERS,
+    WRONG_SHARD,
     Answer,
     Places,
     Request,
@@ -30,7 +30,7 @@ from ziplog.archive.messages import (
     encode_request,
 )
 from ziplog.segments.block_file import BlockIndex, Part
-from ziplog.segments.blocks import MOST_BYTES, layout
+from ziplog.segments.blocks import MAX_BLOCK_BYTES, layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,17 +40,17 @@ WIDE = st.integers(0, 2**64 - 1)
 NARROW = st.integers(0, 2**32 - 1)
 
 requests = st.builds(Request, st.sampled_from([BLOCK, WRITERS, LOCATE]), WIDE, NARROW, WIDE)
-#: With places of this many bytes there is no room for more.
-MOST_TELLING = 4096 + 96 * MOST_PLACES
+#: Maximum size of encoded places.
+MOST_TELLING = 4096 + 96 * MAX_PLACES
 
 
 @st.composite
 def blocks(draw: st.DrawFn, start: int | None = None) -> BlockIndex:
-    """A block that may be somewhere in a segment."""
+    """A valid block somewhere in a segment."""
     begin = draw(st.integers(1, 2**62)) if start is None else start
     rows, has_keys = draw(st.integers(0, 100_000)), draw(st.booleans())
     sizes = (
-        draw(st.integers(2 * rows, MOST_BYTES)),
+        draw(st.integers(2 * rows, MAX_BLOCK_BYTES)),
         layout(rows, has_keys=has_keys).size,
         draw(st.integers(0, 64 * MIB)),
     )
@@ -62,9 +62,9 @@ def blocks(draw: st.DrawFn, start: int | None = None) -> BlockIndex:
 
 @st.composite
 def places(draw: st.DrawFn) -> Places:
-    """Blocks that follow each other, anywhere."""
+    """Consecutive blocks anywhere in a segment."""
     found: list[BlockIndex] = []
-    for _ in range(draw(st.integers(1, MOST_PLACES))):
+    for _ in range(draw(st.integers(1, MAX_PLACES))):
         stop = found[-1].stop if found else 1
         if stop > 2**62:
             break
@@ -73,7 +73,7 @@ def places(draw: st.DrawFn) -> Places:
 
 
 def about(block: BlockIndex) -> Answer:
-    """Return the answer that is a block."""
+    """Return an answer with a block."""
     parts = [Part(0, part.size, part.crc) for part in (block.columns, block.origins, block.data)]
     return Answer(BLOCK, block.start, block.stop, block.rows, block.has_keys, *parts)
 
@@ -83,45 +83,45 @@ answers = (
     | st.builds(lambda size: Answer(LOCATED, places_size=size), st.integers(0, MOST_TELLING))
     | st.builds(
         lambda kind, at, size, crc: Answer(kind, at, columns=Part(0, size, crc)),
-        st.sampled_from([WRITERS, NEXT, STRANGER]), WIDE, st.integers(0, 64 * MIB), NARROW,
+        st.sampled_from([WRITERS, NEXT, WRONG_SHARD]), WIDE, st.integers(0, 64 * MIB), NARROW,
     )
 )  # fmt: skip
 
 
 @given(requests)
-def test_a_request_is_what_was_asked(request: Request) -> None:
+def test_request_round_trips(request: Request) -> None:
     content = encode_request(request)
     assert len(content) == REQUEST_BYTES
     assert decode_request(content) == request
 
 
 @given(answers)
-def test_an_answer_is_what_was_answered(answer: Answer) -> None:
+def test_answer_round_trips(answer: Answer) -> None:
     content = encode_answer(answer)
     assert len(content) == ANSWER_BYTES
     assert decode_answer(content) == answer
 
 
 @given(places())
-def test_places_are_what_was_told(told: Places) -> None:
+def test_places_round_trip(told: Places) -> None:
     content = encode_places(told)
     assert len(content) <= MOST_TELLING
     assert decode_places(content) == told
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_places_or_none(content: bytes) -> None:
+def test_any_bytes_decode_to_places_or_none(content: bytes) -> None:
     found = decode_places(content)
     assert found is None or decode_places(encode_places(found)) == found
 
 
-def test_a_tower_is_no_places() -> None:
+def test_deeply_nested_input_is_not_places() -> None:
     tower = b"\x93\xc4\x01/\x90" + b"\x91" * 5000 + b"\xc0"
     assert decode_places(tower) is None
 
 
-@pytest.mark.parametrize("count", [0, MOST_PLACES + 1])
-def test_it_is_told_of_one_block_and_of_no_more_than_may_be(count: int) -> None:
+@pytest.mark.parametrize("count", [0, MAX_PLACES + 1])
+def test_places_hold_one_block_up_to_the_maximum(count: int) -> None:
     row = [msgspec.structs.replace(PLACED, start=at, stop=at + 1) for at in range(1, count + 1)]
     assert decode_places(encode_places(Places(b"/1.seg", row))) is None
     assert decode_places(encode_places(Places(b"/1.seg", [PLACED]))) is not None
@@ -133,14 +133,14 @@ def changed(content: bytes, at: int, put: bytes) -> bytes:
 
 
 @given(requests, st.integers(0, 2**16), st.binary(min_size=1, max_size=12))
-def test_a_damaged_request_is_another_one_or_none(request: Request, at: int, put: bytes) -> None:
+def test_damaged_request_is_another_one_or_none(request: Request, at: int, put: bytes) -> None:
     content = changed(encode_request(request), at, put)
     found = decode_request(content)
     assert found is None or encode_request(found) == content
 
 
 @given(answers, st.integers(0, 2**16), st.binary(min_size=1, max_size=12))
-def test_what_follows_an_answer_is_bounded(answer: Answer, at: int, put: bytes) -> None:
+def test_size_after_an_answer_header_is_bounded(answer: Answer, at: int, put: bytes) -> None:
     content = changed(encode_answer(answer), at, put)
     found = decode_answer(content)
     if found is None:
@@ -149,8 +149,8 @@ def test_what_follows_an_answer_is_bounded(answer: Answer, at: int, put: bytes) 
     if found.kind == LOCATED:
         assert found.size <= MOST_TELLING
     # Each record takes two bytes of data, and 40 of columns and a bit.
-    assert found.data.size <= MOST_BYTES
-    assert found.columns.size <= max(64 * MIB, 21 * MOST_BYTES)
+    assert found.data.size <= MAX_BLOCK_BYTES
+    assert found.columns.size <= max(64 * MIB, 21 * MAX_BLOCK_BYTES)
     assert found.origins.size <= 64 * MIB
 
 
@@ -173,7 +173,7 @@ GOOD = Answer(
             has_keys=2, columns=Part(0, layout(3, has_keys=True).size, 1)
         ),  # neither yes nor no
         lambda a: a._replace(data=Part(0, 5, 2)),  # too few for three records
-        lambda a: a._replace(data=Part(0, MOST_BYTES + 1, 2)),
+        lambda a: a._replace(data=Part(0, MAX_BLOCK_BYTES + 1, 2)),
         lambda a: a._replace(origins=Part(0, 64 * MIB + 1, 2)),
         lambda a: a._replace(places_size=1),  # where there are none
         lambda a: a._replace(kind=LOCATED, places_size=9),  # where one is, and the block too
@@ -183,7 +183,7 @@ GOOD = Answer(
         lambda a: Answer(WRITERS, a.start, columns=Part(0, 64 * MIB + 1, 2)),
     ],
 )
-def test_what_cannot_be_is_no_answer(spoil: Callable[[Answer], Answer]) -> None:
+def test_impossible_answer_is_rejected(spoil: Callable[[Answer], Answer]) -> None:
     assert decode_answer(encode_answer(GOOD)) == GOOD
     assert decode_answer(encode_answer(spoil(GOOD))) is None
 
@@ -192,18 +192,18 @@ DATA, COLUMNS, NOTHING = Part(5, 30, 2), Part(7, layout(3, has_keys=False).size,
 PLACED = BlockIndex(5, 9, 3, False, DATA, COLUMNS, NOTHING)
 
 
-def test_where_blocks_can_be_is_taken() -> None:
+def test_valid_places_are_accepted() -> None:
     places = Places(b"/log/1.seg", [PLACED, msgspec.structs.replace(PLACED, start=9, stop=11)])
     assert decode_places(encode_places(places)) == places
 
 
 @pytest.mark.parametrize("path", [b"relative/1.seg", b"1.seg", b"", b"/with\0zero"])
-def test_what_is_no_absolute_path_is_no_place(path: bytes) -> None:
+def test_relative_path_is_rejected(path: bytes) -> None:
     assert decode_places(encode_places(Places(path, [PLACED]))) is None
 
 
 @pytest.mark.parametrize("start", [8, 10])
-def test_blocks_that_do_not_follow_each_other_are_none(start: int) -> None:
+def test_blocks_with_a_gap_are_rejected(start: int) -> None:
     behind = msgspec.structs.replace(PLACED, start=start, stop=11)
     assert decode_places(encode_places(Places(b"/1.seg", [PLACED, behind]))) is None
 
@@ -212,15 +212,15 @@ def test_blocks_that_do_not_follow_each_other_are_none(start: int) -> None:
     "change",
     [
         {"stop": 5}, {"start": -1}, {"start": 0}, {"stop": 2**63}, {"rows": 4}, {"rows": -1},
-        {"has_keys": True}, {"data": Part(5, 5, 2)}, {"data": Part(5, MOST_BYTES + 1, 2)},
+        {"has_keys": True}, {"data": Part(5, 5, 2)}, {"data": Part(5, MAX_BLOCK_BYTES + 1, 2)},
         {"origins": Part(9, 64 * MIB + 1, 0)},
     ],
 )  # fmt: skip
-def test_what_can_be_no_block_is_at_no_place(change: dict[str, Any]) -> None:
+def test_impossible_block_is_rejected(change: dict[str, Any]) -> None:
     block = msgspec.structs.replace(PLACED, **change)
     assert decode_places(encode_places(Places(b"/1.seg", [block]))) is None
 
 
-@pytest.mark.parametrize("kind", [0, NEXT, STRANGER, LOCATED, 255])
-def test_what_cannot_be_asked_is_no_request(kind: int) -> None:
+@pytest.mark.parametrize("kind", [0, NEXT, WRONG_SHARD, LOCATED, 255])
+def test_unknown_request_is_rejected(kind: int) -> None:
     assert decode_request(encode_request(Request(kind, 7, 3, 5))) is None

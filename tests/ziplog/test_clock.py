@@ -1,4 +1,4 @@
-"""The clock of nodes counts the time while the machine is suspended."""
+"""The clock of nodes counts the time during which the machine is suspended."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_systems_without_that_clock_use_their_monotonic_one(
 
 
 @pytest.mark.parametrize("runs_nodes", [Driver, Engine])
-def test_what_runs_nodes_uses_this_clock(runs_nodes: type) -> None:
+def test_drivers_and_engines_use_this_clock(runs_nodes: type) -> None:
     assert inspect.signature(runs_nodes).parameters["clock"].default is clock.now_ns
 
 
-def test_deadlines_are_of_the_same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadlines_use_the_same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "now_ns", lambda: SUSPENDED_NS)
     assert arguments.deadline_ns(2.0, 30.0) == SUSPENDED_NS + 2_000_000_000

@@ -1,4 +1,4 @@
-"""A process that lacks descriptors or threads: servers keep some free, clients report it."""
+"""Lack of descriptors or threads: servers keep a reserve free, clients report it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ziplog.client.client_node import ClientCore
 from ziplog.client.common.requests import NEVER, ConnectRequest
 from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.errors import ClosedError, UnavailableError
-from ziplog.runtime.descriptors import Door, Reserve
+from ziplog.runtime.descriptors import AcceptPause, Reserve
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 S = 1_000_000_000
-#: What a peer of the log says before its first frame.
+#: The greeting of a peer, before its first frame.
 READY = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
 HELLO = GREETING + b"\x04" + bytes([len(READY)]) + READY
 
@@ -49,7 +49,7 @@ print(descriptors.raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 
 @contextlib.contextmanager
 def limited_to(count: int) -> Iterator[None]:
-    """Let this process have only so many descriptors."""
+    """Limit the descriptors of this process."""
     former = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, former[1]))
     try:
@@ -67,23 +67,23 @@ def test_a_server_raises_its_limit_to_the_hard_one_and_warns_if_that_is_low(hard
 
 
 def descriptors() -> set[str]:
-    """Return the descriptors that this process has, but the one that lists them."""
+    """Return the open descriptors of this process, without the one that lists them."""
     return {path.name for path in Path("/proc/self/fd").iterdir() if path.exists()}
 
 
 # --- what is closed --------------------------------------------------------------------------
 
 
-def test_the_silent_are_closed_first_and_no_more_than_needed() -> None:
+def test_silent_connections_are_closed_first_and_no_more_than_needed() -> None:
     reserve = Reserve()
 
     def look(used: int, **received: int) -> list[int]:
         for name, count in received.items():
-            reserve.look_at(int(name[1:]), 1000 + int(name[1:]), count)
+            reserve.observe(int(name[1:]), 1000 + int(name[1:]), count)
         return reserve.choose(used, 0)
 
     with limited_to(128):
-        # Connection 6 goes on sending; 7 and 9 have never greeted; 8 comes late.
+        # Connection 6 keeps sending; 7 and 9 never send a greeting; 8 connects later.
         assert look(112, _5=100, _6=100, _7=0) == []
         assert look(112, _5=100, _6=200, _7=0) == []
         both = {"_5": 100, "_6": 300, "_7": 0, "_8": 100, "_9": 63}
@@ -93,24 +93,24 @@ def test_the_silent_are_closed_first_and_no_more_than_needed() -> None:
         assert look(116, **both | {"_5": 101}) == [7, 9, 6, 8]
         assert reserve.shed == 10
         assert look(10) == []
-        assert not reserve._heard, "what is gone is forgotten"
+        assert not reserve._activity, "closed connections are removed"
 
 
-def test_a_port_that_is_shut_answers_nobody_until_it_opens() -> None:
-    door = Door()
+def test_paused_port_accepts_no_connection_until_the_pause_ends() -> None:
+    pause = AcceptPause()
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        door.shut(listening, 0)
-        assert door.is_shut
+        pause.start(listening, 0)
+        assert pause.is_active
         with socket.socket() as caller:
             caller.setblocking(False)
             assert caller.connect_ex(listening.getsockname()) == errno.EINPROGRESS
             poll = select.poll()
             poll.register(caller, select.POLLOUT)
             assert not poll.poll(50)
-            door.open_if_due(listening, S - 1)
-            assert door.is_shut
-            door.open_if_due(listening, S)
-            assert not door.is_shut
+            pause.end_if_due(listening, S - 1)
+            assert pause.is_active
+            pause.end_if_due(listening, S)
+            assert not pause.is_active
             assert poll.poll(30_000)
             assert not caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
@@ -133,7 +133,7 @@ while True:
 
 
 class Caller:
-    """A client that asks how many descriptors the server has."""
+    """A client that queries the number of the server's descriptors."""
 
     def __init__(self, endpoint: str) -> None:
         self.transport = Transport()
@@ -146,7 +146,7 @@ class Caller:
         self.transport.close()
 
     def ask(self) -> int:
-        """Return the answer; 0: none came yet."""
+        """Return the answer; 0: no answer yet."""
         self.transport.send(b"server", b"?")
         self.transport.wait(50_000_000)
         received = self.transport.receive()
@@ -154,7 +154,7 @@ class Caller:
 
 
 def greets(busy: Caller, connection: socket.socket) -> bool:
-    """Shake hands as a peer of the log, which is then never closed for having said nothing."""
+    """Complete the handshake, so that the connection is not closed for lack of a greeting."""
     busy.ask()
     try:
         connection.sendall(HELLO)
@@ -166,7 +166,7 @@ def greets(busy: Caller, connection: socket.socket) -> bool:
 
 
 def is_closed(connections: list[socket.socket]) -> bool:
-    """Whether the other end has closed one of some connections, after its greeting."""
+    """Whether the peer has closed one of the connections, after its greeting."""
     for one in connections:
         with contextlib.suppress(BlockingIOError):
             try:
@@ -179,7 +179,7 @@ def is_closed(connections: list[socket.socket]) -> bool:
 
 
 def test_idle_connections_leave_a_server_its_descriptors() -> None:
-    """The server goes on, a busy client keeps its connection, and a new one gets its own."""
+    """The server keeps running, a busy client keeps its connection, a new one can connect."""
     with (
         subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE) as server,
         contextlib.ExitStack() as stack,
@@ -197,7 +197,7 @@ def test_idle_connections_leave_a_server_its_descriptors() -> None:
         for one in idle:
             wait_until(partial(greets, busy, one), "it is connected, and greets")
         wait_until(lambda: busy.ask() and is_closed(idle), "an idle connection is closed")
-        # The list of descriptors takes one more.
+        # Listing the descriptors needs one more.
         wait_until(lambda: 0 < busy.ask() <= 64 - 8 + 1, "enough of them are closed")
         late = stack.enter_context(Caller(endpoint))
         wait_until(late.ask, "a new client is served")
@@ -222,15 +222,15 @@ def open_with_few_descriptors() -> None:
         assert descriptors() == before
 
 
-def test_a_client_without_descriptors_says_so_and_leaves_nothing_behind() -> None:
-    # No other thread of that process opens a descriptor meanwhile.
+def test_client_without_descriptors_reports_it_and_leaks_nothing() -> None:
+    # No other thread of that process opens a descriptor in the meantime.
     process = multiprocessing.get_context("spawn").Process(target=open_with_few_descriptors)
     process.start()
     process.join(60)
     assert process.exitcode == 0
 
 
-def test_a_server_without_descriptors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_descriptors_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 

@@ -1,4 +1,4 @@
-"""The driver's order of things, with a transport in memory; and once on real sockets."""
+"""The driver's order of events and effects, with a transport in memory and on real sockets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def refusal() -> wire.Refused:
 
 
 class FakeTransport:
-    """Frames come from a list; what is sent is written to the common story."""
+    """Receives frames from a list, and adds sent ones to the common story."""
 
     def __init__(self, story: list[Any]) -> None:
         self.story = story
@@ -99,7 +99,7 @@ class FakeStore:
 
 
 class FakeNode:
-    """Answers with what the test says."""
+    """Returns the effects that the test gives."""
 
     def __init__(self, answer: Callable[[Event], list[Effect]] = lambda _: []) -> None:
         self.answer = answer
@@ -120,7 +120,7 @@ class FakeNode:
 
 
 class World:
-    """A driver whose `run` ends at the n-th sleep."""
+    """A driver that stops at the n-th sleep."""
 
     def __init__(
         self, answer: Callable[[Event], list[Effect]] = lambda _: [], **given: Any
@@ -155,7 +155,7 @@ class World:
         self.story[:] = [part for part in self.story if part != "wake"]
 
 
-def test_messages_first_then_posted_then_wakeup_then_drained() -> None:
+def test_messages_then_posted_events_then_wakeup_then_batch_end() -> None:
     world = World()
     world.put(1, 2)
     world.node.deadline = 500
@@ -184,7 +184,7 @@ def test_without_a_deadline_it_sleeps_until_input() -> None:
     assert world.transport.waits == [None]
 
 
-def test_a_flood_does_not_hold_back_the_deadline() -> None:
+def test_flood_does_not_delay_the_deadline() -> None:
     world = World()
     world.put(*range(1_000))
     world.node.deadline = 0
@@ -242,7 +242,7 @@ def test_at_disk_one_flush_comes_before_the_acks_of_a_batch() -> None:
     assert world.node.events[-1] == Persisted(2)
 
 
-def test_at_disk_what_was_said_before_a_persist_is_not_held() -> None:
+def test_at_disk_frames_sent_before_a_persist_are_not_held() -> None:
     world = World(
         lambda event: [Send(b"a", question(1)), Persist(1)] if isinstance(event, Received) else [],
         flush_before_send=True,
@@ -271,7 +271,7 @@ def test_at_disk_broadcasts_are_held_too() -> None:
     ]
 
 
-def test_at_disk_nothing_is_said_while_the_disk_is_full() -> None:
+def test_at_disk_frames_are_held_while_the_disk_is_full() -> None:
     world = World(persist_and_ack, flush_before_send=True)
     world.put(1)
     world.store.has_room = False
@@ -289,7 +289,7 @@ def test_at_disk_nothing_is_said_while_the_disk_is_full() -> None:
     assert Persisted(1) in world.node.events
 
 
-def test_at_disk_what_is_stable_is_told_while_the_disk_is_full() -> None:
+def test_at_disk_stable_data_is_sent_while_the_disk_is_full() -> None:
     def reply(*, stable: bool) -> wire.ReadReply:
         return wire.ReadReply(1, 0, 1, 0, 1, 7, "record", stable)
 
@@ -315,10 +315,10 @@ def test_at_disk_what_is_stable_is_told_while_the_disk_is_full() -> None:
     assert [part[1] for part in world.story if part[0] == b"a"] == told
 
 
-def test_a_node_that_complains_and_warns_is_heard() -> None:
+def test_bad_messages_and_warnings_of_a_node_are_logged() -> None:
     world = World(
         lambda event: (
-            [ReportBadMessage(b"\0abc", "Hello: nobody asked"), LogWarning("the roof is on fire")]
+            [ReportBadMessage(b"\0abc", "Hello: not requested"), LogWarning("the roof is on fire")]
             if isinstance(event, Received)
             else []
         )
@@ -328,7 +328,7 @@ def test_a_node_that_complains_and_warns_is_heard() -> None:
         world.run()
     assert world.driver.bad_frames == 3
     assert [log["event"] for log in logs].count("frame dropped") == 1
-    assert "Hello: nobody asked" in str(logs)
+    assert "Hello: not requested" in str(logs)
     assert [log["event"] for log in logs].count("the roof is on fire") == 3
 
 
@@ -345,7 +345,7 @@ def test_at_disk_held_frames_are_bounded() -> None:
     assert world.story.count((b"a", question(1))) == 10_000
 
 
-def test_at_disk_what_persisted_orders_is_flushed_without_a_sleep() -> None:
+def test_at_disk_entries_caused_by_persisted_are_flushed_without_a_sleep() -> None:
     def answer(event: Event) -> list[Effect]:
         if isinstance(event, Received):
             return [Persist(1)]
@@ -377,7 +377,7 @@ def test_bad_frames_are_counted_and_rarely_logged() -> None:
     assert [log["src"] for log in logs] == [b"\0bad".hex()]
 
 
-def test_a_message_too_long_is_our_error_and_stays_here() -> None:
+def test_too_long_message_is_a_local_error_and_is_not_sent() -> None:
     huge = wire.StatusReply(cluster=1, request=1, document=bytes(MAX_FRAME))
     world = World(lambda event: [Send(b"a", huge)] if isinstance(event, Received) else [])
     world.put(1)
@@ -397,7 +397,7 @@ def test_halt_stops() -> None:
 
 
 @pytest.mark.parametrize("effect", [Complete(1, None), None])
-def test_an_error_of_ours_halts(effect: Effect | None) -> None:
+def test_exception_of_the_node_halts(effect: Effect | None) -> None:
     def answer(event: Event) -> list[Effect]:
         assert effect is not None, "stable went back"
         return [effect]
@@ -424,7 +424,7 @@ def test_halt_ends_the_process_with_70() -> None:
     assert 'reason="two owners"' in done.stderr
 
 
-def test_a_log_that_nobody_takes_stops_no_server() -> None:
+def test_closed_stderr_does_not_stop_a_server() -> None:
     program = (
         "import os, structlog\n"
         "from ziplog.runtime import process_logging\n"
@@ -506,7 +506,7 @@ def test_events_posted_by_threads_arrive_in_order(
     assert posted == list(range(1_001))
 
 
-def test_in_a_queue_signs_of_life_come_first_and_unread_input_is_reported() -> None:
+def test_with_a_queue_heartbeats_come_first_and_unread_input_is_reported() -> None:
     world = World()
     beat = wire.Beat(1, 0, 1, 1, 5, "up")
     world.put(*range(6_000))
@@ -521,7 +521,7 @@ def test_in_a_queue_signs_of_life_come_first_and_unread_input_is_reported() -> N
     assert sum(isinstance(event, Received) for event in events) == 6_001
 
 
-def test_a_turn_of_slow_messages_ends_in_time() -> None:
+def test_iteration_with_slow_messages_ends_in_time() -> None:
     def answer(event: Event) -> list[Effect]:
         if isinstance(event, Received):
             world.now += 10_000_000

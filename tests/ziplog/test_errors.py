@@ -1,4 +1,4 @@
-"""The exception tree, and what each exception carries."""
+"""The exception tree, and the attributes of each exception."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ RID = RecordId(7, 2)
     ("error", "kinds", "retriable", "said"),
     [
         (ConfigError("port", 0, "1 to 65535", "a.toml"), (ValueError,), False, "a.toml: port"),
+        (ConfigError("p", 0, "1", "a.toml", message="no"), (ValueError,), False, "a.toml: no"),
         (ClosedError(), (), False, "this client is closed; connect again"),
         (ClosedError("this door", "open it"), (), False, "this door is closed; open it"),
         (UnavailableError("no leader"), (), True, "no leader"),
@@ -55,11 +56,15 @@ def test_an_unknown_outcome_is_not_unavailability() -> None:
     assert not issubclass(OutcomeUnknownError, UnavailableError)
 
 
-def test_what_they_carry() -> None:
+def test_attributes_of_errors() -> None:
     config = ConfigError("port", 0, "1 to 65535", "a.toml")
     assert (config.name, config.value, config.allowed, config.where) == (
         "port", 0, "1 to 65535", "a.toml",
     )  # fmt: skip
+    assert str(config) == "a.toml: port is 0; it must be 1 to 65535"
+    sentence = ConfigError("port", 0, "1 to 65535", message="port 0 is reserved")
+    assert (sentence.name, sentence.value, sentence.allowed) == ("port", 0, "1 to 65535")
+    assert str(sentence) == sentence.message == "port 0 is reserved"
     large = RecordTooLargeError(9, 5, "key", 3)
     assert (large.size, large.limit, large.what, large.index) == (9, 5, "key", 3)
     assert str(large).startswith("key")

@@ -1,4 +1,4 @@
-"""Peers that send without end, break off in the middle or never were ours: the process goes on."""
+"""Peers that send without end, disconnect early or send garbage do not stop the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import zmq
 
 from tests.waiting import wait_until
 from ziplog.runtime import descriptors, receive_limits
-from ziplog.runtime.receive_limits import LIMIT_BYTES, Floods
+from ziplog.runtime.receive_limits import LIMIT_BYTES, ReceiveLimiter
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ READ_BYTES: Final = 8192
 
 
 class Raw:
-    """A peer of plain bytes, which has shaken hands."""
+    """A peer that sends plain bytes after the handshake."""
 
     def __init__(self, port: int, identity: bytes = b"") -> None:
         ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity"
@@ -53,7 +53,7 @@ class Raw:
         self.socket.sendall(data)
 
     def reset(self) -> None:
-        """Break off: what is under way is lost."""
+        """Close the connection; unsent data is lost."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
@@ -85,11 +85,11 @@ def take_all(transport: Transport) -> list[bytes]:
     return found
 
 
-# --- who breaks off --------------------------------------------------------------------------
+# --- peers that disconnect -------------------------------------------------------------------
 
 
 def be_attacked() -> None:
-    """Be a server whose peer sends more than is taken, begs for an answer, and breaks off."""
+    """Run a server with a peer that sends more than is read, sends a ping, and disconnects."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     server = Transport("127.0.0.1:0")
     port = port_of(server)
@@ -98,7 +98,7 @@ def be_attacked() -> None:
         attack = wire(b"x") * 2_000 + PING * 10
         assert len(attack) < READ_BYTES
         attacker.send(attack)
-        # Who has shaken hands afterwards has met an I/O thread that had seen what was before.
+        # After a later handshake, the I/O thread has processed everything before it.
         Raw(port).reset()
         attacker.reset()
         Raw(port).reset()
@@ -109,16 +109,16 @@ def be_attacked() -> None:
     server.close()
 
 
-def test_who_breaks_off_in_a_flood_does_not_stop_the_process() -> None:
-    # libzmq would stop it with SIGABRT, so it is one of its own.
+def test_peer_that_disconnects_in_a_flood_does_not_stop_the_process() -> None:
+    # libzmq would abort the process with SIGABRT, so the server has a process of its own.
     process = multiprocessing.get_context("spawn").Process(target=be_attacked)
     process.start()
     process.join(60)
     assert process.exitcode == 0
 
 
-def test_libzmq_never_stops_reading_and_never_asks_who_is_there(server: Transport) -> None:
-    # Each of the two, with a connection that ends at the wrong time, stops the process.
+def test_libzmq_never_stops_reading_and_sends_no_heartbeats(server: Transport) -> None:
+    # Either of the two can abort the process if a connection ends at the wrong time.
     options = (zmq.RCVHWM, zmq.HEARTBEAT_IVL)
     assert [server._socket.get(option) for option in options] == [0, 0]
     with Raw(port_of(server)) as peer:
@@ -126,7 +126,7 @@ def test_libzmq_never_stops_reading_and_never_asks_who_is_there(server: Transpor
         wait_until(lambda: take_all(server) == [b"x"], "a frame")
         (found,) = [fd for fd in open_files() if is_to(fd, peer.socket.getsockname())]
         with socket.fromfd(found, socket.AF_INET, socket.SOCK_STREAM) as ours:
-            # The kernel asks instead.
+            # The kernel's keepalive replaces them.
             assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
             assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
@@ -138,18 +138,18 @@ def open_files() -> list[int]:
 
 def is_to(fd: int, address: tuple[str, int]) -> bool:
     with contextlib.suppress(OSError):
-        # `fromfd` leaves its copy of anything but a socket open.
+        # `fromfd` does not close its duplicate if the descriptor is not a socket.
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
             with socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as found:
                 return bool(found.getpeername() == address)
     return False
 
 
-# --- who sends without end -------------------------------------------------------------------
+# --- peers that send without end -------------------------------------------------------------
 
 
 class Flood:
-    """Somebody who sends frames until the connection is cut."""
+    """A peer that sends frames until its connection is closed."""
 
     def __init__(self, port: int, identity: bytes = b"") -> None:
         self._peer = Raw(port, identity)
@@ -177,11 +177,11 @@ class Flood:
 
 
 @pytest.mark.parametrize("identity", [b"", b"twin", b"\0twin"])
-def test_a_flood_is_cut_off_and_nobody_else(server: Transport, identity: bytes) -> None:
+def test_only_the_flooding_connection_is_closed(server: Transport, identity: bytes) -> None:
     port = port_of(server)
-    # libzmq never gives the frames of the second of two peers with one identity.
+    # libzmq never delivers the frames of the second of two peers with one identity.
     with Raw(port, identity), Raw(port) as other, Flood(port, identity) as flood:
-        # Nothing is taken meanwhile.
+        # No frame is read in the meantime.
         wait_until(lambda: server.wait(0) or server.cut, "a cut")
         assert flood.sent > LIMIT_BYTES // 2
         other.send(wire(b"after"))
@@ -193,7 +193,7 @@ def test_small_frames_of_many_connections_are_bounded_together(
     server: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receive_limits, "TOTAL_BYTES", 1_000_000)
-    monkeypatch.setattr(receive_limits, "LOOK_NS", 0)
+    monkeypatch.setattr(receive_limits, "CHECK_INTERVAL_NS", 0)
     port = port_of(server)
     with contextlib.ExitStack() as stack:
         quiet = stack.enter_context(Raw(port))
@@ -210,13 +210,13 @@ def test_small_frames_of_many_connections_are_bounded_together(
         wait_until(lambda: b"after" in take_all(server), "the other's frame")
 
 
-def test_port_takes_no_new_connections_while_ended_ones_have_left_too_much(
+def test_port_accepts_no_connections_while_closed_ones_have_left_too_much(
     server: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receive_limits, "TOTAL_BYTES", 1_000_000)
-    monkeypatch.setattr(receive_limits, "LOOK_NS", 0)
+    monkeypatch.setattr(receive_limits, "CHECK_INTERVAL_NS", 0)
     port = port_of(server)
-    watch = server._floods
+    watch = server._limiter
     assert watch is not None
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(Raw(port)) for _ in range(8)]
@@ -224,21 +224,23 @@ def test_port_takes_no_new_connections_while_ended_ones_have_left_too_much(
             peer.send(wire(b"x"))  # so that the size of its frames is known
         taken: list[bytes] = []
         wait_until(lambda: taken.extend(take_all(server)) or len(taken) == 8, "frames")
-        assert not watch._door.is_shut
+        assert not watch._accept_pause.is_active
         for peer in peers:
             with contextlib.suppress(OSError):
                 peer.send(wire(b"x") * 20_000)
-        wait_until(lambda: server.wait(0) or watch._door.is_shut, "a shut door")
+        wait_until(lambda: server.wait(0) or watch._accept_pause.is_active, "a pause")
         monkeypatch.setattr(descriptors, "_PAUSE_NS", 0)
-    wait_until(lambda: take_all(server) == [] and not watch._door.is_shut, "an open door")
+    wait_until(lambda: take_all(server) == [] and not watch._accept_pause.is_active, "no pause")
     with Raw(port) as newcomer:
         newcomer.send(wire(b"after"))
         wait_until(lambda: b"after" in take_all(server), "the newcomer's frame")
 
 
-def test_what_is_taken_is_no_flood(server: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_that_are_read_do_not_count(
+    server: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(receive_limits, "LIMIT_BYTES", 500_000)
-    monkeypatch.setattr(receive_limits, "LOOK_NS", 0)
+    monkeypatch.setattr(receive_limits, "CHECK_INTERVAL_NS", 0)
     frames = [bytes(size) for size in (0, 1, 255, 256, 70_000)]
     data = b"".join(wire(frame) for frame in frames)
     with Raw(port_of(server)) as peer:
@@ -247,15 +249,15 @@ def test_what_is_taken_is_no_flood(server: Transport, monkeypatch: pytest.Monkey
             found: list[bytes] = []
             wait_until(lambda: found.extend(take_all(server)) or found == frames, "frames")  # noqa: B023
         [counted] = server._peers.values()
-        assert server._floods is not None
-        server._floods._next_look = 0
+        assert server._limiter is not None
+        server._limiter._next_check = 0
         server.wait(0)
-        # To the byte: a count that drifts would cut off everybody in the end.
+        # Exact to the byte: a drifting count would in the end close every connection.
         assert counted.taken == 20 * len(data) > receive_limits.LIMIT_BYTES
     assert server.cut == 0
 
 
-def test_a_process_that_never_waits_looks_too(
+def test_process_that_never_waits_checks_too(
     server: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receive_limits, "LIMIT_BYTES", 1_000_000)
@@ -263,16 +265,16 @@ def test_a_process_that_never_waits_looks_too(
         wait_until(lambda: [server.receive() for _ in range(100)] and server.cut, "a cut")
 
 
-def test_who_is_gone_is_forgotten(server: Transport) -> None:
+def test_closed_peer_is_removed(server: Transport) -> None:
     port = port_of(server)
     for _ in range(50):
         with Raw(port) as peer:
             peer.send(wire(b"x"))
             wait_until(lambda: take_all(server) == [b"x"], "a frame")
-    wait_until(lambda: take_all(server) == [] and not server._peers, "nobody")
+    wait_until(lambda: take_all(server) == [] and not server._peers, "no peers")
 
 
-def test_nobody_is_forgotten_for_want_of_descriptors(
+def test_no_peer_is_removed_for_lack_of_descriptors(
     server: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Raw(port_of(server)) as peer:
@@ -289,7 +291,7 @@ def test_nobody_is_forgotten_for_want_of_descriptors(
         assert len(server._peers) == 1
 
 
-def test_only_connections_to_the_port_are_cut_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_connections_to_the_port_are_closed_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receive_limits, "LIMIT_BYTES", 1_000)
     with contextlib.ExitStack() as stack:
         ours, others = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab")
@@ -301,12 +303,12 @@ def test_only_connections_to_the_port_are_cut_and_once(monkeypatch: pytest.Monke
                 end.sendall(bytes(1_001))
         for end in accepted:
             assert len(end.recv(1_001, socket.MSG_PEEK | socket.MSG_WAITALL)) == 1_001
-        watch = Floods(ours.getsockname()[1])
+        watch = ReceiveLimiter(ours.getsockname()[1])
         for _ in range(2):
-            watch._next_look = 0
-            assert watch.look() == []
+            watch._next_check = 0
+            assert watch.enforce() == []
             assert watch.cut == 1
-        # Cut off in the middle of it, and from now on.
+        # Closed in the middle of it, and from now on.
         assert [len(connection.recv(2_000)) for connection in accepted] == [1_001, 1_001]
         assert accepted[0].recv(1) == b""
         accepted[1].setblocking(False)
@@ -314,10 +316,10 @@ def test_only_connections_to_the_port_are_cut_and_once(monkeypatch: pytest.Monke
             accepted[1].recv(1)
 
 
-def test_a_descriptor_that_is_no_connection_counts_for_nobody() -> None:
-    watch, peer = Floods(1), receive_limits.Peer(b"x")
+def test_descriptor_that_is_not_a_connection_is_not_counted() -> None:
+    watch, peer = ReceiveLimiter(1), receive_limits.Peer(b"x")
     with socket.socket(socket.AF_UNIX) as unix, Path(os.devnull).open("rb") as file:
         assert not watch.add(peer, unix.fileno())
         assert not watch.add(peer, file.fileno())
     assert not watch.add(peer, 10_000)
-    assert watch.look() == []
+    assert watch.enforce() == []

@@ -1,4 +1,4 @@
-"""Schedule arithmetic against a merge by exact fractions (thesis 4.2.3, Fig. 4.2)."""
+"""Schedule arithmetic, compared with a merge by exact fractions (thesis 4.2.3, Fig. 4.2)."""
 
 from fractions import Fraction
 from random import Random
@@ -105,6 +105,6 @@ def test_4000_shards_share_the_longest_round() -> None:
 @pytest.mark.parametrize(
     "weights", [[], [(0, 0)], [(0, 1), (0, 2)], [(0, MAX_ROUND), (1, 1)]], ids=str
 )
-def test_impossible_weights_are_our_bug(weights: list[tuple[int, int]]) -> None:
+def test_impossible_weights_fail_an_assertion(weights: list[tuple[int, int]]) -> None:
     with pytest.raises(AssertionError):
         Schedule(weights)

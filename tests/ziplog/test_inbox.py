@@ -1,4 +1,4 @@
-"""The order in which a process handles what waits, and how much may wait."""
+"""The order of waiting frames in a process, and the limits of their number."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def inbox_of(*frames: Frame) -> Inbox:
 
 
 def drain(box: Inbox) -> list[Frame]:
-    return list(iter(box.take, None))
+    return list(iter(box.pop, None))
 
 
-def test_without_a_queue_frames_pass_as_they_come() -> None:
+def test_without_a_queue_frames_pass_in_order() -> None:
     frames = [(b"a", insert()), (b"p", BEAT)]
     assert drain(inbox_of(*frames)) == frames
 
 
-def test_signs_of_life_go_before_what_clients_ask() -> None:
+def test_heartbeats_go_before_client_requests() -> None:
     box = inbox_of((b"a", insert(1)), (b"b", insert(2)), (b"p", BEAT), (b"a", insert(3)))
     box.fill()
     assert not box.is_unread
@@ -46,7 +46,7 @@ def test_signs_of_life_go_before_what_clients_ask() -> None:
     assert box.size == 0
 
 
-def test_one_that_sends_much_does_not_hold_back_one_that_sends_little() -> None:
+def test_busy_source_does_not_delay_a_small_one() -> None:
     much = [(b"a", insert(seq)) for seq in range(1, 2000)]
     box = inbox_of(*much, (b"b", insert()))
     box.fill()
@@ -57,18 +57,18 @@ def test_one_that_sends_much_does_not_hold_back_one_that_sends_little() -> None:
 
 
 def test_frames_of_one_source_stay_in_order() -> None:
-    """A client takes the answer to a later insert as a sign that an earlier one was lost."""
+    """A client treats the answer to a later insert as a sign that an earlier one was lost."""
     waiting = deque((b"a", insert(seq)) for seq in range(1, 400))
     box = Inbox(lambda: waiting.popleft() if waiting else None)
     box.fill()
-    handled = [box.take() for _ in range(200)]
+    handled = [box.pop() for _ in range(200)]
     waiting.extend((b"a", insert(seq)) for seq in range(400, 600))
     box.fill()
     handled += drain(box)
     assert handled == [(b"a", insert(seq)) for seq in range(1, 600)]
 
 
-def test_what_waits_is_bounded_and_those_who_send_little_are_heard(
+def test_queue_is_bounded_and_small_sources_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(inbox, "LIMIT_BYTES", 500 * OVERHEAD_BYTES)
@@ -98,11 +98,13 @@ def test_more_than_one_fill_reads_is_unread() -> None:
         (wire.Tail(1, 0, 1, 1), False),
     ],
 )
-def test_urgent_is_what_keeps_the_cluster_together(message: Message, expected: bool) -> None:
+def test_messages_that_keep_the_cluster_running_are_urgent(
+    message: Message, expected: bool
+) -> None:
     assert is_urgent(wire.encode(message)) is expected
 
 
-def test_a_long_message_is_known_as_well() -> None:
+def test_long_message_is_classified_too() -> None:
     heartbeat = wire.Heartbeat(
         1, "s", "h:1", 0, 1, 1, 1, "up", True, 0, 0, 0, 0, NO_DIGEST, 0, 0, 0, "",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The consensus journal: what it wrote is there after any crash, and damage is never swallowed."""
+"""The Raft journal: written data survives any crash, and damage is always detected."""
 
 import os
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def reopened(directory: Path) -> Journal:
     return journal
 
 
-def test_what_was_written_is_there_again(tmp_path: Path) -> None:
+def test_journal_returns_what_was_written(tmp_path: Path) -> None:
     written(tmp_path)
     journal = reopened(tmp_path)
     assert journal.entries == ENTRIES
@@ -38,14 +38,14 @@ def test_what_was_written_is_there_again(tmp_path: Path) -> None:
 
 
 def made_bytes(path: Path) -> int:
-    """Return how long a journal's file was when it was made."""
+    """Return the size of a journal's file at its creation."""
     header = note_of(path.read_bytes()[8:HEADER_BYTES])
     assert header is not None
     return header[1]
 
 
 def lose_note(path: Path) -> None:
-    """Let the note beside a journal be as late as a power cut can leave it."""
+    """Make a journal's note as old as a power cut can leave it."""
     (path.parent / "flushed").unlink(missing_ok=True)
 
 
@@ -70,7 +70,7 @@ def test_every_torn_tail_is_cut_off_and_logged(tmp_path: Path) -> None:
     assert set(ends) == set(range(7))
 
 
-def test_a_journal_goes_on_after_a_torn_tail(tmp_path: Path) -> None:
+def test_journal_continues_after_a_torn_tail(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_bytes(path.read_bytes()[:-50])
     lose_note(path)
@@ -94,20 +94,20 @@ def test_a_file_from_a_crash_before_the_first_record_opens_empty(
     assert reopened(tmp_path).entries == ENTRIES
 
 
-def test_zeros_behind_the_last_record_are_a_torn_tail(tmp_path: Path) -> None:
+def test_zeros_after_the_last_record_are_a_torn_tail(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_bytes(path.read_bytes() + b"\0" * 4096)
     assert reopened(tmp_path).entries == ENTRIES
 
 
 def test_any_flipped_bit_is_refused(tmp_path: Path) -> None:
-    """Also one in the last record, which was on stable storage when the process was killed."""
+    """This includes the last record, which was on stable storage when the process was killed."""
     path = written(tmp_path)
     whole = path.read_bytes()
     for at in range(len(whole)):
         for bit in range(8):
             path.write_bytes(flipped(whole, at, bit))
-            with pytest.raises(JournalError, match=r"damaged .*empty this directory") as refused:
+            with pytest.raises(JournalError, match=r"damaged.*empty this directory") as refused:
                 Journal(tmp_path)
             assert str(path) in str(refused.value)
             assert path.read_bytes() == flipped(whole, at, bit)
@@ -123,7 +123,7 @@ def test_every_shorter_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match=r"(damaged|missing or empty).*empty this directory"):
             Journal(tmp_path)
     path.unlink()
-    with pytest.raises(JournalError, match="missing or empty, but `flushed` is beside it"):
+    with pytest.raises(JournalError, match="missing or empty, but `flushed` exists"):
         Journal(tmp_path)
 
 
@@ -137,7 +137,7 @@ def test_the_error_names_the_byte_and_how_much_was_stored(tmp_path: Path) -> Non
 
 
 def test_without_the_note_only_the_last_record_may_be_lost(tmp_path: Path) -> None:
-    """After a power cut the note may be late; damage of the last record is like a torn write."""
+    """After a power cut the note may be old; damage in the last record is like a torn write."""
     path = written(tmp_path)
     whole = path.read_bytes()
     outcomes = set()
@@ -188,11 +188,11 @@ def test_a_journal_of_an_earlier_release_is_read_and_protected_from_then_on(
     lose_note(path)
     with capture_logs() as logs:
         assert reopened(tmp_path).entries == ENTRIES
-    assert [log["event"] for log in logs] == ["a torn end of the consensus journal was cut off"]
+    assert [log["event"] for log in logs] == ["cut off a torn end of the consensus journal"]
 
 
-def test_a_note_about_the_file_before_does_not_count(tmp_path: Path) -> None:
-    """A crash between the rename of a new file and the note about it."""
+def test_note_about_an_earlier_file_does_not_count(tmp_path: Path) -> None:
+    """Simulates a crash between the rename of a new file and its note."""
     path = written(tmp_path)
     note = (path.parent / "flushed").read_bytes()
     journal = Journal(tmp_path)
@@ -244,7 +244,7 @@ def test_a_journal_works_without_its_note(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "journal").write_bytes(b"PYSYNCOBJ" + b"\0" * 100)
-    with pytest.raises(JournalError, match="no journal of this version"):
+    with pytest.raises(JournalError, match="not a journal of this version"):
         Journal(tmp_path)
 
 
@@ -256,7 +256,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     reopened(tmp_path)
 
 
-def test_a_trim_that_a_crash_cut_short_is_finished(tmp_path: Path) -> None:
+def test_trim_interrupted_by_a_crash_is_completed(tmp_path: Path) -> None:
     written(tmp_path)
     journal = Journal(tmp_path)
     journal.begin_with(*ENTRIES[3:5])
@@ -273,7 +273,7 @@ def test_a_trim_that_a_crash_cut_short_is_finished(tmp_path: Path) -> None:
         (Entry(b"far", 98, 9), Entry(b"behind the last", 99, 9)),
     ],
 )
-def test_what_a_snapshot_contradicts_is_replaced(
+def test_entries_that_contradict_a_snapshot_are_replaced(
     tmp_path: Path, previous: Entry, last: Entry
 ) -> None:
     written(tmp_path)
@@ -288,12 +288,12 @@ def test_what_a_snapshot_contradicts_is_replaced(
 def test_a_gap_between_snapshot_and_journal_is_refused(tmp_path: Path) -> None:
     written(tmp_path, ENTRIES[3:])
     journal = Journal(tmp_path)
-    with pytest.raises(JournalError, match="begins with entry 4, behind the snapshot"):
+    with pytest.raises(JournalError, match="starts with entry 4, but its snapshot ends"):
         journal.begin_with(*ENTRIES[2:4])
     journal.close()
 
 
-def test_who_a_directory_is_outlives_restarts_and_trims(tmp_path: Path) -> None:
+def test_identity_survives_restarts_and_trims(tmp_path: Path) -> None:
     written(tmp_path)
     journal = Journal(tmp_path)
     assert not journal.is_voter
@@ -309,7 +309,7 @@ def test_who_a_directory_is_outlives_restarts_and_trims(tmp_path: Path) -> None:
     assert reopened(tmp_path / "other").identity not in {"", journal.identity}
 
 
-def test_several_entries_are_there_together_or_not_at_all(tmp_path: Path) -> None:
+def test_several_entries_are_stored_atomically(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append(ENTRIES[0])
     before = (tmp_path / "journal").stat().st_size
@@ -318,13 +318,13 @@ def test_several_entries_are_there_together_or_not_at_all(tmp_path: Path) -> Non
     whole = (tmp_path / "journal").read_bytes()
     assert reopened(tmp_path).entries == ENTRIES
     for size in range(before, len(whole)):
-        # The kernel may have written the middle before the beginning.
+        # The kernel may write the middle before the start.
         (tmp_path / "journal").write_bytes(whole[:before] + bytes(20) + whole[before + 20 : size])
         lose_note(tmp_path / "journal")
         assert reopened(tmp_path).entries == ENTRIES[:1]
 
 
-def test_a_rewrite_that_a_crash_cut_short_changes_nothing(tmp_path: Path) -> None:
+def test_rewrite_interrupted_by_a_crash_changes_nothing(tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "journal.new").write_bytes(b"ZIPRAFT2 half of")
     journal = Journal(tmp_path)

@@ -1,4 +1,4 @@
-"""Every call that a consensus journal makes of the system is refused once: no entry is lost."""
+"""Each system call of a Raft journal fails once: no entry is lost."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CALLS = (*refusing.OPENS, *refusing.WRITES, *refusing.SYNCS, *refusing.NAMES)
 
 
 class Run:
-    """Entries, a trim behind a snapshot, a vote, further entries."""
+    """Writes entries, a trim after a snapshot, a vote, and further entries."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.acknowledged: list[Entry] = []
-        #: Entries before this one may be gone.
+        #: Entries before this one may be trimmed.
         self.trimmed = 1
         self.voted = 0
         self.outcome = "goes on"
@@ -76,7 +76,7 @@ def check(directory: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
-def test_whatever_is_refused_no_entry_is_lost(tmp_path: Path, error: int) -> None:
+def test_no_entry_is_lost_when_a_system_call_is_refused(tmp_path: Path, error: int) -> None:
     outcomes: Counter[tuple[str, str]] = Counter()
     for number in range(1, 1000):
         directory = tmp_path / str(number)
@@ -88,7 +88,7 @@ def test_whatever_is_refused_no_entry_is_lost(tmp_path: Path, error: int) -> Non
             break
         outcomes[system.refused, run.outcome] += 1
     assert outcomes["fdatasync", "ends"] > 5
-    # The first trim's file, and its bytes, are refused; the journal goes on with the old file.
+    # The first trim's file, and its bytes, are refused; the journal continues with the old file.
     waits = outcomes["open", "trims later"] + outcomes["unlink", "trims later"]
     assert waits == (0 if error == errno.EIO else 2)
     assert (outcomes["open", "ends"] > 0) == (error == errno.EIO)

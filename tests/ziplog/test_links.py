@@ -1,4 +1,4 @@
-"""The consensus library's connections: what a full socket or a former process leaves behind."""
+"""PySyncObj's connections: a full socket, and a connection of a former process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pair() -> Iterator[tuple[Any, Any, Any]]:
         end.disconnect()
 
 
-def test_what_a_full_socket_does_not_take_follows_by_itself(pair: tuple[Any, Any, Any]) -> None:
+def test_rest_of_a_message_follows_when_a_full_socket_drains(pair: tuple[Any, Any, Any]) -> None:
     poller, one, other = pair
     received: list[Any] = []
     other.setOnMessageReceivedCallback(received.append)
@@ -43,8 +43,8 @@ def test_what_a_full_socket_does_not_take_follows_by_itself(pair: tuple[Any, Any
     assert received == [message]
 
 
-def test_a_node_that_calls_again_has_left_its_former_connection(tmp_path: Path) -> None:
-    # The greater endpoint calls.
+def test_new_connection_of_a_node_replaces_its_former_one(tmp_path: Path) -> None:
+    # The node with the greater endpoint opens the connection.
     own, caller = sorted(free_endpoints(2))
     node = Raft(
         "a", {"a": own, "b": caller}, tmp_path, Words(),
@@ -72,7 +72,7 @@ def test_a_node_that_calls_again_has_left_its_former_connection(tmp_path: Path) 
         assert first.fileno() is None
         assert second.fileno() is not None
         assert len(node._sync.connected_nodes()) == 1
-        # What comes from there counts no more, and who is still there notices.
+        # Messages over it no longer count, and the peer detects its end.
         wait_until(lambda: poller.poll(0.01) or calls[0].fileno() is None, "it is closed")
         assert calls[1].fileno() is not None
     finally:

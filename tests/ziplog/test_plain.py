@@ -1,4 +1,4 @@
-"""Plain values come back as they were, their lists as tuples, and nothing else is ever made."""
+"""The Raft codec: plain values round-trip, with lists as tuples; anything else is refused."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_values_come_back(value: Any) -> None:
+def test_values_round_trip(value: Any) -> None:
     assert codec.loads(codec.dumps(value)) == value
     assert codec.decompress(codec.compress(codec.dumps(value))) == codec.dumps(value)
 
 
 @given(st.binary())
-def test_other_bytes_are_refused_or_plain(data: bytes) -> None:
+def test_other_bytes_are_refused_or_decode_to_plain_values(data: bytes) -> None:
     try:
         value = codec.loads(data)
     except ValueError:
@@ -42,7 +42,7 @@ def test_other_bytes_are_refused_or_plain(data: bytes) -> None:
     "data",
     [b"cbuiltins\nopen\n(S'mark'\nS'w'\ntR.", b"\x80\x02]q\x00.", b"\x91" * 100_000, b""],
 )
-def test_pickles_and_towers_are_refused(data: bytes) -> None:
+def test_pickles_and_deep_nesting_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         codec.loads(data)
 
@@ -51,6 +51,6 @@ def test_pickles_and_towers_are_refused(data: bytes) -> None:
     "data",
     [b"", b"x" * 100, zlib.compress(b"x" * 100)[:-1], zlib.compress(bytes(codec.MAX_FRAME + 1))],
 )
-def test_bombs_and_torn_frames_are_refused(data: bytes) -> None:
+def test_decompression_bombs_and_torn_frames_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         codec.decompress(data)

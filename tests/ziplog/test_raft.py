@@ -1,4 +1,4 @@
-"""Consensus on real sockets: one node and three, restarts, snapshots, and what ends a node."""
+"""Raft on real sockets: groups of one and three, restarts, snapshots, and fatal errors."""
 
 import socket
 import subprocess
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 class Running:
-    """One node and everything that it said."""
+    """One node, and all its events."""
 
     def __init__(self, name: str, nodes: dict[str, str], directory: Path) -> None:
         self.machine = Words()
@@ -98,7 +98,7 @@ def group() -> dict[str, str]:
     return dict(zip("abc", free_endpoints(3), strict=True))
 
 
-def test_one_node_commits_in_order_and_says_so(start: Callable[..., Running]) -> None:
+def test_one_node_commits_in_order_and_posts_events(start: Callable[..., Running]) -> None:
     node = start("a", single())
     node.wait_leader()
     for index in range(50):
@@ -112,7 +112,7 @@ def test_one_node_commits_in_order_and_says_so(start: Callable[..., Running]) ->
 def test_a_lone_commit_does_not_wait_for_the_tick(
     start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With ticks of ten seconds only a wake-up can bring these to an end in time.
+    # With ticks of ten seconds, these end in time only by wake-ups.
     node = start("a", single())
     node.wait_leader()
     monkeypatch.setattr(raft_module, "_LONE_TICK_S", 10.0)
@@ -135,7 +135,7 @@ def test_a_restart_applies_everything_again(start: Callable[..., Running]) -> No
     assert second.machine.words == [b"one", b"two", b"three"]
 
 
-def test_a_snapshot_stands_for_the_trimmed_entries(start: Callable[..., Running]) -> None:
+def test_snapshot_replaces_the_trimmed_entries(start: Callable[..., Running]) -> None:
     nodes = single()
     first = start("a", nodes)
     for index in range(30):
@@ -173,7 +173,7 @@ def test_a_crash_between_snapshot_and_trim_loses_nothing(
     assert second.machine.words == first.machine.words
 
 
-def test_three_nodes_agree_and_go_on_without_their_leader(start: Callable[..., Running]) -> None:
+def test_three_nodes_agree_and_continue_without_their_leader(start: Callable[..., Running]) -> None:
     nodes = group()
     running = {name: start(name, nodes) for name in nodes}
     for node in running.values():
@@ -193,9 +193,9 @@ def test_three_nodes_agree_and_go_on_without_their_leader(start: Callable[..., R
     )
 
 
-# The library leaves the snapshot that it sends to the garbage collector.
+# The library does not close the snapshot file that it sends.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")
-def test_a_node_that_was_away_gets_the_snapshot(start: Callable[..., Running]) -> None:
+def test_node_that_was_down_gets_the_snapshot(start: Callable[..., Running]) -> None:
     nodes = group()
     away, *present = [start(name, nodes) for name in "cab"]
     away.wait_leader()
@@ -249,7 +249,7 @@ def test_a_read_barrier_does_not_wait_for_the_tick(
     running = [start(name, nodes) for name in nodes]
     for node in running:
         node.wait_leader()
-    # With ticks of two seconds only wake-ups can bring thirty of these to an end in time.
+    # With ticks of two seconds, thirty of these end in time only by wake-ups.
     monkeypatch.setattr(raft_module, "_TICK_S", 2.0)
     asked = iter(running * 10)
     done: list[bool] = []
@@ -319,7 +319,7 @@ def test_a_lost_snapshot_stops_the_start(start: Callable[..., Running], tmp_path
         start("a", nodes)
 
 
-def test_a_tick_that_fails_is_not_the_last(
+def test_failed_tick_is_followed_by_others(
     start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = start("a", single())
@@ -331,14 +331,14 @@ def test_a_tick_that_fails_is_not_the_last(
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ziplog.raft.raft_node.Node._tell", fail)
+        patch.setattr("ziplog.raft.raft_node.RaftNode._send_status", fail)
         wait_until(lambda: len(failures) > 3, "it fails several times")
     node.raft.propose(b"one")
     node.wait_committed(1)
     assert not node.fatal
 
 
-def test_a_node_that_stopped_itself_takes_no_more(
+def test_node_that_stopped_itself_accepts_no_commands(
     start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = start("a", single())
@@ -359,7 +359,7 @@ def test_a_taken_port_is_named(start: Callable[..., Running]) -> None:
         start("b", {"b": nodes["a"]})
 
 
-def test_random_bytes_at_the_port_hurt_nobody(start: Callable[..., Running]) -> None:
+def test_random_bytes_at_the_port_do_no_harm(start: Callable[..., Running]) -> None:
     nodes = single()
     node = start("a", nodes)
     node.wait_leader()
@@ -379,7 +379,7 @@ def test_outside_loopback_a_password_is_required(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-def test_unknown_names_of_the_library_are_noticed() -> None:
+def test_unknown_configuration_names_are_detected() -> None:
     with pytest.raises(AssertionError, match="raftMinTimeot"):
         pysyncobj_adapter.configuration("127.0.0.1:1", alone=True, raftMinTimeot=1)
 
@@ -392,7 +392,7 @@ def test_the_import_leaves_the_socket_module_alone() -> None:
     assert done.stdout.strip() == "_socket"
 
 
-def test_an_idle_node_costs_next_to_nothing(start: Callable[..., Running]) -> None:
+def test_idle_node_uses_little_cpu(start: Callable[..., Running]) -> None:
     node = start("a", single())
     node.wait_leader()
     assert node.raft._thread.ident is not None
@@ -404,7 +404,7 @@ def test_an_idle_node_costs_next_to_nothing(start: Callable[..., Running]) -> No
 
 
 def leader_of(running: dict[str, Running]) -> str:
-    """Return who leads, once somebody does."""
+    """Wait for a leader, and return it."""
     found: list[str] = []
 
     def is_led() -> bool:

@@ -1,4 +1,4 @@
-"""What a consensus node takes from its leader, message by message: nothing committed is lost."""
+"""Messages of a leader to a Raft node, one by one: no committed entry is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.ziplog.bench import TERM, WORD, Bench, Words, entries, snapshot
 from ziplog.raft import codec
 from ziplog.raft.journal import Entry, JournalError
-from ziplog.raft.log_matching import Comparison, compare
+from ziplog.raft.log_matching import LogMatch, compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ def test_only_contradicted_entries_are_replaced(bench: Callable[..., Bench]) -> 
     assert node.terms == [0, 4, 4, 5]
 
 
-def test_an_entry_behind_an_unknown_one_is_asked_for_again(bench: Callable[..., Bench]) -> None:
+def test_entry_after_an_unknown_one_is_requested_again(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4, 4))
     far = node.append(9, 5, 5)
     assert (far["success"], far["reset"], far["next_node_idx"]) == (False, True, 4)
@@ -77,7 +77,7 @@ def test_nothing_is_committed_that_was_not_compared(bench: Callable[..., Bench])
     assert node.committed == 3
 
 
-def test_entries_that_skip_one_are_no_message(bench: Callable[..., Bench]) -> None:
+def test_entries_with_a_gap_are_rejected(bench: Callable[..., Bench]) -> None:
     node = bench()
     with pytest.raises(ValueError, match="follow each other"):
         node.hear(
@@ -87,7 +87,7 @@ def test_entries_that_skip_one_are_no_message(bench: Callable[..., Bench]) -> No
     assert node.terms == [0]
 
 
-def test_a_former_leader_is_told_the_term_and_nothing_else(bench: Callable[..., Bench]) -> None:
+def test_former_leader_receives_only_the_term(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.append(2, 4)
     answer = node.append(1, 0, 3, 3, term=3)
@@ -108,13 +108,13 @@ def long_entry(
 def test_a_long_entry_comes_in_pieces(bench: Callable[..., Bench]) -> None:
     node = bench()
     whole = codec.dumps((WORD, 2, TERM))
-    # The library counts a little short, and says twice that it has finished.
+    # The library counts slightly short, and sends "finish" twice.
     long_entry(node, [("start", whole[:3]), ("finish", whole[3:-2]), ("finish", whole[-2:])])
     assert node.terms == [0, TERM]
     assert node.answer()["next_node_idx"] == 3
 
 
-def test_a_long_entry_of_which_a_piece_is_missing_is_not_taken(bench: Callable[..., Bench]) -> None:
+def test_long_entry_with_a_missing_piece_is_rejected(bench: Callable[..., Bench]) -> None:
     node = bench()
     whole = codec.dumps((WORD, 2, TERM))
     long_entry(node, [("start", whole[:3]), ("finish", whole[5:])])
@@ -122,7 +122,7 @@ def test_a_long_entry_of_which_a_piece_is_missing_is_not_taken(bench: Callable[.
     assert not node.answer()["success"]
 
 
-def test_what_is_sent_in_pieces_may_begin_anew(bench: Callable[..., Bench]) -> None:
+def test_transfer_in_pieces_may_restart(bench: Callable[..., Bench]) -> None:
     node = bench()
     whole = codec.dumps((WORD, 2, TERM))
     long_entry(node, [("start", whole[:5]), ("start", whole[:3]), ("finish", whole[3:])])
@@ -132,7 +132,7 @@ def test_what_is_sent_in_pieces_may_begin_anew(bench: Callable[..., Bench]) -> N
     assert node.snapshot(snapshot(9, 5))["next_node_idx"] == 10
 
 
-def test_what_is_sent_in_pieces_has_an_end(
+def test_transfer_in_pieces_is_bounded(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziplog.raft.raft_node._MAX_SNAPSHOT", 100)
@@ -151,7 +151,7 @@ def test_a_late_long_entry_deletes_nothing(bench: Callable[..., Bench]) -> None:
 # --- snapshots ---
 
 
-def test_a_snapshot_that_is_ahead_is_taken(bench: Callable[..., Bench]) -> None:
+def test_newer_snapshot_is_installed(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     answer = node.snapshot(snapshot(9, 5), commit=9)
     assert (answer["success"], answer["next_node_idx"]) == (True, 10)
@@ -164,26 +164,26 @@ def test_a_snapshot_that_is_ahead_is_taken(bench: Callable[..., Bench]) -> None:
     assert again.node.raftLastApplied == 9
 
 
-def test_a_snapshot_that_is_not_ahead_is_refused(bench: Callable[..., Bench]) -> None:
+def test_older_snapshot_is_refused(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 5, 5, 5, 5))
     node.append(5, 5, commit=4)
     node.tick()
     answer = node.snapshot(snapshot(4, 5))
-    # What is committed needs not be sent, though.
+    # Committed entries need not be sent, though.
     assert (answer["success"], answer["next_node_idx"]) == (True, 5)
     assert node.machine.words == [b"word"] * 3
     assert node.terms == [0, 5, 5, 5, 5]
     assert not (node.directory / "snapshot").exists()
 
 
-def test_what_is_held_behind_a_snapshot_stays(bench: Callable[..., Bench]) -> None:
+def test_entries_after_a_snapshot_are_kept(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 5, 5, 5, 5))
     assert node.snapshot(snapshot(3, 5))["success"]
     assert [entry.index for entry in node.journal.entries] == [2, 3, 4, 5]
     assert node.committed == 3
 
 
-def test_what_contradicts_a_snapshot_goes(bench: Callable[..., Bench]) -> None:
+def test_entries_that_conflict_with_a_snapshot_are_deleted(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4, 4, 4, 4))
     assert node.snapshot(snapshot(3, 5))["success"]
     assert [(entry.index, entry.term) for entry in node.journal.entries] == [(2, 5), (3, 5)]
@@ -206,7 +206,7 @@ def test_a_snapshot_with_a_hole_changes_nothing_on_disk(bench: Callable[..., Ben
     assert node.terms == [0, 5]
 
 
-def test_a_snapshot_ends_the_wait_for_what_it_stands_for(bench: Callable[..., Bench]) -> None:
+def test_snapshot_completes_waiting_commands(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     done: list[bool] = []
     node.append(2, 4)
@@ -227,7 +227,7 @@ def test_a_command_may_be_proposed_while_a_snapshot_is_loaded(bench: Callable[..
     assert [m["command"] for _, m in node.wire.sent if m["type"] == "apply_command"] == [b"\0one"]
 
 
-def test_what_was_forwarded_to_a_former_leader_is_given_up(bench: Callable[..., Bench]) -> None:
+def test_commands_forwarded_to_a_former_leader_fail(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.append(2, 4)
     done: list[bool] = []
@@ -241,7 +241,7 @@ def test_what_was_forwarded_to_a_former_leader_is_given_up(bench: Callable[..., 
     assert node.node.leader_id() == node.c.id
 
 
-def test_what_was_forwarded_to_a_leader_that_went_away_is_given_up(
+def test_commands_forwarded_to_a_disconnected_leader_fail(
     bench: Callable[..., Bench],
 ) -> None:
     node = bench(entries(2, 4))
@@ -266,7 +266,7 @@ def test_a_snapshot_that_cannot_be_restored_stops_the_node(
                    for _, message in node.wire.sent)  # fmt: skip
 
 
-# --- what is no message ---
+# --- invalid messages ---
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_other_messages_are_refused(bench: Callable[..., Bench], message: dict[s
     assert node.wire.sent == []
 
 
-# --- comparing ---
+# --- log matching ---
 
 
 def held(first: int, *terms: int) -> list[Entry]:
@@ -300,16 +300,16 @@ def held(first: int, *terms: int) -> list[Entry]:
 @pytest.mark.parametrize(
     ("own", "came", "found"),
     [
-        (held(3, 1), held(4, 1, 1), Comparison(0, contradicts=False)),
-        (held(3, 1, 1), held(4, 1), Comparison(1, contradicts=False)),
-        (held(3, 1, 1, 1), [], Comparison(0, contradicts=False)),
-        (held(3, 1, 1), held(4, 1, 1), Comparison(1, contradicts=False)),
-        (held(3, 1, 1, 1), held(4, 1, 2), Comparison(1, contradicts=True)),
+        (held(3, 1), held(4, 1, 1), LogMatch(0, contradicts=False)),
+        (held(3, 1, 1), held(4, 1), LogMatch(1, contradicts=False)),
+        (held(3, 1, 1, 1), [], LogMatch(0, contradicts=False)),
+        (held(3, 1, 1), held(4, 1, 1), LogMatch(1, contradicts=False)),
+        (held(3, 1, 1, 1), held(4, 1, 2), LogMatch(1, contradicts=True)),
         (held(3, 2), held(4, 1), None),
         ([], held(4, 1), None),
     ],
 )
 def test_entries_are_compared_one_by_one(
-    own: list[Entry], came: list[Entry], found: Comparison | None
+    own: list[Entry], came: list[Entry], found: LogMatch | None
 ) -> None:
     assert compare(own, 1, came) == found

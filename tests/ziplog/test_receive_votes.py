@@ -1,4 +1,4 @@
-"""Who counts for a consensus node: whose acknowledgements, whose votes, and whose directories."""
+"""Which acknowledgements, votes and directories a Raft node counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_acknowledgements_of_another_term_do_not_count(bench: Callable[..., Benc
     assert node.match(node.b) == 2
 
 
-def test_an_answer_of_a_later_term_ends_the_lead(bench: Callable[..., Bench]) -> None:
+def test_answer_of_a_later_term_ends_the_leadership(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.lead()
     node.acknowledge(node.b, 3, term=TERM + 1, success=False)
@@ -34,7 +34,7 @@ def test_an_answer_of_a_later_term_ends_the_lead(bench: Callable[..., Bench]) ->
     assert node.match(node.b) == 0
 
 
-def test_a_late_reset_does_not_go_back_behind_what_is_held(bench: Callable[..., Bench]) -> None:
+def test_late_reset_does_not_resend_held_entries(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4, 4, 4))
     node.lead()
     node.acknowledge(node.b, 5)
@@ -44,7 +44,7 @@ def test_a_late_reset_does_not_go_back_behind_what_is_held(bench: Callable[..., 
     assert node.following(node.c) == node.journal.entries[-1].index + 1
 
 
-def test_an_acknowledgement_does_not_have_entries_sent_again(bench: Callable[..., Bench]) -> None:
+def test_acknowledgement_does_not_resend_entries(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4, 4, 4))
     node.lead()
     before = node.following(node.b)
@@ -52,10 +52,10 @@ def test_an_acknowledgement_does_not_have_entries_sent_again(bench: Callable[...
     assert node.following(node.b) == before == 6
 
 
-def test_an_acknowledgement_of_what_was_not_sent_is_no_message(bench: Callable[..., Bench]) -> None:
+def test_acknowledgement_of_unsent_entries_is_rejected(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.lead()
-    with pytest.raises(ValueError, match="what it was not sent"):
+    with pytest.raises(ValueError, match="entries that it was not sent"):
         node.acknowledge(node.b, 99)
 
 
@@ -73,7 +73,7 @@ def test_a_leader_counts_entries_of_its_own_term_only(bench: Callable[..., Bench
 def test_a_second_leader_of_one_term_stops_the_node(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.lead()
-    with pytest.raises(JournalError, match="leads in term 5, as this one does"):
+    with pytest.raises(JournalError, match="leads in term 5, and so does this one"):
         node.append(2, 4)
 
 
@@ -89,7 +89,7 @@ def test_a_vote_is_on_disk_before_it_is_given(bench: Callable[..., Bench]) -> No
     assert len(node.wire.sent) == 1
 
 
-def test_nobody_with_an_older_log_gets_a_vote(bench: Callable[..., Bench]) -> None:
+def test_candidate_with_an_older_log_gets_no_vote(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4, 4))
     node.hear(node.c, type="request_vote", term=7, last_log_index=9, last_log_term=3)
     node.hear(node.c, type="request_vote", term=8, last_log_index=2, last_log_term=4)
@@ -97,7 +97,9 @@ def test_nobody_with_an_older_log_gets_a_vote(bench: Callable[..., Bench]) -> No
     assert node.journal.term == 8
 
 
-def test_a_candidate_votes_for_itself_on_disk_before_it_asks(bench: Callable[..., Bench]) -> None:
+def test_candidate_stores_its_own_vote_before_it_requests_votes(
+    bench: Callable[..., Bench],
+) -> None:
     node = bench(entries(2, 4))
     node.node._SyncObj__raftElectionDeadline = 0.0
     node.tick()
@@ -109,7 +111,7 @@ def test_a_candidate_votes_for_itself_on_disk_before_it_asks(bench: Callable[...
 # --- a node with a new directory ---
 
 
-def test_a_new_directory_neither_votes_nor_stands(bench: Callable[..., Bench]) -> None:
+def test_new_directory_neither_votes_nor_is_a_candidate(bench: Callable[..., Bench]) -> None:
     node = bench(is_voter=False)
     node.hear(node.c, type="request_vote", term=7, last_log_index=2, last_log_term=4)
     node.node._SyncObj__raftElectionDeadline = 0.0
@@ -119,18 +121,20 @@ def test_a_new_directory_neither_votes_nor_stands(bench: Callable[..., Bench]) -
     assert node.journal.term == 0
 
 
-def test_a_new_directory_says_so_when_it_acknowledges(bench: Callable[..., Bench]) -> None:
+def test_new_directory_sends_its_identity_with_acknowledgements(
+    bench: Callable[..., Bench],
+) -> None:
     node = bench(is_voter=False)
     assert node.append(1, 0, 5)["joining"] == node.journal.identity
 
 
-def test_a_new_directory_is_new_no_more_once_a_leader_was_heard(
+def test_new_directory_is_no_longer_new_once_it_had_a_leader(
     bench: Callable[..., Bench],
 ) -> None:
     node = bench(is_voter=False)
-    assert node.node._standing().is_new
+    assert node.node._own_status().is_new
     node.append(1, 0)
-    assert not node.node._standing().is_new
+    assert not node.node._own_status().is_new
 
 
 def test_a_directory_that_lost_its_journal_only_is_not_new(bench: Callable[..., Bench]) -> None:
@@ -140,11 +144,11 @@ def test_a_directory_that_lost_its_journal_only_is_not_new(bench: Callable[..., 
     (first.directory / "journal").unlink()
     (first.directory / "flushed").unlink()
     again = bench(directory=first.directory, is_voter=False)
-    assert not again.node._standing().is_new
+    assert not again.node._own_status().is_new
     assert again.node.is_voter is False
 
 
-def test_a_new_directory_forgets_a_leader_that_went_away(bench: Callable[..., Bench]) -> None:
+def test_new_directory_forgets_a_disconnected_leader(bench: Callable[..., Bench]) -> None:
     node = bench(is_voter=False)
     node.append(1, 0)
     assert node.node.leader_id() == node.b.id
@@ -164,30 +168,30 @@ def test_a_directory_keeps_its_identity_and_its_vote(bench: Callable[..., Bench]
     assert bench(is_voter=False).journal.identity != identity
 
 
-def test_a_node_that_does_not_vote_says_what_it_waits_for(
+def test_node_without_a_vote_logs_the_reason(
     bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:
     node = bench(is_voter=False)
 
     def reason() -> str:
         caplog.clear()
-        node.node._remind_at = 0.0
-        node.node._tell()
+        node.node._next_non_voter_log_at = 0.0
+        node.node._send_status()
         return caplog.text
 
     used = {"type": "standing", "identity": "x", "is_new": False, "founders": {}}
     assert f"start {min(node.b.id, node.c.id)} and {max(node.b.id, node.c.id)}" in reason()
     for peer in (node.b, node.c):
         node.hear(peer, is_voter=False, **used)
-    assert "no majority has its old ones" in reason()
+    assert "no majority has its old directories" in reason()
     node.hear(node.c, is_voter=True, **used)
-    assert "no majority has its old ones" in reason()
+    assert "no majority has its old directories" in reason()
     node.hear(node.b, is_voter=True, **used)
-    assert "it learns from the other nodes" in reason()
+    assert "it copies the log from the other nodes" in reason()
     node.node._SyncObj__onNodeDisconnected(node.b)
     assert f"start {node.b.id}" in reason()
     node.hear(node.b, is_voter=True, **used)
-    assert "it learns from the other nodes" in reason()
+    assert "it copies the log from the other nodes" in reason()
 
 
 def joined(node: Bench, **change: Any) -> bool:
@@ -206,7 +210,7 @@ def test_a_new_directory_votes_once_it_holds_its_barrier(bench: Callable[..., Be
     assert not joined(node, term=4, index=2)  # late, of a term that is over
     assert not joined(node, index=2)  # that one was of an earlier term: it proves nothing
     assert joined(node)
-    # It may have voted in this term before, but for no other who led.
+    # Its lost directory may have voted in this term, but for no other leader.
     assert (node.journal.term, node.journal.voted_for) == (TERM, node.b.id)
     assert node.append(3, 5)["joining"] is None
 
@@ -221,7 +225,7 @@ def test_a_new_directory_votes_if_its_barrier_is_in_a_snapshot(
     assert joined(node, index=5)
 
 
-def test_a_joiner_counts_only_after_it_was_admitted(bench: Callable[..., Bench]) -> None:
+def test_pending_voter_counts_only_after_it_was_admitted(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.lead()  # its no-op is entry 3
     node.acknowledge(node.c, 4, joining="new")
@@ -239,7 +243,7 @@ def test_a_joiner_counts_only_after_it_was_admitted(bench: Callable[..., Bench])
     assert (node.c.id, admitted) in node.wire.sent
     node.acknowledge(node.c, 5)
     assert node.match(node.c) == 4
-    assert node.node._joiners == {}
+    assert node.node._pending_voters == {}
 
 
 def test_every_leader_has_barriers_of_its_own(bench: Callable[..., Bench]) -> None:
@@ -252,11 +256,11 @@ def test_every_leader_has_barriers_of_its_own(bench: Callable[..., Bench]) -> No
     assert node.terms == [0, 4, TERM, TERM, TERM + 2, TERM + 2]
 
 
-def test_a_directory_that_is_lost_again_joins_again(bench: Callable[..., Bench]) -> None:
+def test_directory_that_is_lost_again_is_admitted_again(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
     node.lead()
     node.acknowledge(node.c, 4)
     node.acknowledge(node.c, 2, success=False, reset=True, joining="second")
     assert (node.match(node.c), node.following(node.c)) == (0, 2)
     node.acknowledge(node.c, 2, success=False, reset=True, joining="third")
-    assert [joiner.barrier for joiner in node.node._joiners.values()] == [5]
+    assert [joiner.barrier for joiner in node.node._pending_voters.values()] == [5]

@@ -169,7 +169,7 @@ def test_a_cluster_file_that_points_away_from_the_data_is_refused(directory: Pat
     (directory / config.nodes[0].name).mkdir()
     (directory / config.nodes[0].name / "journal").touch()
     path.write_text(dump(replace(config, data_dir=directory / "elsewhere")))
-    with pytest.raises(ConfigError, match="where the directories of the nodes are"):
+    with pytest.raises(ConfigError, match="the nodes' directories are in"):
         Supervisor(directory)
 
 

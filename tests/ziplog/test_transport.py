@@ -1,4 +1,4 @@
-"""One ROUTER per process: frames arrive, are dropped and counted, and garbage hurts nobody."""
+"""The transport: frames arrive, or are dropped and counted, and garbage does no harm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def take(transport: Transport, within_s: float = 10) -> tuple[bytes, bytes]:
 
 
 def take_until(transport: Transport, condition: Callable[[], bool]) -> None:
-    """Receive (and forget) until the condition holds."""
+    """Receive (and discard) until the condition holds."""
     deadline = time.monotonic_ns() + 10 * SECOND
     while not condition():
         assert time.monotonic_ns() < deadline, "the condition never held"
@@ -91,7 +91,7 @@ def test_frames_wait_for_a_peer_that_starts_later(opened: Callable[..., Transpor
     assert take(opened(endpoint))[1] == b"early"
 
 
-def test_a_name_outlives_a_restart_of_its_peer(opened: Callable[..., Transport]) -> None:
+def test_name_survives_a_restart_of_its_peer(opened: Callable[..., Transport]) -> None:
     server, client = opened("127.0.0.1:0"), opened()
     endpoint = endpoint_of(server)
     client.connect(b"server", endpoint)
@@ -106,7 +106,7 @@ def test_a_name_outlives_a_restart_of_its_peer(opened: Callable[..., Transport])
         again.wait(SECOND // 20)
 
 
-def test_a_frame_for_nobody_is_dropped_and_counted(opened: Callable[..., Transport]) -> None:
+def test_frame_for_an_unknown_peer_is_dropped_and_counted(opened: Callable[..., Transport]) -> None:
     server, client = opened("127.0.0.1:0"), opened()
     assert not client.send(b"server", b"x")
     client.connect(b"server", endpoint_of(server))
@@ -141,7 +141,7 @@ def test_a_name_moves_and_old_answers_have_no_name(opened: Callable[..., Transpo
     assert take(client) == (b"server", b"from the new one")
 
 
-def test_two_names_of_one_endpoint_are_apart(opened: Callable[..., Transport]) -> None:
+def test_two_names_of_one_endpoint_are_independent(opened: Callable[..., Transport]) -> None:
     server, client = opened("127.0.0.1:0"), opened()
     client.connect(b"seed", endpoint_of(server))
     client.connect(b"mms-0", endpoint_of(server))
@@ -153,8 +153,8 @@ def test_two_names_of_one_endpoint_are_apart(opened: Callable[..., Transport]) -
     assert take(client) == (b"mms-0", b"yes")
 
 
-def test_a_peer_that_calls_itself_like_another_is_nobody(opened: Callable[..., Transport]) -> None:
-    # libzmq would stop the process at `connect` if the identity were in use.
+def test_peer_with_the_identity_of_another_has_no_name(opened: Callable[..., Transport]) -> None:
+    # libzmq would abort the process at `connect` if the identity were in use.
     server, other = opened("127.0.0.1:0"), opened("127.0.0.1:0")
     context = zmq.Context()
     try:
@@ -187,7 +187,7 @@ def test_messages_of_several_parts_are_garbage(opened: Callable[..., Transport])
         context.destroy(linger=0)
 
 
-def test_bytes_that_are_no_zmq_hurt_nobody(opened: Callable[..., Transport]) -> None:
+def test_bytes_that_are_not_zmtp_do_no_harm(opened: Callable[..., Transport]) -> None:
     server, client = opened("127.0.0.1:0"), opened()
     host, port = endpoint_of(server).split(":")
     with socket.create_connection((host, int(port))) as raw:
@@ -246,8 +246,8 @@ def test_a_wait_times_out(opened: Callable[..., Transport], timeout_ns: int) -> 
     transport.wait(timeout_ns)
 
 
-def test_no_frame_is_slept_through(opened: Callable[..., Transport]) -> None:
-    """libzmq's descriptor reports changes only; each way to miss one would hang here."""
+def test_no_frame_is_missed_by_a_wait(opened: Callable[..., Transport]) -> None:
+    """libzmq's descriptor is edge-triggered; each way to miss an edge would hang here."""
     server, client = opened("127.0.0.1:0"), opened()
     client.connect(b"server", endpoint_of(server))
 
@@ -274,7 +274,7 @@ def test_no_frame_is_slept_through(opened: Callable[..., Transport]) -> None:
     assert not thread.is_alive()
 
 
-def test_a_send_that_swallows_the_news_of_a_frame(opened: Callable[..., Transport]) -> None:
+def test_send_that_consumes_the_edge_of_a_frame(opened: Callable[..., Transport]) -> None:
     server, client = opened("127.0.0.1:0"), opened()
     client.connect(b"server", endpoint_of(server))
     client.send(b"server", b"x")
@@ -284,7 +284,7 @@ def test_a_send_that_swallows_the_news_of_a_frame(opened: Callable[..., Transpor
     server.send(route, b"answer")
     assert select.select([client._fds[0]], [], [], 10)[0]
     for _ in range(3_000):  # libzmq looks at its mailbox once in a while
-        client.send(b"nobody", b"")
+        client.send(b"unknown", b"")
     client.wait(None)
     assert take(client) == (b"server", b"answer")
 
@@ -328,7 +328,7 @@ def _no_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_collector")
-def test_one_that_is_lost_in_a_circle_is_closed_and_nobody_waits_for_it(
+def test_unclosed_transport_in_a_reference_cycle_is_collected_without_blocking(
     opened: Callable[..., Transport],
 ) -> None:
     lost: list[object] = [Transport("127.0.0.1:0")]
@@ -343,7 +343,7 @@ def test_one_that_is_lost_in_a_circle_is_closed_and_nobody_waits_for_it(
     assert opened(endpoint).endpoint == endpoint
 
 
-def test_a_closed_transport_says_so(opened: Callable[..., Transport]) -> None:
+def test_closed_transport_raises_closed_error(opened: Callable[..., Transport]) -> None:
     transport = opened("127.0.0.1:0")
     transport.connect(b"server", "127.0.0.1:9")
     transport.close()

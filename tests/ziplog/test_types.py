@@ -48,7 +48,7 @@ def test_the_constants() -> None:
     ["", "5", "5@", "@5", "-1@0", "5@-1", "5 @0", "5@0\n", "٣@٤", "9223372036854775808@0",
      "0@2147483648", "1@0@0", "GENESIS", "1.5@0", "1e3@0"],
 )  # fmt: skip
-def test_a_text_that_is_no_rid_is_refused(text: str) -> None:
+def test_invalid_rid_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         RecordId.parse(text)
     assert "'<gsn>@<shard>'" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Leases: who owns which gsn, over epochs and over runs of leases (docs/protocol.md, 2 and 3)."""
+"""Leases: the owner of each gsn, over epochs and runs of leases (docs/protocol.md, 2 and 3)."""
 
 import msgspec
 from hypothesis import given
@@ -27,7 +27,7 @@ def leases(draw: st.DrawFn) -> Lease:
 
 
 def owners(lease: Lease) -> dict[int, int]:
-    """Return every gsn's owner, by the definition: each epoch repeats the round from its base."""
+    """Return each gsn's owner by the definition: each epoch repeats the round from its base."""
     return {
         lease.base + epoch * lease.epoch_size + offset: lease.schedule.owner(offset)
         for epoch in range(lease.epochs)
@@ -57,7 +57,7 @@ def test_next_owned_is_the_first_at_or_after_over_epoch_ends(lease: Lease) -> No
 
 
 @given(leases(), st.integers(1, 12))
-def test_take_gives_consecutive_slots_of_one_epoch_or_nothing(lease: Lease, count: int) -> None:
+def test_take_returns_consecutive_slots_of_one_epoch_or_nothing(lease: Lease, count: int) -> None:
     table = owners(lease)
     for shard in (member.shard for member in lease.members):
         owned = [gsn for gsn, owner in table.items() if owner == shard]
@@ -82,7 +82,7 @@ def test_leases_follow_each_other_without_a_gap(lease: Lease, members: tuple[Mem
 
 
 @given(leases(), st.integers(2, 6))
-def test_a_run_holds_the_leases_that_it_stands_for(lease: Lease, count: int) -> None:
+def test_run_returns_each_of_its_leases(lease: Lease, count: int) -> None:
     chain = [lease]
     for _ in range(count - 1):
         chain.append(chain[-1].following())

@@ -1,22 +1,22 @@
-"""Who founds a group, and whom a leader admits: by their own words and by what all hold."""
+"""Founding of a group and admission of voters, from the nodes' statuses and logs."""
 
 from __future__ import annotations
 
 import pytest
 
-from ziplog.raft.voting_rights import Joiner, Standing, founders, is_admitted
+from ziplog.raft.voting_rights import PendingVoter, VoterStatus, founders, is_admitted
 
 
 def standing(
     identity: str, *, is_new: bool = True, voters: dict[str, str] | None = None
-) -> Standing:
-    return Standing(identity, is_voter=bool(voters), is_new=is_new, founders=voters or {})
+) -> VoterStatus:
+    return VoterStatus(identity, is_voter=bool(voters), is_new=is_new, founders=voters or {})
 
 
 ALL = {"a": "A", "b": "B", "c": "C"}
 
 
-def test_the_first_of_a_group_that_is_all_new_writes_the_founders_down() -> None:
+def test_first_node_of_a_new_group_records_the_founders() -> None:
     others = {"b": standing("B"), "c": standing("C")}
     assert founders("a", standing("A"), others) == ALL
 
@@ -24,29 +24,29 @@ def test_the_first_of_a_group_that_is_all_new_writes_the_founders_down() -> None
 @pytest.mark.parametrize(
     ("own", "me", "others"),
     [
-        # Only one node may do it.
+        # Only one node may record the founders.
         ("b", standing("B"), {"a": standing("A"), "c": standing("C")}),
-        # Somebody was not heard: it may know what was committed.
+        # One node sent no status: it may hold committed entries.
         ("a", standing("A"), {"b": standing("B"), "c": None}),
-        # The group exists, and this node's directory is not the one that founded it.
+        # The group exists, and its founder was another directory of this node.
         ("a", standing("other"), {"b": standing("B", is_new=False, voters=ALL), "c": None}),
         ("a", standing("A"), {"b": standing("B"), "c": standing("C", is_new=False)}),
-        # It is not new itself.
+        # This node is not new.
         ("a", standing("A", is_new=False), {"b": standing("B"), "c": standing("C")}),
     ],
 )
-def test_a_node_that_may_have_forgotten_something_founds_nothing(
-    own: str, me: Standing, others: dict[str, Standing | None]
+def test_node_that_may_have_lost_state_founds_no_group(
+    own: str, me: VoterStatus, others: dict[str, VoterStatus | None]
 ) -> None:
     assert founders(own, me, others) == {}
 
 
-def test_a_founder_learns_from_any_other_that_it_is_one() -> None:
+def test_founder_learns_its_status_from_any_other() -> None:
     others = {"a": None, "c": standing("C", is_new=False, voters=ALL)}
     assert founders("b", standing("B"), others) == ALL
 
 
-def test_a_node_alone_is_its_group() -> None:
+def test_single_node_is_its_own_group() -> None:
     assert founders("a", standing("A"), {}) == {"a": "A"}
 
 
@@ -61,7 +61,7 @@ def test_a_node_alone_is_its_group() -> None:
         (9, {"b": 9, "c": 0, "d": 9, "e": 0}, {"c", "e"}, True),
     ],
 )
-def test_a_joiner_is_admitted_when_all_that_vote_hold_its_barrier(
+def test_pending_voter_is_admitted_when_all_voters_hold_its_barrier(
     committed: int, held: dict[str, int], joiners: set[str], admitted: bool
 ) -> None:
-    assert is_admitted(Joiner("C2", 9), committed, held, joiners) is admitted
+    assert is_admitted(PendingVoter("C2", 9), committed, held, joiners) is admitted

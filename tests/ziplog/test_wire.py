@@ -1,4 +1,4 @@
-"""The codec: every message comes back as it was, and nothing else gets in."""
+"""The codec: every message round-trips, and anything else is rejected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_ITEMS = 4
 
 
 def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
-    """Return a strategy for what a type admits, with the ends of every range."""
+    """Return a strategy for the values of a type, with the ends of every range."""
     match kind:
         case inspect.BoolType():
             return st.booleans()
@@ -65,7 +65,7 @@ def messages_of(kind: type) -> st.SearchStrategy[Any]:
 
 
 def plain(thing: Any) -> Any:
-    """Return what MessagePack should hold for it: arrays, led by tags."""
+    """Return the expected MessagePack value: arrays that start with tags."""
     if isinstance(thing, msgspec.Struct):
         fields = [plain(getattr(thing, name)) for name in thing.__struct_fields__]
         tag = thing.__struct_config__.tag
@@ -78,12 +78,12 @@ def plain(thing: Any) -> Any:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_a_message_comes_back_as_it_was(kind: type, data: st.DataObject) -> None:
+def test_message_round_trips(kind: type, data: st.DataObject) -> None:
     message = data.draw(messages_of(kind))
     frame = wire.encode(message)
     assert wire.decode(frame) == message
     assert type(wire.decode(frame)) is kind
-    # Another implementation of MessagePack reads the same, and writes what is read here.
+    # Another MessagePack implementation reads the same values, and its frames decode here.
     assert msgpack.unpackb(frame) == plain(message)
     assert wire.decode(msgpack.packb(plain(message))) == message
 
@@ -94,8 +94,8 @@ def test_tags_carry_the_version_and_are_all_different() -> None:
     assert {tag // 256 for tag in tags if isinstance(tag, int)} == {wire.VERSION}
 
 
-def test_the_tags_and_fields_that_are_in_use_stay_as_they_are() -> None:
-    # Fields are only ever added at the end: old programs know these by their places.
+def test_tags_and_fields_in_use_are_unchanged() -> None:
+    # New fields are only added at the end: old programs identify fields by position.
     assert KINDS[0].__struct_config__.tag == 257
     assert KINDS[0].__struct_fields__ == (
         "cluster", "shard", "view", "client", "seq", "first_incomplete", "predecessor", "after",
@@ -199,13 +199,13 @@ def test_deeply_nested_input_is_a_protocol_error() -> None:
         decode_body(b"\x91" * 100_000, 1)
 
 
-def test_what_follows_a_message_is_a_protocol_error() -> None:
+def test_bytes_after_a_message_are_a_protocol_error() -> None:
     frame = wire.encode(wire.Hello(1, 2))
     with pytest.raises(ProtocolError):
         wire.decode(frame + b"\0")
 
 
-def test_fields_of_a_later_version_are_passed_over() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     hello = wire.Hello(1, 2)
     assert wire.decode(msgpack.packb([*plain(hello), "a field that comes later"])) == hello
 
@@ -223,14 +223,14 @@ KEYS = st.none() | st.binary(max_size=40)
     payloads=st.lists(st.binary(max_size=40), min_size=1, max_size=8),
     origin=ORIGINS,
 )
-def test_a_body_comes_back_as_it_was(
+def test_body_round_trips(
     timestamp_us: int, key: bytes | None, payloads: list[bytes], origin: Origin | None
 ) -> None:
     body = Body(timestamp_us, key, payloads, origin)
     data = encode_body(body)
     assert decode_body(data, len(payloads)) == body
     assert msgpack.unpackb(data) == [timestamp_us, key, payloads, origin and plain(origin)]
-    # As it was stored before there were origins.
+    # The stored form from before origins.
     assert decode_body(msgpack.packb([timestamp_us, key, payloads]), len(payloads)) == (
         Body(timestamp_us, key, payloads)
     )
@@ -240,7 +240,7 @@ def test_a_body_comes_back_as_it_was(
 
 
 @given(st.lists(st.tuples(st.binary(max_size=40), KEYS), min_size=1, max_size=8), ORIGINS)
-def test_so_does_one_with_keys(
+def test_body_with_keys_round_trips(
     rows: list[tuple[bytes, bytes | None]], origin: Origin | None
 ) -> None:
     payloads, keys = [payload for payload, _ in rows], [key for _, key in rows]
@@ -255,13 +255,15 @@ def test_so_does_one_with_keys(
     ("key", "keys"),
     [(None, []), (None, [b"k"]), (None, [b"k"] * 3), (b"k", [b"k", b"l"]), (None, [1, 2])],
 )
-def test_keys_that_do_not_fit_are_a_protocol_error(key: bytes | None, keys: list[bytes]) -> None:
+def test_keys_of_the_wrong_number_are_a_protocol_error(
+    key: bytes | None, keys: list[bytes]
+) -> None:
     with pytest.raises(ProtocolError):
         decode_body(msgpack.packb([0, key, [b"x", b"y"], None, keys]), 2)
 
 
 @given(st.binary(max_size=100))
-def test_random_bytes_are_no_body(data: bytes) -> None:
+def test_random_bytes_are_not_a_body(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode_body(data, 1)
 

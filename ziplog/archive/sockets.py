@@ -1,6 +1,6 @@
-"""What both ends of an archive's connection do with its socket.
+"""Socket functions that both ends of an archive connection use.
 
-Rule: nothing is received but as much as was announced, within the socket's timeout
+Rule: exactly the announced number of bytes is received, within the socket's timeout
 (docs/protocol.md, section 14.2).
 """
 
@@ -16,8 +16,8 @@ def receive(connection: socket.socket, size: int) -> bytearray:
     """Return the next `size` bytes.
 
     Raises:
-        ConnectionError: the peer has gone.
-        TimeoutError: it was silent for too long.
+        ConnectionError: the peer closed the connection.
+        TimeoutError: the peer sent nothing within the timeout.
 
     """
     content = bytearray(size)
@@ -25,18 +25,18 @@ def receive(connection: socket.socket, size: int) -> bytearray:
     while left:
         count = connection.recv_into(left)
         if not count:
-            raise ConnectionResetError("it has left the connection")
+            raise ConnectionResetError("the peer closed the connection")
         left = left[count:]
     return content
 
 
-def is_here(connection: socket.socket) -> bool:
-    """Whether the peer seems to be on this machine: both ends have the same address.
+def is_same_machine(connection: socket.socket) -> bool:
+    """Whether the peer seems to run on this machine: both ends have the same address.
 
-    It may be wrong where connections are forwarded, or machines share an address.
+    The result may be wrong if connections are forwarded, or machines share an address.
 
     Raises:
-        OSError: the peer has gone.
+        OSError: the connection is closed.
 
     """
     return bool(connection.getsockname()[0] == connection.getpeername()[0])

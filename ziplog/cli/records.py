@@ -49,7 +49,12 @@ def insert(
     """Insert a record, or one for each line with --lines; print their rids."""
     rid = ziplog.RecordId.parse(after)
     if text is not None and (lines or file != Path("-")):
-        raise ConfigError("TEXT", text, "left out with --file or --lines")
+        raise ConfigError(
+            "TEXT",
+            text,
+            "left out with --file or --lines",
+            message="give either TEXT, or --file or --lines",
+        )
     with connect(bootstrap, timeout) as log:
         if text is not None:
             _print_rids([log.insert_after(text.encode(), rid, key=key)])

@@ -148,7 +148,11 @@ def _refuse_contradictions(data_dir: Path, given: dict[str, Any]) -> None:
         if value != existing.get(name, value) and not (name == "shards" and value < existing[name]):
             option = f"--{name.replace('_', '-')}"
             allowed = f"left out or {existing[name]!r}, as in the existing cluster"
-            raise ConfigError(option, value, allowed, str(path))
+            sentence = (
+                f"{option} is {value!r}, but the existing cluster has {existing[name]!r};"
+                " leave the option out, or use another --data-dir"
+            )
+            raise ConfigError(option, value, allowed, str(path), message=sentence)
 
 
 class _LogToStderr(logging.Handler):

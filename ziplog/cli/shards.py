@@ -99,7 +99,10 @@ def add(
     """
     if (config is None) != (shard is None) or (config is not None and data_dir is not None):
         raise ConfigError(
-            "--config", config and str(config), "given with --shard, and without --data-dir"
+            "--config",
+            config and str(config),
+            "given with --shard, and without --data-dir",
+            message="--config and --shard must be given together, and without --data-dir",
         )
     until = time.monotonic() + timeout
     with connect(bootstrap, timeout) as log:
@@ -175,7 +178,13 @@ def _shard_in_file(path: Path, number: int, document: dict[str, Any]) -> ShardCo
     found = next((shard for shard in config.shards if shard.id == number), None)
     if found is None:
         ids = ", ".join(str(shard.id) for shard in config.shards)
-        raise ConfigError("--shard", number, f"a [[shard]] of the file, which has {ids}", str(path))
+        raise ConfigError(
+            "--shard",
+            number,
+            f"one of {ids}",
+            str(path),
+            message=f"the file has no [[shard]] with id {number}; its ids are {ids}",
+        )
     return found
 
 
@@ -184,8 +193,13 @@ def _check_is_of(path: Path, config: ClusterConfig, document: dict[str, Any]) ->
     endpoints = {node["endpoint"] for node in document["mms"]}
     if (config.name, {node.endpoint for node in config.mms}) != (document["cluster"], endpoints):
         where = ", ".join(sorted(endpoints))
-        allowed = f"the file of cluster {document['cluster']!r} at {where} (see --bootstrap)"
-        raise ConfigError("cluster file", str(path), allowed)
+        wanted = f"cluster {document['cluster']!r} at {where}"
+        raise ConfigError(
+            "cluster file",
+            str(path),
+            f"the file of {wanted}",
+            message=f"{path} is the file of another cluster; --bootstrap leads to {wanted}",
+        )
 
 
 def _find(document: dict[str, Any]) -> Path:

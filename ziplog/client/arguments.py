@@ -145,7 +145,7 @@ def insert(
     if key is not None:
         key = _key(key, limits.max_key_bytes)
         if keys is not None:
-            raise ConfigError("keys", "given together with `key`", "None, or `key` left out")
+            raise ConfigError("keys", keys, "None", message="give either `key` or `keys`, not both")
     if after is not RID_GENESIS:
         check_rid("after", after)
     now_us = time.time_ns() // 1000
@@ -216,7 +216,12 @@ def _keys(keys: Iterable[BytesLike | str | None], count: int, largest: int) -> l
         for index, key in enumerate(keys)
     ]
     if len(named) != count:
-        raise ConfigError("keys", f"{len(named)} keys", f"one for each of {count} records")
+        raise ConfigError(
+            "keys",
+            f"{len(named)} keys",
+            f"one for each of {count} records",
+            message=f"keys has length {len(named)}, but the number of records is {count}",
+        )
     return named
 
 
@@ -243,7 +248,12 @@ def check_rid(name: str, rid: object) -> None:
         advice = "; RecordId.parse reads its text form" if isinstance(rid, str) else ""
         raise TypeError(f"{name} must be a RecordId, not {type(rid).__name__}{advice}")
     if rid.gsn < 0:
-        raise ConfigError(name, str(rid), "a position: RID_RECENT is for subscribe only")
+        raise ConfigError(
+            name,
+            str(rid),
+            "a position",
+            message=f"{name} must be a position; RID_RECENT is for subscribe only",
+        )
     if rid.gsn >= 2**63 or not 0 <= rid.shard < 2**31:
         raise ConfigError(name, str(rid), "a gsn below 2**63 and a shard below 2**31")
 

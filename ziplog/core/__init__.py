@@ -1,1 +1,1 @@
-"""Pure data that every part shares: positions, leases, events and effects."""
+"""Pure data types shared by all processes: positions, leases, events and effects."""

@@ -1,7 +1,7 @@
-"""What a log is made of, in messages and on disk: units of records, decisions, session tables.
+"""Log entries, shared by messages and segment files: units, decisions, session tables.
 
-These structures are a format: both the wire and the segment files hold them, as MessagePack arrays.
-Fields are only ever added at the end.
+These structures are a format: the wire and the segment files hold them as MessagePack arrays.
+New fields are only added at the end.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from ziplog.types import ClientId, Epoch, Gsn, Seq
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Which rows of which batch of which writer a unit holds: what is written again is told by it.
+    """Writer, batch and row number of a unit's records, for duplicate recognition by readers.
 
-    Of what one writer wrote to one shard, a row counts if it is later, by batch and row, than all
-    before it in the log; others are repetitions, and readers drop them.
+    Within a shard, a writer's row counts if its (batch, row) is higher than that of all the
+    writer's rows before it in the log. Readers drop all other rows as duplicates.
     """
 
-    #: Names the writer; nobody else ever writes under it.
+    #: Identifies the writer; no other writer uses it.
     writer: ClientId
     batch: Unsigned
-    #: The number of the unit's first record; each other has one more.
+    #: The row number of the unit's first record; the numbers of the others follow it.
     row: Unsigned
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the records of one insert hold. Servers store and send it as it came, undecoded."""
+    """The contents of one unit's records. Servers store and forward the encoded form as it is."""
 
     timestamp_us: Annotated[int, Meta(ge=-(2**62), lt=2**62)]
     key: bytes | None
     payloads: Annotated[list[bytes], Meta(min_length=1, max_length=MAX_UNIT_RECORDS)]
     origin: Origin | None = None
-    #: Each record's key; None: `key` is that of all.
+    #: The key of each record; None: all records have `key`.
     keys: Annotated[list[bytes | None], Meta(max_length=MAX_UNIT_RECORDS)] | None = None
 
     def key_of(self, index: int) -> bytes | None:
@@ -46,7 +46,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _KeylessBody(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How a body without keys of its records is encoded: as it was before there were any."""
+    """The encoding of a body without `keys`: the format from before that field existed."""
 
     timestamp_us: int
     key: bytes | None
@@ -64,7 +64,7 @@ class Unit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
-    """The primary put a unit at these gsns. The body travels only when a backup asked for it."""
+    """Decision: a unit is at these gsns. The body is sent only if a backup requested it."""
 
     client: ClientId
     seq: Seq
@@ -76,17 +76,17 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
 
 
 class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
-    """Every position that the shard owns in [start, stop) is a no-op."""
+    """Decision: every position that the shard owns in [start, stop) is a no-op."""
 
     start: Gsn
     stop: Gsn
 
 
 class Expire(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
-    """The client was silent for so long that its session is forgotten (D9)."""
+    """Decision: the session of a client that reached the session timeout is removed (D9)."""
 
     client: ClientId
-    #: The primary's horizon with that: every server's is at least this.
+    #: The primary's horizon after the removal: the horizon of every server is at least this.
     horizon: int = 0
 
 
@@ -94,12 +94,12 @@ Decision = Place | Skip | Expire
 
 
 class Steps(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where the records of a unit are after the first one: so many distances between neighbours.
+    """The gsns of a unit, relative to the first one: the distances between neighbours.
 
-    `distances` is one period of them, or all of them.
+    `distances` holds one period of the distances, or all of them.
     """
 
-    #: Of all records, the first one too.
+    #: The number of records, including the first one.
     count: Annotated[int, Meta(ge=2, le=MAX_UNIT_RECORDS)]
     distances: Annotated[
         list[Annotated[int, Meta(ge=1, le=2**62)]],
@@ -108,20 +108,20 @@ class Steps(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SettledUnit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A unit that a session remembers: where it is."""
+    """A placed unit in a session table: its seq and its positions."""
 
     seq: Seq
-    #: All of them, or with `steps` the first one only.
+    #: All gsns; with `steps`, the first one only.
     gsns: Gsns
     checksum: Checksum
     steps: Steps | None = None
 
 
 class SessionTable(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a session remembers: the units from `first_incomplete` on that have their slots.
+    """The state of one client session: its placed units from `first_incomplete` on.
 
-    A session may be cut into several tables: this one holds the units after seq `after`, up to the
-    last one here if it `is_cut`, otherwise all of them.
+    A session may be split into several tables. This one holds the units after seq `after`: if it
+    `is_cut`, those up to the last one listed, otherwise all of them.
     """
 
     client: ClientId
@@ -129,7 +129,7 @@ class SessionTable(msgspec.Struct, frozen=True, array_like=True, gc=False):
     units: list[SettledUnit]
     after: Seq = 0
     is_cut: bool = False
-    #: The horizon when the session began: see `Fetched`.
+    #: The horizon when the session started; see `Fetched`.
     horizon: Unsigned = 0
 
 
@@ -138,7 +138,7 @@ _body_decoder: msgspec.msgpack.Decoder[Body] = msgspec.msgpack.Decoder(Body)
 
 
 def encode_body(body: Body) -> bytes:
-    """Return what a unit holds, encoded; a body without `keys` has no field for them."""
+    """Return the encoded body of a unit; a body without `keys` has no field for them."""
     if body.keys is not None:
         return _encoder.encode(body)
     return _encoder.encode(_KeylessBody(body.timestamp_us, body.key, body.payloads, body.origin))
@@ -148,8 +148,8 @@ def decode_body(body: bytes, count: int) -> Body:
     """Return the contents of a unit of `count` records.
 
     Raises:
-        ProtocolError: it is no body, or holds another number of payloads or keys, or both a key of
-            all and keys of each.
+        ProtocolError: it is not a body, has a wrong number of payloads or keys, or has both a
+            common key and a key for each record.
 
     """
     try:
@@ -160,5 +160,7 @@ def decode_body(body: bytes, count: int) -> Body:
         raise ProtocolError(f"body holds {len(decoded.payloads)} records instead of {count}")
     keys = decoded.keys
     if keys is not None and (len(keys) != count or decoded.key is not None):
-        raise ProtocolError(f"body of {count} records has {len(keys)} keys, and {decoded.key!r}")
+        raise ProtocolError(
+            f"body of {count} records has {len(keys)} keys and the common key {decoded.key!r}"
+        )
     return decoded

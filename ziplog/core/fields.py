@@ -1,4 +1,4 @@
-"""Limits and types of fields that messages and stored entries share."""
+"""Limits and field types shared by messages and stored entries."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from msgspec import Meta
 
 from ziplog.types import Gsn
 
-#: No frame and no block is longer, in bytes.
+#: Maximum size of a frame, and of a block, in bytes.
 MAX_FRAME: Final = 16 * 1024 * 1024
-#: No insert holds more records.
+#: Maximum number of records in a unit.
 MAX_UNIT_RECORDS: Final = 4096
 
 Cluster = Annotated[int, Meta(ge=0, le=2**63 - 1)]

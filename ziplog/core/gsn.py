@@ -1,4 +1,4 @@
-"""Schedule arithmetic: which shard owns which gsn. Integers only.
+"""Schedule arithmetic: computes the owner shard of each gsn. Integers only.
 
 A *schedule* gives each shard an integer weight, its share of arrivals. One round of R positions (R
 is the sum of the weights) is the expected-arrival merge of thesis 4.2.3, Fig. 4.2: the j-th record
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: The longest round: the sum of all weights.
+#: Maximum length of a round, which is the sum of all weights.
 MAX_ROUND: Final = 65_536
 
 # Two different fractions j/w with w <= 2**16 are at least 2**-32 apart, so the floor of
@@ -27,7 +27,7 @@ _TIME_SHIFT: Final = 33
 
 
 class Schedule:
-    """Who owns which offset: one owner table, and O(1) answers in both directions."""
+    """Maps offsets to owner shards, and slots of a shard to offsets, in O(1)."""
 
     __slots__ = ("_offsets", "_owners", "round_length", "weights")
 
@@ -35,7 +35,7 @@ class Schedule:
         """Lay out one round for `weights`: (shard, weight >= 1) pairs, each shard once."""
         self.weights: Final = dict(sorted(weights))
         self.round_length: Final = sum(self.weights.values())
-        assert len(self.weights) == len(weights), "a shard occurs twice"
+        assert len(self.weights) == len(weights), "a shard is listed twice"
         assert all(weight >= 1 for weight in self.weights.values()), "a weight is below 1"
         assert 1 <= self.round_length <= MAX_ROUND, "the sum of the weights is out of range"
         self._owners: Final = _merge(self.weights)
@@ -68,7 +68,7 @@ class Schedule:
         return result
 
     def slot_from(self, shard: int, offset: int) -> int:
-        """Return the shard's first slot whose offset is at or after `offset`.
+        """Return the shard's first slot with an offset at or after `offset`.
 
         This is also the number of the shard's slots below `offset`.
         """

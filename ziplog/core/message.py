@@ -1,4 +1,4 @@
-"""The base of all messages: what a driver and a node know of them."""
+"""The base class of all messages, as far as drivers and nodes need to know it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The contract of everything that has a protocol: a deterministic state machine.
+"""Events, effects and the `Node` interface: every protocol is a deterministic state machine.
 
-A node is told what happened (an *event*) and when, and answers with orders (*effects*). It reads no
-clock, opens no socket and draws no random number, so the same class runs on sockets and in a
-simulation. The driver carries effects out in list order, and honours one deadline per node.
+A node receives *events* with a time, and returns *effects*. It reads no clock, opens no socket
+and draws no random number, so the same class runs on sockets and in the simulator. The driver
+carries effects out in list order, and keeps one timer per node.
 
-The driver's loop: step every message that is waiting; when none is left, step `BatchEnd`, on
-which the node lets go of what it gathered for the batch; then sleep until input or the deadline.
+The driver's loop: step every waiting message; when none is left, step `BatchEnd`, on which the
+node sends what it gathered for the batch; then sleep until there is input or the timer is due.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from ziplog.core.message import Message
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """Something that happened."""
+    """An input of a node."""
 
 
 class Received(Event, frozen=True, gc=False):
-    """A message arrived. `src` is the route back to its sender, or the sender's name if known."""
+    """A message arrived. `src` is the route to its sender, or the sender's name if known."""
 
     src: bytes
     message: Message
 
 
 class BatchEnd(Event, frozen=True, gc=False):
-    """No more input is waiting: what was gathered for the batch goes out now."""
+    """No more input is waiting: the node sends what it gathered for the batch."""
 
 
 class Wakeup(Event, frozen=True, gc=False):
-    """The deadline that `next_wakeup` named has come (or something else woke the driver)."""
+    """The time that `next_wakeup` returned has come (or something else woke the driver)."""
 
 
 class Pressed(Event, frozen=True, gc=False):
-    """Frames wait that the driver has not looked at, or no more (docs/protocol.md, section 4.1).
+    """The driver has frames that it has not read, or no longer (docs/protocol.md, section 4.1).
 
-    As long as they do, the silence of others proves nothing.
+    While `unread` is true, a node must not conclude from silence that a peer is down.
     """
 
     unread: bool
 
 
 class Persisted(Event, frozen=True, gc=False):
-    """Everything that was ordered by `Persist` up to this stream position is on stable storage."""
+    """Every entry of a `Persist` effect, up to this stream position, is on stable storage."""
 
     fseq: int
 
 
 class StorageChanged(Event, frozen=True, gc=False):
-    """The store began (`full`) or ceased to refuse new entries for lack of space (D53)."""
+    """The store started (`full`) or stopped refusing new entries for lack of space (D53)."""
 
     full: bool
 
 
 class ArchiveOpened(Event, frozen=True, gc=False):
-    """This server's archive listens at a port; 0: it has ended."""
+    """This server's archive listens at a port; 0: the archive process has ended."""
 
     port: int
 
@@ -71,44 +71,44 @@ class Committed(Event, frozen=True, gc=False):
 
 
 class LeaderChanged(Event, frozen=True, gc=False):
-    """Consensus has a new leader: its name, or "" while there is none."""
+    """The Raft group has a new leader: its name, or "" while there is none."""
 
     leader: str
-    #: Whether this node is it.
+    #: Whether this node is the leader.
     is_self: bool
 
 
 class Restored(Event, frozen=True, gc=False):
-    """The replicated state machine was replaced by a snapshot; `Committed` goes on after it."""
+    """A snapshot replaced the replicated state machine; `Committed` continues after it."""
 
     snapshot: bytes
 
 
 class PeersChanged(Event, frozen=True, gc=False):
-    """These other nodes of the consensus group are connected now: their names, sorted."""
+    """The names of the other nodes of the Raft group that are connected now, sorted."""
 
     connected: tuple[str, ...]
 
 
 class Call(Event, frozen=True, gc=False):
-    """The local user asks for something; `Complete` with the same id will answer."""
+    """A request of the local user; `Complete` with the same id will answer it."""
 
     id: int
     request: Any
 
 
 class Cancelled(Event, frozen=True, gc=False):
-    """The local user no longer waits for a call."""
+    """The local user stopped waiting for a call."""
 
     id: int
 
 
 class Closing(Event, frozen=True, gc=False):
-    """The local user makes no more calls: the connections are closed after this step."""
+    """The local user makes no more calls: the driver closes the connections after this step."""
 
 
 class Effect(msgspec.Struct, frozen=True, gc=False):
-    """An order to the driver."""
+    """An output of a node, which the driver carries out."""
 
 
 class Send(Effect, frozen=True, gc=False):
@@ -119,7 +119,7 @@ class Send(Effect, frozen=True, gc=False):
 
 
 class Broadcast(Effect, frozen=True, gc=False):
-    """Send one message to several; it is encoded once."""
+    """Send one message to several destinations; it is encoded once."""
 
     dsts: tuple[bytes, ...]
     message: Message
@@ -133,7 +133,7 @@ class Connect(Effect, frozen=True, gc=False):
 
 
 class Disconnect(Effect, frozen=True, gc=False):
-    """Forget a name."""
+    """Close the connection of a name."""
 
     name: bytes
 
@@ -145,7 +145,7 @@ class Persist(Effect, frozen=True, gc=False):
 
 
 class Propose(Effect, frozen=True, gc=False):
-    """Hand a command to consensus; `Committed` tells when it was applied, if it ever is."""
+    """Propose a command to Raft; `Committed` reports when it was applied, if it ever is."""
 
     command: bytes
 
@@ -158,29 +158,29 @@ class Complete(Effect, frozen=True, gc=False):
 
 
 class ReportBadMessage(Effect, frozen=True, gc=False):
-    """A peer sent what it may not, and it was dropped: count it, and log it now and then."""
+    """The node dropped an invalid message of a peer: count it, and log it at a limited rate."""
 
     src: bytes
     reason: str
 
 
 class LogWarning(Effect, frozen=True, gc=False):
-    """Log what an operator should know: one line, for what happens once."""
+    """Log one line for the operator, about an event that happens once."""
 
     text: str
 
 
 class Halt(Effect, frozen=True, gc=False):
-    """The node found that it cannot go on without doing harm: log why and stop the process."""
+    """The node cannot continue safely: log the reason and stop the process."""
 
     reason: str
 
 
 class Node(Protocol):
-    """A deterministic participant. Same state, same event, same now: same effects."""
+    """A deterministic state machine: the same state, event and time give the same effects."""
 
     def step(self, event: Event, now: int) -> list[Effect]:
-        """Take one event at `now`, in monotonic nanoseconds."""
+        """Handle one event at `now`, in monotonic nanoseconds."""
         ...
 
     def next_wakeup(self) -> int | None:

@@ -1,10 +1,10 @@
-"""Leases and placements: who may assign which gsns, and where each shard's servers are.
+"""Leases and placements: the gsns that each shard may assign, and the servers of each shard.
 
 A *lease* is a committed, irrevocable descriptor: a schedule and a run of equally long epochs. Its
 gsns are [base, stop); epoch number `first_epoch + i` has [base + i * epoch_size, ... + epoch_size)
 and repeats the schedule's round from its own base. Leases follow each other without a gap, in gsns
 and in epochs, and each carries the digest of its predecessor (docs/protocol.md, "Leases").
-A *placement* says where a shard's replicas listen and in which view they are.
+A *placement* lists a shard's replicas with their endpoints, and the shard's state and view.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ if TYPE_CHECKING:
 
 ShardState = Literal["joining", "live", "parked", "recovering", "leaving", "finalized"]
 NodeState = Literal["starting", "up", "suspect", "down", "limbo"]
-#: What a storage server says of itself: it serves its view; it promised a recovery to store nothing
-#: more; it holds all of a new view, which has not begun; what it holds may be old.
+#: The state that a storage server reports. `up`: it serves its view. `frozen`: it promised a
+#: recovery to store nothing more. `joined`: it holds the whole log of a view that has not started.
+#: `limbo`: it restarted without knowledge of its promises, so what it holds may be out of date.
 ServerState = Literal["starting", "up", "frozen", "joined", "limbo"]
 
-#: Members of a lease from which on it is told by what has changed, and servers are told of no other
-#: shard than their own.
+#: Number of members from which on a lease is announced as a difference from the one before, and
+#: servers are sent the placement of their own shard only.
 MANY_MEMBERS: Final = 17
-#: Equal leases that one step may stand for.
+#: Maximum number of equal leases in one `LeaseStep`.
 MAX_STEP: Final = 1000
-#: Runs of equal leases that a storage server keeps: the newest ones.
+#: Number of runs of equal leases that a storage server keeps: the newest ones.
 KEPT_RUNS: Final = 64
-#: Lease runs in one message, in bytes; a single run may be larger, and always fits a frame.
+#: Limit of the lease runs in one message, in bytes; a single larger run still fits a frame.
 MAX_RUNS_BYTES: Final = 4 * 1024 * 1024
-#: The most that a member, a lease without members and a run without leases take, encoded, in bytes.
+#: Maximum encoded size of a member, a lease without members, and a run without leases, in bytes.
 _MEMBER_BYTES: Final = 16
 _LEASE_BYTES: Final = 64
 _RUN_BYTES: Final = 10
 
-#: The digest that the first lease names as its predecessor's.
+#: The predecessor digest of the first lease.
 NO_DIGEST: Final = b"\0" * 8
 
 Digest = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
@@ -57,22 +58,22 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """The right to assign the gsns [base, stop), shared out by the members' weights.
+    """The right to assign the gsns [base, stop), divided among the members by weight.
 
-    `dict=True` is for the cached properties; they are no part of its value.
+    `dict=True` is for the cached properties, which are not part of its value.
     """
 
-    #: 1 for the first, one more for each.
+    #: 1 for the first lease; each next lease has the next number.
     number: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     #: Digest of the lease before this one.
     predecessor: Digest
     base: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     first_epoch: Epoch
-    #: How many epochs.
+    #: Number of epochs.
     epochs: Annotated[int, msgspec.Meta(ge=1, le=2**16)]
-    #: gsns in an epoch.
+    #: Number of gsns in an epoch.
     epoch_size: Annotated[int, msgspec.Meta(ge=1, le=2**28)]
-    #: Nominal length of an epoch.
+    #: Nominal length of an epoch, in milliseconds.
     epoch_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
     #: Sorted by shard.
     members: tuple[Member, ...]
@@ -84,12 +85,12 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def digest(self) -> bytes:
-        """What the next lease must name as its predecessor."""
+        """The value of `predecessor` in the next lease."""
         return blake2b(msgspec.msgpack.encode(self), digest_size=8).digest()
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The owner table (made once for equal members)."""
+        """The schedule of the members (leases with equal members share one)."""
         return _schedule(self.members)
 
     @cached_property
@@ -97,7 +98,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return {member.shard: member.view for member in self.members}
 
     def view_of(self, shard: int) -> int | None:
-        """Return the view in which `shard` is a member, or None if it is none."""
+        """Return the view in which `shard` is a member, or None if it is not a member."""
         return self._views.get(shard)
 
     def epoch_at(self, gsn: int) -> int:
@@ -121,7 +122,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
         rest = (gsn - self.base) % size
         offset = schedule.next_offset(shard, rest)
         if offset >= size:
-            # Nothing is left of this epoch: the first of the next one, if epochs have any.
+            # The shard has no more slots in this epoch: take the first slot of the next epoch, if
+            # epochs are long enough to have one.
             first = schedule.offset(shard, 0)
             if first >= size:
                 return self.stop
@@ -129,9 +131,9 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return min(gsn - rest + offset, self.stop)
 
     def take(self, shard: int, gsn: int, count: int) -> list[int]:
-        """Return `count` consecutive gsns of `shard` from `gsn` on, all of gsn's epoch.
+        """Return `count` consecutive gsns of `shard` from `gsn` on, all in the epoch of `gsn`.
 
-        Empty if the epoch has fewer left. `gsn` must be one that the shard owns.
+        Empty if fewer are left in the epoch. The shard must own `gsn`.
         """
         if count == 1:
             return [gsn]
@@ -156,7 +158,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
         epoch_size: int | None = None,
         epoch_ms: int | None = None,
     ) -> Lease:
-        """Return the lease right after this one, alike but for what is named."""
+        """Return the lease right after this one, equal to it except for the given fields."""
         return Lease(
             number=self.number + 1,
             predecessor=self.digest,
@@ -169,14 +171,14 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
         )
 
     def repeats(self, successor: Lease) -> bool:
-        """Whether `successor` is what `following()` gives: the same again."""
+        """Whether `successor` follows this lease and has equal fields."""
         return successor == self.following()
 
 
 class LeaseRun(msgspec.Struct, frozen=True, array_like=True):
-    """Equal leases in a row: the first one, how many, and the last (D32: run-length encoded).
+    """A run of equal leases: the first one, their number, and the last (D32: run-length encoding).
 
-    Invariant: `last` is `first` followed `count - 1` times by itself.
+    `last` is `first` after `count - 1` calls of `following`.
     """
 
     first: Lease
@@ -185,7 +187,7 @@ class LeaseRun(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def max_bytes(self) -> int:
-        """An upper bound of its encoded length; no more than twice that for large schedules."""
+        """An upper bound of its encoded size; at most twice the size for large schedules."""
         members = len(self.first.members) + len(self.last.members)
         return _RUN_BYTES + 2 * _LEASE_BYTES + members * _MEMBER_BYTES
 
@@ -197,9 +199,9 @@ class LeaseRun(msgspec.Struct, frozen=True, array_like=True):
         return self.numbered(self.first.number + step, NO_DIGEST)
 
     def numbered(self, number: int, predecessor: bytes) -> Lease:
-        """Return lease `number`; what `predecessor` says counts between the ends only."""
+        """Return lease `number`; `predecessor` is used only for leases between the two ends."""
         first, step = self.first, number - self.first.number
-        assert 0 <= step < self.count, "the lease is not of this run"
+        assert 0 <= step < self.count, "the lease is not in this run"
         if step == 0:
             return first
         return (
@@ -215,39 +217,39 @@ class LeaseRun(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def after(self, number: int, digest: bytes) -> LeaseRun:
-        """Return the part of this run that follows its lease `number`, whose digest is given."""
+        """Return the part of this run after its lease `number`, which has this digest."""
         first = self.numbered(number + 1, digest)
         return LeaseRun(first, self.last.number - number, self.last)
 
 
 def run_of(lease: Lease) -> LeaseRun:
-    """Return the run that holds one lease."""
+    """Return a run of one lease."""
     return LeaseRun(lease, 1, lease)
 
 
 class LeaseStep(msgspec.Struct, frozen=True, array_like=True):
-    """Equal leases in a row, by what is other in them than in the lease before."""
+    """A run of equal leases, encoded as the difference from the lease before it."""
 
-    #: How many.
+    #: Number of leases.
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEP)]
     epochs: Annotated[int, msgspec.Meta(ge=1, le=2**16)]
     epoch_size: Annotated[int, msgspec.Meta(ge=1, le=2**28)]
     epoch_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
     #: Members that are new, or in another view, or of another weight.
     changed: tuple[Member, ...] = ()
-    #: Who is no member any more.
+    #: Shards that are no longer members.
     gone: tuple[ShardId, ...] = ()
 
     @property
     def max_bytes(self) -> int:
-        """An upper bound of its encoded length."""
+        """An upper bound of its encoded size."""
         return _LEASE_BYTES + (len(self.changed) + len(self.gone)) * _MEMBER_BYTES
 
 
 def difference(
     before: tuple[Member, ...], after: tuple[Member, ...]
 ) -> tuple[tuple[Member, ...], tuple[int, ...]]:
-    """Return who is another member than before, or a new one, and who is none any more."""
+    """Return the new or changed members, and the shards that are no longer members."""
     known = {member.shard: member for member in before}
     changed = tuple(member for member in after if known.get(member.shard) != member)
     left = known.keys() - {member.shard for member in after}
@@ -255,9 +257,9 @@ def difference(
 
 
 def unfold(last: Lease, after: int, steps: Iterable[LeaseStep]) -> list[LeaseRun]:
-    """Return the leases that follow `last`, of those that follow lease `after` by these steps.
+    """Decode steps that follow lease number `after`, and return the leases that follow `last`.
 
-    Empty if `last` does not reach as far as `after`, or they hold nothing that follows it.
+    Empty if `last` is older than lease `after`, or if the steps hold no lease after `last`.
     """
     runs: list[LeaseRun] = []
     if last.number < after:
@@ -291,23 +293,23 @@ def _shard(member: Member) -> int:
 
 
 class Replica(msgspec.Struct, frozen=True, array_like=True):
-    """A storage server: its name in the cluster file and where it listens ("host:port")."""
+    """A storage server: its name in the cluster file and its endpoint ("host:port")."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
     endpoint: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-    #: Of the data directory with which it became part of its shard; "" before that. Another
-    #: directory under the same name has forgotten what the server promised.
+    #: Fingerprint of the data directory with which it joined its shard; "" before that. A
+    #: directory with another fingerprint does not hold the server's promises.
     fingerprint: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 @lru_cache(maxsize=16_384)
 def fingerprint(identity: str) -> str:
-    """Return what everybody may know of a data directory's secret identity; of "": ""."""
+    """Return the public fingerprint of a data directory's secret identity; "" for ""."""
     return blake2b(identity.encode(), digest_size=16).hexdigest() if identity else ""
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True):
-    """Where a shard is: its replicas (the primary first), their view, and its state."""
+    """The servers of a shard: its replicas (the primary first), their view, and its state."""
 
     shard: ShardId
     view: View
@@ -315,7 +317,7 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
     replicas: Annotated[tuple[Replica, ...], msgspec.Meta(min_length=1, max_length=16)]
 
     def has_servers_of(self, other: Placement) -> bool:
-        """Whether both are of the same servers, in the same order, whatever their directories."""
+        """Whether both name the same servers in the same order; fingerprints may differ."""
         return [(one.name, one.endpoint) for one in self.replicas] == [
             (one.name, one.endpoint) for one in other.replicas
         ]

@@ -1,9 +1,10 @@
-"""Who wrote last, and up to where: by it readers tell repetitions from rows.
+"""The writer table: the last row of each writer, for duplicate recognition by readers.
 
-A writer that runs again writes the same rows again, under the same `Origin`. Rule: of a writer's
-rows in one shard those count that are later, by batch and row, than all before them in the log.
-Invariant: what `fresh` answers is a function of the origins seen before, in their order; of all
-writers the 65,536 that wrote last are known (docs/protocol.md, section 14.3).
+A writer that is repeated writes the same rows again, under the same `Origin`. Within a shard, a
+writer's row counts if its (batch, row) is higher than that of all the writer's rows before it in
+the log.
+Invariant: the result of `first_new_row` is a function of the origins seen before, in their order;
+the table holds the 65,536 writers with the most recent rows (docs/protocol.md, section 14.3).
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ if TYPE_CHECKING:
 
     from ziplog.core.entries import Origin
 
-#: No table knows more writers; who wrote least recently is forgotten first.
+#: Maximum number of writers in a table; the writer with the oldest last row is removed first.
 MAX_WRITERS: Final = 65_536
 
 
 class WriterTable:
-    """The writers' table at a position of one shard's log."""
+    """The writer table at one position of one shard's log."""
 
     __slots__ = ("_last",)
 
     def __init__(self, rows: Iterable[tuple[bytes, int, int]] = ()) -> None:
-        """Begin with what `export` gave; with nothing at the beginning of the log."""
+        """Start with the rows that `export` returned; without any at the start of the log."""
         self._last = OrderedDict((writer, (batch, row)) for writer, batch, row in rows)
         assert len(self._last) <= MAX_WRITERS, "a table is bounded"
 
@@ -34,13 +35,13 @@ class WriterTable:
         """Whether any writer is known."""
         return bool(self._last)
 
-    def fresh(self, origin: Origin, count: int) -> int:
-        """Take note of `count` rows from `origin` on: how many of the first are repetitions.
+    def first_new_row(self, origin: Origin, count: int) -> int:
+        """Add `count` rows from `origin` on; return the index of the first one that is new.
 
-        Units that follow each other, of one batch and with consecutive rows, may be taken as one.
+        Consecutive units of one batch with consecutive rows may be added in one call.
 
         Returns:
-            From 0 (none) to `count` (all).
+            From 0 (all rows are new) to `count` (all rows are duplicates).
 
         """
         assert count > 0, "a unit has records"
@@ -58,5 +59,5 @@ class WriterTable:
         return min(max(last[1] + 1 - origin.row, 0), count)
 
     def export(self) -> list[tuple[bytes, int, int]]:
-        """Return writer, last batch and last row of each; who wrote last comes last."""
+        """Return writer, last batch and last row of each writer, the most recent writer last."""
         return [(writer, batch, row) for writer, (batch, row) in self._last.items()]

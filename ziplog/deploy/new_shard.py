@@ -49,8 +49,12 @@ def exclusive_lock(path: Path, timeout_s: float) -> Iterator[None]:
         # The directory is locked, because each change replaces the file.
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        allowed = f"in a directory that can be read ({error.strerror})"
-        raise ConfigError("cluster file", str(path), allowed) from error
+        raise ConfigError(
+            "cluster file",
+            str(path),
+            "in a readable directory",
+            message=f"cannot open the directory of the cluster file {path}: {error.strerror}",
+        ) from error
     try:
         _lock(descriptor, path, time.monotonic() + timeout_s)
         yield
@@ -162,16 +166,28 @@ def _new_shard(config: ClusterConfig, number: int) -> ShardConfig:
 def _append(path: Path, config: ClusterConfig, added: ShardConfig) -> None:
     for node in added.replicas:
         if (config.data_dir / node.name).exists():
-            allowed = f"without {node.name!r}, which another cluster may have left there"
-            raise ConfigError("data directory", str(config.data_dir), allowed)
+            sentence = (
+                f"the data directory {config.data_dir} already contains {node.name!r}, perhaps"
+                " from another cluster; move it away first"
+            )
+            raise ConfigError(
+                "data directory",
+                str(config.data_dir),
+                f"without {node.name!r}",
+                message=sentence,
+            )
     text = f"{path.read_text(encoding='utf-8').rstrip()}\n{dump_shard(added)}"
     assert parse(text, path).shards[-1] == added
     try:
         # Replace the target of a link, not the link.
         _replace(path.resolve(), text)
     except OSError as error:
-        allowed = f"a file that can be replaced ({error.strerror})"
-        raise ConfigError("cluster file", str(path), allowed) from error
+        raise ConfigError(
+            "cluster file",
+            str(path),
+            "a writable file",
+            message=f"cannot replace the cluster file {path}: {error.strerror}",
+        ) from error
 
 
 def _replace(path: Path, text: str) -> None:

@@ -120,8 +120,16 @@ class Supervisor:
             if kept != (found.data_dir, found.mms, found.failure_handlers) or not set(
                 known.shards
             ) <= set(found.shards):
-                allowed = "one with all nodes unchanged; run `ziplog down` before you change them"
-                raise ConfigError("cluster file of a running cluster", str(self.path), allowed)
+                sentence = (
+                    f"{self.path} changes nodes of the running cluster; restore them, or run"
+                    " `ziplog down` before you change them"
+                )
+                raise ConfigError(
+                    "cluster file of a running cluster",
+                    str(self.path),
+                    "one with all nodes unchanged",
+                    message=sentence,
+                )
             self.config = found
 
     def start(self, name: str) -> None:
@@ -280,8 +288,8 @@ def _refuse_other_directories(config: ClusterConfig, directory: Path, path: Path
     data, names = config.data_dir, tuple(node.name for node in config.nodes)
     missing = [name for name in names if not (data / name).exists()]
     if len(missing) == len(names) and any(_is_of_a_node(directory / name) for name in names):
-        allowed = f"{str(directory)!r}, where the directories of the nodes are"
-        raise ConfigError("data_dir", str(data), allowed, str(path))
+        sentence = f"data_dir is {str(data)!r}, but the nodes' directories are in {directory}"
+        raise ConfigError("data_dir", str(data), repr(str(directory)), str(path), message=sentence)
     if not missing or not data.is_dir():
         return
     # A directory that was moved away keeps the start of its name.
@@ -291,11 +299,18 @@ def _refuse_other_directories(config: ClusterConfig, directory: Path, path: Path
         if not found.name.startswith(names) and _is_of_a_node(found)
     ]
     if unknown:
-        allowed = (
-            f"unchanged, because {', '.join(unknown)} in {data} belongs to no node of the file;"
-            " restore the former names in the file, or move unused directories away"
+        sentence = (
+            f"there is no directory for {', '.join(missing)}, and {', '.join(unknown)} in {data}"
+            " belongs to no node of the file; restore the former names in the file, or move unused"
+            " directories away"
         )
-        raise ConfigError("nodes without a directory", ", ".join(missing), allowed, str(path))
+        raise ConfigError(
+            "nodes without a directory",
+            ", ".join(missing),
+            "unchanged",
+            str(path),
+            message=sentence,
+        )
 
 
 def _is_of_a_node(directory: Path) -> bool:

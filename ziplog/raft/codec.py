@@ -1,9 +1,9 @@
-"""What consensus sends and keeps, in bytes: plain values as MessagePack, instead of pickles.
+"""Codec of Raft messages: plain values as MessagePack, instead of the library's pickles.
 
-To unpickle what came over a connection is to let whoever sent it run code here. Rule: nothing but
-None, booleans, numbers, text, bytes, and lists and dictionaries of them is ever made of bytes from
-outside, and never more than `MAX_FRAME` bytes of it. Lists arrive as tuples: that is what the
-library works with (docs/protocol.md, section 12).
+Unpickling bytes from a connection would let any peer run code here. Rule: bytes from outside are
+decoded only to None, booleans, numbers, text, bytes, and lists and dictionaries of them, of at most
+`MAX_FRAME` bytes. Lists are decoded as tuples, as the library expects
+(docs/protocol.md, section 12).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-#: Of a frame between nodes; a command has up to 16 MiB.
+#: Maximum size of a frame between nodes, in bytes; a command has up to 16 MiB.
 MAX_FRAME: Final = 24 * 1024 * 1024
 
 dumps = msgspec.msgpack.Encoder().encode
@@ -21,10 +21,10 @@ compress = zlib.compress
 
 
 def loads(data: bytes) -> Any:
-    """Return the value that `dumps` was given, its lists as tuples.
+    """Decode a value that `dumps` encoded, with its lists as tuples.
 
     Raises:
-        ValueError: the bytes are no such value.
+        ValueError: the bytes are not such a value.
 
     """
     try:
@@ -42,10 +42,10 @@ def _frozen(value: Any) -> Any:
 
 
 def decompress(data: bytes) -> bytes:
-    """Return what `zlib.compress` was given.
+    """Decompress data of `zlib.compress`.
 
     Raises:
-        ValueError: it is damaged, or longer than `MAX_FRAME`.
+        ValueError: the data is damaged, or the result is longer than `MAX_FRAME`.
 
     """
     stream = zlib.decompressobj()
@@ -54,5 +54,5 @@ def decompress(data: bytes) -> bytes:
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if not stream.eof:
-        raise ValueError(f"it is cut off, or longer than {MAX_FRAME} bytes")
+        raise ValueError(f"the data is truncated, or longer than {MAX_FRAME} bytes")
     return found

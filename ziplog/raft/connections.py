@@ -1,10 +1,10 @@
-"""The consensus library's connections, so that anybody may call at the port and nothing happens.
+"""PySyncObj's connections, hardened against untrusted peers.
 
-The library would unpickle what it is sent (which is to run it), read from a caller for as long as
-he sends, keep what he announces, do what any caller asks, and close its port when the process lacks
-a file descriptor. Rule: a connection takes plain values, of limited length, so much at a time, and
-only from nodes of the group, one connection each. Who they are is known by name only; a password
-makes sure of it (docs/protocol.md, section 12).
+The original library unpickles messages of any peer (which runs code), reads from a peer without
+end, buffers any announced length, obeys any peer, and closes its port if the process lacks a file
+descriptor. Rule: a connection accepts plain values of limited length, a limited number per tick,
+and only from nodes of the group, with one connection each. A node is identified by its name only; a
+password authenticates it (docs/protocol.md, section 12).
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ import pysyncobj.transport
 
 from ziplog.raft import codec
 
-# Importing the library has replaced it by one for Windows.
+# The import of the library replaces this function by one for Windows.
 socket.inet_ntop = inet_ntop
 
 log = logging.getLogger(__name__)
 
-#: Connections that wait to be accepted.
+#: Maximum number of connections that wait to be accepted.
 _BACKLOG: Final = 256
-#: Connections of which nobody knows yet whose they are; above, some are closed.
-_MAX_STRANGERS: Final = 64
-#: The longest frame of such a connection, in bytes.
-_STRANGER_FRAME: Final = 4096
-#: How often a tick reads from one connection: who sends without end must not stop the others.
+#: Maximum number of connections without an identified node; beyond, some are closed.
+_MAX_UNIDENTIFIED: Final = 64
+#: Maximum size of a frame on such a connection, in bytes.
+_MAX_UNIDENTIFIED_FRAME: Final = 4096
+#: Maximum number of reads from one connection per tick, so that a busy peer does not stop others.
 _READS_A_TICK: Final = 64
-#: How long a port takes nobody after it could not.
+#: Time for which the port accepts no connection after the system refused one.
 _PAUSE_S: Final = 0.2
-_COMPLAINT_INTERVAL_S: Final = 1.0
+#: Interval between log lines about dropped messages.
+_LOG_INTERVAL_S: Final = 1.0
 _FRAME_LENGTH: Final = struct.Struct("i")
 _READ: Final = pysyncobj.poller.POLL_EVENT_TYPE.READ
 _WRITE: Final = pysyncobj.poller.POLL_EVENT_TYPE.WRITE
@@ -47,13 +48,13 @@ _ERROR: Final = pysyncobj.poller.POLL_EVENT_TYPE.ERROR
 
 
 class Connection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc] # it has no types
-    """A connection that takes plain values of limited length, and only so much at a time."""
+    """A connection that accepts plain values of limited length, with limited reads per tick."""
 
-    #: The longest frame that it takes now, in bytes.
+    #: Maximum size of a frame at present, in bytes.
     longest = codec.MAX_FRAME
 
     def send(self, message: Any) -> None:
-        """Send a message; what the socket does not take at once follows when it can."""
+        """Send a message; the rest is sent later if the socket does not accept all of it."""
         super().send(message)
         if self.getSendBufferSize() > 0 and self.fileno() is not None:
             self._TcpConnection__poller.subscribe(
@@ -71,18 +72,18 @@ class Connection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc] 
         if len(buffer) >= _FRAME_LENGTH.size:
             (length,) = _FRAME_LENGTH.unpack_from(buffer)
             if not 0 < length <= self.longest:
-                _complain(f"a frame of {length} bytes; 1 to {self.longest} are allowed")
+                _log_dropped(f"a frame of {length} bytes; 1 to {self.longest} are allowed")
                 self.disconnect()
                 return None
         before = self.state
         message = super()._TcpConnection__processParseMessage()
         if message is None and self.state != before:
-            _complain("a frame that is no message")
+            _log_dropped("a frame that is not a message")
         return message
 
 
 class Server(pysyncobj.tcp_server.TcpServer):  # type: ignore[misc] # it has no types
-    """A port that stays open when it cannot take a caller, and tries again later."""
+    """A listening port that stays open if it cannot accept a connection, and retries later."""
 
     _is_paused_until = 0.0
 
@@ -90,16 +91,16 @@ class Server(pysyncobj.tcp_server.TcpServer):  # type: ignore[misc] # it has no 
         try:
             connected, _ = self._TcpServer__socket.accept()
         except (BlockingIOError, ConnectionAbortedError, InterruptedError):
-            return  # who called has left
+            return  # the peer has disconnected
         except OSError as error:
-            # The caller stays in the queue: without a pause he would keep this thread busy.
-            _complain(f"a caller, for the system refuses ({error.strerror})")
+            # The peer stays in the queue: without a pause it would keep this thread busy.
+            _log_dropped(f"a connection, because the system refuses it ({error.strerror})")
             self._TcpServer__poller.unsubscribe(descriptor)
             self._is_paused_until = time.monotonic() + _PAUSE_S
             return
         try:
             connection = self._connection(connected)
-        except OSError:  # who called has left
+        except OSError:  # the peer has disconnected
             connected.close()
             return
         self._TcpServer__onNewConnectionCallback(connection)
@@ -118,7 +119,7 @@ class Server(pysyncobj.tcp_server.TcpServer):  # type: ignore[misc] # it has no 
         )
 
     def resume(self) -> None:
-        """Take callers again, if a pause is over."""
+        """Accept connections again, if a pause is over."""
         if self._is_paused_until and time.monotonic() >= self._is_paused_until:
             self._is_paused_until = 0.0
             self._TcpServer__poller.subscribe(
@@ -127,13 +128,13 @@ class Server(pysyncobj.tcp_server.TcpServer):  # type: ignore[misc] # it has no 
 
 
 class Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it has no types
-    """The library's connections, for the nodes of the group only."""
+    """The library's transport, restricted to the nodes of the group."""
 
     def _maybeBind(self) -> None:  # noqa: N802
         was_ready = self.ready
         super()._maybeBind()
         if self.ready and not was_ready:
-            # The library's queue of 5 turns nodes away while strangers call.
+            # The library's queue of 5 would reject nodes while unknown peers connect.
             self._server._TcpServer__socket.listen(_BACKLOG)  # noqa: SLF001
 
     def _onTick(self) -> None:  # noqa: N802
@@ -144,42 +145,42 @@ class Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it ha
         try:
             return bool(super()._connectIfNecessarySingle(node))
         except OSError as error:  # it must not end the tick: the next one tries again
-            _complain(f"the connection to {node}, for the system refuses ({error.strerror})")
+            _log_dropped(f"the connection to {node}: the system refuses it ({error.strerror})")
             return False
 
     def _onNewIncomingConnection(self, conn: Any) -> None:  # noqa: N802
-        if len(self._unknownConnections) >= _MAX_STRANGERS:
+        if len(self._unknownConnections) >= _MAX_UNIDENTIFIED:
             self._unknownConnections.pop().disconnect()
-        conn.longest = _STRANGER_FRAME
+        conn.longest = _MAX_UNIDENTIFIED_FRAME
         super()._onNewIncomingConnection(conn)
 
     def _onIncomingMessageReceived(self, conn: Any, message: Any) -> None:  # noqa: N802
         is_handshake = self._syncObj.encryptor and not conn.sendRandKey
         if not is_handshake and not (isinstance(message, str) and message in self._nodeAddrToNode):
-            _complain("the first message of a peer that is no node of the group")
+            _log_dropped("the first message of a peer that is not a node of the group")
             conn.disconnect()
             return
         conn.longest = Connection.longest
         if not is_handshake and (former := self._connections.get(self._nodeAddrToNode[message])):
-            former.disconnect()  # what is left in it was said by the node's former process
+            former.disconnect()  # the rest of its messages are from the node's former process
         super()._onIncomingMessageReceived(conn, message)
 
     def _onMessageReceived(self, node: Any, message: Any) -> None:  # noqa: N802
         try:
             super()._onMessageReceived(node, message)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            _complain(f"a message of node {node} that is none: {error!r}")
+            _log_dropped(f"an invalid message of node {node}: {error!r}")
 
 
-_complained_at = -_COMPLAINT_INTERVAL_S
+_last_logged_at = -_LOG_INTERVAL_S
 
 
-def _complain(what: str) -> None:
-    """Log what a peer sent; at most one a second, for whoever sends that may send much."""
-    global _complained_at  # noqa: PLW0603 - one consensus port a process
+def _log_dropped(what: str) -> None:
+    """Log dropped input of a peer, at most one line per second."""
+    global _last_logged_at  # noqa: PLW0603 - a process has one Raft port
     now = time.monotonic()
-    if now >= _complained_at + _COMPLAINT_INTERVAL_S:
-        _complained_at = now
+    if now >= _last_logged_at + _LOG_INTERVAL_S:
+        _last_logged_at = now
         log.warning("consensus port: dropped %s", what)
 
 

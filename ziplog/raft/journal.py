@@ -1,16 +1,16 @@
-"""The consensus journal: entries, term and vote on disk before anyone may hear of them.
+"""The Raft journal: entries, term and vote are on disk before the node sends anything about them.
 
-One append-only file of records, each with its length and a CRC32C; a record is on stable storage
-(fdatasync) when the call that wrote it returns. Because of that at most the last record can be
-torn. The file's header and a note beside it (`flushed`) state how many bytes are on stable storage:
-a torn record behind them is cut off on open, and logged; damage anywhere else is refused, for the
-entry may be committed. No write waits for the note: after a power cut it may state too little, and
-then a damaged last record counts as torn.
-The front is trimmed by writing a new file and renaming it. A failed write or sync ends the journal:
-what the kernel dropped cannot be written again (docs/protocol.md, sections 10 and 12).
+One append-only file of records, each with its length and a CRC32C. A record is on stable storage
+(fdatasync) when the call that wrote it returns, so at most the last record can be torn. The file's
+header and a note file beside it (`flushed`) have the number of bytes on stable storage. On open, a
+torn record after them is cut off, and logged; damage anywhere else is refused, because the entry
+may be committed. No write waits for the note: after a power cut its number may be too low, and then
+a damaged last record counts as torn. The front is trimmed by writing and renaming a new file. A
+failed write or sync ends the journal: the kernel may have dropped the data
+(docs/protocol.md, sections 10 and 12).
 
-Invariant: the file says what `entries`, `term`, `voted_for`, `commit_index`, `identity` and
-`is_voter` say.
+Invariant: the file holds the values of `entries`, `term`, `voted_for`, `commit_index`, `identity`
+and `is_voter`.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MAGIC: Final = b"ZIPRAFT3"
-#: Files of earlier releases have no more header than this, and no note.
+#: The whole header of files of earlier releases, which have no note.
 _OLD_MAGIC: Final = b"ZIPRAFT2"
 #: After the magic number, and in the note: the file's salt, bytes on stable storage, a CRC32C.
 _FLUSHED: Final = struct.Struct("<QQI")
-#: Where the first record starts.
+#: Offset of the first record.
 HEADER_BYTES: Final = len(_MAGIC) + _FLUSHED.size
-#: No record is longer, in bytes.
+#: Maximum size of a record, in bytes.
 MAX_RECORD: Final = 64 * 1024 * 1024
-#: Length and checksum, four bytes each, little endian.
+#: Size of length and checksum, four bytes each, little endian.
 _HEAD: Final = 8
 _REMEDY: Final = (
-    "do not use it; empty this directory, and the node learns everything from the other nodes"
-    " (if there are none, restore a copy)"
+    "do not use it; empty this directory, and the node copies everything from the other nodes"
+    " (without other nodes, restore a backup copy)"
 )
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class JournalError(ZiplogError):
-    """The journal cannot be trusted or written any more; the process must stop."""
+    """The journal is damaged or cannot be written; the process must stop."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
-    """A log entry, after all those before it."""
+    """A log entry, which follows all entries before it."""
 
     command: bytes
     index: _Number
@@ -70,7 +70,7 @@ class _Vote(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
 
 
 class _Keep(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
-    """Only the first `count` entries stay."""
+    """All entries after the first `count` are deleted."""
 
     count: _Number
 
@@ -80,7 +80,7 @@ class _Commit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
 
 
 class _Entries(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
-    """Several at once: as one record they are there together, or not at all."""
+    """Several entries in one record, so that all of them are stored, or none."""
 
     entries: tuple[Entry, ...]
 
@@ -98,10 +98,10 @@ _decoder: Final[msgspec.msgpack.Decoder[_Record]] = msgspec.msgpack.Decoder(_Rec
 
 
 class Journal:
-    """The journal in a directory of its own, which no other process may use meanwhile."""
+    """The journal in a directory of its own, which is locked against other processes."""
 
     def __init__(self, directory: Path) -> None:
-        """Open or create it.
+        """Open or create the journal.
 
         Raises:
             JournalError: another process uses it, it is damaged, or the disk refuses.
@@ -109,30 +109,30 @@ class Journal:
         """
         self.directory: Final = directory
         self._path: Final = directory / "journal"
-        #: In order; indexes are consecutive.
+        #: In order, with consecutive indexes.
         self.entries: list[Entry] = []
         self.term = 0
         self.voted_for: str | None = None
-        #: A lower bound of what is committed; on disk after `flush_commit`.
+        #: A lower bound of the commit index; on disk after `flush_commit`.
         self.commit_index = 1
         self._flushed_commit = 1
-        #: Random, made with the file: a node that lost its directory has another one.
+        #: Random, created with the file: a node that lost its directory has a new one.
         self.identity = ""
         #: Whether this node's votes and acknowledgements count.
         self.is_voter = False
-        #: The identities with which the group began, by endpoint, if this node knows them.
+        #: The identities of the founders, by endpoint, if this node knows them.
         self.founders: dict[str, str] = {}
         self._file = self._directory = self._note = -1
-        #: Another one with each file, so that a note about the file before does not count.
+        #: Changes with each file, so that a note about an earlier file does not count.
         self._salt = 0
-        #: Bytes of the file; all of them are on stable storage.
+        #: Size of the file in bytes; all of them are on stable storage.
         self._size = 0
         self._failed = False
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
             self._directory = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-            _sync(directory.parent)  # or a power cut could take all of it away
+            _sync(directory.parent)  # otherwise a power cut could remove the directory
         except OSError as error:
             raise self._error("cannot use its directory", error) from error
         try:
@@ -154,16 +154,16 @@ class Journal:
         data, note = self._read("journal"), self._read("flushed")
         if len(data) <= len(_OLD_MAGIC) and not data.strip(b"\0" + _OLD_MAGIC):
             if note_of(note) is not None:
-                raise self._error(f"is missing or empty, but `flushed` is beside it: {_REMEDY}")
+                raise self._error(f"is missing or empty, but `flushed` exists: {_REMEDY}")
             self.identity = secrets.token_hex(16)
-            self._rewrite()  # new, or cut off by a crash before its first record
+            self._rewrite()  # new, or truncated by a crash before its first record
         elif data.startswith(_OLD_MAGIC):
             self._replay(data, len(_OLD_MAGIC), 0)
             self._rewrite()
         elif data.startswith(_MAGIC):
             self._resume(data, note)
         else:
-            what = f"is no journal of this version, or damaged in its first {len(_MAGIC)} bytes"
+            what = f"is not a journal of this version, or its first {len(_MAGIC)} bytes are damaged"
             raise self._error(f"{what}: {_REMEDY}")
         self._start_note()
 
@@ -176,7 +176,7 @@ class Journal:
             raise self._error("cannot be read", error) from error
 
     def _resume(self, data: bytes, note: bytes) -> None:
-        """Take the records of a file, cut off a torn end, and make ready to append."""
+        """Load the records of a file, cut off a torn end, and open the file for appends."""
         header = note_of(data[len(_MAGIC) : HEADER_BYTES])
         if header is None:
             raise self._error(f"is damaged in its first {HEADER_BYTES} bytes: {_REMEDY}")
@@ -186,7 +186,7 @@ class Journal:
             flushed = max(flushed, noted[1])
         elif noted is None and note:
             structlog.get_logger().warning(
-                "the note beside the consensus journal is damaged, and is written again",
+                "the `flushed` note of the consensus journal is damaged; writing a new one",
                 file=str(self.directory / "flushed"),
             )
         end = self._replay(data, HEADER_BYTES, flushed)
@@ -200,16 +200,16 @@ class Journal:
         self._size = end
 
     def _replay(self, data: bytes, at: int, flushed: int) -> int:
-        """Take all records from byte `at` on; return where the last whole one ends.
+        """Load all records from byte `at` on; return the end of the last whole one.
 
         The first `flushed` bytes are known to have been on stable storage.
         """
         while (step := _record_at(data, at)) is not None:
             record, end = step
-            self._take(record, at)
+            self._replay_record(record, at)
             at = end
         if _any_record_after(data, at):
-            raise self._error(f"is damaged at byte {at}, in front of whole records: {_REMEDY}")
+            raise self._error(f"is damaged at byte {at}, before intact records: {_REMEDY}")
         if at < flushed:
             raise self._error(
                 f"is damaged at byte {at}, but its first {flushed} bytes were on stable storage:"
@@ -217,7 +217,7 @@ class Journal:
             )
         if at < len(data):
             structlog.get_logger().warning(
-                "a torn end of the consensus journal was cut off",
+                "cut off a torn end of the consensus journal",
                 file=str(self._path),
                 at_byte=at,
                 cut_bytes=len(data) - at,
@@ -225,12 +225,12 @@ class Journal:
             )
         return at
 
-    def _take(self, record: _Record, at: int) -> None:
+    def _replay_record(self, record: _Record, at: int) -> None:
         match record:
             case Entry():
-                self._take_entries((record,), at)
+                self._replay_entries((record,), at)
             case _Entries():
-                self._take_entries(record.entries, at)
+                self._replay_entries(record.entries, at)
             case _Vote():
                 self.term, self.voted_for = record.term, record.voted_for
             case _Keep():
@@ -242,14 +242,14 @@ class Journal:
             case _Voter():
                 self.is_voter, self.founders = True, record.founders
 
-    def _take_entries(self, entries: Sequence[Entry], at: int) -> None:
+    def _replay_entries(self, entries: Sequence[Entry], at: int) -> None:
         for entry in entries:
             if self.entries and entry.index != self.entries[-1].index + 1:
-                raise self._error(f"has a gap in front of entry {entry.index}, byte {at}")
+                raise self._error(f"has a gap before entry {entry.index}, byte {at}")
             self.entries.append(entry)
 
     def since(self, index: int | None, count: int) -> list[Entry]:
-        """Return up to `count` entries from `index` on; none if that one is not held."""
+        """Return up to `count` entries from `index` on; empty if that one is not held."""
         if index is None or not self.entries or index < self.entries[0].index:
             return []
         start = index - self.entries[0].index
@@ -258,10 +258,10 @@ class Journal:
     # --- writing ---
 
     def append(self, entry: Entry) -> None:
-        """Add the next entry; it is on stable storage when this returns.
+        """Append the next entry; it is on stable storage when this returns.
 
         Raises:
-            JournalError: it may not be.
+            JournalError: it may not be on stable storage.
 
         """
         assert not self.entries or entry.index == self.entries[-1].index + 1, "a gap in the log"
@@ -269,10 +269,10 @@ class Journal:
         self.entries.append(entry)
 
     def extend(self, entries: Sequence[Entry]) -> None:
-        """Add the next entries; they are on stable storage, all of them, when this returns.
+        """Append the next entries; all of them are on stable storage when this returns.
 
         Raises:
-            JournalError: they may not be.
+            JournalError: they may not be on stable storage.
 
         """
         if entries:
@@ -282,35 +282,35 @@ class Journal:
             self.entries.extend(entries)
 
     def delete_from(self, index: int) -> None:
-        """Delete the entry with this index, which is held, and all behind it, durably."""
-        assert self.since(index, 1), "deletes what it does not hold"
+        """Delete the entry with this index, which is held, and all after it, durably."""
+        assert self.since(index, 1), "the entry is not held"
         self.keep_first(index - self.entries[0].index)
 
     def keep_first(self, count: int) -> None:
-        """Delete all entries but the first `count`, durably."""
+        """Delete all entries except the first `count`, durably."""
         if count < len(self.entries):
             self._write(_Keep(count))
             del self.entries[count:]
 
     def drop_first(self, count: int) -> None:
-        """Delete the first `count` entries, durably and at once or not at all."""
+        """Delete the first `count` entries, durably and atomically."""
         if count > 0:
-            self._sync_directory()  # the snapshot that stands for them was renamed into place
+            self._sync_directory()  # the snapshot that replaces them was renamed into place
             held, self.entries = self.entries, self.entries[count:]
             if not self._rewrite(can_wait=True):
-                self.entries = held  # a later trim takes them along
+                self.entries = held  # a later trim deletes them
 
     def clear(self) -> None:
-        """Delete all entries, durably and at once or not at all; the term and vote stay."""
+        """Delete all entries, durably and atomically; the term and vote stay."""
         if self.entries:
             self._sync_directory()
             self.entries = []
             self._rewrite()
 
     def begin_with(self, previous: Entry, last: Entry) -> None:
-        """Begin with the last two entries of a snapshot, durably and at once or not at all.
+        """Start the log with the last two entries of a snapshot, durably and atomically.
 
-        What is held behind them stays, unless something else than they is held in their places.
+        Entries after them are kept if the journal holds these two entries, else deleted.
 
         Raises:
             JournalError: there is a gap between the snapshot and the journal, or the disk refuses.
@@ -318,8 +318,8 @@ class Journal:
         """
         if self.entries and self.entries[0].index > previous.index:
             raise self._error(
-                f"begins with entry {self.entries[0].index}, behind the snapshot beside it, which"
-                f" ends with entry {last.index}: files of two copies of this directory were mixed"
+                f"starts with entry {self.entries[0].index}, but its snapshot ends with entry"
+                f" {last.index}: files of two copies of this directory were mixed"
             )
         if self.since(previous.index, 2) == [previous, last]:
             self.drop_first(previous.index - self.entries[0].index)
@@ -329,26 +329,26 @@ class Journal:
             self._rewrite()
 
     def set_vote(self, term: int, voted_for: str | None) -> None:
-        """Remember the term and whom this node voted for in it, durably."""
+        """Store the term, and the node that this node voted for in it, durably."""
         if (term, voted_for) != (self.term, self.voted_for):
             self._write(_Vote(term, voted_for))
             self.term, self.voted_for = term, voted_for
 
     def set_voter(self, founders: Mapping[str, str]) -> None:
-        """Remember that this node counts, and the identities of the founders, durably."""
+        """Store that this node is a voter, and the identities of the founders, durably."""
         if not self.is_voter:
             self._write(_Voter(dict(founders)))
             self.is_voter, self.founders = True, dict(founders)
 
     def flush_commit(self) -> None:
-        """Write the commit index, if it moved: a restart then need not wait for a leader."""
+        """Write the commit index, if it changed: a restart then need not wait for a leader."""
         if self.commit_index != self._flushed_commit:
             self._write(_Commit(self.commit_index))
             self._flushed_commit = self.commit_index
 
     def _write(self, record: _Record) -> None:
         frame = _frame(record)
-        self._refuse_failed()
+        self._check_usable()
         try:
             written = os.write(self._file, frame)
             os.fdatasync(self._file)
@@ -357,17 +357,17 @@ class Journal:
             raise self._error("cannot be written", error) from error
         if written != len(frame):
             self._failed = True
-            raise self._error(f"took only {written} of {len(frame)} bytes: the disk is full")
+            raise self._error(f"wrote only {written} of {len(frame)} bytes: the disk is full")
         self._size += written
         self._write_note()
 
     def _rewrite(self, *, can_wait: bool = False) -> bool:
-        """Write a new file and let it take the place of the old one.
+        """Write a new file, and replace the old one by it.
 
-        With `can_wait`, a system without space or descriptors is no error: return False, and the
-        old file goes on as it was.
+        With `can_wait`, a lack of space or descriptors is not an error: return False, and keep the
+        old file.
         """
-        self._refuse_failed()
+        self._check_usable()
         records: list[_Record] = [
             _Identity(self.identity),
             _Vote(self.term, self.voted_for),
@@ -402,10 +402,10 @@ class Journal:
         self._write_note()
         return True
 
-    # --- the note of what is flushed ---
+    # --- the note of the flushed size ---
 
     def _start_note(self) -> None:
-        """Open the note and make it durable; without one, a damaged last record counts as torn."""
+        """Open the note and sync it; without a note, a damaged last record counts as torn."""
         path = self.directory / "flushed"
         with contextlib.suppress(OSError):
             self._note = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -414,7 +414,7 @@ class Journal:
             os.fsync(self._directory)
 
     def _write_note(self) -> None:
-        """Note how much is on stable storage. No write waits for it: late, it states less."""
+        """Write the size on stable storage to the note, without a sync: the note may be too low."""
         if self._note >= 0:
             with contextlib.suppress(OSError):
                 os.pwrite(self._note, pack_note(self._salt, self._size), 0)
@@ -426,12 +426,12 @@ class Journal:
             self._failed = True
             raise self._error("cannot sync its directory", error) from error
 
-    def _refuse_failed(self) -> None:
+    def _check_usable(self) -> None:
         if self._failed:
             raise self._error("failed before; the process must stop")
 
     def close(self) -> None:
-        """Close the files and give up the lock. Idempotent."""
+        """Close the files and release the lock. Idempotent."""
         self._failed = True
         if self._note >= 0:
             with contextlib.suppress(OSError):
@@ -447,7 +447,7 @@ class Journal:
 
 
 def _sync(directory: Path) -> None:
-    """Make the names in a directory survive a crash of the machine."""
+    """Sync a directory, so that its file names survive a crash of the machine."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -456,13 +456,13 @@ def _sync(directory: Path) -> None:
 
 
 def pack_note(salt: int, size: int) -> bytes:
-    """Return a note: of the file with this salt, the first `size` bytes are on stable storage."""
+    """Return a note: the first `size` bytes of the file with this salt are on stable storage."""
     facts = _FLUSHED.pack(salt, size, 0)[:-4]
     return facts + crc32c(facts).to_bytes(4, "little")
 
 
 def note_of(contents: bytes) -> tuple[int, int] | None:
-    """Return the salt and size of a note; None if it is none, or damaged."""
+    """Return the salt and size of a note; None if it is missing or damaged."""
     if len(contents) != _FLUSHED.size:
         return None
     salt, size, _ = _FLUSHED.unpack(contents)
@@ -470,10 +470,10 @@ def note_of(contents: bytes) -> tuple[int, int] | None:
 
 
 def _write_new(path: Path, data: bytes) -> int:
-    """Return the descriptor of a new file, whose bytes are on stable storage.
+    """Write and sync a new file, and return its descriptor.
 
     Raises:
-        OSError: the system refuses it; its descriptor is closed.
+        OSError: the system refuses it; the descriptor is closed.
 
     """
     path.unlink(missing_ok=True)
@@ -496,7 +496,7 @@ def _frame(record: _Record) -> bytes:
 
 
 def _record_at(data: bytes, at: int) -> tuple[_Record, int] | None:
-    """Return the record that starts at byte `at`, and where it ends; None if none does."""
+    """Return the record that starts at byte `at`, and its end; None if no whole one does."""
     size = int.from_bytes(data[at : at + 4], "little")
     start, end = at + _HEAD, at + _HEAD + size
     if not 0 < size <= MAX_RECORD or end > len(data):
@@ -511,5 +511,5 @@ def _record_at(data: bytes, at: int) -> tuple[_Record, int] | None:
 
 
 def _any_record_after(data: bytes, at: int) -> bool:
-    """Whether a whole record starts anywhere after byte `at`, where none does."""
+    """Whether a whole record starts anywhere after byte `at`."""
     return any(_record_at(data, later) is not None for later in range(at + 1, len(data) - _HEAD))

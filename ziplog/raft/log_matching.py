@@ -1,6 +1,6 @@
-"""What a Raft follower takes of entries: what it does not hold, and no more than that.
+"""Raft's log matching: compares entries of the leader with those that a follower holds.
 
-Rule (Raft, section 5.3): entries are deleted only if one that came contradicts them
+Rule (Raft, section 5.3): entries are deleted only if a received entry conflicts with them
 (docs/protocol.md, section 12).
 """
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
     from ziplog.raft.journal import Entry
 
 
-class Comparison(NamedTuple):
-    """How entries that came fit to those that are held."""
+class LogMatch(NamedTuple):
+    """The result of comparing received entries with held ones."""
 
-    #: So many of them, from the first on, are held already.
+    #: Number of received entries, from the first on, that are held already.
     known: int
-    #: The next one is held with another term: it and all behind it must go.
+    #: The next entry is held with another term: it and all after it must be deleted.
     contradicts: bool
 
 
 def compare(
     own: Sequence[Entry], previous_term: int | None, came: Sequence[Entry]
-) -> Comparison | None:
-    """Compare what came, behind an entry of `previous_term`, with what is held.
+) -> LogMatch | None:
+    """Compare received entries, which follow an entry of `previous_term`, with held ones.
 
-    `own` are the entries held, from that previous one on. None: it is not the one that is held, so
-    nothing of what came may be taken.
+    `own` are the held entries from that previous one on. None: the previous entry does not match,
+    so none of the received entries may be appended.
     """
     if not own or own[0].term != previous_term:
         return None
     known = 0
     for ours, theirs in zip(own[1:], came, strict=False):
         if ours.term != theirs.term:
-            return Comparison(known, contradicts=True)
+            return LogMatch(known, contradicts=True)
         known += 1
-    return Comparison(known, contradicts=False)
+    return LogMatch(known, contradicts=False)

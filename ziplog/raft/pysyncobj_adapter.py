@@ -1,7 +1,7 @@
-"""PySyncObj in our clothes: our journal, snapshot file and machine under the names that it knows.
+"""Adapter for PySyncObj: our journal, snapshot file and state machine under the library's names.
 
-Exactly release 0.3.17 is used. What a node takes from its peers is in `receive`, its connections in
-`links`; the rest of ziplog sees only `raft` (docs/protocol.md, section 12).
+Exactly release 0.3.17 is used. `raft_node` replaces its receive path, `connections` its
+connections; the rest of ziplog uses `raft` only (docs/protocol.md, section 12).
 """
 
 from __future__ import annotations
@@ -12,50 +12,24 @@ from typing import TYPE_CHECKING, Any, Final
 import pysyncobj.config
 import pysyncobj.syncobj
 
-from ziplog.core.node import Committed, Restored
 from ziplog.raft.journal import Entry, Journal, JournalError
-from ziplog.raft.raft_node import Node
+from ziplog.raft.raft_node import RaftNode
 from ziplog.raft.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from ziplog.core.node import Event
-    from ziplog.raft.raft import Machine
+    from ziplog.raft.state_machine import Consumer
 
-#: Commands handed over and not applied yet.
+#: Maximum number of commands proposed and not applied yet.
 MAX_PROPOSALS: Final = 1000
-#: The journal is trimmed behind a snapshot when it is that long, or so old (seconds).
+#: Length of the journal, and age in seconds, from which on it is trimmed after a snapshot.
 _COMPACT_ENTRIES: Final = 4096
 _COMPACT_S: Final = 600
 
 
-class Consumer:
-    """What happens to committed commands and snapshots."""
-
-    def __init__(self, machine: Machine, on_event: Callable[[Event], None]) -> None:
-        self._machine, self._on_event = machine, on_event
-
-    def apply(self, command: bytes) -> bytes:
-        """Apply a committed command, on every node alike."""
-        if not command:  # a read barrier
-            return b""
-        result = self._machine.apply(command)
-        self._on_event(Committed(command, result))
-        return result
-
-    def take_snapshot(self) -> bytes:
-        """Return the machine's state."""
-        return self._machine.snapshot()
-
-    def restore(self, state: bytes) -> None:
-        """Replace the machine's state."""
-        self._machine.restore(state)
-        self._on_event(Restored(state))
-
-
 class _LibrarySnapshot:
-    """Our snapshot file under the library's names."""
+    """Adapts our snapshot file to the library's serializer interface."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer: Final = consumer
@@ -66,12 +40,12 @@ class _LibrarySnapshot:
         Snapshot(previous, last, self._consumer.take_snapshot()).write(Path(path))
 
 
-def _not_asked(path: str) -> None:
+def _unused_deserializer(path: str) -> None:
     raise AssertionError(f"the library reads {path} by itself")
 
 
 class _LibraryJournal:
-    """Our journal under the library's names."""
+    """Adapts our journal to the library's journal interface."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal: Final = journal
@@ -90,13 +64,15 @@ class _LibraryJournal:
 
     def __getitem__(self, item: int | slice) -> Any:
         found = self._journal.entries[item]
-        return [_plain(entry) for entry in found] if isinstance(found, list) else _plain(found)
+        return (
+            [_as_tuple(entry) for entry in found] if isinstance(found, list) else _as_tuple(found)
+        )
 
     def __len__(self) -> int:
         return len(self._journal.entries)
 
     def _destroy(self) -> None:
-        """Nothing: its owner closes the journal."""
+        """Do nothing: the owner closes the journal."""
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
         self._journal.commit_index = raftCommitIndex
@@ -118,7 +94,7 @@ class _LibraryJournal:
 
 
 def _given_journal(journal: _LibraryJournal) -> _LibraryJournal:
-    """Stand in for the library's `createJournal`: the configured journal is the journal."""
+    """Replace the library's `createJournal`: the configured value is the journal itself."""
     return journal
 
 
@@ -131,20 +107,20 @@ def join(
     journal: Journal,
     consumer: Consumer,
     password: str | None,
-) -> Node:
-    """Return the library's node `name` of `nodes` (name to endpoint); it listens already.
+) -> RaftNode:
+    """Create the library's node `name` of `nodes` (name to endpoint); it listens on return.
 
     Raises:
         JournalError: the snapshot is damaged, or does not belong to the journal.
 
     """
     path = journal.directory / "snapshot"
-    if path.exists():  # finish what a crash between snapshot and trim left undone
+    if path.exists():  # complete the trim, if a crash interrupted it after the snapshot
         found = Snapshot.read(path)
         journal.begin_with(found.previous, found.last)
     elif journal.entries and journal.entries[0].index != 1:
         raise JournalError(
-            f"{path} is missing: restore it, or empty this directory, and the node learns"
+            f"{path} is missing: restore it, or empty this directory, and the node copies"
             " everything from the other nodes"
         )
     others = [endpoint for node, endpoint in nodes.items() if node != name]
@@ -154,17 +130,17 @@ def join(
         journalFile=_LibraryJournal(journal),
         fullDumpFile=str(path),
         serializer=_LibrarySnapshot(consumer).write,
-        deserializer=_not_asked,  # it wants both; `Node` reads the file itself
+        deserializer=_unused_deserializer,  # required; `RaftNode` reads the file itself
         password=password,
     )
-    return Node(nodes[name], others, conf, consumer, journal, path)
+    return RaftNode(nodes[name], others, conf, consumer, journal, path)
 
 
 def configuration(bind: str, *, alone: bool, **given: Any) -> pysyncobj.config.SyncObjConf:
-    """Return the library's configuration, whose unknown names it would take in silence."""
+    """Return the library's configuration; asserts that it knows all names, as it does not check."""
     options = {
         **given,
-        "autoTick": False,  # our own thread ticks, and its death is noticed
+        "autoTick": False,  # our own thread ticks, so that its end is detected
         "bindAddress": bind,
         "maxBindRetries": 1,
         "bindRetryTime": 1.0,
@@ -176,7 +152,7 @@ def configuration(bind: str, *, alone: bool, **given: Any) -> pysyncobj.config.S
         "leaderFallbackTimeout": 1.0,
         "logCompactionMinEntries": _COMPACT_ENTRIES,
         "logCompactionMinTime": _COMPACT_S,
-        # Alone there is nobody to wait for.
+        # A single node has no peers to wait for.
         "appendEntriesPeriod": 0.01 if alone else 0.1,
         "raftMinTimeout": 0.05 if alone else 0.5,
         "raftMaxTimeout": 0.06 if alone else 1.2,
@@ -187,6 +163,6 @@ def configuration(bind: str, *, alone: bool, **given: Any) -> pysyncobj.config.S
     return conf
 
 
-def _plain(entry: Entry) -> tuple[bytes, int, int]:
-    """Return an entry as the library keeps them."""
+def _as_tuple(entry: Entry) -> tuple[bytes, int, int]:
+    """Return an entry in the library's format."""
     return entry.command, entry.index, entry.term

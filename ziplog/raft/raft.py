@@ -1,12 +1,11 @@
-"""Consensus: the one door to PySyncObj, of which exactly release 0.3.17 is used.
+"""Raft for replicated services: the only interface to PySyncObj, release 0.3.17.
 
-Six operations: `propose`, `read_barrier`, `on_event` (what was applied, who leads), the machine's
-`snapshot` and `restore`, and `status`. The library's own journal, snapshot file, thread and
-decoding are replaced: ours are on disk before they return, ours ends the process when the log can
-no longer be trusted, and ours runs no code that a peer sent. Callbacks come on the tick thread:
-they must only put something into a queue.
+Operations: `propose`, `read_barrier`, `status`, `snapshot`; commits and leader changes are events
+(`on_event`). The library's journal, snapshot file, thread and decoding are replaced: writes are on
+disk before they return, the process ends if the log is damaged, and no code of a peer is run.
+Callbacks run on the tick thread: they must only put events into a queue.
 
-Invariant: an event `Committed` is given once for every command, in log order, from the last
+Invariant: `Committed` is posted exactly once for every command, in log order, from the last
 `Restored` on. See docs/protocol.md, section 12.
 """
 
@@ -17,7 +16,7 @@ import logging
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pysyncobj.config
 import pysyncobj.serializer
@@ -26,60 +25,46 @@ import pysyncobj.syncobj
 from ziplog.core.node import LeaderChanged, PeersChanged
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.raft.journal import Journal, JournalError
-from ziplog.raft.pysyncobj_adapter import MAX_PROPOSALS, Consumer, join
+from ziplog.raft.pysyncobj_adapter import MAX_PROPOSALS, join
+from ziplog.raft.state_machine import Consumer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ziplog.core.node import Event
+    from ziplog.raft.state_machine import Machine
 
 log = logging.getLogger(__name__)
 
 #: Longest sleep of the tick thread; commands and messages wake it at once.
 _TICK_S: Final = 0.05
-#: The same for a leader without other nodes: no time-out of its own can come.
+#: The same for a leader without other nodes, which has no timeouts.
 _LONE_TICK_S: Final = 0.25
-#: After a tick that failed: the next one may fail as well.
+#: Pause after a failed tick: the next one may fail as well.
 _FAILED_TICK_S: Final = 0.01
-#: The library's modules that read a clock, draw random numbers or open files by themselves.
+#: The library's modules that read a clock, draw random numbers or open files.
 FOREIGN: Final = (pysyncobj.syncobj, pysyncobj.serializer)
-#: A command, in bytes; a journal record holds it and a little more.
+#: Maximum size of a command, in bytes; a journal record is a little larger.
 MAX_COMMAND: Final = 16 * 1024 * 1024
 
 
-class Machine(Protocol):
-    """What is replicated: total and deterministic; used on the tick thread only."""
-
-    def apply(self, command: bytes) -> bytes:
-        """Take a command and return its result; never raises."""
-        ...
-
-    def snapshot(self) -> bytes:
-        """Return the whole state."""
-        ...
-
-    def restore(self, snapshot: bytes) -> None:
-        """Replace the whole state."""
-        ...
-
-
 class Status(NamedTuple):
-    """Consensus as this node sees it."""
+    """The state of the Raft group as this node sees it."""
 
     #: The leader's name, or "" while there is none.
     leader: str
-    #: This node leads, and has applied everything that was committed before it did.
+    #: This node leads, and has applied everything that was committed before its term.
     is_leader: bool
     #: Names of the other nodes that are connected, sorted.
     connected: tuple[str, ...]
     term: int
     #: Index of the last entry applied.
     applied: int
-    #: Entries in the journal.
+    #: Number of entries in the journal.
     entries: int
-    #: This node's votes and acknowledgements count. A node with a new directory has yet to learn
-    #: everything, or to meet all the others, before it becomes a voter.
+    #: This node's votes and acknowledgements count. A node with a new directory becomes a voter
+    #: once it has copied the log, or once it has met all other nodes in a new group.
     is_voter: bool
 
 
@@ -88,12 +73,12 @@ class Raft:
 
     Args:
         name: this node's.
-        nodes: all nodes of the group: name to consensus endpoint ("host:port").
-        directory: where the journal and the snapshot are; used by nobody else.
-        machine: what is replicated.
-        on_event: told `Restored`, `Committed`, `LeaderChanged`, `PeersChanged`; any thread.
-        on_fatal: told why this node may not go on; the process must stop.
-        password: guards the endpoint; required outside loopback.
+        nodes: all nodes of the group: name to Raft endpoint ("host:port").
+        directory: holds the journal and the snapshot; no other process may use it.
+        machine: the state machine to replicate.
+        on_event: receives `Restored`, `Committed`, `LeaderChanged`, `PeersChanged`; any thread.
+        on_fatal: called with the reason why this node cannot continue; the process must stop.
+        password: authenticates the nodes; required outside loopback.
 
     Raises:
         ConfigError: an endpoint is reachable from outside and there is no password.
@@ -119,7 +104,7 @@ class Raft:
         self._on_event: Final = on_event
         self._on_fatal: Final = on_fatal
         self._journal: Final = Journal(directory)
-        # Whoever wakes the thread must not write to a pipe that was just closed.
+        # Guards the wake-up pipe: no thread may write to it after it was closed.
         self._open_or_closed = threading.Lock()
         self._is_closed = False
         self._stopping = False
@@ -130,7 +115,7 @@ class Raft:
         self._proposals = threading.BoundedSemaphore(MAX_PROPOSALS)
         consumer = Consumer(machine, on_event)
         try:
-            _refuse_taken(nodes[name])
+            _check_port_free(nodes[name])
             self._sync: Final = join(nodes, name, self._journal, consumer, password)
         except BaseException:
             self._journal.close()
@@ -145,24 +130,25 @@ class Raft:
         self._thread.start()
 
     def propose(self, command: bytes) -> None:
-        """Hand a command to the leader. `Committed` tells when it was applied, if it ever is."""
+        """Propose a command to the leader. `Committed` reports when it was applied, if ever."""
         assert command, "a command has at least one byte"
         assert len(command) <= MAX_COMMAND, "a command is too long"
         self._submit(command, lambda _done: None)
 
     def read_barrier(self, done: Callable[[bool], None]) -> None:
-        """Call `done(True)`, on the tick thread, once this node has applied what was committed.
+        """Call `done(True)`, on the tick thread, once this node has caught up with the group.
 
-        That is all that was committed, by anybody, before this call. `done(False)`: try again.
+        It has then applied all entries that were committed, on any node, before this call.
+        `done(False)`: try again.
         """
         self._submit(b"", done)
 
     def status(self) -> Status:
-        """Return how consensus stands; at most a tick old."""
+        """Return the state of the group, at most one tick old."""
         return self._status
 
     def snapshot(self) -> None:
-        """Write a snapshot and trim the journal behind it soon, instead of when it is due."""
+        """Write a snapshot and trim the journal soon, instead of when it is due."""
         self._sync.forceLogCompaction()
         self._wake()
 
@@ -186,7 +172,7 @@ class Raft:
 
         with self._open_or_closed:
             if not self._is_closed:
-                self._sync.hand_over(command, applied)
+                self._sync.propose_command(command, applied)
                 return
         self._proposals.release()
         done(False)
@@ -194,22 +180,22 @@ class Raft:
     # --- the tick thread ---
 
     def _run(self) -> None:
-        while self.turn():
+        while self.run_once():
             pass
 
-    def turn(self) -> bool:
-        """Tick once; return whether there is to be another turn, and close everything if not.
+    def run_once(self) -> bool:
+        """Tick once; return whether to continue, and close everything if not.
 
-        For who drives the node from a loop of his own, instead of `start`.
+        For callers that run the node in a loop of their own, instead of `start`.
         """
         try:
             if not self._stopping:
                 self._tick()
         except JournalError as error:
-            self._die(str(error))
-        except BaseException as error:  # whatever ends this thread must be told
-            log.critical("consensus thread ended", exc_info=True)
-            self._die(f"the consensus thread ended: {error!r}")
+            self._fail(str(error))
+        except BaseException as error:  # any end of this thread must be reported
+            log.critical("the consensus thread ended", exc_info=True)
+            self._fail(f"the consensus thread ended: {error!r}")
         if not self._stopping and not self._reason:
             return True
         self._close()
@@ -224,7 +210,7 @@ class Raft:
         except (AssertionError, JournalError):
             raise
         except Exception:
-            # A peer sent what the library cannot handle, or the system lacks something for now.
+            # The library cannot handle a peer's message, or the system lacks a resource for now.
             log.warning("a consensus tick failed", exc_info=True)
             time.sleep(_FAILED_TICK_S)
 
@@ -241,7 +227,7 @@ class Raft:
             is_voter=sync.is_voter,
         )
         if status.leader == self._name and not status.is_leader:
-            status = status._replace(leader="")  # elected, but not up to date yet
+            status = status._replace(leader="")  # elected, but its log is not applied yet
         self._status = status
         if status[:2] != before[:2]:
             self._on_event(LeaderChanged(status.leader, status.is_leader))
@@ -253,7 +239,7 @@ class Raft:
             if not self._is_closed:
                 self._sync.wake()
 
-    def _die(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         self._reason = self._reason or reason
 
     def _close(self) -> None:
@@ -265,8 +251,8 @@ class Raft:
         self._journal.close()
 
 
-def _refuse_taken(endpoint: str) -> None:
-    """Find out before the library does, which reports it by a traceback and leaks the socket."""
+def _check_port_free(endpoint: str) -> None:
+    """Check that the port is free (the library would only log a traceback, and leak the socket)."""
     host, _, port = endpoint.rpartition(":")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -275,17 +261,25 @@ def _refuse_taken(endpoint: str) -> None:
         except OSError as error:
             raise UnavailableError(
                 f"cannot listen at {endpoint} for consensus ({error.strerror}): stop the process"
-                " that does, or change host or raft_port in the cluster file"
+                " that listens there, or change host or raft_port in the cluster file"
             ) from error
 
 
 def _check_password(endpoints: Any, password: str | None) -> None:
     exposed = [endpoint for endpoint in endpoints if not _is_loopback(endpoint)]
     if exposed and password is None:
-        raise ConfigError("raft_password", None, f"given, because {exposed[0]} is not loopback")
+        raise ConfigError(
+            "raft_password",
+            None,
+            "given",
+            message=f"raft_password is required, because {exposed[0]} is not a loopback address",
+        )
     if password is not None and not pysyncobj.syncobj.HAS_CRYPTO:
         raise ConfigError(
-            "raft_password", "(not shown)", "left out, or `pip install cryptography` is needed"
+            "raft_password",
+            "(not shown)",
+            "left out, or `pip install cryptography` is needed",
+            message="raft_password needs the package cryptography: run `pip install cryptography`",
         )
 
 

@@ -1,11 +1,11 @@
-"""What a consensus node takes from its peers: the library's receive path, replaced.
+"""The Raft node: replaces the library's receive path for appends, snapshots and voting rights.
 
-The library deletes entries that contradict nothing, counts acknowledgements of other terms, steps
-back to older snapshots, commits what it did not verify, and lets a node vote that has lost its
-directory: each of it loses acknowledged commands. Rule: Raft as written (sections 5.2-5.4 and 7),
-and who votes is what `voters` says (docs/protocol.md, section 12).
+The library deletes entries without a conflict, counts acknowledgements of other terms, goes back to
+older snapshots, commits unverified entries, and lets a node vote that lost its directory. Each of
+these can lose acknowledged commands. Rule: Raft as published (sections 5.2-5.4 and 7), with the
+voting rights of `voting_rights` (docs/protocol.md, section 12).
 
-Invariant: nothing that was committed is ever deleted, nor acknowledged before it is on disk.
+Invariant: a committed entry is never deleted, and an entry is acknowledged only once it is on disk.
 """
 
 from __future__ import annotations
@@ -24,61 +24,61 @@ from ziplog.raft.connections import Transport
 from ziplog.raft.journal import Entry, Journal, JournalError
 from ziplog.raft.log_matching import compare
 from ziplog.raft.snapshot import Snapshot, store
-from ziplog.raft.voting_rights import Joiner, Standing
+from ziplog.raft.voting_rights import PendingVoter, VoterStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ziplog.raft.pysyncobj_adapter import Consumer
+    from ziplog.raft.state_machine import Consumer
 
 log = logging.getLogger(__name__)
 
 _FOLLOWER: Final = 0
 _NO_OP: Final = b"\1"
 _REGULAR: Final = b"\0"
-#: A snapshot that comes, in bytes; it is kept in memory until it is whole.
+#: Maximum size of a received snapshot, in bytes; it is kept in memory until it is complete.
 _MAX_SNAPSHOT: Final = 1 << 30
-#: How often a node says what it is: one that does not vote, and one that does. The latter also
-#: keeps connections alive on which nothing else is sent before an election.
-_TELL_S: Final = 0.2
-_TELL_VOTER_S: Final = 1.0
-#: How often the log has it that a node does not vote yet.
-_REMIND_S: Final = 10.0
+#: Interval between status messages of a node without and with a vote. The latter also keeps
+#: connections alive on which nothing else is sent before an election.
+_STATUS_INTERVAL_S: Final = 0.2
+_VOTER_STATUS_INTERVAL_S: Final = 1.0
+#: Interval between log lines about a node that does not vote yet.
+_NON_VOTER_LOG_INTERVAL_S: Final = 10.0
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-_PlainEntry = tuple[bytes, _Number, _Number]
+_EntryTuple = tuple[bytes, _Number, _Number]
 
 
 class _Append(msgspec.Struct):
-    """Entries behind `previous`, or a piece of a long one, or of a snapshot; or a sign of life."""
+    """Entries after `previous`, or a piece of a long entry or of a snapshot; or a heartbeat."""
 
     term: _Number
     commit_index: _Number
-    entries: tuple[_PlainEntry, ...] = ()
+    entries: tuple[_EntryTuple, ...] = ()
     previous: _Number | None = msgspec.field(default=None, name="prevLogIdx")
     previous_term: _Number | None = msgspec.field(default=None, name="prevLogTerm")
     transmission: Literal["start", "process", "finish"] | None = None
     data: bytes = b""
-    #: Bytes, whether they are the first of a snapshot, whether nothing follows them.
+    #: A piece of a snapshot: its bytes, whether it is the first, whether it is the last.
     serialized: tuple[bytes, bool, bool] | None = None
 
 
 class _Answer(msgspec.Struct):
-    """What a follower holds of the log of this term's leader."""
+    """A follower's answer to the leader: how much of the leader's log it holds."""
 
     term: _Number
     next_node_idx: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-    #: All before `next_node_idx` is held, durably.
+    #: All entries before `next_node_idx` are held, durably.
     success: bool
-    #: Entries are to be sent from there on.
+    #: The leader is to send entries from `next_node_idx` on.
     reset: bool
-    #: The identity of a node that does not vote.
+    #: The identity of a follower without voting rights; None for a voter.
     joining: str | None
 
 
 class _Admitted(msgspec.Struct):
-    """Whoever has this identity and the leader's entry `index` votes from now on."""
+    """Grants voting rights to the node with this identity, if it holds the leader's `index`."""
 
     term: _Number
     identity: str
@@ -107,8 +107,8 @@ class _ForwardAnswer(msgspec.Struct):
     log_term: _Number | None = None
 
 
-#: Messages that are left to the library, when they are what they should be.
-_LIBRARYS: Final = {
+#: Messages that the library handles, once they are checked.
+_LIBRARY_MESSAGES: Final = {
     "request_vote": _VoteRequest,
     "response_vote": _Vote,
     "apply_command": _Forwarded,
@@ -116,15 +116,15 @@ _LIBRARYS: Final = {
 }
 
 
-class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
-    """The library's node. Its name-mangled methods can be replaced here, and only here.
+class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
+    """The library's node with our receive path. Its name-mangled methods are overridden here only.
 
     Args:
         own: this node's endpoint.
         others: the endpoints of the group's other nodes.
         conf: the library's configuration; its journal writes to `journal`.
-        consumer: given every committed command, in order, and snapshots.
-        journal: the directory's.
+        consumer: receives every committed command, in order, and snapshots.
+        journal: the node's journal.
         snapshot: the snapshot file's path.
 
     """
@@ -142,15 +142,15 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         self._consumer: Final = consumer
         self._journal: Final = journal
         self._snapshot: Final = snapshot
-        self._standings: dict[str, Standing | None] = dict.fromkeys(others)
-        self._joiners: dict[str, Joiner] = {}
+        self._voter_statuses: dict[str, VoterStatus | None] = dict.fromkeys(others)
+        self._pending_voters: dict[str, PendingVoter] = {}
         self._pieces = bytearray()
-        self._tell_at = 0.0
-        self._remind_at = time.monotonic() + _REMIND_S
+        self._next_status_at = 0.0
+        self._next_non_voter_log_at = time.monotonic() + _NON_VOTER_LOG_INTERVAL_S
         super().__init__(own, others, conf, transportClass=Transport)
-        self._found()
+        self._check_founders()
 
-    # --- what the adapter asks ---
+    # --- the interface for `raft` ---
 
     @property
     def is_voter(self) -> bool:
@@ -158,7 +158,7 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         return self._journal.is_voter
 
     def leads(self) -> bool:
-        """Whether this node leads and has applied the no-op that began its term."""
+        """Whether this node leads and has applied the no-op that started its term."""
         noop: int | None = self._SyncObj__noopIDx
         return bool(self._isLeader()) and noop is not None and self.raftLastApplied >= noop
 
@@ -171,8 +171,8 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         """Return the other nodes that are connected."""
         return [node for node in self.otherNodes if self.isNodeConnected(node)]
 
-    def hand_over(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
-        """Propose a command; `done` gets its result and how it failed, if it did. Any thread."""
+    def propose_command(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
+        """Propose a command; `done` receives its result and a failure code. From any thread."""
         self._applyCommand(_REGULAR + command, done)
 
     def wake(self) -> None:
@@ -180,7 +180,7 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         self._SyncObj__pipeNotifier.notify()
 
     def close(self) -> None:
-        """Close all connections; nothing of this node may be used any more."""
+        """Close all connections; the node must not be used afterwards."""
         self.destroy()
         notifier = self._SyncObj__pipeNotifier
         os.close(notifier._PipeNotifier__pipeR)  # noqa: SLF001 - the library leaks them
@@ -189,54 +189,54 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
     # --- the library's hooks ---
 
     def _SyncObj__onMessageReceived(self, peer: Any, message: dict[str, Any]) -> None:  # noqa: N802
-        """Take a message; what is none raises, and is dropped and logged by the connection."""
+        """Handle a message; an invalid one raises, and the connection logs and drops it."""
         match message["type"]:
             case "append_entries":
                 self._on_append(peer, msgspec.convert(message, _Append), "prevLogIdx" in message)
             case "next_node_idx":
                 self._on_answer(peer, msgspec.convert(message, _Answer))
             case "standing":
-                self._standings[peer.id] = msgspec.convert(message, Standing)
-                self._found()
+                self._voter_statuses[peer.id] = msgspec.convert(message, VoterStatus)
+                self._check_founders()
             case "admitted":
                 self._on_admitted(peer, msgspec.convert(message, _Admitted))
             case "request_vote" if not self.is_voter:
-                pass  # it may have voted in that term, and forgotten it
+                pass  # an earlier directory of this node may have voted in that term
             case kind:
-                checked = msgspec.convert(message, _LIBRARYS[kind])
+                checked = msgspec.convert(message, _LIBRARY_MESSAGES[kind])
                 if isinstance(checked, _Forwarded) and not checked.command.startswith(_REGULAR):
-                    raise ValueError("a command that is none of ours")
+                    raise ValueError("an unknown kind of command")
                 super()._SyncObj__onMessageReceived(peer, message)
 
-    def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802 - asked before an election
+    def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802 - called before an election
         return self.is_voter and bool(super()._SyncObj__connectedToAnyone())
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
-        assert self.is_voter, "leads and may not vote"
-        self._joiners.clear()
+        assert self.is_voter, "a leader is a voter"
+        self._pending_voters.clear()
         super()._SyncObj__onBecomeLeader()
 
     def _SyncObj__onNodeConnected(self, node: Any) -> None:  # noqa: N802
         super()._SyncObj__onNodeConnected(node)
-        self._tell_at = 0.0
+        self._next_status_at = 0.0
 
     def _SyncObj__onNodeDisconnected(self, node: Any) -> None:  # noqa: N802
         super()._SyncObj__onNodeDisconnected(node)
-        self._standings[node.id] = None
+        self._voter_statuses[node.id] = None
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802 - called in every tick
         before = self._getRaftLogSize()
         super()._checkCommandsToApply()
         if not self.otherNodes and self._getRaftLogSize() != before:
-            self.wake()  # alone, nothing else would end the sleep before the commit
-        self._leave_lost_leader()
-        self._tell()
+            self.wake()  # without peers, nothing else would end the sleep before the commit
+        self._forget_lost_leader()
+        self._send_status()
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> Any:  # noqa: N802
-        """Apply a committed entry; the library would try it again and again."""
+        """Apply a committed entry; an exception is fatal (the library would retry for ever)."""
         if command == _NO_OP:
             return None
-        assert command.startswith(_REGULAR), "an entry of a kind that nobody writes"
+        assert command.startswith(_REGULAR), "an entry of an unknown kind"
         try:
             return self._consumer.apply(command[len(_REGULAR) :])
         except Exception as error:
@@ -245,60 +245,65 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
             ) from error
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:  # noqa: N802, N803, ARG002
-        """Go on from the snapshot file; the library would go on if it could not."""
+        """Load the snapshot file; an error is fatal (the library would ignore it)."""
         self._load(Snapshot.read(self._snapshot))
 
-    def _leave_lost_leader(self) -> None:
-        """Fail what was forwarded to a leader that is away: no answer will come."""
+    def _forget_lost_leader(self) -> None:
+        """Fail the commands forwarded to a disconnected leader: no answer will come."""
         leader = self._getLeader()
         if leader is None or leader == self.selfNode or self.isNodeConnected(leader):
             return
         self._SyncObj__onLeaderChanged()
-        if not self.is_voter:  # no election of its own makes it forget the leader
+        if not self.is_voter:  # it holds no election that would reset the leader
             self._SyncObj__raftLeader = None
 
-    # --- who votes ---
+    # --- voting rights ---
 
-    def _standing(self) -> Standing:
+    def _own_status(self) -> VoterStatus:
         held = self._journal
         is_new = not held.is_voter and held.entries[-1].index == 1 and self.raftCurrentTerm == 0
-        return Standing(held.identity, held.is_voter, is_new, held.founders)
+        return VoterStatus(held.identity, held.is_voter, is_new, held.founders)
 
-    def _tell(self) -> None:
+    def _send_status(self) -> None:
         now = time.monotonic()
-        if self._standings and now >= self._tell_at:
-            self._tell_at = now + (_TELL_VOTER_S if self.is_voter else _TELL_S)
-            message = {"type": "standing"} | msgspec.structs.asdict(self._standing())
+        if self._voter_statuses and now >= self._next_status_at:
+            self._next_status_at = now + (
+                _VOTER_STATUS_INTERVAL_S if self.is_voter else _STATUS_INTERVAL_S
+            )
+            message = {"type": "standing"} | msgspec.structs.asdict(self._own_status())
             for node in self.otherNodes:
                 self._send(node, message)
-        if not self.is_voter and now >= self._remind_at:
-            self._remind_at = now + _REMIND_S
-            log.warning("consensus directory %s %s", self._journal.directory, self._why_no_voter())
+        if not self.is_voter and now >= self._next_non_voter_log_at:
+            self._next_non_voter_log_at = now + _NON_VOTER_LOG_INTERVAL_S
+            log.warning(
+                "consensus directory %s %s", self._journal.directory, self._non_voter_reason()
+            )
 
-    def _why_no_voter(self) -> str:
-        silent = [name for name, standing in self._standings.items() if standing is None]
+    def _non_voter_reason(self) -> str:
+        silent = [name for name, status in self._voter_statuses.items() if status is None]
         if silent:
-            return f"is new, and its node does not count yet: start {' and '.join(sorted(silent))}"
+            return f"is new, and its node does not vote yet: start {' and '.join(sorted(silent))}"
         voting = sum(
-            standing is not None and standing.is_voter for standing in self._standings.values()
+            status is not None and status.is_voter for status in self._voter_statuses.values()
         )
-        if voting > len(self._standings) // 2:
-            return "is new, and its node does not count yet: it learns from the other nodes"
+        if voting > len(self._voter_statuses) // 2:
+            return "is new, and its node does not vote yet: it copies the log from the other nodes"
         return (
-            "is new, as too many are: no majority has its old ones. Stop all, and put a copy of an"
-            " old directory in the place of each new one (or empty all, to begin a new group)"
+            "is new, as too many others are: no majority has its old directories. Stop all nodes,"
+            " and replace each new directory by a copy of an old one (or empty all directories, to"
+            " start a new group)"
         )
 
-    def _found(self) -> None:
+    def _check_founders(self) -> None:
         if not self.is_voter:
-            found = voting_rights.founders(self._own, self._standing(), self._standings)
+            found = voting_rights.founders(self._own, self._own_status(), self._voter_statuses)
             if found:
                 self._become_voter(found)
 
     def _become_voter(self, founders: Mapping[str, str]) -> None:
         self._journal.set_voter(founders)
         self._wait_for_leader()
-        self._tell_at = 0.0
+        self._next_status_at = 0.0
         log.info("this node votes from now on")
 
     def _on_admitted(self, leader: Any, message: _Admitted) -> None:
@@ -307,37 +312,37 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
             or message.identity != self._journal.identity
             or message.term != self.raftCurrentTerm
             or leader != self._getLeader()
-            or not self._holds(message.index, message.term)
+            or not self._has_barrier(message.index, message.term)
         ):
             return
         # The lost directory may have voted in this term.
         self._SyncObj__setCurrentTerm(message.term, leader.id)
         self._become_voter({})
 
-    def _holds(self, barrier: int, term: int) -> bool:
-        """Whether a barrier of that term's leader is held here, and with it all before it."""
+    def _has_barrier(self, barrier: int, term: int) -> bool:
+        """Whether this node holds a barrier of that term's leader, and so all entries before it."""
         if self._committed >= barrier:  # it may be in a snapshot only
             return True
         held = self._journal.since(barrier, 1)
         return bool(held) and held[0].term == term
 
-    def _on_joiner(self, peer: Any, answer: _Answer) -> None:
-        """Let a node that does not vote learn the log; admit it once that is safe."""
-        joiner = self._joiners.get(peer.id)
-        if joiner is None or joiner.identity != answer.joining:
-            joiner = Joiner(str(answer.joining), self._journal.entries[-1].index + 1)
-            self._joiners[peer.id] = joiner
-            self._journal.append(Entry(_NO_OP, joiner.barrier, self.raftCurrentTerm))
+    def _on_pending_voter(self, peer: Any, answer: _Answer) -> None:
+        """Send the log to a node without voting rights; admit it once that is safe."""
+        pending = self._pending_voters.get(peer.id)
+        if pending is None or pending.identity != answer.joining:
+            pending = PendingVoter(str(answer.joining), self._journal.entries[-1].index + 1)
+            self._pending_voters[peer.id] = pending
+            self._journal.append(Entry(_NO_OP, pending.barrier, self.raftCurrentTerm))
             log.warning("node %s does not vote: it gets the whole log first", peer.id)
-        self._SyncObj__raftMatchIndex[peer] = 0  # the lost directory's
+        self._SyncObj__raftMatchIndex[peer] = 0  # the known value is of the lost directory
         if answer.reset:
             self._send_from(peer, answer.next_node_idx)
         match = {node.id: index for node, index in self._SyncObj__raftMatchIndex.items()}
-        if voting_rights.is_admitted(joiner, self._committed, match, self._joiners):
-            admitted = _Admitted(self.raftCurrentTerm, joiner.identity, joiner.barrier)
+        if voting_rights.is_admitted(pending, self._committed, match, self._pending_voters):
+            admitted = _Admitted(self.raftCurrentTerm, pending.identity, pending.barrier)
             self._send(peer, {"type": "admitted"} | msgspec.structs.asdict(admitted))
 
-    # --- as the leader: what the others hold ---
+    # --- as the leader: answers of the followers ---
 
     def _on_answer(self, peer: Any, answer: _Answer) -> None:
         if answer.term > self.raftCurrentTerm:
@@ -348,11 +353,11 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         if answer.term < self.raftCurrentTerm or not self._isLeader():
             return
         if answer.next_node_idx > self._journal.entries[-1].index + 1 and answer.success:
-            raise ValueError("it acknowledges what it was not sent")
+            raise ValueError("it acknowledges entries that it was not sent")
         if answer.joining is not None:
-            self._on_joiner(peer, answer)
+            self._on_pending_voter(peer, answer)
             return
-        self._joiners.pop(peer.id, None)
+        self._pending_voters.pop(peer.id, None)
         self._SyncObj__lastResponseTime[peer] = time.monotonic()
         match, following = self._SyncObj__raftMatchIndex, self._SyncObj__raftNextIndex
         if answer.success:
@@ -362,18 +367,18 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
             self._send_from(peer, answer.next_node_idx)
 
     def _send_from(self, peer: Any, index: int) -> None:
-        """Send entries from `index` on; what is known to be held already is not sent again."""
+        """Send entries from `index` on, except those that the peer is known to hold."""
         lowest = self._SyncObj__raftMatchIndex[peer] + 1
         last = self._journal.entries[-1].index
         self._SyncObj__raftNextIndex[peer] = min(max(index, lowest), last + 1)
 
-    # --- as a follower: what the leader sends ---
+    # --- as a follower: messages of the leader ---
 
     def _on_append(self, leader: Any, append: _Append, has_entries: bool) -> None:
         if append.term < self.raftCurrentTerm:
-            self._answer(leader, self._committed + 1)  # the term tells it that it leads no more
+            self._answer(leader, self._committed + 1)  # the term in it makes the sender step down
             return
-        self._follow(leader, append)
+        self._accept_leader(leader, append)
         if not has_entries:
             self._on_snapshot(leader, append.serialized)
         elif append.transmission is None:
@@ -381,13 +386,13 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         else:
             self._on_piece(leader, append)
 
-    def _follow(self, leader: Any, append: _Append) -> None:
+    def _accept_leader(self, leader: Any, append: _Append) -> None:
         if append.term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(append.term, None)
         elif self._isLeader():
             raise JournalError(
-                f"consensus: node {leader.id} leads in term {append.term}, as this one does: two"
-                " nodes use one endpoint, or a directory was copied. Stop all and look"
+                f"consensus: node {leader.id} leads in term {append.term}, and so does this one:"
+                " two nodes use one endpoint, or a directory was copied. Stop all nodes and check"
             )
         self._wait_for_leader()
         if self._getLeader() != leader:
@@ -402,7 +407,7 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
 
     @property
     def _committed(self) -> int:
-        """The last entry that is known to be committed; all up to it are held, or in a snapshot."""
+        """The last entry known to be committed; the journal or a snapshot holds all up to it."""
         return max(int(self.raftCommitIndex), int(self.raftLastApplied))
 
     def _on_entries(
@@ -417,26 +422,26 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         found = compare(own, append.previous_term, came)
         if found is None:
             if own:
-                self._refuse_divergence(leader, previous)
+                self._check_not_committed(leader, previous)
             end = journal.entries[-1].index
             resume = end if previous > end else self._committed
             self._answer(leader, resume + 1, reset=True)
             return
         if found.contradicts:
             first = previous + found.known + 1
-            self._refuse_divergence(leader, first)
+            self._check_not_committed(leader, first)
             journal.delete_from(first)
         journal.extend(came[found.known :])
         verified = previous + len(came)
         self._commit(min(append.commit_index, verified))
         self._answer(leader, verified + 1, success=True)
 
-    def _refuse_divergence(self, leader: Any, index: int) -> None:
+    def _check_not_committed(self, leader: Any, index: int) -> None:
         if index <= self._committed:
             raise JournalError(
                 f"consensus: the leader {leader.id} contradicts entry {index}, which is committed"
-                " here. Stop, keep a copy of this node's directory, empty it, and start the node"
-                " again: it learns everything from the other nodes"
+                " here. Stop this node, keep a copy of its directory, empty it, and start the node"
+                " again: it copies everything from the other nodes"
             )
 
     def _commit(self, index: int) -> None:
@@ -444,15 +449,15 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         self._journal.commit_index = self.raftCommitIndex
 
     def _on_piece(self, leader: Any, append: _Append) -> None:
-        """Put a long entry together. The library may say twice that it is finished."""
+        """Assemble a long entry. The library may send "finish" twice."""
         if append.transmission == "start":
             self._pieces.clear()
         self._collect(append.data, codec.MAX_FRAME)
         if append.transmission == "finish":
             try:
-                entry = msgspec.convert(codec.loads(bytes(self._pieces)), _PlainEntry)
+                entry = msgspec.convert(codec.loads(bytes(self._pieces)), _EntryTuple)
             except ValueError:
-                pass  # some are missing, or one is still to come
+                pass  # pieces are missing, or one is still to come
             else:
                 self._pieces.clear()
                 self._on_entries(leader, append, [entry])
@@ -460,7 +465,7 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         self._answer(leader, self._committed + 1)
 
     def _on_snapshot(self, leader: Any, piece: tuple[bytes, bool, bool] | None) -> None:
-        if piece is None:  # the leader is just writing one
+        if piece is None:  # the leader is still writing the snapshot
             self._answer(leader, self._committed + 1)
             return
         data, is_first, is_last = piece
@@ -474,12 +479,12 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         self._pieces.clear()
         try:
             found = Snapshot.decode(whole)
-        except ValueError:  # a connection broke meanwhile
+        except ValueError:  # the connection broke in the meantime
             self._answer(leader, self._committed + 1, reset=True)
             return
         if found.last.index > self._committed:
             self._install(whole, found)
-        # What is committed is the same here and there.
+        # Committed entries are the same on all nodes.
         self._answer(leader, self._committed + 1, success=True)
 
     def _collect(self, data: bytes, limit: int) -> None:
@@ -489,13 +494,13 @@ class Node(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
         self._pieces += data
 
     def _install(self, data: bytes, found: Snapshot) -> None:
-        """Take a snapshot in place of the log up to its end; what is held behind it stays."""
+        """Replace the log up to the snapshot's end by the snapshot; keep the entries after it."""
         fresh = self._snapshot.with_suffix(".received")
         try:
             store(data, fresh)
             fresh.replace(self._snapshot)
         except OSError as error:
-            log.warning("the leader's snapshot cannot be written (%s): trying again", error)
+            log.warning("cannot write the leader's snapshot (%s); trying again", error)
             return
         self._load(found)
         waiting = self._SyncObj__commandsWaitingCommit

@@ -1,7 +1,7 @@
-"""The snapshot file of a consensus node: the whole state, and where in the log it stands.
+"""The snapshot file of a Raft node: the whole state, and its place in the log.
 
-Rule: it is on stable storage, and its checksum is right, before it gets its name; also if it came
-from the leader (docs/protocol.md, sections 10 and 12).
+Rule: a snapshot is on stable storage, with a valid checksum, before the file gets its name; this
+includes snapshots from the leader (docs/protocol.md, sections 10 and 12).
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _START: Final = len(_MAGIC) + 4
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The state after `last` was applied; the entry before it tells whether a journal fits."""
+    """The state after `last` was applied; `previous` serves to check that a journal matches."""
 
     previous: Entry
     last: Entry
     state: bytes
 
     def encode(self) -> bytes:
-        """Return it as a file has it."""
+        """Return the contents of the snapshot file."""
         body = msgspec.msgpack.encode(self)
         return _head(body) + body
 
     @classmethod
     def decode(cls, data: bytes) -> Snapshot:
-        """Return the snapshot that a file's content is.
+        """Decode the contents of a snapshot file.
 
         Raises:
-            ValueError: it is none, or is damaged.
+            ValueError: the contents are not a snapshot, or damaged.
 
         """
         body = data[_START:]
@@ -47,20 +47,20 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.msgpack.decode(body, type=cls)
 
     def write(self, path: Path) -> None:
-        """Put it into a file, durably; the caller renames that.
+        """Write it to a file and sync it; the caller renames the file.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: the write failed.
 
         """
         store(self.encode(), path)
 
     @classmethod
     def read(cls, path: Path) -> Snapshot:
-        """Return the snapshot of a file, which is on stable storage then.
+        """Read a snapshot file, and sync it.
 
         Raises:
-            JournalError: it cannot be read, or is damaged.
+            JournalError: the file cannot be read, or is damaged.
 
         """
         try:
@@ -73,16 +73,16 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
             return cls.decode(data)
         except ValueError as error:
             raise JournalError(
-                f"snapshot {path} is damaged: empty its directory, and the node learns everything"
-                " from the other nodes (if there are none, restore a copy)"
+                f"snapshot {path} is damaged: empty its directory, and the node copies everything"
+                " from the other nodes (without other nodes, restore a backup copy)"
             ) from error
 
 
 def store(encoded: bytes, path: Path) -> None:
-    """Put an encoded snapshot into a file, durably; the caller renames that.
+    """Write an encoded snapshot to a file and sync it; the caller renames the file.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the write failed.
 
     """
     with open(path, "wb", opener=_private) as file:

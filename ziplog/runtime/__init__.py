@@ -1,1 +1,1 @@
-"""The processes' input and output: sockets, clocks, descriptors, the driver of a node."""
+"""Process runtime: transport, clock, file descriptors, and the driver that runs a node."""

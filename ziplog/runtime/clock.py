@@ -1,8 +1,8 @@
-"""The clock of every node, client and server, and of the deadlines that users hand to one.
+"""The monotonic clock of all nodes and clients, and of the deadlines that users pass to them.
 
-Rule: a node measures how long *other* processes waited, so its clock also counts the time in which
-this machine was suspended. Linux's CLOCK_MONOTONIC does not (CLOCK_BOOTTIME does); elsewhere the
-system's CLOCK_MONOTONIC counts it, or nothing better exists. A process that only bounds its own
+A node measures how long *other* processes waited, so its clock also counts the time during which
+this machine was suspended. On Linux, CLOCK_BOOTTIME counts it and CLOCK_MONOTONIC does not; on
+other systems, CLOCK_MONOTONIC counts it, or there is no better clock. Code that only limits its own
 wait (a poll loop, a sleep) uses `time.monotonic`. See docs/protocol.md, section 4, rule 8.
 """
 
@@ -26,5 +26,5 @@ def _choose() -> Callable[[], int]:
     return time.monotonic_ns  # Windows
 
 
-#: Nanoseconds since some moment before this process: never goes back, and never stands still.
+#: Nanoseconds since a fixed time before this process started: never goes back, never stops.
 now_ns: Final = _choose()

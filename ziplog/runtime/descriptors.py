@@ -1,11 +1,11 @@
-"""A process's file descriptors: how many it may have, and how some of them stay free.
+"""File descriptors of a process: raises the limit, and keeps a reserve free.
 
-A server needs descriptors of its own while it runs: for the next segment, for a file that is read,
-for a connection to another server. Clients take one each, so their number alone must not use up the
-limit. Rule: `Reserve` names the connections to close so that some descriptors stay free: those that
-never even greeted first, then those that were silent for longest. A peer may connect again, but
-for a second the port does not answer, so that the process does not spend its time on callers that
-it has no descriptor for. (docs/protocol.md, section 4: rules of every server.)
+A running server needs descriptors: for the next segment, for a file that it reads, for a connection
+to another server. Each client uses one, so many clients must not use up the limit. `Reserve`
+selects the connections to close: first those without a greeting, then those with the longest
+silence. A closed peer may connect again, but the port does not answer for a second
+(`AcceptPause`), so that the process spends no time on connections that it has no descriptor for.
+(docs/protocol.md, section 4: rules of every server.)
 """
 
 from __future__ import annotations
@@ -23,68 +23,68 @@ from ziplog.errors import UnavailableError
 if TYPE_CHECKING:
     import threading
 
-#: More is of no use, and some systems allow a thousand times that.
-_ENOUGH: Final = 1_048_576
-#: With less, a server warns when it starts.
-_FEW: Final = 1024
-#: Of a limit, this part stays free, but no more than so many.
+#: Upper bound of the limit that this process requests; some systems allow 1,000 times as many.
+_MAX_USEFUL: Final = 1_048_576
+#: A server with a lower limit logs a warning at its start.
+_MIN_COMFORTABLE: Final = 1024
+#: The reserve: an eighth of the limit stays free, but at most `_MAX_FREE` descriptors.
 _FREE_PART: Final = 8
-_MOST_FREE: Final = 64
-#: What brought less has not greeted as a peer of the log does.
+_MAX_FREE: Final = 64
+#: Minimum size of a peer's greeting, in bytes.
 _GREETING_BYTES: Final = 64
-#: How long a port does not answer after connections were closed for want of descriptors.
+#: Time for which the port does not answer after connections were closed for lack of descriptors.
 _PAUSE_NS: Final = 1_000_000_000
 #: From <asm-generic/socket.h>, and the one instruction of a filter that drops every packet.
 _SO_ATTACH_FILTER: Final = 26
 _SO_DETACH_FILTER: Final = 27
 _DROP: Final = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
-#: From one warning to the next.
+#: Interval between warnings.
 _WARNING_NS: Final = 60_000_000_000
 ADVICE: Final = "raise the hard limit of open files (ulimit -Hn), or close idle clients"
 
 
 def _log() -> Any:
-    import structlog  # noqa: PLC0415 - it loads asyncio, and clients that block need neither
+    import structlog  # noqa: PLC0415 - it loads asyncio, and blocking clients need neither
 
     return structlog.get_logger()
 
 
 def raise_limit() -> int:
-    """Let this process have as many descriptors as the system allows; return how many.
+    """Raise this process's limit of open files as far as the system allows; return the limit.
 
-    Logs a warning if these are few.
+    Logs a warning if the limit is low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    wanted = _MAX_USEFUL if hard == resource.RLIM_INFINITY else min(hard, _MAX_USEFUL)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     limit = descriptor_limit()
-    if limit < _FEW:
+    if limit < _MIN_COMFORTABLE:
         _log().warning("this process may open few files", limit=limit, advice=ADVICE)
     return limit
 
 
 def descriptor_limit() -> int:
-    """Return how many descriptors this process may have."""
+    """Return this process's limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _ENOUGH if soft == resource.RLIM_INFINITY else soft
+    return _MAX_USEFUL if soft == resource.RLIM_INFINITY else soft
 
 
 def require(count: int, what: str) -> None:
-    """Make sure that this process gets so many descriptors now.
+    """Check that this process can open `count` more descriptors now.
 
-    libzmq ends the process where it lacks one in the middle of its own start.
+    libzmq ends the process if it lacks a descriptor during its own start.
 
     Raises:
-        UnavailableError: the system does not give them.
+        UnavailableError: the system refuses some of them; `what` names the purpose.
 
     """
     taken: list[int] = []
     try:
         taken.extend(os.dup(2) for _ in range(count))
     except OSError as error:
-        raise scarce(what, error) from error
+        raise shortage_error(what, error) from error
     finally:
         for fd in taken:
             os.close(fd)
@@ -107,8 +107,8 @@ def start_thread(thread: threading.Thread, what: str) -> threading.Thread:
     return thread
 
 
-def scarce(what: str, error: OSError) -> UnavailableError:
-    """Return the error of something that the system refused a descriptor, memory or thread."""
+def shortage_error(what: str, error: OSError) -> UnavailableError:
+    """Return the error for `what`, for which the system refused a descriptor or memory."""
     return UnavailableError(
         f"{what}: the system refuses it ({error.strerror or error}). Close connections or files of"
         " this process, or raise its limit of open files (ulimit -n), and try again"
@@ -116,44 +116,47 @@ def scarce(what: str, error: OSError) -> UnavailableError:
 
 
 class Reserve:
-    """Keeps some descriptors of a process that listens free. For one thread."""
+    """Selects connections to close, so that a listening process keeps descriptors free.
 
-    #: Connections that were named so far.
+    For one thread.
+    """
+
+    #: Number of connections selected so far.
     shed: int
 
     def __init__(self) -> None:
-        """Begin."""
+        """Start without connections."""
         self.shed = 0
-        #: Loaded now: without a descriptor, no module can be.
+        #: Loaded now: importing a module needs a descriptor.
         self._log: Final = _log()
         self._number = 0
         self._warn_at = 0
-        #: Of each connection: the bytes that it had brought, and the look at which they grew.
-        self._heard: dict[int, tuple[int, int]] = {}
+        #: By connection: the bytes received, and the number of the check at which they had grown.
+        self._activity: dict[int, tuple[int, int]] = {}
         self._connections: list[tuple[int, int, int]] = []
 
-    def look_at(self, fd: int, cookie: int, received: int) -> None:
-        """Note a connection to the port, and how many bytes it has brought so far."""
-        before, number = self._heard.get(cookie, (-1, 0))
+    def observe(self, fd: int, cookie: int, received: int) -> None:
+        """Record a connection to the port, and the number of bytes received from it so far."""
+        before, number = self._activity.get(cookie, (-1, 0))
         if received != before:
             number = self._number
-            self._heard[cookie] = received, number
+            self._activity[cookie] = received, number
         self._connections.append((number if received >= _GREETING_BYTES else -1, fd, cookie))
 
     def choose(self, used: int, now: int) -> list[int]:
-        """Return those of the connections looked at to close so that enough descriptors are free.
+        """Return the observed connections to close so that enough descriptors are free.
 
         Args:
-            used: how many descriptors the process has.
+            used: number of open descriptors of the process.
             now: monotonic nanoseconds.
 
         """
         self._number += 1
         connections, self._connections = self._connections, []
-        if len(self._heard) > len(connections):
-            self._heard = {cookie: self._heard[cookie] for _, _, cookie in connections}
+        if len(self._activity) > len(connections):
+            self._activity = {cookie: self._activity[cookie] for _, _, cookie in connections}
         limit = descriptor_limit()
-        excess = used - (limit - min(limit // _FREE_PART, _MOST_FREE))
+        excess = used - (limit - min(limit // _FREE_PART, _MAX_FREE))
         if excess <= 0:
             return []
         chosen = [fd for _, fd, _ in sorted(connections)[:excess]]
@@ -161,7 +164,7 @@ class Reserve:
         if now >= self._warn_at:
             self._warn_at = now + _WARNING_NS
             self._log.warning(
-                "too many connections: those that are idle are closed",
+                "too many connections: closing idle ones",
                 open_files=used,
                 limit=limit,
                 closed_so_far=self.shed,
@@ -170,31 +173,31 @@ class Reserve:
         return chosen
 
 
-class Door:
-    """A listening socket that answers no callers for a while. For one thread.
+class AcceptPause:
+    """Makes a listening socket ignore new connections for a second. For one thread.
 
-    The kernel drops their packets, so they call again after a second or more. A caller that waits
-    in the queue instead, while the process lacks a descriptor for it, keeps libzmq's thread busy.
+    The kernel drops the packets, so the peers try again after a second or more. If they waited in
+    the queue instead, while the process lacks descriptors, they would keep libzmq's thread busy.
     """
 
     def __init__(self) -> None:
-        """Begin with an open door."""
-        self._open_at: int | None = None
+        """Start without a pause."""
+        self._ends_at: int | None = None
 
     @property
-    def is_shut(self) -> bool:
-        """Whether callers get no answer now."""
-        return self._open_at is not None
+    def is_active(self) -> bool:
+        """Whether new connections are ignored now."""
+        return self._ends_at is not None
 
-    def shut(self, listening: socket.socket, now: int) -> None:
-        """Answer no callers for a second from now on."""
-        if self._open_at is None:
+    def start(self, listening: socket.socket, now: int) -> None:
+        """Ignore new connections for a second from now on."""
+        if self._ends_at is None:
             program = struct.pack("HP", 1, ctypes.addressof(_DROP))
             listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-        self._open_at = now + _PAUSE_NS
+        self._ends_at = now + _PAUSE_NS
 
-    def open_if_due(self, listening: socket.socket, now: int) -> None:
-        """Answer callers again, if the second is over."""
-        if self._open_at is not None and now >= self._open_at:
+    def end_if_due(self, listening: socket.socket, now: int) -> None:
+        """Answer new connections again, if the second is over."""
+        if self._ends_at is not None and now >= self._ends_at:
             listening.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
-            self._open_at = None
+            self._ends_at = None

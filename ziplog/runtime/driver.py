@@ -1,11 +1,13 @@
-"""The loop under every server: feeds one node with events, carries its effects out in order.
+"""The event loop of every server: steps one node with events, and carries out its effects in order.
 
-A turn: step what is waiting (at most 256 messages, or 50 ms, so that deadlines are kept; if that
-was not all, the next turn reads ahead and steps urgent messages first: `inbox`), what other threads
-posted, and `Wakeup` if it is due; then `BatchEnd`; then sleep. Where entries must be on disk before
-anything is said (`flush_before_send`), what is sent after a `Persist` is held until the turn's end,
-and one flush serves all (docs/protocol.md, section 10); only what is stable may be told meanwhile.
-Invariant: no held frame leaves before every entry that was appended before it is flushed.
+One iteration (`run_once`) steps waiting messages, posted events and a due `Wakeup`, then
+`BatchEnd`, then sleeps. It steps at most 256 messages, or for 50 ms, so that timers are on time. If
+messages are left, the next iteration reads ahead and handles urgent messages first (`inbox`).
+
+Group commit: with `flush_before_send`, frames sent after a `Persist` are held until the end of the
+iteration, and one flush serves all (docs/protocol.md, section 10). Messages that report only stable
+data are sent at once.
+Invariant: no held frame is sent before every entry that was appended before it is flushed.
 """
 
 from __future__ import annotations
@@ -65,44 +67,44 @@ if TYPE_CHECKING:
     from ziplog.core.message import Message
     from ziplog.runtime.transport import Transport
 
-#: Messages that a turn steps, and the time that it takes, before it looks at the deadline again.
-_BATCH: Final = 256
-_TURN_NS: Final = 50_000_000
-#: Frames that wait for a flush; beyond, they are dropped (and repeated by the protocols).
+#: Maximum number of messages in one iteration, and the time after which it stops stepping them.
+_MAX_BATCH: Final = 256
+_STEP_BUDGET_NS: Final = 50_000_000
+#: Maximum number of frames that wait for a flush; further ones are dropped (the protocols repeat).
 _MAX_HELD: Final = 10_000
-#: How long a flush that failed for lack of space is left alone.
+#: Interval between attempts to flush while there is no space.
 _FLUSH_RETRY_NS: Final = 50_000_000
-_COMPLAINT_INTERVAL_NS: Final = 1_000_000_000
-#: Says nothing about what is stored, or only about what is stable, which is on every disk.
+_BAD_FRAME_LOG_INTERVAL_NS: Final = 1_000_000_000
+#: Messages that report nothing about stored data, or only about stable data, which is on all disks.
 _NEEDS_NO_DISK: Final = (
     Refused, Heartbeat, Rate, Deliver, Trimmed, TailReply, Frontier, Synced, Located, Beat, Suspect,
     Leaving, Ahead,
 )  # fmt: skip
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_DRAINED: Final = BatchEnd()
+_BATCH_END: Final = BatchEnd()
 _WAKEUP: Final = Wakeup()
 
 
 class EntryStore(Protocol):
-    """What the driver asks of a store."""
+    """The store interface that the driver uses."""
 
     #: Stream position of the last entry appended.
     last_fseq: int
 
     def append(self, entry: Any) -> None:
-        """Take the next entry."""
+        """Append the next entry."""
         ...
 
     def flush(self) -> bool:
-        """Put everything on stable storage; False if there is no space for it now."""
+        """Write everything to stable storage; False if there is no space for it now."""
         ...
 
 
 class Driver:
     """Runs one node on a transport until `stop`."""
 
-    #: Frames received that were no message, or one that their sender may not send.
+    #: Number of frames received that were invalid, or not allowed for their sender.
     bad_frames: int
 
     def __init__(
@@ -117,17 +119,17 @@ class Driver:
         clock: Callable[[], int] = now_ns,
         on_halt: Callable[[str, str], object] = halt,
     ) -> None:
-        """Make a driver; the caller keeps, and closes, what it passes.
+        """Create a driver; the caller owns, and closes, the objects that it passes.
 
         Args:
-            node: what to run.
-            transport: its frames.
-            store: where `Persist` goes.
+            node: the node to run.
+            transport: sends and receives the node's frames.
+            store: receives the entries of `Persist` effects.
             flush_before_send: durability level `disk`.
-            propose: where `Propose` goes; it must not block.
-            decode: makes messages of the frames that come in.
+            propose: receives the commands of `Propose` effects; it must not block.
+            decode: decodes incoming frames.
             clock: nanoseconds; counts the time while the machine is suspended.
-            on_halt: gets a reason and the node's state; should not return.
+            on_halt: called with a reason and the node's state; should not return.
 
         """
         self.bad_frames = 0
@@ -142,8 +144,8 @@ class Driver:
         self._stopping = False
         self._held: list[tuple[bytes, bytes]] = []
         self._is_dirty = False
-        self._next_complaint = 0
-        #: What the node said at the end of the last turn (asked once a turn: it costs a call).
+        self._next_bad_frame_log = 0
+        #: Result of `next_wakeup` at the end of the last iteration (one call per iteration).
         self._deadline: int | None = None
         self._log = structlog.get_logger()
         self._handlers: dict[type[Effect], Callable[[Any], None]] = {
@@ -152,37 +154,37 @@ class Driver:
             Connect: self._connect,
             Disconnect: self._disconnect,
             Persist: self._persist,
-            Propose: self._hand_over,
-            ReportBadMessage: self._take_complaint,
+            Propose: self._propose_command,
+            ReportBadMessage: self._report_bad_message,
             LogWarning: self._warn,
             Halt: self._halt,
         }
 
     def run(self) -> None:
-        """Drive the node until `stop`. Our own errors in it end the process (`on_halt`)."""
+        """Run the node until `stop`. An exception of the node ends the process (`on_halt`)."""
         try:
             self._deadline = self._node.next_wakeup()
             while not self._stopping:
-                self.turn()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is our error: stop
+                self.run_once()
+        except Exception as error:  # noqa: BLE001 - any exception here is a bug: stop
             self._log.exception("the node failed")
             self._on_halt(f"{type(error).__name__}: {error}", _state(self._node))
 
     def stop(self) -> None:
-        """Let `run` return after the current turn. From any thread, and from signal handlers."""
+        """Let `run` return after the current iteration. For any thread and signal handlers."""
         self._stopping = True
         self._transport.wake()
 
     def post(self, event: Event) -> None:
-        """Hand the node an event, in order. From any thread.
+        """Queue an event for the node, in order. From any thread.
 
-        Nothing bounds the queue here: only what the node itself ordered may be posted.
+        The queue has no limit: only events that the node itself caused may be posted.
         """
         self._posted.append(event)
         self._transport.wake()
 
-    def turn(self) -> None:
-        """Do everything that there is to do now, then let the transport wait."""
+    def run_once(self) -> None:
+        """Run one iteration: step all events that are due, then wait for input or the timer."""
         if self._is_behind or self._is_unread:
             self._read_ahead()
         is_more = self._is_behind = self._step_messages()
@@ -190,30 +192,30 @@ class Driver:
         now = self._clock()
         if self._deadline is not None and self._deadline <= now:
             self._step(_WAKEUP, now)
-        self._step(_DRAINED, now)
-        retry = self._release() if self._is_dirty else None
+        self._step(_BATCH_END, now)
+        retry = self._flush_and_send() if self._is_dirty else None
         self._deadline = self._node.next_wakeup()
         if not is_more and not self._posted and not self._stopping:
-            self._transport.wait(self._pause(retry))
+            self._transport.wait(self._sleep_limit(retry))
 
     def _read_ahead(self) -> None:
-        """Look at everything that waits, and report whether that was possible."""
+        """Read all waiting frames into the inbox; step `Pressed` when `is_unread` changes."""
         self._inbox.fill()
         if self._inbox.is_unread is not self._is_unread:
             self._is_unread = self._inbox.is_unread
             self._step(Pressed(self._is_unread), self._clock())
 
     def _step_messages(self) -> bool:
-        """Step what is waiting; return whether there may be more."""
+        """Step waiting messages; return whether there may be more."""
         receive, decode, step, carry_out, clock = (
-            self._inbox.take,
+            self._inbox.pop,
             self._decode,
             self._node.step,
             self._carry_out,
             self._clock,
         )
-        until = clock() + _TURN_NS
-        for _ in range(_BATCH):
+        until = clock() + _STEP_BUDGET_NS
+        for _ in range(_MAX_BATCH):
             received = receive()
             if received is None:
                 return False
@@ -221,7 +223,7 @@ class Driver:
             try:
                 message = decode(frame)
             except ProtocolError as error:
-                self._complain(src, error)
+                self._drop_bad_frame(src, error)
                 continue
             now = clock()
             effects = step(Received(src, message), now)
@@ -244,8 +246,8 @@ class Driver:
         for effect in effects:
             handlers[type(effect)](effect)
 
-    def _pause(self, retry: int | None) -> int | None:
-        """Return how long to sleep at most, in nanoseconds."""
+    def _sleep_limit(self, retry: int | None) -> int | None:
+        """Return the maximum time to sleep, in nanoseconds; None: no limit."""
         deadline = self._deadline
         pause = None if deadline is None else max(deadline - self._clock(), 0)
         if retry is None:
@@ -259,7 +261,7 @@ class Driver:
         if frame is None:
             return
         if self._is_dirty and needs_disk(effect.message):
-            self._hold(effect.dst, frame)
+            self._hold_until_flushed(effect.dst, frame)
         else:
             self._transport.send(effect.dst, frame)
 
@@ -268,7 +270,7 @@ class Driver:
         if frame is None:
             return
         is_held = self._is_dirty and needs_disk(effect.message)
-        put = self._hold if is_held else self._transport.send
+        put = self._hold_until_flushed if is_held else self._transport.send
         for dst in effect.dsts:
             put(dst, frame)
 
@@ -276,10 +278,10 @@ class Driver:
         try:
             return encode(message)
         except LocalProtocolError as error:
-            self._complain(b"", error)
+            self._drop_bad_frame(b"", error)
             return None
 
-    def _hold(self, dst: bytes, frame: bytes) -> None:
+    def _hold_until_flushed(self, dst: bytes, frame: bytes) -> None:
         if len(self._held) < _MAX_HELD:
             self._held.append((dst, frame))
         else:
@@ -296,12 +298,12 @@ class Driver:
         self._store.append(effect.entry)
         self._is_dirty = self._flush_before_send
 
-    def _hand_over(self, effect: Propose) -> None:
-        assert self._propose is not None, "a node that proposes needs consensus"
+    def _propose_command(self, effect: Propose) -> None:
+        assert self._propose is not None, "a node that proposes needs a Raft group"
         self._propose(effect.command)
 
-    def _take_complaint(self, effect: ReportBadMessage) -> None:
-        self._complain(effect.src, ProtocolError(effect.reason))
+    def _report_bad_message(self, effect: ReportBadMessage) -> None:
+        self._drop_bad_frame(effect.src, ProtocolError(effect.reason))
 
     def _warn(self, effect: LogWarning) -> None:
         self._log.warning(effect.text)
@@ -310,12 +312,12 @@ class Driver:
         self._stopping = True
         self._on_halt(effect.reason, _state(self._node))
 
-    # --- the disk, and complaints ------------------------------------------------------------
+    # --- the disk, and bad frames ------------------------------------------------------------
 
-    def _release(self) -> int | None:
-        """Flush and let go of what was held; return after how long to try again, if at all."""
+    def _flush_and_send(self) -> int | None:
+        """Flush, then send the held frames; return the time until a retry, None if none is due."""
         store = self._store
-        assert store is not None, "only a store makes a turn dirty"
+        assert store is not None, "only a node with a store appends entries"
         fseq = store.last_fseq
         if not store.flush():
             return _FLUSH_RETRY_NS
@@ -325,19 +327,19 @@ class Driver:
         self._step(Persisted(fseq), self._clock())
         return 0 if self._is_dirty else None
 
-    def _complain(self, src: bytes, error: ProtocolError) -> None:
-        """Count a bad frame; log at most one a second: whoever sends them may send many."""
+    def _drop_bad_frame(self, src: bytes, error: ProtocolError) -> None:
+        """Count a bad frame, and log at most one per second."""
         self.bad_frames += 1
         now = self._clock()
-        if now >= self._next_complaint:
-            self._next_complaint = now + _COMPLAINT_INTERVAL_NS
+        if now >= self._next_bad_frame_log:
+            self._next_bad_frame_log = now + _BAD_FRAME_LOG_INTERVAL_NS
             self._log.warning(
                 "frame dropped", src=src.hex(), error=str(error)[:500], so_far=self.bad_frames
             )
 
 
 def needs_disk(message: Message) -> bool:
-    """Whether a message may only be sent once everything before it is on stable storage."""
+    """Whether a message must wait until all entries before it are on stable storage."""
     if isinstance(message, ReadReply):
         return not message.stable
     return not isinstance(message, _NEEDS_NO_DISK)
@@ -345,13 +347,13 @@ def needs_disk(message: Message) -> bool:
 
 def run_process(driver: Driver, transport: Transport) -> None:
     """Run a driver as its process's main loop, until SIGTERM or SIGINT; from the main thread."""
-    # A signal that comes just before the poll would not interrupt it; the byte does.
+    # A signal just before the poll would not interrupt it; the byte does.
     signal.set_wakeup_fd(transport.wake_fd, warn_on_full_buffer=False)
     for number in _STOP_SIGNALS:
         signal.signal(number, lambda *_: driver.stop())
-    # A process may hold them back while it starts.
+    # A process may block these signals while it starts.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
-    # Keep the collector away from what lives for ever: a full pass costs milliseconds.
+    # Exclude long-lived objects from garbage collection: a full collection takes milliseconds.
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)

@@ -1,15 +1,14 @@
-"""The frames that a process was sent and has not handled, in the order in which it handles them.
+"""Priority queue of received frames: urgent ones first, then fair between sources.
 
-While a process keeps up, a frame goes from the transport straight to the node. When a queue has
-formed, `fill` reads everything that waits: what keeps the cluster together (`is_urgent`) is handled
-first, everything else in the order of arrival, but for sources that have much waiting already:
-what else they sent gets every fourth turn only. So a server that has more inserts than it can take
-still hears its peers, sends its own signs of life, and serves those who ask little. Rule: of what
-one source sent, only urgent messages overtake others.
+While a process keeps up, frames go from the transport straight to the node. When a queue has
+formed, `fill` reads all waiting frames: urgent ones (`is_urgent`) are handled first, the others in
+the order of arrival. Frames of a source beyond its first `SOURCE_FRAMES` get every fourth slot
+only. An overloaded server thus still receives heartbeats, sends its own, and serves small clients.
+Rule: among the frames of one source, only urgent ones overtake others.
 
-Invariant: `size` counts the frames that wait here, each with its overhead. Above `LIMIT_BYTES`,
-what comes from sources that have much waiting is dropped, as by a full queue of the transport;
-above twice that, nothing more is read. See docs/protocol.md, section 4.1.
+Invariant: `size` counts the waiting frames, each with its overhead. Above `LIMIT_BYTES`, frames of
+sources with `SOURCE_FRAMES` waiting are dropped; above twice that, no more frames are read.
+See docs/protocol.md, section 4.1.
 """
 
 from __future__ import annotations
@@ -24,87 +23,87 @@ if TYPE_CHECKING:
 
     Frame = tuple[bytes, bytes]
 
-#: Bytes that may wait here, of all connections together.
+#: Size from which on frames of busy sources are dropped, over all connections.
 LIMIT_BYTES: Final = 32 * 1024 * 1024
-#: What a frame takes besides its bytes: the objects that hold it.
+#: Memory of a queued frame besides its bytes: the objects that hold it.
 OVERHEAD_BYTES: Final = 160
-#: Frames of one source that wait in the order of arrival; it is enough for a batch of a client.
+#: Frames of one source that wait in the order of arrival; enough for one batch of a client.
 SOURCE_FRAMES: Final = 256
-#: One of so many turns is for the rest.
-_REST_TURN: Final = 4
-#: Frames that one `fill` reads.
+#: One of this many frames is taken from the rest.
+_REST_INTERVAL: Final = 4
+#: Maximum number of frames that one `fill` reads.
 _FILL_FRAMES: Final = 4096
 
 
 class Inbox:
-    """What waits for one process. For one thread."""
+    """The received frames of one process, by priority. For one thread."""
 
-    #: Bytes that wait, with their overhead.
+    #: Size of the waiting frames in bytes, with their overhead.
     size: int
-    #: The last `fill` left frames in the transport: some may be urgent.
+    #: The last `fill` left frames in the transport, which may be urgent.
     is_unread: bool
-    #: Frames that were dropped.
+    #: Number of frames dropped.
     dropped: int
 
     def __init__(self, receive: Callable[[], Frame | None]) -> None:
-        """Take frames from `receive`, which gives None when there are no more."""
+        """Read frames from `receive`, which returns None when there are no more."""
         self.size = self.dropped = 0
         self.is_unread = False
         self._receive: Final = receive
         self._urgent: Final[deque[Frame]] = deque()
         self._others: Final[deque[Frame]] = deque()
-        #: What is from sources that had `SOURCE_FRAMES` among the others.
+        #: Frames of sources that had `SOURCE_FRAMES` waiting when they arrived.
         self._rest: Final[deque[Frame]] = deque()
-        #: By source: frames among the others, and in the rest.
-        self._waiting: Final[dict[bytes, int]] = {}
-        #: By source: frames in the rest. Nothing of a source overtakes them, but what is urgent.
-        self._late: Final[dict[bytes, int]] = {}
+        #: By source: number of frames in `_others` and `_rest`.
+        self._queued: Final[dict[bytes, int]] = {}
+        #: By source: number of frames in `_rest`, which only urgent frames of the source overtake.
+        self._in_rest: Final[dict[bytes, int]] = {}
         self._turns = 0
 
-    def take(self) -> Frame | None:
+    def pop(self) -> Frame | None:
         """Return the next frame to handle; None if there is none."""
         if self._urgent:
             frame = self._urgent.popleft()
         elif self._others or self._rest:
-            frame = self._take_other()
+            frame = self._pop_other()
         else:
             return self._receive()
         self.size -= len(frame[1]) + OVERHEAD_BYTES
         return frame
 
-    def _take_other(self) -> Frame:
+    def _pop_other(self) -> Frame:
         self._turns += 1
-        if self._others and not (self._rest and self._is_turn_of_rest):
+        if self._others and not (self._rest and self._is_rest_due):
             frame = self._others.popleft()
         else:
             frame = self._rest.popleft()
-            _uncount(self._late, frame[0])
-        _uncount(self._waiting, frame[0])
+            _uncount(self._in_rest, frame[0])
+        _uncount(self._queued, frame[0])
         return frame
 
     @property
-    def _is_turn_of_rest(self) -> bool:
+    def _is_rest_due(self) -> bool:
         source = self._rest[0][0]
-        # What its source sent before is among the others until they are all late.
-        return not self._turns % _REST_TURN and self._late[source] == self._waiting[source]
+        # Earlier frames of the source are in `_others`, unless all its frames are in the rest.
+        return not self._turns % _REST_INTERVAL and self._in_rest[source] == self._queued[source]
 
     def _queue(self, frame: Frame) -> bool:
         source = frame[0]
-        count = self._waiting.get(source, 0)
+        count = self._queued.get(source, 0)
         if count >= SOURCE_FRAMES and self.size >= LIMIT_BYTES:
             self.dropped += 1
             return False
-        self._waiting[source] = count + 1
-        late = self._late.get(source, 0)
+        self._queued[source] = count + 1
+        late = self._in_rest.get(source, 0)
         if late or count >= SOURCE_FRAMES:
-            self._late[source] = late + 1
+            self._in_rest[source] = late + 1
             self._rest.append(frame)
         else:
             self._others.append(frame)
         return True
 
     def fill(self) -> None:
-        """Read what waits in the transport, up to the limits."""
+        """Read the frames that wait in the transport, up to the limits."""
         receive, left = self._receive, _FILL_FRAMES
         self.is_unread = True
         while self.size < 2 * LIMIT_BYTES and left:

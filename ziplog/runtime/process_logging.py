@@ -1,7 +1,7 @@
-"""Logging of processes: one line of `key=value` an event on stderr, and the last words.
+"""Log configuration of a process: one `key=value` line per event on stderr.
 
-Libraries only ask `structlog.get_logger()`; a process calls `configure` once. Nothing is logged
-for a record: what happens often is counted.
+Libraries only call `structlog.get_logger()`; a process calls `configure` once. There is no log line
+per record: frequent events are counted instead.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Final, NoReturn, TextIO, cast
 
 import structlog
 
-#: Exit code of a process that stopped because to go on would do harm (EX_SOFTWARE).
+#: Exit code of a process that stopped because it could not continue safely (EX_SOFTWARE).
 HALTED: Final = 70
 
 
 def configure(node: str, level: str = "info") -> None:
-    """Log from now on as `node`, events of `level` and above, to stderr."""
+    """Log events of `level` and above to stderr from now on, with the name of `node`."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -41,7 +41,7 @@ def configure(node: str, level: str = "info") -> None:
 
 
 class _Named:
-    """Adds the node's name; threads have no common context that could carry it."""
+    """Adds the node's name to each event; threads share no context that could carry it."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -54,7 +54,7 @@ class _Named:
 
 
 class _Stderr(io.TextIOBase):
-    """Standard error as it is now; what cannot be written (a closed pipe) stops no server."""
+    """The current standard error; a failed write (to a closed pipe) does not stop a server."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError, ValueError):
@@ -67,10 +67,10 @@ class _Stderr(io.TextIOBase):
 
 
 def halt(reason: str, state: str = "") -> NoReturn:
-    """Say why, and end the process at once with code 70: no checkpoint, no last message.
+    """Log the reason, and end the process at once with code 70, without a checkpoint or message.
 
-    From any thread. What was promised is in what others hold; a restart without a checkpoint is
-    in limbo, which is the point (docs/protocol.md, section 9).
+    From any thread. After a restart without a checkpoint, a server is in limbo and gets its state
+    from the other replicas, which is intended (docs/protocol.md, section 9).
     """
     try:
         structlog.get_logger().critical("halted", reason=reason, state=state[:8192])

@@ -1,17 +1,14 @@
-"""A peer whose frames come faster than they are taken is cut off.
+"""Backpressure by disconnect: closes connections with too many unread bytes.
 
-libzmq's own bound is a high-water mark: it stops reading a connection until frames are taken. But
-in 4.3.5 (and later) a connection that ends, or begs for a sign of life, while it is not being read
-makes libzmq stop the process, and so a stranger could. The transport therefore has no such mark,
-and the bound is here: of each connection to our port, the bytes that the kernel received less those
-that were taken as frames. What is no frame is never taken off.
+libzmq's own limit, a high-water mark, stops reading a connection. But libzmq 4.3.5 (and later)
+aborts the process if a connection ends or sends a ZMTP ping while it is not read, so any peer could
+stop a server. The transport therefore sets no high-water mark, and this module enforces the limit.
+The unread bytes of a connection are the bytes that the kernel received, minus the frames read.
 
-Rules: `look` shuts down every such connection that is more than `LIMIT_BYTES` ahead; and if all
-together hold more than `TOTAL_BYTES` of memory, those that hold most, until they do not. There a
-frame counts with its overhead, by the size of the frames that its peer sent so far. A peer may come
-back; but while connections that ended have left more than `TOTAL_BYTES`, the port answers no new
-ones, so that peers which connect again at once cannot pile up frames. `look` also
-shuts down idle connections where the process is about to lack file descriptors
+`enforce` closes every connection with more than `LIMIT_BYTES` unread. If all connections together
+hold more than `TOTAL_BYTES`, it closes the largest ones; there, a frame counts with its overhead.
+A peer may connect again. But while closed connections have left more than `TOTAL_BYTES`, the port
+accepts no new ones. `enforce` also closes idle connections if file descriptors become scarce
 (ziplog/runtime/descriptors). (docs/protocol.md, section 4: rules of every server.)
 """
 
@@ -29,22 +26,23 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core.fields import MAX_FRAME
-from ziplog.runtime.descriptors import Door, Reserve, descriptor_limit
+from ziplog.runtime.descriptors import AcceptPause, Reserve, descriptor_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-#: Two of the largest frames; the windows of the protocols are less. Tiny frames take 30 times it.
+#: Unread bytes allowed per connection: two of the largest frames, which is more than the windows of
+#: the protocols. With tiny frames, the memory used is 30 times as much.
 LIMIT_BYTES: Final = 2 * MAX_FRAME
-#: What all connections together may hold, frames with their overhead; nobody is cut off for less
-#: than the second.
+#: Memory that all connections together may hold, frames with their overhead.
 TOTAL_BYTES: Final = 128 * 1024 * 1024
+#: A connection that holds less is never closed for the total.
 _SMALL_BYTES: Final = 64 * 1024
-#: What libzmq needs for a frame besides its bytes.
+#: Memory that libzmq needs for a frame besides its bytes.
 _FRAME_OVERHEAD: Final = 100
-#: From one look to the next; more where there are so many connections that it would cost over 1%.
-LOOK_NS: Final = 100_000_000
+#: Interval between checks; longer if a check takes more than 1 % of it.
+CHECK_INTERVAL_NS: Final = 100_000_000
 _COST_SHARE: Final = 100
 #: Of `struct tcp_info`: tcpi_state and tcpi_bytes_received.
 _INFO: Final = struct.Struct("=B127xQ")
@@ -53,52 +51,52 @@ _LISTENING: Final = 10
 #: From <asm-generic/socket.h>: a number that the kernel gives to no other socket.
 _SO_COOKIE: Final = 57
 _COOKIE_BYTES: Final = 8
-#: Without a descriptor to list them with, so many beyond those of the last list are tried.
+#: If no descriptor is left to list the open ones: numbers to try above the highest known one.
 _MORE_DESCRIPTORS: Final = 4096
 
 
 class Peer:
-    """A peer that frames come from: its name or route, and what was taken from it."""
+    """A peer that sends frames: its name or route, and the size of the frames read from it."""
 
     __slots__ = ("frames", "name", "taken")
 
     def __init__(self, name: bytes) -> None:
-        """Count from 0 for `name`."""
+        """Start at 0 for `name`."""
         self.name = name
-        #: On the wire: the frames and their heads.
+        #: Bytes on the wire of the frames read, with their headers.
         self.taken = 0
         self.frames = 0
 
     def held(self, ahead: int) -> int:
-        """Return how much memory bytes take that were received from it and not taken."""
+        """Return the memory that `ahead` unread bytes of this peer use."""
         return ahead + ahead * _FRAME_OVERHEAD * self.frames // max(self.taken, 1)
 
 
-class Floods:
-    """Watches the connections that came in at one port. For one thread."""
+class ReceiveLimiter:
+    """Limits the unread bytes of the connections to one port. For one thread."""
 
-    #: Connections that were cut off.
+    #: Number of connections closed.
     cut: int
 
     def __init__(self, port: int) -> None:
-        """Watch `port` of this process."""
+        """Limit the connections to `port` of this process."""
         self.cut = 0
         self._port: Final = port
         self._peers: dict[int, Peer] = {}
-        #: By cookie, what was received; of connections that are gone, what is not taken stays.
+        #: Bytes received, by socket cookie.
         self._received: dict[int, int] = {}
-        self._left_behind: list[tuple[Peer, int]] = []
-        self._next_look = 0
-        self._reserve: Final = Reserve()
-        self._door: Final = Door()
-        #: The descriptor of the socket that listens, and the highest one; -1, 0: not known yet.
+        self._unread_of_closed: list[tuple[Peer, int]] = []
+        self._next_check = 0
+        self._descriptor_reserve: Final = Reserve()
+        self._accept_pause: Final = AcceptPause()
+        #: The descriptor of the listening socket, and the highest one; -1 and 0: not known yet.
         self._listening = -1
         self._highest = 0
 
     def add(self, peer: Peer, fd: int) -> bool:
-        """Count what is taken from `peer` for the connection with this file descriptor.
+        """Assign `peer` to the connection with this file descriptor.
 
-        Returns False if that connection is gone, or is counted for another peer.
+        Returns False if that connection is closed, or assigned to another peer.
         """
         with contextlib.suppress(OSError):
             connection = _connection(fd)
@@ -107,35 +105,35 @@ class Floods:
                     return self._peers.setdefault(_cookie(connection), peer) is peer
         return False
 
-    def look(self) -> list[Peer]:
-        """Cut off who is too far ahead, if it is time to look.
+    def enforce(self) -> list[Peer]:
+        """Close the connections that exceed a limit, if a check is due.
 
-        Returns the peers whose connections are gone since the last look.
+        Returns the peers of the connections that were closed since the last check.
         """
         now = time.monotonic_ns()
-        if now < self._next_look:
+        if now < self._next_check:
             return []
         start = time.thread_time_ns()
         try:
             alive = self._check_all(now)
-        except OSError:  # No descriptor is left to look with.
+        except OSError:  # No descriptor is left for the check.
             alive = self._peers.keys()
             self._shed_unlisted(now)
         cost = time.thread_time_ns() - start
-        self._next_look = now + max(LOOK_NS, cost * _COST_SHARE)
+        self._next_check = now + max(CHECK_INTERVAL_NS, cost * _COST_SHARE)
         gone = [(cookie, self._peers.pop(cookie)) for cookie in self._peers.keys() - alive]
-        self._left_behind += [(peer, self._received.pop(cookie, 0)) for cookie, peer in gone]
+        self._unread_of_closed += [(peer, self._received.pop(cookie, 0)) for cookie, peer in gone]
         return [peer for _, peer in gone]
 
-    def emptied(self) -> None:
-        """Note that everything was taken that had come."""
-        self._left_behind.clear()
+    def on_drained(self) -> None:
+        """Record that every received frame was read."""
+        self._unread_of_closed.clear()
 
     @property
-    def _left_bytes(self) -> int:
-        """What connections that are gone have left in memory."""
-        self._left_behind = [one for one in self._left_behind if one[0].taken < one[1]]
-        return sum(peer.held(received - peer.taken) for peer, received in self._left_behind)
+    def _closed_bytes(self) -> int:
+        """Memory that unread frames of closed connections use."""
+        self._unread_of_closed = [one for one in self._unread_of_closed if one[0].taken < one[1]]
+        return sum(peer.held(received - peer.taken) for peer, received in self._unread_of_closed)
 
     def _check_all(self, now: int) -> AbstractSet[int]:
         alive: set[int] = set()
@@ -146,13 +144,13 @@ class Floods:
         finally:
             for _, connection in held:
                 connection.close()
-        self._shed(self._reserve.choose(used, now), now)
+        self._shed(self._descriptor_reserve.choose(used, now), now)
         return alive
 
     def _check_each(self, alive: set[int], held: list[tuple[int, socket.socket]]) -> int:
-        """Note all connections, and a descriptor of each that holds much, with how much.
+        """Check each connection; collect the large ones in `held`, with the memory they use.
 
-        Returns how many descriptors are open.
+        Returns the number of open descriptors.
         """
         with os.scandir("/proc/self/fd") as entries:
             descriptors = [int(entry.name) for entry in entries]
@@ -169,7 +167,7 @@ class Floods:
         return len(descriptors)
 
     def _shed_unlisted(self, now: int) -> None:
-        """Close idle connections where not even the list of descriptors can be opened."""
+        """Close idle connections without a list of the open descriptors, which cannot be read."""
         limit = descriptor_limit()
         used = 0
         for fd in range(min(limit, self._highest + _MORE_DESCRIPTORS)):
@@ -179,24 +177,24 @@ class Floods:
                 with _borrowed(fd) as connection:
                     if connection.getsockname()[1] == self._port:
                         self._check(fd, connection)
-        self._shed(self._reserve.choose(used, now), now)
+        self._shed(self._descriptor_reserve.choose(used, now), now)
 
     def _shed(self, descriptors: Sequence[int], now: int) -> None:
-        """Shut down connections. One that has just ended may have left its number to another."""
-        must_shut = bool(descriptors) or self._left_bytes > TOTAL_BYTES
-        if self._listening >= 0 and (must_shut or self._door.is_shut):
+        """Close connections by descriptor, unless the number now belongs to another file."""
+        must_shut = bool(descriptors) or self._closed_bytes > TOTAL_BYTES
+        if self._listening >= 0 and (must_shut or self._accept_pause.is_active):
             with contextlib.suppress(OSError), _borrowed(self._listening) as listening:
                 if must_shut:
-                    self._door.shut(listening, now)
-                self._door.open_if_due(listening, now)
+                    self._accept_pause.start(listening, now)
+                self._accept_pause.end_if_due(listening, now)
         for fd in descriptors:
             with contextlib.suppress(OSError), _borrowed(fd) as connection:
-                # Never the socket that listens: libzmq would end the process.
+                # Never the listening socket: libzmq would abort the process.
                 if fd != self._listening and connection.getsockname()[1] == self._port:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _cut_largest(self, held: list[tuple[int, socket.socket]]) -> None:
-        total = self._left_bytes + sum(size for size, _ in held)
+        total = self._closed_bytes + sum(size for size, _ in held)
         for size, connection in sorted(held, key=itemgetter(0), reverse=True):
             if total <= TOTAL_BYTES:
                 return
@@ -204,12 +202,12 @@ class Floods:
             self._cut(connection)
 
     def _cut(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # Its other end was faster.
+        with contextlib.suppress(OSError):  # The peer has closed it.
             connection.shutdown(socket.SHUT_RDWR)
             self.cut += 1
 
     def _check(self, fd: int, connection: socket.socket) -> tuple[int, int]:
-        """Cut a connection off that is too far ahead; return its cookie, and what it holds."""
+        """Close a connection with too many unread bytes; return its cookie and the memory used."""
         cookie = _cookie(connection)
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
         peer = self._peers.get(cookie)
@@ -217,7 +215,7 @@ class Floods:
         if state == _LISTENING:
             self._listening = fd
         elif state == _ESTABLISHED:
-            self._reserve.look_at(fd, cookie, received)
+            self._descriptor_reserve.observe(fd, cookie, received)
         ahead = received - (0 if peer is None else peer.taken)
         if peer is not None:
             self._received[cookie] = received
@@ -230,7 +228,7 @@ class Floods:
 
 
 def _connection(fd: int) -> socket.socket | None:
-    """Return a second descriptor of a TCP socket, so that it stays the same one; or None."""
+    """Return a duplicate descriptor of a TCP socket, so that it stays open; None if it is none."""
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             return None
@@ -247,10 +245,10 @@ def _connection(fd: int) -> socket.socket | None:
 
 @contextlib.contextmanager
 def _borrowed(fd: int) -> Iterator[socket.socket]:
-    """Give a TCP socket without a second descriptor, for when there is none left.
+    """Give a TCP socket without a duplicate descriptor, for when none is left.
 
     Raises:
-        OSError: it is no TCP socket.
+        OSError: it is not a TCP socket.
 
     """
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):

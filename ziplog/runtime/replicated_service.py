@@ -1,8 +1,8 @@
-"""The process of one node of a replicated service: its state machine, consensus, transport, driver.
+"""The process of one node of a replicated service: builds node, Raft, transport and driver.
 
 Prints one line on stdout when it listens; logs to stderr. SIGTERM or SIGINT: a clean stop, exit 0.
-Exit codes: 1 a port is in use, the directory is in use or damaged; 2 bad usage or cluster file;
-70 it stopped because to go on would do harm (docs/protocol.md, sections 3 and 11).
+Exit codes: 1 a port is in use, or the directory is in use or damaged; 2 bad usage or cluster file;
+70 the process could not continue safely (docs/protocol.md, sections 3 and 11).
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 
     from ziplog.config import ClusterConfig, NodeConfig
     from ziplog.core.node import Event, Node
-    from ziplog.raft.raft import Machine
+    from ziplog.raft.state_machine import Machine
 
 
 class Service(NamedTuple):
-    """What is replicated."""
+    """A replicated service: the membership service or the failure handler."""
 
-    #: The module that is run, and what one node of it is called.
+    #: Its module (`python -m`), and the noun for one of its nodes.
     module: str
     noun: str
-    #: Its nodes in a cluster file.
+    #: Returns its nodes in a cluster file.
     nodes: Callable[[ClusterConfig], tuple[NodeConfig, ...]]
-    #: Makes the state machine of the node of a name.
+    #: Creates the node with a name.
     build: Callable[[ClusterConfig, str], Node]
-    #: Makes what consensus replicates.
+    #: Creates the state machine that Raft replicates.
     machine: Callable[[], Machine]
 
 
 def main(service: Service, arguments: Sequence[str] | None) -> int:
-    """Run a node until it is told to stop; return the exit code."""
+    """Run a node until a stop signal; return the exit code."""
     module = service.module
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}", description=f"{service.noun.capitalize()}."
@@ -70,8 +70,8 @@ def main(service: Service, arguments: Sequence[str] | None) -> int:
 def _node(service: Service, config: ClusterConfig, name: str) -> NodeConfig:
     node, nodes = config.node(name), service.nodes(config)
     if node not in nodes:
-        names = ", ".join(node.name for node in nodes) or "there is none"
-        raise ConfigError("node", name, f"{service.noun}: {names}")
+        names = ", ".join(node.name for node in nodes) or "none in the file"
+        raise ConfigError("node", name, f"{service.noun} ({names})")
     return node
 
 
@@ -79,7 +79,7 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
     """Run `node` until SIGTERM or SIGINT.
 
     Raises:
-        ZiplogError: it cannot start; says why and what to do.
+        ZiplogError: it cannot start; the text gives the reason and the remedy.
 
     """
     configure(node.name)
@@ -89,7 +89,7 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
     transport = Transport(bind=node.endpoint)
 
     def post(event: Event) -> None:
-        driver.post(event)  # made below, before consensus starts
+        driver.post(event)  # created below, before Raft starts
 
     try:
         raft = Raft(

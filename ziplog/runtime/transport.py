@@ -1,13 +1,13 @@
-"""The protocols' sockets: one ROUTER per process that listens, connects, carries every frame.
+"""The transport: one ZeroMQ ROUTER socket per process, for all frames in both directions.
 
-It drops rather than blocks: a frame that cannot be queued at once is gone, and counted. The
-protocols repeat what matters. A frame is one part behind its route; anything else is garbage.
+Sending never blocks: a frame that cannot be queued at once is dropped and counted; the protocols
+repeat what matters. A message has two parts, route and frame; anything else is garbage.
 
-Invariant: `src` is a connected peer's name only if the frame came over our own connection to it.
-An inbound peer may choose the identity that a ROUTER knows it by, and libzmq stops the process
-when an outward connection is to get an identity that is taken; so outward connections are known
-to libzmq by unguessable routes, and inbound ones only by those that libzmq made up itself.
-libzmq must never leave a connection unread, nor ask for signs of life: see `floods`.
+Invariant: `src` is a connected peer's name only if the frame arrived over our own connection to it.
+An inbound peer may choose its ROUTER identity, and libzmq aborts the process if an outbound
+connection gets an identity that is in use. So outbound connections get random routes, and inbound
+ones are accepted only with a route that libzmq generated.
+libzmq must never stop reading a connection, nor send ZMTP heartbeats: see `receive_limits`.
 (docs/protocol.md, section 4: rules of every server.)
 """
 
@@ -24,43 +24,43 @@ import zmq
 
 from ziplog.core.fields import MAX_FRAME
 from ziplog.errors import ClosedError, ConfigError, UnavailableError
-from ziplog.runtime.descriptors import require, scarce
-from ziplog.runtime.receive_limits import Floods, Peer
+from ziplog.runtime.descriptors import require, shortage_error
+from ziplog.runtime.receive_limits import Peer, ReceiveLimiter
 from ziplog.segments.entry import SCARCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Frames that wait for one peer; the protocols bound their bytes (credit, windows).
+#: Frames queued for one peer; the protocols limit their bytes (credit, windows).
 _SEND_QUEUE: Final = 10_000
-#: No limit: a connection that libzmq stops reading can end the process. `floods` has the limit.
+#: No limit: a connection that libzmq stops reading can end the process. See `receive_limits`.
 _RECEIVE_QUEUE: Final = 0
 _LINGER_MS: Final = 100
 _RECONNECT_MS: Final = 20
 _RECONNECT_MAX_MS: Final = 500
-#: The kernel asks a silent peer for a sign of life, and gives up one that takes nothing.
+#: TCP keepalive for silent peers; a peer that acknowledges no data is disconnected.
 _SILENT_S: Final = 1
 _ASK_EVERY_S: Final = 1
 _ASK_TIMES: Final = 3
 _TAKES_NOTHING_MS: Final = 3_000
-#: How many frames in a row are followed by a question whether there is another.
+#: Number of frames in a row after which `receive` calls `ready` before it tries to read.
 _ASK_FIRST: Final = 2
-#: A look for floods after so many frames, besides those of `wait`: a busy process may not wait.
-_LOOK_EVERY: Final = 256
-#: On the wire, a frame of up to this size has a short head.
+#: Frames between checks of the receive limits, besides those in `wait`: a busy process never waits.
+_CHECK_EVERY_FRAMES: Final = 256
+#: On the wire, a frame of up to this size has a short header.
 _SMALL_FRAME: Final = 255
 _SMALL_HEAD: Final = 2
 _HEAD: Final = 9
-#: Garbage that one `receive` passes over.
+#: Maximum number of garbage messages that one `receive` skips.
 _GARBAGE_LIMIT: Final = 64
-#: `select` knows no file descriptor from here on.
+#: `select` supports file descriptors below this number only.
 _SELECT_LIMIT: Final = 1024
-#: Up to here, waits are timed in microseconds; longer ones in (rounded up) milliseconds.
+#: Waits up to this are timed in microseconds, longer ones in milliseconds (rounded up).
 _EXACT_WAIT_NS: Final = 10_000_000
 _MAX_WAIT_NS: Final = 3_600_000_000_000
 _MAX_PORT: Final = 65_535
 
-#: What a transport takes for itself, and a few for its first connections.
+#: Descriptors that a transport needs for itself and for its first connections.
 _OWN_DESCRIPTORS: Final = 16
 _WHAT: Final = "cannot open a connection to the log"
 
@@ -70,11 +70,11 @@ _POLLIN: Final = int(zmq.POLLIN)
 
 
 class Transport:
-    """Frames to and from peers. One thread at a time; only `wake` may be called from any."""
+    """Sends and receives frames. For one thread at a time; `wake` may be called from any."""
 
-    #: Frames that could not be sent: no such peer, or its queue is full.
+    #: Number of frames not sent: there is no such peer, or its queue is full.
     dropped: int
-    #: Messages received that were no frame.
+    #: Number of messages received that were not a valid frame.
     garbage: int
 
     def __init__(self, bind: str | None = None) -> None:
@@ -82,7 +82,7 @@ class Transport:
 
         Raises:
             UnavailableError: the port is in use, or the system refuses descriptors or memory.
-            ConfigError: `bind` is no address of this machine.
+            ConfigError: `bind` is not an address of this machine.
 
         """
         self.dropped = self.garbage = 0
@@ -95,7 +95,7 @@ class Transport:
             self._socket.close(0)
             self._context.term()
             if isinstance(error, OSError):
-                raise scarce(_WHAT, error) from error
+                raise shortage_error(_WHAT, error) from error
             raise
         self._secret = b"\x01" + os.urandom(8)
         self._connections = 0
@@ -103,9 +103,9 @@ class Transport:
         self._routes: dict[bytes, bytes] = {}
         #: By route.
         self._peers: dict[bytes, Peer] = {}
-        self._floods = None if self._endpoint is None else Floods(_port(self._endpoint))
-        self._gone: list[Peer] = []
-        # Bound once, and below pyzmq's own Python layer, which costs 1-2 us a call.
+        self._limiter = None if self._endpoint is None else ReceiveLimiter(_port(self._endpoint))
+        self._closed_peers: list[Peer] = []
+        # Bound methods below pyzmq's own Python layer, which costs 1-2 us per call.
         backend: Any = super(zmq.Socket, self._socket)
         self._send: Callable[[bytes, int], object] = backend.send
         self._recv: Callable[[int], bytes] = backend.recv
@@ -113,8 +113,8 @@ class Transport:
         self._get: Callable[[int], int] = backend.get
         self._taken = 0
         self._is_quiet = False
-        # Whoever loses it without `close` would wait for ever where the garbage is collected:
-        # pyzmq ends a context there whose sockets it no longer knows, and libzmq waits for them.
+        # Without this, garbage collection of an unclosed transport would block for ever: pyzmq
+        # terminates a context without its sockets there, and libzmq waits for the sockets.
         self._end: Final = weakref.finalize(
             self,
             _release,
@@ -149,13 +149,13 @@ class Transport:
 
     @property
     def endpoint(self) -> str | None:
-        """Where it listens, "host:port" with the actual port; None if it does not."""
+        """The endpoint where it listens, "host:port" with the actual port; None if it does not."""
         return self._endpoint
 
     @property
     def cut(self) -> int:
-        """How many connections to us were cut off: they brought more than is taken."""
-        return 0 if self._floods is None else self._floods.cut
+        """Number of inbound connections that were closed for exceeding the receive limits."""
+        return 0 if self._limiter is None else self._limiter.cut
 
     @property
     def wake_fd(self) -> int:
@@ -163,17 +163,17 @@ class Transport:
         return self._wake_write
 
     def connect(self, name: bytes, endpoint: str) -> None:
-        """Let `name` reach the peer that listens at `endpoint` ("host:port"), for good.
+        """Connect `name` to the peer that listens at `endpoint` ("host:port"), until `disconnect`.
 
-        The peer need not be there: frames wait for it, and it is connected again when lost.
-        A name that is connected to the same endpoint stays as it is; to another one, it moves.
+        The peer need not be up: frames are queued, and a lost connection is opened again.
+        Nothing happens if `name` is connected to this endpoint; from another endpoint, it moves.
 
         Raises:
-            ConfigError: `endpoint` is no "host:port", or the name is empty or starts with a zero.
+            ConfigError: `endpoint` is not "host:port", or the name is empty or starts with a zero.
 
         """
         if not name or name[0] == 0:
-            raise ConfigError("name", name, "not empty, and start with another byte than 0")
+            raise ConfigError("name", name, "non-empty, with a first byte other than 0")
         if self._endpoints.get(name) == endpoint:
             return
         _check("endpoint", endpoint)
@@ -181,7 +181,7 @@ class Transport:
         self._connect(name, endpoint)
 
     def _connect(self, name: bytes, endpoint: str) -> None:
-        # A route serves one connection: what still comes over a former one has no name any more.
+        # A route serves one connection: frames over an earlier one no longer have a name.
         self._connections += 1
         route = self._secret + self._connections.to_bytes(8, "big")
         self._socket.set(zmq.CONNECT_ROUTING_ID, route)
@@ -195,21 +195,22 @@ class Transport:
         self._is_quiet = False
 
     def disconnect(self, name: bytes) -> None:
-        """Forget `name`; frames to it are dropped from now on. Nothing if it is not connected."""
+        """Disconnect `name`; frames to it are dropped from now on. Idempotent."""
         endpoint = self._endpoints.pop(name, None)
         if endpoint is None:
             return
         del self._peers[self._routes.pop(name)]
         self._socket.disconnect(f"tcp://{endpoint}")
-        # libzmq has cut every connection to this endpoint.
+        # libzmq has closed every connection to this endpoint.
         for other in [key for key, value in self._endpoints.items() if value == endpoint]:
             del self._peers[self._routes.pop(other)]
             self._connect(other, endpoint)
 
     def send(self, dst: bytes, frame: bytes) -> bool:
-        """Queue a frame for a connected name or for a route that `receive` gave.
+        """Queue a frame for a connected name, or for a route that `receive` returned.
 
-        Returns False, and counts, if it was dropped: nobody is there, or the queue is full.
+        Returns False, and counts, if the frame was dropped: there is no such peer, or its queue is
+        full.
         """
         try:
             self._is_quiet = False
@@ -225,10 +226,10 @@ class Transport:
         return True
 
     def receive(self) -> tuple[bytes, bytes] | None:
-        """Take the next frame that came in: (name or route of its sender, frame). Never blocks."""
+        """Return the next received frame: (name or route of its sender, frame). Never blocks."""
         for _ in range(_GARBAGE_LIMIT):
-            # To try and fail costs 4 us, to ask first 2. One frame is most often alone, and behind
-            # a few there are usually more.
+            # A failed read costs 4 us, a call of `ready` 2 us. A single frame is mostly the last
+            # one; after a few there are usually more.
             if 0 < self._taken <= _ASK_FIRST and not self.ready():
                 break
             try:
@@ -245,8 +246,8 @@ class Transport:
             else:
                 frame = self._recv(_NOBLOCK)
             self._taken += 1
-            if not self._taken % _LOOK_EVERY:
-                self._look()
+            if not self._taken % _CHECK_EVERY_FRAMES:
+                self._enforce_limits()
             if self._get(zmq.RCVMORE):
                 self._drop_rest()
                 continue
@@ -261,31 +262,31 @@ class Transport:
             return None
         self._taken = 0
         self._is_quiet = True
-        self._forget_gone()
+        self._forget_closed()
         return None
 
     def _receive_first(self, route: bytes) -> tuple[bytes, Peer | None]:
-        """Take the frame of a route that is not known, and know it if it is one to answer."""
+        """Read the frame of a new route; register the route if frames can be sent to it."""
         frame = self._recv_frame(_NOBLOCK, False)
-        if self._floods is None or route[0] != 0:
+        if self._limiter is None or route[0] != 0:
             return frame.bytes, None
         peer = Peer(route)
-        with contextlib.suppress(zmq.ZMQError):  # It ended before libzmq looked where it is from.
-            if self._floods.add(peer, int(frame.get(zmq.SRCFD))):
+        with contextlib.suppress(zmq.ZMQError):  # The connection has ended.
+            if self._limiter.add(peer, int(frame.get(zmq.SRCFD))):
                 self._peers[route] = peer
         return frame.bytes, peer
 
-    def _look(self) -> None:
-        if self._floods is not None:
-            self._gone += self._floods.look()
+    def _enforce_limits(self) -> None:
+        if self._limiter is not None:
+            self._closed_peers += self._limiter.enforce()
 
-    def _forget_gone(self) -> None:
-        # Only now: what they sent may have waited until here.
-        for peer in self._gone:
+    def _forget_closed(self) -> None:
+        # Only now: their last frames may have waited until here.
+        for peer in self._closed_peers:
             self._peers.pop(peer.name, None)
-        self._gone.clear()
-        if self._floods is not None:
-            self._floods.emptied()
+        self._closed_peers.clear()
+        if self._limiter is not None:
+            self._limiter.on_drained()
 
     def _drop_rest(self) -> None:
         while self._get(zmq.RCVMORE):
@@ -293,7 +294,7 @@ class Transport:
         self.garbage += 1
 
     def ready(self) -> bool:
-        """Whether `receive` would give something now."""
+        """Whether `receive` would return a frame now."""
         return bool(self._get(zmq.EVENTS) & _POLLIN)
 
     def wait(self, timeout_ns: int | None) -> None:
@@ -301,7 +302,7 @@ class Transport:
 
         Up to 10 ms it is exact to about 0.1 ms; longer times are rounded up to milliseconds.
         """
-        self._look()
+        self._enforce_limits()
         if self._is_woken:
             self._clear_wake()
         elif timeout_ns is not None and timeout_ns <= 0:
@@ -311,8 +312,8 @@ class Transport:
             self._sleep(timeout_ns)
 
     def _sleep(self, timeout_ns: int | None) -> None:
-        # libzmq's file descriptor reports changes only. That is enough here: since `ready` said
-        # no, or `receive` gave nothing, no call of ours has swallowed one.
+        # libzmq's file descriptor is edge-triggered. That is enough here: since `ready` returned
+        # False, or `receive` None, no call of ours has consumed an edge.
         if timeout_ns is None:
             found = [fd for fd, _ in self._poll.poll()]
         elif timeout_ns <= _EXACT_WAIT_NS and max(self._fds) < _SELECT_LIMIT:
@@ -343,16 +344,16 @@ class Transport:
     def fileno(self) -> int:
         """A file descriptor for an event loop: readable means `wait(0)`, then `receive` to None.
 
-        It reports changes only, so ask `ready` again after the last `send`.
+        It is edge-triggered, so call `ready` again after the last `send`.
         """
         return self._epoll.fileno()
 
     def close(self) -> None:
-        """Close everything; frames under way get 100 ms. May be called twice."""
+        """Close all connections; queued frames get 100 ms. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self._is_woken = True  # So that no late `wake` writes to a descriptor of somebody else.
+        self._is_woken = True  # So that no late `wake` writes to a reused descriptor.
         self._end()
 
 
@@ -377,13 +378,13 @@ def _open() -> tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[bytes]]:
         return context, _router(context)
     except zmq.ZMQError as error:
         context.term()
-        raise scarce(_WHAT, OSError(error.errno or 0, error.strerror)) from error
+        raise shortage_error(_WHAT, OSError(error.errno or 0, error.strerror)) from error
 
 
 def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.ROUTER)
     for option, value in (
-        # Without it, a frame for nobody and a frame beyond the high-water mark vanish silently.
+        # Without it, libzmq silently drops frames for unknown peers and beyond the high-water mark.
         (zmq.ROUTER_MANDATORY, 1),
         (zmq.SNDHWM, _SEND_QUEUE),
         (zmq.RCVHWM, _RECEIVE_QUEUE),
@@ -406,7 +407,7 @@ def _port(endpoint: str) -> int:
 
 
 def _check(option: str, endpoint: str) -> None:
-    """Refuse what libzmq would take in its own way (it cuts port 99999 to 16 bits)."""
+    """Reject endpoints that libzmq would misread (it truncates port 99999 to 16 bits)."""
     host, _, port = endpoint.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > _MAX_PORT:
         raise ConfigError(option, endpoint, f"'host:port', with a port up to {_MAX_PORT}")
@@ -423,7 +424,7 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
                 f"cannot listen at {endpoint}: it is in use; {advice}"
             ) from error
         if error.errno in SCARCE:
-            raise scarce(_WHAT, OSError(error.errno, error.strerror)) from error
+            raise shortage_error(_WHAT, OSError(error.errno, error.strerror)) from error
         allowed = f"'host:port' of this machine ({error.strerror})"
         raise ConfigError("bind", endpoint, allowed) from error
     bound = socket.get(zmq.LAST_ENDPOINT)

@@ -1,11 +1,11 @@
-"""The file of a segment's rows: `N.rows` beside `N.seg`.
+"""Codec of a segment's block file, `N.rows` beside `N.seg`: columns, origins, writer tables.
 
-It has a magic number, of each block the columns and then the origins (MessagePack), the writers'
-tables at the segment's start and end, and a footer that says where all of this is; the file ends
-with the footer's length and CRC32C and the magic number again.
+The file has a magic number, then for each block its columns and origins (MessagePack), the writer
+tables at the segment's start and end, and a footer with the place of each part. It ends with the
+footer's length and CRC32C, and the magic number again.
 
-Rule: nothing in it is believed but under its CRC, and none of it about another segment, or one of
-another size (docs/protocol.md, section 14.1).
+Rule: each part is used only if its CRC is right, and the file only if it belongs to this segment at
+its present size (docs/protocol.md, section 14.1).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ziplog.core.writer_table import MAX_WRITERS, WriterTable
 from ziplog.segments.blocks import OriginRun
 
 _T = TypeVar("_T")
-#: Begins and ends the file; another format has another one.
+#: First and last bytes of the file; another format has another magic number.
 MAGIC: Final = b"ZIPROWS1"
 _TRAILER: Final = struct.Struct("<II8s")
 TRAILER_BYTES: Final = _TRAILER.size
@@ -30,7 +30,7 @@ _writers_decoder = msgspec.msgpack.Decoder(list[tuple[bytes, int, int]])
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Bytes of a file."""
+    """A range of bytes in a file, with its CRC32C."""
 
     at: int
     size: int
@@ -38,97 +38,97 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BlockIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A block: its positions and records, and where it is."""
+    """A block in the footer: its positions, its number of records, and its parts."""
 
     start: int
     stop: int
     rows: int
     has_keys: bool
-    #: In the segment.
+    #: In the segment file.
     data: Part
-    #: In the file of rows, right behind each other.
+    #: In the block file, one after the other.
     columns: Part
     origins: Part
 
 
-class RowsIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The footer."""
+class BlockFileIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The footer of a block file."""
 
-    #: Of the segment.
+    #: Number, salt, size and last entry of the segment.
     number: int
     salt: int
     size: int
     last_fseq: int
-    #: The positions that it covers, and the blocks cover them without a gap.
+    #: The positions of the file; its blocks cover them without a gap.
     start: int
     stop: int
     blocks: list[BlockIndex]
-    #: The writers' table at `stop`; None: what was before the segment is not known.
+    #: The writer table at `stop`; None: the log before the segment is not known.
     writers: Part | None
-    #: The table at `start`, for when what is before was trimmed; None: empty, or not known.
+    #: The writer table at `start`, for use once the log before is trimmed; None: empty or unknown.
     before: Part | None = None
 
 
 def part_of(content: bytes | bytearray | memoryview, at: int) -> Part:
-    """Return the part that holds `content` at `at`."""
+    """Return the `Part` for `content` at offset `at`."""
     return Part(at, len(content), crc32c(content))
 
 
 def is_sound(part: Part, content: bytes | bytearray | memoryview) -> bool:
-    """Whether this is what was put there."""
+    """Whether `content` has the size and the CRC of `part`."""
     return len(content) == part.size and crc32c(content) == part.crc
 
 
-def encode_footer(index: RowsIndex) -> bytes:
-    """Return the footer, and what the file ends with."""
+def encode_footer(index: BlockFileIndex) -> bytes:
+    """Return the encoded footer and trailer."""
     footer = msgspec.msgpack.encode(index)
     return footer + _TRAILER.pack(len(footer), crc32c(footer), MAGIC)
 
 
 def footer_size(trailer: bytes) -> int:
-    """Return the size of the footer with the trailer, given a file's last bytes; 0: none."""
+    """Return the size of footer and trailer, given a file's last bytes; 0: invalid."""
     if len(trailer) != TRAILER_BYTES:
         return 0
     size, _, magic = _TRAILER.unpack(trailer)
     return size + TRAILER_BYTES if magic == MAGIC else 0
 
 
-def decode_footer(content: bytes) -> RowsIndex | None:
-    """Return what `encode_footer` was given; None if it is damaged."""
+def decode_footer(content: bytes) -> BlockFileIndex | None:
+    """Decode footer and trailer; None if they are damaged."""
     footer, trailer = content[:-TRAILER_BYTES], content[-TRAILER_BYTES:]
     if len(trailer) != TRAILER_BYTES or _TRAILER.unpack(trailer)[1] != crc32c(footer):
         return None
     try:
-        return msgspec.msgpack.decode(footer, type=RowsIndex)
+        return msgspec.msgpack.decode(footer, type=BlockFileIndex)
     except msgspec.MsgspecError:
         return None
 
 
 def encode_origins(origins: list[OriginRun]) -> bytes:
-    """Return the origins of a block; nothing if it has none."""
+    """Return the encoded origins of a block; empty if it has none."""
     return msgspec.msgpack.encode(origins) if origins else b""
 
 
 def decode_origins(content: bytes | bytearray | memoryview) -> list[OriginRun]:
-    """Return what `encode_origins` was given.
+    """Decode the origins of a block.
 
     Raises:
-        msgspec.MsgspecError: it is something else.
+        msgspec.MsgspecError: the content is invalid.
 
     """
     return _decode(_origins_decoder, content) if len(content) else []
 
 
 def encode_writers(writers: WriterTable) -> bytes:
-    """Return a writers' table."""
+    """Return an encoded writer table."""
     return msgspec.msgpack.encode(writers.export())
 
 
 def decode_writers(content: bytes | bytearray | memoryview) -> WriterTable:
-    """Return what `encode_writers` was given.
+    """Decode a writer table.
 
     Raises:
-        msgspec.MsgspecError: it is something else.
+        msgspec.MsgspecError: the content is invalid.
 
     """
     rows = _decode(_writers_decoder, content)
@@ -141,4 +141,4 @@ def _decode(decoder: msgspec.msgpack.Decoder[_T], content: bytes | bytearray | m
     try:
         return decoder.decode(content)
     except RecursionError as error:
-        raise msgspec.DecodeError("it is too deep") from error
+        raise msgspec.DecodeError("the value is nested too deep") from error

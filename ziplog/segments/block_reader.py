@@ -1,8 +1,8 @@
-"""The blocks of a server's sealed segments, straight from its files.
+"""Reads the blocks of a server's sealed segments from its files, while the server may run.
 
-Nothing is changed, and a server may run there. Rule: what has no rows, or rows that are not sound,
-is not there: who asks for it reads the log in another way. Invariant: what is given out was stable
-when its rows were made, and nothing newer made it void (docs/protocol.md, section 14).
+It changes no file. A segment without a valid block file counts as absent; its records must be read
+by another path. Invariant: every returned block was stable when its block file was written, and no
+newer segment has replaced it (docs/protocol.md, section 14).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from ziplog.core.writer_table import WriterTable
 from ziplog.segments.block_file import (
     TRAILER_BYTES,
-    RowsIndex,
+    BlockFileIndex,
     decode_footer,
     decode_origins,
     decode_writers,
@@ -26,7 +26,7 @@ from ziplog.segments.block_file import (
     is_sound,
 )
 from ziplog.segments.blocks import Block, layout
-from ziplog.segments.buffer_pool import ReadMemory
+from ziplog.segments.buffer_pool import BufferPool
 from ziplog.segments.directory import SegmentDirectory
 
 if TYPE_CHECKING:
@@ -34,61 +34,61 @@ if TYPE_CHECKING:
 
     from ziplog.segments.block_file import BlockIndex, Part
     from ziplog.segments.blocks import OriginRun
-    from ziplog.segments.directory import Listed
+    from ziplog.segments.directory import ListedSegment
     from ziplog.segments.segment import Segment
 
 
-#: What is no file at all, or leads to one elsewhere, is not opened, nor waited for.
+#: Flags that open regular files only: no symbolic links, and no waiting for pipes or devices.
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class BlockPlace(NamedTuple):
-    """Where a block is."""
+    """The files of a block, and its place in them."""
 
     segment: Path
     rows: Path
     block: BlockIndex
 
 
-class Archive(SegmentDirectory):
-    """The sealed segments in a directory, and their rows. Notices what changes. One thread."""
+class BlockReader(SegmentDirectory):
+    """The sealed segments of a directory that have block files. Detects changes. One thread."""
 
-    def __init__(self, directory: Path, memory: ReadMemory | None = None) -> None:
-        """Read what is in `directory`, which a storage server calls its `segments`.
+    def __init__(self, directory: Path, pool: BufferPool | None = None) -> None:
+        """Open a storage server's `segments` directory.
 
         Args:
-            directory: where the segments are.
-            memory: where blocks are read to; None: some of its own.
+            directory: the directory of the segments.
+            pool: buffers for the blocks; None: a pool of its own.
 
         """
         super().__init__(directory)
-        self._entries: list[Listed] = []
-        #: Segments with rows, and where each begins; by segment, which file its rows were read of.
-        self._rows: list[tuple[Segment, RowsIndex]] = []
+        self._entries: list[ListedSegment] = []
+        #: Segments with block files, and the start of each; by name, the footer and its file stamp.
+        self._rows: list[tuple[Segment, BlockFileIndex]] = []
         self._starts: list[int] = []
-        self._known: dict[str, tuple[tuple[int, int], RowsIndex | None]] = {}
-        self._memory: Final = memory or ReadMemory()
+        self._known: dict[str, tuple[tuple[int, int], BlockFileIndex | None]] = {}
+        self._pool: Final = pool or BufferPool()
 
-    # --- what there is -----------------------------------------------------------------------
+    # --- the block files ---------------------------------------------------------------------
 
-    def indexed(self) -> list[tuple[Segment, RowsIndex]]:
-        """Return the segments that have rows, in order of their positions."""
+    def indexed(self) -> list[tuple[Segment, BlockFileIndex]]:
+        """Return the segments with block files and their footers, in order of position."""
         listed = self.listed()
         if listed is not self._entries:
             found = [(e.segment, index) for e in listed if (index := self._index(e)) is not None]
             self._rows = found
             self._starts = [index.start for _, index in found]
-            there = {segment.name for segment, _ in found}
-            self._known = {name: kept for name, kept in self._known.items() if name in there}
+            present = {segment.name for segment, _ in found}
+            self._known = {name: kept for name, kept in self._known.items() if name in present}
             self._entries = listed
         return self._rows
 
-    def _index(self, entry: Listed) -> RowsIndex | None:
-        """Return what the rows of a segment say, None if it has none that are about it now."""
+    def _index(self, entry: ListedSegment) -> BlockFileIndex | None:
+        """Return the footer of a segment's block file; None if it has no up-to-date one."""
         segment = entry.segment
-        if not entry.has_rows:
+        if not entry.has_block_file:
             return None
-        path = self._directory / segment.rows_name
+        path = self._directory / segment.block_file_name
         try:
             facts = path.stat()
             size = (self._directory / segment.name).stat().st_size
@@ -107,18 +107,18 @@ class Archive(SegmentDirectory):
     # --- blocks ------------------------------------------------------------------------------
 
     def block(self, gsn: int) -> Block | int:
-        """Return the block over a position, or where the next one begins; 0: there is none."""
+        """Return the block that holds a position, or the start of the next block; 0: none."""
         found = self.find(gsn)
         if isinstance(found, int):
             return found
-        block = read_block(found[0], self._memory)
-        # What cannot be read here is read in another way.
+        block = read_block(found[0], self._pool)
+        # A block that cannot be read here must be read by another path.
         return block if block is not None else self.next_start(found[0].block.stop)
 
     def find(self, gsn: int, most: int = 1) -> list[BlockPlace] | int:
-        """Return where the block over a position is, or where the next one begins; 0: none.
+        """Return the place of the block that holds a position, or the next block's start; 0: none.
 
-        Behind it, in order, are those that follow it in its segment, up to `most` in all.
+        The blocks after it in its segment follow in order, up to `most` places in all.
         """
         rows = self.indexed()
         at = bisect_right(self._starts, gsn) - 1
@@ -126,15 +126,15 @@ class Archive(SegmentDirectory):
             return self._next_start(rows, gsn)
         segment, index = rows[at]
         first = bisect_right(index.blocks, gsn, key=lambda block: block.stop)
-        path, rows_path = self._directory / segment.name, self._directory / segment.rows_name
+        path, rows_path = self._directory / segment.name, self._directory / segment.block_file_name
         return [BlockPlace(path, rows_path, block) for block in index.blocks[first : first + most]]
 
     def next_start(self, gsn: int) -> int:
-        """Return where the first block begins that does not begin before a position; 0: none."""
+        """Return the start of the first block that starts at or after a position; 0: none."""
         return self._next_start(self.indexed(), gsn)
 
-    def _next_start(self, rows: list[tuple[Segment, RowsIndex]], gsn: int) -> int:
-        """Return the same of rows as they were seen just now: there may be more already."""
+    def _next_start(self, rows: list[tuple[Segment, BlockFileIndex]], gsn: int) -> int:
+        """Return the same for a list of segments; `indexed` may have found more since."""
         for _, index in rows[max(bisect_right(self._starts, gsn) - 1, 0) :]:
             if index.blocks and index.blocks[-1].start >= gsn:
                 return index.blocks[bisect_left(index.blocks, gsn, key=lambda b: b.start)].start
@@ -143,54 +143,54 @@ class Archive(SegmentDirectory):
     # --- writers -----------------------------------------------------------------------------
 
     def writers(self, gsn: int) -> tuple[int, WriterTable]:
-        """Return the writers' table at a position, as far as blocks tell.
+        """Return the writer table at a position, or at the last position known before it.
 
         Returns:
             A position, and the table there: `gsn`, or less if blocks do not cover all before it.
-            Where nothing is known: the first position that is kept, and an empty table.
+            If no table is known: the first position in the files, and an empty table.
 
         """
         position, writers = self._table(gsn)
-        # Columns may be large, and this is asked for rarely.
-        memory = ReadMemory()
+        # Columns may be large, and calls are rare: the shared pool is not used.
+        pool = BufferPool()
         while position < gsn:
             found = self.find(position)
             if isinstance(found, int):
                 break
             place = found[0]
-            runs = _origins(place, memory)
+            runs = _origins(place, pool)
             if runs is None:
                 break
             end = place.block.rows
             if place.block.stop > gsn:
-                gsns = _gsns(place, memory)
+                gsns = _gsns(place, pool)
                 if gsns is None:
                     break
                 end = bisect_left(gsns, gsn)
             for run in runs:
                 if run.at < end:
-                    writers.fresh(run.origin, min(run.count, end - run.at))
+                    writers.first_new_row(run.origin, min(run.count, end - run.at))
             position = min(place.block.stop, gsn)
         return position, writers
 
     def _table(self, gsn: int) -> tuple[int, WriterTable]:
-        """Return the last table that was written down at or before a position."""
+        """Return the last table stored in a block file at or before a position."""
         rows = self.indexed()
         for segment, index in reversed(rows[: bisect_right(self._starts, gsn)]):
             for position, part in ((index.stop, index.writers), (index.start, index.before)):
                 if part is None or position > gsn:
                     continue
-                table = read_table(self._directory / segment.rows_name, part)
+                table = read_table(self._directory / segment.block_file_name, part)
                 if table is not None:
                     return position, table
         return min(self.start, gsn), WriterTable()
 
 
-def read_index(path: Path) -> RowsIndex | None:
-    """Return the footer of a file of rows, None if there is none that is sound.
+def read_index(path: Path) -> BlockFileIndex | None:
+    """Return the footer of a block file; None if it has no valid one.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
 
     """
     with path.open("rb") as file:
@@ -203,30 +203,29 @@ def read_index(path: Path) -> RowsIndex | None:
 
 
 def read_table(path: Path, part: Part) -> WriterTable | None:
-    """Return a writers' table of a file of rows, None if it is gone or damaged."""
-    found = _parts(path, ReadMemory(), part)
+    """Return a writer table of a block file; None if the file is missing or damaged."""
+    found = _parts(path, BufferPool(), part)
     with suppress(msgspec.MsgspecError):
         return decode_writers(found[0]) if found is not None else None
     return None
 
 
-def read_block(place: BlockPlace, memory: ReadMemory) -> Block | None:
-    """Return a block, None if its files are gone, or hold something else there.
+def read_block(place: BlockPlace, pool: BufferPool) -> Block | None:
+    """Return a block; None if its files are missing, or hold other bytes at that place.
 
-    Whoever named the place need not be trusted: nothing but a segment's files is read, and no more
-    of them than there is.
+    The place may come from an untrusted peer: only a segment's files are read, within their sizes.
 
     Args:
-        place: where it is.
-        memory: where it is read to.
+        place: the files and the parts to read.
+        pool: supplies the buffers.
 
     """
     index = place.block
-    told = _parts(place.rows, memory, index.columns, index.origins)
-    data = _parts(place.segment, memory, index.data) if told is not None else None
-    if told is None or data is None:
+    parts = _parts(place.rows, pool, index.columns, index.origins)
+    data = _parts(place.segment, pool, index.data) if parts is not None else None
+    if parts is None or data is None:
         return None
-    columns, origins = told
+    columns, origins = parts
     if len(columns) != layout(index.rows, has_keys=index.has_keys).size:
         return None
     with suppress(msgspec.MsgspecError):
@@ -237,22 +236,22 @@ def read_block(place: BlockPlace, memory: ReadMemory) -> Block | None:
     return None
 
 
-def _origins(place: BlockPlace, memory: ReadMemory) -> list[OriginRun] | None:
-    found = _parts(place.rows, memory, place.block.origins)
+def _origins(place: BlockPlace, pool: BufferPool) -> list[OriginRun] | None:
+    found = _parts(place.rows, pool, place.block.origins)
     with suppress(msgspec.MsgspecError):
         return decode_origins(found[0]) if found is not None else None
     return None
 
 
-def _gsns(place: BlockPlace, memory: ReadMemory) -> memoryview | None:
-    found = _parts(place.rows, memory, place.block.columns)
+def _gsns(place: BlockPlace, pool: BufferPool) -> memoryview | None:
+    found = _parts(place.rows, pool, place.block.columns)
     if found is None:
         return None
     return found[0][: 8 * place.block.rows].cast("q")
 
 
-def _parts(path: Path, memory: ReadMemory, *parts: Part) -> list[memoryview] | None:
-    """Return parts of a file, None if it is gone, or one of them is damaged."""
+def _parts(path: Path, pool: BufferPool, *parts: Part) -> list[memoryview] | None:
+    """Return parts of a file; None if the file is missing, or a part is damaged."""
     try:
         fd = os.open(path, _READ)
     except OSError:
@@ -265,8 +264,8 @@ def _parts(path: Path, memory: ReadMemory, *parts: Part) -> list[memoryview] | N
         for part in parts:
             if min(part.at, part.size) < 0 or part.at + part.size > facts.st_size:
                 return None
-            content = memory.view(part.size)
-            # If less is read, what is there instead does not match the CRC.
+            content = pool.view(part.size)
+            # After a short read, the rest of the buffer does not match the CRC.
             os.preadv(fd, [content], part.at)
             if not is_sound(part, content):
                 return None

@@ -1,12 +1,12 @@
-"""Where the records of a stretch of a shard's log are: columns of fixed width beside their bytes.
+"""Blocks: a columnar index of the records in a stretch of a shard's log, for bulk reads.
 
-A *block* is a stretch [start, stop) of positions: the bytes that hold it (of a segment, about 4
-MiB, or the bodies of units), and columns, little-endian, each padded to 8 bytes: gsns, epochs,
-timestamps, the bounds of payloads in the bytes and, if any record has one, those of keys with a
-bitmap. Bounds are start and end, in turn: as the offsets of a variable-length array of 2n - 1
-elements, the payloads are its even ones.
+A *block* covers the positions [start, stop). It has the bytes with the records (about 4 MiB of a
+segment, or the bodies of units), and columns: little-endian, padded to 8 bytes. The columns are
+gsns, epochs, timestamps, the bounds of payloads in the bytes and, if any record has a key, the
+bounds of keys with a bitmap. Bounds alternate start and end: as the offsets of a variable-length
+array of 2n - 1 elements, the even elements are the payloads.
 
-Rule: a unit's records are never looked at one by one; where they are follows from their lengths.
+The records of a unit are never searched one by one: their bounds are computed from their lengths.
 Invariant: bounds enclose exactly what decoding the unit gives (docs/protocol.md, section 14.1).
 """
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
     from ziplog.core.entries import Body, Unit
 
-#: A block ends behind the first entry with which it has so many bytes.
+#: A block ends after the entry with which it reaches this size, in bytes.
 BLOCK_BYTES: Final = 4 * 1024 * 1024
-#: In so many bytes there is a block, or damage: they hold more than one entry.
-MOST_BYTES: Final = BLOCK_BYTES + 4 * MAX_FRAME
+#: Maximum size of a block, in bytes; this much data contains a whole block, unless it is damaged.
+MAX_BLOCK_BYTES: Final = BLOCK_BYTES + 4 * MAX_FRAME
 
-#: MessagePack's header of a payload, by its length; the last one is for all longer ones.
+#: Size of a payload's MessagePack header, by payload length; the last value is for longer ones.
 _HEADER: Final = bytes([2]) * 0x100 + bytes([3]) * 0xFF00 + bytes([5])
 _LONG: Final = 0x10000
-#: How a body of three fields begins, as they were before there were origins.
+#: First byte of a body with three fields, the format from before origins.
 _THREE: Final = b"\x93"
-#: An array of fewer has a header of one byte.
+#: An array of fewer items has a header of one byte.
 _SHORT_ARRAY: Final = 16
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -48,7 +48,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class OriginRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`count` records of a block from index `at` on, and where they are from (the first one)."""
+    """`count` records of a block from index `at` on; `origin` is that of the first one."""
 
     at: int
     count: int
@@ -56,24 +56,24 @@ class OriginRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """The records of a shard at positions [start, stop); all else that it owns there are no-ops."""
+    """The records of a shard at positions [start, stop); its other positions there are no-ops."""
 
     start: int
     stop: int
-    #: How many records.
+    #: Number of records.
     rows: int
-    #: Whether any of them has a key.
+    #: Whether any record has a key.
     has_keys: bool
     #: See `layout`.
     columns: Buffer
-    #: What the bounds are about.
+    #: The bytes that the bounds refer to.
     data: Buffer
-    #: Of the records that have one, in order; all others have none.
+    #: In order; the records that are in no run have no origin.
     origins: list[OriginRun]
 
 
-class Layout(NamedTuple):
-    """Where the columns of a block are in `Block.columns`."""
+class ColumnLayout(NamedTuple):
+    """The places of the columns in `Block.columns`."""
 
     #: 64-bit integers.
     gsns: slice
@@ -81,27 +81,31 @@ class Layout(NamedTuple):
     timestamps: slice
     #: Start and end of each payload in `Block.data`, 2 x 32 bits.
     values: slice
-    #: The same of keys, and a bit for each record that has one, least first; empty without keys.
+    #: The same for keys, and a bitmap of the records with a key, lowest bit first; empty without.
     keys: slice
     key_bits: slice
-    #: Bytes of all columns.
+    #: Size of all columns, in bytes.
     size: int
 
 
-def layout(rows: int, *, has_keys: bool) -> Layout:
-    """Return where the columns of `rows` records are."""
+def layout(rows: int, *, has_keys: bool) -> ColumnLayout:
+    """Return the column layout of a block with `rows` records."""
     ends = [8 * rows * count for count in range(5)]
     gsns, epochs, timestamps, values = map(slice, ends[:-1], ends[1:])
     size = ends[-1]
     if not has_keys:
-        return Layout(gsns, epochs, timestamps, values, slice(size, size), slice(size, size), size)
+        return ColumnLayout(
+            gsns, epochs, timestamps, values, slice(size, size), slice(size, size), size
+        )
     bits = size + 8 * rows
     keys, key_bits = slice(size, bits), slice(bits, bits + (rows + 7) // 8)
-    return Layout(gsns, epochs, timestamps, values, keys, key_bits, bits + (rows + 63) // 64 * 8)
+    return ColumnLayout(
+        gsns, epochs, timestamps, values, keys, key_bits, bits + (rows + 63) // 64 * 8
+    )
 
 
 def block_of_units(units: Iterable[Unit], start: int, stop: int) -> Block:
-    """Return the block of a shard's units, which are all in [start, stop), or reach over its ends.
+    """Return the block of a shard's units, which lie in [start, stop) or reach over its ends.
 
     Raises:
         ProtocolError: a unit's body is malformed.
@@ -117,29 +121,29 @@ def block_of_units(units: Iterable[Unit], start: int, stop: int) -> Block:
     return builder.block(start, stop, b"".join(bodies))
 
 
-class Cut(NamedTuple):
-    """The next block of a segment, and what was learnt of the entries in it."""
+class BlockCut(NamedTuple):
+    """The next block of a segment, its size, and its last entry."""
 
-    #: None: no entry in it is about a position.
+    #: None: its entries hold no position.
     block: Block | None
-    #: Bytes of the segment that it takes.
+    #: Size in the segment, in bytes.
     size: int
-    #: The last entry in it.
+    #: Number of the last entry.
     last_fseq: int
 
 
 def cut_block(
     data: bytes, salt: int, start: int, last_fseq: int, name: str, *, is_end: bool
-) -> Cut | None:
-    """Return the first block of `data`, a segment's bytes from where an entry begins; None: more.
+) -> BlockCut | None:
+    """Return the first block of a segment's bytes; None if it does not end in them.
 
     Args:
-        data: of the segment; `is_end`: up to its end, or more than `MOST_BYTES`.
-        salt: the segment's.
-        start: the position that the block begins with; 0: that of its first entry.
+        data: bytes of the segment, from the start of an entry on.
+        salt: the segment's salt.
+        start: the first position of the block; 0: the position of its first entry.
         last_fseq: the number of the entry before; -1: any.
-        name: of the segment.
-        is_end: there is no more.
+        name: the segment's name.
+        is_end: `data` reaches to the segment's end, or has more than `MAX_BLOCK_BYTES`.
 
     Raises:
         UnreadableError: an entry is damaged or missing.
@@ -152,19 +156,19 @@ def cut_block(
         if not found.is_whole or found.kind == DAMAGED:
             if not is_end:
                 return None
-            raise UnreadableError(f"{name} is damaged behind entry {last_fseq}")
+            raise UnreadableError(f"{name} is damaged after entry {last_fseq}")
         size = found.stop
         if not found.is_numbered:
             continue
         if last_fseq not in {found.fseq - 1, -1}:
-            raise UnreadableError(f"{name} misses the entry after {last_fseq}")
+            raise UnreadableError(f"{name} lacks the entry after {last_fseq}")
         last_fseq = found.fseq
         if found.kind == EXPIRE:
             continue
         start, stop = start or found.first, found.last + 1
         if found.kind == PLACE:
             place = decode(data, found, name).decision
-            assert isinstance(place, Place), "the header tells the kind"
+            assert isinstance(place, Place), "the header has the kind"
             assert place.body is not None, "the store keeps bodies"
             at = found.stop - len(place.body)
             assert data.endswith(place.body, at, found.stop), "a body comes last in its entry"
@@ -175,22 +179,22 @@ def cut_block(
         if not is_end:
             return None
     block = builder.block(start, stop, memoryview(data)[:size]) if stop else None
-    return Cut(block, size, last_fseq)
+    return BlockCut(block, size, last_fseq)
 
 
 class _Builder:
-    """Gathers the columns of one block."""
+    """Builds the columns of one block."""
 
     def __init__(self) -> None:
         assert sys.byteorder == "little", "columns are little-endian"
         self._gsns, self._epochs, self._timestamps = array("q"), array("q"), array("q")
         self._values, self._keys = array("i"), array("i")
-        #: A digit for each record: whether it has a key.
+        #: One digit per record: 1 if it has a key.
         self._has_key = bytearray()
         self._origins: list[OriginRun] = []
 
     def add(self, epoch: int, gsns: Sequence[int], body: bytes, at: int) -> None:
-        """Take the next unit, whose encoded body begins at `at`."""
+        """Add the next unit, with its encoded body at offset `at`."""
         count = len(gsns)
         contents = decode_body(body, count)
         values, keys = _bounds(body, contents, at)
@@ -202,7 +206,7 @@ class _Builder:
         self._values.extend(values)
         self._keys.extend(keys)
         if contents.keys is not None:
-            self._has_key += bytes(map(b"01".__getitem__, _have(contents.keys)))
+            self._has_key += bytes(map(b"01".__getitem__, _key_presence(contents.keys)))
         else:
             self._has_key += (b"0" if contents.key is None else b"1") * count
 
@@ -210,14 +214,14 @@ class _Builder:
         at = len(self._gsns)
         if self._origins:
             last = self._origins[-1]
-            goes_on = Origin(last.origin.writer, last.origin.batch, last.origin.row + last.count)
-            if last.at + last.count == at and goes_on == origin:
+            expected = Origin(last.origin.writer, last.origin.batch, last.origin.row + last.count)
+            if last.at + last.count == at and expected == origin:
                 self._origins[-1] = OriginRun(last.at, last.count + count, last.origin)
                 return
         self._origins.append(OriginRun(at, count, origin))
 
     def block(self, start: int, stop: int, data: Buffer) -> Block:
-        """Return the block of what was taken."""
+        """Return the block of the added units."""
         rows = len(self._gsns)
         has_keys = b"1" in self._has_key
         columns = [self._gsns, self._epochs, self._timestamps, self._values]
@@ -230,35 +234,36 @@ class _Builder:
 
 
 def _bounds(body: bytes, contents: Body, at: int) -> tuple[array[int], array[int]]:
-    """Return start and end of each payload in turn, and the same of keys; the body is at `at`."""
+    """Return the bounds of the payloads and of the keys; the body is at offset `at`."""
     encoded = encode_body(contents)
     origin, keys, payloads = contents.origin, contents.keys, contents.payloads
     if encoded == body:
-        behind = 1 if origin is None else len(_encode(origin))
-        end = len(body) - behind - (0 if keys is None else len(_encode(keys)))
+        trailing = 1 if origin is None else len(_encode(origin))
+        end = len(body) - trailing - (0 if keys is None else len(_encode(keys)))
     elif origin is None and body[:1] == _THREE and encoded[1:-1] == body[1:]:
         end = len(body)
     else:
-        return _searched(body, contents, at)
-    values = _ending(list(map(len, payloads)), at + end)
+        return _searched_bounds(body, contents, at)
+    values = _bounds_ending_at(list(map(len, payloads)), at + end)
     if keys is not None:
         return values, _bounds_of_keys(keys, at + len(body))
     if contents.key is None:
         return values, array("i", (0, 0)) * len(payloads)
-    # Before the payloads there is the header of their array, and the key before that.
+    # The body has the key, then the header of the array of payloads, then the payloads.
     before = _HEADER[min(len(payloads[0]), _LONG)] + (1 if len(payloads) < _SHORT_ARRAY else 3)
     stop = values[0] - before
     return values, array("i", (stop - len(contents.key), stop)) * len(payloads)
 
 
-def _ending(lengths: list[int], end: int) -> array[int]:
-    """Return start and end, in turn, of what is encoded one after the other up to `end`."""
+def _bounds_ending_at(lengths: list[int], end: int) -> array[int]:
+    """Return the bounds of byte strings that are encoded one after the other up to `end`."""
     shortest, longest = min(lengths), max(lengths)
     header = _HEADER[min(shortest, _LONG)]
     if header != _HEADER[min(longest, _LONG)]:
-        return _ending_of(map(_HEADER.__getitem__, map(min, lengths, repeat(_LONG))), lengths, end)
+        headers = map(_HEADER.__getitem__, map(min, lengths, repeat(_LONG)))
+        return _bounds_with_headers(headers, lengths, end)
     if shortest != longest:
-        return _ending_of(repeat(header), lengths, end)
+        return _bounds_with_headers(repeat(header), lengths, end)
     if len(lengths) == 1:
         return array("i", (end - longest, end))
     step = header + longest
@@ -269,8 +274,8 @@ def _ending(lengths: list[int], end: int) -> array[int]:
     return bounds
 
 
-def _ending_of(headers: Iterable[int], lengths: list[int], end: int) -> array[int]:
-    """Return the same of what has these headers, in bytes."""
+def _bounds_with_headers(headers: Iterable[int], lengths: list[int], end: int) -> array[int]:
+    """Return the same bounds, given the size of each header."""
     ends = list(accumulate(map(add, lengths, headers)))
     bounds = array("i", bytes(8 * len(ends)))
     bounds[1::2] = array("i", map((end - ends[-1]).__add__, ends))
@@ -278,35 +283,35 @@ def _ending_of(headers: Iterable[int], lengths: list[int], end: int) -> array[in
     return bounds
 
 
-def _have(keys: list[bytes | None]) -> Iterable[bool]:
-    """Return of each record whether it has a key."""
+def _key_presence(keys: list[bytes | None]) -> Iterable[bool]:
+    """Return for each record whether it has a key."""
     return map(is_not, keys, repeat(None))
 
 
 def _bounds_of_keys(keys: list[bytes | None], end: int) -> array[int]:
     """Return the bounds of keys that are encoded one after the other up to `end`."""
     if None not in keys:
-        return _ending(list(map(len, keys)), end)  # type: ignore[arg-type]
-    # What is none is one byte, and has no bounds.
+        return _bounds_ending_at(list(map(len, keys)), end)  # type: ignore[arg-type]
+    # An absent key is encoded as one byte, and has the bounds 0, 0.
     lengths = [len(key or b"") for key in keys]
     headers = [1 if key is None else _HEADER[min(len(key), _LONG)] for key in keys]
-    bounds = _ending_of(headers, lengths, end)
+    bounds = _bounds_with_headers(headers, lengths, end)
     for half in (slice(0, None, 2), slice(1, None, 2)):
-        bounds[half] = array("i", map(mul, bounds[half], _have(keys)))
+        bounds[half] = array("i", map(mul, bounds[half], _key_presence(keys)))
     return bounds
 
 
-def _searched(body: bytes, contents: Body, at: int) -> tuple[array[int], array[int]]:
-    """Return the same of a body that is encoded in another way than ours.
+def _searched_bounds(body: bytes, contents: Body, at: int) -> tuple[array[int], array[int]]:
+    """Return the bounds in a body with another encoding than ours, by a search for the bytes.
 
-    Something else that is equal may be found. What counts is the contents.
+    The search may find other, equal bytes, which is as good.
     """
     values, keys = array("i"), array("i")
     end = 0
     for index, payload in enumerate(contents.payloads):
         start = body.find(payload, end)
         end = start + len(payload)
-        assert start >= 0, "what was decoded is there"
+        assert start >= 0, "a decoded payload is in the body"
         values.extend((at + start, at + end))
         key = contents.key_of(index)
         if key is None:

@@ -1,9 +1,8 @@
-"""Memory for large reads that is used again: what is new costs more than to read into it.
+"""A pool of reusable buffers for large reads; a new buffer costs more than the read into it.
 
-Rule: memory is given out again only when nobody looks into what was given out before, which it
-tells itself: a bytearray that is looked into refuses to change its size. So a forgotten view costs
-time, and never shows something else. Invariant: no more than `_KEPT` pieces are kept, of `_LARGE`
-bytes at most.
+Rule: a buffer is reused only when no memoryview of it is alive. The pool detects that by a resize:
+a `bytearray` with exported views raises BufferError. So a leaked view prevents reuse, and its
+contents never change. Invariant: the pool keeps at most `_KEPT` buffers of at most `_LARGE` bytes.
 """
 
 from __future__ import annotations
@@ -11,32 +10,32 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-#: Columns and data of three blocks: one is read, one waits, one is being sent.
+#: Number of buffers kept: columns and data of three blocks (one is read, one waits, one is sent).
 _KEPT: Final = 6
-#: Pieces have multiples of this, so that blocks of about one size find one that fits.
+#: Buffer sizes are multiples of this, so that a block of similar size fits.
 _STEP: Final = 1024 * 1024
-#: Less is not worth a piece, and more is rare, and too much to keep.
+#: Limits of the sizes that are pooled: smaller buffers are cheap, larger ones are rare.
 _SMALL: Final = 64 * 1024
 _LARGE: Final = 16 * 1024 * 1024
 
 
-class ReadMemory:
-    """Gives out memory to read into. For any thread."""
+class BufferPool:
+    """A pool of read buffers. For any thread."""
 
     def __init__(self) -> None:
         self._pieces: list[bytearray] = []
-        self._choosing: Final = threading.Lock()
+        self._lock: Final = threading.Lock()
 
     def view(self, size: int) -> memoryview:
-        """Return memory of so many bytes with anything in it; it is held by holding the view."""
+        """Return a buffer of `size` bytes with arbitrary contents, in use while the view lives."""
         if not _SMALL <= size <= _LARGE:
             return memoryview(bytearray(size))
-        with self._choosing:
+        with self._lock:
             for piece in self._pieces:
                 if len(piece) >= size and _is_free(piece):
                     return memoryview(piece)[:size]
             piece = bytearray(-(-size // _STEP) * _STEP)
-            # Those that nobody looks into are too small.
+            # The free buffers are too small: drop them.
             held = [each for each in self._pieces if not _is_free(each)]
             self._pieces = [piece, *held[: _KEPT - 1]]
             return memoryview(piece)[:size]

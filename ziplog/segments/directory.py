@@ -1,9 +1,9 @@
-"""The segment files of a server as somebody else reads them: without changing any, at any time.
+"""Read-only access to a server's segment directory, while the server may run and change it.
 
-A server may run there, and append, seal, cut and delete. Rule: what a newer file makes void counts
-as gone, whether or not it was tidied up; nothing above the last mark's frontier is given out, since
-only that is known to be stable. Invariant: units come in the order of their positions, all that are
-there, or `UnreadableError` (docs/protocol.md, sections 10 and 14).
+Rule: entries that a newer segment replaces count as deleted, even if their files remain. Nothing
+above the frontier of the last watermark record is returned, because only that is known to be
+stable. Invariant: units are returned in the order of their positions without a gap, or
+`UnreadableError` is raised (docs/protocol.md, sections 10 and 14).
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-#: A directory that changed so lately may change again at the same time of its clock.
+#: A directory may change again with the same modification time for this long after a change.
 _SETTLED_NS: Final = 200_000_000
 
 
-class Listed(NamedTuple):
-    """A segment that is there."""
+class ListedSegment(NamedTuple):
+    """A segment that a directory holds."""
 
-    #: Known by its name only.
+    #: Parsed from the file's name only, without an index.
     segment: Segment
-    #: The number of the first entry that belongs to a newer one; 0: it is the newest.
+    #: The number of the first entry that belongs to a newer segment; 0: it is the newest.
     limit: int
-    has_rows: bool
+    has_block_file: bool
 
 
 class SegmentDirectory:
     """The segments in a directory. One thread."""
 
     def __init__(self, directory: Path) -> None:
-        """Read what is in `directory`, which a storage server calls its `segments`."""
+        """Open a storage server's `segments` directory."""
         self._directory = directory
-        self._listed: list[Listed] = []
-        self._seen: tuple[int, bool] = (0, False)
-        #: Segments as they were loaded, with what they were loaded by.
+        self._listed: list[ListedSegment] = []
+        self._stamp: tuple[int, bool] = (0, False)
+        #: Loaded segments with the stamp of their file, by name.
         self._loaded: dict[str, tuple[tuple[int, int, int], Segment]] = {}
 
     @property
     def is_locked(self) -> bool:
-        """Whether a server runs there, as far as this machine can tell."""
+        """Whether a server on this machine uses the directory."""
         try:
             fd = os.open(self._directory.parent / "lock", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -65,54 +65,54 @@ class SegmentDirectory:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the server stopped in good order and rests: its files tell all that it held."""
+        """Whether the server stopped cleanly and does not run: its files are complete."""
         return (self._directory.parent / "checkpoint").exists() and not self.is_locked
 
-    # --- what there is -----------------------------------------------------------------------
+    # --- the segments ------------------------------------------------------------------------
 
-    def listed(self) -> list[Listed]:
-        """Return the segments that are not void, oldest first."""
+    def listed(self) -> list[ListedSegment]:
+        """Return the segments that no newer one replaces, oldest first."""
         try:
             changed = self._directory.stat().st_mtime_ns
-            if self._seen != (changed, True):
+            if self._stamp != (changed, True):
                 is_settled = time.time_ns() - changed > _SETTLED_NS
                 self._listed = self._list()
-                self._seen = (changed, is_settled)
+                self._stamp = (changed, is_settled)
         except FileNotFoundError:
-            self._listed, self._seen = [], (0, False)
+            self._listed, self._stamp = [], (0, False)
         return self._listed
 
     @property
     def sealed_end(self) -> int:
-        """Where the newest segment begins: all before it is sealed, trimmed, or was never there."""
+        """The start of the newest segment: all positions before it are sealed or trimmed."""
         listed = self.listed()
         return listed[-1].segment.base if listed else 0
 
-    def _list(self) -> list[Listed]:
+    def _list(self) -> list[ListedSegment]:
         names = {path.name for path in self._directory.iterdir()}
         segments = [segment for name in names if (segment := Segment.named(name)) is not None]
         segments.sort(key=lambda segment: segment.number)
-        listed: list[Listed] = []
+        listed: list[ListedSegment] = []
         limit = 0
         for segment in reversed(segments):
             if listed and (listed[-1].segment.is_first or segment.base_fseq > limit > 0):
                 continue
-            listed.append(Listed(segment, limit, segment.rows_name in names))
-            # Files of before entries were counted tell none.
+            listed.append(ListedSegment(segment, limit, segment.block_file_name in names))
+            # Files of the first format have no entry number in their names (0).
             limit = min(limit or segment.base_fseq, segment.base_fseq) or limit
-        there = {entry.segment.name for entry in listed}
-        self._loaded = {name: kept for name, kept in self._loaded.items() if name in there}
+        present = {entry.segment.name for entry in listed}
+        self._loaded = {name: kept for name, kept in self._loaded.items() if name in present}
         return listed[::-1]
 
     @property
     def start(self) -> int:
-        """The first position that is in the files; 1 if there are none."""
+        """The first position in the files; 1 if there are no files."""
         listed = self.listed()
         return listed[0].segment.base if listed else 1
 
     @property
     def stable_end(self) -> int:
-        """All that the shard owns below this is stable, as the files tell; 1: nothing.
+        """The frontier in the last watermark record: all positions below it are stable; 1: none.
 
         Raises:
             UnreadableError: the newest file cannot be read.
@@ -122,7 +122,7 @@ class SegmentDirectory:
 
     @property
     def trim(self) -> int:
-        """All before this was trimmed, as the files tell; 1: nothing.
+        """The trim point in the files: all positions before it were trimmed; 1: none.
 
         Raises:
             UnreadableError: the newest file cannot be read.
@@ -142,13 +142,13 @@ class SegmentDirectory:
     # --- units -------------------------------------------------------------------------------
 
     def units(self, start: int, stop: int) -> Iterator[tuple[list[Unit], int]]:
-        """Give the stable units that reach into [start, stop), some at a time.
+        """Yield the stable units that overlap [start, stop), in batches.
 
-        Each time also up to where that is all. It ends at `stop`, or at `stable_end` if that is
-        less. Units may stick out at both ends.
+        Each batch comes with the position up to which it is complete. The last one ends at `stop`
+        or `stable_end`, whichever is lower. Units may extend over both ends of the range.
 
         Raises:
-            UnreadableError: a file is damaged, or was deleted meanwhile.
+            UnreadableError: a file is damaged, or was deleted in the meantime.
 
         """
         end = min(stop, self.stable_end)
@@ -159,7 +159,7 @@ class SegmentDirectory:
             if start >= end:
                 return
             segment = self._load(entry)
-            self._connect(before, segment, start)
+            self._check_no_gap(before, segment, start)
             before = segment
             if segment.last < start:
                 continue
@@ -169,20 +169,20 @@ class SegmentDirectory:
         if start < end:
             raise UnreadableError(f"gsn {start} was in the damaged end of {self._directory}")
 
-    def _connect(self, before: Segment | None, segment: Segment, start: int) -> None:
-        """Tell a segment what it has to know of the one before it; see that none is missing."""
+    def _check_no_gap(self, before: Segment | None, segment: Segment, start: int) -> None:
+        """Check that no segment is missing before `segment`, and set its `is_torn_before`."""
         is_torn = before is not None and (
             before.is_torn or segment.base_fseq > before.last_fseq + 1
         )
         end = before.last + 1 if before is not None else 1
         if start < segment.base and (is_torn or end < segment.base):
-            raise UnreadableError(f"gsn {start} was in a segment of {self._directory} that is gone")
+            raise UnreadableError(f"gsn {start} was in a missing segment of {self._directory}")
         segment.is_torn_before = is_torn and end == segment.base
 
     def _units(
         self, segment: Segment, limit: int, start: int, end: int
     ) -> Iterator[tuple[list[Unit], int]]:
-        """Give the units of one segment, and up to where that is all."""
+        """Yield the units of one segment, and the position up to which they are complete."""
         for block in range(segment.block_at(start), len(segment.lasts) + 1):
             data, entries = segment.read(self._directory, block)
             units: list[Unit] = []
@@ -200,15 +200,15 @@ class SegmentDirectory:
                     raise UnreadableError(f"{segment.name} is damaged at gsn {found.first}")
                 if found.kind == PLACE:
                     place = decode(data, found, segment.name).decision
-                    assert isinstance(place, Place), "the header tells the kind"
+                    assert isinstance(place, Place), "the header has the kind"
                     units.append(Unit(place.epoch, place.gsns, place.body or b""))
                 reached = found.last + 1
             if reached > start:
                 yield units, min(reached, end)
                 start = reached
 
-    def _load(self, entry: Listed) -> Segment:
-        """Return a segment with its index: from the file beside it, or made anew."""
+    def _load(self, entry: ListedSegment) -> Segment:
+        """Return a segment with its index, from its index file or rebuilt from the segment."""
         segment = entry.segment
         path = self._directory / segment.name
         try:
@@ -221,7 +221,7 @@ class SegmentDirectory:
             assert loaded is not None, "it was listed"
             index = self._directory / segment.index_name
             contents = index.read_bytes() if index.exists() else b""
-            if not loaded.take_index(contents, facts.st_size):
+            if not loaded.load_index(contents, facts.st_size):
                 loaded.rebuild(path.read_bytes(), max(entry.limit - 1, 0))
         except OSError as error:
             raise unreadable(segment.name, error) from error

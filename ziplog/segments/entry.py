@@ -1,7 +1,7 @@
-"""What a replica stores: the decided entries of its stream.
+"""The entries that a replica stores: decisions of its stream, and records about server state.
 
-Entries are stored in stream order, and a primary only ever decides upwards, so that is gsn order
-too (docs/protocol.md, section 10).
+Entries are stored in stream order. A primary decides positions in increasing order, so this is gsn
+order too (docs/protocol.md, section 10).
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from ziplog.core.fields import Cluster, Unsigned
 from ziplog.core.view import Digest
 from ziplog.types import Fseq, Gsn, View
 
-#: What the system reports when it lacks a descriptor or memory for now, and when there is no space.
+#: Error numbers for a temporary lack of descriptors or memory, and for a full disk.
 SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-#: An open or a write that fails with one of these may be repeated: nothing that was written before
-#: is in doubt. (A sync that fails with any of them leaves everything in doubt.)
+#: An open or a write that fails with one of these may be repeated: earlier writes are not affected.
+#: (After a failed sync, the state of all earlier writes is unknown.)
 REFUSED: Final = SCARCE | NO_SPACE
 
 
 class WatermarkRecord(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
-    """What a server knew: kept between entries, takes no stream position. The last one counts."""
+    """A server's watermarks, stored between entries without a stream position. The last counts."""
 
     cluster: Cluster
-    #: The stream is stable up to here, inclusive.
+    #: The stream was stable up to here, inclusive.
     stable: Fseq
-    #: All that the shard owns below this was stable.
+    #: All positions of the shard below this were stable.
     frontier: Gsn
     trim: Gsn
-    #: The last lease held, and its digest (D30).
+    #: The server's last lease, and its digest (D30).
     lease: Unsigned
     digest: Digest
 
 
 class SessionTableRecord(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
-    """What the sessions hold at this place of the log, as servers stored it once."""
+    """All session tables at this place of the log, in the format of earlier releases."""
 
     sessions: list[SessionTable]
 
 
 class SessionTablePartRecord(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
-    """What some of the sessions hold at this place of the log. Takes no stream position either.
+    """One part of the session tables at this place of the log, without a stream position.
 
-    The parts of one table follow each other in the log, numbered from 0, with other entries between
-    them. Each is about the sessions that follow those of the part before it.
+    The parts of one table are numbered from 0, with other entries between them. Each part holds the
+    sessions that follow those of the part before it.
     """
 
     sessions: list[SessionTable]
-    #: The last entry before part 0: the same in all parts of a table.
+    #: The last entry before part 0; the same in all parts of a table.
     begun: Fseq
     number: Unsigned
     is_last: bool
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One decided entry. A `Place` always has its body; a watermark or table has fseq 0."""
+    """One stored entry. A `Place` has its body; a watermark record or table has fseq 0."""
 
     fseq: Fseq
     view: View
@@ -67,16 +67,16 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class UnreadableError(Exception):
-    """The stored bytes of a position fail their checksum: the answer is `unknown` (D18, D19)."""
+    """The stored bytes of a position fail their checksum; reads answer `unknown` (D18, D19)."""
 
 
 class BusyError(UnreadableError):
-    """The system lacks a descriptor or memory to read with: a later read may succeed.
+    """The system lacks a descriptor or memory for the read: a later read may succeed.
 
-    Nothing is known about the stored bytes, so this is no damage, and needs no repair.
+    The stored bytes were not read, so this does not indicate damage, and needs no repair.
     """
 
 
 def unreadable(name: str, error: OSError) -> UnreadableError:
-    """Return the error that stands for a file that the system did not let this process read."""
+    """Return the error for a file that the system did not let this process read."""
     return (BusyError if error.errno in SCARCE else UnreadableError)(f"{name}: {error}")

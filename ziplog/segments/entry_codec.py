@@ -1,12 +1,12 @@
-"""One stored entry as bytes: its header and body, and how damage is passed over.
+"""Codec of stored entries: header and body, and the scan that skips damaged bytes.
 
 An entry is a 44-byte header and the MessagePack of an `Entry`. The header has a CRC of its own, so
-that a damaged body costs that entry only; after a damaged header the next whole one is looked for.
-Headers begin with the segment's salt, which stands in the file's name: no record that a client
-made up can pass for an entry. A header also tells how much of the log was on stable storage when
-it was made: that much was complete before it was written.
+damage in a body affects that entry only; after a damaged header, the scan searches the next whole
+one. A header starts with the segment's salt, which is in the file's name, so that a record's
+payload cannot look like an entry. The header also records the last entry that was on stable storage
+when it was written.
 
-Rule: what a header says is believed only under its CRC, a body only under its own
+Rule: a header is used only if its CRC is right, and a body only if its own CRC is right
 (docs/protocol.md, section 10).
 """
 
@@ -32,66 +32,66 @@ if TYPE_CHECKING:
 
 #: Salt and CRC32C of the rest of the header.
 _GUARD: Final = struct.Struct("<II")
-#: Length and CRC32C of the body, first and last gsn (0, 0: none), place, kind and lag.
+#: Length and CRC32C of the body, first and last gsn (0, 0: none), entry number, kind and lag.
 _FACTS: Final = struct.Struct("<IIQQQI")
 HEADER_BYTES: Final = _GUARD.size + _FACTS.size
-#: Of a header what it takes to pass over an entry: length of the body, last gsn.
+#: The header fields that are needed to skip an entry: length of the body, last gsn.
 _STEP: Final = struct.Struct("<8xI12xQ12x")
-#: The kind has one byte, the lag three; a lag of 0 tells nothing.
+#: The kind has one byte, the lag three; a lag of 0 means unknown.
 _KIND_BITS: Final = 8
 _MAX_LAG: Final = (1 << 24) - 1
 
 PLACE, SKIP, EXPIRE, MARK, TABLE = 1, 2, 3, 4, 5
-#: Bytes that are no entry.
+#: The kind of bytes that are not an entry.
 DAMAGED: Final = 0
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
 
-class _Front(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _EntryPrefix(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The first fields of an `Entry`."""
 
     fseq: int
     view: int
 
 
-_front_decoder: msgspec.msgpack.Decoder[_Front] = msgspec.msgpack.Decoder(_Front)
+_prefix_decoder: msgspec.msgpack.Decoder[_EntryPrefix] = msgspec.msgpack.Decoder(_EntryPrefix)
 
 
-class Found(NamedTuple):
-    """An entry of a segment, or a stretch of damage, by its place in the bytes read."""
+class DecodedHeader(NamedTuple):
+    """The header of an entry, or a stretch of damage, with its place in the bytes read."""
 
     kind: int
-    #: The positions that it is about; of damage, those that it may have been about; `first` of a
-    #: table is its `part_code`.
+    #: Its positions; for damage, those that it may have held; for a table, `first` is the
+    #: `part_code`.
     first: int
     last: int
-    #: Its number; of a mark or table, that of the last entry before it.
+    #: Its number; for a watermark record or table, the number of the last entry before it.
     fseq: int
-    #: The body's place; of damage, the whole place.
+    #: The place of the body; for damage, of all its bytes.
     start: int
     stop: int
-    #: The body is as it was written.
+    #: The body's CRC is right.
     is_whole: bool
-    #: Entries up to here were on stable storage before it was written.
+    #: The last entry that was on stable storage before this one was written.
     flushed: int
 
     @property
     def is_numbered(self) -> bool:
-        """Whether it is an entry of the log proper, whole or not."""
+        """Whether it is an entry with a stream position, whole or not."""
         return DAMAGED < self.kind < MARK
 
 
 def part_code(number: int, *, is_last: bool) -> int:
-    """Return what the header of a part of a table has for its first gsn; 0: it is a whole one."""
+    """Return the first-gsn field in the header of a table's part; 0: it is a whole table."""
     return 2 * number + (not is_last)
 
 
 def positions(entry: Entry) -> tuple[int, int, int, int]:
     """Return the kind of an entry, its first and last gsn, and its last record (0: none).
 
-    Of a part of a table, the first is its `part_code`.
+    For a part of a table, the first gsn is its `part_code`.
     """
     decision = entry.decision
     match decision:
@@ -115,21 +115,21 @@ def encode(
 ) -> tuple[bytes, bytes]:
     """Return the header and the body of an entry.
 
-    `place` is its number, or that of the last entry before it; `flushed` is the last entry on
-    stable storage.
+    `place` is the entry's number (for records without one, the number of the last entry before);
+    `flushed` is the last entry on stable storage.
     """
     body = _encoder.encode(entry)
     lag = place - flushed + 1
-    told = kind | lag << _KIND_BITS if lag <= _MAX_LAG else kind
-    facts = _FACTS.pack(len(body), crc32c(body), first, last, place, told)
+    kind_and_lag = kind | lag << _KIND_BITS if lag <= _MAX_LAG else kind
+    facts = _FACTS.pack(len(body), crc32c(body), first, last, place, kind_and_lag)
     return _GUARD.pack(salt, crc32c(facts)) + facts, body
 
 
-def decode(data: bytes, found: Found, file: str) -> Entry:
-    """Return an entry; `file` is where it is from.
+def decode(data: bytes, found: DecodedHeader, file: str) -> Entry:
+    """Decode an entry; `file` is the file's name for the error.
 
     Raises:
-        UnreadableError: it is damaged.
+        UnreadableError: the entry is damaged.
 
     """
     if not found.is_whole:
@@ -137,16 +137,16 @@ def decode(data: bytes, found: Found, file: str) -> Entry:
     return _decoder.decode(memoryview(data)[found.start : found.stop])
 
 
-def view_of(data: bytes, found: Found) -> int:
+def view_of(data: bytes, found: DecodedHeader) -> int:
     """Return the view of a whole entry."""
-    return _front_decoder.decode(memoryview(data)[found.start : found.stop]).view
+    return _prefix_decoder.decode(memoryview(data)[found.start : found.stop]).view
 
 
-def seek(data: bytes, gsn: int, salt: int) -> Found | None:
-    """Return the whole entry that reaches over `gsn`, if it is found without a look at the others.
+def seek(data: bytes, gsn: int, salt: int) -> DecodedHeader | None:
+    """Return the whole entry that holds `gsn`, without checking the entries before it.
 
-    `data` begins with an entry. None says nothing: what was passed over is not checked, so only
-    `walk` can tell what is damaged, and what is not there.
+    `data` starts with an entry. None proves nothing, because skipped entries are not checked: only
+    `walk` can distinguish damage from absence.
     """
     at, end, unpack = 0, len(data) - HEADER_BYTES, _STEP.unpack_from
     while at <= end:
@@ -159,8 +159,8 @@ def seek(data: bytes, gsn: int, salt: int) -> Found | None:
     return found if is_it else None
 
 
-def walk(data: bytes, salt: int, at: int = 0) -> Iterator[Found]:
-    """Go through the entries of `data` from `at` on, where one begins.
+def walk(data: bytes, salt: int, at: int = 0) -> Iterator[DecodedHeader]:
+    """Scan the entries of `data` from `at` on, which is the start of an entry.
 
     Damage has positions 0, 0.
     """
@@ -168,23 +168,23 @@ def walk(data: bytes, salt: int, at: int = 0) -> Iterator[Found]:
         facts = _facts(data, at, salt)
         if facts is None:
             following = _next_header(data, at + 1, salt)
-            yield Found(DAMAGED, 0, 0, 0, at, following, False, 0)
+            yield DecodedHeader(DAMAGED, 0, 0, 0, at, following, False, 0)
             at = following
             continue
-        length, checksum, first, last, place, told = facts
+        length, checksum, first, last, place, kind_and_lag = facts
         start = at + HEADER_BYTES
         at = start + length
         is_whole = at <= len(data) and crc32c(memoryview(data)[start:at]) == checksum
         if not is_whole:
-            # A part of it may be missing: then other entries stand where it would end.
+            # A part of the entry may be missing: then other entries start before its end.
             at = min(at, _next_header(data, start, salt))
-        kind, lag = told & (1 << _KIND_BITS) - 1, told >> _KIND_BITS
+        kind, lag = kind_and_lag & (1 << _KIND_BITS) - 1, kind_and_lag >> _KIND_BITS
         flushed = place + 1 - lag if lag else 0
-        yield Found(kind, first, last, place, start, at, is_whole, flushed)
+        yield DecodedHeader(kind, first, last, place, start, at, is_whole, flushed)
 
 
 def _facts(data: bytes, at: int, salt: int) -> tuple[int, ...] | None:
-    """Return what the header at `at` says; None if there is none."""
+    """Return the fields of the header at `at`; None if there is no valid header."""
     if at + HEADER_BYTES > len(data):
         return None
     read_salt, guard = _GUARD.unpack_from(data, at)

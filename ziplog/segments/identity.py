@@ -1,7 +1,7 @@
-"""The identity file of a storage server's directory: whose it is, under a checksum.
+"""The identity file of a storage server's directory: the server it belongs to, with a checksum.
 
-Rule: a file that is not what was written, byte for byte, is refused. Files of earlier releases have
-no checksum and are believed; the server writes one at its next start.
+Rule: a file that differs in any byte from what was written is refused. Files of earlier releases
+have no checksum and are accepted; the server adds one at its next start.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ IDENTITY_FILE: Final = "identity.json"
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Whose directory it is."""
+    """The server that a data directory belongs to."""
 
     cluster: str
     node: str
-    #: Made with the directory; never the same for two.
+    #: Random, created with the directory; unique.
     server: str
 
 
@@ -40,10 +40,10 @@ def encode_identity(identity: Identity) -> bytes:
 
 
 def decode_identity(contents: bytes) -> tuple[Identity, bool]:
-    """Return what is in the file, and whether it has a checksum.
+    """Return the identity in the file, and whether the file has a checksum.
 
     Raises:
-        ValueError: it is damaged; says how.
+        ValueError: the file is damaged; the text describes the damage.
 
     """
     try:

@@ -1,8 +1,8 @@
-"""One segment file: its name, the index of its blocks, and how it is read.
+"""One segment file: its name, the index of its blocks, and the reads from it.
 
-The name tells the file's number, the first position and the first entry that it may hold, and a
-salt. A *block* is about 64 KiB of entries, the unit of reading; a sealed segment has its index in
-a file beside it. Entries are numbered without gaps, so what is missing shows.
+The name has the file's number, the first position and the first entry that it may hold, and a
+salt. A *block* here is about 64 KiB of entries, the unit of reading; the index of a sealed segment
+is in a file beside it. Entries are numbered without gaps, so that missing entries are detected.
 
 Invariant: positions, numbers and views increase from entry to entry (docs/protocol.md, section 10).
 """
@@ -27,7 +27,7 @@ from ziplog.segments.entry_codec import (
     MARK,
     PLACE,
     TABLE,
-    Found,
+    DecodedHeader,
     decode,
     seek,
     view_of,
@@ -44,7 +44,7 @@ _NAME: Final = re.compile(r"(\d{8})-(\d{19})-(?:(\d{19})-)?([0-9a-f]{8})(-first)
 
 
 class _Index(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a sealed segment without reading it."""
+    """The stored index of a sealed segment, the contents of its index file."""
 
     number: int
     salt: int
@@ -61,23 +61,23 @@ class _Index(msgspec.Struct, frozen=True, array_like=True):
     views: list[tuple[int, int]]
     tables: list[tuple[int, int, int]]
     holes: list[tuple[int, int]]
-    #: Of each table, which part it is; none: all are whole.
+    #: For each table, its `part_code`; empty: all are whole.
     parts: list[int] = []
 
 
 class Segment:
-    """A file of entries and the index of its blocks. The newest one grows in memory first."""
+    """A segment file and its block index; the newest segment is indexed before it is written."""
 
     def __init__(
         self, number: int, base: int, base_fseq: int, salt: int, *, is_first: bool = False
     ) -> None:
-        """Begin an empty segment for positions from `base` on, and entries from `base_fseq` on.
+        """Create an empty segment for positions from `base` on, and entries from `base_fseq` on.
 
-        `is_first`: the log begins here, whatever other files there are.
+        `is_first`: the log starts here, even if there are older files.
         """
         self.number, self.base, self.base_fseq, self.salt = number, base, base_fseq, salt
         self.is_first = is_first
-        #: Entries were counted when it was made: its name and its headers tell their numbers.
+        #: The name and the headers have entry numbers; False for files of the first format.
         self.is_counted = True
         first = "-first" if is_first else ""
         #: The file's name.
@@ -85,34 +85,34 @@ class Segment:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all that was added."""
-        #: Bytes of all entries, written or not.
+        """Remove all entries from the index."""
+        #: Size of all entries in bytes, written or not.
         self.size = 0
         #: Bytes on stable storage. Another thread sets it.
         self.flushed = 0
-        #: Of each closed block: where it ends; the last gsn, record (or 0) and number so far.
+        #: For each closed block: its end; the last gsn, record (or 0) and entry number up to there.
         self.ends = array("Q")
         self.lasts = array("Q")
         self.records = array("Q")
         self.fseqs = array("Q")
         self._block_start = 0
-        #: The last gsn that an entry is about; `base - 1` if there is none.
+        #: The last gsn of its entries; `base - 1` if there are none.
         self.last = self.base - 1
-        #: The last record in it, 0 if there is none; and the last in all segments before it.
+        #: The last record in this segment (0: none), and the last one in all segments before it.
         self.last_record = self.record_before = 0
-        #: The last entry's number; `base_fseq - 1` if there is none.
+        #: The last entry's number; `base_fseq - 1` if there are no entries.
         self.last_fseq = self.base_fseq - 1
-        #: The views of its entries, each with the first entry of it here.
+        #: The views of its entries, each with its first entry in this segment.
         self.views: list[tuple[int, int]] = []
         self.mark: WatermarkRecord | None = None
-        #: Of each table: where its header is, its size with it, the last entry before it, and which
-        #: part it is (`part_code`).
+        #: For each table: the offset of its header, its size with the header, the last entry before
+        #: it, and its `part_code`.
         self.tables: list[tuple[int, int, int, int]] = []
-        #: Entries that were damaged when the file was last read as a whole: first and last number.
+        #: Damaged entries at the last rebuild: ranges of first and last number.
         self.holes: list[tuple[int, int]] = []
-        #: Entries after the last position are missing: what lies above it here is unknown.
+        #: Entries after the last position are missing: positions above it here are unknown.
         self.is_torn = False
-        #: So it was in the segment before: what lies before the first position here is unknown.
+        #: The segment before `is_torn`: positions before the first one here are unknown.
         self.is_torn_before = False
 
     @property
@@ -121,15 +121,15 @@ class Segment:
         return self.name.removesuffix("seg") + "idx"
 
     @property
-    def rows_name(self) -> str:
-        """The name of the file of its rows (docs/protocol.md, section 14.1), if there is one."""
+    def block_file_name(self) -> str:
+        """The name of its block file (docs/protocol.md, section 14.1), which may not exist."""
         return self.name.removesuffix("seg") + "rows"
 
     @classmethod
     def named(cls, name: str) -> Segment | None:
-        """Return the empty segment of a file's name, None if it is no segment's.
+        """Return an empty segment from a file's name; None if the name is not a segment's.
 
-        Names that were given before entries were counted tell no `base_fseq`: then it is 0.
+        Names of the first format have no `base_fseq`: then it is 0.
         """
         found = _NAME.fullmatch(name)
         if found is None:
@@ -140,18 +140,18 @@ class Segment:
         return segment
 
     def add(self, kind: int, first: int, last: int, record: int, fseq: int, size: int) -> None:
-        """Count an entry of `size` bytes in; `record` is its last record, 0 if it has none."""
+        """Add an entry of `size` bytes to the index; `record` is its last record, 0 for none."""
         self.size += size
         if kind < MARK:
             self.last_fseq = fseq
         if kind < EXPIRE:
-            assert first > self.last, f"gsn {first} after {self.last}: entries must go upwards"
+            assert first > self.last, f"gsn {first} after {self.last}: gsns must increase"
             self.last = last
-            # What was damaged lies before it now, and reading comes upon it.
+            # A gap is now before this entry, where reads detect it.
             self.is_torn = False
             if record:
                 self.last_record = record
-            # Only here: what lies between two blocks' positions is then in the second one.
+            # A block ends after a positioned entry, so entries between belong to the next block.
             if self.size - self._block_start >= BLOCK_BYTES:
                 self._close_block()
 
@@ -163,7 +163,7 @@ class Segment:
         self.fseqs.append(self.last_fseq)
 
     def add_view(self, view: int, fseq: int) -> None:
-        """Take note of the view of an entry."""
+        """Record the view of an entry."""
         if not self.views or view > self.views[-1][0]:
             self.views.append((view, fseq))
 
@@ -181,8 +181,8 @@ class Segment:
         body = msgspec.msgpack.encode(index)
         return crc32c(body).to_bytes(4, "little") + body
 
-    def take_index(self, contents: bytes, size: int) -> bool:
-        """Take an index over, if it is whole and about this segment, of `size` bytes."""
+    def load_index(self, contents: bytes, size: int) -> bool:
+        """Load an index file, if it is valid and matches this segment of `size` bytes."""
         if crc32c(contents[4:]) != int.from_bytes(contents[:4], "little"):
             return False
         try:
@@ -203,14 +203,14 @@ class Segment:
         return True
 
     def rebuild(self, data: bytes, flushed: int) -> None:
-        """Take the index from the file's bytes.
+        """Rebuild the index from the file's bytes.
 
-        `flushed`: the last entry that is known to have been on stable storage. The first damage
-        after it is a torn write, and all from there on counts as never written: `size` ends before.
+        `flushed` is the last entry that is known to have been on stable storage. The first damage
+        after it is a torn write: `size` ends before it, and the rest counts as never written.
         """
         self.clear()
         every = list(walk(data, self.salt))
-        flushed = max(flushed, self._told(every))
+        flushed = max(flushed, self._flushed_entry(every))
         good = placed = self.last_fseq
         for found in every:
             if not found.is_whole and good >= flushed:
@@ -218,37 +218,37 @@ class Segment:
             self.size = found.stop
             if found.kind == DAMAGED:
                 continue
-            self._recall(found)
+            self._index_entry(found)
             if found.kind < EXPIRE:
                 placed = found.fseq
             if found.is_whole:
-                self._learn(data, found)
-                good = self._count(good, found.fseq) if found.is_numbered else good
+                self._index_body(data, found)
+                good = self._note_gap(good, found.fseq) if found.is_numbered else good
         if good < flushed:
-            self._count(good, flushed + 1)
+            self._note_gap(good, flushed + 1)
             self.last_fseq = max(self.last_fseq, flushed)
         self.is_torn = bool(self.holes) and self.holes[-1][1] > placed
         self.flushed = self.size
 
-    def _told(self, every: list[Found]) -> int:
-        """Return the last entry that was on stable storage, as the entries tell."""
+    def _flushed_entry(self, every: list[DecodedHeader]) -> int:
+        """Return the last entry that was on stable storage, according to the headers."""
         if self.is_counted:
             return max((found.flushed for found in every), default=0)
-        # They do not. What stands before a good one is taken for it.
+        # The first format does not record it: count all entries before a whole one as flushed.
         numbered = [found for found in every if found.is_numbered]
         if not self.base_fseq:
             self.base_fseq = numbered[0].fseq if numbered else 1
             self.last_fseq = self.base_fseq - 1
         return max((found.fseq for found in numbered if found.is_whole), default=0)
 
-    def _recall(self, found: Found) -> None:
+    def _index_entry(self, found: DecodedHeader) -> None:
         self.size = found.start - HEADER_BYTES
         record = found.last if found.kind == PLACE else 0
         size = found.stop - self.size
         self.add(found.kind, found.first, found.last, record, found.fseq, size)
 
-    def _learn(self, data: bytes, found: Found) -> None:
-        """Take what only the body tells."""
+    def _index_body(self, data: bytes, found: DecodedHeader) -> None:
+        """Index the facts that only the body of an entry has."""
         if found.kind == MARK:
             mark = decode(data, found, self.name).decision
             self.mark = mark if isinstance(mark, WatermarkRecord) else self.mark
@@ -258,8 +258,8 @@ class Segment:
         else:
             self.add_view(view_of(data, found), found.fseq)
 
-    def _count(self, good: int, fseq: int) -> int:
-        """Note what is missing between the last good entry and this one, which is returned."""
+    def _note_gap(self, good: int, fseq: int) -> int:
+        """Add the gap between the last good entry and `fseq` to `holes`; return `fseq`."""
         if fseq > good + 1:
             self.holes.append((good + 1, fseq - 1))
         return fseq
@@ -279,19 +279,19 @@ class Segment:
         return (self.records[block - 1] if block else 0) or self.record_before
 
     def view_at(self, fseq: int) -> int:
-        """Return the view of an entry; 0 if it is not here."""
+        """Return the view of an entry; 0 if it is not in this segment."""
         index = bisect_right(self.views, fseq, key=lambda pair: pair[1])
         return self.views[index - 1][0] if index and fseq <= self.last_fseq else 0
 
     def last_of(self, view: int) -> int:
-        """Return the last entry here whose view is `view` or less; 0 if there is none."""
+        """Return the last entry here with a view of at most `view`; 0 if there is none."""
         index = bisect_right(self.views, view, key=lambda pair: pair[0])
         if index == 0:
             return 0
         return self.views[index][1] - 1 if index < len(self.views) else self.last_fseq
 
-    def find(self, directory: Path, gsn: int) -> tuple[bytes, Found | None]:
-        """Return the bytes of a block, and what in it is about `gsn`, which may be damage.
+    def find(self, directory: Path, gsn: int) -> tuple[bytes, DecodedHeader | None]:
+        """Return the bytes of a block, and its entry that holds `gsn`, which may be damage.
 
         Raises:
             UnreadableError: the file cannot be read.
@@ -301,12 +301,12 @@ class Segment:
         data = self._block(directory, block)
         found = seek(data, gsn, self.salt)
         if found is None:
-            # Only all that is in the block tells damage and absence apart.
+            # Only a full scan of the block distinguishes damage from absence.
             found = next((f for f in self._listed(data, block) if f.last >= gsn), None)
         return data, found if found is not None and found.first <= gsn else None
 
-    def read(self, directory: Path, block: int) -> tuple[bytes, list[Found]]:
-        """Return a block's bytes and what is in them of `Place`, `Skip` and damage, in order.
+    def read(self, directory: Path, block: int) -> tuple[bytes, list[DecodedHeader]]:
+        """Return a block's bytes, and the `Place`, `Skip` and damage in them, in order.
 
         Raises:
             UnreadableError: the file cannot be read.
@@ -315,17 +315,17 @@ class Segment:
         data = self._block(directory, block)
         return data, list(self._listed(data, block))
 
-    def _listed(self, data: bytes, block: int) -> Iterator[Found]:
+    def _listed(self, data: bytes, block: int) -> Iterator[DecodedHeader]:
         fseq = self.fseqs[block - 1] if block else self.base_fseq - 1
         before = self.block_last(block - 1) if block else self.base - 1
         is_torn = block == 0 and self.is_torn_before
         entries = walk(data, self.salt)
         return _positions(entries, fseq, before, self.block_last(block), is_torn)
 
-    def read_from(self, directory: Path, fseq: int) -> tuple[bytes, list[Found]]:
-        """Return the bytes of the block of entry `fseq`, and the entries in it from there on.
+    def read_from(self, directory: Path, fseq: int) -> tuple[bytes, list[DecodedHeader]]:
+        """Return the bytes of the block of entry `fseq`, and its entries from there on.
 
-        Those that are damaged may be missing.
+        Damaged entries may be missing.
 
         Raises:
             UnreadableError: the file cannot be read.
@@ -335,7 +335,7 @@ class Segment:
         return data, [f for f in walk(data, self.salt) if f.is_numbered and f.fseq >= fseq]
 
     def last_at(self, directory: Path, fseq: int) -> int:
-        """Return the last gsn that the entries up to `fseq` are about, as far as can be read.
+        """Return the last gsn of the entries up to `fseq`, as far as they can be read.
 
         Raises:
             UnreadableError: the file cannot be read.
@@ -348,8 +348,8 @@ class Segment:
                 last = found.last
         return last
 
-    def read_table(self, directory: Path, start: int, size: int) -> tuple[bytes, Found]:
-        """Return the bytes of a table, and what is there.
+    def read_table(self, directory: Path, start: int, size: int) -> tuple[bytes, DecodedHeader]:
+        """Return the bytes of a table, and the header found there.
 
         Raises:
             UnreadableError: the file cannot be read.
@@ -372,18 +372,18 @@ class Segment:
                 os.close(fd)
         except OSError as error:
             raise unreadable(self.name, error) from error
-        # What is missing of a file that is too short is damaged.
+        # Missing bytes of a file that is too short are read as damage.
         return data + bytes(stop - start - len(data))
 
 
 def _positions(
-    entries: Iterable[Found], fseq: int, before: int, last: int, is_torn: bool
-) -> Iterator[Found]:
-    """Leave out what is about no position, and say of damage which ones it may have held.
+    entries: Iterable[DecodedHeader], fseq: int, before: int, last: int, is_torn: bool
+) -> Iterator[DecodedHeader]:
+    """Yield the entries with positions, and for each damage the positions that it may have held.
 
-    Entries are numbered from `fseq` + 1 on: where one is missing there is a hole, of the positions
-    between its neighbours; `before` comes before the first, and the end is `last`. `is_torn`: there
-    is a hole before the first.
+    Entries are numbered from `fseq` + 1 on. A missing entry makes a hole: the positions between its
+    neighbours. `before` is the position before the first entry, `last` is the end, and `is_torn`
+    means that there is a hole before the first entry.
     """
     is_damaged = False
     for found in entries:
@@ -403,5 +403,5 @@ def _positions(
         yield _damage(before + 1, last)
 
 
-def _damage(first: int, last: int) -> Found:
-    return Found(DAMAGED, first, last, 0, 0, 0, False, 0)
+def _damage(first: int, last: int) -> DecodedHeader:
+    return DecodedHeader(DAMAGED, first, last, 0, 0, 0, False, 0)

@@ -1,8 +1,9 @@
-"""Every message, and the one codec. MessagePack arrays, led by a tag that carries the version.
+"""The wire format: all messages, and their codec. A message is a MessagePack array with a tag.
 
-`decode` checks types, lengths and ranges and raises `ProtocolError` on anything else; the code
-behind it assumes. Every message names its cluster; those of a shard name its view, and a receiver
-of another view refuses them (docs/protocol.md, "Views"). Fields are only ever added at the end.
+The tag carries the version. `decode` checks types, lengths and ranges, and raises `ProtocolError`
+if one is wrong; later code relies on these checks. Every message carries its cluster. Messages of
+a shard carry its view; a receiver in another view refuses them (docs/protocol.md, "Views").
+New fields are only added at the end.
 """
 
 from __future__ import annotations
@@ -176,21 +177,23 @@ def encode(message: Message) -> bytes:
     """Return the frame of a message.
 
     Raises:
-        LocalProtocolError: it is longer than `MAX_FRAME`.
+        LocalProtocolError: the frame would be longer than `MAX_FRAME`.
 
     """
     frame = _encoder.encode(message)
     if len(frame) > MAX_FRAME:
         name = type(message).__name__
-        raise LocalProtocolError(f"{name} has {len(frame)} bytes; a frame holds {MAX_FRAME}")
+        raise LocalProtocolError(
+            f"{name} has {len(frame)} bytes; a frame has at most {MAX_FRAME} bytes"
+        )
     return frame
 
 
 def decoder_of(decoder: msgspec.msgpack.Decoder[_M]) -> Callable[[bytes], _M]:
-    """Return what makes a message of a frame, for those who know these messages.
+    """Return a function that decodes a frame into one of the decoder's messages.
 
-    What it returns raises `ProtocolError` for a frame that is none of them in this version, or with
-    a field that is out of range.
+    The function raises `ProtocolError` if the frame is not one of these messages in this version,
+    or if a field is out of range.
     """
     decode_sound = decoder.decode
 
@@ -200,10 +203,12 @@ def decoder_of(decoder: msgspec.msgpack.Decoder[_M]) -> Callable[[bytes], _M]:
         try:
             return decode_sound(frame)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"frame of {len(frame)} bytes is no message: {error}") from error
+            raise ProtocolError(
+                f"frame of {len(frame)} bytes is not a valid message: {error}"
+            ) from error
 
     return decode_any
 
 
-#: Returns the message of a frame; see `decoder_of`.
+#: Decodes a frame into any message of the log; see `decoder_of`.
 decode: Final = decoder_of(_decoder)

@@ -1,4 +1,4 @@
-"""What all messages share: the version, the limits, the types of fields."""
+"""The protocol version, limits and field types that all messages share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-#: Stands in every frame: a tag is `VERSION * 256 + code`.
+#: Protocol version. It is part of every tag: `VERSION * 256 + code`.
 VERSION: Final = 1
-#: No outline has more stretches.
+#: Maximum number of stretches in an outline.
 MAX_STEPS: Final = 4096
 
 Request = Annotated[int, Meta(ge=0, le=2**63 - 1)]

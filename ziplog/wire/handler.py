@@ -1,4 +1,4 @@
-"""The failure handler, with servers, the membership service and supervisors (section 11)."""
+"""Messages of the failure handler with servers, membership service and supervisors (section 11)."""
 
 from __future__ import annotations
 
@@ -13,69 +13,69 @@ from ziplog.core.view import LeaseRun, ServerState
 from ziplog.types import Fseq, Gsn, ShardId, View
 from ziplog.wire.base import VERSION, Name, Request
 
-#: Blake2b over the end of a log, see `shard.recovery.participant.digest_of`.
+#: Blake2b digest of the end of a log, see `shard.recovery.participant.digest_of`.
 LogDigest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
 class Suspect(Message, tag=VERSION * 256 + 60, frozen=True, gc=False):
-    """What a server is, while it suspects somebody or is not up; to all nodes of the handler."""
+    """A server's state, sent to all failure handlers while it is not `up` or suspects a replica."""
 
     node: Name
     shard: ShardId
-    #: The view that it is in; 0 if it knows none.
+    #: The server's view; 0 if it has none.
     view: View
     server: Annotated[int, Meta(ge=0, lt=16)]
     incarnation: Unsigned
     state: ServerState
-    #: The replicas that it suspects, by index.
+    #: The indexes of the replicas that it suspects.
     suspects: Annotated[list[int], Meta(max_length=16)]
-    #: The last entry of its log, stored or not, and the view of that entry; 0 and 0: none. If it is
-    #: damaged: the last entry that it could lead with.
+    #: The last entry of its log, stored or not, and the view of that entry; 0 and 0: none. If the
+    #: log is damaged: the last entry up to which it could be the survivor.
     last: Fseq
     last_view: View
-    #: The highest recovery that it froze for or follows; 0: none.
+    #: The highest recovery that it froze for or takes part in; 0: none.
     recovery: View
-    #: The identity of its data directory: a secret between the two.
+    #: The identity of its data directory: a secret of the server and the failure handler.
     identity: Name
-    #: It is in limbo, and behind `last` there is more, which it cannot read and nobody could give.
+    #: It is in limbo, and has entries after `last` that it cannot read and no peer could send.
     is_damaged: bool = False
 
 
 class Freeze(Message, tag=VERSION * 256 + 61, frozen=True, gc=False):
-    """Promise `recovery` to store nothing more in `view`, and settle all below `limit`."""
+    """Asks a server to store nothing more in `view`, and to decide all positions below `limit`."""
 
     shard: ShardId
     view: View
     recovery: View
     limit: Gsn
-    #: The last leases before `limit`, for servers that were not told of them.
+    #: The last leases before `limit`, for servers that did not receive them.
     runs: list[LeaseRun]
-    #: Of the process that is asked: another one knows less. 0: any.
+    #: Incarnation of the intended receiver: a later process knows less. 0: any.
     incarnation: Unsigned = 0
 
 
 class Frozen(Message, tag=VERSION * 256 + 62, frozen=True, gc=False):
-    """The promise, and the state behind it, which is on the sender's disk."""
+    """Promises to store nothing more, and reports the sender's state, which is on its disk."""
 
     shard: ShardId
     view: View
     recovery: View
     server: Annotated[int, Meta(ge=0, lt=16)]
     incarnation: Unsigned
-    #: It knew the log to be stable up to here (inclusive).
+    #: The last entry that it knew to be stable (inclusive).
     stable: Fseq
-    #: The end of its decided entries before the roll-forward, in gsns: what lies behind may be lost
-    #: if all servers forgot something.
+    #: The end of its decided entries before the roll-forward, as a gsn. Records at or after it may
+    #: be lost if all servers lost some state.
     decided_end: Gsn
     #: The last entry, after the roll-forward.
     last: Fseq
-    #: Records that it rolled forward without the primary's word.
+    #: Number of records that it rolled forward without the primary's decision.
     rolled_forward: Unsigned
     digest: LogDigest
 
 
 class ViewDecided(Message, tag=VERSION * 256 + 63, frozen=True, gc=False):
-    """`view` begins with what `survivor` holds; everybody else takes it from there."""
+    """`view` starts with the log of `survivor`; all other replicas copy it from there."""
 
     shard: ShardId
     view: View
@@ -83,23 +83,23 @@ class ViewDecided(Message, tag=VERSION * 256 + 63, frozen=True, gc=False):
     incarnation: Unsigned
     last: Fseq
     digest: LogDigest
-    #: So many replicas have joined that nobody will go back behind this view: what the survivor
-    #: holds is stable.
+    #: Enough replicas have joined that no recovery will go back to an earlier view, so the
+    #: survivor's log is stable.
     is_confirmed: bool = True
 
 
 class Remove(Message, tag=VERSION * 256 + 64, frozen=True, gc=False):
-    """To the membership service: give the shard no more leases, it is being recovered."""
+    """Asks the membership service to leave the shard out of new leases during a recovery."""
 
     request: Request
     shard: ShardId
-    #: The view that it was in, and the number of the recovery.
+    #: The shard's former view, and the number of the recovery.
     view: View
     recovery: View
 
 
 class Removed(Message, tag=VERSION * 256 + 65, frozen=True, gc=False):
-    """The shard has positions below `limit` only; committed."""
+    """The removal is committed: the shard has positions below `limit` only."""
 
     request: Request
     shard: ShardId
@@ -109,19 +109,19 @@ class Removed(Message, tag=VERSION * 256 + 65, frozen=True, gc=False):
 
 
 class Reinsert(Message, tag=VERSION * 256 + 66, frozen=True, gc=False):
-    """To the membership service: all replicas of the shard hold `view`; let it begin."""
+    """Asks the membership service to start `view`, which all replicas of the shard hold."""
 
     request: Request
     shard: ShardId
     view: View
-    #: Of each replica's data directory.
+    #: The fingerprint of each replica's data directory.
     fingerprints: Annotated[list[Name], Meta(max_length=16)]
     #: Records in [lost_from, limit) may be lost; 0: none.
     lost_from: Gsn
 
 
 class Reinserted(Message, tag=VERSION * 256 + 67, frozen=True, gc=False):
-    """The shard is live in `view`; committed."""
+    """The start of `view` is committed: the shard is live in it."""
 
     request: Request
     shard: ShardId
@@ -129,13 +129,13 @@ class Reinserted(Message, tag=VERSION * 256 + 67, frozen=True, gc=False):
 
 
 class OrdersQuery(Message, tag=VERSION * 256 + 68, frozen=True, gc=False):
-    """A host's supervisor asks which nodes the handler waits for."""
+    """A host's supervisor requests the nodes that the failure handler waits for."""
 
     request: Request
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Start this node, or if it runs, kill it and start it again: it cannot be reached."""
+    """Start this unreachable node; if its process runs, kill it first."""
 
     node: Name
     #: The recovery that waits for it.
@@ -143,14 +143,14 @@ class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Orders(Message, tag=VERSION * 256 + 69, frozen=True, gc=False):
-    """The nodes that the handler waits for."""
+    """The nodes that the failure handler waits for."""
 
     request: Request
     orders: list[Order]
 
 
 class HandlerHeartbeat(Message, tag=VERSION * 256 + 70, frozen=True, gc=False):
-    """A failure handler's state, to the membership service."""
+    """A failure handler's state, for the membership service."""
 
     node: Name
     pid: Unsigned

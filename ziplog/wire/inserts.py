@@ -1,4 +1,4 @@
-"""A client inserts, and asks what became of it (docs/protocol.md, section 4)."""
+"""Messages for inserts and for the outcome of inserts (docs/protocol.md, section 4)."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from ziplog.wire.base import VERSION, Request, Text
 
 
 class Insert(Message, tag=VERSION * 256 + 1, frozen=True, gc=False):
-    """Put `count` records, a *unit*, at consecutive slots of the shard, all after `after`."""
+    """Insert `count` records, a *unit*, at consecutive slots of the shard, all after `after`."""
 
     shard: ShardId
     view: View
     client: ClientId
     #: The unit's identity is (client, seq); seq counts per client and shard.
     seq: Seq
-    #: Every insert of this client and shard below this is settled: servers may forget it.
+    #: Every insert of this client and shard below this seq is complete: servers may forget it.
     first_incomplete: Seq
-    #: Place it only after the unit with this seq of the same client was placed; 0: no such wish.
+    #: Place the unit only after the client's unit with this seq was placed; 0: no constraint.
     predecessor: Seq
-    #: Every record of the unit gets a gsn above this one.
+    #: Every record of the unit gets a higher gsn than this one.
     after: Gsn
     count: Count
     #: An encoded `Body` with `count` payloads.
     body: bytes
-    #: Which copy of the unit this is, from 1, in all views; 0: the client does not number them.
+    #: Number of this copy of the unit, from 1, over all views; 0: the client does not number them.
     copy: Unsigned = 0
-    #: When the client made the unit, all positions of the shard below this one were decided, so no
-    #: replica ever placed it below; 0: the client does not say.
+    #: When the client created the unit, all positions of the shard below this one were decided, so
+    #: no replica ever placed the unit below it; 0: not given.
     since: Unsigned = 0
 
 
 class InsertAck(Message, tag=VERSION * 256 + 2, frozen=True, gc=False):
-    """A server holds the unit at these gsns (D8)."""
+    """Ack: a server holds the unit at these gsns (D8)."""
 
     shard: ShardId
     view: View
@@ -45,15 +45,15 @@ class InsertAck(Message, tag=VERSION * 256 + 2, frozen=True, gc=False):
     server: Annotated[int, Meta(ge=0, lt=16)]
     incarnation: Unsigned
     seq: Seq
-    #: Counts this server's acks: of two, the greater is the newer.
+    #: Number of this ack among the server's acks: the highest one is the newest.
     counter: Unsigned
-    #: Decided by the primary, or still a backup's own guess.
+    #: True: decided by the primary. False: a backup's own guess.
     confirmed: bool
     gsns: Gsns
-    #: A backup had the client's copy, and said this only when the primary's word came: the third
-    #: message delay.
+    #: A backup had the client's copy, but acked only on the primary's decision: the third message
+    #: delay.
     waited: bool = False
-    #: The number of the newest copy that has come to this server; 0: it does not say.
+    #: The number of the newest copy that this server received; 0: not given.
     copy: Unsigned = 0
 
 
@@ -61,25 +61,25 @@ RefusalCode = Literal[
     "wrong-cluster",
     "wrong-shard",
     "wrong-view",
-    "not-ready",  # starting, in limbo, or without a lease: try again, or elsewhere
-    "full",  # no disk space, or too much is waiting: send another copy, or elsewhere
-    "redirect",  # the shard has no more positions: this server will never take the unit
-    "no-such-position",  # `after` was never given to anybody
+    "not-ready",  # starting, in limbo, or without a lease: retry here or at another shard
+    "full",  # no disk space, or too much waiting: send another copy, or use another shard
+    "redirect",  # the shard has no more positions: this server will never accept the unit
+    "no-such-position",  # `after` is above every assigned position
     "too-large",
-    "malformed",  # the body is no Body, or does not hold `count` payloads
-    "identity-reused",  # the seq is settled, or was used for other contents
+    "malformed",  # the body is not a Body, or does not hold `count` payloads
+    "identity-reused",  # the seq is complete, or was used for other contents
     "unknown-subscription",
     "not-stable",
-    # A session was forgotten that may have held the unit: this server will never take the unit.
+    # A removed session may have held the unit: this server will never accept the unit.
     "expired",
 ]
 
 
 class Refused(Message, tag=VERSION * 256 + 3, frozen=True, gc=False):
-    """A server will not do what was asked. `request` repeats the seq or request number.
+    """A server refuses a request. `request` repeats the seq or request number.
 
-    With `copies` it is a promise, in this view: it holds none of the first `copies` copies of the
-    unit, and never takes one. Without, it says nothing about other copies, or the same one again.
+    With `copies`, the server promises for this view that it holds none of the first `copies` copies
+    of the unit and will never accept one. Without it, the server may still accept a copy.
     """
 
     shard: ShardId
@@ -95,9 +95,9 @@ class Refused(Message, tag=VERSION * 256 + 3, frozen=True, gc=False):
 
 
 class Leaving(Message, tag=VERSION * 256 + 8, frozen=True, gc=False):
-    """The shard takes records for a little while only: send what is new elsewhere.
+    """The shard is draining: send new inserts to other shards.
 
-    Nothing that is under way is touched (docs/protocol.md, section 13).
+    Inserts in flight are not affected (docs/protocol.md, section 13).
     """
 
     shard: ShardId
@@ -105,7 +105,7 @@ class Leaving(Message, tag=VERSION * 256 + 8, frozen=True, gc=False):
 
 
 class Settled(Message, tag=VERSION * 256 + 9, frozen=True, gc=False):
-    """All inserts of a client and shard below `first_incomplete` are settled. No answer."""
+    """All inserts of a client and shard below `first_incomplete` are complete. No answer."""
 
     shard: ShardId
     view: View
@@ -114,7 +114,7 @@ class Settled(Message, tag=VERSION * 256 + 9, frozen=True, gc=False):
 
 
 class Locate(Message, tag=VERSION * 256 + 4, frozen=True, gc=False):
-    """What became of this client's unit, which it sent in `view`? (D13)."""
+    """Requests the outcome of a unit that this client sent in `view` (D13)."""
 
     shard: ShardId
     view: View
@@ -125,14 +125,15 @@ class Locate(Message, tag=VERSION * 256 + 4, frozen=True, gc=False):
 
 
 class Located(Message, tag=VERSION * 256 + 5, frozen=True, gc=False):
-    """Where a unit is, as a server of `view` knows it.
+    """The outcome of a unit, as a server of `view` knows it.
 
-    `present`: at these gsns, for good. `absent`: it is nowhere, and copies of the view in which it
-    was sent will be refused; only said in a later view. `pending`: ask again.
+    `present`: the unit is at these gsns, permanently. `absent`: it is not in the log, and copies
+    that were sent in the earlier view will be refused; answered in a later view only. `pending`:
+    request again.
     """
 
     shard: ShardId
-    #: The view of the server that answers.
+    #: The view of the answering server.
     view: View
     server: Annotated[int, Meta(ge=0, lt=16)]
     client: ClientId
@@ -143,9 +144,9 @@ class Located(Message, tag=VERSION * 256 + 5, frozen=True, gc=False):
 
 
 class Sync(Message, tag=VERSION * 256 + 6, frozen=True, gc=False):
-    """Tell me when all that the shard owns up to `gsn` is on stable storage at all replicas.
+    """Requests an answer once the shard's positions up to `gsn` are durable at all replicas.
 
-    Asked of the primary. Again with the same request: a repetition.
+    Sent to the primary. A repeated request has the same number.
     """
 
     shard: ShardId
@@ -155,7 +156,7 @@ class Sync(Message, tag=VERSION * 256 + 6, frozen=True, gc=False):
 
 
 class Synced(Message, tag=VERSION * 256 + 7, frozen=True, gc=False):
-    """All that the shard owns below `durable` is on stable storage at all replicas."""
+    """All positions of the shard below `durable` are on stable storage at all replicas."""
 
     shard: ShardId
     view: View

@@ -1,4 +1,4 @@
-"""A client reads: single positions, streams, the tail (docs/protocol.md, sections 6 and 7)."""
+"""Messages for reads, subscriptions and the tail (docs/protocol.md, sections 6 and 7)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ziplog.wire.base import MAX_STEPS, VERSION, Request
 
 
 class Read(Message, tag=VERSION * 256 + 10, frozen=True, gc=False):
-    """What is at this gsn?"""
+    """Requests the record at a gsn."""
 
     shard: ShardId
     view: View
@@ -28,7 +28,7 @@ Answer = Literal["record", "no-op", "not-yet", "trimmed", "unknown", "wrong-shar
 
 
 class ReadReply(Message, tag=VERSION * 256 + 11, frozen=True, gc=False):
-    """The closed set of answers to a read (D19). `no-op` is only ever said of a stable position."""
+    """A replica's answer to `Read` (D19). `no-op` is answered for a stable position only."""
 
     shard: ShardId
     view: View
@@ -36,9 +36,9 @@ class ReadReply(Message, tag=VERSION * 256 + 11, frozen=True, gc=False):
     request: Request
     gsn: Gsn
     answer: Answer
-    #: No failure changes it: one server's word suffices.
+    #: No failure changes the answer, so the answer of one server suffices.
     stable: bool
-    #: For `trimmed`: the first position still there.
+    #: For `trimmed`: the first position that is not trimmed.
     first: Gsn = 0
     epoch: Epoch = 0
     timestamp_us: int = 0
@@ -47,20 +47,20 @@ class ReadReply(Message, tag=VERSION * 256 + 11, frozen=True, gc=False):
 
 
 class Subscribe(Message, tag=VERSION * 256 + 12, frozen=True, gc=False):
-    """Send me everything stable from `start` on, as far as `credit` reaches."""
+    """Subscribes to all stable units from `start` on, within the limit of `credit`."""
 
     shard: ShardId
     view: View
     client: ClientId
-    #: Chosen by the client, unique in it, never used twice.
+    #: Chosen by the client, which never uses a number twice.
     subscription: Request
     start: Gsn
-    #: Bytes that may be sent in all (each unit counts its body and 64 more).
+    #: Total number of bytes that may be sent (each unit counts its body and 64 bytes more).
     credit: Unsigned
 
 
 class Credit(Message, tag=VERSION * 256 + 13, frozen=True, gc=False):
-    """The whole allowance so far, in bytes; also the sign of life. A `Deliver` always answers."""
+    """The subscription's total credit so far, in bytes; also a keep-alive. `Deliver` answers it."""
 
     shard: ShardId
     view: View
@@ -70,7 +70,7 @@ class Credit(Message, tag=VERSION * 256 + 13, frozen=True, gc=False):
 
 
 class Unsubscribe(Message, tag=VERSION * 256 + 14, frozen=True, gc=False):
-    """Stop sending."""
+    """Ends a subscription."""
 
     shard: ShardId
     client: ClientId
@@ -78,10 +78,10 @@ class Unsubscribe(Message, tag=VERSION * 256 + 14, frozen=True, gc=False):
 
 
 class Deliver(Message, tag=VERSION * 256 + 15, frozen=True, gc=False):
-    """The shard's stable units from `start` up to its frontier.
+    """The shard's stable units from `start` up to `frontier`, for a subscriber.
 
-    All that the shard owns in [start, frontier) is in `units` or is a no-op. `start` is the
-    frontier of the message before; a client that sees another one lost a message.
+    Every position of the shard in [start, frontier) is in `units` or is a no-op. `start` is the
+    `frontier` of the message before; if it differs, the client has lost a message.
     """
 
     shard: ShardId
@@ -91,14 +91,14 @@ class Deliver(Message, tag=VERSION * 256 + 15, frozen=True, gc=False):
     start: Gsn
     frontier: Gsn
     units: list[Unit]
-    #: Leases that the client needs to go past the ones it was sent before (D44).
+    #: Leases after those that the client was sent before (D44).
     leases: list[LeaseRun] = []  # noqa: RUF012 - msgspec copies it
-    #: What the shard could send if credit allowed: its stable frontier.
+    #: The shard's stable frontier: up to here it could send, given enough credit.
     stable: Gsn = 0
 
 
 class Trimmed(Message, tag=VERSION * 256 + 16, frozen=True, gc=False):
-    """The subscription stands below the trim point and ends here."""
+    """The subscription's position was trimmed; the subscription ends."""
 
     shard: ShardId
     view: View
@@ -107,9 +107,9 @@ class Trimmed(Message, tag=VERSION * 256 + 16, frozen=True, gc=False):
 
 
 class Want(Message, tag=VERSION * 256 + 17, frozen=True, gc=False):
-    """Somebody waits behind this shard: decide every owned position up to `gsn` (D49).
+    """A reader waits for this shard: decide every owned position up to `gsn` (D49).
 
-    With a request number other than 0, a `Frontier` answers once they are all stable.
+    If the request number is not 0, `Frontier` answers once all of them are stable.
     """
 
     shard: ShardId
@@ -118,7 +118,7 @@ class Want(Message, tag=VERSION * 256 + 17, frozen=True, gc=False):
 
 
 class Frontier(Message, tag=VERSION * 256 + 18, frozen=True, gc=False):
-    """All that the shard owns below `frontier` is stable."""
+    """All positions of the shard below `frontier` are stable."""
 
     shard: ShardId
     view: View
@@ -127,7 +127,7 @@ class Frontier(Message, tag=VERSION * 256 + 18, frozen=True, gc=False):
 
 
 class Tail(Message, tag=VERSION * 256 + 19, frozen=True, gc=False):
-    """Where does the shard end? With `below`: and which is its last stable record below it?"""
+    """Requests the end of the shard, and with `below` also its last stable record below that."""
 
     shard: ShardId
     view: View
@@ -145,14 +145,14 @@ class TailReply(Message, tag=VERSION * 256 + 20, frozen=True, gc=False):
     #: The highest gsn at which this replica holds a record; 0 if it holds none.
     filled: Gsn
     frontier: Gsn
-    #: The last stable record below the asked position; 0 if there is none.
+    #: The last stable record below the requested position; 0 if there is none.
     last_below: Gsn = 0
-    #: All owned positions below it are decided, stable or not, and the next one is not.
+    #: All owned positions below this are decided, stable or not, and the next one is not.
     end: Gsn = 0
 
 
 class Outline(Message, tag=VERSION * 256 + 21, frozen=True, gc=False):
-    """How much do you hold of [start, stop), and who serves it in bulk?"""
+    """Requests the amount of data in [start, stop), and the port of the server's archive."""
 
     shard: ShardId
     view: View
@@ -162,25 +162,25 @@ class Outline(Message, tag=VERSION * 256 + 21, frozen=True, gc=False):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A stretch of a shard's log: from where the one before ends up to `stop`."""
+    """A stretch of a shard's log, from the end of the stretch before it up to `stop`."""
 
     stop: Gsn
-    #: What is stored of it, about.
+    #: Approximate stored size, in bytes.
     size: Unsigned
 
 
 class Outlined(Message, tag=VERSION * 256 + 22, frozen=True, gc=False):
-    """The shard's stored entries of the asked range, in stretches of about equal size.
+    """The shard's stored entries in the requested range, in stretches of about equal size.
 
-    A stretch ends where an entry ends. What lies behind the last one, no entry is about yet.
+    A stretch ends at the end of an entry. After the last stretch there are no entries yet.
     """
 
     shard: ShardId
     view: View
     server: Annotated[int, Meta(ge=0, lt=16)]
     request: Request
-    #: All before it was trimmed.
+    #: All positions before this are trimmed.
     trim: Gsn
     steps: Annotated[list[Step], Meta(max_length=MAX_STEPS)]
-    #: The port of this server's archive (docs/protocol.md, section 14); 0: it has none now.
+    #: The port of this server's archive (docs/protocol.md, section 14); 0: it does not run now.
     archive_port: Annotated[int, Meta(ge=0, lt=2**16)] = 0

@@ -1,4 +1,4 @@
-"""Between the replicas of a shard (docs/protocol.md, sections 4, 5 and 11)."""
+"""Messages between the replicas of a shard (docs/protocol.md, sections 4, 5 and 11)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ziplog.wire.base import VERSION
 
 
 class Forward(Message, tag=VERSION * 256 + 30, frozen=True, gc=False):
-    """The primary's decisions, in its order: number `first` and those after it (D7)."""
+    """The primary's decisions in stream order, from number `first` on (D7)."""
 
     shard: ShardId
     view: View
     incarnation: Unsigned
     first: Fseq
     decisions: list[Decision]
-    #: Up to here (inclusive), every replica holds the stream; up to `durable`, on stable storage.
+    #: Every replica holds the stream up to `stable` (inclusive), and up to `durable` on disk.
     stable: Fseq
     durable: Fseq
 
@@ -37,25 +37,25 @@ class Report(Message, tag=VERSION * 256 + 31, frozen=True, gc=False):
     incarnation: Unsigned
     replicated_up_to: Fseq
     durable: Fseq
-    #: Guesses failed lately, or readers wait here: tell me your decisions at once.
+    #: Forward decisions immediately: recent guesses were wrong, or readers wait at this backup.
     forward_immediately: bool = True
-    #: Somebody subscribes to this backup.
+    #: This backup has subscribers.
     has_subscribers: bool = False
 
 
 class Resend(Message, tag=VERSION * 256 + 32, frozen=True, gc=False):
-    """A backup misses the stream from `first` on, or the bodies of some of it (D7: NACK)."""
+    """A backup requests the stream from `first` on, or bodies that it lacks (D7: NACK)."""
 
     shard: ShardId
     view: View
     server: Annotated[int, Meta(ge=0, lt=16)]
     first: Fseq
-    #: Send bodies along with this many decisions; the rest need none.
+    #: Number of decisions that need their bodies; the rest need none.
     bodies: Annotated[int, Meta(ge=0, le=65536)]
 
 
 class Beat(Message, tag=VERSION * 256 + 33, frozen=True, gc=False):
-    """A replica is there, and what it is (docs/protocol.md, section 11)."""
+    """Heartbeat of a replica to the other replicas (docs/protocol.md, section 11)."""
 
     shard: ShardId
     view: View
@@ -65,9 +65,9 @@ class Beat(Message, tag=VERSION * 256 + 33, frozen=True, gc=False):
 
 
 class Ahead(Message, tag=VERSION * 256 + 36, frozen=True, gc=False):
-    """From primary to primary: `shard` has a record at `gsn`, and readers wait for what is before.
+    """Lag-fix hint between primaries: `shard` has a record at `gsn` that readers wait to reach.
 
-    A hint: who gets it gives up its own positions below (docs/protocol.md, section 13).
+    The receiver gives up its own positions below `gsn` (docs/protocol.md, section 13).
     """
 
     shard: ShardId
@@ -75,7 +75,7 @@ class Ahead(Message, tag=VERSION * 256 + 36, frozen=True, gc=False):
 
 
 class Logged(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An entry of a replica's log, as one replica sends it to another; a `Place` has its body."""
+    """A log entry in a state transfer between replicas; a `Place` includes its body."""
 
     fseq: Fseq
     view: View
@@ -83,39 +83,39 @@ class Logged(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Fetch(Message, tag=VERSION * 256 + 34, frozen=True, gc=False):
-    """Send me your log behind my last entry; then the sessions from number `session` on.
+    """Requests the log after the sender's last entry, then the sessions from `session` on.
 
-    `view` is that of the recovery, or of both servers, if one repairs its files; 0: both are in
-    limbo, and only that.
+    `view` is the view of the recovery. If a server repairs its files, it is the view of both
+    servers, or 0 if both are in limbo.
     """
 
     shard: ShardId
     view: View
     server: Annotated[int, Meta(ge=0, lt=16)]
-    #: The last entry of the one that asks, and the view of that entry; 0 and 0: it has none.
+    #: The sender's last entry, and the view of that entry; 0 and 0: it has none.
     after: Fseq
     after_view: View
-    #: How many tables of sessions it has already.
+    #: Number of session tables that the sender has.
     session: Unsigned
-    #: The last table that it has is of this client, and holds its units up to `seq`; b"": it has
-    #: none. None: it takes whole sessions only, without `steps`, as servers did once.
+    #: The client of the sender's last table, which holds units up to `seq`; b"": it has no table.
+    #: None: it accepts whole sessions without `steps` only, as servers of earlier releases did.
     client: Annotated[bytes, Meta(max_length=16)] | None = None
     seq: Seq = 0
 
 
 class Fetched(Message, tag=VERSION * 256 + 35, frozen=True, gc=False):
-    """A part of the log, or of the sessions.
+    """A part of the log, or of the sessions, in answer to `Fetch`.
 
-    If `keep < after`: the one that asks must drop its entries behind `keep`, and ask again.
+    If `keep < after`, the requester must drop its entries after `keep`, and request again.
     Otherwise `entries` follow `after` without a gap, unless the first one shows that everything
-    before was trimmed. Once `after` is `last`, sessions follow, in the order of clients and seqs;
-    `sessions_left` is 0 with the last of them.
+    before it was trimmed. Once `after` is `last`, sessions follow, in the order of clients and
+    seqs; `sessions_left` is 0 with the last of them.
     """
 
     shard: ShardId
     view: View
     server: Annotated[int, Meta(ge=0, lt=16)]
-    #: Repeats the question.
+    #: Repeats the request.
     after: Fseq
     session: Unsigned
     keep: Fseq
@@ -123,10 +123,10 @@ class Fetched(Message, tag=VERSION * 256 + 35, frozen=True, gc=False):
     entries: list[Logged]
     sessions: list[SessionTable]
     sessions_left: Unsigned
-    #: The trim point of the one that sends, and up to where it knows the log to be stable.
+    #: The sender's trim point, and the last entry that it knows to be stable.
     trim: Gsn
     stable: Fseq
-    #: Repeats the question: a late answer to an earlier one may be about the same number.
+    #: Repeats the request: a late answer to an earlier request may have the same `after`.
     after_view: View = 0
-    #: No record of a session that the sender forgot is above this position.
+    #: No record of a session that the sender removed is above this position.
     horizon: Unsigned = 0

@@ -1,4 +1,4 @@
-"""The membership service (docs/protocol.md, sections 3, 7 and 8)."""
+"""Messages of the membership service (docs/protocol.md, sections 3, 7 and 8)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ziplog.wire.base import VERSION, Name, Request
 
 
 class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
-    """A storage server's state, to the membership service. Cluster 0: it does not know it yet."""
+    """A storage server's state, for the membership service. Cluster 0: it has no cluster id yet."""
 
     node: Name
     endpoint: Name
@@ -32,12 +32,12 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     incarnation: Unsigned
     pid: Unsigned
     state: NodeState
-    #: Inserts came lately.
+    #: Inserts arrived recently.
     active: bool
-    #: Records a second.
+    #: Inserted records per second.
     rate_per_s: Unsigned
     frontier: Gsn
-    #: Like `frontier`, on stable storage at all replicas.
+    #: Like `frontier`, for what is on stable storage at all replicas.
     durable: Gsn
     #: The last lease that the server holds, and its digest (D30).
     lease: Unsigned
@@ -46,73 +46,73 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     #: The last stable and the last durable record, inclusive; 0: none.
     stable_gsn: Gsn = 0
     durable_gsn: Gsn = 0
-    #: The identity of its data directory: a secret between the two.
+    #: The identity of its data directory: a secret of the server and the service.
     identity: Name = ""
-    #: How its shard was placed when the server was told last; "": it was not.
+    #: Its shard's state in the last placement that it received; "": it received none.
     shard_state: ShardState | Literal[""] = ""
-    #: Somebody reads along: positions are decided at the end of every epoch.
+    #: It has readers, so positions are decided at the end of every epoch.
     is_watched: bool = False
-    #: Positions that were given up because somebody waited behind them, since the process started.
+    #: Number of positions given up since the process started because readers waited for them.
     holes: Unsigned = 0
-    #: All that its shard will ever own is on stable storage here, and this server knows it.
+    #: All positions that its shard will ever own are durable here, and this server knows it.
     is_sealed: bool = False
-    #: It was told what follows a lease that it does not hold.
+    #: It received leases that do not follow the ones it holds.
     has_gap: bool = False
-    #: All that its shard owns below is stable here: if it holds no lease, it needs those from here
-    #: on, and no more than the newest `KEPT_RUNS`. 0: it takes all of them only.
+    #: All positions of its shard below this are stable here. A server without a lease needs the
+    #: leases from here on, at most the newest `KEPT_RUNS`. 0: it needs all leases.
     needs_from: Gsn = 0
 
 
 class Rate(Message, tag=VERSION * 256 + 51, frozen=True, gc=False):
-    """A primary's rate of inserts has changed. A leaving shard says 0 once nothing waits there."""
+    """A primary's insert rate changed. A leaving shard reports 0 once no unit waits there."""
 
     shard: ShardId
     view: View
-    #: Records a second.
+    #: Inserted records per second.
     per_s: Unsigned
 
 
 class LeaseAnnounced(Message, tag=VERSION * 256 + 41, frozen=True, gc=False):
-    """Committed leases that follow those the server said it has, and the state around them."""
+    """Committed leases that follow those of a server, with placements and the trim point."""
 
-    #: In order. The last lease of the last run starts `starts_in_us` from now; what is left of
-    #: any lease before it is over then.
+    #: In order. The last lease of the last run starts in `starts_in_us`; all leases before it have
+    #: ended by then.
     runs: list[LeaseRun]
     starts_in_us: Unsigned
     placements: list[Placement]
     trim: Gsn
-    #: Where leases have many members, instead of `runs`: what follows lease `after`, by what
-    #: changes from one to the next; and the digest of the last of them.
+    #: Instead of `runs`, if leases have many members: the leases after lease `after`, each as the
+    #: difference from the one before; and the digest of the last one.
     after: Unsigned = 0
     steps: list[LeaseStep] = []  # noqa: RUF012 - msgspec copies it
     digest: Annotated[bytes, Meta(min_length=8, max_length=8)] = NO_DIGEST
-    #: Leases before the first run are left out, because the receiver needs none of them: it goes
-    #: on with that run, whatever it holds before it.
+    #: Leases before the first run are omitted, because the receiver needs none of them: it
+    #: continues with that run, whichever leases it holds.
     is_cut: bool = False
-    #: The receiver's shard has left, and owns nothing from here on; 0: it has not, or is not placed
-    #: by this message.
+    #: The receiver's shard has left, and owns no position from here on; 0: it has not left, or
+    #: this message does not contain its placement.
     limit: Gsn = 0
 
 
 class Hello(Message, tag=VERSION * 256 + 42, frozen=True, gc=False):
-    """A client asks for the cluster as it is. Cluster 0: it does not know it yet."""
+    """A client requests the cluster's current state. Cluster 0: it has no cluster id yet."""
 
     request: Request
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the cluster allows."""
+    """The cluster's limits."""
 
     max_payload_bytes: Unsigned = 1024 * 1024
     max_key_bytes: Unsigned = 4096
-    #: Units that a client may have unsettled at a shard.
+    #: Maximum number of in-flight units of a client at a shard.
     max_unsettled_units: Unsigned = 1024
-    #: Servers forget a client that is silent for so long.
+    #: Session timeout: servers remove the session of a client after this time of silence.
     session_timeout_s: Unsigned = 900
 
 
 class ClusterInfo(Message, tag=VERSION * 256 + 43, frozen=True, gc=False):
-    """The cluster as the membership service has it. Placements are those of every shard ever."""
+    """The cluster's committed state. Placements include every shard that ever existed."""
 
     request: Request
     name: Name
@@ -124,30 +124,30 @@ class ClusterInfo(Message, tag=VERSION * 256 + 43, frozen=True, gc=False):
     leases: list[LeaseRun]
     trim: Gsn
     limits: Limits
-    #: Of each placement's shard: all of its positions below are stable, as far as is known; 0:
-    #: nothing is known.
+    #: For each placement's shard: the known frontier, below which its positions are stable; 0:
+    #: unknown.
     frontiers: list[Unsigned] = []  # noqa: RUF012 - msgspec copies it
 
 
 class NotLeader(Message, tag=VERSION * 256 + 44, frozen=True, gc=False):
-    """Ask the leader: its endpoint, or "" while there is none."""
+    """Redirects a request to the leader's endpoint; "" while there is no leader."""
 
     request: Request
     leader: Name
 
 
 class LeaseQuery(Message, tag=VERSION * 256 + 45, frozen=True, gc=False):
-    """Which leases hold `gsn` and what comes after it? Answered with a read barrier."""
+    """Requests the lease that holds `gsn` and those after it. Answered after a read barrier."""
 
     request: Request
     gsn: Gsn
 
 
 class LeaseHistory(Message, tag=VERSION * 256 + 46, frozen=True, gc=False):
-    """The runs from the one that holds the asked gsn on; none if nobody was ever given it.
+    """The lease runs from the one that holds the requested gsn on; none if no lease holds it.
 
-    For a trimmed gsn the history starts at the first lease still kept. If there is more than fits,
-    ask again from the last run's stop.
+    For a trimmed gsn, the history starts at the first lease that is kept. If it does not fit one
+    message, the client requests the rest from the last run's stop.
     """
 
     request: Request
@@ -157,16 +157,16 @@ class LeaseHistory(Message, tag=VERSION * 256 + 46, frozen=True, gc=False):
 
 
 class Trim(Message, tag=VERSION * 256 + 47, frozen=True, gc=False):
-    """Delete everything before `gsn`, once it is stable (D45)."""
+    """Requests the deletion of everything before `gsn`, once it is stable (D45)."""
 
     request: Request
     gsn: Gsn
 
 
 class TrimReply(Message, tag=VERSION * 256 + 48, frozen=True, gc=False):
-    """The committed trim point: every reachable replica refuses what is before it.
+    """The committed trim point: every reachable replica refuses reads before it.
 
-    `error` says why nothing was trimmed; then `trim` is the old point.
+    `error` gives the reason why nothing was trimmed; then `trim` is the old trim point.
     """
 
     request: Request
@@ -175,7 +175,7 @@ class TrimReply(Message, tag=VERSION * 256 + 48, frozen=True, gc=False):
 
 
 class StatusQuery(Message, tag=VERSION * 256 + 49, frozen=True, gc=False):
-    """How is the cluster?"""
+    """Requests the status document."""
 
     request: Request
 
@@ -188,27 +188,27 @@ class StatusReply(Message, tag=VERSION * 256 + 50, frozen=True, gc=False):
 
 
 class ChangeShard(Message, tag=VERSION * 256 + 52, frozen=True, gc=False):
-    """Add a shard, take one out for good, or have one sealed; answered when that is done.
+    """Requests to add, remove or finalize a shard; answered when that is done.
 
-    Asked again until it is answered: twice is the same as once (docs/protocol.md, section 13).
+    The client repeats it until it is answered; it is idempotent (docs/protocol.md, section 13).
     """
 
     request: Request
     shard: ShardId
     change: Literal["add", "remove", "finalize"]
-    #: For `add`: where its servers listen, the primary first.
+    #: For `add`: its servers, the primary first.
     replicas: Annotated[list[Replica], Meta(max_length=16)] = []  # noqa: RUF012 - msgspec copies it
 
 
 class ShardChanged(Message, tag=VERSION * 256 + 53, frozen=True, gc=False):
-    """The shard has become what was asked, or `error` says why it cannot."""
+    """The change is done, or `error` gives the reason why it is not possible."""
 
     request: Request
     shard: ShardId
-    #: exists: with other servers, or one of them is of another shard, or has the name or endpoint
-    #: of a service's node. last-shard: nobody would take records. wrong-size: not f+1 servers.
-    #: retired: it has left, and never comes back.
-    #: too-many: no message would hold where all shards are.
+    #: exists: the shard exists with other servers, or a server belongs to another shard, or has the
+    #: name or endpoint of a service's node. last-shard: no shard would accept records.
+    #: wrong-size: not f+1 servers. retired: the shard has left, which is final.
+    #: too-many: the placements of all shards would not fit one message.
     error: Literal[
         "", "no-such-shard", "exists", "last-shard", "wrong-size", "retired", "too-many"
     ] = ""

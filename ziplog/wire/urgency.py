@@ -1,10 +1,10 @@
-"""Which frames a process handles first when many wait.
+"""Priority of frames: a process with a queue handles urgent messages first.
 
-Urgent is what servers and services send each other to keep shards together, and what answers a
-process's own questions: how much of it there is does not depend on the number of clients. Not
-urgent is what a client asks for, and `Forward`: at a backup it may not overtake the inserts that it
-names, or the backup would ask for bodies that are in its queue. The protocols rely on no order
-between messages, so this is a matter of time only.
+Urgent messages are those that keep shards running, between servers and services, and the answers
+to a process's own requests: their number does not depend on the number of clients. Client requests
+are not urgent. Neither is `Forward`: if it overtook the inserts that it names, the backup would
+request bodies that are in its queue. The protocols do not rely on the order of messages, so the
+priority affects latency only.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ URGENT: Final = (
     InsertAck, Refused, Leaving, Located, Synced, ReadReply, Deliver, Trimmed, Frontier,
     TailReply, Outlined, ClusterInfo, NotLeader, TrimReply, ShardChanged, StatusReply,
 )  # fmt: skip
-#: How MessagePack's array of more than 15 items begins; its length takes two bytes more.
+#: First byte of a MessagePack array of more than 15 items; two bytes of length follow.
 _LONG_ARRAY: Final = b"\xdc"
 
 
 def _tag(kind: type) -> bytes:
-    """Return a kind's tag as it stands in a frame: MessagePack's integer of 16 bits."""
+    """Return the encoded tag of a message class: a MessagePack 16-bit integer."""
     tag = kind.__struct_config__.tag  # type: ignore[attr-defined]
     assert isinstance(tag, int)
     return b"\xcd" + tag.to_bytes(2, "big")
@@ -62,6 +62,6 @@ _TAGS: Final = frozenset(map(_tag, URGENT))
 
 
 def is_urgent(frame: bytes) -> bool:
-    """Whether a frame goes before others. It may be garbage: `decode` finds that out."""
+    """Whether a frame is handled first. An invalid frame may pass; `decode` rejects it later."""
     start = 3 if frame[:1] == _LONG_ARRAY else 1
     return frame[start : start + 3] in _TAGS

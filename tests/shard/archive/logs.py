@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ziplog.segments.block_reader import Archive
+    from ziplog.segments.block_reader import BlockReader
 
 CLIENT = b"c" * 16
 WRITER = b"w" * 16
@@ -82,7 +82,7 @@ def make(directory: Path, stable: int = 2**60) -> None:
     Maker(directory).make(lambda: stable)
 
 
-def walk(archive: Archive, gsn: int, stop: int) -> tuple[list[Row], list[Block], int]:
+def walk(archive: BlockReader, gsn: int, stop: int) -> tuple[list[Row], list[Block], int]:
     """Read blocks from a position on, as long as one follows the other; return where they end."""
     rows: list[Row] = []
     blocks: list[Block] = []

@@ -16,7 +16,7 @@ from shard.archive.supervisor import Keeper, Known
 from tests.shard.archive.logs import fill, log, open_store, walk
 from tests.waiting import wait_until
 from ziplog.archive.client import ArchiveClient
-from ziplog.segments.block_reader import Archive
+from ziplog.segments.block_reader import BlockReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,7 +109,7 @@ def test_it_is_started_when_a_segment_is_sealed_and_told_what_is_stable(
     assert list(segments.glob("*.rows")) == []
     one.known = Known(CLUSTER, last, 5)
     end = store._segments[-1].base
-    wait_until(lambda: walk(Archive(segments), 1, end)[2] == end, "rows are made")
+    wait_until(lambda: walk(BlockReader(segments), 1, end)[2] == end, "rows are made")
     # And then it sleeps until somebody calls.
     wait_until(lambda: waits[-1] is None, "it sleeps")
     with one.client() as client:
@@ -134,7 +134,9 @@ def test_it_is_told_of_segments_that_are_sealed_faster_than_they_are_stable(
 
     one.keeper._look = look
     one.keeper.sealed(first)
-    wait_until(lambda: walk(Archive(segments), 1, 2**60)[2] > 1, "rows are made of what is stable")
+    wait_until(
+        lambda: walk(BlockReader(segments), 1, 2**60)[2] > 1, "rows are made of what is stable"
+    )
 
 
 def test_after_one_segment_it_waits_for_the_next(segments: Path, kept: Callable[..., Kept]) -> None:
@@ -151,7 +153,7 @@ def test_after_one_segment_it_waits_for_the_next(segments: Path, kept: Callable[
     # Nobody calls it again.
     for segment, end in ((first, second.base), (second, store._segments[2].base)):
         one.known = Known(CLUSTER, segment.last_fseq, 1)
-        wait_until(lambda end=end: walk(Archive(segments), 1, 2**60)[2] == end, "rows are made")
+        wait_until(lambda end=end: walk(BlockReader(segments), 1, 2**60)[2] == end, "rows are made")
 
 
 def test_an_archive_that_dies_is_started_again(kept: Callable[..., Kept]) -> None:

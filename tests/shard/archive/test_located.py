@@ -20,7 +20,7 @@ from ziplog.archive.messages import (
     BLOCK,
     LOCATE,
     LOCATED,
-    MOST_PLACES,
+    MAX_PLACES,
     REQUEST_BYTES,
     Answer,
     Places,
@@ -28,11 +28,11 @@ from ziplog.archive.messages import (
     encode_answer,
     encode_places,
 )
-from ziplog.archive.sockets import is_here, receive
+from ziplog.archive.sockets import is_same_machine, receive
 from ziplog.errors import UnavailableError
 from ziplog.segments import block_reader as files_module
 from ziplog.segments.block_file import BlockIndex, Part, part_of
-from ziplog.segments.block_reader import Archive
+from ziplog.segments.block_reader import BlockReader
 from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ def test_on_one_machine_the_files_are_read(
     make(segments)
     store.close()
     process = started(segments)
-    expected = Archive(segments).block(100)
+    expected = BlockReader(segments).block(100)
     with process.client() as client:
         assert is_of_files(client.block(100))
         assert client.block(100) == expected
-    monkeypatch.setattr(client_module, "is_here", lambda _: False)
+    monkeypatch.setattr(client_module, "is_same_machine", lambda _: False)
     with process.client() as client:
         block = client.block(100)
         assert not is_of_files(block)
@@ -89,8 +89,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         gsns.append(gsn)
         return real(self, kind, gsn)
 
-    real = ArchiveClient._ask
-    monkeypatch.setattr(ArchiveClient, "_ask", ask)
+    real = ArchiveClient._request
+    monkeypatch.setattr(ArchiveClient, "_request", ask)
     return gsns
 
 
@@ -102,15 +102,15 @@ def test_a_segments_blocks_are_asked_for_together(
     fill(store, entries)
     make(segments)
     store.close()
-    _, index = Archive(segments).indexed()[0]
+    _, index = BlockReader(segments).indexed()[0]
     starts = [block.start for block in index.blocks]
-    assert len(starts) > 2 * MOST_PLACES
+    assert len(starts) > 2 * MAX_PLACES
     with started(segments).client() as client:
         for start in starts:
             block = client.block(start)
             assert is_of_files(block)
-            assert block == Archive(segments).block(start)
-    assert asked == starts[::MOST_PLACES]
+            assert block == BlockReader(segments).block(start)
+    assert asked == starts[::MAX_PLACES]
 
 
 def test_what_was_trimmed_is_asked_for_again_once_it_is_gone(
@@ -124,7 +124,7 @@ def test_what_was_trimmed_is_asked_for_again_once_it_is_gone(
     with process.client() as client:
         block = client.block(100)
         assert isinstance(block, Block)
-        older = [(s, index) for s, index in Archive(segments).indexed() if index.start <= 100]
+        older = [(s, index) for s, index in BlockReader(segments).indexed() if index.start <= 100]
         stop = older[-1][1].stop
         # Its files are as they were, and where they are was told before.
         process.board.trim = stop
@@ -143,7 +143,7 @@ def test_who_is_elsewhere_learns_of_no_path(
     fill(store, log(60))
     make(segments)
     store.close()
-    monkeypatch.setattr(server_module, "is_here", lambda _: False)
+    monkeypatch.setattr(server_module, "is_same_machine", lambda _: False)
     board = Board()
     board.cluster = CLUSTER
     server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
@@ -151,7 +151,7 @@ def test_who_is_elsewhere_learns_of_no_path(
     with ArchiveClient("127.0.0.1", server.port, CLUSTER, SHARD) as client:
         block = client.block(100)
         assert not is_of_files(block)
-        assert block == Archive(segments).block(100)
+        assert block == BlockReader(segments).block(100)
 
 
 @pytest.mark.parametrize(("address", "is_same"), [("127.0.0.1", True), ("127.0.0.2", False)])
@@ -160,7 +160,7 @@ def test_equal_addresses_are_one_machine(address: str, is_same: bool) -> None:
         mine = socket.create_connection(listening.getsockname(), 20, (address, 0))
         its, _ = listening.accept()
         with mine, its:
-            assert is_here(mine) is is_here(its) is is_same
+            assert is_same_machine(mine) is is_same_machine(its) is is_same
 
 
 # --- what only pretends ----------------------------------------------------------------------
@@ -355,7 +355,10 @@ def test_a_block_that_is_not_over_the_position_is_not_taken(
     pretending: Callable[..., Pretender], segment: Path
 ) -> None:
     archive = pretending(located(segment), WHOLE)
-    with archive.client() as client, pytest.raises(UnavailableError, match="that gsn 9 is not in"):
+    with (
+        archive.client() as client,
+        pytest.raises(UnavailableError, match="that does not hold gsn 9"),
+    ):
         client.block(9)
     assert archive.asked == [LOCATE, BLOCK]
 
@@ -383,8 +386,8 @@ def test_no_more_is_read_than_a_file_has(
 def test_an_archive_elsewhere_names_no_files_here(
     pretending: Callable[..., Pretender], segment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "is_here", lambda _: False)
+    monkeypatch.setattr(client_module, "is_same_machine", lambda _: False)
     archive = pretending(located(segment))
-    with archive.client() as client, pytest.raises(UnavailableError, match="what is no answer"):
+    with archive.client() as client, pytest.raises(UnavailableError, match="an invalid answer"):
         client.block(5)
     assert archive.asked == [BLOCK]

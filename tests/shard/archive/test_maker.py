@@ -23,7 +23,7 @@ from tests.shard.archive.logs import (
     walk,
 )
 from ziplog.core.entries import Origin
-from ziplog.segments.block_reader import Archive
+from ziplog.segments.block_reader import BlockReader
 from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def test_blocks_cover_sealed_segments_without_a_gap(segments: Path) -> None:
     entries = log(60)
     fill(store, entries)
     make(segments)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     end = sealed_end(store)
     rows, blocks, reached = walk(archive, 1, 2**60)
     assert reached == end < end_of(entries)
@@ -71,7 +71,7 @@ def test_rows_come_with_time_and_are_noticed(segments: Path) -> None:
     store = open_store(segments)
     entries = log(80)
     fill(store, entries[:30])
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     assert archive.block(1) == 0
     make(segments)
     first = walk(archive, 1, 2**60)[2]
@@ -111,7 +111,7 @@ def test_a_trim_takes_rows_along(segments: Path) -> None:
     entries = log(60)
     fill(store, entries)
     make(segments)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     gone = names(segments, "seg")[:2]
     third = store._segments[2]
     start = third.base
@@ -130,7 +130,7 @@ def test_a_cut_takes_rows_along(segments: Path) -> None:
         store.append(entry)
     assert store.flush()
     make(segments)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     assert walk(archive, 1, 2**60)[2] == sealed_end(store)
     segment = store._segments[4]
     kept = segment.base_fseq + 1
@@ -153,7 +153,7 @@ def test_rows_are_gone_before_a_cut_counts(segments: Path, monkeypatch: pytest.M
         store.append(entry)
     assert store.flush()
     make(segments)
-    changing = {segment.rows_name for segment in store._segments[4:]}
+    changing = {segment.block_file_name for segment in store._segments[4:]}
     there: list[set[str]] = []
 
     def create(*_: Any) -> None:
@@ -165,10 +165,10 @@ def test_rows_are_gone_before_a_cut_counts(segments: Path, monkeypatch: pytest.M
         store.truncate(store._segments[4].base_fseq + 1)
     (names_then,) = there
     assert not changing & names_then
-    assert store._segments[3].rows_name in names_then
+    assert store._segments[3].block_file_name in names_then
     # Nothing was cut, and so they are made again.
     make(segments)
-    assert walk(Archive(segments), 1, 2**60)[2] == sealed_end(store)
+    assert walk(BlockReader(segments), 1, 2**60)[2] == sealed_end(store)
     store.close()
 
 
@@ -176,7 +176,7 @@ def test_rows_of_a_segment_of_another_size_are_none(segments: Path) -> None:
     store = open_store(segments)
     fill(store, log(60))
     make(segments)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     third = store._segments[2]
     with (segments / third.name).open("ab") as file:
         file.write(b"?")
@@ -188,7 +188,7 @@ def test_rows_of_a_segment_of_another_size_are_none(segments: Path) -> None:
 def test_what_changes_twice_at_the_same_time_of_the_clock_is_noticed(segments: Path) -> None:
     store = open_store(segments)
     fill(store, log(60))
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     assert archive.block(1) == 0
     times = segments.stat()
     make(segments)
@@ -201,7 +201,7 @@ def test_a_log_begun_anew_has_no_rows_of_before(segments: Path) -> None:
     store = open_store(segments)
     fill(store, log(60))
     make(segments)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     store.reset(100, 5_000)
     assert names(segments, "rows") == []
     assert archive.block(1) == 0
@@ -231,11 +231,11 @@ def test_what_is_void_is_not_given_out_before_it_is_tidied_up(
         store.truncate(kept)
     for path, content in rows.items():
         path.write_bytes(content)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     assert walk(archive, 1, 2**60)[2] == end
     # Nor does anybody make them again.
     make(segments)
-    assert walk(Archive(segments), 1, 2**60)[2] == end
+    assert walk(BlockReader(segments), 1, 2**60)[2] == end
 
 
 @pytest.mark.parametrize("how", ["append", "seal"])
@@ -263,7 +263,7 @@ def test_what_is_repaired_reaches_to_where_the_next_one_begins(segments: Path, h
     more = [unit(61, end_of(entries)), unit(62, end_of(entries) + 10)]
     fill(store, more)
     make(segments)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     end = sealed_end(store)
     for start in range(1, end, 7):
         rows, _, reached = walk(archive, start, end)
@@ -282,7 +282,7 @@ def test_damage_is_left_out_until_it_is_repaired(
     damage(segments / third.name, 300)
     making = Maker(segments)
     making.make(lambda: 2**60)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     end = sealed_end(store)
     after = store._segments[3].base
     assert walk(archive, 1, 2**60)[2] == third.base
@@ -324,7 +324,7 @@ def test_a_repair_takes_rows_along(segments: Path) -> None:
     make(segments)
     third = store._segments[2]
     damage(segments / third.name, 300)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     # The block's checksum tells.
     rows, _, reached = walk(archive, 1, 2**60)
     assert third.base <= reached < store._segments[3].base
@@ -336,7 +336,7 @@ def test_a_repair_takes_rows_along(segments: Path) -> None:
         entry for entry in entries if third.base_fseq <= entry.fseq < store._segments[3].base_fseq
     ]
     assert store.repair(missing)
-    assert third.rows_name not in {path.name for path in segments.iterdir()}
+    assert third.block_file_name not in {path.name for path in segments.iterdir()}
     make(segments)
     assert walk(archive, 1, 2**60)[0] == records(entries, 1, sealed_end(store))
     store.close()
@@ -349,7 +349,7 @@ def test_a_segment_that_is_missing_is_a_hole(segments: Path) -> None:
     third, fourth = store._segments[2:4]
     (segments / third.name).unlink()
     make(segments)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     # What the second one ends with is not known to be all.
     second = store._segments[1]
     assert walk(archive, 1, 2**60)[2] == second.base
@@ -364,10 +364,10 @@ def test_rows_that_are_damaged_are_none(segments: Path, at: int) -> None:
     entries = log(60)
     fill(store, entries)
     make(segments)
-    path = segments / store._segments[1].rows_name
+    path = segments / store._segments[1].block_file_name
     size = path.stat().st_size
     damage(path, at % size)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     rows, _, reached = walk(archive, 1, 2**60)
     assert rows == records(entries, 1, reached)
     if at != 3:  # nobody reads the magic number at the front
@@ -394,7 +394,7 @@ def test_a_full_disk_leaves_nothing_behind(segments: Path, monkeypatch: pytest.M
             make(segments)
     assert {path.suffix for path in segments.iterdir()} == {".seg", ".idx", ""}
     make(segments)
-    assert walk(Archive(segments), 1, 2**60)[2] == sealed_end(store)
+    assert walk(BlockReader(segments), 1, 2**60)[2] == sealed_end(store)
     store.close()
 
 
@@ -440,9 +440,9 @@ def test_what_changed_while_its_rows_were_made_has_none(
     with monkeypatch.context() as patch:
         patch.setattr(block_builder.os, "fdatasync", meanwhile)
         make(segments)
-    assert third.rows_name not in {path.name for path in segments.iterdir()}
+    assert third.block_file_name not in {path.name for path in segments.iterdir()}
     make(segments)
-    assert walk(Archive(segments), 1, 2**60)[2] == sealed_end(store)
+    assert walk(BlockReader(segments), 1, 2**60)[2] == sealed_end(store)
     store.close()
 
 
@@ -453,10 +453,10 @@ def test_what_was_left_behind_is_taken_away(segments: Path) -> None:
     first = store._segments[0]
     for name in (first.name, first.index_name):
         (segments / name).unlink()
-    (segments / f"{first.rows_name}{block_builder.SUFFIX}").write_bytes(b"half")
+    (segments / f"{first.block_file_name}{block_builder.SUFFIX}").write_bytes(b"half")
     make(segments)
     left = {path.name for path in segments.iterdir()}
-    assert first.rows_name not in left
+    assert first.block_file_name not in left
     assert not any(name.endswith(block_builder.SUFFIX) for name in left)
     store.close()
 
@@ -466,7 +466,7 @@ def test_writers_at_every_position(segments: Path) -> None:
     entries = log(60, origins=True)
     fill(store, entries)
     make(segments)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     end = sealed_end(store)
     for gsn in range(1, end + 1):
         position, writers = archive.writers(gsn)
@@ -477,7 +477,7 @@ def test_writers_at_every_position(segments: Path) -> None:
     position, writers = archive.writers(2**60)
     assert (position, writers.export()) == (end, [expected_writer(entries, end)])
     # A table is whoever's asked for it.
-    writers.fresh(Origin(WRITER, 10**6, 1), 1)
+    writers.first_new_row(Origin(WRITER, 10**6, 1), 1)
     assert archive.writers(end)[1].export() == [expected_writer(entries, end)]
     store.close()
 
@@ -487,7 +487,7 @@ def test_rows_that_come_while_one_looks_are_not_the_next_ones(
 ) -> None:
     store = open_store(segments)
     fill(store, log(60))
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     listed = archive.listed
 
     def listed_before_they_come() -> Any:
@@ -502,7 +502,7 @@ def test_rows_that_come_while_one_looks_are_not_the_next_ones(
 
 
 def test_writers_where_nothing_is_known(segments: Path) -> None:
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     assert archive.writers(50)[0] == 1
     assert not archive.writers(50)[1]
     store = open_store(segments)
@@ -523,7 +523,7 @@ def test_a_trim_makes_no_writer_unknown(segments: Path) -> None:
     entries = log(60, origins=True)
     fill(store, entries)
     make(segments)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     end = sealed_end(store)
     for segment in store._segments[1:-1]:
         before = {gsn: archive.writers(gsn)[1].export() for gsn in range(segment.base, end)}
@@ -542,7 +542,7 @@ def test_an_unfinished_block_of_a_large_unit(segments: Path) -> None:
     entries = [unit(1, 1), unit(2, 100, size=2_000_000), unit(3, 200, size=2_000_000), unit(4, 300)]
     fill(store, entries)
     make(segments)
-    archive = Archive(segments)
+    archive = BlockReader(segments)
     for gsn, start, count in ((100, 1, 6), (200, 105, 3)):
         block = archive.block(gsn)
         assert isinstance(block, Block)

@@ -128,7 +128,7 @@ def test_who_asks_for_what_is_not_there_is_said(segments: Path) -> None:
         assert client.block(2**40) == 0
         assert not misses, "nobody can make rows of what is not sealed"
         second = store._segments[1]
-        (segments / second.rows_name).unlink()
+        (segments / second.block_file_name).unlink()
         assert isinstance(client.block(second.base), int)
         assert misses == [1]
         board.trim = store._segments[2].base

@@ -35,7 +35,7 @@ from ziplog.archive.sockets import receive
 from ziplog.core.entries import Origin
 from ziplog.errors import ClosedError, UnavailableError
 from ziplog.segments.block_file import part_of
-from ziplog.segments.block_reader import Archive
+from ziplog.segments.block_reader import BlockReader
 from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.slow
 def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks come from the files, or as to another machine."""
     if request.param == "connection":
-        monkeypatch.setattr(client_module, "is_here", lambda _: False)
+        monkeypatch.setattr(client_module, "is_same_machine", lambda _: False)
 
 
 def read(client: ArchiveClient, gsn: int) -> tuple[list[Row], int]:
@@ -81,12 +81,12 @@ def test_what_is_asked_for_comes_as_it_is_in_the_files(
         wait_until(lambda: read(client, 1)[1] == end, "all rows are made")
         assert read(client, 1)[0] == records(entries, 1, end)
         assert read(client, 200)[0] == records(entries, 200, end)
-        files = Archive(segments)
+        files = BlockReader(segments)
         for gsn in (1, 100, 200, end, end + 50):
             position, writers = client.writers(gsn)
             told = files.writers(gsn)
             assert (position, writers.export()) == (told[0], told[1].export())
-            writers.fresh(Origin(WRITER, 10**6, 1), 1)
+            writers.first_new_row(Origin(WRITER, 10**6, 1), 1)
         assert client.block(end) == 0
         # What is new is found over the same connection.
         more = log(30, first=61, gsn=end_of(entries))
@@ -161,12 +161,15 @@ def test_another_cluster_or_shard_is_told_nothing(
 ) -> None:
     process = started(segments)
     with process.client(cluster, shard) as client:
-        with pytest.raises(UnavailableError, match="is not of shard"):
+        with pytest.raises(UnavailableError, match="does not belong to shard"):
             client.block(1)
-        with pytest.raises(UnavailableError, match="is not of shard"):
+        with pytest.raises(UnavailableError, match="does not belong to shard"):
             client.writers(1)
     process.board.cluster = 0  # it does not know yet
-    with process.client() as client, pytest.raises(UnavailableError, match="is not of shard"):
+    with (
+        process.client() as client,
+        pytest.raises(UnavailableError, match="does not belong to shard"),
+    ):
         client.block(1)
 
 
@@ -432,13 +435,13 @@ def test_an_answer_is_taken(pretending: Callable[..., ArchiveClient]) -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (os.urandom(200), "sent what is no answer"),
-        (block_answer(kind=7), "sent what is no answer"),
-        (block_answer(rows=2**31), "sent what is no answer"),
+        (os.urandom(200), "sent an invalid answer"),
+        (block_answer(kind=7), "sent an invalid answer"),
+        (block_answer(rows=2**31), "sent an invalid answer"),
         (block_answer(data=part_of(b"another", 0)), "damaged"),
-        (block_answer(start=6), "that gsn 5 is not in"),
-        (encode_answer(Answer(NEXT, 5)), "that gsn 5 is not in"),
-        (encode_answer(Answer(WRITERS, 5)), "that gsn 5 is not in"),
+        (block_answer(start=6), "that does not hold gsn 5"),
+        (encode_answer(Answer(NEXT, 5)), "that does not hold gsn 5"),
+        (encode_answer(Answer(WRITERS, 5)), "that does not hold gsn 5"),
         (block_answer()[:-1], "does not answer"),
     ],
 )

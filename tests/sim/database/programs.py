@@ -45,7 +45,7 @@ class CoordinatorProgram:
         )  # fmt: skip
 
     def turn(self) -> None:
-        self._driver.turn()
+        self._driver.run_once()
 
     def check(self) -> None:
         self.node.check()

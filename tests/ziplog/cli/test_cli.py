@@ -296,7 +296,7 @@ def test_up_refuses_to_change_a_cluster_that_exists(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(run("config", "show").stdout)
     result = run("up", "--data-dir", str(tmp_path), "--shards", "3")
     assert result.exit_code == 2
-    assert "--shards is 3; it must be left out or 1" in result.stderr
+    assert "--shards is 3, but the existing cluster has 1" in result.stderr
 
 
 def test_the_command_that_created_a_cluster_restarts_it_after_shards_were_added(

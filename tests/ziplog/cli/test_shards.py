@@ -97,7 +97,7 @@ def test_a_shard_that_an_operator_wrote_and_started_is_placed(
     assert log.calls[-1][:3] == ("add", 1, {"other": f"127.0.0.1:{listening}"})
     missing = run("shard", "add", "--config", str(path), "--shard", "2")
     assert (missing.exit_code, missing.stdout) == (2, "")
-    assert "a [[shard]] of the file, which has 0, 1" in missing.stderr
+    assert "its ids are 0, 1" in missing.stderr
 
 
 def test_servers_that_do_not_listen_are_named_before_the_service_gets_the_shard(
@@ -120,7 +120,7 @@ def test_another_clusters_file_is_refused(log: FakeLog, tmp_path: Path, listenin
         for options in (("--config", str(path), "--shard", "1"), ("--data-dir", str(tmp_path))):
             result = run("shard", "add", *options)
             assert result.exit_code == 2
-            assert "the file of cluster 'demo' at 127.0.0.1:7400" in result.stderr
+            assert "leads to cluster 'demo' at 127.0.0.1:7400" in result.stderr
     assert not any(call[0] == "add" for call in log.calls)
 
 
@@ -150,4 +150,4 @@ def test_options_that_contradict_each_other_are_bad_usage(
 ) -> None:
     result = run("shard", "add", *options)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "given with --shard, and without --data-dir" in result.stderr
+    assert "must be given together, and without --data-dir" in result.stderr

@@ -272,7 +272,7 @@ def test_client_in_a_forked_child_raises_closed_error(log: ziplog.Log) -> None:
     os.waitpid(child, 0)
     assert len(told) == 3
     assert set(told) == {
-        f"the client of process {os.getpid()}, in its child, is closed; connect again to go on"
+        f"the client of process {os.getpid()}, in its child, is closed; connect again to continue"
     }
     assert log.read_record(log.insert_after(b"after")).payload == b"after"
 
@@ -426,9 +426,9 @@ def test_bad_arguments(log: ziplog.Log) -> None:
         log.insert_after(b"x", key=bytes(5000))
     with pytest.raises(ziplog.RecordTooLargeError):
         log.insert_many([b"x", b"y"], keys=["k", bytes(5000)])
-    with pytest.raises(ziplog.ConfigError, match="together with `key`"):
+    with pytest.raises(ziplog.ConfigError, match="not both"):
         log.insert_many([b"x"], key=b"k", keys=[b"k"])
-    with pytest.raises(ziplog.ConfigError, match="1 keys"):
+    with pytest.raises(ziplog.ConfigError, match="keys has length 1"):
         log.insert_many([b"x", b"y"], keys=[b"k"])
     for wrong in ("1@0", 5, (1, 0), None):
         with pytest.raises(TypeError):

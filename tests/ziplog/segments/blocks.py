@@ -1,4 +1,4 @@
-"""Segments of generated units, and what blocks of them hold, record by record."""
+"""Segments of generated units, and the records that their blocks must hold."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLIENT = b"c" * 16
 
 
 class Row(NamedTuple):
-    """A record, as decoding it alone gives it."""
+    """A record, decoded on its own."""
 
     gsn: int
     epoch: int
@@ -41,7 +41,7 @@ def body_of(contents: Body, form: str) -> bytes:
     fields = [contents.timestamp_us, contents.key, contents.payloads]
     if form == "old":
         return msgpack.packb(fields)
-    # Every payload with the longest header there is, and a field that nobody knows yet.
+    # Every payload with the longest possible header, and a field of a later version.
     origin = contents.origin and [
         contents.origin.writer,
         contents.origin.batch,
@@ -68,7 +68,7 @@ timestamps = st.integers(-(2**62), 2**62 - 1)
 
 
 def with_keys(drawn: tuple[int, list[bytes], Origin | None, list[bytes | None]]) -> Body:
-    """Return a body whose records have keys of their own."""
+    """Return a body with a key for each record."""
     timestamp_us, held, origin, named = drawn
     return Body(timestamp_us, None, held, origin, (named * len(held))[: len(held)])
 
@@ -76,7 +76,7 @@ def with_keys(drawn: tuple[int, list[bytes], Origin | None, list[bytes | None]])
 bodies = st.builds(Body, timestamps, keys, payloads, st.none() | origins) | st.tuples(
     timestamps, payloads, st.none() | origins, st.lists(keys, min_size=1, max_size=20)
 ).map(with_keys)
-#: Of each unit: positions left out before it, its contents, its form, and what follows it.
+#: For each unit: positions skipped before it, its contents, its encoding, the entry after it.
 units = st.lists(
     st.tuples(
         st.integers(0, 3),
@@ -89,7 +89,7 @@ units = st.lists(
 
 
 def entries_of(parts: Iterable[tuple[int, Body, str, str]], base: int = 1) -> list[Entry]:
-    """Return the entries of a log of these units, from position `base` and number 1 on."""
+    """Return the entries of a log with these units, from position `base` and number 1 on."""
     entries: list[Entry] = []
     gsn = base
     for gap, contents, form, after in parts:
@@ -139,7 +139,7 @@ def rows_of_units(units: Iterable[Unit]) -> list[Row]:
 
 
 def rows_in(block: Block) -> list[Row]:
-    """Read what the columns of a block tell, one record after the other."""
+    """Read a block's columns, one record after the other."""
     columns, data = memoryview(block.columns), memoryview(block.data)
     where = layout(block.rows, has_keys=block.has_keys)
     assert len(columns) == where.size
@@ -167,6 +167,6 @@ def rows_in(block: Block) -> list[Row]:
         )  # fmt: skip
         if key is None and len(keys):
             assert (keys[2 * index], keys[2 * index + 1]) == (0, 0)
-    # What a variable-length array of all bounds asks for.
+    # A variable-length array of all bounds requires it.
     assert list(values) == sorted(values)
     return rows

@@ -1,4 +1,4 @@
-"""Memory to read into is used again, and never while somebody looks into it."""
+"""The buffer pool reuses buffers, and never while a view of one is alive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziplog.segments.buffer_pool import ReadMemory
+from ziplog.segments.buffer_pool import BufferPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,34 +19,34 @@ if TYPE_CHECKING:
 KIB = 1024
 
 
-def test_what_was_let_go_is_used_again() -> None:
-    memory = ReadMemory()
+def test_released_buffer_is_reused() -> None:
+    memory = BufferPool()
     view = memory.view(5000 * KIB)
     piece = view.obj
     part = view[7:90]
     view.release()
-    # A part of it is held still.
+    # A view of a part is still alive.
     other = memory.view(4000 * KIB)
     assert other.obj is not piece
     part.release()
     assert memory.view(5001 * KIB).obj is piece
 
 
-def test_a_view_has_the_size_that_was_asked_for() -> None:
-    memory = ReadMemory()
+def test_view_has_the_requested_size() -> None:
+    memory = BufferPool()
     for size in (0, 1, 64 * KIB - 1, 64 * KIB, 1024 * KIB, 1024 * KIB + 1, 3):
         assert memory.view(size).nbytes == size
 
 
-def test_what_is_too_small_is_not_kept() -> None:
-    memory = ReadMemory()
+def test_free_buffers_that_are_too_small_are_dropped() -> None:
+    memory = BufferPool()
     for size in range(1, 7):
         memory.view(size * 1024 * KIB).release()
     assert sum(map(len, memory._pieces)) == 6 * 1024 * KIB
 
 
-def test_what_is_little_holds_no_piece() -> None:
-    memory = ReadMemory()
+def test_small_view_uses_no_pooled_buffer() -> None:
+    memory = BufferPool()
     large = memory.view(100 * KIB)
     piece = large.obj
     large.release()
@@ -54,8 +54,8 @@ def test_what_is_little_holds_no_piece() -> None:
     assert little.obj is not piece
 
 
-def test_what_is_huge_is_not_kept() -> None:
-    memory = ReadMemory()
+def test_huge_buffer_is_not_pooled() -> None:
+    memory = BufferPool()
     memory.view(16 * 1024 * KIB).release()
     memory.view(16 * 1024 * KIB + 1).release()
     assert [len(piece) for piece in memory._pieces] == [16 * 1024 * KIB]
@@ -63,7 +63,7 @@ def test_what_is_huge_is_not_kept() -> None:
 
 @pytest.fixture
 def restless() -> Iterator[None]:
-    """Threads take turns as often as may be."""
+    """Let threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -71,8 +71,8 @@ def restless() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restless")
-def test_threads_never_get_the_same() -> None:
-    memory = ReadMemory()
+def test_threads_never_share_a_buffer() -> None:
+    memory = BufferPool()
 
     def work(mark: int) -> None:
         for _ in range(20_000):
@@ -91,8 +91,8 @@ steps = st.lists(
 
 
 @given(steps)
-def test_what_is_held_stays_as_it_is(steps: list[tuple[int, bool, int]]) -> None:
-    memory, numbers = ReadMemory(), count(1)
+def test_contents_of_a_live_view_never_change(steps: list[tuple[int, bool, int]]) -> None:
+    memory, numbers = BufferPool(), count(1)
     held: list[tuple[memoryview, int]] = []
     for size, is_held, let_go in steps:
         view, mark = memory.view(size), next(numbers)

@@ -1,4 +1,4 @@
-"""Columns of blocks: against decoding record by record."""
+"""Columns of blocks, compared with decoding record by record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRITER = b"w" * 16
 
 
 def all_blocks(data: bytes, start: int = 1, last_fseq: int = 0) -> tuple[list[Block], int]:
-    """Cut a segment into blocks, and see that they follow each other."""
+    """Cut a segment into blocks, and check that they follow each other."""
     blocks: list[Block] = []
     at = 0
     while at < len(data):
@@ -51,7 +51,7 @@ def mark(stable: int) -> Entry:
 @example([(0, Body(1, None, [b"x"] * 20, None, [b"k", None, b"", bytes(300)] * 5), "ours", "")], 1)
 @example([(0, Body(1, None, [b"x"] * 2, None, [bytes(70_000), b"k"]), "ours", "")], 1)
 @example([(0, Body(1, None, [b"x"] * 2, None, [None, None]), "ours", "")], 1)
-def test_like_decoding_record_by_record(parts: list[Any], block_bytes: int) -> None:
+def test_columns_equal_decoding_record_by_record(parts: list[Any], block_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "BLOCK_BYTES", block_bytes)
         entries = entries_of(parts)
@@ -77,7 +77,7 @@ def test_like_decoding_record_by_record(parts: list[Any], block_bytes: int) -> N
 
 @settings(max_examples=60, deadline=None)
 @given(units)
-def test_units_of_a_stream_make_the_same(parts: list[Any]) -> None:
+def test_units_of_a_stream_give_the_same_block(parts: list[Any]) -> None:
     entries = entries_of(parts)
     places = [e.decision for e in entries if isinstance(e.decision, Place)]
     block = block_of_units([Unit(p.epoch, p.gsns, p.body or b"") for p in places], 1, 10_000)
@@ -86,14 +86,14 @@ def test_units_of_a_stream_make_the_same(parts: list[Any]) -> None:
     assert bytes(block.data) == b"".join(p.body or b"" for p in places)
 
 
-def test_a_body_that_is_no_body_is_refused() -> None:
+def test_malformed_body_is_refused() -> None:
     with pytest.raises(ProtocolError, match="malformed"):
         block_of_units([Unit(0, [1], b"\x91")], 1, 2)
     with pytest.raises(ProtocolError, match="2 records instead of 1"):
         block_of_units([Unit(0, [1], body_of(Body(1, None, [b"", b""]), "ours"))], 1, 2)
 
 
-def test_rows_that_go_on_are_one_run() -> None:
+def test_consecutive_rows_are_one_origin_run() -> None:
     def unit(gsn: int, batch: int, row: int, writer: bytes = WRITER) -> tuple[Any, ...]:
         return (0, Body(1, None, [b"p"] * 2, Origin(writer, batch, row)), "ours", "")
 
@@ -112,7 +112,7 @@ def test_rows_that_go_on_are_one_run() -> None:
     ]
 
 
-def test_a_part_of_a_segment_gives_no_block_that_may_go_on() -> None:
+def test_incomplete_block_of_a_partial_segment_is_not_returned() -> None:
     parts: list[Any] = [(0, Body(1, None, [b"x" * 900]), "ours", "") for _ in range(5)]
     data = stored(entries_of(parts))
     ends = [found.stop for found in walk(data, SALT)]
@@ -128,7 +128,7 @@ def test_a_part_of_a_segment_gives_no_block_that_may_go_on() -> None:
 
 @pytest.mark.parametrize("part", ["header", "body"])
 @pytest.mark.parametrize("index", [0, 2, 4])
-def test_damage_is_never_passed_over(part: str, index: int) -> None:
+def test_damage_is_never_skipped(part: str, index: int) -> None:
     parts: list[Any] = [(0, Body(1, None, [b"x" * 90]), "ours", "") for _ in range(5)]
     data = bytearray(stored(entries_of(parts)))
     found = list(walk(bytes(data), SALT))[index]
@@ -137,21 +137,21 @@ def test_damage_is_never_passed_over(part: str, index: int) -> None:
         cut_block(bytes(data), SALT, 1, 0, "s", is_end=True)
 
 
-def test_a_missing_entry_is_never_passed_over() -> None:
+def test_missing_entry_is_never_skipped() -> None:
     parts: list[Any] = [(0, Body(1, None, [b"x" * 90]), "ours", "") for _ in range(5)]
     entries = entries_of(parts)
-    with pytest.raises(UnreadableError, match="misses the entry after 2"):
+    with pytest.raises(UnreadableError, match="lacks the entry after 2"):
         cut_block(stored(entries[:2] + entries[3:]), SALT, 1, 0, "s", is_end=True)
-    with pytest.raises(UnreadableError, match="misses the entry after 0"):
+    with pytest.raises(UnreadableError, match="lacks the entry after 0"):
         cut_block(stored(entries[1:]), SALT, 1, 0, "s", is_end=True)
-    # Of old files nothing tells the first number.
+    # In old files, the first number is unknown.
     cut = cut_block(stored(entries[1:]), SALT, 0, -1, "s", is_end=True)
     assert cut is not None
     assert cut.block is not None
     assert (cut.block.start, cut.last_fseq) == (2, 5)
 
 
-def test_entries_without_positions_make_no_block() -> None:
+def test_entries_without_positions_give_no_block() -> None:
     cut = cut_block(stored([mark(1), mark(2)]), SALT, 1, 0, "s", is_end=True)
     assert cut is not None
     assert cut.block is None

@@ -108,23 +108,25 @@ class ShardChanges:
             case "no-such-shard":
                 return ConfigError("shard", shard, f"one of {routing.shards}", where)
             case "retired":
-                allowed = f"{unused}: a removed shard never comes back"
-                return ConfigError("shard", shard, allowed, where)
+                sentence = f"a removed shard never comes back; use {unused}"
+                return ConfigError("shard", shard, unused, where, message=sentence)
             case "last-shard":
-                last = f"{shard} is the last shard that accepts records"
-                allowed = f"another one: {last}; add another one first"
-                return ConfigError("shard", shard, allowed, where)
+                allowed = "another shard than the last one"
+                sentence = "it is the last shard that accepts records; add another one first"
+                return ConfigError("shard", shard, allowed, where, message=sentence)
             case "wrong-size":
                 names = [replica.name for replica in request.replicas]
                 sizes = {len(routing.servers(other)) for other in routing.shards}
                 size = " or ".join(map(str, sorted(sizes - {0}))) or "f+1"
-                allowed = f"as many servers as every shard of the cluster has: {size}"
-                return ConfigError("replicas", names, allowed, where)
-            case "too-many":
-                allowed = (
-                    f"a shard of another cluster: {len(routing.shards)} shards are the maximum"
+                sentence = (
+                    f"it has the {len(names)} servers {names}, but every shard of the cluster"
+                    f" has {size}"
                 )
-                return ConfigError("shard", shard, allowed, where)
+                return ConfigError("replicas", names, f"{size} servers", where, message=sentence)
+            case "too-many":
+                allowed = "a shard of another cluster"
+                sentence = f"a cluster has at most {len(routing.shards)} shards"
+                return ConfigError("shard", shard, allowed, where, message=sentence)
         return self._conflict_error(request, unused, where)
 
     def _conflict_error(self, request: ChangeRequest, unused: str, where: str) -> ConfigError:
@@ -136,11 +138,15 @@ class ShardChanges:
                 continue
             for name, endpoint in requested:
                 if any(name == n or endpoint == e for n, e in existing):
-                    allowed = f"a server of no other shard; shard {other} has {dict(existing)}"
-                    return ConfigError("replica", f"{name}={endpoint}", allowed, where)
+                    given, allowed = f"{name}={endpoint}", "a server of no other shard"
+                    sentence = f"{given} conflicts with shard {other}, which has {dict(existing)}"
+                    return ConfigError("replica", given, allowed, where, message=sentence)
         existing = [(replica.name, replica.endpoint) for replica in routing.servers(request.shard)]
-        allowed = f"{unused}, or be given with its own servers: {dict(existing)}"
-        return ConfigError("shard", request.shard, allowed, where)
+        sentence = (
+            f"shard {request.shard} exists with the servers {dict(existing)}; give these servers,"
+            f" or use {unused}"
+        )
+        return ConfigError("shard", request.shard, unused, where, message=sentence)
 
     def _deadline_error(self, request: ChangeRequest) -> DeadlineError:
         """Return the error at the deadline, with the state of the change."""

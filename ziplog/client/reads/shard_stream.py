@@ -189,7 +189,9 @@ class ShardStream:
             body = decode_body(unit.body, len(gsns))
             key, timestamp_us, payloads = body.key, body.timestamp_us, body.payloads
             keys = body.keys
-            if body.origin is not None and (old := self._writers.fresh(body.origin, len(gsns))):
+            if body.origin is not None and (
+                old := self._writers.first_new_row(body.origin, len(gsns))
+            ):
                 gsns, payloads, keys = gsns[old:], payloads[old:], keys and keys[old:]
             rows += [
                 (gsn, Record(RecordId(gsn, shard), payload, key, timestamp_us, epoch))

@@ -45,13 +45,13 @@ import failure
 import psutil
 import reconfigure
 import sequential
-from bulk import report as bulk
-from database import report
-from floors import TcpFloor, ZmqFloor
+from baselines import TcpFloor, ZmqFloor
 from hdrh.histogram import HdrHistogram
-from measuring import crowd
-from measuring.cpu import spent
-from peers import Nats, Redis
+from logdb_bench import report
+from metrics import crowd
+from metrics.cpu import spent
+from other_systems import Nats, Redis
+from spark_bench import report as bulk
 
 import ziplog
 from ziplog.local import Cluster
@@ -335,7 +335,7 @@ def idle(seconds: float) -> Figures:
 def membership(seconds: float) -> Figures:
     """The membership service with emulated shards: without sockets, and for real."""
     import emulation  # noqa: PLC0415  nothing else here needs it
-    from measuring.service_emulation import measure  # noqa: PLC0415  the same
+    from metrics.service_emulation import measure  # noqa: PLC0415  the same
 
     return {
         "without_sockets": {str(shards): measure(shards, seconds) for shards in (100, 1000, 4000)},

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos
-from injection.trial import Shape, Trial, explain, wrong
+from fault_injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos
+from fault_injection.trial import Shape, Trial, explain, wrong
 
 from ziplog.errors import ZiplogError
 

@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from measuring import frames
+from metrics import frames
 
 
 def main() -> None:

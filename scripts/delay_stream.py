@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flights.live import follow
-from measuring.spark import session
+from metrics.spark import session
+from spark_pipeline.live import follow
 
 
 def main() -> None:

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import psutil
-from measuring.windows import percentile
-from measuring.zmtp import Dealer
+from metrics.windows import percentile
+from metrics.zmtp import Dealer
 
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
 from ziplog.core.view import NO_DIGEST, unfold

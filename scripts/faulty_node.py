@@ -11,8 +11,8 @@ import runpy
 import sys
 from pathlib import Path
 
-from injection import layer
-from injection.control import Patient
+from fault_injection import layer
+from fault_injection.control import Patient
 
 from ziplog.config import load
 

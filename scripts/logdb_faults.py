@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from fault_injection.database import DatabaseShape, DatabaseTrial
 from history.transactors import BANK, KEYS
-from injection.database import DatabaseShape, DatabaseTrial
 
 from ziplog.errors import ZiplogError
 

@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from flights import report
-from flights.run import Plan, run
+from spark_pipeline import report
+from spark_pipeline.run import Plan, run
 
 from ziplog.demo.flights import ALL_EVENTS
 from ziplog.errors import ZiplogError

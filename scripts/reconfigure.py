@@ -18,8 +18,8 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from measuring.load import Client, Load, Outcome
-from measuring.windows import counts, percentile_ms, sorted_in
+from metrics.load import Client, Load, Outcome
+from metrics.windows import counts, percentile_ms, sorted_in
 
 from ziplog.local import Cluster
 

@@ -20,10 +20,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from measuring import noops
-from measuring.leases import leases_of, share_of
-from measuring.load import Client, Load, Outcome
-from measuring.windows import distribution, percentile_ms, phases, sorted_in
+from metrics import noops
+from metrics.leases import leases_of, share_of
+from metrics.load import Client, Load, Outcome
+from metrics.windows import distribution, percentile_ms, phases, sorted_in
 
 import ziplog
 from ziplog.local import Cluster

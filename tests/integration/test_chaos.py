@@ -11,8 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from chaos import run_chaos
-from injection.matrix import run_trial
-from injection.trial import Shape, Verdict
+from fault_injection.matrix import run_trial
+from fault_injection.trial import Shape, Verdict
 
 #: Of faults by chance, of which the first kills a server of a shard.
 SEED = 46

@@ -13,8 +13,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
+from fault_injection.database import DatabaseShape, DatabaseTrial
 from history.transactors import BANK, KEYS
-from injection.database import DatabaseShape, DatabaseTrial
 
 from tests.waiting import wait_until
 

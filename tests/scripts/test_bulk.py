@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from bulk import reading, stage, writing
-from bulk.stage import Shape
+from spark_bench import cluster_setup, reading, writing
+from spark_bench.cluster_setup import Shape
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,9 +23,9 @@ def test_only_sealed_segments_are_awaited(tmp_path: Path) -> None:
             (place / f"{number:020}.seg").touch()
     first, second = sorted((tmp_path / "shard-0-0" / "segments").glob("*.seg"))[:2]
     first.with_suffix(".rows").touch()
-    assert stage.without_rows(tmp_path) == [second]
+    assert cluster_setup.without_rows(tmp_path) == [second]
     second.with_suffix(".rows").touch()
-    stage.await_rows(tmp_path)
+    cluster_setup.await_rows(tmp_path)
 
 
 def test_rows_that_nobody_makes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,9 +33,9 @@ def test_rows_that_nobody_makes_are_told(tmp_path: Path, monkeypatch: pytest.Mon
     place.mkdir(parents=True)
     for number in range(2):
         (place / f"{number}.seg").touch()
-    monkeypatch.setattr(stage, "_ROWS_S", 0.0)
+    monkeypatch.setattr(cluster_setup, "_ROWS_S", 0.0)
     with pytest.raises(RuntimeError, match=r"no rows of .*0\.seg after 0 s"):
-        stage.await_rows(tmp_path)
+        cluster_setup.await_rows(tmp_path)
 
 
 def test_each_target_is_as_often_the_first_as_the_others() -> None:
@@ -111,7 +111,7 @@ def test_ratios_of_writing_are_of_rounds() -> None:
 def test_values_of_words_are_half_as_long_when_compressed_and_random_ones_are_not() -> None:
     lengths = {}
     for content in ("random", "words"):
-        drawn = stage.values(random.Random(1), 200, 4096, content)
+        drawn = cluster_setup.values(random.Random(1), 200, 4096, content)
         assert {len(value) for value in drawn} == {4096}
         assert len(set(drawn)) == 200
         lengths[content] = len(pa.compress(b"".join(drawn), codec="snappy"))

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from injection.coordinators import Coordinators
+from fault_injection.coordinators import Coordinators
 
 from tests.waiting import wait_until
 from ziplog.errors import UnavailableError

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from database import contention, cpu, held, ycsb
-from database.clients import Outcome, Tally, merged
-from database.held import HeldCore
-from database.zipfian import ScrambledZipfian, Uniform, Zipfian, fnv_hash, zeta
-from measuring import frames
+from logdb_bench import contention, cpu, delayed_inserts, ycsb
+from logdb_bench.clients import Outcome, Tally, merged
+from logdb_bench.delayed_inserts import DelayedCore
+from logdb_bench.zipfian import ScrambledZipfian, Uniform, Zipfian, fnv_hash, zeta
+from metrics import frames
 
 import logdb.wire
 import ziplog.wire
@@ -26,7 +26,7 @@ from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import Deliver, TailReply
 
 US = 1000
-HOLD = held.SCALOG_US * US
+HOLD = delayed_inserts.SCALOG_US * US
 
 
 # --- YCSB's distributions ---
@@ -108,11 +108,11 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 
 @pytest.fixture
-def core() -> HeldCore:
-    return HeldCore(bytes(16), ["127.0.0.1:1"], policy.random(), wall_offset_us=7_000_000)
+def core() -> DelayedCore:
+    return DelayedCore(bytes(16), ["127.0.0.1:1"], policy.random(), wall_offset_us=7_000_000)
 
 
-def insert(core: HeldCore, call: int, now: int) -> list[Any]:
+def insert(core: DelayedCore, call: int, now: int) -> list[Any]:
     return core.step(Call(call, InsertRequest(10**12, [b"x"], RID_GENESIS, None, 0)), now)
 
 
@@ -127,7 +127,7 @@ def delivered(*called_us: int, src: bytes = b"server") -> Received:
 
 
 def test_an_acknowledgement_is_held_until_so_long_after_the_call(
-    core: HeldCore, script: Script
+    core: DelayedCore, script: Script
 ) -> None:
     assert insert(core, 1, now=5 * US) == []
     script.answer(1, [RecordId(3, 0)])
@@ -138,7 +138,9 @@ def test_an_acknowledgement_is_held_until_so_long_after_the_call(
     assert core.next_wakeup() is None
 
 
-def test_what_takes_longer_by_itself_or_failed_is_not_held(core: HeldCore, script: Script) -> None:
+def test_what_takes_longer_by_itself_or_failed_is_not_held(
+    core: DelayedCore, script: Script
+) -> None:
     for call in (1, 2):
         insert(core, call, now=0)
     failed = DeadlineError("too late")
@@ -148,7 +150,7 @@ def test_what_takes_longer_by_itself_or_failed_is_not_held(core: HeldCore, scrip
     assert core.step(BatchEnd(), HOLD + 1) == [Complete(1, [RecordId(3, 0)])]
 
 
-def test_other_answers_are_not_held(core: HeldCore, script: Script) -> None:
+def test_other_answers_are_not_held(core: DelayedCore, script: Script) -> None:
     script.answer(1, RecordId(9, 0))
     assert core.step(Call(1, TailRequest(10**12)), 0) == [Complete(1, RecordId(9, 0))]
     reply = Received(b"server", TailReply(1, 0, 1, 0, 1, 5, 6))
@@ -156,7 +158,7 @@ def test_other_answers_are_not_held(core: HeldCore, script: Script) -> None:
     assert script.seen[-1] is reply
 
 
-def test_acknowledgements_come_in_the_order_of_the_calls(core: HeldCore, script: Script) -> None:
+def test_acknowledgements_come_in_the_order_of_the_calls(core: DelayedCore, script: Script) -> None:
     insert(core, 1, now=0)
     insert(core, 2, now=50 * US)
     for call in (2, 1):
@@ -166,7 +168,7 @@ def test_acknowledgements_come_in_the_order_of_the_calls(core: HeldCore, script:
     assert [effect.id for effect in core.step(Wakeup(), HOLD + 50 * US)] == [2]
 
 
-def test_a_cancelled_insert_is_forgotten(core: HeldCore, script: Script) -> None:
+def test_a_cancelled_insert_is_forgotten(core: DelayedCore, script: Script) -> None:
     insert(core, 1, now=0)
     core.step(Cancelled(1), 10 * US)
     assert core._called == {}
@@ -175,7 +177,7 @@ def test_a_cancelled_insert_is_forgotten(core: HeldCore, script: Script) -> None
 
 
 def test_a_record_is_delivered_so_long_after_its_insert_was_called(
-    core: HeldCore, script: Script
+    core: DelayedCore, script: Script
 ) -> None:
     event = delivered(100, 150)
     core.step(event, 300 * US)
@@ -187,7 +189,9 @@ def test_a_record_is_delivered_so_long_after_its_insert_was_called(
     assert core.next_wakeup() is None
 
 
-def test_a_server_s_messages_stay_in_order_and_others_pass(core: HeldCore, script: Script) -> None:
+def test_a_server_s_messages_stay_in_order_and_others_pass(
+    core: DelayedCore, script: Script
+) -> None:
     first, second = delivered(100), delivered()
     other = delivered(src=b"other")
     for event in (first, second, other):
@@ -197,7 +201,9 @@ def test_a_server_s_messages_stay_in_order_and_others_pass(core: HeldCore, scrip
     assert script.seen == [other, first, second, Wakeup()]
 
 
-def test_an_old_record_and_one_without_a_time_pass_at_once(core: HeldCore, script: Script) -> None:
+def test_an_old_record_and_one_without_a_time_pass_at_once(
+    core: DelayedCore, script: Script
+) -> None:
     old, timeless = delivered(100), delivered(0)
     core.step(old, 100 * US + HOLD)
     core.step(timeless, 100 * US + HOLD)
@@ -205,7 +211,7 @@ def test_an_old_record_and_one_without_a_time_pass_at_once(core: HeldCore, scrip
 
 
 def test_clocks_that_differ_hold_nothing_for_longer_than_an_insert_takes(
-    core: HeldCore, script: Script
+    core: DelayedCore, script: Script
 ) -> None:
     core.step(delivered(10**9), 300 * US)
     assert core.next_wakeup() == 300 * US + HOLD

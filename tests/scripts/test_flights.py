@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from flights import answers, feed, live, report
-from flights.answers import Anomaly, Delays, LostLegs, Session, Total
-from flights.run import Answered, Outcome, Plan, Streamed
+from spark_pipeline import answers, feed, live, report
+from spark_pipeline.answers import Anomaly, Delays, LostLegs, Session, Total
+from spark_pipeline.run import Answered, Outcome, Plan, Streamed
 
 from ziplog.demo.flights import Event
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import faults as command
 import pytest
-from injection import control, layer
-from injection.control import Ills, Patient
-from injection.nodes import LAUNCHER, Nodes
-from injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos, Fault, faults, strike
+from fault_injection import control, layer
+from fault_injection.control import Ills, Patient
+from fault_injection.nodes import LAUNCHER, Nodes
+from fault_injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos, Fault, faults, strike
 
 import ziplog
 from tests.waiting import wait_until

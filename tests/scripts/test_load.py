@@ -6,9 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from measuring import noops
-from measuring.leases import leases_of
-from measuring.load import Client, Load
+from metrics import noops
+from metrics.leases import leases_of
+from metrics.load import Client, Load
 
 from ziplog.local import Cluster
 

@@ -12,10 +12,10 @@ import reconfigure
 import sequential
 from hypothesis import given
 from hypothesis import strategies as st
-from measuring import noops
-from measuring.leases import share_of
-from measuring.load import Client, Insert, Outcome
-from measuring.windows import counts, distribution, percentile, percentile_ms, phases, sorted_in
+from metrics import noops
+from metrics.leases import share_of
+from metrics.load import Client, Insert, Outcome
+from metrics.windows import counts, distribution, percentile, percentile_ms, phases, sorted_in
 
 from shard.storage.segment_store import SegmentStore
 from ziplog.client.common.lease_map import LeaseMap

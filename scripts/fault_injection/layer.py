@@ -1,0 +1,172 @@
+"""Faults inside a node's process: between it and its sockets, its consensus links and its disk.
+
+Nodes that run with this layer tell each other who they are, by a frame of their own on every
+connection; so a frame is known to come from, or go to, a node, and everybody else is a client.
+Rule: what a fault swallows looks to the node like what a network loses: it was sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fault_injection import control
+from ziplog.raft import connections
+from ziplog.runtime import transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fault_injection.control import Patient
+
+#: Begins no message of the protocol.
+_INTRODUCTION: Final = b"\xc1I am "
+_INTRODUCE_NS: Final = 20_000_000
+#: Routes of which we remember whose they are.
+_MAX_ROUTES: Final = 10_000
+
+
+def install(patient: Patient, name: str, raft_nodes: Mapping[str, str]) -> None:
+    """Let this process have the faults of a node.
+
+    Args:
+        patient: tells them.
+        name: the node's name.
+        raft_nodes: the consensus endpoints ("host:port") of all nodes, with their names.
+
+    """
+    transport.Transport = _transport(patient, name)  # type: ignore[misc]
+    _link(patient, raft_nodes)
+    _slow_disk(patient)
+    _full_disk(patient)
+
+
+def _transport(patient: Patient, name: str) -> type[transport.Transport]:
+    introduction = _INTRODUCTION + name.encode()
+    chance = random.Random(name)  # noqa: S311 - no secret
+
+    class FaultyTransport(transport.Transport):
+        """The transport, of which some frames get lost, and some come late."""
+
+        def __init__(self, bind: str | None = None) -> None:
+            super().__init__(bind)
+            #: Frames that came and were not passed on.
+            self.swallowed = 0
+            self._people: dict[bytes, str] = {}
+            self._introduced: dict[bytes, int] = {}
+            self._late: deque[tuple[int, bytes, bytes]] = deque()
+
+        def connect(self, name: bytes, endpoint: str) -> None:
+            super().connect(name, endpoint)
+            self._introduce(name, time.monotonic_ns())
+
+        def _introduce(self, name: bytes, now: int) -> None:
+            # Again and again: the connection may be another one by now.
+            self._introduced[name] = now
+            super().send(name, introduction)
+
+        def send(self, dst: bytes, frame: bytes) -> bool:
+            ills, now = patient.ills(), time.monotonic_ns()
+            if dst in self._endpoints:
+                person: str | None = dst.decode(errors="replace")
+                if now - self._introduced.get(dst, 0) >= _INTRODUCE_NS:
+                    self._introduce(dst, now)
+            else:
+                person = self._people.get(dst)
+            if ills.no_clients if person is None else person in ills.silent_to:
+                return True
+            if ills.lost_percent and chance.random() * 100 < ills.lost_percent:
+                return True
+            if ills.send_ms or self._late:
+                self._late.append((now + int(ills.send_ms * 1e6), dst, frame))
+                return True
+            return super().send(dst, frame)
+
+        def receive(self) -> tuple[bytes, bytes] | None:
+            self._send_late()
+            while (received := super().receive()) is not None:
+                src, frame = received
+                if frame.startswith(_INTRODUCTION):
+                    if len(self._people) >= _MAX_ROUTES:
+                        self._people.clear()
+                    self._people[src] = frame[len(_INTRODUCTION) :].decode(errors="replace")
+                    continue
+                is_client = src not in self._endpoints and src not in self._people
+                if not (is_client and patient.ills().no_clients):
+                    return received
+                self.swallowed += 1
+            return None
+
+        def wait(self, timeout_ns: int | None) -> None:
+            self._send_late()
+            if self._late:
+                due = max(0, self._late[0][0] - time.monotonic_ns())
+                timeout_ns = due if timeout_ns is None else min(timeout_ns, due)
+            super().wait(timeout_ns)
+
+        def _send_late(self) -> None:
+            while self._late and self._late[0][0] <= time.monotonic_ns():
+                _, dst, frame = self._late.popleft()
+                super().send(dst, frame)
+
+    return FaultyTransport
+
+
+def _link(patient: Patient, raft_nodes: Mapping[str, str]) -> None:
+    """Lose, or delay, what a node sends to others by consensus."""
+    send = connections.Transport.send
+    chance = random.Random()  # noqa: S311
+
+    def faulty(self: Any, node: Any, message: Any) -> Any:
+        ills = patient.ills()
+        if raft_nodes.get(node.address) in ills.silent_to:
+            return True
+        if ills.lost_percent and chance.random() * 100 < ills.lost_percent:
+            return True
+        if ills.send_ms:
+            time.sleep(ills.send_ms / 1000)
+        return send(self, node, message)
+
+    connections.Transport.send = faulty
+
+
+def _slow_disk(patient: Patient) -> None:
+    def slow(flush: Callable[[Any], None]) -> Callable[[Any], None]:
+        def slowly(fd: Any) -> None:
+            ills = patient.ills()
+            size = os.fstat(fd).st_size
+            if ills.flush_ms:
+                time.sleep(ills.flush_ms / 1000)
+            flush(fd)
+            if ills.notes_syncs:
+                path = str(Path(f"/proc/self/fd/{fd}").readlink()) if isinstance(fd, int) else ""
+                if path.endswith(".seg"):
+                    control.note_sync(patient.data_dir, patient.node, path, size)
+
+        return slowly
+
+    os.fsync = slow(os.fsync)  # type: ignore[assignment]
+    os.fdatasync = slow(os.fdatasync)  # type: ignore[assignment]
+
+
+def _full_disk(patient: Patient) -> None:
+    """Let segment files take so many bytes from the moment on at which the fault begins."""
+    written, write = 0, os.pwritev
+
+    def limited(fd: int, buffers: Any, offset: int, /, flags: int = 0) -> int:
+        nonlocal written
+        limit = patient.ills().disk_bytes
+        if limit is None:
+            written = 0
+        else:
+            written += sum(map(len, buffers))
+            if written > limit:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, buffers, offset, flags)
+
+    os.pwritev = limited

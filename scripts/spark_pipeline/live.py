@@ -1,0 +1,172 @@
+"""The streaming half: sums that a stream keeps, a stream that is killed, and one that goes on.
+
+Rule: what a micro-batch says replaces what was said under its number, so one that is run again
+changes nothing. A stream is killed (SIGKILL, its JVM too) when it has planned a micro-batch and not
+finished it: Spark writes `offsets/N` in the checkpoint before a batch, and `commits/N` behind it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+import psutil
+
+from spark_pipeline import queries
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark_pipeline.answers import Rows
+
+_SCRIPT: Final = Path(__file__).resolve().parents[1] / "delay_stream.py"
+_POLL_S: Final = 0.005
+#: A stream that has not done what is expected of it by then has failed.
+_PATIENCE_S: Final = 300.0
+
+
+class Answer(msgspec.Struct):
+    """What a stream knows after a micro-batch."""
+
+    batch: int
+    #: Seconds since 1970.
+    at: float
+    #: As in `spark_pipeline.answers.totals`.
+    rows: list[tuple[str, str, int, int, int, int]]
+
+    @property
+    def events(self) -> int:
+        """How many events it has seen."""
+        return sum(row[3] for row in self.rows)
+
+
+class Killed(NamedTuple):
+    """A stream that is no more."""
+
+    #: The first micro-batch whose end it had not written down.
+    batch: int
+    #: Seconds since 1970.
+    at: float
+
+
+def follow(spark: SparkSession, bootstrap: str, directory: Path, batch_bytes: str) -> None:
+    """Read the log to its present end, from where the checkpoint says, and tell every answer."""
+    records = (
+        spark.readStream.format("ziplog")
+        .schema(queries.COLUMNS)
+        .option("ziplog.bootstrap.servers", bootstrap)
+        .option("maxBytesPerBatch", batch_bytes)
+        .load()
+    )
+
+    def tell(answer: DataFrame, batch: int) -> None:
+        told = Answer(batch, time.time(), queries.rows(answer))
+        path = directory / f"answer-{batch}.json"
+        path.with_suffix(".new").write_bytes(msgspec.json.encode(told))
+        path.with_suffix(".new").rename(path)
+
+    query = (
+        queries.totals(queries.parsed(records))
+        .writeStream.outputMode("complete")
+        .foreachBatch(tell)
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def answers(directory: Path) -> list[Answer]:
+    """Return what was told so far, in the order of the micro-batches."""
+    paths = directory.glob("answer-*.json")
+    found = [msgspec.json.decode(path.read_bytes(), type=Answer) for path in paths]
+    return sorted(found, key=lambda answer: answer.batch)
+
+
+def final(directory: Path) -> Rows:
+    """Return the rows of the last answer."""
+    return sorted(answers(directory)[-1].rows)
+
+
+class Stream:
+    """`scripts/delay_stream.py` as a process, from `with` on."""
+
+    def __init__(self, bootstrap: str, directory: Path, batch_bytes: str) -> None:
+        """Start it.
+
+        Args:
+            bootstrap: the membership service.
+            directory: exists; has the checkpoint of an earlier one, or none yet.
+            batch_bytes: about so much in a micro-batch.
+
+        """
+        self._checkpoint: Final = directory / "checkpoint"
+        self._log: Final = directory / "stream.log"
+        command = [sys.executable, str(_SCRIPT), bootstrap, str(directory)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--batch-bytes", batch_bytes],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what still runs of it."""
+        self._kill()
+
+    def kill_within(self, batch: int) -> Killed:
+        """Kill it when it has begun micro-batch `batch`, from 0, or a later one.
+
+        Raises:
+            RuntimeError: it ended before that, or does not get there.
+
+        """
+        until = time.monotonic() + _PATIENCE_S
+        while self._begun() < batch:
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"no micro-batch {batch} was begun; see {self._log}")
+            time.sleep(_POLL_S)
+        self._kill()
+        # It may have ended that one before it was dead.
+        return Killed(self._last("commits") + 1, time.time())
+
+    def wait(self) -> None:
+        """Wait until it has ended.
+
+        Raises:
+            RuntimeError: it failed.
+
+        """
+        if self._process.wait(_PATIENCE_S) != 0:
+            raise RuntimeError(f"the stream failed; see {self._log}")
+
+    def _begun(self) -> int:
+        """Return the number of the micro-batch that is under way, or -1."""
+        offsets = self._last("offsets")
+        return offsets if offsets > self._last("commits") else -1
+
+    def _last(self, name: str) -> int:
+        """Return the last micro-batch that is in a directory of the checkpoint, or -1."""
+        names = (path.name for path in (self._checkpoint / name).glob("*"))
+        return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+    def _kill(self) -> None:
+        if self._process.poll() is not None:
+            return
+        own = psutil.Process(self._process.pid)
+        family = [own, *own.children(recursive=True)]
+        for process in family:
+            process.kill()
+        self._process.wait()
+        psutil.wait_procs(family[1:])

@@ -1,0 +1,178 @@
+"""The pipeline from end to end: the feed, the log, Spark's answers, the stream that is killed.
+
+Rule: what is expected is computed from the file of flights alone, and nothing that was found goes
+into it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from metrics.spark import session
+
+from spark_pipeline import answers, feed, live, load, queries
+from ziplog.demo import flights
+from ziplog.local import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from spark_pipeline.answers import Rows
+    from ziplog.demo.flights import Event
+
+#: Events that are cut by key at once: some six days.
+_STRETCH: Final = 16_384
+#: The stream has about so many micro-batches, and is killed in this one (from 0).
+_BATCHES: Final = 10
+_KILLED_IN: Final = 4
+#: The questions to the whole table, in the order in which they are asked.
+_QUESTIONS: Final = ("delays", "sessions", "lost_legs", "anomalies", "totals")
+
+
+class Plan(NamedTuple):
+    """What is to be done."""
+
+    events: int
+    shards: int = 2
+    f: int = 1
+    clients: int = 2
+    cores: int = 2
+    held_back: int = 1000
+    seed: int = 1
+
+
+class Answered(NamedTuple):
+    """One question's answer."""
+
+    rows: Rows
+    #: How it differs from what was expected, or "".
+    fault: str
+    #: Seconds that Spark took, reading the log included; and plain Python.
+    spark_s: float
+    python_s: float
+
+
+class Streamed(NamedTuple):
+    """How the stream went."""
+
+    killed: live.Killed
+    #: When the first and the second process were started.
+    began: tuple[float, float]
+    #: (seconds since 1970, events) after each micro-batch.
+    steps: list[tuple[float, int]]
+    fault: str
+
+
+class Outcome(NamedTuple):
+    """What came out."""
+
+    plan: Plan
+    payload_bytes: int
+    insert_s: float
+    answers: dict[str, Answered]
+    streamed: Streamed
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every answer is as expected."""
+        return not any(
+            [self.streamed.fault, *(answered.fault for answered in self.answers.values())]
+        )
+
+
+def run(directory: Path, plan: Plan) -> Outcome:
+    """Run the pipeline in an empty directory.
+
+    Raises:
+        UnavailableError: the flights, pyspark or Java are not installed.
+        RuntimeError: the stream failed or was not where it had to be.
+
+    """
+    with progress("feed", plan.events) as tell:
+        events = list(
+            counted(
+                feed.held_back(
+                    flights.events(flights.read(), plan.events), plan.held_back, plan.seed
+                ),
+                tell,
+            )
+        )
+    with Cluster(directory / "cluster", shards=plan.shards, f=plan.f, name="flights") as cluster:
+        batches = list(feed.batches(events, _STRETCH))
+        payload_bytes = sum(len(payload) for batch in batches for payload in batch.payloads)
+        with progress("insert", plan.events) as tell:
+            began = time.monotonic()
+            load.insert(cluster.endpoint, batches, plan.clients, tell)
+            insert_s = time.monotonic() - began
+        answered = ask(cluster.endpoint, events, plan.cores)
+        streamed = stream(cluster.endpoint, directory, payload_bytes, answers.totals(events))
+    return Outcome(plan, payload_bytes, insert_s, answered, streamed)
+
+
+def ask(bootstrap: str, events: list[Event], cores: int) -> dict[str, Answered]:
+    """Ask Spark all questions and compare; each reads the log anew, up to one pinned end."""
+    found: dict[str, Answered] = {}
+    with (
+        progress("ask", len(_QUESTIONS) + 1) as tell,
+        session("flights", cores) as spark,
+    ):
+        records = (
+            spark.read.format("ziplog")
+            .schema(queries.COLUMNS)
+            .option("ziplog.bootstrap.servers", bootstrap)
+            .load()
+        )
+        table = queries.parsed(records)
+        for name in ("keys", *_QUESTIONS):
+            began = time.monotonic()
+            query = getattr(queries, name)(records if name == "keys" else table)
+            rows = queries.rows(query)
+            answered = time.monotonic()
+            expected = getattr(answers, name)(events)
+            python_s = time.monotonic() - answered
+            fault = answers.difference(expected, rows)
+            found[name] = Answered(rows, fault, answered - began, python_s)
+            tell(len(found))
+    return found
+
+
+def stream(bootstrap: str, directory: Path, payload_bytes: int, expected: Rows) -> Streamed:
+    """Let a stream begin, kill it within a micro-batch, and let another one go on to the end."""
+    place = directory / "stream"
+    place.mkdir()
+    batch_bytes = str(payload_bytes // _BATCHES)
+    with progress("stream", 2) as tell:
+        began = time.time()
+        with live.Stream(bootstrap, place, batch_bytes) as process:
+            killed = process.kill_within(_KILLED_IN)
+        tell(1)
+        again = time.time()
+        with live.Stream(bootstrap, place, batch_bytes) as process:
+            process.wait()
+        tell(2)
+    told = live.answers(place)
+    steps = [(answer.at, answer.events) for answer in told]
+    fault = answers.difference(expected, live.final(place))
+    return Streamed(killed, (began, again), steps, fault)
+
+
+def counted(events: Iterator[Event], tell: Callable[[int], None]) -> Iterator[Event]:
+    """Yield the events and tell how many there were."""
+    for number, event in enumerate(events, 1):
+        if number % _STRETCH == 0:
+            tell(number)
+        yield event
+
+
+@contextmanager
+def progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal; gives what is to be told how much of the total is done."""
+    from rich.progress import Progress  # noqa: PLC0415 - only a terminal needs it
+
+    with Progress(disable=not sys.stderr.isatty(), transient=True) as bars:
+        task: Any = bars.add_task(name, total=total)
+        yield lambda done: bars.update(task, completed=done)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TASKS: Final = re.compile(r"\d+:\d+-\d+([,;]\d+:\d+-\d+)*", re.ASCII)
 
 
-def admitted(pieces: Sequence[Piece], limit: int) -> int:
+def admissible_stop(pieces: Sequence[Piece], limit: int) -> int:
     """Return the last position before which `limit` bytes are stored, of those where a piece ends.
 
     It is behind one piece at least, so that a stream always goes on.

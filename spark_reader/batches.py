@@ -44,7 +44,7 @@ _ALL: Final = 2**63 - 1
 _LOW_HALF: Final = pa.scalar(2**32 - 1, pa.int64())
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class Projection(msgspec.Struct, frozen=True):
     """Which columns and which rows."""
 
     fields: tuple[schema.Field, ...]
@@ -58,9 +58,9 @@ class Wanted(msgspec.Struct, frozen=True):
     last_epoch: int | None = None
 
 
-def wanted(options: Options, fields: tuple[schema.Field, ...], topic: str) -> Wanted:
+def projection_of(options: Options, fields: tuple[schema.Field, ...], topic: str) -> Projection:
     """Return what a load wants of each block."""
-    return Wanted(
+    return Projection(
         fields, topic, options.since_us, options.until_us, options.first_epoch, options.last_epoch
     )
 
@@ -75,7 +75,7 @@ def arrow_schema(fields: Sequence[schema.Field]) -> pa.Schema:
 class Batches:
     """Makes batches of one shard's blocks."""
 
-    def __init__(self, shard: int, what: Wanted) -> None:
+    def __init__(self, shard: int, what: Projection) -> None:
         self._what: Final = what
         self._schema: Final = arrow_schema(what.fields)
         #: Columns that are the same in each row, at full length.
@@ -85,7 +85,7 @@ class Batches:
             schema.TIMESTAMP_TYPE: pa.repeat(pa.scalar(0, pa.int32()), MAX_ROWS),
         }
 
-    def of(
+    def from_block(
         self, block: Block, start: int, stop: int, repeats: Sequence[tuple[int, int]]
     ) -> Iterator[pa.RecordBatch]:
         """Return the rows of a block that are wanted, in order; nothing if there is none.
@@ -97,30 +97,30 @@ class Batches:
             repeats: index ranges of rows that do not count.
 
         """
-        view = _View(block)
+        view = _BlockColumns(block)
         low, high = view.bounds(start, stop, self._what)
         step = self._most_rows(view) if low < high else MAX_ROWS
         for at in range(low, high, step):
-            chosen = view.choose(at, min(at + step, high), repeats, self._what)
+            chosen = view.select(at, min(at + step, high), repeats, self._what)
             if chosen.rows:
                 columns = [self._column(field, chosen) for field in self._what.fields]
                 yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _most_rows(self, view: _View) -> int:
+    def _most_rows(self, view: _BlockColumns) -> int:
         """Return how many rows a batch of a block may have."""
         has_keys = view.block.has_keys and any(f.column == schema.KEY for f in self._what.fields)
         longest = view.longest_key() if has_keys else 0
         return min(MAX_ROWS, max(MAX_KEY_BYTES // max(longest, 1), 1))
 
-    def _column(self, field: schema.Field, chosen: _Chosen) -> pa.Array:
+    def _column(self, field: schema.Field, chosen: _SelectedRows) -> pa.Array:
         constant = self._constants.get(field.column)
         if constant is not None:
             return constant.slice(0, chosen.rows)
         match field.column:
             case schema.VALUE:
-                return _typed(chosen.values(), field, chosen)
+                return _as_type(chosen.values(), field, chosen)
             case schema.KEY:
-                return _typed(chosen.keys(), field, chosen)
+                return _as_type(chosen.keys(), field, chosen)
             case schema.OFFSET:
                 return chosen.integers(chosen.view.places.gsns)
             case schema.EPOCH:
@@ -129,7 +129,7 @@ class Batches:
         return chosen.integers(chosen.view.places.timestamps, _TYPES["timestamp"])
 
 
-class _View:
+class _BlockColumns:
     """A block's columns as Arrow arrays."""
 
     def __init__(self, block: Block) -> None:
@@ -145,7 +145,7 @@ class _View:
             kind or pa.int64(), self.block.rows, [None, self.buffer(place)]
         )
 
-    def every_other(self, place: slice, rows: int) -> pa.Array:
+    def even_elements(self, place: slice, rows: int) -> pa.Array:
         """Return the array of which the even elements are those of the first `rows` rows."""
         buffers = [None, self.buffer(place), pa.py_buffer(self.block.data)]
         return pa.Array.from_buffers(pa.binary(), 2 * rows - 1, buffers)
@@ -157,7 +157,7 @@ class _View:
         length: int = compute.max(compute.subtract(ends, starts)).as_py()
         return length
 
-    def bounds(self, start: int, stop: int, what: Wanted) -> tuple[int, int]:
+    def bounds(self, start: int, stop: int, what: Projection) -> tuple[int, int]:
         """Return from which row to which one is what lies in the range, and in its epochs."""
         gsns = gsns_of(self.block)
         low, high = bisect_left(gsns, start), bisect_left(gsns, stop)
@@ -168,11 +168,11 @@ class _View:
             high = min(high, bisect_left(epochs, last))
         return low, high
 
-    def choose(
-        self, low: int, high: int, repeats: Sequence[tuple[int, int]], what: Wanted
-    ) -> _Chosen:
+    def select(
+        self, low: int, high: int, repeats: Sequence[tuple[int, int]], what: Projection
+    ) -> _SelectedRows:
         """Choose among the rows of [low, high)."""
-        mask = _without(repeats, low, high)
+        mask = _mask_without(repeats, low, high)
         times = None
         for limit, compare in (
             (what.since_us, compute.greater_equal), (what.until_us, compute.less),
@@ -182,13 +182,13 @@ class _View:
                     times = self.integers(self.places.timestamps).slice(low, high - low)
                 found = compare(times, pa.scalar(_in_range(limit), pa.int64()))
                 mask = found if mask is None else compute.and_(mask, found)
-        return _Chosen(self, low, high, mask)
+        return _SelectedRows(self, low, high, mask)
 
 
-class _Chosen:
+class _SelectedRows:
     """Some rows of a block: a stretch, and of that those of a mask, if there is one."""
 
-    def __init__(self, view: _View, low: int, high: int, mask: pa.Array | None) -> None:
+    def __init__(self, view: _BlockColumns, low: int, high: int, mask: pa.Array | None) -> None:
         self.view: Final = view
         self._low, self._count, self._mask = low, high - low, mask
         self.rows: int = self._count if mask is None else (mask.true_count)
@@ -198,7 +198,7 @@ class _Chosen:
 
     def values(self) -> pa.Array:
         rows = self.view.block.rows
-        return self.view.every_other(self.view.places.values, rows).take(self._cut(_evens(rows)))
+        return self.view.even_elements(self.view.places.values, rows).take(self._cut(_evens(rows)))
 
     def keys(self) -> pa.Array:
         block, places = self.view.block, self.view.places
@@ -209,7 +209,7 @@ class _Chosen:
         evens = pa.Array.from_buffers(pa.int32(), rows, [bits, _evens(rows).buffers()[1]])
         # The bounds of those behind the last that has a key go back to 0, as none may.
         last = int.from_bytes(bits, "little").bit_length()
-        return self.view.every_other(places.keys, last).take(self._cut(evens))
+        return self.view.even_elements(places.keys, last).take(self._cut(evens))
 
     def _cut(self, column: pa.Array) -> pa.Array:
         column = column.slice(self._low, self._count)
@@ -226,7 +226,7 @@ def _evens(rows: int) -> pa.Array:
     return pa.Array.from_buffers(pa.int32(), rows, [None, _evens_up_to(max(rows.bit_length(), 16))])
 
 
-def _without(repeats: Sequence[tuple[int, int]], low: int, high: int) -> pa.Array | None:
+def _mask_without(repeats: Sequence[tuple[int, int]], low: int, high: int) -> pa.Array | None:
     """Return the mask of the rows of [low, high) that are no repetitions; None: all are none."""
     marks: bytearray | None = None
     for first, end in repeats:
@@ -245,7 +245,7 @@ def _in_range(number: int) -> int:
     return max(-_ALL, min(number, _ALL))
 
 
-def _typed(column: pa.Array, field: schema.Field, chosen: _Chosen) -> pa.Array:
+def _as_type(column: pa.Array, field: schema.Field, chosen: _SelectedRows) -> pa.Array:
     """Return the column in the type that was asked for.
 
     Raises:
@@ -257,13 +257,13 @@ def _typed(column: pa.Array, field: schema.Field, chosen: _Chosen) -> pa.Array:
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
-        gsn, value = _first_no_text(column, chosen)
+        gsn, value = _first_invalid_text(column, chosen)
         raise ConfigError(
             f"{field.column} at gsn {gsn}", _short(value), "UTF-8, or be asked for as binary"
         ) from None
 
 
-def _first_no_text(column: pa.Array, chosen: _Chosen) -> tuple[int, bytes]:
+def _first_invalid_text(column: pa.Array, chosen: _SelectedRows) -> tuple[int, bytes]:
     gsns = chosen.integers(chosen.view.places.gsns)
     for gsn, value in zip(gsns, column, strict=True):
         found: Any = value.as_py()

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: Where Spark starts without asking for java here: a Spark of its own, or one that runs.
-_FOREIGN: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT")
+_EXTERNAL_SPARK: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT")
 #: `java -version` takes a fraction of it.
 _VERSION_S: Final = 20.0
 #: How Spark's Java and its Python processes talk; by files, where.
-_BY_FILES: Final = "spark.python.unix.domain.socket.enabled"
-_DIRECTORY: Final = "spark.python.unix.domain.socket.dir"
+_USE_UNIX_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
+_SOCKET_DIRECTORY: Final = "spark.python.unix.domain.socket.dir"
 #: The longest name of a directory of sockets: Spark's names there have 43 bytes, all may have 103.
-_LONGEST_DIRECTORY: Final = 60
+_MAX_SOCKET_DIRECTORY: Final = 60
 _INSTALL: Final = "install it (apt install openjdk-17-jre-headless)"
 
 
@@ -61,7 +61,7 @@ def session(
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415  may be missing
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    if not any(os.environ.get(name) for name in _FOREIGN):
+    if not any(os.environ.get(name) for name in _EXTERNAL_SPARK):
         _find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {
@@ -75,7 +75,7 @@ def session(
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
-        raise UnavailableError(_unusable()) from None
+        raise UnavailableError(_start_failure()) from None
 
 
 def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,23 +87,25 @@ def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
     # Elsewhere that directory is not there.
     if str(settings["spark.master"]).startswith("local"):
-        usual |= _by_files()
+        usual |= _socket_settings()
     return usual | dict(settings)
 
 
-def _by_files() -> dict[str, str]:
+def _socket_settings() -> dict[str, str]:
     """Return the settings with which Python is talked to by sockets that are files.
 
     They cost less than those of TCP. Spark's own place for them is the one that all users share,
     and it leaves some there.
     """
-    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_DIRECTORY - len("/ziplog-spark-12345678"):
+    if len(os.fsencode(tempfile.gettempdir())) > _MAX_SOCKET_DIRECTORY - len(
+        "/ziplog-spark-12345678"
+    ):
         return {}
-    return {_BY_FILES: "true", _DIRECTORY: _directory()}
+    return {_USE_UNIX_SOCKETS: "true", _SOCKET_DIRECTORY: _socket_directory()}
 
 
 @functools.cache
-def _directory() -> str:
+def _socket_directory() -> str:
     """Make a directory that only this user may look into, until this process ends."""
     path = tempfile.mkdtemp(prefix="ziplog-spark-")
     atexit.register(_remove, path, os.getpid())
@@ -164,7 +166,7 @@ def _find_java() -> str:
     return found
 
 
-def _unusable() -> str:
+def _start_failure() -> str:
     """Return why Spark did not start, as far as one can see from here."""
     try:
         java = _find_java()

@@ -3,7 +3,7 @@
 Spark shows the trace of an error in a Python worker, and its text last. The text of a `ZiplogError`
 says what happened and what to do, so its trace is left out; that of our own bugs stays.
 
-Rule: whatever Spark calls is a function in `plainly`, generators too.
+Rule: whatever Spark calls is a function in `without_traceback`, generators too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def without_traceback(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return the function, but errors of this library leave it without their traces.
 
     Args:
@@ -29,7 +29,7 @@ def plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     """
     if inspect.isgeneratorfunction(function):
-        return cast("Callable[_P, _R]", _plain_generator(function))
+        return cast("Callable[_P, _R]", _generator_without_traceback(function))
 
     @functools.wraps(function)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -41,7 +41,7 @@ def plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return wrapper
 
 
-def _plain_generator(
+def _generator_without_traceback(
     function: Callable[_P, Generator[Any, None, None]],
 ) -> Callable[_P, Generator[Any, None, None]]:
     @functools.wraps(function)

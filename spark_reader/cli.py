@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from spark_reader import options
-from spark_reader.formats import COMPRESSIONS, Compression, Format
+from spark_reader.files import COMPRESSIONS, Compression, Format
 from spark_reader.optional_dependencies import require
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Timeout, say
 from ziplog.errors import ConfigError
@@ -106,11 +106,11 @@ def export(
         options.UNTIL: until,
         options.FAIL_ON_DATA_LOSS: "false" if allow_trimmed else None,
         options.PATH: path,
-        options.SERVERS: bootstrap if path is None or _is_said(context, "bootstrap") else None,
+        options.SERVERS: bootstrap if path is None or _is_given(context, "bootstrap") else None,
         options.TIMEOUT: timeout,
     }
     given = {name: str(value) for name, value in asked.items() if value is not None}
-    with _in_our_words(), _progress() as progress:
+    with _with_option_names(), _progress() as progress:
         done = write(given, output, kind, packed, progress, sys.stdout.buffer)
     range_ = f"positions {done.start} to {done.stop - 1}"
     say(f"{done.rows} records of {range_ if done.start < done.stop else 'no position'}: {output}")
@@ -123,13 +123,13 @@ def _compression(kind: Format, asked: Compression | None) -> Compression:
     return asked or allowed[0]
 
 
-def _is_said(context: typer.Context, name: str) -> bool:
+def _is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 @contextlib.contextmanager
-def _in_our_words() -> Iterator[None]:
+def _with_option_names() -> Iterator[None]:
     """Call options what they are called here."""
     try:
         yield

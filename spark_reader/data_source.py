@@ -22,12 +22,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_reader.clean_errors import plainly
+from spark_reader.clean_errors import without_traceback
 from spark_reader.options import parse
 from spark_reader.schema import DEFAULT, projection
 from spark_reader.sources import source_of
-from spark_reader.tasks import Share, read_share, shared_out
-from spark_reader.worker_state import spare_modules
+from spark_reader.tasks import Share, plan_tasks, read_task
+from spark_reader.worker_state import freeze_gc
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class ZiplogDataSource(DataSource):
         """Leave the fault out: elsewhere it is tried again."""
         return {**self.__dict__, "_fault": None}
 
-    @plainly
+    @without_traceback
     def schema(self) -> StructType:
         """Return all columns."""
         if isinstance(self._fault, UnavailableError):
@@ -90,27 +90,27 @@ class ZiplogDataSource(DataSource):
             [StructField(field.name, _TYPES[field.type], nullable=True) for field in DEFAULT]
         )
 
-    @plainly
+    @without_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads these columns."""
         options = parse(self.options)
         return Reader(options, self._pinned or _pin(options), _fields(schema))
 
-    @plainly
+    @without_traceback
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """Return what reads a stream of these columns."""
         from spark_reader.stream import ZiplogStreamReader  # noqa: PLC0415 - few programs need it
 
         return ZiplogStreamReader(parse(self.options, "stream"), _fields(schema))
 
-    @plainly
+    @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return what writes a DataFrame."""
         from spark_reader.writer import ZiplogWriter  # noqa: PLC0415 - as above
 
         return ZiplogWriter(self.options, schema, overwrite=overwrite)
 
-    @plainly
+    @without_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return what writes a stream."""
         from spark_reader.writer import ZiplogStreamWriter  # noqa: PLC0415 - as above
@@ -130,22 +130,24 @@ class Reader(DataSourceReader):
         self._pinned: Final = pinned
         self._fields: Final = fields
 
-    @plainly
+    @without_traceback
     def partitions(self) -> list[InputPartition]:
         """Return what each task reads."""
-        spare_modules()
+        freeze_gc()
         pinned = self._pinned
         with source_of(self._options).open() as session:
-            pieces = session.stretches(pinned.start, pinned.stop)
+            pieces = session.pieces_of(pinned.start, pinned.stop)
             source = session.for_tasks()
         # Spark wants one at least.
-        tasks = shared_out(self._options, pieces) or [[]]
-        return [Share(turn, task, source, pinned.topic) for turn, task in enumerate(tasks)]
+        tasks = plan_tasks(self._options, pieces) or [[]]
+        return [
+            Share(task_index, task, source, pinned.topic) for task_index, task in enumerate(tasks)
+        ]
 
-    @plainly
+    @without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read what one task has to, in batches."""
-        yield from read_share(self._options, self._fields, partition)
+        yield from read_task(self._options, self._fields, partition)
 
 
 def _fields(schema: StructType) -> tuple[Field, ...]:

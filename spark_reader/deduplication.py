@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ziplog.segments.blocks import Block
 
 
-class Repeats:
+class Deduplicator:
     """Tells them for one shard's blocks, in the order of the log."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Repeats:
         self._writers: WriterTable | None = None
         self._at = 0
 
-    def of(self, block: Block) -> list[tuple[int, int]]:
+    def repeated_rows(self, block: Block) -> list[tuple[int, int]]:
         """Return the index ranges [start, stop) of the records of a block that are repetitions.
 
         What is said of records that blocks before had, too, or that lie before the first block's
@@ -59,16 +59,16 @@ class Repeats:
         if not block.origins:
             return []
         if self._writers is None:
-            self._writers = self._up_to(block.start)
+            self._writers = self._table_at(block.start)
         # To take note of the last records again changes nothing: no row is later than itself.
-        return _take(self._writers, block, block.rows)
+        return _apply(self._writers, block, block.rows)
 
-    def anew(self, block: Block) -> list[tuple[int, int]]:
+    def reset_at(self, block: Block) -> list[tuple[int, int]]:
         """Return the same of a block that nobody knows what was before; what follows goes on so."""
         self._writers = WriterTable()
-        return _take(self._writers, block, block.rows)
+        return _apply(self._writers, block, block.rows)
 
-    def _up_to(self, stop: int) -> WriterTable:
+    def _table_at(self, stop: int) -> WriterTable:
         """Return the table at a position.
 
         Errors are those of `of`.
@@ -79,25 +79,25 @@ class Repeats:
             at, writers = self._table(stop)
             if at <= reached:
                 raise UnavailableError(f"what came before gsn {stop} is being trimmed")
-            reached = self._follow(writers, at, stop)
+            reached = self._replay(writers, at, stop)
             if reached >= stop:
                 return writers
 
-    def _follow(self, writers: WriterTable, at: int, stop: int) -> int:
+    def _replay(self, writers: WriterTable, at: int, stop: int) -> int:
         """Let a table at `at` go on up to `stop`; return where it stops before what was trimmed."""
         if at < stop:
             try:
                 for block in self._blocks(at, stop):
                     if block.start > at:
                         return at
-                    _take(writers, block, bisect_left(gsns_of(block), stop))
+                    _apply(writers, block, bisect_left(gsns_of(block), stop))
                     at = max(at, block.stop)
             except TrimmedError:
                 return at
         return stop
 
 
-def _take(writers: WriterTable, block: Block, high: int) -> list[tuple[int, int]]:
+def _apply(writers: WriterTable, block: Block, high: int) -> list[tuple[int, int]]:
     """Let the table go on over a block's first `high` records; return which are repetitions."""
     found: list[tuple[int, int]] = []
     for run in block.origins:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ziplog.segments.blocks import Block
 
 #: Behind every epoch.
-_NEVER: Final = 2**64
+_NO_EPOCH: Final = 2**64
 
 
 class ShardEpochs:
@@ -46,7 +46,7 @@ class ShardEpochs:
         """Return the epoch of the last record; -1: there is none."""
         for piece in reversed(self._pieces):
             last = -1
-            for _, epochs in self._found(piece.start, piece.stop):
+            for _, epochs in self._columns(piece.start, piece.stop):
                 last = epochs[-1]
             if last >= 0:
                 return last
@@ -54,20 +54,20 @@ class ShardEpochs:
 
     def start_of(self, epoch: int) -> int | None:
         """Return the position of the first record of an epoch, or of later ones; None: of none."""
-        at = bisect_left(self._pieces, epoch, key=self._from)
-        for gsns, epochs in self._found(self._pieces[max(at - 1, 0)].start, self._stop):
+        at = bisect_left(self._pieces, epoch, key=self._first_epoch)
+        for gsns, epochs in self._columns(self._pieces[max(at - 1, 0)].start, self._stop):
             place = bisect_left(epochs, epoch)
             if place < len(gsns):
                 return gsns[place]
         return None
 
-    def _from(self, piece: Piece) -> int:
+    def _first_epoch(self, piece: Piece) -> int:
         """Return the epoch of the first record at or behind a piece's start."""
-        for _, epochs in self._found(piece.start, self._stop):
+        for _, epochs in self._columns(piece.start, self._stop):
             return epochs[0]
-        return _NEVER
+        return _NO_EPOCH
 
-    def _found(self, start: int, stop: int) -> Iterator[tuple[memoryview[int], memoryview[int]]]:
+    def _columns(self, start: int, stop: int) -> Iterator[tuple[memoryview[int], memoryview[int]]]:
         """Give positions and epochs of the records of [start, stop), some at a time, in order."""
         for block in self._blocks(start, stop):
             gsns = gsns_of(block)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import msgspec
 
 from spark_reader import files
-from spark_reader.batches import arrow_schema, wanted
+from spark_reader.batches import arrow_schema, projection_of
 from spark_reader.merge import merged
 from spark_reader.options import parse
 from spark_reader.planning import joined
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from spark_reader.formats import Compression, Format
+    from spark_reader.files import Compression, Format
     from spark_reader.planning import Piece
 
 #: The output that is a stream, not a file.
@@ -75,14 +75,14 @@ def export(
     with contextlib.ExitStack() as stack:
         session = stack.enter_context(source_of(asked).open())
         pinned = session.pin()
-        columns = wanted(asked, DEFAULT, pinned.topic)
-        pieces = session.stretches(pinned.start, pinned.stop)
+        columns = projection_of(asked, DEFAULT, pinned.topic)
+        pieces = session.pieces_of(pinned.start, pinned.stop)
         streams = [
             session.read(joined(of_shard), columns)
             for _, of_shard in itertools.groupby(pieces, attrgetter("shard"))
         ]
         sink = pipe if output == STDOUT else stack.enter_context(files.replacing(output))
-        counted = _Counted(pieces, progress)
+        counted = _ProgressCounter(pieces, progress)
         files.write(
             counted.through(merged(streams)), arrow_schema(DEFAULT), sink, kind, compression,
             is_pipe=output == STDOUT,
@@ -90,7 +90,7 @@ def export(
     return Exported(counted.rows, pinned.start, pinned.stop)
 
 
-class _Counted:
+class _ProgressCounter:
     """Counts the rows that pass, and tells how far they are in bytes: positions lie unevenly."""
 
     def __init__(self, pieces: list[Piece], progress: Callable[[int, int], None]) -> None:

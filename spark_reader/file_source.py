@@ -17,7 +17,7 @@ import msgspec
 from spark_reader.epochs import Epochs, ShardEpochs
 from spark_reader.options import PATH, STOP, Options
 from spark_reader.planning import cut
-from spark_reader.reading import Replicas, Session, first_block, fuller, in_blocks
+from spark_reader.reading import Replicas, Session, blocks_from_units, first_block, nearer_table
 from ziplog.config import load
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ConfigError, UnavailableError
@@ -38,11 +38,11 @@ _SEGMENTS: Final = "segments"
 #: How servers are named where nobody chose other names.
 _SERVER: Final = re.compile(r"shard-(\d{1,9})-\d{1,2}", re.ASCII)
 #: Behind every position.
-_NOWHERE: Final = 2**63 - 1
+_MAX_END: Final = 2**63 - 1
 _RULE: Final = "the data directory of a cluster, or of one of its storage servers"
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _ServerDirectories(msgspec.Struct, frozen=True):
     """What is in a directory."""
 
     #: The cluster's name.
@@ -50,7 +50,7 @@ class _Found(msgspec.Struct, frozen=True):
     #: Directories of servers, by shard.
     servers: dict[int, list[str]]
 
-    def is_there(self) -> bool:
+    def is_readable(self) -> bool:
         """Whether it can be read on this machine: one server of each shard will do."""
         return all(
             any((Path(server) / _SEGMENTS).is_dir() for server in servers)
@@ -63,7 +63,7 @@ class FileSource(msgspec.Struct, frozen=True):
 
     options: Options
     #: None: not looked for yet.
-    found: _Found | None = None
+    directories: _ServerDirectories | None = None
 
     def open(self, memory: ReadMemory | None = None) -> FileSession:
         """Look what is there; see `Source.open`.
@@ -75,18 +75,18 @@ class FileSource(msgspec.Struct, frozen=True):
         """
         path = Path(self.options.path.removeprefix("file:")).absolute()
         try:
-            found = self.found
-            if found is None or not found.is_there():
-                found = _find(path)
+            directories = self.directories
+            if directories is None or not directories.is_readable():
+                directories = _find_servers(path)
         except OSError as error:
             raise ConfigError(PATH, str(path), f"{_RULE} ({error.strerror})") from None
-        return FileSession(self.options, found, memory or ReadMemory())
+        return FileSession(self.options, directories, memory or ReadMemory())
 
 
-def _find(path: Path) -> _Found:
+def _find_servers(path: Path) -> _ServerDirectories:
     if (path / _SEGMENTS).is_dir():
         identity = _identity(path)
-        return _Found(identity.cluster, {_shard_of(path, identity.node): [str(path)]})
+        return _ServerDirectories(identity.cluster, {_shard_of(path, identity.node): [str(path)]})
     if (path / _CLUSTER_FILE).is_file():
         config = load(path / _CLUSTER_FILE)
         servers = {s.id: [path / node.name for node in s.replicas] for s in config.shards}
@@ -101,7 +101,7 @@ def _find(path: Path) -> _Found:
             if not each:
                 names = " and ".join(server.name for server in servers[shard])
                 raise UnavailableError(f"{path} has no files of shard {shard} ({names})")
-        return _Found(config.name, there)
+        return _ServerDirectories(config.name, there)
     why = "" if path.is_dir() else " (no such directory here)"
     raise ConfigError(PATH, str(path), _RULE + why)
 
@@ -130,16 +130,18 @@ def _shard_of(path: Path, node: str) -> int:
 class FileSession(Session):
     """The directories of all servers, shard by shard."""
 
-    def __init__(self, options: Options, found: _Found, memory: ReadMemory) -> None:
+    def __init__(
+        self, options: Options, directories: _ServerDirectories, memory: ReadMemory
+    ) -> None:
         super().__init__(options)
-        self._found: Final = found
-        self._directories: Final = {
+        self._directories: Final = directories
+        self._segment_directories: Final = {
             shard: [Path(server) / _SEGMENTS for server in servers]
-            for shard, servers in sorted(found.servers.items())
+            for shard, servers in sorted(directories.servers.items())
         }
         self._archives: Final = {
             shard: [Archive(path, memory) for path in each]
-            for shard, each in self._directories.items()
+            for shard, each in self._segment_directories.items()
         }
 
     def close(self) -> None:
@@ -147,7 +149,7 @@ class FileSession(Session):
 
     def for_tasks(self) -> FileSource:
         """Return the source with what is there; see `Session.for_tasks`."""
-        return FileSource(self._options, self._found)
+        return FileSource(self._options, self._directories)
 
     # --- planning ---
 
@@ -161,7 +163,7 @@ class FileSession(Session):
 
     def topic(self) -> str:
         """Return the cluster's name."""
-        return self._found.name
+        return self._directories.name
 
     def latest(self) -> int:
         """Return the end of what is stable, of all shards; of any, if all servers rest.
@@ -194,7 +196,7 @@ class FileSession(Session):
 
     def _epochs(self, start: int, stop: int) -> Epochs:
         pieces: dict[int, list[Piece]] = {}
-        for piece in self.stretches(start, stop):
+        for piece in self.pieces_of(start, stop):
             pieces.setdefault(piece.shard, []).append(piece)
         shards = [
             ShardEpochs(mine, self.replicas(shard, start, stop, 0).blocks)
@@ -202,23 +204,23 @@ class FileSession(Session):
         ]
         return Epochs(shards, stop)
 
-    def stretches(self, start: int, stop: int) -> list[Piece]:
-        """Return the range in pieces; see `Session.stretches`."""
+    def pieces_of(self, start: int, stop: int) -> list[Piece]:
+        """Return the range in pieces; see `Session.pieces_of`."""
         if start >= stop:
             return []
-        start = self.behind_trim(start, self.trim)
+        start = self.after_trim(start, self.trim)
         pieces: list[Piece] = []
         for shard, end in self._ends().items():
-            each = zip(self._archives[shard], self._directories[shard], strict=True)
+            each = zip(self._archives[shard], self._segment_directories[shard], strict=True)
             steps = max((_steps(archive, path) for archive, path in each), key=len)
             pieces += cut(shard, start, min(stop, end), steps)
         return pieces
 
-    def replicas(self, shard: int, start: int, stop: int, turn: int) -> Replicas:
+    def replicas(self, shard: int, start: int, stop: int, task_index: int) -> Replicas:
         """Return the shard's directories; see `Session.replicas`."""
         del start, stop
         each = self._archives[shard]
-        first = turn % len(each)
+        first = task_index % len(each)
         return _Directories(self, each[first:] + each[:first])
 
 
@@ -238,7 +240,7 @@ class _Directories(Replicas):
     def table(self, gsn: int) -> tuple[int, WriterTable]:
         """Return the nearest table in any; see `Replicas.table`."""
         return reduce(
-            fuller, (archive.writers(gsn) for archive in self._archives), (1, WriterTable())
+            nearer_table, (archive.writers(gsn) for archive in self._archives), (1, WriterTable())
         )
 
     def scanned(self, start: int, stop: int) -> Iterator[Block]:
@@ -248,7 +250,7 @@ class _Directories(Replicas):
             faults: list[str] = []
             for archive in self._archives:
                 try:
-                    for block in in_blocks(archive.units(at, stop), at):
+                    for block in blocks_from_units(archive.units(at, stop), at):
                         yield block
                         at = block.stop
                 except UnreadableError as error:
@@ -256,7 +258,7 @@ class _Directories(Replicas):
                 if at >= stop:
                     return
             # Servers may run, and delete what is trimmed.
-            kept = self._session.behind_trim(at, self._session.trim)
+            kept = self._session.after_trim(at, self._session.trim)
             if kept == at:
                 why = "; ".join(faults) or "what is stable ends before it"
                 raise UnavailableError(f"no server's files have gsn {at}: {why}")
@@ -281,7 +283,7 @@ def _steps(archive: Archive, directory: Path) -> list[tuple[int, int]]:
     """Return where blocks end, and segments that have none, each with its size in bytes."""
     rows = {segment.name: index.blocks for segment, index in archive.indexed()}
     listed = [entry.segment for entry in archive.listed()]
-    ends = [segment.base for segment in listed[1:]] + [_NOWHERE] * bool(listed)
+    ends = [segment.base for segment in listed[1:]] + [_MAX_END] * bool(listed)
     steps: list[tuple[int, int]] = []
     for segment, end in zip(listed, ends, strict=True):
         blocks = rows.get(segment.name)

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, BinaryIO, Final, cast
-
-import pyarrow as pa
-from pyarrow import ipc, parquet
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal, cast
 
 import ziplog
 from spark_reader import schema as columns
-from spark_reader.formats import COMPRESSIONS
 from ziplog.cli.records import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from spark_reader.formats import Compression, Format
+    import pyarrow as pa
 
+Format = Literal["parquet", "arrow", "jsonl"]
+Compression = Literal["none", "snappy", "gzip", "brotli", "lz4", "zstd"]
+
+#: Compressions of each format; the first is its default.
+COMPRESSIONS: Final[dict[Format, tuple[Compression, ...]]] = {
+    "parquet": ("snappy", "zstd", "gzip", "brotli", "lz4", "none"),
+    "arrow": ("none", "lz4", "zstd"),
+    "jsonl": ("none",),
+}
 #: A row group has about so many bytes of rows, before they are encoded, and at most so many rows.
 _GROUP_BYTES: Final = 64 * 1024 * 1024
 _GROUP_ROWS: Final = 1024 * 1024
@@ -90,6 +95,9 @@ def write(
 def _write_parquet(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, sink: BinaryIO, compression: Compression
 ) -> None:
+    import pyarrow as pa  # noqa: PLC0415  `ziplog` starts without it
+    from pyarrow import parquet  # noqa: PLC0415
+
     place = schema.get_field_index(columns.OFFSET)
     with parquet.ParquetWriter(
         sink,
@@ -112,6 +120,9 @@ def _write_arrow(
     *,
     is_pipe: bool,
 ) -> None:
+    import pyarrow as pa  # noqa: PLC0415  `ziplog` starts without it
+    from pyarrow import ipc  # noqa: PLC0415
+
     make = ipc.new_stream if is_pipe else ipc.new_file
     options = ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     with make(sink, schema, options=options) as writer:
@@ -139,7 +150,7 @@ def _groups(
 
 
 def _lines(batch: pa.RecordBatch) -> Iterator[bytes]:
-    times = batch.column(columns.TIMESTAMP).cast(pa.int64())
+    times = batch.column(columns.TIMESTAMP).cast("int64")
     parts = (columns.OFFSET, columns.PARTITION, columns.VALUE, columns.KEY, columns.EPOCH)
     rows = zip(*(batch.column(name).to_pylist() for name in parts), times.to_pylist(), strict=True)
     for gsn, shard, value, key, epoch, timestamp_us in rows:

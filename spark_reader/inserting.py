@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Future
 
-    from spark_reader.placement import Placement
+    from spark_reader.placement import RowPlacement
     from spark_reader.write_options import Columns
 
 #: A chunk ends with the row that makes it as large as this; smaller, if there are many lanes.
@@ -57,7 +57,7 @@ def insert_batches(
     log: RowLog,
     batches: Iterable[pa.RecordBatch],
     columns: Columns,
-    place: Placement,
+    place: RowPlacement,
     *,
     batch: int,
     partition: int,
@@ -82,11 +82,11 @@ def insert_batches(
     row = 0
     with ThreadPoolExecutor(threads, thread_name_prefix="ziplog-insert") as pool:
         lanes = [
-            _Lane(log, pool, place, lane, batch, partition) for lane in range(len(place.lanes))
+            _RowWriter(log, pool, place, lane, batch, partition) for lane in range(len(place.lanes))
         ]
         try:
             for rows in batches:
-                _share_out(rows, columns, place, lanes, row, partition)
+                _distribute(rows, columns, place, lanes, row, partition)
                 row += rows.num_rows
             for lane in lanes:
                 lane.send()
@@ -98,11 +98,11 @@ def insert_batches(
     return row
 
 
-def _share_out(
+def _distribute(
     rows: pa.RecordBatch,
     columns: Columns,
-    place: Placement,
-    lanes: list[_Lane],
+    place: RowPlacement,
+    lanes: list[_RowWriter],
     row: int,
     partition: int,
 ) -> None:
@@ -139,7 +139,7 @@ def _ends(values: pa.Array, keys: pa.Array | None) -> Sequence[int]:
     return ends
 
 
-def _lanes_of(keys: pa.Array, place: Placement) -> pa.Array:
+def _lanes_of(keys: pa.Array, place: RowPlacement) -> pa.Array:
     """Return the lane of each key; each key is hashed once."""
     coded = keys.dictionary_encode()
     theirs = pa.array([place.lane_of(key) for key in coded.dictionary.to_pylist()], pa.int64())
@@ -151,14 +151,14 @@ def chunk_bytes(lanes: int) -> int:
     return min(CHUNK_BYTES, max(4 * CHUNK_BYTES // lanes, CHUNK_BYTES // 32))
 
 
-class _Lane:
+class _RowWriter:
     """Rows of one partition on their way to one shard."""
 
     def __init__(
         self,
         log: RowLog,
         pool: ThreadPoolExecutor,
-        place: Placement,
+        place: RowPlacement,
         lane: int,
         batch: int,
         partition: int,
@@ -172,7 +172,7 @@ class _Lane:
         self._partition: Final = partition
         #: How many rows were sent.
         self._sent = 0
-        self._under_way: Future[None] | None = None
+        self._pending: Future[None] | None = None
         self._empty()
 
     def _empty(self) -> None:
@@ -185,16 +185,16 @@ class _Lane:
     def put(self, values: pa.Array, keys: pa.Array | None, rows: Sequence[int]) -> None:
         """Take rows; send each chunk that they make whole."""
         ends = _ends(values, keys)
-        start = taken = 0
+        start = consumed = 0
         while start < len(ends):
-            stop = bisect_left(ends, taken + self._largest - self._size, start) + 1
+            stop = bisect_left(ends, consumed + self._largest - self._size, start) + 1
             stop = min(stop, len(ends))
             self._payloads += values[start:stop].to_pylist()
             if keys is not None:
                 self._keys = (self._keys or []) + keys[start:stop].to_pylist()
             self._rows += rows[start:stop]
-            self._size += ends[stop - 1] - taken
-            start, taken = stop, ends[stop - 1]
+            self._size += ends[stop - 1] - consumed
+            start, consumed = stop, ends[stop - 1]
             if self._size >= self._largest:
                 self.send()
 
@@ -203,15 +203,15 @@ class _Lane:
         self.wait()
         if self._payloads:
             chunk = self._sent, self._payloads, self._keys, self._rows
-            self._under_way = self._pool.submit(self._insert, *chunk)
+            self._pending = self._pool.submit(self._insert, *chunk)
             self._sent += len(self._payloads)
             self._empty()
 
     def wait(self) -> None:
         """Wait until what was sent is in the log; raise why it is not."""
-        if self._under_way is not None:
-            self._under_way.result()
-            self._under_way = None
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
 
     def _insert(
         self,

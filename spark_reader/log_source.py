@@ -18,7 +18,7 @@ import msgspec
 import ziplog
 from spark_reader.options import SERVERS, Options
 from spark_reader.planning import cut
-from spark_reader.reading import Replicas, Session, first_block, fuller, in_blocks
+from spark_reader.reading import Replicas, Session, blocks_from_units, first_block, nearer_table
 from ziplog.archive.client import ArchiveClient
 from ziplog.client import arguments
 from ziplog.core.writer_table import WriterTable
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 _Endpoint = tuple[str, int]
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _ClusterFacts(msgspec.Struct, frozen=True):
     """What a task need not ask the cluster for."""
 
     #: The cluster's number.
@@ -52,7 +52,7 @@ class LogSource(msgspec.Struct, frozen=True):
 
     options: Options
     #: None: nothing was found out yet.
-    found: _Found | None = None
+    found: _ClusterFacts | None = None
 
     def open(self, memory: ReadMemory | None = None) -> LogSession:
         """Connect, or leave that for when it is needed; see `Source.open`.
@@ -109,7 +109,7 @@ class LogSession(Session):
         """Return the source with the archives that are known; see `Session.for_tasks`."""
         # Where there is none yet, there may be one by then.
         known = {shard: archives for shard, archives in self._archives.items() if archives}
-        return LogSource(self._options, _Found(self.number, known))
+        return LogSource(self._options, _ClusterFacts(self.number, known))
 
     # --- planning ---
 
@@ -166,13 +166,13 @@ class LogSession(Session):
             # All that was ever given out was trimmed.
             return super()._first(trim)
 
-    def stretches(self, start: int, stop: int) -> list[Piece]:
-        """Return the range in pieces; see `Session.stretches`."""
+    def pieces_of(self, start: int, stop: int) -> list[Piece]:
+        """Return the range in pieces; see `Session.pieces_of`."""
         if start >= stop:
             return []
         log = self.connect()
         known = log.extents(start, stop)
-        self.behind_trim(start, known.trim)
+        self.after_trim(start, known.trim)
         pieces: list[Piece] = []
         for extent in sorted(known.shards, key=_by_shard):
             outline = log.outline(extent.shard, extent.start, extent.stop)
@@ -180,12 +180,12 @@ class LogSession(Session):
             pieces += cut(extent.shard, extent.start, extent.stop, outline.steps)
         return pieces
 
-    def replicas(self, shard: int, start: int, stop: int, turn: int) -> Replicas:
+    def replicas(self, shard: int, start: int, stop: int, task_index: int) -> Replicas:
         """Return the shard's servers; see `Session.replicas`."""
         del stop
         if shard not in self._archives:
-            self.ask_again(shard, start)
-        return _Servers(self, shard, start, turn)
+            self.locate_archives(shard, start)
+        return _Servers(self, shard, start, task_index)
 
     # --- archives ---
 
@@ -198,11 +198,11 @@ class LogSession(Session):
         """Return the archives of a shard that was read, but for those that failed."""
         return self._archives[shard]
 
-    def ask_again(self, shard: int, gsn: int) -> None:
+    def locate_archives(self, shard: int, gsn: int) -> None:
         """Ask for a shard's archives; one that is away costs its grace each time."""
         self._archives[shard] = self.connect().outline(shard, gsn, gsn + 1).archives
 
-    def leave(self, shard: int, endpoint: _Endpoint) -> None:
+    def drop_archive(self, shard: int, endpoint: _Endpoint) -> None:
         """Ask one that failed nothing more."""
         self._archives[shard] = [each for each in self._archives[shard] if each != endpoint]
 
@@ -213,11 +213,11 @@ class _Servers(Replicas):
     Which archives there are is asked once a session: a server that is away costs some time.
     """
 
-    def __init__(self, session: LogSession, shard: int, start: int, turn: int) -> None:
+    def __init__(self, session: LogSession, shard: int, start: int, task_index: int) -> None:
         self._session, self._shard = session, shard
-        self._start, self._turn = start, turn
+        self._start, self._task_index = start, task_index
         #: If all fail, others may be there by now; those are asked for once.
-        self._may_ask = bool(session.archives(shard))
+        self._may_relocate = bool(session.archives(shard))
         self._open: Final[dict[_Endpoint, ArchiveClient]] = {}
 
     def close(self) -> None:
@@ -230,25 +230,25 @@ class _Servers(Replicas):
 
     def block(self, gsn: int) -> Block | int:
         """Ask one archive after the other; see `Replicas.block`."""
-        return first_block(self._answers(lambda client: client.block(gsn)))
+        return first_block(self._try_archives(lambda client: client.block(gsn)))
 
     def table(self, gsn: int) -> tuple[int, WriterTable]:
         """Return the nearest that an archive has; see `Replicas.table`."""
         best = 0, WriterTable()
-        for found in self._answers(lambda client: client.writers(gsn)):
-            best = fuller(best, found)
+        for found in self._try_archives(lambda client: client.writers(gsn)):
+            best = nearer_table(best, found)
             if best[0] == gsn and best[1]:
                 return best
         # No archive may know where the log begins, which is later than when this was opened.
         trim = self._session.connect().extents(gsn, gsn).trim
         if trim > gsn:
             raise TrimmedError(RecordId(trim, 0))
-        return fuller(best, (max(trim, 1), WriterTable()))
+        return nearer_table(best, (max(trim, 1), WriterTable()))
 
-    def _answers(self, ask: Callable[[ArchiveClient], _T]) -> Iterator[_T]:
+    def _try_archives(self, ask: Callable[[ArchiveClient], _T]) -> Iterator[_T]:
         """Ask those that are left; who fails is asked nothing more."""
         known = self._session.archives(self._shard)
-        first = self._turn % max(len(known), 1)
+        first = self._task_index % max(len(known), 1)
         for endpoint in known[first:] + known[:first]:
             try:
                 answer = ask(self._client(endpoint))
@@ -256,10 +256,10 @@ class _Servers(Replicas):
                 self._drop(endpoint)
             else:
                 yield answer
-        if self._may_ask and not self._session.archives(self._shard):
-            self._may_ask = False
-            self._session.ask_again(self._shard, self._start)
-            yield from self._answers(ask)
+        if self._may_relocate and not self._session.archives(self._shard):
+            self._may_relocate = False
+            self._session.locate_archives(self._shard, self._start)
+            yield from self._try_archives(ask)
 
     def _client(self, endpoint: _Endpoint) -> ArchiveClient:
         client = self._open.get(endpoint)
@@ -272,7 +272,7 @@ class _Servers(Replicas):
         return client
 
     def _drop(self, endpoint: _Endpoint) -> None:
-        self._session.leave(self._shard, endpoint)
+        self._session.drop_archive(self._shard, endpoint)
         client = self._open.pop(endpoint, None)
         if client is not None:
             client.close()
@@ -285,11 +285,11 @@ class _Servers(Replicas):
         while at < stop:
             try:
                 with self._session.connect().scan(self._shard, at, stop) as scan:
-                    for block in in_blocks(scan, at):
+                    for block in blocks_from_units(scan, at):
                         yield block
                         at = block.stop
             except TrimmedError as error:
-                at = min(self._session.behind_trim(at, error.first.gsn), stop)
+                at = min(self._session.after_trim(at, error.first.gsn), stop)
 
 
 def _by_shard(extent: ziplog.Extent) -> tuple[int, int]:

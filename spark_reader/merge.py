@@ -31,12 +31,12 @@ def merged(
     while len(heads) > 1:
         slowest = min(heads, key=lambda head: head.last)
         border = slowest.last
-        parts = [part for head in heads if (part := head.take(border)).num_rows]
+        parts = [part for head in heads if (part := head.pop_up_to(border)).num_rows]
         yield _sorted(parts, column)
         if not slowest.advance():
             heads.remove(slowest)
     for head in heads:
-        yield from head.rest()
+        yield from head.remaining()
 
 
 class _Head:
@@ -60,7 +60,7 @@ class _Head:
                 return True
         return False
 
-    def take(self, border: int) -> pa.RecordBatch:
+    def pop_up_to(self, border: int) -> pa.RecordBatch:
         """Return the rows up to the border, inclusive."""
         batch = self._batch
         assert batch is not None
@@ -68,10 +68,10 @@ class _Head:
         self._batch = batch.slice(count) if count < batch.num_rows else None
         return batch.slice(0, count)
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
+    def remaining(self) -> Iterator[pa.RecordBatch]:
         """Return all batches that are left."""
         while self._batch is not None or self.advance():
-            yield self.take(self.last)
+            yield self.pop_up_to(self.last)
 
 
 def _values(batch: pa.RecordBatch, column: str) -> memoryview[int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import msgspec
 
-from spark_reader.suggestions import nearest
+from spark_reader.suggestions import closest_name
 from ziplog.errors import ConfigError
 from ziplog.types import RecordId
 
@@ -106,7 +106,7 @@ def refuse_unknown(given: str, text: str, names: Collection[str]) -> NoReturn:
         ConfigError: always.
 
     """
-    near = nearest(given, names)
+    near = closest_name(given, names)
     if given.lower() in _TOPICS:
         allowed = "left out: a cluster is one log and has no topics"
     elif near:
@@ -122,7 +122,7 @@ def refuse_unknown(given: str, text: str, names: Collection[str]) -> NoReturn:
 # Each takes an option's name and text, and raises ConfigError if the text is no such value.
 
 
-def whole(low: int, high: int) -> Callable[[str, str], int]:
+def whole_number(low: int, high: int) -> Callable[[str, str], int]:
     """Return what reads whole numbers from `low` to `high`."""
 
     def read(name: str, text: str) -> int:
@@ -216,12 +216,12 @@ _READERS: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     PATH: ("path", _text),
     START: ("start", _start),
     STOP: ("stop", _stop),
-    FIRST_EPOCH: ("first_epoch", whole(0, _MAX_GSN)),
-    LAST_EPOCH: ("last_epoch", whole(0, _MAX_GSN)),
+    FIRST_EPOCH: ("first_epoch", whole_number(0, _MAX_GSN)),
+    LAST_EPOCH: ("last_epoch", whole_number(0, _MAX_GSN)),
     SINCE: ("since_us", _time),
     UNTIL: ("until_us", _time),
     FAIL_ON_DATA_LOSS: ("fail_on_data_loss", boolean),
-    MIN_PARTITIONS: ("min_partitions", whole(1, _MAX_PARTITIONS)),
+    MIN_PARTITIONS: ("min_partitions", whole_number(1, _MAX_PARTITIONS)),
     MAX_BYTES: ("max_bytes_per_batch", _size),
     TIMEOUT: ("timeout_s", seconds),
 }

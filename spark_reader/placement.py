@@ -29,7 +29,7 @@ Policy = Literal["partition", "key"] | int
 _MEMBERS: Final = frozenset({"live", "parked", "recovering"})
 
 
-def members(status: Mapping[str, Any], *, for_ever: bool) -> tuple[int, ...]:
+def members(status: Mapping[str, Any], *, include_absent: bool) -> tuple[int, ...]:
     """Return the shards that records may go to.
 
     Args:
@@ -40,7 +40,7 @@ def members(status: Mapping[str, Any], *, for_ever: bool) -> tuple[int, ...]:
         UnavailableError: there is none.
 
     """
-    states = _MEMBERS if for_ever else {"live"}
+    states = _MEMBERS if include_absent else {"live"}
     found = sorted(shard["id"] for shard in status["shards"] if shard["state"] in states)
     if not found:
         raise UnavailableError(f"no shard of cluster {status['cluster']!r} takes records now")
@@ -59,7 +59,7 @@ def check_policy(policy: Policy, shards: Sequence[int]) -> None:
         raise ConfigError("policy", policy, f"a shard that takes records: {known}")
 
 
-class Placement:
+class RowPlacement:
     """Where the rows of one partition of one query go. Immutable."""
 
     def __init__(
@@ -71,26 +71,28 @@ class Placement:
     ) -> None:
         self._query, self._partition = query, partition
         #: Where all rows go, or those without a key.
-        self.home: Final = policy if isinstance(policy, int) else _home(query, partition, shards)
+        self.default_shard: Final = (
+            policy if isinstance(policy, int) else _default_shard(query, partition, shards)
+        )
         self.by_key: Final = policy == "key"
         #: The shard of each lane.
-        self.lanes: Final = tuple(shards) if self.by_key else (self.home,)
+        self.lanes: Final = tuple(shards) if self.by_key else (self.default_shard,)
         self._by_key_hash: Final = policies.by_key_hash()
 
     def lane_of(self, key: bytes | None) -> int:
         """Return which lane a row with this key takes."""
         if not self.by_key:
             return 0
-        shard = self.home if key is None else self._by_key_hash(b"", key, self.lanes)
+        shard = self.default_shard if key is None else self._by_key_hash(b"", key, self.lanes)
         return self.lanes.index(shard)
 
     def writer(self, lane: int) -> bytes:
         """Return under which name the rows of a lane go to its shard."""
-        shared_out = (lane, self.lanes) if self.by_key else None
-        return _digest((self._query, self._partition, shared_out))
+        plan_tasks = (lane, self.lanes) if self.by_key else None
+        return _digest((self._query, self._partition, plan_tasks))
 
 
-def _home(query: str, partition: int, shards: Sequence[int]) -> int:
+def _default_shard(query: str, partition: int, shards: Sequence[int]) -> int:
     """Return the shard of a partition: neighbours have different ones, queries begin anywhere."""
     return shards[(_start(query) + partition) % len(shards)]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def ahead(steps: Generator[_T]) -> Generator[_T]:
+def prefetch(steps: Generator[_T]) -> Generator[_T]:
     """Give what a generator gives, which runs in a thread and goes on before it is asked to.
 
     Its error comes where it would come without. Who closes this one does not wait: the thread ends
@@ -26,7 +26,7 @@ def ahead(steps: Generator[_T]) -> Generator[_T]:
         steps: gives anything but None.
 
     """
-    thread = ThreadPoolExecutor(1, "ahead")
+    thread = ThreadPoolExecutor(1, "prefetch")
     try:
         upcoming = thread.submit(next, steps, None)
         while (step := upcoming.result()) is not None:

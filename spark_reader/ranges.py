@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from spark_reader.options import parse
 from spark_reader.planning import joined
 from spark_reader.schema import DEFAULT
-from spark_reader.sources import source_of, wanted
+from spark_reader.sources import projection_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,5 +36,5 @@ def read_range(
     asked = parse(options)
     with source_of(asked).open() as session:
         pinned = session.pin()
-        pieces = joined(session.stretches(pinned.start, pinned.stop))
-        yield from session.read(pieces, wanted(asked, fields, pinned.topic))
+        pieces = joined(session.pieces_of(pinned.start, pinned.stop))
+        yield from session.read(pieces, projection_of(asked, fields, pinned.topic))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from spark_reader.batches import Batches
-from spark_reader.deduplication import Repeats
+from spark_reader.deduplication import Deduplicator
 from spark_reader.options import FIRST_EPOCH, LAST_EPOCH
 from ziplog.errors import ConfigError, TrimmedError
 from ziplog.segments.blocks import BLOCK_BYTES, Block, block_of_units
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from spark_reader.batches import Wanted
+    from spark_reader.batches import Projection
     from spark_reader.options import Options
     from spark_reader.planning import Piece
     from ziplog.core.entries import Unit
@@ -143,7 +143,9 @@ def first_block(answers: Iterable[Block | int]) -> Block | int:
     return min(starts, default=0)
 
 
-def fuller(one: tuple[int, WriterTable], other: tuple[int, WriterTable]) -> tuple[int, WriterTable]:
+def nearer_table(
+    one: tuple[int, WriterTable], other: tuple[int, WriterTable]
+) -> tuple[int, WriterTable]:
     """Return the table that is nearer, of two at one position one that knows somebody.
 
     At the trim point, who has no table from before tells an empty one.
@@ -151,7 +153,7 @@ def fuller(one: tuple[int, WriterTable], other: tuple[int, WriterTable]) -> tupl
     return max(one, other, key=lambda table: (table[0], bool(table[1])))
 
 
-def in_blocks(steps: Iterable[tuple[list[Unit], int]], start: int) -> Iterator[Block]:
+def blocks_from_units(steps: Iterable[tuple[list[Unit], int]], start: int) -> Iterator[Block]:
     """Give blocks of some `BLOCK_BYTES` made of units.
 
     Args:
@@ -225,7 +227,7 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def stretches(self, start: int, stop: int) -> list[Piece]:
+    def pieces_of(self, start: int, stop: int) -> list[Piece]:
         """Return the range, shard by shard and each in order, in as small pieces as is known.
 
         Raises:
@@ -235,15 +237,15 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def replicas(self, shard: int, start: int, stop: int, turn: int) -> Replicas:
-        """Return what serves a shard's positions [start, stop); `turn`: which of equals first."""
+    def replicas(self, shard: int, start: int, stop: int, task_index: int) -> Replicas:
+        """Return what serves a shard's positions [start, stop); `task_index`: which of equals first."""
 
     @abstractmethod
     def close(self) -> None:
         """Close it. May be called again."""
 
     def read(
-        self, pieces: Iterable[Piece], what: Wanted, turn: int = 0
+        self, pieces: Iterable[Piece], what: Projection, task_index: int = 0
     ) -> Iterator[pa.RecordBatch]:
         """Give the rows of pieces in batches, each piece's in the order of the log.
 
@@ -254,20 +256,20 @@ class Session(ABC):
 
         """
         for piece in pieces:
-            yield from self._read(piece, what, turn)
+            yield from self._read(piece, what, task_index)
 
-    def _read(self, piece: Piece, what: Wanted, turn: int) -> Iterator[pa.RecordBatch]:
+    def _read(self, piece: Piece, what: Projection, task_index: int) -> Iterator[pa.RecordBatch]:
         batches, at = Batches(piece.shard, what), piece.start
-        with self.replicas(piece.shard, piece.start, piece.stop, turn) as replicas:
-            repeats = Repeats(replicas.table, replicas.blocks)
+        with self.replicas(piece.shard, piece.start, piece.stop, task_index) as replicas:
+            repeats = Deduplicator(replicas.table, replicas.blocks)
             for block in replicas.blocks(piece.start, piece.stop):
                 try:
-                    old = repeats.of(block)
+                    old = repeats.repeated_rows(block)
                 except TrimmedError as error:
                     # Nobody tells any more what was before the block: from there on, it does.
-                    at, old = self.behind_trim(at, error.first.gsn), repeats.anew(block)
+                    at, old = self.after_trim(at, error.first.gsn), repeats.reset_at(block)
                 # Two blocks of different servers may overlap.
-                yield from batches.of(block, at, piece.stop, old)
+                yield from batches.from_block(block, at, piece.stop, old)
                 at = max(at, block.stop)
 
     def _bounds(self, known: Callable[[], HasEpochs], trim: int) -> tuple[int | None, int | None]:
@@ -290,20 +292,20 @@ class Session(ABC):
         try:
             return of(epoch)
         except TrimmedError:
-            return self.behind_trim(0, trim)
+            return self.after_trim(0, trim)
         except ConfigError as error:
             # So that the error has the option's name.
             raise ConfigError(name, epoch, error.allowed) from None
 
     def _pinned(self, start: int | None, stop: int | None, latest: int, trim: int) -> Pinned:
         """Return the range from `start` (None: `trim`) to `stop` (None: `latest`)."""
-        start = trim if start is None else self.behind_trim(max(start, 1), trim)
-        stop = max(latest, start) if stop is None else self.behind_trim(max(stop, 1), trim)
+        start = trim if start is None else self.after_trim(max(start, 1), trim)
+        stop = max(latest, start) if stop is None else self.after_trim(max(stop, 1), trim)
         return Pinned(start, max(stop, start), self.topic())
 
     # --- what was trimmed ---
 
-    def behind_trim(self, start: int, trim: int) -> int:
+    def after_trim(self, start: int, trim: int) -> int:
         """Return where to begin, if all before `trim` was trimmed.
 
         Raises:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from spark_reader.suggestions import nearest
+from spark_reader.suggestions import closest_name
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def projection(fields: Iterable[tuple[str, str, bool]]) -> tuple[Field, ...]:
 def _field(name: str, kind: str, is_nullable: bool) -> Field:
     column = _COLUMNS.get(name.lower())
     if column is None:
-        near = nearest(name, _COLUMNS)
+        near = closest_name(name, _COLUMNS)
         meant = f", or {_COLUMNS[near]!r} is meant" if near else f"; there are {', '.join(TYPES)}"
         allowed = f"left out{meant}"
         raise ConfigError(f"column {name!r} of the schema", kind, allowed)

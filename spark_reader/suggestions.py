@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _LIKENESS: Final = 0.5
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
+def closest_name(name: str, names: Iterable[str]) -> str | None:
     """Return that of some names which is the most like another, None if none is.
 
     Args:

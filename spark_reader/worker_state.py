@@ -9,7 +9,7 @@ from ziplog.segments.buffer_pool import ReadMemory
 
 
 @cache
-def spare_modules() -> None:
+def freeze_gc() -> None:
     """Let no search for garbage look at what is there by now, in this process, for good.
 
     To be called in a process of Spark's once all is imported: Spark has Python look through all its

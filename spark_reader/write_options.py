@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 #: What Spark itself puts among a writer's options.
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "outputmode"})
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname", "outputmode"})
 _NAMES: Final = (
     SERVERS, "keyColumn", "valueColumn", "policy", TIMEOUT, "exactlyOnce", "queryId", "batchId",
 )  # fmt: skip
@@ -64,7 +64,7 @@ def parse(options: Mapping[str, str], *, stream: bool) -> WriteOptions:
 
     """
     given = {name.lower(): text for name, text in options.items()}
-    known = {name.lower() for name in _NAMES} | _SPARKS_OWN
+    known = {name.lower() for name in _NAMES} | _SPARK_OPTIONS
     for name, text in options.items():
         if name.lower() not in known:
             refuse_unknown(name, text, _NAMES)
@@ -138,24 +138,26 @@ def columns(options: WriteOptions, schema: Sequence[tuple[str, str]]) -> Columns
     assert value is not None
     key = _place("keyColumn", options.key_column, schema)
     if options.policy == "key" and key is None:
-        raise ConfigError("policy", "key", f"used with a key column; {_there_are(schema)}")
+        raise ConfigError("policy", "key", f"used with a key column; {_existing_columns(schema)}")
     return Columns(value, key)
 
 
 def _place(option: str, name: str | None, schema: Sequence[tuple[str, str]]) -> int | None:
-    wanted = name if name is not None else "key"
-    found = [at for at, (column, _) in enumerate(schema) if column.lower() == wanted.lower()]
+    projection_of = name if name is not None else "key"
+    found = [at for at, (column, _) in enumerate(schema) if column.lower() == projection_of.lower()]
     if len(found) > 1:
-        raise ConfigError(option, wanted, "the name of one column, and there are several")
+        raise ConfigError(option, projection_of, "the name of one column, and there are several")
     if not found:
         if name is None:
             return None
-        raise ConfigError(option, wanted, f"the name of a column; {_there_are(schema)}")
+        raise ConfigError(
+            option, projection_of, f"the name of a column; {_existing_columns(schema)}"
+        )
     kind = schema[found[0]][1]
     if kind != "binary" and not kind.startswith("string"):
-        raise ConfigError(f"the type of column {wanted}", kind, "binary or string: cast it")
+        raise ConfigError(f"the type of column {projection_of}", kind, "binary or string: cast it")
     return found[0]
 
 
-def _there_are(schema: Sequence[tuple[str, str]]) -> str:
+def _existing_columns(schema: Sequence[tuple[str, str]]) -> str:
     return f"there are {', '.join(name for name, _ in schema) or 'none'}"

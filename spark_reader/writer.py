@@ -19,10 +19,10 @@ from pyspark.sql.datasource import (
 
 import ziplog
 from spark_reader import write_options
-from spark_reader.clean_errors import plainly
+from spark_reader.clean_errors import without_traceback
 from spark_reader.inserting import insert_batches
-from spark_reader.placement import Placement, check_policy, members
-from spark_reader.worker_state import spare_modules
+from spark_reader.placement import RowPlacement, check_policy, members
+from spark_reader.worker_state import freeze_gc
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 
 
-class Written(WriterCommitMessage):
+class RowsWritten(WriterCommitMessage):
     """What a task wrote."""
 
     def __init__(self, rows: int) -> None:
@@ -60,23 +60,23 @@ class _Job:
         with ziplog.connect(self.options.servers, timeout=self.options.timeout_s) as log:
             status = log.cluster()
         is_repeatable = stream or self.options.identity is not None
-        self._shards: Final = members(status, for_ever=is_repeatable)
+        self._shards: Final = members(status, include_absent=is_repeatable)
         # What cannot work fails here, and not in every task.
         check_policy(self._policy, self._shards)
 
-    def write(self, batches: Iterator[pa.RecordBatch], query: str, batch: int) -> Written:
+    def write(self, batches: Iterator[pa.RecordBatch], query: str, batch: int) -> RowsWritten:
         """Insert a task's rows; returns when all are on all replicas of their shards."""
-        spare_modules()
+        freeze_gc()
         partition = _task().partitionId()
         if not self.options.exactly_once:
             # A name that no other attempt has: nothing is dropped.
             query = os.urandom(16).hex()
-        place = Placement(query, partition, self._policy, self._shards)
+        place = RowPlacement(query, partition, self._policy, self._shards)
         with ziplog.connect(self.options.servers, timeout=self.options.timeout_s) as log:
             rows = insert_batches(
                 log, batches, self._columns, place, batch=batch, partition=partition
             )
-        return Written(rows)
+        return RowsWritten(rows)
 
 
 class ZiplogWriter(DataSourceArrowWriter):
@@ -87,8 +87,8 @@ class ZiplogWriter(DataSourceArrowWriter):
         #: Each write has a name of its own, unless the user gave it one.
         self._identity: Final = self._job.options.identity or (os.urandom(16).hex(), 0)
 
-    @plainly
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    @without_traceback
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
         """Write the rows of a task."""
         return self._job.write(iterator, *self._identity)
 
@@ -99,8 +99,8 @@ class ZiplogStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self._job: Final = _Job(options, schema, overwrite=overwrite, stream=True)
 
-    @plainly
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    @without_traceback
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
         """Write the rows of a task."""
         query = _task().getLocalProperty(_QUERY_ID)
         batch = _task().getLocalProperty(_BATCH_ID)

@@ -18,9 +18,9 @@ import other_systems
 
 import logdb
 from logdb_bench.clients import PROCESSES, Crew, Outcome
-from logdb_bench.plan import Plan
 from logdb_bench.cluster_setup import Progress, bench_setup
 from logdb_bench.delayed_inserts import SCALOG_US
+from logdb_bench.plan import Plan
 from logdb_bench.workloads import COUNTERS
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import logdb.aio
 from logdb_bench.clients import PROCESSES, Crew, Outcome
-from logdb_bench.plan import YCSB_KEYS, Plan
 from logdb_bench.cluster_setup import Progress, bench_setup
 from logdb_bench.contention import median
+from logdb_bench.plan import YCSB_KEYS, Plan
 from logdb_bench.workloads import DISTRIBUTIONS, MIXES, YCSB_BYTES, key_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from spark_reader.worker_state import spare_modules
+from spark_reader.worker_state import freeze_gc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,9 +66,9 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         rows = max(1, _BATCH_BYTES // (self._size + 64))
         batch = batch_of(tuple(self._columns), rows, self._size)
-        spare_modules()
-        whole, rest = divmod(partition.value, batch.num_rows)
-        for _ in range(whole):
+        freeze_gc()
+        whole_number, rest = divmod(partition.value, batch.num_rows)
+        for _ in range(whole_number):
             yield batch
         if rest:
             yield batch.slice(0, rest)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     #: Gives the block over a position, or where the next one begins.
     Ask = Callable[[int], Block | int]
 
-_ROUNDS: Final = 5
+_MAX_ROUNDS: Final = 5
 _CPU_RUNS: Final = 2
 _CORES: Final = 1
 _TASKS: Final = 4
@@ -73,7 +73,7 @@ def measure_setup(setup: BenchSetup, spark: SparkSession) -> Figures:
         "Spark, Parquet": lambda: _all(shape, reading.timed(frames[reading.PARQUET])),
     }
     took: dict[str, list[float]] = {name: [] for name in layers}
-    for number in range(_ROUNDS + 1):
+    for number in range(_MAX_ROUNDS + 1):
         for name in reading.rotated(list(layers), number):
             began = time.perf_counter()
             rows = layers[name]()

@@ -46,7 +46,7 @@ CORES: Final = 2
 SHARDS: Final = 2
 #: Bytes of a value, and rows at scale 1.
 SIZES: Final = ((4096, 32_768), (100, 600_000))
-_ROUNDS: Final = 3
+_MAX_ROUNDS: Final = 3
 #: Of keys there are so many.
 _KEYS: Final = 1000
 _FILES: Final = 4
@@ -87,10 +87,10 @@ def measure(scale: float) -> Figures:
             points.append(of_rows(spark, cluster, rows, parquet))
             progress.step(label(points[-1]))
         found = _in_log(spark, cluster).count()
-        expected = sum(2 * (1 + _ROUNDS) * rows.count for rows in shapes)
+        expected = sum(2 * (1 + _MAX_ROUNDS) * rows.count for rows in shapes)
         if found != expected:
             raise RuntimeError(f"the log has {found} rows, not {expected}")
-    return {"rounds": _ROUNDS, "points": points}
+    return {"rounds": _MAX_ROUNDS, "points": points}
 
 
 def _in_log(spark: SparkSession, cluster: Cluster) -> DataFrame:
@@ -132,7 +132,7 @@ def of_rows(spark: SparkSession, cluster: Cluster, rows: Rows, parquet: Path) ->
         MANY: lambda: by_clients(cluster.endpoint, rows),
     }
     seconds: dict[str, list[float]] = {name: [] for name in TARGETS}
-    for number in range(1 + _ROUNDS):
+    for number in range(1 + _MAX_ROUNDS):
         for name in rotated(list(TARGETS), number):
             took = writes[name]()
             if number:
@@ -186,7 +186,7 @@ def summary(count: int, seconds: Mapping[str, list[float]]) -> Figures:
     return {
         "rows_per_s": {name: count / statistics.median(took) for name, took in seconds.items()},
         "to_insert_many": statistics.median(b / a for a, b in zip(spark, many, strict=True)),
-        "read_share": statistics.median(b / a for a, b in zip(spark, read, strict=True)),
+        "read_task": statistics.median(b / a for a, b in zip(spark, read, strict=True)),
     }
 
 
@@ -199,7 +199,7 @@ def lines(result: Figures) -> Iterator[str]:
     yield f"{f'rows/s, local[{CORES}]':<24}{heads}{'x insert_many':>15}{'reading':>9}"
     for point in result["points"]:
         rates = "".join(f"{point['rows_per_s'][name]:>13,.0f}" for name in TARGETS)
-        ratios = f"{point['to_insert_many']:>14.2f}x{point['read_share']:>9.0%}"
+        ratios = f"{point['to_insert_many']:>14.2f}x{point['read_task']:>9.0%}"
         yield f"{label(point):<24}{rates}{ratios}"
 
 

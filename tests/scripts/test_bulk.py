@@ -54,16 +54,16 @@ def test_ratios_are_of_rounds_and_not_of_medians() -> None:
 
 
 def test_what_is_measured_scales() -> None:
-    whole, tenth = (list(reading.all_shapes(scale)) for scale in (1.0, 0.1))
-    assert {shape.shards for shape in whole} == {1, 2, 4}
+    whole_number, tenth = (list(reading.all_shapes(scale)) for scale in (1.0, 0.1))
+    assert {shape.shards for shape in whole_number} == {1, 2, 4}
     kinds = {
         (4096, "many", "random"), (100, "many", "random"), (100, "many", "words"),
         (100, "single", "random"),
     }  # fmt: skip
-    assert {(shape.size, shape.how, shape.content) for shape in whole} == kinds
-    assert min(shape.rows * shape.size for shape in whole) < 64 << 20, "less than a segment"
-    assert [shape.rows // 10 for shape in whole] == [shape.rows for shape in tenth]
-    assert max(shape.rows * shape.size for shape in whole) == 512 << 20
+    assert {(shape.size, shape.how, shape.content) for shape in whole_number} == kinds
+    assert min(shape.rows * shape.size for shape in whole_number) < 64 << 20, "less than a segment"
+    assert [shape.rows // 10 for shape in whole_number] == [shape.rows for shape in tenth]
+    assert max(shape.rows * shape.size for shape in whole_number) == 512 << 20
 
 
 def point(**fields: Any) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def test_ratios_of_writing_are_of_rounds() -> None:
     seconds = {"Spark": [2.0, 6.0, 2.0], "insert_many": [1.0, 3.0, 4.0], "read only": [0.5, 1.5, 1]}
     found = writing.summary(100, seconds)
     assert found["rows_per_s"] == {"Spark": 50, "insert_many": 100 / 3, "read only": 100}
-    assert (found["to_insert_many"], found["read_share"]) == (0.5, 0.25)
+    assert (found["to_insert_many"], found["read_task"]) == (0.5, 0.25)
     point = writing.Rows(100, 4096, "key")._asdict() | found
     _, line = writing.lines({"points": [point]})
     assert line.split() == ["4096", "B,", "by", "key", "100", "50", "33", "0.50x", "25%"]

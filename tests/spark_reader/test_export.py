@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from spark_reader.batches import Wanted
+    from spark_reader.batches import Projection
     from spark_reader.options import Options
 
 SCHEMA = arrow_schema(DEFAULT)
@@ -46,15 +46,15 @@ class FakeSession:
     def pin(self) -> Pinned:
         return Pinned(self._options.start or 1, self._options.stop or STOP, "fake")
 
-    def stretches(self, start: int, stop: int) -> list[Piece]:
+    def pieces_of(self, start: int, stop: int) -> list[Piece]:
         middle = (start + stop) // 2
         ends = [(start, middle), (middle, stop)] if start < stop else []
         return [Piece(shard, low, high, 10) for shard in (0, 1, 2) for low, high in ends]
 
     def read(
-        self, pieces: Iterable[Piece], what: Wanted, turn: int = 0
+        self, pieces: Iterable[Piece], what: Projection, task_index: int = 0
     ) -> Iterator[pa.RecordBatch]:
-        assert (what.fields, what.topic, turn) == (DEFAULT, "fake", 0)
+        assert (what.fields, what.topic, task_index) == (DEFAULT, "fake", 0)
         for piece in pieces:
             for start in range(piece.start, piece.stop, 8 + piece.shard):
                 if start >= self.fails_at:

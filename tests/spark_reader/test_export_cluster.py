@@ -33,10 +33,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A log with sealed segments and records behind them, of both shards in turn."""
     with small_cluster(tmp_path_factory.mktemp("export") / "log", f=0) as running:
         with running.connect(timeout=TIMEOUT_S) as log:
-            for turn in range(8):
-                log.set_policy(policy.pin(turn % 2))
-                log.insert_many([os.urandom(turn * 500) for _ in range(ONE_GROUP)])
-                log.insert_many([b"%d" % n for n in range(9)], key=b"key-%d" % turn)
+            for task_index in range(8):
+                log.set_policy(policy.pin(task_index % 2))
+                log.insert_many([os.urandom(task_index * 500) for _ in range(ONE_GROUP)])
+                log.insert_many([b"%d" % n for n in range(9)], key=b"key-%d" % task_index)
             log.insert_many([b"the end"])
             await_archives(log, servers=1)
         yield running

@@ -13,7 +13,7 @@ from spark_reader import file_source
 from spark_reader.options import parse
 from spark_reader.ranges import read_range
 from spark_reader.schema import DEFAULT
-from spark_reader.sources import source_of, wanted
+from spark_reader.sources import projection_of, source_of
 from tests.spark_reader.logs import Key, as_key, as_sent, fill, small_cluster, subscribed
 from tests.waiting import wait_until
 from ziplog import RecordId, policy
@@ -169,7 +169,7 @@ def test_pieces_are_as_small_as_the_files_tell(
 ) -> None:
     path, _, _, _ = log_files
     with source_of(parse({"path": str(path)})).open() as session:
-        pieces = session.stretches(1, session.pin().stop)
+        pieces = session.pieces_of(1, session.pin().stop)
     for shard in (0, 1):
         mine = [piece for piece in pieces if piece.shard == shard]
         assert len(mine) >= 2
@@ -184,13 +184,15 @@ def test_a_task_does_not_look_for_servers_again(
     options = parse({"path": str(path)})
     with source_of(options).open() as session:
         whole = session.pin()
-        pieces = session.stretches(whole.start, whole.stop)
+        pieces = session.pieces_of(whole.start, whole.stop)
         source = as_sent(session.for_tasks())
     monkeypatch.setattr(file_source, "load", None)
     with source.open() as session:
         assert session.topic() == whole.topic
-        found = sum(b.num_rows for b in session.read(pieces, wanted(options, DEFAULT, "")))
-    assert found == len(everything)
+        directories = sum(
+            b.num_rows for b in session.read(pieces, projection_of(options, DEFAULT, ""))
+        )
+    assert directories == len(everything)
 
 
 def test_a_task_that_finds_other_directories_says_so_or_takes_them(
@@ -204,15 +206,17 @@ def test_a_task_that_finds_other_directories_says_so_or_takes_them(
         (copy / f"shard-{shard}-1").rename(tmp_path / f"shard-{shard}-1")
     with source_of(options).open() as session:
         whole = session.pin()
-        pieces = session.stretches(whole.start, whole.stop)
+        pieces = session.pieces_of(whole.start, whole.stop)
         source = as_sent(session.for_tasks())
     # Elsewhere the same path may have the others.
     for shard in (0, 1):
         shutil.rmtree(copy / f"shard-{shard}-0")
         (tmp_path / f"shard-{shard}-1").rename(copy / f"shard-{shard}-1")
     with source.open() as session:
-        found = sum(b.num_rows for b in session.read(pieces, wanted(options, DEFAULT, "")))
-    assert found == len(everything)
+        directories = sum(
+            b.num_rows for b in session.read(pieces, projection_of(options, DEFAULT, ""))
+        )
+    assert directories == len(everything)
     shutil.rmtree(copy)
     with pytest.raises(ConfigError, match=r"path is .* \(no such directory here\)"):
         source.open()
@@ -313,8 +317,8 @@ def test_what_is_trimmed_while_it_is_read_is_an_error_or_left_out(tmp_path: Path
             options = parse({"path": str(path), "failOnDataLoss": fails})
             session = stack.enter_context(source_of(options).open())
             whole = session.pin()
-            pieces = session.stretches(whole.start, whole.stop)
-            opened.append(session.read(pieces, wanted(options, DEFAULT, whole.topic)))
+            pieces = session.pieces_of(whole.start, whole.stop)
+            opened.append(session.read(pieces, projection_of(options, DEFAULT, whole.topic)))
         servers = sorted(path.glob("shard-0-*/segments"))
         oldest = [min(server.glob("*.seg")) for server in servers]
         with cluster.connect() as log:

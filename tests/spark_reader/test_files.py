@@ -14,14 +14,14 @@ from pyarrow import ipc, parquet
 
 import ziplog
 from spark_reader import files
-from spark_reader.formats import COMPRESSIONS
+from spark_reader.files import COMPRESSIONS
 from ziplog.cli.records import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from spark_reader.formats import Compression, Format
+    from spark_reader.files import Compression, Format
 
 SCHEMA = pa.schema(
     [

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from spark_reader import inserting
 from spark_reader.inserting import CHUNK_BYTES, ROW_BYTES, chunk_bytes, insert_batches
-from spark_reader.placement import Placement
+from spark_reader.placement import RowPlacement
 from spark_reader.write_options import Columns
 from ziplog.core.entries import Origin
 from ziplog.core.writer_table import WriterTable
@@ -82,8 +82,8 @@ class RecordingLog:
         return [row for shard in list(self.stored) for row in self.seen(shard)]
 
 
-def place_of(policy: object, partition: int = 7) -> Placement:
-    return Placement("q", partition, policy, (0, 1, 2))  # type: ignore[arg-type]
+def place_of(policy: object, partition: int = 7) -> RowPlacement:
+    return RowPlacement("q", partition, policy, (0, 1, 2))  # type: ignore[arg-type]
 
 
 def record_batch(rows: Sequence[Row], kind: pa.DataType | None = None) -> pa.RecordBatch:
@@ -100,7 +100,7 @@ def cut(rows: list[Row], *at: int) -> list[pa.RecordBatch]:
 
 
 def insert(
-    log: RecordingLog, batches: Sequence[pa.RecordBatch], place: Placement, *, batch: int = 4
+    log: RecordingLog, batches: Sequence[pa.RecordBatch], place: RowPlacement, *, batch: int = 4
 ) -> int:
     return insert_batches(log, iter(batches), Columns(0, 1), place, batch=batch, partition=7)
 
@@ -117,8 +117,8 @@ def small_chunks() -> object:
 def test_a_partitions_rows_go_to_one_shard_in_their_order(rows: list[Row], at: int) -> None:
     log, place = RecordingLog(), place_of("partition")
     assert insert(log, cut(rows, at), place) == len(rows)
-    assert log.seen(place.home) == rows
-    assert set(log.stored) <= {place.home}
+    assert log.seen(place.default_shard) == rows
+    assert set(log.stored) <= {place.default_shard}
 
 
 @given(rows_of_tasks, st.integers(0, 60))
@@ -169,7 +169,7 @@ def test_a_change_of_the_shards_loses_nothing(
         with contextlib.suppress(UnavailableError):
             insert(log, cut(rows), place_of(policy))
         log.room = 1 << 30
-        insert(log, cut(rows), Placement("q", 7, policy, shards))  # type: ignore[arg-type]
+        insert(log, cut(rows), RowPlacement("q", 7, policy, shards))  # type: ignore[arg-type]
         assert not Counter(rows) - Counter(log.all_seen())
 
 
@@ -204,11 +204,11 @@ def test_text_goes_as_utf_8(kind: pa.DataType) -> None:
 @pytest.mark.parametrize("policy", ["partition", "key"])
 def test_chunks_are_bounded_and_filled_whatever_the_batches(policy: str) -> None:
     log, place = RecordingLog(), place_of(policy)
-    largest = chunk_bytes(len(place.lanes))
+    max_bytes = chunk_bytes(len(place.lanes))
     rows: list[Row] = [(b"%d" % n, b"x" * 40) for n in range(2000)]
     insert(log, cut(rows, *range(0, 2000, 7)), place)
-    assert max(log.chunks) < largest + 100
-    full = [size for size in log.chunks if size > largest / 2]
+    assert max(log.chunks) < max_bytes + 100
+    full = [size for size in log.chunks if size > max_bytes / 2]
     assert len(log.chunks) - len(full) <= len(place.lanes), "but for each lane's last"
 
 

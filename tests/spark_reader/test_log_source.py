@@ -9,7 +9,7 @@ import pytest
 
 import ziplog
 from spark_reader import log_source
-from spark_reader.batches import Wanted
+from spark_reader.batches import Projection
 from spark_reader.options import SERVERS, TIMEOUT, parse
 from spark_reader.ranges import read_range
 from spark_reader.schema import DEFAULT
@@ -155,8 +155,8 @@ def test_without_archives_it_is_the_same(
 def test_tasks_spread_over_the_archives(cluster: Cluster, served: list[tuple[int, int]]) -> None:
     source = source_of(parse(asked(cluster)))
     with source.open() as session:
-        for turn in (0, 1):
-            with session.replicas(0, 1, 2, turn) as replicas:
+        for task_index in (0, 1):
+            with session.replicas(0, 1, 2, task_index) as replicas:
                 assert isinstance(replicas.block(1), Block)
     assert len({port for port, _ in served}) == 2
 
@@ -204,7 +204,7 @@ def apart(cluster: Cluster) -> list[Piece]:
     """The log in pieces, as small as is known."""
     with source_of(parse(asked(cluster))).open() as session:
         pinned = session.pin()
-        return session.stretches(pinned.start, pinned.stop)
+        return session.pieces_of(pinned.start, pinned.stop)
 
 
 def test_a_task_asks_once_a_shard_which_archives_there_are(
@@ -214,7 +214,7 @@ def test_a_task_asks_once_a_shard_which_archives_there_are(
     assert len(pieces) > 4
     outlined.clear()
     with source_of(parse(asked(cluster))).open() as session:
-        assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == everything
+        assert keys(session.read(pieces, Projection(DEFAULT, "local"))) == everything
     assert sorted(outlined) == [0, 1]
 
 
@@ -227,7 +227,7 @@ def test_a_task_that_knows_the_archives_asks_nobody_else(
     with source_of(parse(asked(cluster))).open() as session:
         pinned = session.pin()
         # Nothing was ever a repetition there, and the last piece is not sealed.
-        pieces = [p for p in session.stretches(pinned.start, pinned.stop) if p.shard == 1][:-1]
+        pieces = [p for p in session.pieces_of(pinned.start, pinned.stop) if p.shard == 1][:-1]
         source = as_sent(session.for_tasks())
     stop = pieces[-1].stop
     expected = [row for row in everything if row[1] == 1 and row[0] < stop]
@@ -238,7 +238,7 @@ def test_a_task_that_knows_the_archives_asks_nobody_else(
 
     monkeypatch.setattr(ziplog, "connect", refuse)
     with source.open() as session:
-        assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == expected
+        assert keys(session.read(pieces, Projection(DEFAULT, "local"))) == expected
     assert served
 
 
@@ -253,17 +253,17 @@ def test_if_the_archives_that_a_task_knows_are_gone_it_asks_for_others(
         for shard in (0, 1)
     }
     outlined.clear()
-    found = log_source._Found(number, nobody)
+    found = log_source._ClusterFacts(number, nobody)
     source = as_sent(log_source.LogSource(parse(asked(cluster)), found))
     with source.open() as session:
-        assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == everything
+        assert keys(session.read(pieces, Projection(DEFAULT, "local"))) == everything
     assert sorted(outlined) == [0, 1]
     assert served
 
 
 def test_a_closed_session_connects_no_more(cluster: Cluster) -> None:
     with source_of(parse(asked(cluster))).open() as session:
-        session.stretches(1, session.pin().stop)
+        session.pieces_of(1, session.pin().stop)
         source = session.for_tasks()
     session = source.open()
     session.close()
@@ -298,9 +298,9 @@ def test_rows_that_were_trimmed_are_not_told_from_repetitions_and_so_are_left_ou
     monkeypatch.setattr(ziplog.Log, "extents", lambda *_: trimmed)
     monkeypatch.setattr(ArchiveClient, "writers", lambda *_: (0, WriterTable()))
     with source_of(parse(asked(cluster))).open() as session, pytest.raises(TrimmedError):
-        list(session.read(pieces, Wanted(DEFAULT, "local")))
+        list(session.read(pieces, Projection(DEFAULT, "local")))
     with source_of(parse(asked(cluster, failOnDataLoss="false"))).open() as session:
-        found = keys(session.read(pieces, Wanted(DEFAULT, "local")))
+        found = keys(session.read(pieces, Projection(DEFAULT, "local")))
     assert found[0][0] >= trim
     assert {row for row in mine if row[0] >= trim} <= set(found)
 
@@ -319,7 +319,7 @@ def test_a_range_that_begins_where_the_log_was_trimmed_in_a_block_has_no_repetit
     trimmed = msgspec.structs.replace(log.extents(1, 2), trim=trim)
     monkeypatch.setattr(ziplog.Log, "extents", lambda *_: trimmed)
     with source_of(parse(asked(cluster))).open() as session:
-        found = keys(session.read(pieces, Wanted(DEFAULT, "local")))
+        found = keys(session.read(pieces, Projection(DEFAULT, "local")))
     assert found == [row for row in mine if row[0] >= trim]
 
 
@@ -343,7 +343,7 @@ def test_if_all_archives_failed_those_are_asked_for_that_are_there_by_now(
 
     monkeypatch.setattr(ziplog.Log, "outline", moved)
     with source_of(parse(asked(cluster))).open() as session:
-        assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == everything
+        assert keys(session.read(pieces, Projection(DEFAULT, "local"))) == everything
     assert sorted(outlined) == [0, 0, 1, 1]
     assert len({port for port, _ in served}) >= 2
 
@@ -352,8 +352,8 @@ def test_several_reads_of_one_session_take_turns(cluster: Cluster, everything: l
     options = parse(asked(cluster))
     with source_of(options).open() as session:
         pinned = session.pin()
-        pieces = session.stretches(pinned.start, pinned.stop)
-        what = Wanted(DEFAULT, "local")
+        pieces = session.pieces_of(pinned.start, pinned.stop)
+        what = Projection(DEFAULT, "local")
         streams = [
             session.read([piece for piece in pieces if piece.shard == shard], what)
             for shard in (0, 1)

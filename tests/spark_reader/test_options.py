@@ -84,7 +84,7 @@ def test_what_an_option_cannot_be_is_refused_by_name(name: str, text: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("given_name", "nearest"),
+    ("given_name", "closest_name"),
     [
         ("startingOfsets", "startingOffsets"),
         ("endingoffset", "endingOffsets"),
@@ -94,11 +94,11 @@ def test_what_an_option_cannot_be_is_refused_by_name(name: str, text: str) -> No
         ("failondataloos", "failOnDataLoss"),
     ],
 )
-def test_an_unknown_option_is_refused_with_the_nearest(given_name: str, nearest: str) -> None:
+def test_an_unknown_option_is_refused_with_the_nearest(given_name: str, closest_name: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse(HERE | {given_name: "x"})
     assert given_name in str(refused.value)
-    assert repr(nearest) in str(refused.value)
+    assert repr(closest_name) in str(refused.value)
 
 
 def test_what_is_like_no_option_is_refused_with_all() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_reader.placement import Placement, check_policy, members
+from spark_reader.placement import RowPlacement, check_policy, members
 from ziplog import policy
 from ziplog.errors import ConfigError, UnavailableError
 
@@ -22,21 +22,26 @@ def status(**states: str) -> dict[str, Any]:
 
 def test_who_writes_again_finds_the_shards_that_are_away_for_a_while() -> None:
     mixed = status(s3="live", s0="recovering", s1="joining", s2="leaving", s4="parked")
-    assert members(mixed, for_ever=True) == (0, 3, 4)
-    assert members(mixed, for_ever=False) == (3,)
+    assert members(mixed, include_absent=True) == (0, 3, 4)
+    assert members(mixed, include_absent=False) == (3,)
 
 
 def test_without_a_shard_nothing_is_written() -> None:
     with pytest.raises(UnavailableError, match="no shard of cluster 'c'"):
-        members(status(s1="leaving"), for_ever=True)
+        members(status(s1="leaving"), include_absent=True)
 
 
 def test_names_and_places_never_change() -> None:
     """Checkpoints outlive releases: rows under another name, or elsewhere, are there twice."""
-    place, by_key = (Placement("q", 3, policy, (0, 1)) for policy in ("partition", "key"))
+    place, by_key = (RowPlacement("q", 3, policy, (0, 1)) for policy in ("partition", "key"))
     assert place.writer(0).hex() == "67b2408e992338af8a86efeb318d3bbe"
     assert by_key.writer(1).hex() == "a55d920faaa5c5c35db028a04b3ba8f2"
-    assert [Placement("q", n, "partition", (0, 1, 2)).home for n in range(4)] == [2, 0, 1, 2]
+    assert [RowPlacement("q", n, "partition", (0, 1, 2)).default_shard for n in range(4)] == [
+        2,
+        0,
+        1,
+        2,
+    ]
     assert [by_key.lane_of(key) for key in (None, b"", b"a", b"b", b"c")] == [0, 0, 1, 1, 1]
 
 
@@ -44,24 +49,24 @@ def test_names_and_places_never_change() -> None:
 def test_each_partition_of_each_query_has_a_name_of_its_own(
     query: str, partition: int, other: str, another: int
 ) -> None:
-    mine = Placement(query, partition, "partition", (0,)).writer(0)
-    theirs = Placement(other, another, "partition", (0,)).writer(0)
+    mine = RowPlacement(query, partition, "partition", (0,)).writer(0)
+    theirs = RowPlacement(other, another, "partition", (0,)).writer(0)
     assert (mine == theirs) == ((query, partition) == (other, another))
     assert len(mine) == 16
 
 
 def test_shared_out_by_key_a_name_tells_the_lane_and_the_shards() -> None:
     """Else a row that moved to a lane would be taken for one that is there."""
-    places = [Placement("q", 0, "key", shards) for shards in ((0, 1), (0, 1, 2))]
+    places = [RowPlacement("q", 0, "key", shards) for shards in ((0, 1), (0, 1, 2))]
     names = {place.writer(lane) for place in places for lane in range(len(place.lanes))}
     assert len(names) == sum(len(place.lanes) for place in places)
-    assert Placement("q", 0, "partition", (0, 1)).writer(0) not in names
+    assert RowPlacement("q", 0, "partition", (0, 1)).writer(0) not in names
 
 
 def test_a_partition_that_goes_elsewhere_keeps_its_name() -> None:
     """All of its rows go with it, so none is taken for another."""
     names = {
-        Placement("q", 0, policy, shards).writer(0)
+        RowPlacement("q", 0, policy, shards).writer(0)
         for policy in ("partition", 1)
         for shards in ((0, 1), (0, 1, 2))
     }
@@ -70,7 +75,7 @@ def test_a_partition_that_goes_elsewhere_keeps_its_name() -> None:
 
 @given(st.text(), shard_sets)
 def test_neighbours_are_spread_over_all_shards(query: str, shards: tuple[int, ...]) -> None:
-    homes = [Placement(query, n, "partition", shards).home for n in range(len(shards))]
+    homes = [RowPlacement(query, n, "partition", shards).default_shard for n in range(len(shards))]
     assert sorted(homes) == list(shards)
 
 
@@ -78,16 +83,16 @@ def test_neighbours_are_spread_over_all_shards(query: str, shards: tuple[int, ..
 def test_by_key_is_where_the_client_sends_it(
     query: str, shards: tuple[int, ...], key: bytes
 ) -> None:
-    place = Placement(query, 0, "key", shards)
+    place = RowPlacement(query, 0, "key", shards)
     assert place.lanes[place.lane_of(key)] == policy.by_key_hash()(b"", key, shards)
-    assert place.lanes[place.lane_of(None)] == place.home
+    assert place.lanes[place.lane_of(None)] == place.default_shard
     assert place.lanes == shards
 
 
 @given(st.binary())
 def test_a_shards_number_takes_all(key: bytes) -> None:
-    place = Placement("q", 5, 7, (3, 7))
-    assert (place.home, place.lanes, place.lane_of(key)) == (7, (7,), 0)
+    place = RowPlacement("q", 5, 7, (3, 7))
+    assert (place.default_shard, place.lanes, place.lane_of(key)) == (7, (7,), 0)
 
 
 def test_a_number_that_is_no_shards_is_refused() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_reader.clean_errors import plainly
+from spark_reader.clean_errors import without_traceback
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ def fail(error: Exception) -> None:
     raise error
 
 
-@plainly
+@without_traceback
 def calls(error: Exception) -> None:
     fail(error)
 
 
-@plainly
+@without_traceback
 def generates(error: Exception) -> Iterator[int]:
     yield 1
     fail(error)

@@ -72,9 +72,9 @@ def test_tasks_are_about_equal(sizes: list[int], at_least: int) -> None:
     pieces = [Piece(0, at, at + 1, size) for at, size in enumerate(sizes)]
     tasks = pack(pieces, at_least, 2)
     assert len(tasks) == at_least
-    share, largest = sum(sizes) / at_least, max(sizes)
+    share, max_bytes = sum(sizes) / at_least, max(sizes)
     for task in tasks:
-        assert abs(sum(piece.size for piece in task) - share) <= 2 * largest
+        assert abs(sum(piece.size for piece in task) - share) <= 2 * max_bytes
 
 
 def test_little_is_one_task_unless_more_are_asked_for() -> None:

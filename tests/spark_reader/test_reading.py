@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_reader import reading
-from spark_reader.reading import first_block, fuller, in_blocks
+from spark_reader.reading import blocks_from_units, first_block, nearer_table
 from ziplog.core.entries import Body, Unit, encode_body
 from ziplog.core.writer_table import WriterTable
 from ziplog.segments.blocks import Block, block_of_units
@@ -49,7 +49,7 @@ def test_blocks_of_units_follow_each_other_and_have_the_least_size(
     monkeypatch.setattr(reading, "BLOCK_BYTES", 250)
     # The first positions, some in between and the last ones are no-ops.
     steps = [([], 3), *(([unit(gsn)], gsn + 2) for gsn in range(3, 13, 2)), ([], 20)]
-    blocks = list(in_blocks(steps, 1))
+    blocks = list(blocks_from_units(steps, 1))
     assert [(block.start, block.stop, block.rows) for block in blocks] == [
         (1, 9, 3), (9, 20, 2),
     ]  # fmt: skip
@@ -57,12 +57,12 @@ def test_blocks_of_units_follow_each_other_and_have_the_least_size(
 
 
 def test_where_nothing_is_given_there_is_no_block() -> None:
-    assert list(in_blocks([], 5)) == []
+    assert list(blocks_from_units([], 5)) == []
 
 
 def test_who_knows_a_writer_from_before_the_trim_is_believed() -> None:
     nobody, somebody = WriterTable(), WriterTable([(b"w" * 16, 0, 99)])
     for position, table in ((7, nobody), (6, somebody), (7, WriterTable())):
         for pair in (((7, somebody), (position, table)), ((position, table), (7, somebody))):
-            assert fuller(*pair) == (7, somebody)
-    assert fuller((6, somebody), (7, nobody)) == (7, nobody)
+            assert nearer_table(*pair) == (7, somebody)
+    assert nearer_table((6, somebody), (7, nobody)) == (7, nobody)

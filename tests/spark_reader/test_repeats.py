@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_reader.deduplication import Repeats, gsns_of
+from spark_reader.deduplication import Deduplicator, gsns_of
 from tests.spark_reader.blocks import Draft, cut, drafts, once, placed
 from tests.ziplog.segments.blocks import rows_of_units
 from ziplog.core.entries import Origin
@@ -57,11 +57,11 @@ class Shard:
 
 def read(shard: Shard, blocks: list[Block], start: int, stop: int) -> list[int]:
     """The positions in [start, stop) that count."""
-    repeats = Repeats(shard.table, shard.blocks)
+    repeats = Deduplicator(shard.table, shard.blocks)
     found: list[int] = []
     at = start
     for block in blocks:
-        old = repeats.of(block)
+        old = repeats.repeated_rows(block)
         gsns = gsns_of(block)
         found += [
             gsns[index]
@@ -95,12 +95,12 @@ def test_the_same_rows_count_wherever_one_begins_and_however_blocks_are_cut(
 
 @given(st.lists(drafts, min_size=2, max_size=15), sizes, sizes, st.integers(0, 14))
 def test_blocks_of_two_servers_may_overlap(
-    found: list[Draft], kept: list[int], mine: list[int], turn: int
+    found: list[Draft], kept: list[int], mine: list[int], task_index: int
 ) -> None:
     units = placed(found)
     shard = Shard(units, kept, [])
     one, other = cut(units, kept), cut(units, mine)
-    switched = one[: turn % len(one) + 1]
+    switched = one[: task_index % len(one) + 1]
     switched += [block for block in other if block.stop > switched[-1].stop]
     expected = [row.gsn for row in once(rows_of_units(units))]
     assert read(shard, switched, 1, 10_000) == expected

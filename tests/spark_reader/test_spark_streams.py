@@ -106,11 +106,13 @@ def test_a_stream_follows_and_begins_at_latest(
     try:
         looked = "it has looked at the log"
         wait_until(lambda: query.lastProgress is not None, looked, deadline_s=WAIT_S)
-        for turn in range(3):
-            fill_named(cluster, f"new {turn}", 6)
-            wanted = 6 * (turn + 1)
+        for task_index in range(3):
+            fill_named(cluster, f"new {task_index}", 6)
+            projection_of = 6 * (task_index + 1)
             wait_until(
-                lambda wanted=wanted: kept.rows.total() >= wanted, "it follows", deadline_s=WAIT_S
+                lambda projection_of=projection_of: kept.rows.total() >= projection_of,
+                "it follows",
+                deadline_s=WAIT_S,
             )
     finally:
         query.stop()

@@ -57,7 +57,7 @@ class FakeLog:
     def for_tasks(self) -> str:
         return "the demo's source"
 
-    def stretches(self, start: int, stop: int) -> list[Piece]:
+    def pieces_of(self, start: int, stop: int) -> list[Piece]:
         step, start = max((stop - start) // 8, 10), max(start, self.trim)
         return [
             Piece(shard, at, min(at + step, stop), 10 * (min(at + step, stop) - at))
@@ -127,7 +127,7 @@ def test_the_cluster_is_not_asked_each_time_spark_asks(log: FakeLog) -> None:
         assert source.latestOffset(end, ALL) == end
     assert source.reportLatestOffset() == {"gsn": 101}
     assert log.asked == 1
-    log.now += stream._LATEST_FOR_S
+    log.now += stream._LATEST_INTERVAL_S
     assert source.latestOffset(end, ALL)["gsn"] == 201
     assert source.reportLatestOffset() == {"gsn": 201}
 
@@ -199,7 +199,7 @@ def test_the_plan_is_the_checkpoints_not_the_servers(
     end = source.latestOffset({"gsn": 5}, ALL)
     plan = [spans_of(task) for task in source.partitions({"gsn": 5}, end)]
     assert len(plan) == 4
-    monkeypatch.setattr(log, "stretches", refuse)
+    monkeypatch.setattr(log, "pieces_of", refuse)
     restarted = reader(minPartitions="2")
     assert [spans_of(task) for task in restarted.partitions({"gsn": 5}, end)] == plan
 

@@ -7,19 +7,19 @@ import sys
 
 PROGRAM = """
 import gc, weakref
-from spark_reader.worker_state import spare_modules
+from spark_reader.worker_state import freeze_gc
 
 class Ring:
     def __init__(self):
         self.itself = self
 
-spare_modules()
+freeze_gc()
 frozen = gc.get_freeze_count()
 assert frozen > 1000, frozen
 ring = Ring()
 gone = weakref.ref(ring)
 del ring
-spare_modules()
+freeze_gc()
 assert gc.get_freeze_count() == frozen
 gc.collect()
 assert gone() is None

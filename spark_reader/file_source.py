@@ -1,8 +1,8 @@
-"""The files of a cluster, or of one storage server, as a source: no server is asked.
+"""File source: reads the segment files of a cluster or of one storage server, without a server.
 
-Rule: what the servers of a shard know to be stable is read, no matter which of them has it; no file
-is changed. Invariant: while a server runs, nothing is read that another shard may still fill
-positions before (docs/spark.md, section 1.2).
+Rule: a record that any replica of a shard knows to be stable is read, and no file is changed.
+Invariant: while a server runs, a load never reads past a position that another shard may still
+fill (docs/spark.md, section 1.2).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 _CLUSTER_FILE: Final = "cluster.toml"
 _SEGMENTS: Final = "segments"
-#: How servers are named where nobody chose other names.
+#: Default names of servers.
 _SERVER: Final = re.compile(r"shard-(\d{1,9})-\d{1,2}", re.ASCII)
-#: Behind every position.
+#: Larger than every position.
 _MAX_END: Final = 2**63 - 1
 _RULE: Final = "the data directory of a cluster, or of one of its storage servers"
 
 
 class _ServerDirectories(msgspec.Struct, frozen=True):
-    """What is in a directory."""
+    """The cluster name and the server directories of a data directory."""
 
     #: The cluster's name.
     name: str
@@ -51,7 +51,7 @@ class _ServerDirectories(msgspec.Struct, frozen=True):
     servers: dict[int, list[str]]
 
     def is_readable(self) -> bool:
-        """Whether it can be read on this machine: one server of each shard will do."""
+        """Whether this machine has the files of at least one server of each shard."""
         return all(
             any((Path(server) / _SEGMENTS).is_dir() for server in servers)
             for servers in self.servers.values()
@@ -59,18 +59,18 @@ class _ServerDirectories(msgspec.Struct, frozen=True):
 
 
 class FileSource(msgspec.Struct, frozen=True):
-    """A directory, by its path in the options."""
+    """A data directory, by the path in the options."""
 
     options: Options
-    #: None: not looked for yet.
+    #: None: not searched yet.
     directories: _ServerDirectories | None = None
 
     def open(self, memory: ReadMemory | None = None) -> FileSession:
-        """Look what is there; see `Source.open`.
+        """Find the server directories; see `Source.open`.
 
         Raises:
-            ConfigError: it is no such directory.
-            UnavailableError: a shard's files are missing.
+            ConfigError: the path is not a data directory.
+            UnavailableError: the files of a shard are missing.
 
         """
         path = Path(self.options.path.removeprefix("file:")).absolute()
@@ -102,7 +102,7 @@ def _find_servers(path: Path) -> _ServerDirectories:
                 names = " and ".join(server.name for server in servers[shard])
                 raise UnavailableError(f"{path} has no files of shard {shard} ({names})")
         return _ServerDirectories(config.name, there)
-    why = "" if path.is_dir() else " (no such directory here)"
+    why = "" if path.is_dir() else " (no such directory on this machine)"
     raise ConfigError(PATH, str(path), _RULE + why)
 
 
@@ -110,11 +110,11 @@ def _identity(path: Path) -> Identity:
     try:
         return decode_identity((path / IDENTITY_FILE).read_bytes())[0]
     except ValueError:
-        raise ConfigError(PATH, str(path), f"{_RULE}: {IDENTITY_FILE} there is damaged") from None
+        raise ConfigError(PATH, str(path), f"{_RULE}; its {IDENTITY_FILE} is damaged") from None
 
 
 def _shard_of(path: Path, node: str) -> int:
-    """Return which shard a server is of: its cluster file tells, or else its name."""
+    """Return the shard of a server, from the cluster file or else from its name."""
     file = path.parent / _CLUSTER_FILE
     if file.is_file():
         for shard in load(file).shards:
@@ -122,13 +122,13 @@ def _shard_of(path: Path, node: str) -> int:
                 return shard.id
     usual = _SERVER.fullmatch(node)
     if usual is None:
-        allowed = f"beside the {_CLUSTER_FILE} that tells which shard {node!r} is of"
+        allowed = f"in the directory of the {_CLUSTER_FILE} that lists {node!r}"
         raise ConfigError(PATH, str(path), allowed)
     return int(usual[1])
 
 
 class FileSession(Session):
-    """The directories of all servers, shard by shard."""
+    """Session over the directories of all servers, shard by shard."""
 
     def __init__(
         self, options: Options, directories: _ServerDirectories, memory: ReadMemory
@@ -145,10 +145,10 @@ class FileSession(Session):
         }
 
     def close(self) -> None:
-        """Nothing is open between two calls."""
+        """Do nothing: no file is open between two calls."""
 
     def for_tasks(self) -> FileSource:
-        """Return the source with what is there; see `Session.for_tasks`."""
+        """Return the source with the directories found; see `Session.for_tasks`."""
         return FileSource(self._options, self._directories)
 
     # --- planning ---
@@ -158,7 +158,7 @@ class FileSession(Session):
 
     @property
     def trim(self) -> int:
-        """All before this was trimmed, as the files tell now; 1: nothing."""
+        """The trim point in the files now; 1: nothing was trimmed."""
         return max(_trim(archive) for each in self._archives.values() for archive in each)
 
     def topic(self) -> str:
@@ -166,11 +166,11 @@ class FileSession(Session):
         return self._directories.name
 
     def latest(self) -> int:
-        """Return the end of what is stable, of all shards; of any, if all servers rest.
+        """Return the least stable end of all shards, or the largest if all servers are stopped.
 
-        A shard of which no server stopped in good order may hold more than its files tell.
+        Without a clean stop of one of its servers, a shard may hold more than its files show.
         """
-        # Before the ends are looked at: who stops meanwhile has said all that counts.
+        # Before the ends are read: the files of a server that stops meanwhile are complete.
         is_running = any(archive.is_locked for each in self._archives.values() for archive in each)
         unsure = [
             shard
@@ -181,7 +181,7 @@ class FileSession(Session):
         return min((ends[shard] for shard in unsure), default=max(ends.values()))
 
     def latest_decided(self) -> int:
-        """Return the same: what files tell is decided, as long as servers that rest do so."""
+        """Return the same: positions in files are decided while stopped servers stay stopped."""
         return self.latest()
 
     def pin(self) -> Pinned:
@@ -189,7 +189,7 @@ class FileSession(Session):
         options, latest = self._options, self.latest()
         if options.stop is not None and options.stop > latest:
             raise ConfigError(
-                STOP, options.stop, f"at most {latest}: so far all shards' files tell"
+                STOP, options.stop, f"at most {latest}, the end of the files of all shards"
             )
         trim = self.trim
         return self._pinned(*self._bounds(lambda: self._epochs(trim, latest), trim), latest, trim)
@@ -225,26 +225,26 @@ class FileSession(Session):
 
 
 class _Directories(Replicas):
-    """What a shard's servers have on their disks."""
+    """The segment directories of a shard's servers."""
 
     def __init__(self, session: FileSession, archives: list[Archive]) -> None:
         self._session, self._archives = session, archives
 
     def close(self) -> None:
-        """Nothing is open between two calls."""
+        """Do nothing: no file is open between two calls."""
 
     def block(self, gsn: int) -> Block | int:
-        """Look in one directory after the other; see `Replicas.block`."""
+        """Search one directory after the other; see `Replicas.block`."""
         return first_block(archive.block(gsn) for archive in self._archives)
 
     def table(self, gsn: int) -> tuple[int, WriterTable]:
-        """Return the nearest table in any; see `Replicas.table`."""
+        """Return the nearest table of all directories; see `Replicas.table`."""
         return reduce(
             nearer_table, (archive.writers(gsn) for archive in self._archives), (1, WriterTable())
         )
 
     def scanned(self, start: int, stop: int) -> Iterator[Block]:
-        """Give blocks made of what segments hold; see `Replicas.scanned`."""
+        """Yield blocks made from the units in segments; see `Replicas.scanned`."""
         at = start
         while at < stop:
             faults: list[str] = []
@@ -257,11 +257,11 @@ class _Directories(Replicas):
                     faults.append(str(error))
                 if at >= stop:
                     return
-            # Servers may run, and delete what is trimmed.
+            # A running server may have deleted trimmed segments.
             kept = self._session.after_trim(at, self._session.trim)
             if kept == at:
-                why = "; ".join(faults) or "what is stable ends before it"
-                raise UnavailableError(f"no server's files have gsn {at}: {why}")
+                why = "; ".join(faults) or "the stable records end before it"
+                raise UnavailableError(f"no server's files contain gsn {at}: {why}")
             at = kept
 
 
@@ -280,7 +280,7 @@ def _trim(archive: Archive) -> int:
 
 
 def _steps(archive: Archive, directory: Path) -> list[tuple[int, int]]:
-    """Return where blocks end, and segments that have none, each with its size in bytes."""
+    """Return the ends of blocks, and of segments without blocks, each with its size in bytes."""
     rows = {segment.name: index.blocks for segment, index in archive.indexed()}
     listed = [entry.segment for entry in archive.listed()]
     ends = [segment.base for segment in listed[1:]] + [_MAX_END] * bool(listed)

@@ -1,4 +1,4 @@
-"""The source that a load's options name: a running cluster, or its files."""
+"""Selects the source of a load: a running cluster, or files."""
 
 from __future__ import annotations
 

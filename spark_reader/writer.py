@@ -1,8 +1,8 @@
-"""`df.write` and `df.writeStream`: rows become records (docs/spark.md, section 3).
+"""`df.write` and `df.writeStream`: inserts rows as records (docs/spark.md, section 3).
 
-Rule: a writer is made on the driver, where it learns the shards and gets its name, and is sent to
-the tasks; every attempt of a task writes the same rows under the same name to the same shards. Who
-reads drops what is there twice, so there is nothing to commit, and nothing to take back.
+Rule: the driver creates the writer, reads the list of shards, and sends the writer to the tasks.
+Every attempt of a task inserts the same rows with the same writer id into the same shards. Readers
+drop duplicates, so there is no commit and no rollback.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-#: Under these names a task is told which query and which micro-batch it is for.
+#: Spark's local properties of a task: the ids of its query and its micro-batch.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 
 
 class RowsWritten(WriterCommitMessage):
-    """What a task wrote."""
+    """Commit message of a task: the number of rows."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
 
 class _Job:
-    """What the tasks of a write have in common. Knows the cluster's shards as it begins."""
+    """Common part of a write's tasks: options, columns, and the shards at the start."""
 
     def __init__(
         self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, stream: bool
     ) -> None:
         if overwrite:
             given = "complete" if stream else "overwrite"
-            raise ConfigError("the mode", given, "append: a log only grows")
+            raise ConfigError("the mode", given, "append, because a log only grows")
         self.options: Final = write_options.parse(options, stream=stream)
         types = [(field.name, field.dataType.simpleString()) for field in schema.fields]
         self._columns: Final = write_options.columns(self.options, types)
@@ -61,7 +61,7 @@ class _Job:
             status = log.cluster()
         is_repeatable = stream or self.options.identity is not None
         self._shards: Final = members(status, include_absent=is_repeatable)
-        # What cannot work fails here, and not in every task.
+        # An invalid policy fails here, and not in every task.
         check_policy(self._policy, self._shards)
 
     def write(self, batches: Iterator[pa.RecordBatch], query: str, batch: int) -> RowsWritten:
@@ -69,7 +69,7 @@ class _Job:
         freeze_gc()
         partition = _task().partitionId()
         if not self.options.exactly_once:
-            # A name that no other attempt has: nothing is dropped.
+            # Each attempt gets its own writer ids, so readers drop nothing.
             query = os.urandom(16).hex()
         place = RowPlacement(query, partition, self._policy, self._shards)
         with ziplog.connect(self.options.servers, timeout=self.options.timeout_s) as log:
@@ -80,11 +80,11 @@ class _Job:
 
 
 class ZiplogWriter(DataSourceArrowWriter):
-    """Writes one DataFrame; made by the data source."""
+    """Writer of one DataFrame."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self._job: Final = _Job(options, schema, overwrite=overwrite, stream=False)
-        #: Each write has a name of its own, unless the user gave it one.
+        #: The user's identity of the write, or a random one.
         self._identity: Final = self._job.options.identity or (os.urandom(16).hex(), 0)
 
     @without_traceback
@@ -94,7 +94,7 @@ class ZiplogWriter(DataSourceArrowWriter):
 
 
 class ZiplogStreamWriter(DataSourceStreamArrowWriter):
-    """Writes one micro-batch; made by the data source."""
+    """Writer of one micro-batch."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self._job: Final = _Job(options, schema, overwrite=overwrite, stream=True)
@@ -104,8 +104,8 @@ class ZiplogStreamWriter(DataSourceStreamArrowWriter):
         """Write the rows of a task."""
         query = _task().getLocalProperty(_QUERY_ID)
         batch = _task().getLocalProperty(_BATCH_ID)
-        assert query is not None, "Spark tells a stream's tasks which query they are for"
-        assert batch is not None, "and which micro-batch"
+        assert query is not None, "Spark sets the query id of a stream's tasks"
+        assert batch is not None, "Spark sets the micro-batch id of a stream's tasks"
         return self._job.write(iterator, query, int(batch))
 
 

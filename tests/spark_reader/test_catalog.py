@@ -116,7 +116,10 @@ def test_elsewhere_and_where_names_are_too_long_python_is_talked_to_as_usual(
 
 
 def test_the_directory_of_sockets_goes_with_the_process() -> None:
-    ask = "from spark_reader import catalog as c; d = c._socket_directory(); assert d == c._directory(); "
+    ask = (
+        "from spark_reader import catalog as c; d = c._socket_directory(); "
+        "assert d == c._socket_directory(); "
+    )
     done = subprocess.run(
         [sys.executable, "-c", ask + "print(d)"], check=True, capture_output=True, text=True
     )

@@ -127,7 +127,7 @@ def test_a_shard_of_which_every_server_crashed_may_hold_more_than_its_files_tell
     (copy / "shard-0-1" / "checkpoint").unlink()
     known = end_of(copy, 0)
     assert rows(copy) == []
-    with pytest.raises(ConfigError, match=f"at most {known}: so far all shards' files tell"):
+    with pytest.raises(ConfigError, match=f"at most {known}, the end of the files of all shards"):
         rows(copy, endingOffsets=known + 1)
 
 
@@ -218,7 +218,7 @@ def test_a_task_that_finds_other_directories_says_so_or_takes_them(
         )
     assert directories == len(everything)
     shutil.rmtree(copy)
-    with pytest.raises(ConfigError, match=r"path is .* \(no such directory here\)"):
+    with pytest.raises(ConfigError, match=r"path is .* \(no such directory on this machine\)"):
         source.open()
 
 

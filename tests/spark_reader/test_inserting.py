@@ -127,7 +127,7 @@ def test_by_key_each_keys_rows_go_to_its_shard_in_their_order(rows: list[Row], a
     insert(log, cut(rows, at), place)
     assert Counter(log.all_seen()) == Counter(rows)
     for key in {key for key, _ in rows}:
-        shard = place.lanes[place.lane_of(key)]
+        shard = place.shards[place.writer_of(key)]
         assert [row for row in log.seen(shard) if row[0] == key] == [
             row for row in rows if row[0] == key
         ]
@@ -204,19 +204,19 @@ def test_text_goes_as_utf_8(kind: pa.DataType) -> None:
 @pytest.mark.parametrize("policy", ["partition", "key"])
 def test_chunks_are_bounded_and_filled_whatever_the_batches(policy: str) -> None:
     log, place = RecordingLog(), place_of(policy)
-    max_bytes = chunk_bytes(len(place.lanes))
+    max_bytes = chunk_bytes(len(place.shards))
     rows: list[Row] = [(b"%d" % n, b"x" * 40) for n in range(2000)]
     insert(log, cut(rows, *range(0, 2000, 7)), place)
     assert max(log.chunks) < max_bytes + 100
     full = [size for size in log.chunks if size > max_bytes / 2]
-    assert len(log.chunks) - len(full) <= len(place.lanes), "but for each lane's last"
+    assert len(log.chunks) - len(full) <= len(place.shards), "but for each lane's last"
 
 
 def test_however_many_lanes_a_task_holds_little() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inserting, "CHUNK_BYTES", CHUNK_BYTES)
         assert chunk_bytes(1) == CHUNK_BYTES
-        assert 2 * max(lanes * chunk_bytes(lanes) for lanes in range(1, 257)) <= 32 << 20
+        assert 2 * max(writers * chunk_bytes(writers) for writers in range(1, 257)) <= 32 << 20
 
 
 def test_a_record_that_is_larger_than_a_chunk_goes_with_it() -> None:

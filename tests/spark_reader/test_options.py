@@ -109,7 +109,7 @@ def test_what_is_like_no_option_is_refused_with_all() -> None:
 
 @pytest.mark.parametrize("name", ["subscribe", "subscribePattern", "assign", "topic"])
 def test_who_asks_for_topics_is_told_that_there_are_none(name: str) -> None:
-    with pytest.raises(ConfigError, match="left out: a cluster is one log and has no topics"):
+    with pytest.raises(ConfigError, match="left out, because a cluster is one log without topics"):
         parse(HERE | {name: "events"})
 
 

@@ -34,39 +34,39 @@ def test_without_a_shard_nothing_is_written() -> None:
 def test_names_and_places_never_change() -> None:
     """Checkpoints outlive releases: rows under another name, or elsewhere, are there twice."""
     place, by_key = (RowPlacement("q", 3, policy, (0, 1)) for policy in ("partition", "key"))
-    assert place.writer(0).hex() == "67b2408e992338af8a86efeb318d3bbe"
-    assert by_key.writer(1).hex() == "a55d920faaa5c5c35db028a04b3ba8f2"
+    assert place.writer_id(0).hex() == "67b2408e992338af8a86efeb318d3bbe"
+    assert by_key.writer_id(1).hex() == "a55d920faaa5c5c35db028a04b3ba8f2"
     assert [RowPlacement("q", n, "partition", (0, 1, 2)).default_shard for n in range(4)] == [
         2,
         0,
         1,
         2,
     ]
-    assert [by_key.lane_of(key) for key in (None, b"", b"a", b"b", b"c")] == [0, 0, 1, 1, 1]
+    assert [by_key.writer_of(key) for key in (None, b"", b"a", b"b", b"c")] == [0, 0, 1, 1, 1]
 
 
 @given(st.text(), st.integers(0, 50), st.text(), st.integers(0, 50))
 def test_each_partition_of_each_query_has_a_name_of_its_own(
     query: str, partition: int, other: str, another: int
 ) -> None:
-    mine = RowPlacement(query, partition, "partition", (0,)).writer(0)
-    theirs = RowPlacement(other, another, "partition", (0,)).writer(0)
-    assert (mine == theirs) == ((query, partition) == (other, another))
+    mine = RowPlacement(query, partition, "partition", (0,)).writer_id(0)
+    indexes = RowPlacement(other, another, "partition", (0,)).writer_id(0)
+    assert (mine == indexes) == ((query, partition) == (other, another))
     assert len(mine) == 16
 
 
 def test_shared_out_by_key_a_name_tells_the_lane_and_the_shards() -> None:
     """Else a row that moved to a lane would be taken for one that is there."""
     places = [RowPlacement("q", 0, "key", shards) for shards in ((0, 1), (0, 1, 2))]
-    names = {place.writer(lane) for place in places for lane in range(len(place.lanes))}
-    assert len(names) == sum(len(place.lanes) for place in places)
-    assert RowPlacement("q", 0, "partition", (0, 1)).writer(0) not in names
+    names = {place.writer_id(index) for place in places for index in range(len(place.shards))}
+    assert len(names) == sum(len(place.shards) for place in places)
+    assert RowPlacement("q", 0, "partition", (0, 1)).writer_id(0) not in names
 
 
 def test_a_partition_that_goes_elsewhere_keeps_its_name() -> None:
     """All of its rows go with it, so none is taken for another."""
     names = {
-        RowPlacement("q", 0, policy, shards).writer(0)
+        RowPlacement("q", 0, policy, shards).writer_id(0)
         for policy in ("partition", 1)
         for shards in ((0, 1), (0, 1, 2))
     }
@@ -84,15 +84,15 @@ def test_by_key_is_where_the_client_sends_it(
     query: str, shards: tuple[int, ...], key: bytes
 ) -> None:
     place = RowPlacement(query, 0, "key", shards)
-    assert place.lanes[place.lane_of(key)] == policy.by_key_hash()(b"", key, shards)
-    assert place.lanes[place.lane_of(None)] == place.default_shard
-    assert place.lanes == shards
+    assert place.shards[place.writer_of(key)] == policy.by_key_hash()(b"", key, shards)
+    assert place.shards[place.writer_of(None)] == place.default_shard
+    assert place.shards == shards
 
 
 @given(st.binary())
 def test_a_shards_number_takes_all(key: bytes) -> None:
     place = RowPlacement("q", 5, 7, (3, 7))
-    assert (place.default_shard, place.lanes, place.lane_of(key)) == (7, (7,), 0)
+    assert (place.default_shard, place.shards, place.writer_of(key)) == (7, (7,), 0)
 
 
 def test_a_number_that_is_no_shards_is_refused() -> None:

@@ -95,7 +95,7 @@ def test_columns_are_found_by_name() -> None:
         ({"keyColumn": "k"}, SCHEMA, "keyColumn is 'k'.*there are id, Key, value"),
         ({"keyColumn": "id"}, SCHEMA, "the type of column id is 'bigint'"),
         ({"policy": "key"}, SCHEMA[2:], "policy is 'key'.*there are value"),
-        ({}, [*SCHEMA, ("VALUE", "string")], "valueColumn is 'value'.*there are several"),
+        ({}, [*SCHEMA, ("VALUE", "string")], "valueColumn is 'value'.*exactly one column"),
     ],
 )
 def test_what_is_wrong_with_columns_is_said(

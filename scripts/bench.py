@@ -1,4 +1,4 @@
-"""Measure Ziplog beside its floors and its peers, in one run on one machine.
+"""Benchmarks of Ziplog beside baselines and other systems, in one run on one machine.
 
     python scripts/bench.py latency      insert latency beside raw TCP, pyzmq, Redis and NATS
     python scripts/bench.py cpu          where an insert's CPU time goes, beside the pyzmq floor
@@ -127,7 +127,7 @@ def timed(target: Target, payload: bytes, count: int, into: HdrHistogram) -> flo
 
 
 def latency(rounds: int, count: int, size: int) -> Figures:
-    """Insert latency, f=1, one client, beside the floors and the installed peers."""
+    """Insert latency, f=1, one client, beside the baselines and the installed other systems."""
     payload = os.urandom(size)
     with ExitStack() as stack:
         running = stack.enter_context(cluster())

@@ -137,7 +137,7 @@ def traces(observed: Observed, violations: Sequence[Violation]) -> list[str]:
                     found[subject].append(f"    {path.name}:{number} {_brief(event, *subject)}")
     lines = []
     for (gsn, payload), rows in found.items():
-        lines += [f"  who speaks of position {gsn}, payload {payload}:", *rows]
+        lines += [f"  lines about position {gsn}, payload {payload}:", *rows]
     return lines
 
 

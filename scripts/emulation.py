@@ -1,10 +1,10 @@
-"""A real membership service, and thousands of storage servers that only look real to it.
+"""Load test of the membership service: a real service, and thousands of emulated storage servers.
 
-`python -m mms` runs as a process of its own, with its consensus, its journal and its sockets. Every
-emulated server has a TCP connection of its own, sends its heartbeats as a server that is read along
-does, tells now and then that its rate has changed, and takes the leases: it checks their chain and
-asks their owner table with every heartbeat. All of them are in one other process. When an
-announcement came is what the kernel says, so it does not count that they take turns.
+`python -m mms` runs as a separate process, with its consensus, its journal and its sockets. Every
+emulated server has its own TCP connection, sends the heartbeats of a server with readers, reports a
+changed rate now and then, and receives leases. It checks the chain of leases, and looks up its
+owner table with every heartbeat. One other process runs all emulated servers. The arrival time of
+an announcement is the kernel's, so their sequential processing does not count.
 
     python scripts/emulation.py [SHARDS ...] [--seconds S] [--replicas R]
 """
@@ -48,9 +48,9 @@ _EPOCH_MS: Final = 10
 _RATE_PER_S: Final = 1000
 #: The share of the shards whose rate changes in a second.
 _CHANGING: Final = 0.01
-#: Frames whose contents are kept: most servers are sent the same.
+#: Number of decoded frames in the cache: most servers receive the same frames.
 _KEPT_FRAMES: Final = 64
-#: Leases that somebody may still be told of.
+#: Number of recent leases that the service may still announce.
 _KEPT_LEASES: Final = 256
 #: A lease that begins so much too early was ended early, by other weights.
 _EARLY_NS: Final = 5 * _MS
@@ -169,7 +169,7 @@ def _service(
 
 
 def _node(index: int) -> NodeConfig:
-    """Return a server with an address of its own, at which nobody listens."""
+    """Return a server with its own address; no process listens there."""
     high, low = divmod(index, 250)
     return NodeConfig(f"server-{index}", f"127.1.{high}.{low + 1}", 1)
 
@@ -243,13 +243,13 @@ class Fleet:
         self._held: dict[bytes, LeaseAnnounced] = {}
         self._leases: dict[int, Lease] = {}
         self._jitter: list[int] = []
-        #: By number of the lease: when it begins, at whoever has it first and last.
+        #: By lease number: the start, and the times of its first and last arrival at a server.
         self._begins: dict[int, list[int]] = {}
         self._poll: Final = select.epoll()
         self._by_fd: Final[dict[int, Server]] = {}
         for index in range(shards * replicas):
             self._add(Server(index, index // replicas, Dealer("127.0.0.1", port)))
-            self._listen(0)  # who does not answer a PING is cut off
+            self._listen(0)  # the service disconnects a server that does not answer a PING
         # As shard/membership/heartbeat.py has it: backups once a second, primaries four times, if
         # not many.
         watched_ns = min(_S, _S // 4 * max(shards, 1000) // 1000)
@@ -330,7 +330,7 @@ class Fleet:
                 self._hold(server, lease, message, came)
 
     def _lease_of(self, message: LeaseAnnounced) -> Lease | None:
-        """Return the last lease that a server is told; the first one who is told works it out."""
+        """Return the last announced lease; computed when the first server receives it."""
         if not message.steps:
             return message.runs[-1].last if message.runs else None
         number = message.after + sum(step.count for step in message.steps)
@@ -338,7 +338,7 @@ class Fleet:
             before = self._leases[max(one for one in self._leases if one < number)]
             runs = unfold(before, message.after, message.steps)
             if not runs:
-                return None  # by way of leases that nobody was told
+                return None  # through leases that the service never announced
             assert runs[-1].last.digest == message.digest, "no chain"
             self._leases[number] = runs[-1].last
             self._leases.pop(number - _KEPT_LEASES, None)

@@ -43,7 +43,7 @@ KINDS: Final = {
 #: From one fault to the next, and how long one lasts, in seconds.
 _PAUSE_S: Final = (0.05, 1.5)
 _LASTS_S: Final = (0.1, 2.0)
-#: So short a sleep that clients do not turn to another coordinator: who wakes up answers them.
+#: Duration of a pause, in seconds; too short for clients to switch to another coordinator.
 _BLINK_S: Final = (0.02, 0.28)
 _PRINTED: Final = 10
 

@@ -24,7 +24,7 @@ from ziplog.errors import ZiplogError
 
 
 def main() -> None:
-    """Run it and tell."""
+    """Run the pipeline and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--events", type=int, default=ALL_EVENTS, help=f"1,000 to {ALL_EVENTS:,}")
     parser.add_argument("--shards", type=int, default=2)

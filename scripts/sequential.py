@@ -162,7 +162,7 @@ def _run(
 
 
 def _health(outcome: Outcome) -> Figures:
-    """Return what tells whether a run is worth anything."""
+    """Return the figures that show whether a run is valid."""
     return {
         "failed_inserts": len(outcome.failed),
         "follower_missed": outcome.missing,
@@ -348,7 +348,7 @@ def _changes(
 
 def _share(leases: LeaseMap, gsn: int) -> float:
     lease = leases.lease_at(gsn)
-    assert lease is not None, f"nobody was given position {gsn}"
+    assert lease is not None, f"position {gsn} was never assigned"
     return share_of(lease, 0)
 
 

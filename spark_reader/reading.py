@@ -256,7 +256,7 @@ class Session(ABC):
 
         Args:
             pieces: of the range of a `pin`.
-            what: the columns and row filters.
+            projection: the columns and row filters.
             task_index: the number of the task; tasks spread over all replicas.
 
         """

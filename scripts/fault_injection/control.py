@@ -23,7 +23,7 @@ class Ills(msgspec.Struct, frozen=True):
 
     #: Nodes to which nothing of what it sends gets.
     silent_to: frozenset[str] = frozenset()
-    #: Clients (whoever is no node) reach it as little as it reaches them.
+    #: Cut from clients (all peers that are not nodes), in both directions.
     no_clients: bool = False
     #: How many of a hundred messages that it sends get lost.
     lost_percent: float = 0.0
@@ -31,7 +31,7 @@ class Ills(msgspec.Struct, frozen=True):
     send_ms: float = 0.0
     #: How long a flush of its disk takes longer, in milliseconds.
     flush_ms: float = 0.0
-    #: It notes what of its log is on stable storage (`synced`), for whoever cuts its power.
+    #: It records the part of its log that is on stable storage (`synced`), for a power cut.
     notes_syncs: bool = False
     #: How many bytes its disk still takes; None: as many as there are.
     disk_bytes: int | None = None

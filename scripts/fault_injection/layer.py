@@ -1,8 +1,8 @@
-"""Faults inside a node's process: between it and its sockets, its consensus links and its disk.
+"""Fault layer inside a node's process: between the node and its sockets, Raft links and disk.
 
-Nodes that run with this layer tell each other who they are, by a frame of their own on every
-connection; so a frame is known to come from, or go to, a node, and everybody else is a client.
-Rule: what a fault swallows looks to the node like what a network loses: it was sent.
+Nodes with this layer introduce themselves by an extra frame on every connection, so each frame has
+a known sender and receiver; a peer that does not introduce itself is a client. Rule: a frame that a
+fault drops looks to the node like a frame that the network lost: it was sent.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 #: Begins no message of the protocol.
 _INTRODUCTION: Final = b"\xc1I am "
 _INTRODUCE_NS: Final = 20_000_000
-#: Routes of which we remember whose they are.
+#: Maximum number of routes with a remembered owner.
 _MAX_ROUTES: Final = 10_000
 
 
 def install(patient: Patient, name: str, raft_nodes: Mapping[str, str]) -> None:
-    """Let this process have the faults of a node.
+    """Install the fault layer of a node in this process.
 
     Args:
-        patient: tells them.
+        patient: the current faults.
         name: the node's name.
         raft_nodes: the consensus endpoints ("host:port") of all nodes, with their names.
 

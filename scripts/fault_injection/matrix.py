@@ -31,7 +31,7 @@ Fault = Callable[[Trial], Iterator[float]]
 _BEFORE_S, _AFTER_S = 1.0, 1.0
 _PAUSE_S: Final = 3.0
 _CUT_S: Final = 4.0
-#: Less than it takes to suspect somebody.
+#: Duration in seconds, shorter than the suspicion timeout.
 _UNHEARD_S: Final = 0.6
 _PHASE_S: Final = 5.0
 _SLOW_FLUSH_MS: Final = 700.0
@@ -59,7 +59,7 @@ def primary_killed(trial: Trial) -> Iterator[float]:
 
 @fault
 def primary_killed_unheard(trial: Trial) -> Iterator[float]:
-    """A primary dies whose backups know what it decided by their guesses only."""
+    """A primary dies, and its backups know its decisions only by their guesses."""
     primary, *backups = _replicas(trial)
     trial.nodes.cut(primary, backups, one_way=True)
     yield _UNHEARD_S
@@ -86,7 +86,7 @@ def all_paused(trial: Trial) -> Iterator[float]:
 
 @fault
 def primary_paused(trial: Trial) -> Iterator[float]:
-    """A shard's primary stands still for a while, and wakes as somebody of an old view."""
+    """A primary hangs for a while, and wakes up in an old view."""
     name = _replicas(trial)[0]
     _pause(trial, name)
     yield _PAUSE_S
@@ -119,7 +119,7 @@ def primary_cut_from_clients(trial: Trial) -> Iterator[float]:
 
 @fault
 def backup_isolated(trial: Trial) -> Iterator[float]:
-    """A backup hears nobody at all."""
+    """A backup receives no message at all."""
     trial.nodes.isolate(_replicas(trial)[-1])
     yield _CUT_S
     trial.nodes.heal(_replicas(trial)[-1])
@@ -145,7 +145,7 @@ def handler_leader_killed(trial: Trial) -> Iterator[float]:
 
 @fault
 def handler_leader_killed_before_a_recovery(trial: Trial) -> Iterator[float]:
-    """... at the moment at which somebody is to be suspected."""
+    """... at the moment at which a server should be suspected."""
     trial.nodes.kill(_replicas(trial)[-1])
     _kill_leader(trial, "failure_handlers")
     yield 0.0
@@ -187,7 +187,7 @@ def membership_leader_killed_in_a_recovery(trial: Trial) -> Iterator[float]:
 
 @fault
 def survivor_killed(trial: Trial) -> Iterator[float]:
-    """Who is to hand over a shard's state dies while it does: with f=1, the last one."""
+    """The survivor dies during the state transfer; with f=1 it is the last replica."""
     *others, last = _replicas(trial)
     trial.nodes.kill(last)
     _await(trial, lambda shard: shard["state"] == "recovering")

@@ -100,7 +100,7 @@ class Nodes:
             _wait(lambda: not _runs(found), _SIGNAL_S, f"{name} is dead")
 
     def kill_all(self, names: Sequence[str]) -> None:
-        """Kill nodes at once, before anybody can notice that one is dead."""
+        """Kill nodes at once, before another process can notice that one is dead."""
         found = [pid for pid in map(self.find, names) if pid is not None]
         for pid in found:
             os.kill(pid, signal.SIGKILL)
@@ -122,12 +122,12 @@ class Nodes:
         """Stop a node cleanly (SIGTERM); returns when its supervisor has started it again.
 
         Raises:
-            UnavailableError: nobody starts it again.
+            UnavailableError: it is not restarted in time.
 
         """
         old = self.pid(name)
         os.kill(old, signal.SIGTERM)
-        _wait(lambda: self.find(name) not in {None, old}, _START_S, f"somebody restarts {name}")
+        _wait(lambda: self.find(name) not in {None, old}, _START_S, f"{name} is restarted")
 
     # --- the network ---
 
@@ -152,15 +152,15 @@ class Nodes:
             self._change(other, lambda ills: replace(ills, silent_to=ills.silent_to | {name}))
 
     def cut_from_peers(self, name: str) -> None:
-        """Cut a node from the others of its group; clients and everybody else reach it."""
+        """Cut a node from the others of its group; clients and other nodes reach it."""
         self.cut(name, self.group_of(name))
 
     def cut_from_clients(self, name: str) -> None:
-        """Cut a node from whoever is no node of the cluster."""
+        """Cut a node from clients: all peers that are not nodes of the cluster."""
         self._change(name, lambda ills: replace(ills, no_clients=True))
 
     def isolate(self, name: str) -> None:
-        """Cut a node from everybody."""
+        """Cut a node from all nodes and clients."""
         self.cut(name, self.names)
         self.cut_from_clients(name)
 
@@ -264,7 +264,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def _standing_still(self, name: str) -> Iterator[None]:
-        """Freeze a node, and kill it afterwards: nobody starts it again in between."""
+        """Freeze a node and kill it, so that its supervisor does not restart it in between."""
         if self.find(name) is not None:
             self.pause(name)
         yield
@@ -278,13 +278,13 @@ class Nodes:
         return found
 
     def fill_disk(self, name: str, size: int = 0) -> str:
-        """Let a storage server's disk take only `size` bytes more, until it is healed.
+        """Limit the free space of a storage server's disk to `size` bytes, until it is healed.
 
-        If its directory is on a file system of its own, that one is filled up, up to `size` bytes;
-        else its process is told that it is full.
+        If its directory has its own file system, a file fills it up to `size` bytes. Otherwise the
+        fault layer reports a full disk to the process.
 
         Returns:
-            What was done.
+            A description of the action.
 
         """
         directory = self.data_dir / name

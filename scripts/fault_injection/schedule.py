@@ -1,8 +1,8 @@
-"""Faults by chance: which, to whom, for how long, all from one seed.
+"""Random fault schedule: kind, node and duration of each fault, all from one seed.
 
 Rule: a group (the replicas of a shard, the membership nodes, the failure handlers) gets its next
-fault when it is whole again, unless `beyond` says otherwise; so no more of it fail at once than it
-promises to bear. Invariant: at the end everything is healed.
+fault when all its members are up again, unless `beyond` is set. So at most the tolerated number of
+members fail at once. Invariant: at the end every fault is healed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _POLL_S: Final = 0.05
 
 
 class Fault(NamedTuple):
-    """One fault: to whom (and, of a cut, from whom), how much, and for how many seconds."""
+    """One fault: its node, the other node of a cut, its size, and its duration in seconds."""
 
     kind: str
     node: str
@@ -136,15 +136,15 @@ class Chaos:
         *,
         beyond: bool = False,
     ) -> None:
-        """Prepare.
+        """Prepare the schedule.
 
         Args:
-            nodes: whom to strike.
-            seed: says all that happens by chance.
+            nodes: the nodes to fail.
+            seed: of all random choices.
             kinds: of `KINDS` and `DAMAGE`.
-            ailing: tells which nodes and shards ("shard 0") are not as they should be.
-            say: gets a line for all that is done.
-            beyond: strike whole groups too.
+            ailing: returns the nodes and shards ("shard 0") that are not healthy.
+            say: called with a line for each action.
+            beyond: fail whole groups too.
 
         """
         self._nodes, self._ailing, self._say, self._beyond = nodes, ailing, say, beyond

@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
     """What was seen of the log, and whether it is as promised."""
 
     acknowledged: int
-    #: Acknowledged records of whose loss the cluster told.
+    #: Acknowledged records that the cluster reported as lost.
     lost: int
     violations: list[Violation]
     observed: Observed
@@ -136,9 +136,9 @@ class Trial:
             self.outages.note(self.probe.ailing())
 
     def judge(self) -> Verdict:
-        """End the workload, let somebody read everything, and check the history.
+        """Stop the workload, read the whole log, and check the history.
 
-        At level `disk` nothing may be lost; at level `memory`, what the cluster says.
+        At level `disk` no record may be lost; at level `memory`, only reported records.
 
         Raises:
             ZiplogError: the log cannot be read.

@@ -1,8 +1,8 @@
-"""A bank in a store: money goes from account to account, and never comes into being or vanishes.
+"""Bank check: transfers between accounts must neither create nor destroy money.
 
-Each transfer leaves a line in the *ledger* with its own number, in the transaction that changes the
-two balances. Rule: all that is read at once must agree: the balances with their sum, and with the
-ledger; and the ledger with what clients were told of their transfers.
+Each transfer adds a line with its own number to the *ledger*, in the transaction that changes the
+two balances. Rule: the balances of one read must match their sum and the ledger, and the ledger
+must match the results that clients received for their transfers.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class Bank:
                 yield "phantom-transfer", f"found {number} as {line}; it was to be {terms}"
         for number, line in ledger.items():
             if number not in self._transfers:
-                yield "phantom-transfer", f"found a line of {number}, which nobody made"
+                yield (
+                    "phantom-transfer",
+                    f"found a line of {number}, a transfer that no client made",
+                )
             elif line[3] != 1:
                 yield "double-transfer", f"found {number}, made {line[3]} times"
 

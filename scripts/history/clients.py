@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Stopped:
-    """Becomes true with SIGTERM, or when whoever started this process is gone."""
+    """Becomes true on SIGTERM, or when the parent process is gone."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -293,7 +293,7 @@ class Client:
         if not known:
             return
         rid = self._random.choice(known)
-        if self._random.random() < 0.1:  # perhaps nothing, perhaps a record of somebody else
+        if self._random.random() < 0.1:  # perhaps no record, perhaps one of another client
             rid = RecordId(rid.gsn + self._random.randint(1, 4), rid.shard)
         op = self._recorder.next_op()
         self._recorder.call(events.Read(op, now(), *rid))

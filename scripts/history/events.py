@@ -1,10 +1,10 @@
-"""The lines of a history file, how they are written, and how they are read.
+"""History file format: the lines of a file, and how to write and read them.
 
-A file is what one process did: a `Header`, then one JSON array a line, whose first element names
-the kind. Rule: the line of a call is with the kernel before the call is made, so that a process
-that is killed at any moment leaves at most calls without a result, and half of its last line.
+A file records the actions of one process: a `Header`, then one JSON array per line; the first
+element is the kind. Rule: the line of a call is written to the kernel before the call, so a process
+that is killed at any moment leaves at most calls without a result and half of its last line.
 Times are CLOCK_MONOTONIC in nanoseconds, comparable between processes of one machine.
-The form is documented for others in docs/history.md.
+docs/history.md documents the format.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Line(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Header(_Line, frozen=True, tag="history"):
-    """The first line: whose history it is."""
+    """The first line of a file: the process, the cluster and the format version."""
 
     version: int
     process: str
@@ -76,7 +76,7 @@ class Subscribe(Call, frozen=True, tag="subscribe"):
 
     start: int
     follow: bool
-    #: The subscription whose `position` is `start`: the two are one.
+    #: The earlier subscription whose `position` is `start`, which this one continues.
     resumes: int = 0
 
 
@@ -178,7 +178,7 @@ class Ok(Result, frozen=True, tag="ok"):
     """It was committed."""
 
     steps: list[Step]
-    #: The gsn of its commit record, if it wrote and was told of it.
+    #: The gsn of its commit record, if it wrote and the client received it.
     position: int = 0
 
 
@@ -191,7 +191,7 @@ class Fail(Result, frozen=True, tag="fail"):
 
 
 class Info(Result, frozen=True, tag="info"):
-    """Nobody knows whether it took effect. `steps`: as far as it came."""
+    """Unknown outcome: the transaction may have taken effect. `steps`: its completed steps."""
 
     error: str
     steps: list[Step] = []
@@ -213,7 +213,7 @@ class Left(_Line, frozen=True, tag="left"):
 
 
 class Fault(_Line, frozen=True, tag="fault"):
-    """What was done to the cluster, for those who read along; no rule looks at it."""
+    """A fault or another change of the cluster, for human readers; no rule uses it."""
 
     at: int
     text: str

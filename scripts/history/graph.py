@@ -1,9 +1,9 @@
-"""Who must come before whom, as a graph; and which of them wait for each other in a circle.
+"""Precedence graph of transactions, and its cycles (strongly connected components).
 
-Nodes are transactions, by their index, and *joints*: nodes that stand for nobody, with which the
-edges from many to many take as many edges as there are transactions. All edges out of a joint are
-of the kind of those into it. Invariant: a path through joints from T to U means that T comes
-before U, and never leads from T to itself unless that is so.
+Nodes are transactions, by their index, and *joints*: auxiliary nodes that are no transaction. With
+a joint, edges from n to m transactions need n + m edges. All edges out of a joint have the kind of
+the edges into it. Invariant: a path through joints from T to U means that T precedes U; a path from
+T to itself exists only if T precedes itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Graph:
         self._out: Final[list[list[int]]] = [[] for _ in range(transactions)]
 
     def joint(self) -> int:
-        """Return a new node that stands for nobody."""
+        """Return a new node that is no transaction."""
         self._out.append([])
         return len(self._out) - 1
 
@@ -61,7 +61,7 @@ class Graph:
                 for target in targets:
                     self.add(source, target, kind)
             return
-        # Who is on both sides is reached from those before it, and from those after it.
+        # A transaction on both sides gets edges from those before it and from those after it.
         both = set(sources) & set(targets)
         last = self._chain(sources, both, kind)
         self._chain(sources[::-1], both, kind)

@@ -1,11 +1,11 @@
-"""Whether transactions are strictly serializable, judged by what clients saw (docs/history.md).
+"""Isolation checker: are transactions strictly serializable, as observed by clients?
 
-Who must have come before whom is known from what was read, from each process's own order, from
-real time, and from the positions of the commits. If some must all have come before each other,
-there is no order in which they could have taken effect one after the other: the circle has the
-name of what is wrong with it (Adya 1999; Kingsbury and Alvaro, *Elle*, 2020).
+The precedence of transactions follows from reads, from the order within a process, from real time,
+and from the positions of commits. A cycle of precedences means that no serial order exists; its
+edges determine the name of the anomaly (Adya 1999; Kingsbury and Alvaro, *Elle*, 2020). See
+docs/history.md.
 
-Rule: what a history does not say is taken in the store's favour. Linear in the history's size.
+Rule: what a history leaves open is decided in the store's favour. Linear in the history's size.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOKED_AT: Final = 50
 _VISITS: Final = 300_000
 #: A circle of more transactions is hard to understand.
 _LONG: Final = 4
-#: Transactions of a circle that are told in words.
+#: Maximum number of transactions of a cycle that a report describes.
 _TOLD: Final = 12
 _WORDS: Final = {
     PROCESS: "and the next one is of the same process, later",
@@ -255,7 +255,7 @@ def _add_order(graph: Graph, transactions: list[Transaction], kind: int) -> None
     for transaction in transactions:
         if last >= 0:
             graph.add(last, transaction.index, kind)
-        # Who is in doubt may take effect later than what the process did next.
+        # A transaction in doubt may take effect after later operations of its process.
         if transaction.state == COMMITTED:
             joint = graph.joint()
             if last >= 0:

@@ -1,8 +1,8 @@
-"""Keys to which transactions append elements: what their reads say of the order of the appends.
+"""List keys: transactions append elements, and reads reveal the order of the appends.
 
-Who read the list [1, 2] read all that there was: its version's history. So all reads of a key must
-be prefixes of the longest one, and that is the order of the versions (Kingsbury and Alvaro, *Elle*,
-2020, section 4). What nobody ever saw comes behind all that was seen.
+A read of the list [1, 2] reveals the whole history of that version. So all reads of a key must be
+prefixes of the longest one, which is the order of the versions (Kingsbury and Alvaro, *Elle*, 2020,
+section 4). Elements that no read returned come after all others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Append(NamedTuple):
-    """Who appended an element, and whether it was the last that it appended to the key."""
+    """The transaction that appended an element, and whether it is its last append to the key."""
 
     by: Transaction
     is_last: bool
@@ -37,7 +37,7 @@ class ListKey:
     appends: dict[Any, Append] = field(default_factory=dict)
     #: What each transaction read before it appended anything itself.
     reads: list[tuple[Transaction, list[Any]]] = field(default_factory=list)
-    #: The longest that anybody read.
+    #: The longest list that was read.
     trace: list[Any] = field(default_factory=list)
     #: From an element of it to its place.
     place: dict[Any, int] = field(default_factory=dict)
@@ -105,11 +105,11 @@ class Lists:
                     append.by.is_proven = True
 
     def judge(self, graph: Graph, last_called: dict[str, int]) -> list[Violation]:
-        """Add what comes before what to a graph; return what is wrong whatever the order is.
+        """Add the precedences to a graph; return the errors that no order can explain.
 
         Args:
             graph: gets the edges.
-            last_called: when the last transaction that read a key began, of those that were told.
+            last_called: by key, when the last transaction that read it was called.
 
         """
         for found in self.keys.values():
@@ -140,7 +140,7 @@ class Lists:
         assert reader is not None
         append = found.appends.get(element)
         if append is None:
-            text = f"read {element} in {found.key}, which nobody appended"
+            text = f"read {element} in {found.key}, an element that was never appended"
             self._blame("phantom", reader, text)
         elif append.by.state == ABORTED:
             text = f"read {element} in {found.key}, which {append.by} appended, and was aborted"
@@ -192,7 +192,7 @@ class Lists:
         graph.add_all(last, behind, RW)
 
     def _writers(self, found: ListKey) -> list[Transaction | None]:
-        """Return who appended each element of the trace; None: nobody who could have."""
+        """Return the appender of each element of the trace; None: no possible one."""
         writers: list[Transaction | None] = []
         for element in found.trace:
             append = found.appends.get(element)
@@ -200,7 +200,7 @@ class Lists:
         return writers
 
     def _unseen(self, found: ListKey, last_called: int) -> Iterator[int]:
-        """Go through those whose appends nobody saw; blame those somebody should have."""
+        """Report appends that no read returned, although a later read should have."""
         unseen = {
             append.by.index: append.by
             for element, append in found.appends.items()
@@ -208,7 +208,7 @@ class Lists:
         }
         for index, by in unseen.items():
             if by.at < last_called:
-                text = f"appended to {found.key}, and nobody ever saw it, who began after it either"
+                text = f"appended to {found.key}, but no read returned it, not even a later one"
                 self._blame("lost-append", by, text)
             else:
                 yield index

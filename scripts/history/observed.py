@@ -1,7 +1,7 @@
-"""What a history says, gathered from its files, in columns: a million operations fit in memory.
+"""Observed history: the content of all files, in columns; a million operations fit in memory.
 
-Rule: here is only put together what belongs together (calls and results); what it means is for
-`history.rules`. A call without a result is one whose outcome nobody knows.
+Rule: this module only joins calls with their results; `history.rules` interprets them. A call
+without a result has an unknown outcome.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DID_NOT_HAPPEN: Final = frozenset(
         "ConfigError",
     }
 )
-#: What the public interface raises; anything else is an error that nobody mapped.
+#: Public exceptions; any other name is an unmapped error.
 PUBLIC_ERRORS: Final = DID_NOT_HAPPEN | {
     "OutcomeUnknownError",
     "TrimmedError",
@@ -56,14 +56,14 @@ class Violation(NamedTuple):
 
 @dataclass
 class Records:
-    """All records that somebody tried to insert, by columns."""
+    """All records of insert calls, in columns."""
 
     payload: array[int] = field(default_factory=lambda: array("q"))
     called: array[int] = field(default_factory=lambda: array("q"))
     #: When it was known where it is; `END` if that was never known.
     acked: array[int] = field(default_factory=lambda: array("q"))
     after: array[int] = field(default_factory=lambda: array("q"))
-    #: Where its client was told that it is; 0: it was not told.
+    #: The acknowledged position; 0: not acknowledged.
     gsn: array[int] = field(default_factory=lambda: array("q"))
     shard: array[int] = field(default_factory=lambda: array("q"))
     state: array[int] = field(default_factory=lambda: array("b"))
@@ -129,7 +129,7 @@ class Told(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """An insert after a position that, as it was told, nobody ever had."""
+    """An insert that failed because its `after` position was never assigned."""
 
     called: int
     after: int
@@ -272,7 +272,7 @@ class _Process:
             if number in records.index:
                 raise HistoryError(
                     f"{self._path}:{self._source - self._base}: payload {number} was inserted"
-                    " before: whoever writes a history numbers each payload anew"
+                    " before: the writer of a history must number each payload once"
                 )
             records.index[number] = len(records)
             records.payload.append(number)

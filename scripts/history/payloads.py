@@ -1,4 +1,4 @@
-"""Payloads that say whose they are: a number that no other payload has, under a checksum.
+"""Numbered payloads: a unique number under a checksum.
 
 Invariant: `number_of(payload(n, size)) == n`, and anything else, if only in one bit, is `FOREIGN`.
 """

@@ -1,6 +1,6 @@
-"""A client that asks whether the cluster is whole: everything up, and an insert works everywhere.
+"""Health probe: checks that all nodes are up and that every shard accepts an insert.
 
-What it inserts is in the history like anybody's.
+Its inserts are in the history like those of any client.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Probe:
         return self._log
 
     def status(self) -> dict[str, Any] | None:
-        """Return the status document; None if nobody answers."""
+        """Return the status document; None if no server answers."""
         try:
             return self._connected().cluster()
         except ZiplogError:
@@ -71,7 +71,7 @@ class Probe:
         """Insert a record at a shard.
 
         Raises:
-            ZiplogError: it could not be inserted, or nobody knows.
+            ZiplogError: the insert failed, or its outcome is unknown.
 
         """
         log = self._connected()

@@ -1,10 +1,9 @@
-"""Keys to which transactions write values, each value once: what is known of their versions' order.
+"""Register keys: transactions write unique values, and the history reveals part of their order.
 
-Known is: a key has no value at first; who read one value and wrote another wrote the later one;
-of two commits, the position says which was first; and where positions are missing, a write that
-returned before another was called was before it. All of this holds wherever transactions are
-strictly serializable, so no correct store is blamed for it (Kingsbury and Alvaro, *Elle*, 2020,
-sections 4.3 and 5).
+The order is inferred from four facts. A key has no value at first. A transaction that reads a value
+and writes another writes the later one. Positions order commits. Without positions, a write that
+returned before the call of another comes first. All four hold in every strictly serializable store,
+so a correct store is never blamed (Kingsbury and Alvaro, *Elle*, 2020, sections 4.3 and 5).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Written(NamedTuple):
-    """Who wrote a value, and whether it was the last that it wrote to the key."""
+    """The transaction that wrote a value, and whether it is its last write to the key."""
 
     by: Transaction
     is_last: bool
@@ -35,7 +34,7 @@ class RegisterKey:
 
     key: str
     writes: dict[Any, Written] = field(default_factory=dict)
-    #: From a value to those who read it before they wrote anything there. None: no value.
+    #: By value: the transactions that read it before their own first write. None: no value.
     readers: dict[Any, list[Transaction]] = field(default_factory=dict)
     #: From a value to what one transaction, which had read it, wrote.
     rewritten: list[tuple[Any, Any]] = field(default_factory=list)
@@ -106,7 +105,7 @@ class Registers:
             else:
                 values = " before ".join(map(str, circle))
                 by = found.writes[circle[1]].by
-                text = f"wrote {found.key}, whose values cannot be in any order: {values}"
+                text = f"wrote {found.key}, and its values have no possible order: {values}"
                 self._blame("incompatible-order", by, text)
         for found in self.keys.values():
             for value, readers in found.readers.items():
@@ -117,13 +116,13 @@ class Registers:
         return self._violations
 
     def _values(self, found: RegisterKey) -> None:
-        """Blame reads of what nobody should see."""
+        """Report reads of values that must not be visible."""
         for value, readers in found.readers.items():
             if value is None:
                 continue
             written, reader = found.writes.get(value), readers[0]
             if written is None:
-                text = f"read {value} in {found.key}, which nobody wrote"
+                text = f"read {value} in {found.key}, a value that was never written"
                 self._blame("phantom", reader, text)
             elif written.by.state == ABORTED:
                 text = f"read {value} in {found.key}, which {written.by} wrote, and was aborted"
@@ -145,7 +144,7 @@ class Registers:
 
 
 def _final(found: RegisterKey) -> list[tuple[Any, Transaction]]:
-    """Return the values that became versions, and who wrote them."""
+    """Return the values that became versions, and their writers."""
     return [
         (value, written.by)
         for value, written in found.writes.items()
@@ -171,9 +170,9 @@ def _order(found: RegisterKey) -> None:
 
 
 def _by_time(final: list[tuple[Any, Transaction]], later: dict[Any, set[Any]]) -> None:
-    """Add what was written after somebody else's write had returned.
+    """Add the precedences of writes that were called after another write had returned.
 
-    Only from those writes that nothing lies behind (the *frontier*): the rest follows.
+    Edges start only at the *frontier*, the writes without a successor; the rest follows.
     """
     returned = sorted(((by.at, value, by) for value, by in final if by.at != NEVER_TOLD), key=_at)
     frontier: dict[Any, Transaction] = {}

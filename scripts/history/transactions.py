@@ -29,7 +29,7 @@ class Transaction:
 
     #: Its place among all of the history, from 0.
     index: int
-    #: Whoever called it does one thing at a time.
+    #: The calling thread; it executes one transaction at a time.
     process: int
     called: int
     steps: list[Step]
@@ -41,7 +41,7 @@ class Transaction:
     state: int = IN_DOUBT
     #: The gsn of its commit record; 0: not known.
     position: int = 0
-    #: In doubt, but somebody saw what it wrote.
+    #: In doubt, but a read returned one of its writes.
     is_proven: bool = False
 
     @property
@@ -76,8 +76,8 @@ class Transactions:
         self._open: Final[dict[tuple[int, int], Transaction]] = {}
 
     def invoked(self, event: events.Invoke, base: int, source: int) -> None:
-        """Take a call from the file whose sources begin at `base`."""
-        # As long as nobody says what was read, only what it writes counts.
+        """Add a call from the file with the source index `base`."""
+        # Without a result, only its writes count.
         steps = [step for step in event.steps if step[0] != "r"]
         transaction = Transaction(len(self.all), base + event.process, event.at, steps, source)
         self.all.append(transaction)

@@ -1,8 +1,8 @@
-"""What a client of a database does, as threads of one process, and how that is written down.
+"""Database clients of a recorded history: threads of one process that run transactions.
 
-Rule: the call is recorded before it is made, the result after it was given, whatever it was; what
-is in doubt is asked for, and recorded when it is known. Only the public API of `logdb` is used.
-Elements and values are numbers that nobody else writes: who reads one knows whose it is.
+Rule: a call is recorded before it is made, and every result after its return. A transaction in
+doubt is resolved, and its outcome recorded when it is known. Only the public API of `logdb` is
+used. Each element and value is a unique number, so a read identifies its writer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _NOTHING: Final = (
 _LISTS, _REGISTERS = 6, 10
 #: A list so long is left, and another one begun.
 _LIST_ELEMENTS: Final = 40
-#: What each thread numbers; nobody else does.
+#: Size of each thread's own range of numbers.
 _PER_THREAD: Final = 10**9
 #: Bytes of a large value: it does not stand in the commit record.
 _LARGE: Final = 20_000
@@ -126,9 +126,9 @@ def _connected(plan: TransactPlan, first: int, stopped: Stopped) -> Database | N
 
 
 class Transactor:
-    """One thread's transactions, one after the other, now by one coordinator, now by another.
+    """Runs one thread's transactions in sequence, at alternating coordinators.
 
-    So what it has just done by one is asked of another that has not been told of it.
+    It therefore reads its own latest writes from a coordinator that may not know them yet.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class Transactor:
         self.record([("r", key, None) for key in lists + registers], act)
 
     def _scan(self) -> None:
-        """Read all registers by a scan: those that it does not tell of are absent."""
+        """Read all registers by a scan; a register that is not in the result is absent."""
 
         def act(steps: list[Step]) -> int:
             steps.extend(self._all(dict(self._db.scan(prefix=REGISTER))))

@@ -1,8 +1,8 @@
-"""Closed-loop clients in a few processes, and what came of what they did.
+"""Closed-loop benchmark clients in up to four processes, and their results.
 
-Clients are asyncio tasks, spread over up to four processes, each with a connection of its own.
-Rule: what is counted ended after the warm-up and before the end; what a client does is drawn from
-its number and the plan's seed. All processes share the monotonic clock.
+Clients are asyncio tasks, each with its own connection. Rule: an operation counts if it ended after
+the warm-up and before the end. The actions of a client follow from its number and the plan's seed.
+All processes share the monotonic clock.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 _SPAWN: Final = multiprocessing.get_context("spawn")
 PROCESSES: Final = 4
-#: Between the sign that all are ready and the first operation.
+#: Interval between the start signal and the first operation, in nanoseconds.
 _LEAD_NS: Final = 50_000_000
-#: A process that says nothing for so long is broken.
-_PATIENCE_S: Final = 120.0
+#: Timeout of a client process, in seconds.
+_TIMEOUT_S: Final = 120.0
 
 
 class Tally(NamedTuple):
-    """What was done of one kind of operation."""
+    """Completed and aborted operations of one kind."""
 
-    #: Microseconds that each one took.
+    #: Duration of each operation, in microseconds.
     took_us: list[int]
     aborted: int
 
     def figures(self, seconds: float) -> dict[str, Any]:
-        """Return rates, the share of attempts that was aborted, and percentiles."""
+        """Return rates, the share of aborted attempts, and percentiles."""
         done = len(self.took_us)
         return {
             "per_s": done / seconds,
@@ -55,7 +55,7 @@ class Tally(NamedTuple):
 
 
 def merged(tallies: Sequence[dict[str, Tally]]) -> dict[str, Tally]:
-    """Return the sums of what several did."""
+    """Return the sums of several tallies."""
     names = sorted({name for tally in tallies for name in tally})
     return {
         name: Tally(
@@ -67,12 +67,12 @@ def merged(tallies: Sequence[dict[str, Tally]]) -> dict[str, Tally]:
 
 
 class Outcome(NamedTuple):
-    """What came of a run."""
+    """Result of a run."""
 
     seconds: float
-    #: What is counted.
+    #: Operations within the measured time, by kind.
     tallies: dict[str, Tally]
-    #: Operations that were done at all.
+    #: All completed operations.
     done: int
     #: CPU seconds of the clients.
     cpu_s: float
@@ -85,7 +85,7 @@ class Outcome(NamedTuple):
 
 
 class Crew:
-    """The processes of a plan's clients, from `with` on."""
+    """The client processes of a plan, as a context manager."""
 
     def __init__(self, plan: Plan, processes: int = PROCESSES) -> None:
         """Start them."""
@@ -107,10 +107,10 @@ class Crew:
             pipe.close()
 
     def run(self, clients: int, seconds: float, warm_s: float) -> Outcome:
-        """Let so many clients work for `seconds` after `warm_s`.
+        """Run `clients` clients for `seconds` after `warm_s`.
 
         Raises:
-            RuntimeError: a client failed; says how.
+            RuntimeError: a client failed; the message has its error.
 
         """
         count = min(clients, len(self._workers))
@@ -122,22 +122,22 @@ class Crew:
         begin = time.monotonic_ns() + _LEAD_NS
         for pipe in working:
             pipe.send((begin, begin + int(warm_s * 1e9), begin + int((warm_s + seconds) * 1e9)))
-        told = [_receive(pipe) for pipe in working]
+        results = [_receive(pipe) for pipe in working]
         return Outcome(
             seconds,
-            merged([tallies for tallies, _, _ in told]),
-            sum(done for _, done, _ in told),
-            sum(cpu for _, _, cpu in told),
+            merged([tallies for tallies, _, _ in results]),
+            sum(done for _, done, _ in results),
+            sum(cpu for _, _, cpu in results),
         )
 
 
 def _receive(pipe: Connection) -> Any:
-    if not pipe.poll(_PATIENCE_S):
-        raise RuntimeError(f"a client process said nothing for {_PATIENCE_S:g} s")
-    told, failure = pipe.recv()
+    if not pipe.poll(_TIMEOUT_S):
+        raise RuntimeError(f"a client process did not answer for {_TIMEOUT_S:g} s")
+    result, failure = pipe.recv()
     if failure:
         raise RuntimeError(f"a client failed: {failure}")
-    return told
+    return result
 
 
 # --- in a client process ---
@@ -156,12 +156,12 @@ def _work(plan: Plan, pipe: Connection) -> None:
         with asyncio.Runner(loop_factory=exact_loop) as runner:
             try:
                 pipe.send((runner.run(_serve(plan, numbers, pipe)), ""))
-            except Exception as error:  # noqa: BLE001 - told where it can be seen
+            except Exception as error:  # noqa: BLE001 - the parent process reports it
                 pipe.send((None, f"{type(error).__name__}: {error}"))
 
 
 def records_for_writes() -> None:
-    """Let each write of a transaction be a record of its own, as in the thesis (4.3)."""
+    """Make each write of a transaction a separate record, as in the thesis (4.3)."""
     import logdb.client.operations  # noqa: PLC0415 - not for Redis
 
     logdb.client.operations.INLINE_BYTES = 0  # type: ignore[misc]
@@ -179,17 +179,17 @@ async def _serve(
     begin, counted, end = await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
     cpu = time.process_time()
     loops = [_loop(each, begin, counted, end) for each in sessions]
-    told = await asyncio.gather(*loops)
+    results = await asyncio.gather(*loops)
     cpu = time.process_time() - cpu
     for each in sessions:
         await each.close()
-    return merged([tallies for tallies, _ in told]), sum(done for _, done in told), cpu
+    return merged([tallies for tallies, _ in results]), sum(done for _, done in results), cpu
 
 
 async def _loop(
     client: Session, begin: int, counted: int, end: int
 ) -> tuple[dict[str, Tally], int]:
-    """Act until the end; return what is counted, and how many operations were done at all."""
+    """Run until the end; return the tallies, and the number of all completed operations."""
     clock = time.monotonic_ns
     took: dict[str, list[int]] = {}
     aborted: dict[str, int] = {}

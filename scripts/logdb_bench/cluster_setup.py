@@ -1,4 +1,4 @@
-"""A database to be measured: a cluster of its own, one coordinator process, and what is told."""
+"""Cluster of a LogDB benchmark: its own servers, one coordinator process, and progress output."""
 
 from __future__ import annotations
 

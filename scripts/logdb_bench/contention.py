@@ -1,9 +1,9 @@
-"""Throughput and aborts over clients that fight for ten keys: the thesis' Fig. 4.8 and 4.9.
+"""Contention benchmark: throughput and aborts of clients on ten keys (thesis, Fig. 4.8 and 4.9).
 
-Six lines: LogDB on Ziplog, and on the same log with inserts that take no less than Scalog's
-(`logdb_bench.delayed_inserts`), each with small writes in the commit record, and as the thesis has it with a
-record for each write; and Redis (WATCH, MULTI), with its replica waited for and not. Lines take
-turns in rounds. After each, the counters must add up to what the clients were told.
+Six variants: LogDB on Ziplog, and on the same log with inserts as slow as Scalog's
+(`logdb_bench.delayed_inserts`), each with small writes in the commit record, and, as in the thesis,
+with one record per write; and Redis (WATCH, MULTI), with and without a wait for its replica. The
+variants alternate in rounds. After each, the counters must equal the number of commits.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ def traced(pid: int, act: Callable[[], object], count: int) -> Figures:
 
     """
     with tempfile.TemporaryDirectory() as folder:
-        told, errors = Path(folder) / "told", Path(folder) / "errors"
-        command = [_STRACE, "-c", "-f", "-p", str(pid), "-o", str(told)]
+        output, errors = Path(folder) / "output", Path(folder) / "errors"
+        command = [_STRACE, "-c", "-f", "-p", str(pid), "-o", str(output)]
         with errors.open("wb") as stderr:
             tracer = subprocess.Popen(command, stderr=stderr)
         try:
@@ -104,7 +104,7 @@ def traced(pid: int, act: Callable[[], object], count: int) -> Figures:
         finally:
             tracer.send_signal(signal.SIGINT)
             tracer.wait()
-        calls = system_calls(told.read_text().splitlines())
+        calls = system_calls(output.read_text().splitlines())
     rows = {name: calls[name] / count for name in sorted(calls, key=calls.__getitem__)[::-1]}
     return {"all": sum(rows.values())} | {n: row for n, row in rows.items() if row >= _SELDOM}
 
@@ -155,7 +155,7 @@ def _counts(folder: Path, pids: dict[str, int]) -> dict[str, Counter[str]]:
     until = time.monotonic() + _PATIENCE_S
     while any(not (folder / str(pid)).exists() for pid in pids.values()):
         if time.monotonic() > until:
-            raise RuntimeError("a node does not tell what it has counted")
+            raise RuntimeError("a node did not write its counters")
         time.sleep(_POLL_S)
     return {
         role: Counter(json.loads((folder / str(pid)).read_text())) for role, pid in pids.items()

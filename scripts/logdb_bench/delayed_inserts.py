@@ -113,7 +113,7 @@ class DelayedCore(ClientCore):
 
 def install(hold_us: int) -> None:
     """Let coordinators and clients of LogDB that this process makes from now on hold inserts."""
-    import logdb.client.core  # noqa: PLC0415 - whoever only wants the core needs neither
+    import logdb.client.core  # noqa: PLC0415 - users of the core need neither
     import logdb.coordinator.node  # noqa: PLC0415
 
     DelayedCore.HOLD_NS = hold_us * 1000

@@ -36,7 +36,7 @@ COMMITS: Final = 1_000_000
 _KEYS: Final = 100_000
 _TASKS: Final = 512
 _STARTS: Final = 3
-#: Guesses, to tell how long all of it will take.
+#: Estimates for the progress output.
 _PUTS_PER_S: Final = 2_000
 _REPLAYED_PER_S: Final = 60_000
 _TELL_EVERY_S: Final = 10.0

@@ -1,7 +1,7 @@
-"""What one client does, an operation at a time: on LogDB, or on Redis.
+"""Workloads of a benchmark client, one operation at a time, on LogDB or Redis.
 
-Each is a class with `act`, which does one operation and tells its name, whether it was done, and
-how many attempts were aborted by others. What no attempt explains is raised.
+Each is a class with `act`, which runs one operation and returns its name, whether it completed, and
+the number of attempts that conflicts aborted. Other errors are raised.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Session(Protocol):
     """One client."""
 
     async def connect(self) -> None:
-        """Be ready."""
+        """Connect."""
         ...
 
     async def act(self) -> Done:
@@ -42,7 +42,7 @@ class Session(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go."""
+        """Close the connection."""
         ...
 
 
@@ -99,7 +99,7 @@ class Ycsb(_OnLogDB):
         self._keys: Final = DISTRIBUTIONS[distribution](rng, plan.keys)
 
     async def act(self) -> Done:
-        """Do one operation; what reads, modifies and writes until it is committed."""
+        """Do one operation; a read-modify-write is repeated until it commits."""
         key, chance = key_of(self._keys.draw()), self._rng.random()
         if chance < self._reads:
             found = await self._db.get(key)
@@ -134,7 +134,7 @@ class RedisCounters:
         self._connection: Any
 
     async def connect(self) -> None:
-        """Be ready."""
+        """Connect."""
         from redis.asyncio.connection import Connection  # noqa: PLC0415 - an optional peer
 
         self._connection = Connection(host=_HOST, port=self._port)
@@ -157,5 +157,5 @@ class RedisCounters:
         return [await connection.read_response() for _ in commands]
 
     async def close(self) -> None:
-        """Let go."""
+        """Close the connection."""
         await self._connection.disconnect()

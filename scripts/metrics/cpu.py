@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     import psutil
 
-#: Threads of a process that are told.
+#: Number of threads of a process that a report lists.
 _THREADS: Final = 3
 
 

@@ -93,7 +93,7 @@ class Outcome(NamedTuple):
     failed: list[str]
     #: When the follower was handed each insert's record, by the insert's number.
     seen: dict[int, int]
-    #: Records that it was handed again, and that nobody had reason to expect.
+    #: Duplicate and unknown records that it received.
     repeated: int
     #: Share of all cores that was busy, 0 to 1: with anything, and with the cluster and this load.
     busy: float

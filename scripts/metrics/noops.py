@@ -1,7 +1,7 @@
-"""No-ops: what a shard stored of them, and what the thesis' time-outs would have stored (T 4.2.3).
+"""No-ops: the number that a shard stored, and the number under the thesis' timeouts (T 4.2.3).
 
-In the thesis a shard of rate r expects its j-th record of an epoch j/r after the epoch's begin, and
-gives each position whose record did not come by then, and a time-out later, a no-op of its own.
+In the thesis a shard of rate r expects its j-th record of an epoch at j/r after the start of the
+epoch. If the record has not arrived one timeout later, the shard stores a no-op at its position.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class _Emulation:
         self._lease: Lease | None = None
         self._frontier = 0
         self._sent = 0
-        #: Shards whose rate changes, one after the other, go up by a half, and back.
+        #: Shards with changing rates: each in turn goes up by a half, and back.
         self._rates = [_RATE_PER_S] * shards
         self._changed = 0
         self._now = self._next_heartbeat = self._next_change = 1

@@ -1,4 +1,4 @@
-"""A log to be read in bulk: a cluster, filled by a few client processes, with its rows made.
+"""Cluster of a bulk read benchmark: filled by a few client processes, with its blocks built.
 
 Rule: values are random bytes, which nothing compresses, or words, which Parquet makes half as long;
 of a seed for each process. Rows are awaited for every sealed segment, so what is measured does not
@@ -36,7 +36,7 @@ PROCESSES: Final = 2
 _CALL_BYTES: Final = 4 << 20
 _TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.1
-#: Archives make rows when nobody else needs the machine.
+#: Archives build blocks only while the machine is idle.
 _ROWS_S: Final = 600.0
 #: Of these, values of words are made: so many words, and cuts from a text of so many bytes.
 _WORDS: Final = 1000

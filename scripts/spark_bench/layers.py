@@ -1,8 +1,8 @@
 """Where the time of a row goes, from a sealed segment to Spark: each layer with those below it.
 
-Blocks from an archive, or from files; blocks as Arrow batches (`spark_reader`); Spark itself, with
-batches that are ready (`spark_bench.floor`); and all of it. Besides, the CPU of each process while Spark
-runs. One shard, one task at a time.
+Blocks from an archive, or from files; blocks as Arrow batches (`spark_reader`); Spark alone, with
+prepared batches (`spark_bench.floor`); and the whole path. Also the CPU time of each process while
+Spark runs. One shard, one task at a time.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def put_down(rows: Rows, folder: Path) -> None:
 
 
 def draw(rows: Rows, number: int, parts: int) -> tuple[list[bytes], list[bytes] | None]:
-    """Draw one part's values, and their keys if these are to tell where they go."""
+    """Draw the values of one part, and the keys if they select the shard."""
     rng = random.Random(number)  # noqa: S311 - no secret
     count = rows.count // parts + (number < rows.count % parts)
     drawn = values(rng, count, rows.size, "random")

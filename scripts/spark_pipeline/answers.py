@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ZONE: Final = "America/New_York"
 #: A departure counts as late from here on.
 LATE_MINUTES: Final = 15
-#: Who hears nothing of an aircraft for so long begins a new session.
+#: Gap between two events of an aircraft that ends a session, in minutes.
 GAP_MINUTES: Final = 12 * 60
 
 _zone: Final = ZoneInfo(ZONE)
@@ -112,7 +112,7 @@ def keys(events: Iterable[Event]) -> Rows:
 
 
 def delays(events: Iterable[Event]) -> Rows:
-    """Tell the delays of each carrier and planned hour."""
+    """Return the delays of each carrier and planned hour."""
     found: dict[tuple[str, int], list[int]] = defaultdict(list)
     for event in events:
         if event.delay is not None:

@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
 
 def carrier(event: Event) -> str:
-    """Return who flies it."""
+    """Return the carrier of an event's aircraft."""
     return event.flight[:_CARRIER_LETTERS]
 
 

@@ -49,14 +49,14 @@ class Answer(msgspec.Struct):
 class Killed(NamedTuple):
     """A stream that is no more."""
 
-    #: The first micro-batch whose end it had not written down.
+    #: The first micro-batch that the killed stream had not committed.
     batch: int
     #: Seconds since 1970.
     at: float
 
 
 def follow(spark: SparkSession, bootstrap: str, directory: Path, batch_bytes: str) -> None:
-    """Read the log to its present end, from where the checkpoint says, and tell every answer."""
+    """Read from the checkpoint to the current end of the log, and write each answer to a file."""
     records = (
         spark.readStream.format("ziplog")
         .schema(queries.COLUMNS)
@@ -83,7 +83,7 @@ def follow(spark: SparkSession, bootstrap: str, directory: Path, batch_bytes: st
 
 
 def answers(directory: Path) -> list[Answer]:
-    """Return what was told so far, in the order of the micro-batches."""
+    """Return the answers so far, in the order of the micro-batches."""
     paths = directory.glob("answer-*.json")
     found = [msgspec.json.decode(path.read_bytes(), type=Answer) for path in paths]
     return sorted(found, key=lambda answer: answer.batch)

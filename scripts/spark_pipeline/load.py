@@ -31,13 +31,13 @@ _TIMEOUT_S: Final = 60.0
 def insert(
     bootstrap: str, batches: Iterable[Batch], processes: int, on_progress: Callable[[int], None]
 ) -> int:
-    """Insert batches; return how many records there are.
+    """Insert batches; return the number of records.
 
     Args:
         bootstrap: the membership service.
         batches: in the order of the feed.
-        processes: how many insert.
-        on_progress: is told how many records are in the log.
+        processes: the number of inserting processes.
+        on_progress: called with the number of records in the log.
 
     """
     done = 0

@@ -1,8 +1,8 @@
-"""The pipeline's questions as Spark asks them, of a table of events.
+"""Spark queries of the pipeline, on a table of events.
 
-Each function takes the DataFrame of `parsed` and returns one whose columns are the fields of the
-rows in `spark_pipeline.answers`. `offset` is the place in the log's total order: what came before what is
-a window ordered by it.
+Each function takes the DataFrame of `parsed`, and returns one with the fields of the rows in
+`spark_pipeline.answers` as columns. `offset` is the position in the log's total order, so windows
+are ordered by it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_pipeline.answers import GAP_MINUTES, LATE_MINUTES, ZONE
 

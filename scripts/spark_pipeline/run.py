@@ -161,7 +161,7 @@ def stream(bootstrap: str, directory: Path, payload_bytes: int, expected: Rows) 
 
 
 def counted(events: Iterator[Event], tell: Callable[[int], None]) -> Iterator[Event]:
-    """Yield the events and tell how many there were."""
+    """Yield the events and count them."""
     for number, event in enumerate(events, 1):
         if number % _STRETCH == 0:
             tell(number)
@@ -170,7 +170,7 @@ def counted(events: Iterator[Event], tell: Callable[[int], None]) -> Iterator[Ev
 
 @contextmanager
 def progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal; gives what is to be told how much of the total is done."""
+    """Show a progress bar on a terminal; yield its update function."""
     from rich.progress import Progress  # noqa: PLC0415 - only a terminal needs it
 
     with Progress(disable=not sys.stderr.isatty(), transient=True) as bars:

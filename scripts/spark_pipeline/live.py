@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _SCRIPT: Final = Path(__file__).resolve().parents[1] / "delay_stream.py"
 _POLL_S: Final = 0.005
 #: A stream that has not done what is expected of it by then has failed.
-_PATIENCE_S: Final = 300.0
+_TIMEOUT_S: Final = 300.0
 
 
 class Answer(msgspec.Struct):
@@ -125,20 +126,20 @@ class Stream:
         """End what still runs of it."""
         self._kill()
 
-    def kill_within(self, batch: int) -> Killed:
-        """Kill it when it has begun micro-batch `batch`, from 0, or a later one.
+    def kill_after_start(self, batch: int) -> Killed:
+        """Kill the process once micro-batch `batch` (from 0) or a later one has started.
 
         Raises:
-            RuntimeError: it ended before that, or does not get there.
+            RuntimeError: the process ended before that, or the timeout passed.
 
         """
-        until = time.monotonic() + _PATIENCE_S
-        while self._begun() < batch:
+        until = time.monotonic() + _TIMEOUT_S
+        while self._last("offsets") < batch:
             if self._process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"no micro-batch {batch} was begun; see {self._log}")
+                raise RuntimeError(f"micro-batch {batch} did not start; see {self._log}")
             time.sleep(_POLL_S)
         self._kill()
-        # It may have ended that one before it was dead.
+        # It may have committed that micro-batch before it was dead.
         return Killed(self._last("commits") + 1, time.time())
 
     def wait(self) -> None:
@@ -148,13 +149,8 @@ class Stream:
             RuntimeError: it failed.
 
         """
-        if self._process.wait(_PATIENCE_S) != 0:
+        if self._process.wait(_TIMEOUT_S) != 0:
             raise RuntimeError(f"the stream failed; see {self._log}")
-
-    def _begun(self) -> int:
-        """Return the number of the micro-batch that is under way, or -1."""
-        offsets = self._last("offsets")
-        return offsets if offsets > self._last("commits") else -1
 
     def _last(self, name: str) -> int:
         """Return the last micro-batch that is in a directory of the checkpoint, or -1."""
@@ -167,6 +163,8 @@ class Stream:
         own = psutil.Process(self._process.pid)
         family = [own, *own.children(recursive=True)]
         for process in family:
-            process.kill()
+            # A child may end by itself, or with its parent, before its turn.
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self._process.wait()
         psutil.wait_procs(family[1:])

@@ -148,7 +148,7 @@ def stream(bootstrap: str, directory: Path, payload_bytes: int, expected: Rows) 
     with progress("stream", 2) as tell:
         began = time.time()
         with live.Stream(bootstrap, place, batch_bytes) as process:
-            killed = process.kill_within(_KILLED_IN)
+            killed = process.kill_after_start(_KILLED_IN)
         tell(1)
         again = time.time()
         with live.Stream(bootstrap, place, batch_bytes) as process:

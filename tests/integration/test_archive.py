@@ -140,7 +140,7 @@ def subscribed(log: ziplog.Log, stop: int) -> list[Row]:
     raise AssertionError("a subscription has no end")
 
 
-def test_every_archive_gives_what_a_subscription_gives(
+def test_every_archive_equals_a_subscription(
     cluster: local.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with cluster.connect() as log:
@@ -159,7 +159,7 @@ def test_every_archive_gives_what_a_subscription_gives(
         assert 6_000_000 < sum(size for _, size in outline.steps) < 7_000_000
 
 
-def test_who_asks_for_an_outline_gets_blocks_of_what_was_not_sealed(tmp_path: Path) -> None:
+def test_an_outline_request_makes_blocks_of_unsealed_entries(tmp_path: Path) -> None:
     settings = {"segment_bytes": 16 * MIB, "disk_reserve_bytes": 0}
     with (
         local.Cluster(tmp_path / "data", shards=1, settings=settings) as cluster,
@@ -179,7 +179,7 @@ def test_who_asks_for_an_outline_gets_blocks_of_what_was_not_sealed(tmp_path: Pa
             assert read(log, where, stop) == subscribed(log, stop)
 
 
-def test_whatever_dies_the_rest_goes_on(cluster: local.Cluster) -> None:
+def test_the_rest_of_an_archive_survives_the_death_of_a_part(cluster: local.Cluster) -> None:
     names = {"shard-0-0", "shard-0-1"}
     with cluster.connect(timeout=60.0) as log:
         stop = insert(log, 4_000)
@@ -212,7 +212,7 @@ def test_whatever_dies_the_rest_goes_on(cluster: local.Cluster) -> None:
             assert read(log, place, stop) == expected
 
 
-def test_what_was_trimmed_is_told_of_by_nobody(cluster: local.Cluster) -> None:
+def test_no_archive_reports_trimmed_positions(cluster: local.Cluster) -> None:
     with cluster.connect() as log:
         stop = insert(log, 4_000)
         where = archives(cluster, log, stop, {"shard-0-0", "shard-0-1"})
@@ -229,7 +229,7 @@ def test_what_was_trimmed_is_told_of_by_nobody(cluster: local.Cluster) -> None:
                 assert isinstance(archive.block(middle), Block)
 
 
-def test_a_stop_leaves_files_that_tell_all_and_no_process(cluster: local.Cluster) -> None:
+def test_a_clean_stop_leaves_complete_files_and_no_process(cluster: local.Cluster) -> None:
     with cluster.connect() as log:
         stop = insert(log, 3_000)
         archives(cluster, log, stop, {"shard-0-0", "shard-0-1"})

@@ -206,7 +206,7 @@ def test_a_finalized_shard_is_read_for_ever(tmp_path: Path) -> None:
         cluster.finalize_shard(0)
 
 
-def test_an_addition_that_failed_half_way_is_gone_on_with(
+def test_a_half_finished_addition_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -232,7 +232,7 @@ def test_an_addition_that_failed_half_way_is_gone_on_with(
         assert log.insert_after(b"there", rid).shard == 1
 
 
-def test_a_server_that_does_not_start_is_blamed(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
     # Nobody but the call itself starts servers here.
     with Cluster(tmp_path, shards=1, failure_handlers=0) as cluster, cluster.connect() as log:
         shard = new_shard.next_shard(tmp_path / CLUSTER_FILE, {0})
@@ -294,14 +294,14 @@ def test_the_shard_commands_against_a_cluster_in_the_background(tmp_path: Path, 
     assert ziplog_cli("tail", up).stdout.endswith("\tx\n")
 
 
-def test_two_additions_at_a_time_are_two_shards(tmp_path: Path, up: str) -> None:
+def test_two_concurrent_additions_make_two_shards(tmp_path: Path, up: str) -> None:
     command = [*ZIPLOG, "shard", "add", up]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert sorted(one.communicate()[0] for one in both) == ["1\n", "2\n"]
     assert [shard.id for shard in load(tmp_path / CLUSTER_FILE).shards] == [0, 1, 2]
 
 
-def test_servers_that_an_operator_starts_are_placed_by_their_file(tmp_path: Path, up: str) -> None:
+def test_servers_started_by_an_operator_join_by_the_cluster_file(tmp_path: Path, up: str) -> None:
     config = load(tmp_path / CLUSTER_FILE)
     ports = new_shard.free_ports(2, "127.0.0.1", [node.port for node in config.nodes])
     # Elsewhere: another copy of the file, which the running cluster does not look at.

@@ -166,7 +166,7 @@ def log(cluster: Cluster) -> Iterator[ziplog.Log]:
 
 
 @pytest.mark.parametrize("name", ["shard-0-0", "shard-0-1"])
-def test_a_stopped_server_goes_on_where_it_was(
+def test_a_stopped_server_continues_where_it_was(
     cluster: Cluster, log: ziplog.Log, name: str
 ) -> None:
     with Load(cluster, pinned(0, 1)) as load:
@@ -212,7 +212,7 @@ def test_a_server_that_is_frozen_for_a_while(cluster: Cluster, log: ziplog.Log, 
 # --- the membership service ------------------------------------------------------------------
 
 
-def test_nobodys_insert_fails_while_the_membership_service_is_dead(
+def test_no_insert_fails_while_the_membership_service_is_dead(
     cluster: Cluster, log: ziplog.Log
 ) -> None:
     policies = {**pinned(0, 1), "random": ziplog.policy.random()}
@@ -233,7 +233,7 @@ def test_nobodys_insert_fails_while_the_membership_service_is_dead(
     assert "halted" not in "".join(log_text(cluster, name) for name in cluster.nodes)
 
 
-def test_a_group_of_three_goes_on_without_one(tmp_path: Path) -> None:
+def test_a_group_of_three_continues_without_one(tmp_path: Path) -> None:
     with (
         Cluster(tmp_path, shards=1, mms=3, failure_handlers=0, timeout=100.0) as cluster,
         cluster.connect(timeout=60.0) as log,
@@ -314,7 +314,7 @@ def test_a_killed_server_comes_back_in_limbo(doomed: Cluster, index: int) -> Non
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_server_whose_directory_was_wiped_is_no_fresh_one(doomed: Cluster, index: int) -> None:
+def test_a_server_with_a_wiped_directory_is_refused_as_fresh(doomed: Cluster, index: int) -> None:
     wiped = f"shard-0-{index}"
     directory = doomed.config.data_dir / wiped
     kept = directory.with_name("kept")

@@ -258,7 +258,7 @@ def greeted(port: int) -> socket.socket:
     return connection
 
 
-def test_who_breaks_off_in_a_flood_stops_nobody(cluster: Cluster) -> None:
+def test_a_disconnect_during_a_flood_affects_no_other_client(cluster: Cluster) -> None:
     flood = b"\0\1x" * 2000 + b"\x04\x07\x04PING\0\0" * 10
     with Witness(cluster):
         for node in cluster.config.nodes * 5:
@@ -271,7 +271,7 @@ def test_who_breaks_off_in_a_flood_stops_nobody(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("claim", [False, True])
-def test_the_consensus_port_takes_no_code_and_no_nonsense(
+def test_the_consensus_port_rejects_code_and_garbage(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, *, claim: bool
 ) -> None:
     mark = tmp_path_factory.mktemp("exploit") / "mark"
@@ -319,7 +319,7 @@ def test_the_consensus_port_takes_no_code_and_no_nonsense(
     assert not mark.exists()
 
 
-def test_who_pours_into_the_consensus_ports_is_cut_off(cluster: Cluster) -> None:
+def test_a_flood_of_the_consensus_ports_is_disconnected(cluster: Cluster) -> None:
     over = threading.Event()
     ports = [node.raft_port for node in cluster.config.mms]
     cuts = dict.fromkeys(ports, 0)
@@ -354,7 +354,7 @@ def test_who_pours_into_the_consensus_ports_is_cut_off(cluster: Cluster) -> None
 # --- frames ----------------------------------------------------------------------------------
 
 
-def test_frames_that_are_no_message(cluster: Cluster, number: int) -> None:
+def test_frames_that_are_not_messages(cluster: Cluster, number: int) -> None:
     good = wire.encode(wire.Read(number, 0, 1, 1, 1))
     fields = msgspec.msgpack.decode(good)
     frames = [
@@ -395,7 +395,9 @@ def test_frames_that_are_no_message(cluster: Cluster, number: int) -> None:
                     send_until_logged(cluster, node, lambda: stranger.send(b""), "frame dropped")
 
 
-def test_what_is_of_another_cluster_shard_or_view_is_refused(cluster: Cluster, number: int) -> None:
+def test_messages_of_another_cluster_shard_or_view_are_refused(
+    cluster: Cluster, number: int
+) -> None:
     body = encode_body(Body(0, None, [b"stranger"]))
 
     def insert(cluster: int, shard: int, view: int) -> wire.Insert:
@@ -419,7 +421,7 @@ def test_what_is_of_another_cluster_shard_or_view_is_refused(cluster: Cluster, n
         assert all(record.payload != b"stranger" for record in log.subscribe(first, follow=False))
 
 
-def test_inserts_that_no_client_of_ours_sends(cluster: Cluster, number: int) -> None:
+def test_inserts_that_a_correct_client_never_sends(cluster: Cluster, number: int) -> None:
     body = encode_body(Body(0, None, [b"stranger"]))
     good = wire.Insert(number, 0, 1, STRANGER, 1, 1, 0, 0, 1, body)
     cases: list[tuple[dict[str, Any], str]] = [
@@ -512,7 +514,7 @@ def test_every_kind_of_message_with_every_extreme_value(cluster: Cluster, number
                     greet(stranger, node, cluster, number)
 
 
-def test_a_lease_or_a_halt_order_of_a_stranger_is_nothing(cluster: Cluster, number: int) -> None:
+def test_leases_and_halt_orders_of_a_stranger_are_ignored(cluster: Cluster, number: int) -> None:
     for node in cluster.config.shards[0].replicas:
         with Witness(cluster), Stranger(node) as stranger:
             for of in (number, number ^ 1):

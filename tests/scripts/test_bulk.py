@@ -28,7 +28,7 @@ def test_only_sealed_segments_are_awaited(tmp_path: Path) -> None:
     cluster_setup.await_rows(tmp_path)
 
 
-def test_rows_that_nobody_makes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_blocks_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "shard-0-0" / "segments"
     place.mkdir(parents=True)
     for number in range(2):
@@ -38,7 +38,7 @@ def test_rows_that_nobody_makes_are_told(tmp_path: Path, monkeypatch: pytest.Mon
         cluster_setup.await_rows(tmp_path)
 
 
-def test_each_target_is_as_often_the_first_as_the_others() -> None:
+def test_each_target_is_first_equally_often() -> None:
     orders = [reading.rotated(list(reading.TARGETS), number) for number in range(6)]
     assert Counter(order[0] for order in orders) == dict.fromkeys(reading.TARGETS, 2)
     assert all(sorted(order) == sorted(reading.TARGETS) for order in orders)
@@ -53,17 +53,17 @@ def test_ratios_are_of_rounds_and_not_of_medians() -> None:
     assert found["files"]["to_parquet"] == 2
 
 
-def test_what_is_measured_scales() -> None:
-    whole_number, tenth = (list(reading.all_shapes(scale)) for scale in (1.0, 0.1))
-    assert {shape.shards for shape in whole_number} == {1, 2, 4}
+def test_measurements_scale() -> None:
+    whole, tenth = (list(reading.all_shapes(scale)) for scale in (1.0, 0.1))
+    assert {shape.shards for shape in whole} == {1, 2, 4}
     kinds = {
         (4096, "many", "random"), (100, "many", "random"), (100, "many", "words"),
         (100, "single", "random"),
     }  # fmt: skip
-    assert {(shape.size, shape.how, shape.content) for shape in whole_number} == kinds
-    assert min(shape.rows * shape.size for shape in whole_number) < 64 << 20, "less than a segment"
-    assert [shape.rows // 10 for shape in whole_number] == [shape.rows for shape in tenth]
-    assert max(shape.rows * shape.size for shape in whole_number) == 512 << 20
+    assert {(shape.size, shape.how, shape.content) for shape in whole} == kinds
+    assert min(shape.rows * shape.size for shape in whole) < 64 << 20, "less than a segment"
+    assert [shape.rows // 10 for shape in whole] == [shape.rows for shape in tenth]
+    assert max(shape.rows * shape.size for shape in whole) == 512 << 20
 
 
 def point(**fields: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def point(**fields: Any) -> dict[str, Any]:
         ({"sealed": 0}, "100 B, not sealed"),
     ],
 )
-def test_a_point_is_named_by_what_is_different(fields: dict[str, Any], name: str) -> None:
+def test_a_point_is_named_by_its_differences(fields: dict[str, Any], name: str) -> None:
     told = list(reading.lines({"points": [point(**fields)]}))
     rows = [line for line in told if line.startswith(f"{name} ")]
     assert len(rows) == len(reading.CORES)

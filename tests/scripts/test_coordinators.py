@@ -34,7 +34,7 @@ def command(tmp_path: Path) -> tuple[str, str]:
     return sys.executable, str(program)
 
 
-def test_who_is_killed_and_started_again_has_not_crashed(
+def test_a_killed_and_restarted_coordinator_has_not_crashed(
     tmp_path: Path, command: tuple[str, str]
 ) -> None:
     with Coordinators(tmp_path / "logs", "127.0.0.1:1", 2, command=command) as coordinators:
@@ -51,7 +51,9 @@ def test_who_is_killed_and_started_again_has_not_crashed(
             os.kill(pid, 0)
 
 
-def test_who_ends_by_itself_has(tmp_path: Path, command: tuple[str, str]) -> None:
+def test_a_coordinator_that_exits_by_itself_has_crashed(
+    tmp_path: Path, command: tuple[str, str]
+) -> None:
     with Coordinators(tmp_path / "logs", "127.0.0.1:1", 1, command=command) as coordinators:
         os.kill(coordinators.pid(0), signal.SIGUSR1)
         wait_until(lambda: not coordinators.is_running(0), "it ends")
@@ -62,7 +64,9 @@ def test_who_ends_by_itself_has(tmp_path: Path, command: tuple[str, str]) -> Non
         assert coordinators.crashed() == [crashed]
 
 
-def test_who_does_not_come_up_is_named(tmp_path: Path, command: tuple[str, str]) -> None:
+def test_a_coordinator_that_does_not_start_is_named(
+    tmp_path: Path, command: tuple[str, str]
+) -> None:
     (tmp_path / "end").touch()
     coordinators = Coordinators(tmp_path / "logs", "127.0.0.1:1", 1, command=command)
     with pytest.raises(UnavailableError, match="coordinator 0 ended"), coordinators:

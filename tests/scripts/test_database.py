@@ -46,7 +46,7 @@ def test_zipfian_draws_each_number_as_often_as_it_should() -> None:
         assert sum(counts[number] for number in range(upto)) == pytest.approx(expected, rel=0.06)
 
 
-def test_what_the_scrambled_generator_draws_from_has_the_zeta_that_it_says() -> None:
+def test_the_scrambled_generator_has_the_stated_zeta() -> None:
     # The sum to n, and the integral from there on: exact to 1/n^0.99 / 2.
     n, items = 100_000, 10_000_000_000
     rest = (items**0.01 - n**0.01) / 0.01
@@ -67,7 +67,7 @@ def test_scrambled_zipfian_has_the_frequent_numbers_all_over_the_range() -> None
     assert 0.35 < low / draws < 0.65
 
 
-def test_the_hash_is_that_of_ycsb() -> None:
+def test_the_hash_equals_ycsbs() -> None:
     # The FNV-1a of eight zero bytes is 0xA8C7F832281A39C5, which Java takes for negative.
     assert fnv_hash(0) == 2**64 - 0xA8C7F832281A39C5
     assert all(0 <= fnv_hash(number) < 2**63 for number in range(1000))
@@ -126,9 +126,7 @@ def delivered(*called_us: int, src: bytes = b"server") -> Received:
     return Received(src, Deliver(1, 0, 1, 0, 1, 1, 99, units))
 
 
-def test_an_acknowledgement_is_held_until_so_long_after_the_call(
-    core: DelayedCore, script: Script
-) -> None:
+def test_an_acknowledgement_is_delayed_from_the_call_on(core: DelayedCore, script: Script) -> None:
     assert insert(core, 1, now=5 * US) == []
     script.answer(1, [RecordId(3, 0)])
     assert core.step(BatchEnd(), 200 * US) == []
@@ -138,9 +136,7 @@ def test_an_acknowledgement_is_held_until_so_long_after_the_call(
     assert core.next_wakeup() is None
 
 
-def test_what_takes_longer_by_itself_or_failed_is_not_held(
-    core: DelayedCore, script: Script
-) -> None:
+def test_slow_or_failed_inserts_are_not_delayed(core: DelayedCore, script: Script) -> None:
     for call in (1, 2):
         insert(core, call, now=0)
     failed = DeadlineError("too late")
@@ -150,7 +146,7 @@ def test_what_takes_longer_by_itself_or_failed_is_not_held(
     assert core.step(BatchEnd(), HOLD + 1) == [Complete(1, [RecordId(3, 0)])]
 
 
-def test_other_answers_are_not_held(core: DelayedCore, script: Script) -> None:
+def test_other_responses_are_not_delayed(core: DelayedCore, script: Script) -> None:
     script.answer(1, RecordId(9, 0))
     assert core.step(Call(1, TailRequest(10**12)), 0) == [Complete(1, RecordId(9, 0))]
     reply = Received(b"server", TailReply(1, 0, 1, 0, 1, 5, 6))
@@ -176,9 +172,7 @@ def test_a_cancelled_insert_is_forgotten(core: DelayedCore, script: Script) -> N
     assert isinstance(script.seen[-1], Cancelled)
 
 
-def test_a_record_is_delivered_so_long_after_its_insert_was_called(
-    core: DelayedCore, script: Script
-) -> None:
+def test_a_delivery_is_delayed_from_the_insert_call_on(core: DelayedCore, script: Script) -> None:
     event = delivered(100, 150)
     core.step(event, 300 * US)
     assert script.seen == []
@@ -189,7 +183,7 @@ def test_a_record_is_delivered_so_long_after_its_insert_was_called(
     assert core.next_wakeup() is None
 
 
-def test_a_server_s_messages_stay_in_order_and_others_pass(
+def test_a_servers_messages_stay_in_order_and_others_pass(
     core: DelayedCore, script: Script
 ) -> None:
     first, second = delivered(100), delivered()
@@ -201,7 +195,7 @@ def test_a_server_s_messages_stay_in_order_and_others_pass(
     assert script.seen == [other, first, second, Wakeup()]
 
 
-def test_an_old_record_and_one_without_a_time_pass_at_once(
+def test_old_records_and_records_without_a_time_pass_at_once(
     core: DelayedCore, script: Script
 ) -> None:
     old, timeless = delivered(100), delivered(0)
@@ -210,7 +204,7 @@ def test_an_old_record_and_one_without_a_time_pass_at_once(
     assert script.seen == [old, timeless]
 
 
-def test_clocks_that_differ_hold_nothing_for_longer_than_an_insert_takes(
+def test_different_clocks_delay_nothing_longer_than_an_insert(
     core: DelayedCore, script: Script
 ) -> None:
     core.step(delivered(10**9), 300 * US)
@@ -245,7 +239,7 @@ def test_a_point_without_commits_has_no_latency() -> None:
     assert (found["per_s"], found["abort_share"], found["p50_us"]) == (0, 1, None)
 
 
-def test_workloads_tell_each_kind_of_operation() -> None:
+def test_workloads_report_each_kind_of_operation() -> None:
     one = {"read": Tally([10, 20], 0), "update": Tally([30], 0)}
     two = {"read": Tally([20, 30], 0)}
     found = ycsb.figures([Outcome(1.0, tallies, 0, 0.0) for tallies in (one, two)])
@@ -266,7 +260,7 @@ def test_the_table_of_system_calls_is_read() -> None:
     assert cpu.system_calls(lines) == {"poll": 150, "recvfrom": 120}
 
 
-def test_frames_are_told_by_their_kind() -> None:
+def test_frames_are_counted_by_kind() -> None:
     assert frames.kind(ziplog.wire.encode(logdb.wire.Open(1, 2, bytes(8)))) == "Open"
     assert frames.kind(ziplog.wire.encode(delivered().message)) == "Deliver"
     assert frames.kind(b"") == frames.kind(b"\x93\xcd\xff\xff") == "unknown"

@@ -34,7 +34,7 @@ def feed_of(aircraft: int, legs: int) -> list[Event]:
     return [plane.tell("scheduled", "10:00") for _ in range(legs) for plane in planes]
 
 
-def test_an_event_that_is_held_back_comes_after_the_next_of_its_aircraft() -> None:
+def test_a_delayed_event_comes_after_the_next_of_its_aircraft() -> None:
     events = feed_of(aircraft=5, legs=200)
     sent = list(feed.held_back(events, one_in=10, seed=1))
     assert Counter(sent) == Counter(events)
@@ -47,12 +47,12 @@ def test_an_event_that_is_held_back_comes_after_the_next_of_its_aircraft() -> No
         assert own[place - 1] == leg + 1
 
 
-def test_the_last_of_an_aircraft_is_not_lost_by_holding_it_back() -> None:
+def test_a_delayed_last_event_of_an_aircraft_is_not_lost() -> None:
     events = feed_of(aircraft=3, legs=1)
     assert list(feed.held_back(events, one_in=1, seed=1)) == events
 
 
-def test_the_seed_says_what_is_held_back() -> None:
+def test_the_seed_selects_the_delayed_events() -> None:
     events = feed_of(aircraft=5, legs=50)
     one, again, other = (list(feed.held_back(events, 5, seed)) for seed in (1, 1, 2))
     assert one == again != other
@@ -74,7 +74,7 @@ def test_an_aircraft_keeps_the_key_of_the_carrier_that_it_flew_for_first() -> No
 # --- delays ---
 
 
-def test_delays_are_told_by_carrier_and_planned_hour_in_new_york() -> None:
+def test_delays_are_grouped_by_carrier_and_planned_hour_in_new_york() -> None:
     plane = Aircraft()
     # 14:30 UTC is 10:30 in New York in summer; the third was planned for 9:50.
     events = [
@@ -114,7 +114,7 @@ def test_totals_sum_up_every_event() -> None:
 # --- sessions ---
 
 
-def test_a_session_ends_where_more_than_the_gap_passes() -> None:
+def test_a_session_ends_after_a_longer_gap() -> None:
     plane, other = Aircraft(), Aircraft("N2")
     events = [
         plane.tell("scheduled", "10:00"),
@@ -131,7 +131,7 @@ def test_a_session_ends_where_more_than_the_gap_passes() -> None:
     assert answers.sessions(events, gap=61)[0] == Session("N1", 1, 3, ten, ten + 121, 1)
 
 
-def test_sessions_are_of_what_happened_in_whatever_order_it_came() -> None:
+def test_sessions_do_not_depend_on_the_order_of_arrival() -> None:
     plane = Aircraft()
     events = [plane.tell("scheduled", time) for time in ("10:00", "10:30", "11:20", "13:00")]
     assert answers.sessions([events[i] for i in (1, 0, 3, 2)], 60) == answers.sessions(events, 60)
@@ -154,7 +154,7 @@ def test_a_leg_is_lost_if_an_aircraft_leaves_from_where_it_did_not_arrive() -> N
     assert answers.lost_legs(events) == [LostLegs("LGA", "EWR", 1), LostLegs("ORD", "LGA", 2)]
 
 
-def test_a_flight_without_an_arrival_loses_no_leg_but_is_told() -> None:
+def test_a_flight_without_an_arrival_loses_no_leg_but_is_reported() -> None:
     plane = Aircraft()
     events = [*flown(plane, "JFK", "BOS"), plane.tell("departed", "12:00", origin="BOS", delay=0)]
     events.append(plane.tell("departed", "13:00", origin="LGA", delay=0))
@@ -162,7 +162,7 @@ def test_a_flight_without_an_arrival_loses_no_leg_but_is_told() -> None:
     assert answers.anomalies(events) == [Anomaly("no arrival", "N1", 4)]
 
 
-def test_an_arrival_before_its_departure_in_the_log_is_told() -> None:
+def test_an_arrival_before_its_departure_in_the_log_is_reported() -> None:
     departed, arrived = flown(Aircraft(), "JFK", "BOS")
     assert answers.anomalies([departed, arrived]) == []
     assert answers.anomalies([arrived, departed]) == [
@@ -182,7 +182,7 @@ def test_an_arrival_belongs_to_the_flight_that_departed_last() -> None:
 # --- what is told ---
 
 
-def test_answers_that_differ_say_how() -> None:
+def test_differences_between_answers_are_described() -> None:
     assert answers.difference([(1, 2)], [(1, 2)]) == ""
     found = answers.difference([(1, 2), (3, 4)], [(1, 2), (1, 2), (5, 6)])
     assert found == "1 rows missing, the first: (3, 4); 2 rows too many, the first: (1, 2)"
@@ -200,7 +200,7 @@ def outcome(fault: str = "", stream_fault: str = "") -> Outcome:
     return Outcome(Plan(4), 400, 2.0, answered, streamed)
 
 
-def test_the_tables_say_what_was_found_and_whether_it_is_equal() -> None:
+def test_the_tables_show_results_and_equality() -> None:
     told = list(report.lines(outcome()))
     assert told[-1] == "equal"
     assert "  BOS-LGA 1" in told

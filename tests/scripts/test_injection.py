@@ -33,7 +33,7 @@ DEADLINE_S = 20.0
 # --- the control file ----------------------------------------------------------------------------
 
 
-def test_a_process_sees_what_was_written_about_it(tmp_path: Path) -> None:
+def test_a_process_sees_its_faults(tmp_path: Path) -> None:
     patient = Patient(tmp_path, "a")
     assert patient.ills() == Ills()
     ills = Ills(frozenset({"b"}), no_clients=True, send_ms=2.5, flush_ms=1.0, disk_bytes=0)
@@ -110,7 +110,7 @@ def heard_before(transport: Transport, marker: bytes) -> list[bytes]:
     return frames
 
 
-def test_a_frame_of_introduction_is_nobody_elses_business(three: Three) -> None:
+def test_an_introduction_frame_does_not_reach_the_node(three: Three) -> None:
     src, frame = three.ask(three.a, b"hello")
     assert (src[0], frame) == (0, b"hello")
     assert three.b._people == {src: "a"}
@@ -118,7 +118,7 @@ def test_a_frame_of_introduction_is_nobody_elses_business(three: Three) -> None:
     assert src not in three.b._people
 
 
-def test_a_cut_swallows_what_a_node_sends_to_another_by_name(three: Three) -> None:
+def test_a_cut_drops_messages_to_another_node(three: Three) -> None:
     three.ask(three.a, b"hello")
     three.ills("a", Ills(frozenset({"b"})))
     assert three.a.send(b"b", b"lost")
@@ -127,7 +127,7 @@ def test_a_cut_swallows_what_a_node_sends_to_another_by_name(three: Three) -> No
     assert b"lost" not in heard_before(three.b, b"healed")
 
 
-def test_a_cut_swallows_answers_over_the_connection_of_the_other(three: Three) -> None:
+def test_a_cut_drops_responses_on_the_others_connection(three: Three) -> None:
     route, _ = three.ask(three.a, b"hello")
     client, _ = three.ask(three.client, b"a client")
     three.ills("b", Ills(frozenset({"a"})))
@@ -139,7 +139,7 @@ def test_a_cut_swallows_answers_over_the_connection_of_the_other(three: Three) -
     assert b"lost" not in heard_before(three.a, b"healed")
 
 
-def test_a_node_cut_from_clients_hears_nodes_only(three: Three) -> None:
+def test_a_node_cut_from_clients_receives_from_nodes_only(three: Three) -> None:
     three.ask(three.a, b"hello")
     client, _ = three.ask(three.client, b"a client")
     three.ills("b", Ills(no_clients=True))
@@ -164,7 +164,7 @@ def test_a_node_cut_from_clients_hears_nodes_only(three: Three) -> None:
     assert b"lost" not in heard_before(three.client, b"answer")
 
 
-def test_of_what_gets_lost_by_chance_some_comes(three: Three) -> None:
+def test_with_random_loss_some_messages_arrive(three: Three) -> None:
     three.ask(three.a, b"hello")
     three.ills("a", Ills(lost_percent=50.0))
     for number in range(200):
@@ -176,7 +176,7 @@ def test_of_what_gets_lost_by_chance_some_comes(three: Three) -> None:
     assert came == sorted(came)
 
 
-def test_what_is_late_comes_in_its_order(three: Three) -> None:
+def test_delayed_messages_stay_in_order(three: Three) -> None:
     three.ask(three.a, b"hello")
     three.ills("a", Ills(send_ms=30.0))
     sent = [b"%d" % number for number in range(5)]
@@ -195,7 +195,7 @@ def test_what_is_late_comes_in_its_order(three: Three) -> None:
     assert not three.a._late
 
 
-def test_a_full_disk_takes_what_it_is_allowed(
+def test_a_full_disk_accepts_the_allowed_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "pwritev", os.pwritev)
@@ -250,7 +250,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     return Recorded()
 
 
-def test_a_seed_says_all(recorded: Any) -> None:
+def test_a_seed_determines_the_schedule(recorded: Any) -> None:
     def first(seed: int) -> list[tuple[float, Fault]]:
         return [fault for fault, _ in zip(faults(recorded, seed), range(200), strict=False)]
 
@@ -264,7 +264,7 @@ def test_a_seed_says_all(recorded: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *DAMAGE])
-def test_every_kind_of_fault_is_done(recorded: Any, kind: str) -> None:
+def test_every_kind_of_fault_is_executed(recorded: Any, kind: str) -> None:
     strike(recorded, Fault(kind, "shard-0-1", "shard-0-0", 5, 1.0))
     ((_, node),) = recorded.done
     assert node == "shard-0-1"
@@ -275,7 +275,7 @@ def test_a_group_is_killed_as_one(recorded: Any) -> None:
     assert recorded.done == [("kill_all", ("shard-0-0", "shard-0-1"))]
 
 
-def test_a_group_that_is_not_whole_is_spared(recorded: Any) -> None:
+def test_a_group_with_a_failed_member_gets_no_fault(recorded: Any) -> None:
     said: list[str] = []
     ailing = {"shard-0-1": "limbo", "mms-0": "down"}
     chaos = Chaos(recorded, 1, ["kill"], lambda: ailing, said.append)
@@ -293,7 +293,7 @@ def test_a_group_that_is_not_whole_is_spared(recorded: Any) -> None:
     assert recorded.done == [("kill", "shard-1-0"), ("kill", "shard-0-0")]
 
 
-def test_chaos_heals_what_is_due_and_everything_at_the_end(recorded: Any) -> None:
+def test_chaos_heals_due_faults_and_all_at_the_end(recorded: Any) -> None:
     said: list[str] = []
     chaos = Chaos(recorded, 1, ["isolate"], dict, said.append, beyond=True)
     chaos._strike(Fault("isolate", "shard-0-0", "", 0, 0.0), time.monotonic() + 1, lambda: None)
@@ -347,7 +347,7 @@ def inserts(log: ziplog.Log) -> bool:
     return True
 
 
-def test_a_frozen_node_and_a_cut_one_let_inserts_wait(cluster: Cluster, nodes: Nodes) -> None:
+def test_a_frozen_or_cut_node_delays_inserts(cluster: Cluster, nodes: Nodes) -> None:
     with cluster.connect() as log:
         wait_until(lambda: inserts(log), "it inserts")
         nodes.pause("shard-0-1")
@@ -382,7 +382,7 @@ def test_a_replica_cut_from_its_peers_is_healed(cluster: Cluster, nodes: Nodes) 
         wait_until(lambda: log.cluster()["shards"][0]["stable_gsn"] >= rid.gsn, "it is stable")
 
 
-def test_the_command_refuses_what_it_does_not_know(
+def test_the_command_refuses_unknown_names(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     data_dir = str(cluster.config.data_dir)
@@ -402,7 +402,7 @@ def test_the_command_freezes_and_heals(cluster: Cluster, nodes: Nodes) -> None:
     assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
 
 
-def test_what_was_flushed_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flushed_bytes_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", os.fsync)
     monkeypatch.setattr(os, "fdatasync", os.fdatasync)
     patient = Patient(tmp_path, "a")
@@ -421,7 +421,7 @@ def test_what_was_flushed_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert control.synced(tmp_path, "a", tmp_path / "2.seg") == 0
 
 
-def test_a_power_cut_leaves_what_was_flushed(
+def test_a_power_cut_keeps_flushed_bytes(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(cluster.config.data_dir / CLUSTER_FILE, tmp_path)

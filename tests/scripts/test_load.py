@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_a_load_tells_what_it_did(tmp_path: Path) -> None:
+def test_a_load_reports_every_insert(tmp_path: Path) -> None:
     shards = 2
     clients = [
         Client(number, 0.05, policy, ((0.0, 1.0), (1.5, 2.0)))

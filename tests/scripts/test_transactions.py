@@ -158,7 +158,7 @@ def test_each_anomaly_has_its_name(tmp_path: Path, rules: str, transactions: lis
     st.integers(min_value=1, max_value=12),
     st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_a_store_that_does_one_after_the_other_is_never_blamed(
+def test_a_serial_store_is_never_blamed(
     tmp_path_factory: pytest.TempPathFactory, seed: int, threads: int, positions: float
 ) -> None:
     store = Serial(seed, 120, threads=threads, positions=positions)
@@ -166,7 +166,7 @@ def test_a_store_that_does_one_after_the_other_is_never_blamed(
 
 
 @pytest.mark.parametrize("name", UNTRUTHS)
-def test_each_untruth_is_found(tmp_path: Path, name: str) -> None:
+def test_each_injected_error_is_found(tmp_path: Path, name: str) -> None:
     tell, rules = UNTRUTHS[name]
     told = 0
     for seed in range(40):
@@ -183,7 +183,7 @@ def test_each_untruth_is_found(tmp_path: Path, name: str) -> None:
 # --- circles, in words ---------------------------------------------------------------------------
 
 
-def test_a_circle_is_told_with_its_operations_and_lines(tmp_path: Path) -> None:
+def test_a_cycle_is_reported_with_operations_and_lines(tmp_path: Path) -> None:
     around = [did(f"w k{n} {n}", 10 * n, 10 * n + 5) for n in range(2, 9)]
     stale = [did("w x 1", 0, 9), did("r x -, w z 4", 100, 110), did("r z 4", 120, 130)]
     (violation,) = judged(tmp_path, lines_of([*stale, *around]))
@@ -206,12 +206,14 @@ def test_a_circle_is_told_with_its_operations_and_lines(tmp_path: Path) -> None:
         (CASES[16][1], "read y as None, before the next one wrote 1"),
     ],
 )
-def test_every_kind_of_edge_has_words(tmp_path: Path, transactions: list[Done], words: str) -> None:
+def test_every_kind_of_edge_has_a_description(
+    tmp_path: Path, transactions: list[Done], words: str
+) -> None:
     (violation,) = judged(tmp_path, lines_of(transactions))
     assert words in violation.text
 
 
-def test_many_circles_are_counted_and_a_long_one_is_found(tmp_path: Path) -> None:
+def test_cycles_are_counted_and_a_long_one_is_found(tmp_path: Path) -> None:
     many = [
         did(text, 100 * n, 100 * n + 50)
         for n in range(60)
@@ -225,7 +227,7 @@ def test_many_circles_are_counted_and_a_long_one_is_found(tmp_path: Path) -> Non
     assert violation.text.startswith("300 transactions")
 
 
-def test_an_old_read_is_told_by_a_short_circle_too(tmp_path: Path) -> None:
+def test_a_stale_read_is_reported_by_a_short_cycle_too(tmp_path: Path) -> None:
     """By data alone it is seen, but only together with all that came between."""
     chain = [did(f"r k{n} {n}, w k{n + 1} {n + 1}", 100 * n, 100 * n + 50) for n in range(1, 20)]
     first, last = did("r old -, w k1 1", 0, 50), did("r k20 20, w old 5", 2000, 2050)
@@ -251,7 +253,7 @@ def test_the_command_judges_transactions_too(
     assert "VIOLATION G1b: {r x 1} read 1 in x" in capsys.readouterr().out
 
 
-def test_a_result_without_a_call_is_no_history(
+def test_a_result_without_a_call_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with events.Recorder(tmp_path / "a.history", "a") as recorder:

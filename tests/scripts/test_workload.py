@@ -32,7 +32,7 @@ NOT_IN_A_CALM_HISTORY = {"resolved_in_two_ways", "read_what_was_trimmed"}
 
 
 @given(st.integers(0, 2**63), st.integers(MIN_BYTES, 3000), st.data())
-def test_a_payload_says_its_number_and_any_damage(
+def test_a_payload_shows_its_number_and_any_damage(
     number: int, size: int, data: st.DataObject
 ) -> None:
     contents = bytearray(payload(number, size))

@@ -60,7 +60,7 @@ some = st.lists(drafts, min_size=1, max_size=12)
     st.integers(1, 60) | st.just(10_000),
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=3),
 )
-def test_rows_are_those_of_decoding_each_record(
+def test_rows_equal_the_decoded_records(
     found: list[Draft], start: int, stop: int, repeats: list[tuple[int, int]]
 ) -> None:
     units = placed(found)
@@ -79,7 +79,7 @@ epochs = st.none() | st.integers(0, 2)
 
 
 @given(some, st.tuples(times, times), st.tuples(epochs, epochs))
-def test_filters_leave_rows_of_their_times_and_epochs(
+def test_filters_select_times_and_epochs(
     found: list[Draft],
     between: tuple[int | None, int | None],
     within: tuple[int | None, int | None],
@@ -99,7 +99,7 @@ def test_filters_leave_rows_of_their_times_and_epochs(
     assert with_microseconds(rows) == expected
 
 
-def test_a_projection_is_all_that_is_made() -> None:
+def test_only_requested_columns_are_built() -> None:
     block = block_of_units([unit_of([b"x", "ü".encode()], b"k"), unit_of([b"y"], None, 9)], 1, 20)
     fields = projection([
         ("gsn", "bigint", True), ("value", "string", False), ("Key", "string", True),
@@ -119,7 +119,7 @@ def test_some_records_have_keys(keys: list[bytes | None]) -> None:
     assert [row["key"] for row in rows] == keys
 
 
-def test_what_is_no_text_fails_and_says_where() -> None:
+def test_invalid_utf_8_fails_with_its_position() -> None:
     units = [unit_of([b"fine"], b"\xff\xfe", 1), unit_of([b"fine", b"\xc3" * 100], None, 5)]
     block = block_of_units(units, 1, 20)
     for column, said in (("key", "key at gsn 1 is"), ("value", "value at gsn 6 is")):
@@ -129,7 +129,7 @@ def test_what_is_no_text_fails_and_says_where() -> None:
         assert len(str(refused.value)) < 300
 
 
-def test_a_block_of_many_records_is_several_batches() -> None:
+def test_a_large_block_is_split_into_batches() -> None:
     count = MAX_ROWS + MAX_ROWS // 2
     units = [unit_of([b""] * min(4096, count - at), None, at + 1) for at in range(0, count, 4096)]
     what = Projection(

@@ -70,7 +70,9 @@ def test_a_java_that_does_not_start_spark_is_named_with_its_version(tmp_path: Pa
     assert "it needs Java 17 or later" in line
 
 
-def test_without_the_packages_it_says_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported_with_the_command_to_install_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     absent = {"pyspark"}
     monkeypatch.setattr(
         optional_dependencies, "find_spec", lambda name: None if name in absent else object()
@@ -82,14 +84,14 @@ def test_without_the_packages_it_says_how_to_install_them(monkeypatch: pytest.Mo
         session("test", 1)
 
 
-def test_no_cores_are_refused_here_and_not_by_java() -> None:
+def test_zero_cores_are_refused_before_java_starts() -> None:
     with pytest.raises(ConfigError, match="cores is 0; it must be 1 or more, or None"):
         session("test", 0)
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_python_is_talked_to_by_files_that_are_this_users_only(spark: SparkSession) -> None:
+def test_python_is_reached_over_private_unix_sockets(spark: SparkSession) -> None:
     from pyspark.sql.functions import udf  # noqa: PLC0415 - may be missing
 
     told = udf(lambda _: os.environ["PYTHON_WORKER_FACTORY_SOCK_DIR"], "string", useArrow=False)
@@ -100,14 +102,14 @@ def test_python_is_talked_to_by_files_that_are_this_users_only(spark: SparkSessi
     assert directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_the_user_sets_comes_first() -> None:
+def test_user_settings_override_the_defaults() -> None:
     local = {"spark.master": "local[2]"}
     assert catalog._with_defaults(local)[BY_FILES] == "true"
     chosen = {BY_FILES: "false", "spark.driver.host": "10.0.0.1"}
     assert catalog._with_defaults(local | chosen).items() >= chosen.items()
 
 
-def test_elsewhere_and_where_names_are_too_long_python_is_talked_to_as_usual(
+def test_remote_masters_and_long_paths_use_tcp(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert BY_FILES not in catalog._with_defaults({"spark.master": "spark://far:7077"})
@@ -115,7 +117,7 @@ def test_elsewhere_and_where_names_are_too_long_python_is_talked_to_as_usual(
     assert BY_FILES not in catalog._with_defaults({"spark.master": "local[2]"})
 
 
-def test_the_directory_of_sockets_goes_with_the_process() -> None:
+def test_the_socket_directory_is_removed_at_exit() -> None:
     ask = (
         "from spark_reader import catalog as c; d = c._socket_directory(); "
         "assert d == c._socket_directory(); "

@@ -45,7 +45,7 @@ sizes = st.lists(st.integers(1, 3), max_size=12)
 
 
 @given(st.lists(st.tuples(logs, sizes), min_size=1, max_size=3), st.integers(0, 20))
-def test_where_an_epoch_begins_is_what_all_records_tell(
+def test_the_start_of_an_epoch_equals_a_scan_of_all_records(
     made: list[tuple[list[Unit], list[int]]], epoch: int
 ) -> None:
     found = Epochs([Kept(*each).epochs for each in made], STOP)
@@ -65,7 +65,7 @@ def test_where_an_epoch_begins_is_what_all_records_tell(
         assert told == (start if start > first else 1)
 
 
-def test_few_blocks_are_looked_at() -> None:
+def test_few_blocks_are_read() -> None:
     units = placed([Draft(1, [b"value"], None, 0, None) for _ in range(256)])
     kept = Kept(units, [1] * 256)
     assert kept.epochs.last() == 25

@@ -51,14 +51,14 @@ def test_an_option_that_does_not_exist(spark: SparkSession) -> None:
     )
 
 
-def test_a_value_that_does_not_fit_and_a_contradiction(spark: SparkSession) -> None:
+def test_an_invalid_value_and_a_contradiction(spark: SparkSession) -> None:
     _, line = fault(spark, **{SERVERS: NOBODY, "startingOffsets": "soon"})
     assert "startingOffsets is 'soon'; it must be 'earliest', a gsn, or '<gsn>@<shard>'" in line
     _, line = fault(spark, **{SERVERS: NOBODY, "path": "/x"})
     assert "path is '/x'; it must be left out" in line
 
 
-def test_a_server_that_is_not_there_is_named(spark: SparkSession) -> None:
+def test_an_absent_server_is_named(spark: SparkSession) -> None:
     kind, line = fault(spark, **{SERVERS: NOBODY, "timeout": "1"})
     assert kind == "AnalysisException"
     assert line == (
@@ -67,14 +67,12 @@ def test_a_server_that_is_not_there_is_named(spark: SparkSession) -> None:
     )
 
 
-def test_a_directory_that_is_not_there_is_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_missing_directory_is_named(spark: SparkSession, tmp_path: Path) -> None:
     _, line = fault(spark, path=str(tmp_path / "away"))
     assert str(tmp_path / "away") in line
 
 
-def test_a_log_is_read_while_it_is_there_and_says_what_is_gone(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_load_after_a_trim_reports_the_loss(spark: SparkSession, tmp_path: Path) -> None:
     with small_cluster(tmp_path / "log", f=0) as cluster:
         with cluster.connect() as log:
             rids = log.insert_many([b"%d" % n for n in range(5)])

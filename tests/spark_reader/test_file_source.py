@@ -86,7 +86,7 @@ def log_files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         return path, everything, rows(path, endingOffsets=end), end
 
 
-def test_while_servers_run_it_is_what_all_shards_have_finished(
+def test_while_servers_run_only_positions_complete_in_all_shards_are_read(
     log_files: Files,
 ) -> None:
     path, everything, before, end = log_files
@@ -95,7 +95,7 @@ def test_while_servers_run_it_is_what_all_shards_have_finished(
     assert rows(path, endingOffsets=end) == before
 
 
-def test_of_a_stopped_cluster_everything_is_read(
+def test_a_stopped_cluster_is_read_completely(
     log_files: Files,
 ) -> None:
     path, everything, _, _ = log_files
@@ -112,7 +112,7 @@ def test_after_a_stop_no_shard_waits_for_another(log_files: Files, tmp_path: Pat
     assert rows(copy) == [row for row in everything if row[1] == 1]
 
 
-def test_a_shard_of_which_every_server_crashed_may_hold_more_than_its_files_tell(
+def test_after_a_crash_of_every_server_a_shard_may_hold_more_than_its_files_show(
     log_files: Files, tmp_path: Path
 ) -> None:
     path, everything, _, _ = log_files
@@ -131,7 +131,7 @@ def test_a_shard_of_which_every_server_crashed_may_hold_more_than_its_files_tell
         rows(copy, endingOffsets=known + 1)
 
 
-def test_of_one_server_its_shard_is_read(log_files: Files, tmp_path: Path) -> None:
+def test_one_servers_directory_gives_its_shard(log_files: Files, tmp_path: Path) -> None:
     path, everything, _, _ = log_files
     mine = [row for row in everything if row[1] == 1]
     assert rows(path / "shard-1-0") == mine
@@ -157,14 +157,14 @@ def test_ranges_and_epochs(log_files: Files) -> None:
 
 
 @pytest.mark.parametrize("option", ["startingEpoch", "endingEpoch"])
-def test_an_epoch_of_which_the_files_tell_nothing_is_refused(log_files: Files, option: str) -> None:
+def test_an_epoch_beyond_the_files_is_refused(log_files: Files, option: str) -> None:
     path, everything, _, _ = log_files
     newest = everything[-1][4]
     with pytest.raises(ConfigError, match=f"{option} is {newest + 1}; it must be at most {newest}"):
         rows(path, **{option: newest + 1})
 
 
-def test_pieces_are_as_small_as_the_files_tell(
+def test_pieces_end_at_blocks_and_segments(
     log_files: Files,
 ) -> None:
     path, _, _, _ = log_files
@@ -177,7 +177,7 @@ def test_pieces_are_as_small_as_the_files_tell(
     assert sum(piece.size for piece in pieces) > 3_000_000
 
 
-def test_a_task_does_not_look_for_servers_again(
+def test_a_task_does_not_search_servers_again(
     log_files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, everything, _, _ = log_files
@@ -195,7 +195,7 @@ def test_a_task_does_not_look_for_servers_again(
     assert directories == len(everything)
 
 
-def test_a_task_that_finds_other_directories_says_so_or_takes_them(
+def test_a_task_with_other_directories_reports_or_uses_them(
     log_files: Files, tmp_path: Path
 ) -> None:
     path, everything, _, _ = log_files
@@ -240,7 +240,7 @@ def test_one_server_of_each_shard_is_enough_and_it_may_be_damaged_elsewhere(
         rows(copy)
 
 
-def test_what_is_damaged_everywhere_is_an_error(log_files: Files, tmp_path: Path) -> None:
+def test_damage_in_all_replicas_is_an_error(log_files: Files, tmp_path: Path) -> None:
     path, _, _, _ = log_files
     copy = tmp_path / "log"
     shutil.copytree(path, copy)
@@ -255,7 +255,7 @@ def test_what_is_damaged_everywhere_is_an_error(log_files: Files, tmp_path: Path
         rows(copy)
 
 
-def test_an_end_behind_the_files_is_refused(
+def test_an_end_after_the_files_is_refused(
     log_files: Files,
 ) -> None:
     path, _, _, _ = log_files
@@ -263,7 +263,7 @@ def test_an_end_behind_the_files_is_refused(
         rows(path, endingOffsets=2**62)
 
 
-def test_what_is_no_data_directory_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_data_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the data directory of a cluster"):
         rows(tmp_path)
     with pytest.raises(ConfigError, match=r"the data directory of a cluster.*no such directory"):
@@ -278,7 +278,7 @@ def await_trim(path: Path, gsn: int) -> None:
     wait_until(is_written, "the trim was not written down")
 
 
-def test_a_trimmed_beginning_is_an_error_or_left_out(tmp_path: Path) -> None:
+def test_a_trimmed_start_is_an_error_or_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with small_cluster(path) as cluster, cluster.connect() as log:
         fill(cluster, 300)
@@ -304,7 +304,7 @@ def test_a_trimmed_beginning_is_an_error_or_left_out(tmp_path: Path) -> None:
     assert rows(path, startingEpoch=epoch + 1) == later
 
 
-def test_what_is_trimmed_while_it_is_read_is_an_error_or_left_out(tmp_path: Path) -> None:
+def test_a_trim_during_a_read_is_an_error_or_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with ExitStack() as stack:
         cluster = stack.enter_context(small_cluster(path))

@@ -134,7 +134,7 @@ def test_by_key_each_keys_rows_go_to_its_shard_in_their_order(rows: list[Row], a
 
 
 @given(rows_of_tasks, policies, st.integers(0, 60), st.lists(st.integers(0, 60)))
-def test_a_task_that_is_run_again_leaves_no_duplicates(
+def test_a_repeated_task_leaves_no_duplicates(
     rows: list[Row], policy: object, room: int, at: list[int]
 ) -> None:
     """Wherever it failed, and however its rows are cut into batches the next time."""
@@ -149,7 +149,7 @@ def test_a_task_that_is_run_again_leaves_no_duplicates(
 
 
 @given(rows_of_tasks, policies, st.integers(0, 60), st.integers(0, 60))
-def test_rows_that_ended_too_early_leave_no_duplicates(
+def test_an_input_that_ended_early_leaves_no_duplicates(
     rows: list[Row], policy: object, early: int, at: int
 ) -> None:
     """So it looks like when what is before the writer dies in the same task."""
@@ -174,7 +174,7 @@ def test_a_change_of_the_shards_loses_nothing(
 
 
 @given(rows_of_tasks, st.integers(0, 60))
-def test_two_attempts_at_a_time_leave_each_row_once(rows: list[Row], first: int) -> None:
+def test_two_concurrent_attempts_leave_each_row_once(rows: list[Row], first: int) -> None:
     log, place = RecordingLog(), place_of(1)
     insert(log, cut(rows[:first]), place)
     zombie = list(log.stored[1])
@@ -184,7 +184,7 @@ def test_two_attempts_at_a_time_leave_each_row_once(rows: list[Row], first: int)
 
 
 @given(rows_of_tasks, policies)
-def test_equal_rows_of_other_batches_and_partitions_are_rows_of_their_own(
+def test_equal_rows_of_other_batches_and_partitions_are_kept(
     rows: list[Row], policy: object
 ) -> None:
     log = RecordingLog()
@@ -195,7 +195,7 @@ def test_equal_rows_of_other_batches_and_partitions_are_rows_of_their_own(
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.large_binary()])
-def test_text_goes_as_utf_8(kind: pa.DataType) -> None:
+def test_text_is_encoded_as_utf_8(kind: pa.DataType) -> None:
     log, rows = RecordingLog(), [(b"k", "grün".encode()), (None, b"")]
     insert(log, [record_batch(rows, kind)], place_of(0))
     assert log.seen(0) == rows
@@ -204,22 +204,22 @@ def test_text_goes_as_utf_8(kind: pa.DataType) -> None:
 @pytest.mark.parametrize("policy", ["partition", "key"])
 def test_chunks_are_bounded_and_filled_whatever_the_batches(policy: str) -> None:
     log, place = RecordingLog(), place_of(policy)
-    max_bytes = chunk_bytes(len(place.shards))
+    largest = chunk_bytes(len(place.shards))
     rows: list[Row] = [(b"%d" % n, b"x" * 40) for n in range(2000)]
     insert(log, cut(rows, *range(0, 2000, 7)), place)
-    assert max(log.chunks) < max_bytes + 100
-    full = [size for size in log.chunks if size > max_bytes / 2]
+    assert max(log.chunks) < largest + 100
+    full = [size for size in log.chunks if size > largest / 2]
     assert len(log.chunks) - len(full) <= len(place.shards), "but for each lane's last"
 
 
-def test_however_many_lanes_a_task_holds_little() -> None:
+def test_memory_is_bounded_for_any_number_of_writers() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inserting, "CHUNK_BYTES", CHUNK_BYTES)
         assert chunk_bytes(1) == CHUNK_BYTES
         assert 2 * max(writers * chunk_bytes(writers) for writers in range(1, 257)) <= 32 << 20
 
 
-def test_a_record_that_is_larger_than_a_chunk_goes_with_it() -> None:
+def test_a_record_larger_than_a_chunk_ends_its_chunk() -> None:
     log, rows = RecordingLog(), [(None, b"a"), (None, b"b" * 5000), (None, b"c")]
     insert(log, cut(rows), place_of(0))
     assert log.seen(0) == rows
@@ -249,7 +249,7 @@ def test_a_record_that_is_too_large_is_named(policy: str, log: RecordingLog, sai
         insert(log, cut(rows, 9), place_of(policy))
 
 
-def test_what_a_server_finds_too_large_is_said_as_it_says_it() -> None:
+def test_a_servers_too_large_error_is_passed_on() -> None:
     class Stricter(RecordingLog):
         def insert_rows(self, payloads: Sequence[bytes], **_: object) -> None:  # type: ignore[override]
             raise RecordTooLargeError(len(payloads), 1)
@@ -258,7 +258,7 @@ def test_what_a_server_finds_too_large_is_said_as_it_says_it() -> None:
         insert(Stricter(), cut([(None, b"a"), (None, b"b")]), place_of(0))
 
 
-def test_what_a_shard_refuses_ends_the_task_and_what_went_before_is_a_beginning() -> None:
+def test_a_refusal_ends_the_task_and_leaves_a_prefix() -> None:
     log, rows = RecordingLog(), [(None, bytes([n]) * 400) for n in range(50)]
     log.room = 20
     with pytest.raises(UnavailableError, match="full"):
@@ -272,7 +272,7 @@ def test_no_thread_is_left() -> None:
     assert threading.active_count() == before
 
 
-def test_a_lane_waits_for_its_chunk_before_the_next() -> None:
+def test_a_writer_waits_for_its_chunk_before_the_next() -> None:
     """Else a later one could be in the log alone, and any number of them in memory."""
     asked_for_more = threading.Event()
     sent: list[int] = []

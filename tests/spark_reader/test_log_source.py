@@ -120,7 +120,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
-def test_a_range_is_what_a_subscriber_gets_and_archives_serve_it(
+def test_a_range_equals_a_subscription_and_comes_from_archives(
     cluster: Cluster, everything: list[Key], served: list[tuple[int, int]]
 ) -> None:
     assert keys(read_range(asked(cluster))) == everything
@@ -129,7 +129,7 @@ def test_a_range_is_what_a_subscriber_gets_and_archives_serve_it(
     assert len({port for port, _ in served}) >= 2
 
 
-def test_repetitions_are_left_out_wherever_the_range_begins(
+def test_duplicates_are_left_out_wherever_the_range_starts(
     cluster: Cluster, everything: list[Key]
 ) -> None:
     for at in range(0, len(everything), len(everything) // 7):
@@ -138,7 +138,7 @@ def test_repetitions_are_left_out_wherever_the_range_begins(
         assert keys(read_range(asked(cluster, startingOffsets=start))) == expected
 
 
-def test_without_archives_it_is_the_same(
+def test_a_read_without_archives_has_the_same_rows(
     cluster: Cluster, everything: list[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: Any, **__: Any) -> None:
@@ -161,7 +161,7 @@ def test_tasks_spread_over_the_archives(cluster: Cluster, served: list[tuple[int
     assert len({port for port, _ in served}) == 2
 
 
-def test_an_archive_that_fails_is_left_for_the_other(
+def test_after_a_failed_archive_the_other_one_is_used(
     cluster: Cluster, everything: list[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     #: Shard and port of each archive that broke off, and of each that served a block after that.
@@ -207,7 +207,7 @@ def apart(cluster: Cluster) -> list[Piece]:
         return session.pieces_of(pinned.start, pinned.stop)
 
 
-def test_a_task_asks_once_a_shard_which_archives_there_are(
+def test_a_task_requests_the_archives_of_a_shard_once(
     cluster: Cluster, everything: list[Key], outlined: list[int]
 ) -> None:
     pieces = apart(cluster)
@@ -218,7 +218,7 @@ def test_a_task_asks_once_a_shard_which_archives_there_are(
     assert sorted(outlined) == [0, 1]
 
 
-def test_a_task_that_knows_the_archives_asks_nobody_else(
+def test_a_task_that_knows_the_archives_sends_no_other_request(
     cluster: Cluster,
     everything: list[Key],
     served: list[tuple[int, int]],
@@ -242,7 +242,7 @@ def test_a_task_that_knows_the_archives_asks_nobody_else(
     assert served
 
 
-def test_if_the_archives_that_a_task_knows_are_gone_it_asks_for_others(
+def test_a_task_whose_archives_are_gone_requests_others(
     cluster: Cluster, everything: list[Key], outlined: list[int], served: list[tuple[int, int]]
 ) -> None:
     pieces = apart(cluster)
@@ -261,7 +261,7 @@ def test_if_the_archives_that_a_task_knows_are_gone_it_asks_for_others(
     assert served
 
 
-def test_a_closed_session_connects_no_more(cluster: Cluster) -> None:
+def test_a_closed_session_does_not_connect(cluster: Cluster) -> None:
     with source_of(parse(asked(cluster))).open() as session:
         session.pieces_of(1, session.pin().stop)
         source = session.for_tasks()
@@ -272,7 +272,7 @@ def test_a_closed_session_connects_no_more(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("known", [WriterTable(), WriterTable([(WRITER, 0, 9)])])
-def test_of_what_was_trimmed_no_table_is_made_up(
+def test_no_writer_table_is_invented_for_a_trimmed_position(
     cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch, known: WriterTable
 ) -> None:
     trimmed = msgspec.structs.replace(log.extents(1, 2), trim=1000)
@@ -287,7 +287,7 @@ def test_of_what_was_trimmed_no_table_is_made_up(
         assert replicas.table(1000)[0] == 1000
 
 
-def test_rows_that_were_trimmed_are_not_told_from_repetitions_and_so_are_left_out(
+def test_rows_whose_history_was_trimmed_meanwhile_are_left_out(
     cluster: Cluster, log: Log, everything: list[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = [row for row in everything if row[1] == 0]
@@ -305,7 +305,7 @@ def test_rows_that_were_trimmed_are_not_told_from_repetitions_and_so_are_left_ou
     assert {row for row in mine if row[0] >= trim} <= set(found)
 
 
-def test_a_range_that_begins_where_the_log_was_trimmed_in_a_block_has_no_repetitions(
+def test_a_range_that_starts_at_a_trim_point_within_a_block_has_no_duplicates(
     cluster: Cluster, log: Log, everything: list[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = [row for row in everything if row[1] == 0]
@@ -323,7 +323,7 @@ def test_a_range_that_begins_where_the_log_was_trimmed_in_a_block_has_no_repetit
     assert found == [row for row in mine if row[0] >= trim]
 
 
-def test_if_all_archives_failed_those_are_asked_for_that_are_there_by_now(
+def test_after_all_archives_failed_the_current_ones_are_requested(
     cluster: Cluster,
     everything: list[Key],
     outlined: list[int],
@@ -348,7 +348,7 @@ def test_if_all_archives_failed_those_are_asked_for_that_are_there_by_now(
     assert len({port for port, _ in served}) >= 2
 
 
-def test_several_reads_of_one_session_take_turns(cluster: Cluster, everything: list[Key]) -> None:
+def test_reads_of_one_session_can_be_interleaved(cluster: Cluster, everything: list[Key]) -> None:
     options = parse(asked(cluster))
     with source_of(options).open() as session:
         pinned = session.pin()
@@ -369,12 +369,12 @@ def test_several_reads_of_one_session_take_turns(cluster: Cluster, everything: l
     assert keys(batches) == everything
 
 
-def test_an_address_that_is_none_is_refused_by_the_options_name() -> None:
+def test_a_malformed_address_is_refused_with_the_name_of_the_option() -> None:
     with pytest.raises(ConfigError, match=r"ziplog\.bootstrap\.servers is 'nowhere'"):
         list(read_range({SERVERS: "nowhere"}))
 
 
-def test_what_was_never_given_out_is_refused(cluster: Cluster) -> None:
+def test_a_position_that_was_never_assigned_is_refused(cluster: Cluster) -> None:
     for options in ({"startingOffsets": 2**62}, {"endingOffsets": 2**62}):
         with pytest.raises(NoSuchRecordError, match="was given to any shard"):
             list(read_range(asked(cluster, **options)))
@@ -383,14 +383,14 @@ def test_what_was_never_given_out_is_refused(cluster: Cluster) -> None:
             list(read_range(asked(cluster, **{name: 2**40})))
 
 
-def test_an_end_that_was_given_is_the_same_rows_ever_after(cluster: Cluster, log: Log) -> None:
+def test_a_range_with_a_fixed_end_never_changes(cluster: Cluster, log: Log) -> None:
     stop = log.check_tail().gsn + 200
     before = keys(read_range(asked(cluster, endingOffsets=stop)))
     log.insert_many([b"after"] * 500)
     assert keys(read_range(asked(cluster, endingOffsets=stop))) == before
 
 
-def test_a_load_whose_end_is_given_does_not_ask_all_shards_for_the_tail(
+def test_a_load_with_a_given_end_does_not_request_the_tail(
     cluster: Cluster, everything: list[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(_: Log) -> RecordId:
@@ -405,7 +405,7 @@ def test_a_load_whose_end_is_given_does_not_ask_all_shards_for_the_tail(
         list(read_range(asked(cluster)))
 
 
-def test_a_server_that_dies_meanwhile_costs_time_only(
+def test_a_server_that_dies_during_a_read_costs_only_time(
     tmp_path: Path, served: list[tuple[int, int]]
 ) -> None:
     with small_cluster(tmp_path / "log") as cluster, cluster.connect(timeout=TIMEOUT_S) as log:

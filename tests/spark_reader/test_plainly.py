@@ -44,11 +44,11 @@ def trace(error: Exception) -> list[str]:
     return called
 
 
-def test_an_error_of_this_library_has_one_line_of_trace_behind_its_caller() -> None:
+def test_a_library_error_has_one_traceback_entry_after_its_caller() -> None:
     assert trace(ConfigError("a", 1, "2")) == ["trace", "wrapper"]
 
 
-def test_a_bug_keeps_its_trace() -> None:
+def test_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(AssertionError, match="ours") as caught:
         calls(AssertionError("ours"))
     assert "fail" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]

@@ -25,13 +25,13 @@ def unit(gsn: int) -> Unit:
 @pytest.mark.parametrize(
     ("starts", "first"), [([], 0), ([0, 0], 0), ([0, 7, 0], 7), ([9, 7, 8], 7)]
 )
-def test_where_nobody_has_a_block_the_next_of_anybodys_counts(
+def test_without_a_block_the_least_start_of_all_replicas_counts(
     starts: list[Block | int], first: int
 ) -> None:
     assert first_block(starts) == first
 
 
-def test_nobody_is_asked_after_the_one_that_has_the_block() -> None:
+def test_no_replica_is_asked_after_the_first_block() -> None:
     asked = []
 
     def answers() -> Iterator[Block | int]:
@@ -56,11 +56,11 @@ def test_blocks_of_units_follow_each_other_and_have_the_least_size(
     assert [len(block.data) >= 250 for block in blocks] == [True, False]
 
 
-def test_where_nothing_is_given_there_is_no_block() -> None:
+def test_no_units_make_no_block() -> None:
     assert list(blocks_from_units([], 5)) == []
 
 
-def test_who_knows_a_writer_from_before_the_trim_is_believed() -> None:
+def test_a_table_with_a_writer_from_before_the_trim_is_preferred() -> None:
     nobody, somebody = WriterTable(), WriterTable([(b"w" * 16, 0, 99)])
     for position, table in ((7, nobody), (6, somebody), (7, WriterTable())):
         for pair in (((7, somebody), (position, table)), ((position, table), (7, somebody))):

@@ -73,7 +73,7 @@ class Kept:
         return Counter(row for rows in self.batches.values() for row in rows)
 
 
-def test_available_now_takes_several_batches_and_a_restart_goes_on(
+def test_available_now_runs_several_batches_and_a_restart_continues(
     spark: SparkSession, cluster: Cluster, tmp_path: Path
 ) -> None:
     begin = tail(cluster)
@@ -95,7 +95,7 @@ def test_available_now_takes_several_batches_and_a_restart_goes_on(
     assert kept.rows == Counter(first + second)
 
 
-def test_a_stream_follows_and_begins_at_latest(
+def test_a_stream_follows_the_log_from_latest(
     spark: SparkSession, cluster: Cluster, tmp_path: Path
 ) -> None:
     fill_named(cluster, "old", 10)
@@ -106,11 +106,11 @@ def test_a_stream_follows_and_begins_at_latest(
     try:
         looked = "it has looked at the log"
         wait_until(lambda: query.lastProgress is not None, looked, deadline_s=WAIT_S)
-        for task_index in range(3):
-            fill_named(cluster, f"new {task_index}", 6)
-            projection_of = 6 * (task_index + 1)
+        for number in range(3):
+            fill_named(cluster, f"new {number}", 6)
+            expected = 6 * (number + 1)
             wait_until(
-                lambda projection_of=projection_of: kept.rows.total() >= projection_of,
+                lambda expected=expected: kept.rows.total() >= expected,
                 "it follows",
                 deadline_s=WAIT_S,
             )
@@ -198,7 +198,7 @@ def test_a_query_that_is_killed_has_each_record_once(
     assert Counter(record.payload for record in subscribed(target, there)) == Counter(payloads)
 
 
-def test_a_micro_batch_whose_end_was_not_written_down_has_each_record_once(
+def test_a_micro_batch_without_a_commit_has_each_record_once(
     spark: SparkSession, cluster: Cluster, target: Cluster, tmp_path: Path
 ) -> None:
     """All of it was written, and is written again."""
@@ -214,7 +214,7 @@ def test_a_micro_batch_whose_end_was_not_written_down_has_each_record_once(
     assert Counter(record.payload for record in subscribed(target, there)) == Counter(payloads)
 
 
-def test_what_was_trimmed_is_a_loss_that_is_said_or_allowed(
+def test_a_trim_is_a_data_loss_error_or_allowed(
     spark: SparkSession, cluster: Cluster, tmp_path: Path
 ) -> None:
     begin = tail(cluster)
@@ -240,7 +240,7 @@ def test_what_was_trimmed_is_a_loss_that_is_said_or_allowed(
     assert kept.rows == Counter(rest)
 
 
-def test_a_zombie_changes_nothing(cluster: Cluster) -> None:
+def test_a_zombie_task_changes_nothing(cluster: Cluster) -> None:
     """Two attempts of a task at a time: each writes the same, in turns."""
     begin = tail(cluster)
     rows = [b"row %d" % number for number in range(100)]

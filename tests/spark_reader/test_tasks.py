@@ -73,7 +73,7 @@ def test_a_task_reads_its_pieces_from_its_source(spared: list[bool]) -> None:
 
 
 @pytest.mark.usefixtures("spared")
-def test_the_next_batch_is_read_while_spark_takes_one() -> None:
+def test_the_next_batch_is_read_while_spark_consumes_one() -> None:
     source = Source()
     batches = run(source, PIECES)
     next(batches)
@@ -83,7 +83,7 @@ def test_the_next_batch_is_read_while_spark_takes_one() -> None:
 
 
 @pytest.mark.usefixtures("spared")
-def test_tasks_of_a_process_share_their_memory() -> None:
+def test_tasks_of_a_process_share_a_buffer_pool() -> None:
     source = Source()
     for task_index in range(2):
         list(run(source, PIECES, task_index))
@@ -91,7 +91,7 @@ def test_tasks_of_a_process_share_their_memory() -> None:
     assert first is second is not None
 
 
-def test_who_has_nothing_to_read_opens_nothing(spared: list[bool]) -> None:
+def test_a_task_without_pieces_opens_no_source(spared: list[bool]) -> None:
     source = Source()
     assert list(run(source, [])) == []
     assert (source.memories, spared) == ([], [])

@@ -26,5 +26,5 @@ assert gone() is None
 """
 
 
-def test_modules_are_spared_once_and_later_garbage_is_found() -> None:
+def test_existing_objects_are_frozen_once_and_later_garbage_is_collected() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
